@@ -90,16 +90,16 @@ def dev_subset(
         seed: chooses.
     """
     places: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for place, (stratum, part) in enumerate(zip(strata, parts, strict=True)):
-        places[part, "" if stratum is None else f"={stratum}"].append(place)
+    for position, (stratum, part) in enumerate(zip(strata, parts, strict=True)):
+        places[part, "" if stratum is None else f"={stratum}"].append(position)
     sizes = {stratum: len(found) for (part, stratum), found in places.items() if part == "train"}
-    kept_overall = sum(min(size, per_stratum) for size in sizes.values()) / max(1, sum(sizes.values()))
-    kept = []
+    overall_share = sum(min(size, per_stratum) for size in sizes.values()) / max(1, sum(sizes.values()))
+    usable = []
     for (part, stratum), found in places.items():
-        share = min(1.0, per_stratum / sizes[stratum]) if stratum in sizes else kept_overall
+        share = min(1.0, per_stratum / sizes[stratum]) if stratum in sizes else overall_share
         count = min(len(found), per_stratum) if part == "train" else max(1, round(share * len(found)))
-        kept.extend(sorted(found, key=lambda place: _order(seed, names[place]))[:count])
-    return sorted(kept)
+        usable.extend(sorted(found, key=lambda position: _order(seed, names[position]))[:count])
+    return sorted(usable)
 
 
 def _order(seed: int, name: str) -> bytes:
@@ -113,25 +113,25 @@ _QUARTERS = (0.25, 0.5, 0.75)
 _LEAST_GROUPS = 12  # without a class, for each quarter to have one for every part
 
 
-def asked_targets(asked: Sequence[str], units: Mapping[str, str]) -> dict[str, str]:
+def wanted_targets(wanted: Sequence[str], units: Mapping[str, str]) -> dict[str, str]:
     """The targets to predict with their units, in the order asked for.
 
     Args:
-        asked: names, with or without their unit (``calories`` or ``calories_kcal``); empty: all; ``none`` alone: none.
+        wanted: names, with or without their unit (``calories`` or ``calories_kcal``); empty: all; ``none`` alone: none.
         units: what the corpus has.
 
     Raises:
         UsageError: a name the corpus does not have, or ``none`` beside others.
     """
-    if not asked:
+    if not wanted:
         return dict(units)
-    if tuple(asked) == (NO_TARGETS,):
+    if tuple(wanted) == (NO_TARGETS,):
         return {}
-    if NO_TARGETS in asked:
-        raise UsageError(f"targets: got {', '.join(asked)}; 'none' stands alone. Name the targets, or none of them.")
+    if NO_TARGETS in wanted:
+        raise UsageError(f"targets: got {', '.join(wanted)}; 'none' stands alone. Name the targets, or none of them.")
     spelt = {f"{name}_{unit}": name for name, unit in units.items() if unit} | {name: name for name in units}
     found = {}
-    for name in asked:
+    for name in wanted:
         if name not in spelt:
             have = f"The corpus has {', '.join(units)}" if units else "The corpus has no column of numbers"
             raise UsageError(f"targets: the corpus has no {name!r}.{did_you_mean(name, spelt)} {have}.")
@@ -268,12 +268,12 @@ def without_copies_across(
         if part in _HELD_OUT:
             shown = (PREFERRED[part], image.path, part)
             holders[copies.of[image.path]] = min(shown, holders.get(copies.of[image.path], shown))
-    kept: list[int] = []
+    usable: list[int] = []
     left_out: Counter[str] = Counter()
-    for place, (image, part) in enumerate(zip(images, parts, strict=True)):
+    for position, (image, part) in enumerate(zip(images, parts, strict=True)):
         _, twin, holder = holders.get(copies.of[image.path], (0, "", part))
         if part == holder:
-            kept.append(place)
+            usable.append(position)
             continue
         detail = (
             f"looks like {twin!r} of the {holder} part, or like a copy of it, so it is not used elsewhere. Where they "
@@ -281,7 +281,7 @@ def without_copies_across(
         )
         rejections.add_file(image.path, Refusal("copy_across_split", detail), image.class_label, image.row)
         left_out[part] += 1
-    return kept, [
+    return usable, [
         f"{count:,} of {parts.count(part):,} images of the {_SAID[part]} part ({count / parts.count(part):.1%}) look "
         "like images that are held out from it: left out, so that nothing tested on was learned."
         for part, count in sorted(left_out.items())
@@ -348,10 +348,10 @@ def settle_contents(
     sharing: defaultdict[str, list[ListedImage]] = defaultdict(list)
     for image in images:
         sharing[contents[image.path]].append(image)
-    kept, counts = [], Counter[str]()
+    usable, counts = [], Counter[str]()
     for copies in sharing.values():
         if len(copies) == 1:
-            kept.append(copies[0])
+            usable.append(copies[0])
             continue
         disputed = _dispute(copies)
         if disputed is not None:
@@ -360,7 +360,7 @@ def settle_contents(
                 rejections.add_file(copy.path, disputed, copy.class_label, copy.row)
             continue
         first, *others = sorted(copies, key=_preference)
-        kept.append(first)
+        usable.append(first)
         for copy in others:
             across = copy.part == "train" and first.part in _HELD_OUT
             counts["split" if across else "copy"] += 1
@@ -368,7 +368,7 @@ def settle_contents(
             reason = "copy_across_split" if across else "duplicate_content"
             refusal = Refusal(reason, f"same content as {first.path!r}, {why}.")
             rejections.add_file(copy.path, refusal, copy.class_label, copy.row)
-    return sorted(kept, key=lambda image: image.path), [
+    return sorted(usable, key=lambda image: image.path), [
         f"{counts[what]:,} {how}" for what, how in _LEFT_OUT.items() if counts[what]
     ]
 
@@ -468,21 +468,21 @@ def index_images(
     else:
         sample = generate_sample_dishes(_sample_folder(config), progress=progress, stop=stop)
         files, layout, listings = listing.list_images(sample, "manifest")
-    units = asked_targets(config.targets, joined_units(listings))
+    units = wanted_targets(config.targets, joined_units(listings))
     rejections = Rejections([row for each in listings for row in each.rejections.rows])
     with listing.written_when_refused(rejections, rejected_path):
         listed = _learnable(listings, units, rejections)
         readable, facts, copies = _examined(files.root, listed, rejections, config, progress, stop)
         groups, group_notes = groups_of_images(readable, copies)
         contents = {path: found.content_sha256 for path, found in facts.items()}
-        kept, content_notes = settle_contents(readable, contents, rejections)
-        listing.refuse_lost(files.root, "image", rejections.frame(), len(kept), config.max_rejected_share, _NO_LOSS)
-        places, across_notes = without_copies_across(kept, known_parts(kept), copies, rejections)
-        placed, split_notes = _placed([kept[place] for place in places], listings, units, facts, groups, config)
+        usable, content_notes = settle_contents(readable, contents, rejections)
+        listing.refuse_lost(files.root, "image", rejections.frame(), len(usable), config.max_rejected_share, _NO_LOSS)
+        places, across_notes = without_copies_across(usable, known_parts(usable), copies, rejections)
+        placed, split_notes = _placed([usable[position] for position in places], listings, units, facts, groups, config)
         places, corpora_notes = without_copies_across(
             [item.image for item in placed], [item.part for item in placed], copies, rejections
         )
-        placed, dev_notes = _subset([placed[place] for place in places], config)
+        placed, dev_notes = _subset([placed[position] for position in places], config)
         images, targets = _tables(placed, units)
         refuse_unlearnable(images, targets)
     rejected = rejections.frame()
@@ -498,8 +498,8 @@ def _learnable(listings: Sequence[ImageListing], units: Mapping[str, str], rejec
     for image in (image for each in listings for image in each.images):
         targets = tuple((name, value) for name, value in image.targets if name in units)
         if image.class_label is None and not targets:
-            asked = f"none of {', '.join(units)}" if units else "no number was asked for (targets)"
-            detail = f"{image.path!r} has no class and {asked}: there is nothing to learn from it. Fill one in."
+            wanted = f"none of {', '.join(units)}" if units else "no number was asked for (targets)"
+            detail = f"{image.path!r} has no class and {wanted}: there is nothing to learn from it. Fill one in."
             rejections.add_file(image.path, Refusal("nothing_to_learn", detail), row=image.row)
         else:
             learnable.append(replace(image, targets=targets))
@@ -535,7 +535,7 @@ def _examined(
 
 
 def _placed(
-    kept: Sequence[ListedImage],
+    usable: Sequence[ListedImage],
     listings: Sequence[ImageListing],
     units: Mapping[str, str],
     facts: Mapping[str, ImageFacts],
@@ -543,12 +543,12 @@ def _placed(
     config: RunConfig,
 ) -> tuple[list[_Placed], list[str]]:
     """Every image with its part. Each corpus of a combined one is split by itself: one may have an official split."""
-    id_of = video_ids(facts[image.path].content_sha256 for image in kept)
-    strata = dict(zip(kept, strata_of(kept, list(units)), strict=True))
+    id_of = video_ids(facts[image.path].content_sha256 for image in usable)
+    strata = dict(zip(usable, strata_of(usable, list(units)), strict=True))
     placed: list[_Placed] = []
     notes: list[str] = []
     for each in listings:
-        images = [image for image in kept if image.corpus == each.folder]
+        images = [image for image in usable if image.corpus == each.folder]
         if not images:
             continue
         ids = [id_of[facts[image.path].content_sha256] for image in images]
@@ -578,7 +578,7 @@ def _subset(placed: Sequence[_Placed], config: RunConfig) -> tuple[list[_Placed]
         "training of each class (without classes: of each quarter of the first target), and the same shares of "
         "validation and test. Results of it are for trying things out."
     )
-    return [placed[place] for place in places], [note]
+    return [placed[position] for position in places], [note]
 
 
 def _tables(placed: Sequence[_Placed], units: Mapping[str, str]) -> tuple[pl.DataFrame, pl.DataFrame]:

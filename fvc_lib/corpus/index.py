@@ -205,8 +205,8 @@ class _Probed:
 
 # Where in a _Probed the columns of the INDEX table are found.
 _FOUND_IN = {
-    field.name: attrgetter(f"{place}.{field.name}")
-    for place, kind in (("result", ProbeResult), ("result.probe", VideoProbe), ("entry", Entry))
+    field.name: attrgetter(f"{position}.{field.name}")
+    for position, kind in (("result", ProbeResult), ("result.probe", VideoProbe), ("entry", Entry))
     for field in fields(kind)
 }
 
@@ -322,9 +322,9 @@ def _tables(
         for item in probed
     ]
     grouping = join_groups(members, copies, listing.memberships)
-    kept = _settle_contents(probed, rejections)
-    index = _index_table(probed, kept, grouping, listing.kind)
-    num_near_copies = len({place for pair in copies for place in pair})
+    remaining = _settle_contents(probed, rejections)
+    index = _index_table(probed, remaining, grouping, listing.kind)
+    num_near_copies = len({position for pair in copies for position in pair})
     return index, rejections.frame(listing.rejected), grouping.merges, num_near_copies
 
 
@@ -342,36 +342,36 @@ def _readable(entries: Sequence[Entry], results: dict[str, ProbeResult], rejecti
 def _settle_contents(probed: Sequence[_Probed], rejections: Rejections) -> list[int]:
     """Places in ``probed`` to keep: the first path of each content whose files all have one label."""
     sharing: defaultdict[str, list[int]] = defaultdict(list)
-    for place, item in enumerate(probed):  # sorted by path, as the listing is
-        sharing[item.result.content_sha256].append(place)
-    kept = []
+    for position, item in enumerate(probed):  # sorted by path, as the listing is
+        sharing[item.result.content_sha256].append(position)
+    remaining = []
     for places in sharing.values():
         first = probed[places[0]].entry
-        if len({probed[place].entry.label for place in places}) > 1:
+        if len({probed[position].entry.label for position in places}) > 1:
             paths = ", ".join(f"{probed[p].entry.path!r} ({probed[p].entry.label})" for p in places)
             refusal = Refusal("conflicting_labels", f"one content with two labels: {paths}. Keep the right one.")
-            for place in places:
-                rejections.add(probed[place].entry, refusal)
+            for position in places:
+                rejections.add(probed[position].entry, refusal)
             continue
-        kept.append(places[0])
-        for place in places[1:]:
+        remaining.append(places[0])
+        for position in places[1:]:
             detail = f"same content as {first.path!r}, which is used."
-            rejections.add(probed[place].entry, Refusal("duplicate_content", detail))
-    return kept
+            rejections.add(probed[position].entry, Refusal("duplicate_content", detail))
+    return remaining
 
 
-def _index_table(probed: Sequence[_Probed], kept: Sequence[int], grouping: Grouping, kind: str) -> pl.DataFrame:
-    id_of = video_ids(probed[place].result.content_sha256 for place in kept)
-    ids = {place: id_of[probed[place].result.content_sha256] for place in kept}
-    places = sorted(kept, key=ids.__getitem__)
+def _index_table(probed: Sequence[_Probed], remaining: Sequence[int], grouping: Grouping, kind: str) -> pl.DataFrame:
+    id_of = video_ids(probed[position].result.content_sha256 for position in remaining)
+    ids = {position: id_of[probed[position].result.content_sha256] for position in remaining}
+    places = sorted(remaining, key=ids.__getitem__)
     made: dict[str, list[object]] = {
-        "video_id": [ids[place] for place in places],
-        "group_id": [grouping.group_ids[place] for place in places],
+        "video_id": [ids[position] for position in places],
+        "group_id": [grouping.group_ids[position] for position in places],
         "label_source": [kind] * len(places),
     }
     # Column by column: rows of Python objects would take several times the memory of the table.
     columns = []
     for name, kind_of_values in column_types(INDEX).items():
-        values = made[name] if name in made else [_FOUND_IN[name](probed[place]) for place in places]
+        values = made[name] if name in made else [_FOUND_IN[name](probed[position]) for position in places]
         columns.append(pl.Series(name, values, dtype=kind_of_values))
     return pl.DataFrame(columns)

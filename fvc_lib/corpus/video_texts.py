@@ -286,19 +286,19 @@ def _without_copies_across_the_split(
         for row in rows
         if len(said_of["path", row.path]) > 1 or len(said_of["group", row.stated_group or ""]) > 1
     }
-    kept = []
+    remaining = []
     for row in rows:
         group = group_of[row.path]
         last = max(parts[group], key=PARTS.index, default=row.part)
         if row.part in {None, last} or group in contradicted:
-            kept.append(row)
+            remaining.append(row)
             continue
         detail = (
             f"row {row.row}: is in {row.part}, but the {last} part shows the same footage (group {group!r}). "
             "Leave it out, or put both into one part; where they only look alike, lower near_duplicate_bits (0: off)."
         )
         rejections.add_file(row.path, Refusal("copy_across_split", detail), row=row.row)
-    return kept
+    return remaining
 
 
 def _official_parts(rows: Sequence[PairRow], group_of: Mapping[str, str]) -> list[str | None]:
@@ -332,24 +332,24 @@ def _table(
     split: PartSplit,
 ) -> pl.DataFrame:
     """Of the rows at the positions ``used``; all ``rows`` are in ``split``."""
-    kept = [rows[position] for position in used]
-    files = [videos[row.path] for row in kept]
+    remaining = [rows[position] for position in used]
+    files = [videos[row.path] for row in remaining]
     # What the video of each content is called by: the first path of its files.
     first_path: dict[str, str] = {}
     for path in sorted({row.path for row in rows}):
         first_path.setdefault(videos[path].content_sha256, path)
-    hashes = {row.text: sha256(row.text.encode()).hexdigest() for row in kept}
+    hashes = {row.text: sha256(row.text.encode()).hexdigest() for row in remaining}
     name_of_text = video_ids(hashes.values())
     name_of_video = video_ids(file.content_sha256 for file in files)
-    text_id = [name_of_text[hashes[row.text]] for row in kept]
+    text_id = [name_of_text[hashes[row.text]] for row in remaining]
     video_id = [name_of_video[file.content_sha256] for file in files]
     columns = {
         "pair_id": [f"{video}_{text}" for video, text in zip(video_id, text_id, strict=True)],
         "video_id": video_id,
         "path": [first_path[file.content_sha256] for file in files],
         "text_id": text_id,
-        "text": [row.text for row in kept],
-        "group_id": [group_of[row.path] for row in kept],
+        "text": [row.text for row in remaining],
+        "group_id": [group_of[row.path] for row in remaining],
         "part": [split.parts[position] for position in used],
         "split_source": [split.sources[position] for position in used],
         "num_frames": [file.probe.num_frames for file in files if file.probe],

@@ -335,11 +335,11 @@ def image_split_audit(
     """
     files, found = _looked_at(IMAGE_FILES, images, root, config, progress, stop)
     known = [each.facts.content_sha256 if each.facts is not None else None for each in found]
-    seen = [place for place, content in enumerate(known) if content is not None]
+    seen = [position for position, content in enumerate(known) if content is not None]
     links: Links | None = None
     if config.near_duplicate_bits:
-        judge = SamePictures([found[place].thumbnail for place in seen])
-        hashes = [found[place].perceptual_hash for place in seen]
+        judge = SamePictures([found[position].thumbnail for position in seen])
+        hashes = [found[position].perceptual_hash for position in seen]
         near = near_duplicate_links(hashes, config.near_duplicate_bits, judge)
         links = [(seen[one], seen[other]) for one, other in near]
     return _audit(files, known, "image", links, sum(each.perceptual_hash is None for each in found))

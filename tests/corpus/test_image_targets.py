@@ -1,6 +1,6 @@
 import pytest
 
-from fvc_lib.corpus.images import asked_targets, joined_units, strata_of
+from fvc_lib.corpus.images import joined_units, strata_of, wanted_targets
 from fvc_lib.corpus.listing import ImageListing, ListedImage
 from fvc_lib.services.errors import UsageError
 
@@ -8,15 +8,15 @@ UNITS = {"calories": "kcal", "mass": "g", "rating": ""}
 
 
 def test_targets_are_asked_for_by_name_with_or_without_their_unit() -> None:
-    assert asked_targets((), UNITS) == UNITS
-    assert asked_targets(("none",), UNITS) == {}
-    assert list(asked_targets(("rating", "calories_kcal", "calories"), UNITS)) == ["rating", "calories"]
+    assert wanted_targets((), UNITS) == UNITS
+    assert wanted_targets(("none",), UNITS) == {}
+    assert list(wanted_targets(("rating", "calories_kcal", "calories"), UNITS)) == ["rating", "calories"]
     with pytest.raises(UsageError, match=r"'none' stands alone"):
-        asked_targets(("none", "mass"), UNITS)
+        wanted_targets(("none", "mass"), UNITS)
     with pytest.raises(UsageError, match=r"no 'masss'. Did you mean 'mass'"):
-        asked_targets(("masss",), UNITS)
+        wanted_targets(("masss",), UNITS)
     with pytest.raises(UsageError, match="has no column of numbers"):
-        asked_targets(("mass",), {})
+        wanted_targets(("mass",), {})
 
 
 def test_one_target_with_two_units_is_refused() -> None:

@@ -62,14 +62,14 @@ def default_selection(runs_dir: Path, run: str | None = None) -> Selection:
 
 def default_metrics(run: RunPaths) -> tuple[str, ...]:
     """The curves that tell most of a run of its task (``TaskSpec.curves``), also before they are there."""
-    asked = run_parameters(run)
-    curves = TASKS[run_task(asked)].curves
+    parameters = run_parameters(run)
+    curves = TASKS[run_task(parameters)].curves
     logged: list[str] = []
     if any("*" in name for name in curves):
         logged = sorted(learning_curves([run], phases=["validation"]).frame["metric"].unique())
     defaults = RunConfig().model_dump()
     found = (
-        fnmatch.filter(logged, name)[:1] if "*" in name else [_filled_in(name, {**defaults, **asked}, defaults)]
+        fnmatch.filter(logged, name)[:1] if "*" in name else [_filled_in(name, {**defaults, **parameters}, defaults)]
         for name in curves
     )
     return tuple(itertools.chain.from_iterable(found))

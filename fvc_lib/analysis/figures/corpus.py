@@ -23,9 +23,9 @@ def index_overview_figure(counts: pl.DataFrame, by: str) -> go.Figure:
     totals = (
         counts.group_by("value").agg(pl.col("num_videos").sum()).sort("num_videos", "value", descending=[True, False])
     )
-    kept = totals["value"].head(_MOST_BARS).to_list()
-    merged = _gathered(counts, kept)
-    order = kept + ([_OTHER] if totals.height > _MOST_BARS else [])
+    chosen = totals["value"].head(_MOST_BARS).to_list()
+    merged = _gathered(counts, chosen)
+    order = chosen + ([_OTHER] if totals.height > _MOST_BARS else [])
     figure = theme.figure(_index_finding(counts, by), _videos_by_label(counts), height=150 + 34 * len(order))
     for label, color in theme.LABEL_COLORS.items():
         rows = merged.filter(pl.col("label") == label)
@@ -68,8 +68,8 @@ def fold_balance_figure(balance: pl.DataFrame) -> go.Figure:
 _OTHER = "other"
 
 
-def _gathered(counts: pl.DataFrame, kept: list[str]) -> pl.DataFrame:
-    value = pl.when(pl.col("value").is_in(kept)).then("value").otherwise(pl.lit(_OTHER)).alias("value")
+def _gathered(counts: pl.DataFrame, chosen: list[str]) -> pl.DataFrame:
+    value = pl.when(pl.col("value").is_in(chosen)).then("value").otherwise(pl.lit(_OTHER)).alias("value")
     return counts.with_columns(value).group_by("label", "value", maintain_order=True).agg(pl.col("num_videos").sum())
 
 
@@ -127,7 +127,7 @@ def label_kinds_figure(annotations: pl.DataFrame) -> go.Figure:
     figure = theme.figure(_labels_finding(rows), _labels_subtitle(rows), height=190 + 38 * len(platforms))
     others = [label for label in _by_frequency(rows["label"]) if label not in theme.LABEL_COLORS]
     colors = theme.LABEL_COLORS | {
-        label: _OTHER_COLORS[place % len(_OTHER_COLORS)] for place, label in enumerate(others)
+        label: _OTHER_COLORS[number % len(_OTHER_COLORS)] for number, label in enumerate(others)
     }
     for label, color in colors.items():
         counts = dict(rows.filter(pl.col("label") == label).group_by("platform").len().iter_rows())
@@ -258,8 +258,8 @@ def _kind() -> pl.Expr:
 
 def _commonest(values: pl.Series, limit: int, always: tuple[str, ...] = ()) -> pl.Series:
     """The column with all but its ``limit`` commonest values, and those ``always`` named, called one name."""
-    kept = [*_by_frequency(values)[:limit], *always]
-    return values.to_frame().select(pl.when(pl.first().is_in(kept)).then(pl.first()).otherwise(pl.lit(_REST)))[
+    chosen = [*_by_frequency(values)[:limit], *always]
+    return values.to_frame().select(pl.when(pl.first().is_in(chosen)).then(pl.first()).otherwise(pl.lit(_REST)))[
         values.name
     ]
 

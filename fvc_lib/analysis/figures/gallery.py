@@ -115,12 +115,12 @@ Row = Mapping[str, Any]
 
 
 def image_cards(
-    rows: Iterable[Row], root: Path, read: ReadPicture, told: Callable[[Row], tuple[str, ...]]
+    rows: Iterable[Row], root: Path, read: ReadPicture, describe: Callable[[Row], tuple[str, ...]]
 ) -> tuple[Card, ...]:
-    """A card for each of ``rows``, which have a ``path`` below ``root``; ``told`` gives title and lines of a row."""
+    """A card for each of ``rows``, which have a ``path`` below ``root``; ``describe``: a row's title and lines."""
     cards = []
     for row in rows:
-        title, *lines = told(row)
+        title, *lines = describe(row)
         picture = _or_gone(lambda path: thumbnail(read(root / path_from_text(path))), row["path"])
         cards.append(Card(picture, f"picture {row['path']}", title, tuple(lines)))
     return tuple(cards)
@@ -150,8 +150,8 @@ def example_images(
         lambda row: (str(row["class_label"] or "no class"), *known.get(str(row["image_id"]), ())),
     )  # fmt: skip
     groups = count_text(training["group_id"].n_unique(), "group")
-    told = f"{len(cards)} of {count_text(training.height, 'training image')} in {groups}, by class"
-    return Gallery(cards, f"{told}; what is known of each is below it")
+    finding = f"{len(cards)} of {count_text(training.height, 'training image')} in {groups}, by class"
+    return Gallery(cards, f"{finding}; what is known of each is below it")
 
 
 def batch_gallery(samples: Pixels, names: Sequence[str]) -> Gallery:
@@ -169,8 +169,8 @@ def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, roo
     """Wrongly recognised images (``tables.IMAGE_PREDICTIONS``) in the order given, of so many judged and wrong."""
     cards = image_cards(mistakes.iter_rows(named=True), root, read, _mistake_text)
     shown = "all of them" if len(cards) == num_wrong else f"the {len(cards)} decided with most certainty"
-    told = f"{num_wrong:,} of n = {num_images:,} test images are recognised wrongly"
-    return Gallery(cards, f"{told}; here are {shown}" if cards else f"{told}.")
+    finding = f"{num_wrong:,} of n = {num_images:,} test images are recognised wrongly"
+    return Gallery(cards, f"{finding}; here are {shown}" if cards else f"{finding}.")
 
 
 def _mistake_text(row: Row) -> tuple[str, ...]:
@@ -196,8 +196,8 @@ def example_clips(pairs: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -
     )  # fmt: skip
     shown = videos.unique("group_id", keep="first", maintain_order=True).head(count)
     rows = [{**row, "title": row["text"][0], "lines": row["text"][1:4]} for row in shown.iter_rows(named=True)]
-    told = f"{len(rows)} of {count_text(videos.height, 'training video')}, each with its text"
-    return Gallery(clip_cards(rows, read_clip), f"{told}; frames as the network gets them, compressed for this page")
+    finding = f"{len(rows)} of {count_text(videos.height, 'training video')}, each with its text"
+    return Gallery(clip_cards(rows, read_clip), f"{finding}; frames as the network gets them, compressed for this page")
 
 
 def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -> Gallery:
@@ -215,8 +215,8 @@ def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int =
         {**row, "title": row["caption"] or "(nothing was written)", "lines": _references(row["lines"])}
         for row in shown.iter_rows(named=True)
     ]
-    told = f"{same.height:,} of n = {captions.height:,} test videos got word for word a text that stands beside them"
-    return Gallery(clip_cards(rows, read_clip), f"{told}; below each strip what was written, then the references")
+    finding = f"{same.height:,} of n = {captions.height:,} test videos got word for word a text that stands beside them"
+    return Gallery(clip_cards(rows, read_clip), f"{finding}; below each strip what was written, then the references")
 
 
 def _references(texts: Sequence[str]) -> list[str]:
@@ -254,9 +254,9 @@ def mistakes_gallery(predictions: pl.DataFrame, index: pl.DataFrame, read_clip: 
     mistakes = worst_mistakes(predictions, index, count)
     rows = [{**row, "title": row["path"], "lines": _mistake_lines(row)} for row in mistakes.iter_rows(named=True)]
     shown = "all of them" if mistakes.height == wrong else f"the worst {mistakes.height}"
-    told = f"{wrong:,} of n = {predictions.height:,} videos are decided wrongly; here are {shown}"
+    finding = f"{wrong:,} of n = {predictions.height:,} videos are decided wrongly; here are {shown}"
     return Gallery(
-        clip_cards(rows, read_clip), f"{told}, with frames as the network got them, compressed for this page"
+        clip_cards(rows, read_clip), f"{finding}, with frames as the network got them, compressed for this page"
     )
 
 

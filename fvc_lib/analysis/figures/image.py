@@ -34,10 +34,10 @@ def classes_figure(images: pl.DataFrame) -> go.Figure:
         return theme.nothing_to_show("Images by class", "The index has no images.")
     named = images.with_columns(pl.col("class_label").fill_null("no class"))
     sizes = named.group_by("class_label").agg(count=pl.len()).sort("count", "class_label", descending=[True, False])
-    kept = sizes["class_label"].head(_MOST_BARS).to_list()
+    largest = sizes["class_label"].head(_MOST_BARS).to_list()
     counts = named.group_by("class_label", "part").agg(count=pl.len())
-    ticks = _unique_ticks(kept)
-    more = f"; of the classes the {len(kept)} largest" if sizes.height > len(kept) else ""
+    ticks = _unique_ticks(largest)
+    more = f"; of the classes the {len(largest)} largest" if sizes.height > len(largest) else ""
     figure = theme.figure(_class_finding(images), _images_and_groups(images) + more, height=150 + 26 * len(ticks))
     for part in PARTS:
         rows = {row["class_label"]: row["count"] for row in counts.filter(pl.col("part") == part).iter_rows(named=True)}
@@ -62,7 +62,7 @@ def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
     if predictions.is_empty():
         return theme.nothing_to_show("Confusion of classes", "No test image has a class.")
     classes = _most_confused(predictions)
-    places = {name: place for place, name in enumerate(classes)}
+    places = {name: index for index, name in enumerate(classes)}
     counts = np.zeros((len(classes), len(classes)), np.int64)
     inside = predictions.filter(pl.col("class_label").is_in(classes) & pl.col("predicted_label").is_in(classes))
     for true, called, count in inside.group_by("class_label", "predicted_label").len().iter_rows():
@@ -74,7 +74,7 @@ def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
     left_out = f"; the {len(classes)} of {num_all} classes with most mistakes" if len(classes) < num_all else ""
     subtitle = f"{_judged(predictions)}{left_out}; darker: a larger share of the class"
     figure = theme.figure(_confusion_finding(predictions), subtitle, height=150 + 26 * max(4, len(classes)))
-    numbers = [str(place) for place in range(1, len(classes) + 1)]
+    numbers = [str(index) for index in range(1, len(classes) + 1)]
     rows = [
         f"{figure_text(theme.shortened(name, 18))}  {number}" for number, name in zip(numbers, classes, strict=True)
     ]
@@ -111,10 +111,10 @@ def target_scatter_figure(
     finding, subtitle = _target_finding(predictions, results, shown[0], confidence)
     more = f"; {len(targets) - len(shown)} more targets are in the table" if len(targets) > len(shown) else ""
     figure.update_layout(theme.figure(finding, subtitle + more, height=height).layout)
-    for place, (target, unit) in enumerate(shown):
-        where = {"row": place // columns + 1, "col": place % columns + 1}
+    for index, (target, unit) in enumerate(shown):
+        where = {"row": index // columns + 1, "col": index % columns + 1}
         rows = _thinned(predictions.filter(pl.col("target") == target))
-        _add_panel(figure, rows, means.get(target), where, first=place == 0)
+        _add_panel(figure, rows, means.get(target), where, first=index == 0)
         in_unit = f" ({unit})" if unit else ""
         figure.update_xaxes(title_text=figure_text(f"True {target}{in_unit}"), **where)
         if where["col"] == 1:  # on a phone a second title would lie in the panel before it
@@ -145,8 +145,8 @@ def _class_finding(images: pl.DataFrame) -> str:
 
 def _images_and_groups(images: pl.DataFrame) -> str:
     parts = dict(images.group_by("part").len().iter_rows())
-    told = ", ".join(f"{parts.get(part, 0):,} {part}" for part in PARTS)
-    counted = f"n = {count_text(images.height, 'image')} ({told})"
+    per_part = ", ".join(f"{parts.get(part, 0):,} {part}" for part in PARTS)
+    counted = f"n = {count_text(images.height, 'image')} ({per_part})"
     return f"{counted} in {count_text(images['group_id'].n_unique(), 'group')}, none of them in two parts"
 
 

@@ -276,19 +276,19 @@ _MOST_OF_ALL = 0.8  # a slice of more of the videos says what the whole says
 def _slice_finding(rows: pl.DataFrame, metric: str) -> str:
     """The lowest and the highest of the slices that are large enough to say something, and not nearly everything."""
     large = rows.filter(~pl.col("is_small") & pl.col("number").is_not_null()).sort("number")
-    told = large.filter(pl.col("num_videos") <= _MOST_OF_ALL * _num_videos(rows))
-    if told.is_empty() and large.height:
+    comparable = large.filter(pl.col("num_videos") <= _MOST_OF_ALL * _num_videos(rows))
+    if comparable.is_empty() and large.height:
         return (
             f"Nothing to compare: the slices large enough hold nearly all videos ({_named(large.row(0, named=True))})"
         )
-    if told.is_empty():
+    if comparable.is_empty():
         return "Every slice is too small, or of one class: none says how well the network does there"
-    low, high = told.row(0, named=True), told.row(-1, named=True)
+    low, high = comparable.row(0, named=True), comparable.row(-1, named=True)
     name, least, most = metric_name(metric), *(number_text(row["number"], 2) for row in (low, high))
-    if told.height == 1:
+    if comparable.height == 1:
         return f"{name} is {least} for {_named(low)}, the one slice large enough"
     if least == most:
-        return f"{name} is {least} in each of the {told.height} slices that are large enough"
+        return f"{name} is {least} in each of the {comparable.height} slices that are large enough"
     return f"{name} is lowest for {_named(low)}, {least}, and highest for {_named(high)}, {most}"
 
 
@@ -387,8 +387,8 @@ def difference_figure(comparison: Comparison) -> go.Figure:
         score = Score("pair", *(end if math.isfinite(end) else None for end in ends))
         point = interval_point(tick, score, color, hollow=not pair.is_shown)
         figure.add_trace(point.update(hovertemplate="%{x:+.3f}<extra></extra>"))
-        told = figure_text(f"{difference_text(pair)}, Holm p {p_text(pair.holm_p_value)}")
-        look = {"text": told, "align": "left", "font": {"size": 12, "color": color}}
+        text = figure_text(f"{difference_text(pair)}, Holm p {p_text(pair.holm_p_value)}")
+        look = {"text": text, "align": "left", "font": {"size": 12, "color": color}}
         figure.add_annotation({**value_label(tick, score), **look})
     figure.add_vline(x=0, line={"color": theme.NEUTRAL, "width": 1, "dash": "dash"})
     better = f"{'below' if direction(comparison.metric) == 'lower' else 'above'} 0: the second is better"

@@ -234,9 +234,9 @@ def _within(metric: Metric, predictions: pl.DataFrame, band: CurveBand) -> float
 
 def _curve_figure(predictions: pl.DataFrame, band: CurveBand, confidence: float, finding: str, hover: str) -> go.Figure:
     """The band, over it the folds' own curves, and over them their mean."""
-    told = f"band: {confidence:.0%} pointwise cluster bootstrap over groups"
-    told = told if band.has_interval else "too few groups for a band"
-    figure = theme.figure(finding, f"{videos_and_groups(predictions)}; curves compare within folds; {told}", height=460)
+    note = f"band: {confidence:.0%} pointwise cluster bootstrap over groups"
+    note = note if band.has_interval else "too few groups for a band"
+    figure = theme.figure(finding, f"{videos_and_groups(predictions)}; curves compare within folds; {note}", height=460)
     if band.has_interval:
         figure.add_trace(band_trace(band.grid, band.low, band.high))
     for position, fold in enumerate(band.folds):
@@ -407,14 +407,14 @@ def risk_coverage_figure(
 
 
 def _finding(everything: float, half: float) -> str:
-    told = f"Deciding every video, {everything:.0%} are wrong; deciding only the surest half, {half:.0%}"
-    return told if half < everything else f"{told}: abstaining gains nothing"
+    text = f"Deciding every video, {everything:.0%} are wrong; deciding only the surest half, {half:.0%}"
+    return text if half < everything else f"{text}: abstaining gains nothing"
 
 
 def _risk_at(curve: RiskCoverage, coverages: FloatArray) -> FloatArray:
     """The risk of the smallest decided set that covers at least each of ``coverages``."""
-    place = np.searchsorted(curve.coverages, coverages - 1e-9)
-    return curve.risks[np.minimum(place, curve.risks.size - 1)]
+    index = np.searchsorted(curve.coverages, coverages - 1e-9)
+    return curve.risks[np.minimum(index, curve.risks.size - 1)]
 
 
 # --- Panels of the dashboard

@@ -99,11 +99,11 @@ def _row(results: pl.DataFrame, subject: str, metric: str) -> tuple[str, Score, 
 
 def _finding(rows: Sequence[tuple[str, Score, Score | None]]) -> str:
     name, model, control = rows[0]
-    told = f"{name} is {wording.interval_text(model.value, model.low, model.high)}"
+    text = f"{name} is {wording.interval_text(model.value, model.low, model.high)}"
     if control is None:
-        return f"{told}, without a control beside it"
+        return f"{text}, without a control beside it"
     reached = wording.interval_text(control.value, control.low, control.high)
-    return f"{told}; {wording.source_name(control.source).lower()} reaches {reached}"
+    return f"{text}; {wording.source_name(control.source).lower()} reaches {reached}"
 
 
 def _of_run(name: str, found: MeasuredScores) -> list[tuple[str, Score]]:
@@ -132,10 +132,10 @@ def _subtitle(
     subject, metric = next(each for each in shown if model_score(results, *each) is not None)
     of_it = (pl.col("subject") == subject) & (pl.col("metric") == metric) & (pl.col("source") == "model")
     num_samples, num_groups = results.filter(of_it).select("num_samples", "num_groups").row(0)
-    told = (
+    text = (
         f"n = {wording.count_text(num_samples, *counted)} of the test part in {wording.count_text(num_groups, 'group')}"
     )
-    return f"{told}; bars: {confidence:.0%} cluster-bootstrap intervals over groups"
+    return f"{text}; bars: {confidence:.0%} cluster-bootstrap intervals over groups"
 
 
 def _named(name: str, model: Score, control: Score | None) -> list[tuple[str, Score]]:
@@ -204,12 +204,12 @@ def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> 
     columns = [_MODEL, *controls]
     known = {(row["source"], row["subject"], row["metric"]): row for row in rows.iter_rows(named=True)}
     shown = rows.select("subject", "metric").unique(maintain_order=True)
-    told = []
+    lines = []
     for subject, metric in shown.iter_rows():
         cells = {source: known.get((source, subject, metric)) for source in columns}
         first = next(row for row in cells.values() if row is not None)
         texts = {wording.source_name(source): _text(row) for source, row in cells.items()}
-        told.append(
+        lines.append(
             {
                 "of": wording.subject_name(subject),
                 "metric": wording.metric_name(metric),
@@ -221,7 +221,7 @@ def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> 
         )
     texts_schema = {wording.source_name(source): pl.String for source in columns}
     schema = {**dict.fromkeys(("of", "metric", "unit", "better"), pl.String), **texts_schema}
-    table = pl.DataFrame(told, schema={**schema, "num_samples": pl.Int64, "num_groups": pl.Int64}, orient="row")
+    table = pl.DataFrame(lines, schema={**schema, "num_samples": pl.Int64, "num_groups": pl.Int64}, orient="row")
     needless = [] if shown["subject"].n_unique() > 1 else ["of"]
     needless += [] if (table["unit"] != "").any() else ["unit"]
     return table.drop(needless)

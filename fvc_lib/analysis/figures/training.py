@@ -94,11 +94,11 @@ def _curve_name(rows: pl.DataFrame, metric: str) -> str:
 def _training_finding(rows: pl.DataFrame, name: str) -> tuple[str, str]:
     last = rows.sort("step").group_by("run_id", "stage", "fold", "phase", maintain_order=True).last()
     by_phase = last.group_by("phase", maintain_order=True).agg(pl.col("value").mean())
-    told = ", ".join(f"{number_text(value)} in {phase}" for phase, value in by_phase.iter_rows())
+    last_values = ", ".join(f"{number_text(value)} in {phase}" for phase, value in by_phase.iter_rows())
     panels = rows.select("run_id", "stage", "fold").n_unique()
     counted = f"n = {count_text(rows.height, 'logged value')} in {count_text(panels, 'panel')}"
     subtitle = f"{counted}; the title has the mean of each curve's last value"
-    return f"{name} ends at {told}", subtitle
+    return f"{name} ends at {last_values}", subtitle
 
 
 def _add_curve(

@@ -115,25 +115,25 @@ def _curve(
 
 
 def _finding(ranks: pl.DataFrame) -> str:
-    told = []
+    parts = []
     for direction in DIRECTIONS:
         rows = ranks.filter(pl.col("direction") == direction)
         if rows.height:
             words = direction.replace("_", " ")
-            told.append(f"{float((rows['rank'] == 1).mean() or 0):.0%} from {words}")  # type: ignore[arg-type]
-    return f"At the first place stands what belongs there for {' and '.join(told)}"
+            parts.append(f"{float((rows['rank'] == 1).mean() or 0):.0%} from {words}")  # type: ignore[arg-type]
+    return f"At the first place stands what belongs there for {' and '.join(parts)}"
 
 
 def _subtitle(ranks: pl.DataFrame) -> str:
-    told = []
+    parts = []
     for direction in DIRECTIONS:
         rows = ranks.filter(pl.col("direction") == direction)
         if rows.height:
             query, candidate = direction.split("_to_")
             among = f"among {count_text(int(rows['num_candidates'].max()), candidate)}"  # type: ignore[arg-type]
-            told.append(f"{count_text(rows.height, query)} {among}")
+            parts.append(f"{count_text(rows.height, query)} {among}")
     groups = count_text(ranks["group_id"].n_unique(), "group")
-    return f"n = {' and '.join(told)} of the test part, {groups}; ties count against the model"
+    return f"n = {' and '.join(parts)} of the test part, {groups}; ties count against the model"
 
 
 # --- Panels of the dashboard

@@ -53,8 +53,8 @@ def growth(epochs: Numbers, used_mb: Numbers) -> Growth:
     """Judge memory, (n,) finite, over ``epochs``, (n,) ascending with no two alike, by ``RULE``."""
     if epochs.size < 3:
         return Growth(epochs.size, None, None, None, "too few epochs")
-    kept = np.unique(np.linspace(1, epochs.size - 1, _MOST_POINTS).round().astype(int))
-    x, y = epochs[kept], used_mb[kept]
+    chosen = np.unique(np.linspace(1, epochs.size - 1, _MOST_POINTS).round().astype(int))
+    x, y = epochs[chosen], used_mb[chosen]
     slope, p_value = theil_sen_slope(x, y), mann_kendall_p(y)
     level = float(np.median(y - slope * x))
     if epochs.size < MIN_EPOCHS:
@@ -152,18 +152,18 @@ def run_memory(run: RunPaths, *, leave_out: Collection[str] = (), folds: Collect
     """The findings of one run, also while it goes on, without stages to ``leave_out``; of ``folds`` alone if given."""
     samples = memory_samples([run])
     events = read_events(log_files(run, "memory/events"), samples.frame)
-    kept = ~pl.col("stage").is_in(list(leave_out))
-    kept = kept & pl.col("fold").is_in(list(folds)) if folds else kept
-    return find(Answer(samples.frame.filter(kept), samples.notes), Answer(events.frame.filter(kept), events.notes))
+    chosen = ~pl.col("stage").is_in(list(leave_out))
+    chosen = chosen & pl.col("fold").is_in(list(folds)) if folds else chosen
+    return find(Answer(samples.frame.filter(chosen), samples.notes), Answer(events.frame.filter(chosen), events.notes))
 
 
 def find(samples: Answer, events: Answer) -> MemoryFindings:
     """The findings of ``logs.read_samples`` and ``logs.read_events``."""
     usage = memory_usage(samples.frame)
-    told = _in_whole_stages(events.frame, usage)
-    found = (phase_peaks(usage), near_limit(usage, told), epoch_growth(usage), out_of_memory(told))
+    relabelled = _in_whole_stages(events.frame, usage)
+    found = (phase_peaks(usage), near_limit(usage, relabelled), epoch_growth(usage), out_of_memory(relabelled))
     notes = tuple(dict.fromkeys((*samples.notes, *events.notes)))
-    return MemoryFindings(usage, told, *found, predictions(usage, told), notes)
+    return MemoryFindings(usage, relabelled, *found, predictions(usage, relabelled), notes)
 
 
 def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
@@ -191,10 +191,10 @@ def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
                    max_allocated_mb AS highest_mb, total_memory_mb AS budget_mb, usage_percent AS percent
             FROM known WHERE NOT on_cpu
         ), followed AS (
-            SELECT *, lag(highest_mb) OVER told AS highest_before, lag(phase) OVER told AS phase_before,
-                   lag(epoch) OVER told AS epoch_before
+            SELECT *, lag(highest_mb) OVER ordered AS highest_before, lag(phase) OVER ordered AS phase_before,
+                   lag(epoch) OVER ordered AS epoch_before
             FROM placed WHERE used_mb IS NOT NULL
-            WINDOW told AS (PARTITION BY run_id, stage, fold, attempt, place ORDER BY line)
+            WINDOW ordered AS (PARTITION BY run_id, stage, fold, attempt, place ORDER BY line)
         ), spread AS (
             SELECT *, false AS between FROM followed
             UNION ALL BY NAME
@@ -235,7 +235,7 @@ def near_limit(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     query = """
         WITH fullest AS (
             SELECT run_id, stage, fold, arg_max(place, usage_percent) AS place FROM usage GROUP BY run_id, stage, fold
-        ), told AS (
+        ), warnings AS (
             SELECT events.*, CASE WHEN events.device LIKE 'cpu%' THEN 'process'
                                   ELSE coalesce(events.device, fullest.place, 'process') END AS place
             FROM events LEFT JOIN fullest ON events.run_id = fullest.run_id AND events.stage = fullest.stage
@@ -248,7 +248,7 @@ def near_limit(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
             UNION ALL
             SELECT run_id, stage, fold, place, seconds, coalesce(phase, 'not recorded'), epoch, used_mb, budget_mb,
                    coalesce(usage_percent, 100 * used_mb / nullif(budget_mb, 0)), true, 1
-            FROM told
+            FROM warnings
         ), spells AS (
             SELECT *, sum(CASE WHEN is_over THEN 0 ELSE 1 END) OVER (
                 PARTITION BY run_id, stage, fold, place ORDER BY seconds, event ROWS UNBOUNDED PRECEDING
@@ -309,14 +309,14 @@ def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
         WITH trained AS (
             SELECT run_id, stage, fold, attempt, place, max(used_mb) AS measured_mb FROM usage
             WHERE regexp_full_match(phase, '(control_)?(train|validation)') GROUP BY ALL
-        ), told AS (SELECT * FROM events WHERE kind = 'preflight' AND predicted_peak_mb IS NOT NULL), beside AS (
-            SELECT told.*, trained.place, trained.measured_mb
-            FROM told LEFT JOIN trained ON told.run_id = trained.run_id AND told.stage = trained.stage
-                AND told.fold IS NOT DISTINCT FROM trained.fold AND told.attempt = trained.attempt
-                AND (told.device IS NULL OR (told.device LIKE 'cpu%') = (trained.place = 'process'))
+        ), predicted AS (SELECT * FROM events WHERE kind = 'preflight' AND predicted_peak_mb IS NOT NULL), beside AS (
+            SELECT predicted.*, trained.place, trained.measured_mb
+            FROM predicted LEFT JOIN trained ON predicted.run_id = trained.run_id AND predicted.stage = trained.stage
+                AND predicted.fold IS NOT DISTINCT FROM trained.fold AND predicted.attempt = trained.attempt
+                AND (predicted.device IS NULL OR (predicted.device LIKE 'cpu%') = (trained.place = 'process'))
             -- Without a word on the device, an accelerator that was sampled is the one that was meant.
-            QUALIFY row_number() OVER (PARTITION BY told.run_id, told.stage, told.fold, told.attempt
-                                       ORDER BY told.line DESC, trained.place = 'process', trained.place) = 1
+            QUALIFY row_number() OVER (PARTITION BY predicted.run_id, predicted.stage, predicted.fold, predicted.attempt
+                                       ORDER BY predicted.line DESC, trained.place = 'process', trained.place) = 1
         ), compared AS (
             SELECT *, 100 * (predicted_peak_mb - measured_mb) / nullif(measured_mb, 0) AS error_percent FROM beside
         )
@@ -354,8 +354,8 @@ def _what_was_done(event: dict[str, Any], until_next: pl.DataFrame) -> str:
     restored = until_next.filter(pl.col("kind") == "step_restored")
     if restored.height:
         step, lost = restored.select("to_step", "lost_steps").row(0)
-        told = "restored the last checkpoint" if step is None else f"restored step {step}"
-        return told if lost is None else f"{told}, {lost} to be done again"
+        done = "restored the last checkpoint" if step is None else f"restored step {step}"
+        return done if lost is None else f"{done}, {lost} to be done again"
     if after is not None and after != before:
         return f"redone with micro-batch {after} instead of {before}"
     if before == 1:
@@ -387,10 +387,10 @@ def peak_sentence(found: MemoryFindings) -> str:
     if peak is None:
         return NO_SAMPLES
     whose = "Memory" if peak["place"] == PROCESS else f"Memory of {peak['place']}"
-    told = megabytes_text(peak["used_mb"])
+    text = megabytes_text(peak["used_mb"])
     if peak["budget_mb"] is not None and peak["usage_percent"] is not None:
-        told += f" of {megabytes_text(peak['budget_mb'])} allowed ({peak['usage_percent']:.1f}%)"
-    return f"{whose} peaks at {told}, in {where_text(peak)}, {phase_text(peak['phase'])}"
+        text += f" of {megabytes_text(peak['budget_mb'])} allowed ({peak['usage_percent']:.1f}%)"
+    return f"{whose} peaks at {text}, in {where_text(peak)}, {phase_text(peak['phase'])}"
 
 
 def parts_sentence(found: MemoryFindings) -> str:
@@ -406,9 +406,9 @@ def parts_sentence(found: MemoryFindings) -> str:
         children = peak["used_mb"] - peak["alone_mb"]
         held = f"{megabytes_text(children)} ({children / peak['used_mb']:.0%})" if children >= 1 else "nothing"
         parts.append(f"child processes held {held}")
-    told = f"At the peak: {'; '.join(parts)}" if parts else "Nothing that would divide the peak is logged"
+    text = f"At the peak: {'; '.join(parts)}" if parts else "Nothing that would divide the peak is logged"
     measuring = found.preflight_peak_mb
-    return told if measuring is None else f"{told}. Measuring a step beforehand took {megabytes_text(measuring)}"
+    return text if measuring is None else f"{text}. Measuring a step beforehand took {megabytes_text(measuring)}"
 
 
 def limit_sentence(found: MemoryFindings) -> str:
@@ -420,10 +420,10 @@ def limit_sentence(found: MemoryFindings) -> str:
     highest = found.near_limit.sort("usage_percent", descending=True, nulls_last=True).row(0, named=True)
     seconds = float((found.near_limit["until_seconds"] - found.near_limit["seconds"]).sum())
     lasting = f", {duration_text(seconds)} in all" if seconds else ""
-    told = "" if highest["usage_percent"] is None else f"; highest {highest['usage_percent']:.1f}%"
+    text = "" if highest["usage_percent"] is None else f"; highest {highest['usage_percent']:.1f}%"
     return (
         f"Memory went above {NEAR_LIMIT_PERCENT:.0f}% of its budget {_times(found.near_limit.height)}{lasting}"
-        f"{told}, in {where_text(highest)}, {phase_text(highest['phase'])}"
+        f"{text}, in {where_text(highest)}, {phase_text(highest['phase'])}"
     )
 
 
@@ -440,8 +440,8 @@ def growth_sentence(found: MemoryFindings) -> str:
     judged = found.growth.filter(pl.col("verdict") != "too few epochs")
     if judged.is_empty():
         most = max(found.growth["num_epochs"].to_list(), default=0)
-        told = f"there are {most}" if most else "none is recorded"
-        return f"Growth cannot be judged yet: that needs {MIN_EPOCHS} epochs, and {told}"
+        text = f"there are {most}" if most else "none is recorded"
+        return f"Growth cannot be judged yet: that needs {MIN_EPOCHS} epochs, and {text}"
     steepest = judged.sort("slope_mb", descending=True).row(0, named=True)
     return f"Memory does not leak: at most {steepest['slope_mb']:+.1f} MB per epoch, in {where_text(steepest)}"
 
@@ -452,12 +452,12 @@ def out_of_memory_sentence(found: MemoryFindings) -> str:
     if rows.is_empty():
         return "Memory never ran out"
     after = rows.filter(pl.col("micro_batch_next") < pl.col("micro_batch"))
-    told = ""
+    text = ""
     if after.height:
         first, last = max(after["micro_batch"].to_list()), min(after["micro_batch_next"].to_list())
-        told = f": the micro-batch went from {first} down to {last}"
+        text = f": the micro-batch went from {first} down to {last}"
     stages = count_text(rows.select("run_id", "stage", "fold").n_unique(), "stage")
-    return f"Memory ran out {_times(rows.height)} in {stages}{told}"
+    return f"Memory ran out {_times(rows.height)} in {stages}{text}"
 
 
 def prediction_sentence(found: MemoryFindings) -> str:
@@ -465,9 +465,9 @@ def prediction_sentence(found: MemoryFindings) -> str:
     worst = _worst_prediction(found)
     if worst is None:
         tried = "preflight" in found.events["kind"]
-        told = "the preflight predicted nothing" if tried else "no preflight is recorded"
-        told = "no training has been sampled yet" if found.predictions.height else told
-        return f"Prediction and measurement cannot be compared: {told}"
+        text = "the preflight predicted nothing" if tried else "no preflight is recorded"
+        text = "no training has been sampled yet" if found.predictions.height else text
+        return f"Prediction and measurement cannot be compared: {text}"
     off = found.predictions.filter("is_off").height
     if not off:
         return f"The prediction is within {math.ceil(abs(worst['error_percent']))}% of what was measured"
@@ -491,8 +491,8 @@ def event_counts_sentence(found: MemoryFindings) -> str:
     if found.events.is_empty():
         return "No memory event is recorded"
     counts = found.events.group_by("kind", maintain_order=True).len()
-    told = [f"{number} × {str(kind).replace('_', ' ')}" for kind, number in counts.iter_rows()]
-    return f"Events: {', '.join(told)}"
+    parts = [f"{number} × {str(kind).replace('_', ' ')}" for kind, number in counts.iter_rows()]
+    return f"Events: {', '.join(parts)}"
 
 
 def memory_facts(found: MemoryFindings) -> tuple[tuple[str, str], ...]:

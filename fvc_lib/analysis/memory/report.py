@@ -157,8 +157,8 @@ class Advice:
     change: str
 
 
-def run_advice(found: MemoryFindings, asked: Mapping[str, object]) -> tuple[Advice, ...]:
-    """What to change, most urgent first, after a run with the parameters ``asked`` (empty where not known)."""
+def run_advice(found: MemoryFindings, parameters: Mapping[str, object]) -> tuple[Advice, ...]:
+    """What to change, most urgent first, after a run with the parameters ``parameters`` (empty where not known)."""
     if found.usage.is_empty():
         return (Advice("No memory samples are recorded.", "Nothing can be said before a stage has run."),)
     measuring, found = found.near_limit.filter(pl.col("phase").is_in(MEASURING)), found.of_the_work()
@@ -166,11 +166,11 @@ def run_advice(found: MemoryFindings, asked: Mapping[str, object]) -> tuple[Advi
         *_after_out_of_memory(found),
         *_after_preflight(found),
         *_after_leaks(found),
-        *_after_near_limit(found, asked),
+        *_after_near_limit(found, parameters),
         *_after_measuring(measuring),
     ]
-    roomy = [] if urgent else [*_larger_batch(found, asked), *_smaller_request(found)]
-    advice = [*urgent, *_off_prediction(found), *_child_processes(found, asked), *roomy]
+    roomy = [] if urgent else [*_larger_batch(found, parameters), *_smaller_request(found)]
+    advice = [*urgent, *_off_prediction(found), *_child_processes(found, parameters), *roomy]
     return tuple(advice) or (Advice("Nothing stands out.", "Leave it as it is."),)
 
 
@@ -219,7 +219,7 @@ def _after_leaks(found: MemoryFindings) -> list[Advice]:
     return [Advice(f"{findings.growth_sentence(found)}.{left}", change)]
 
 
-def _after_near_limit(found: MemoryFindings, asked: Mapping[str, object]) -> list[Advice]:
+def _after_near_limit(found: MemoryFindings, parameters: Mapping[str, object]) -> list[Advice]:
     peak = found.peak
     if (
         found.near_limit.is_empty()
@@ -231,7 +231,7 @@ def _after_near_limit(found: MemoryFindings, asked: Mapping[str, object]) -> lis
     enough = _enough_text(peak)
     if not _trained(peak["phase"]):
         return [Advice(findings.limit_sentence(found) + ".", f"Give it more memory: {enough} would leave room.")]
-    batch = micro_batch(found, asked)
+    batch = micro_batch(found, parameters)
     smaller = next_settings("batch", batch_size=batch or 1)[0]
     return [Advice(findings.limit_sentence(found) + ".", f"Before it runs out: {smaller}, or {enough}.")]
 
@@ -246,14 +246,14 @@ def _after_measuring(spells: pl.DataFrame) -> list[Advice]:
     return [Advice(f"{what} took up to {highest['usage_percent']:.0f}% of the budget.", f"{setting} spares it.")]
 
 
-def _larger_batch(found: MemoryFindings, asked: Mapping[str, object]) -> list[Advice]:
+def _larger_batch(found: MemoryFindings, parameters: Mapping[str, object]) -> list[Advice]:
     """Doubling the micro-batch at most doubles what the steps add to what stood before."""
     trained = found.peaks.filter(pl.col("phase").str.contains(_TRAINED), pl.col("budget_mb").is_not_null())
     if trained.is_empty():
         return []
     row = trained.sort("usage_percent", descending=True).row(0, named=True)
     before = found.before_training_mb(row)
-    batch, effective = micro_batch(found, asked), asked.get("effective_batch_size")
+    batch, effective = micro_batch(found, parameters), parameters.get("effective_batch_size")
     if before is None or (batch and isinstance(effective, int) and 2 * batch > effective):
         return []
     added = max(row["used_mb"] - before, 0.0)
@@ -286,7 +286,7 @@ def _off_prediction(found: MemoryFindings) -> list[Advice]:
     return [Advice(findings.prediction_sentence(found) + ".", change)] * bool(found.predictions["is_off"].any())
 
 
-def _child_processes(found: MemoryFindings, asked: Mapping[str, object]) -> list[Advice]:
+def _child_processes(found: MemoryFindings, parameters: Mapping[str, object]) -> list[Advice]:
     peak = found.peak
     if peak is None or peak["alone_mb"] is None or (peak["usage_percent"] or 0) < COMFORTABLE_PERCENT:
         return []
@@ -295,18 +295,20 @@ def _child_processes(found: MemoryFindings, asked: Mapping[str, object]) -> list
         return []
     share = f"{children / peak['used_mb']:.0%} of the peak"
     name = "num_workers" if _trained(peak["phase"]) else "probe_workers"
-    workers = asked.get(name)
+    workers = parameters.get(name)
     each = f", about {megabytes_text(children / workers)} each" if isinstance(workers, int) and workers else ""
     seen = f"Worker processes hold {share} ({megabytes_text(children)}{each})."
     return [Advice(seen, f"Fewer of them (-p {name}) is the cheapest way to less memory; the result stays the same.")]
 
 
-def micro_batch(found: MemoryFindings, asked: Mapping[str, object]) -> int | None:
+def micro_batch(found: MemoryFindings, parameters: Mapping[str, object]) -> int | None:
     """The micro-batch last worked with: what events say, else what was asked for; None where neither is known."""
-    told = found.events.filter(pl.col("kind").is_in(["preflight", "micro_batch"]) & pl.col("micro_batch").is_not_null())
-    if told.height:
-        return int(told["micro_batch"][-1])
-    batch = asked.get("batch_size")
+    known = found.events.filter(
+        pl.col("kind").is_in(["preflight", "micro_batch"]) & pl.col("micro_batch").is_not_null()
+    )
+    if known.height:
+        return int(known["micro_batch"][-1])
+    batch = parameters.get("batch_size")
     return batch if isinstance(batch, int) and batch > 0 else None
 
 
@@ -329,8 +331,10 @@ def _request_text(megabytes: float) -> str:
 _SENTENCE_WIDTH = 102
 
 
-def report_lines(found: MemoryFindings, asked: Mapping[str, object], tensors: pl.DataFrame, *, title: str) -> list[str]:
-    """The whole report below ``title``, with ``run_advice`` for ``asked`` and the ``largest_tensors``."""
+def report_lines(
+    found: MemoryFindings, parameters: Mapping[str, object], tensors: pl.DataFrame, *, title: str
+) -> list[str]:
+    """The whole report below ``title``, with ``run_advice`` for ``parameters`` and the ``largest_tensors``."""
     unread = [*([""] if found.notes else []), *(f"could not be read: {note}" for note in found.notes)]
     if found.usage.is_empty() and found.events.is_empty():
         return [clean_text(title), "", findings.peak_sentence(found) + ".", *unread]
@@ -346,7 +350,7 @@ def report_lines(found: MemoryFindings, asked: Mapping[str, object], tensors: pl
         lines += _section("What tensors held when memory ran out", "", tensors)
     lines += _section("Prediction and measurement", findings.prediction_sentence(found))
     lines += ["", "What to change"]
-    lines += [line for each in run_advice(found, asked) for line in (f"  - {each.seen}", f"    {each.change}")]
+    lines += [line for each in run_advice(found, parameters) for line in (f"  - {each.seen}", f"    {each.change}")]
     return [*lines, *unread]
 
 

@@ -197,8 +197,8 @@ def _how_far(cell: Any, page: _Page) -> str:
     if status == "pending":
         page.num_never_ran += 1
         return '<p class="fvc-remark never">This cell never ran.</p>'
-    told = {"running": "This cell was running.", "stopped": "This cell was asked to stop, and did."}.get(status)
-    return f'<p class="fvc-remark never">{told}</p>' if told else ""
+    remark = {"running": "This cell was running.", "stopped": "This cell was asked to stop, and did."}.get(status)
+    return f'<p class="fvc-remark never">{remark}</p>' if remark else ""
 
 
 def _prose(source: str) -> str:
@@ -258,10 +258,10 @@ def _figure(spec: dict[str, Any], page: _Page) -> str:
 def figure_html(spec: dict[str, Any], name: str) -> str:
     """HTML of one figure as a notebook stores it, drawn later by the page's script; ``name`` is the element's id."""
     layout = dict(spec.get("layout") or {})
-    told = _lift_title(layout)
+    title = _lift_title(layout)
     data = spec.get("data") or []
-    if told and not data:  # nothing to show, and the reason is said
-        return told
+    if title and not data:  # nothing to show, and the reason is said
+        return title
     layout.pop("width", None)
     layout["autosize"] = True
     height = layout.get("height")
@@ -270,7 +270,7 @@ def figure_html(spec: dict[str, Any], name: str) -> str:
     # The one thing that could end the element early is a "<", and JSON lets it be spelt otherwise.
     content = content.replace("<", "\\u003c")
     return (
-        f'{told}<div class="figure" id="{name}" style="height:{pixels}px">'
+        f'{title}<div class="figure" id="{name}" style="height:{pixels}px">'
         "<noscript>This figure needs JavaScript.</noscript></div>"
         f'<script type="application/json" id="{name}-data">{content}</script>'
     )
@@ -295,10 +295,10 @@ def _lift_title(layout: dict[str, Any]) -> str:
     if not subtitle or not isinstance(top, int | float) or not isinstance(height, int | float):
         return ""
     at_edge = legend.get("yref") == "container"
-    kept: float = _BESIDE_LEGEND_PIXELS if at_edge else _LEAST_MARGIN_PIXELS
-    kept = max(kept, min(top, 84) - _TITLE_PIXELS)
-    layout["margin"] = {**margin, "t": kept}
-    layout["height"] = height - (top - kept)
+    remaining: float = _BESIDE_LEGEND_PIXELS if at_edge else _LEAST_MARGIN_PIXELS
+    remaining = max(remaining, min(top, 84) - _TITLE_PIXELS)
+    layout["margin"] = {**margin, "t": remaining}
+    layout["height"] = height - (top - remaining)
     if at_edge:
         layout["legend"] = {**legend, "y": 1}
     del layout["title"]

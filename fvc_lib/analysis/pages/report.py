@@ -118,9 +118,9 @@ def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a
         marks += f'<line x1="{place}" x2="{place}" y1="4" y2="16" stroke="#8a8f98" stroke-width="3"/>'
     marks += f'<line x1="{low:.2%}" x2="{high:.2%}" y1="10" y2="10" stroke="{color}" stroke-width="2.5"/>'
     marks += f'<circle cx="{_on_scale(score.value):.2%}" cy="10" r="4.5" fill="{color}"/>'
-    told = f"{wording.interval_text(score.value, score.low, score.high)} on a scale from 0 to 1"
+    text = f"{wording.interval_text(score.value, score.low, score.high)} on a scale from 0 to 1"
     # Of numbers alone.
-    return Markup(f'<svg role="img" aria-label="{told}" overflow="visible">{marks}</svg>')
+    return Markup(f'<svg role="img" aria-label="{text}" overflow="visible">{marks}</svg>')
 
 
 def _on_scale(value: float) -> float:
@@ -294,8 +294,8 @@ def _alarm(rendered: NotebookHtml, stage: Mapping[str, Any]) -> str | None:
     if rendered.tells_its_end:  # right below
         return missing
     error = stage.get("error")
-    told = f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else stage.get("reason")
-    what = wording.clean_text(rendered.error or told or "It did not come to its end.")
+    reason = f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else stage.get("reason")
+    what = wording.clean_text(rendered.error or reason or "It did not come to its end.")
     what = what if what.endswith((".", "!", "?")) else f"{what}."
     advice = f" Next setting to try: {wording.clean_text(stage['next_setting'])}." if stage.get("next_setting") else ""
     return f"{what}{missing}{advice}"
@@ -376,7 +376,7 @@ def _machine_facts(hardware: Mapping[str, Any], attempt: Mapping[str, Any]) -> d
     memory = None if total is None else wording.bytes_text(total)
     if total is not None and limit is not None and limit < total:
         memory = f"{memory}, limited to {wording.bytes_text(limit)} by {hardware.get('memory_limit_from')}"
-    told = {
+    facts = {
         "Started": wording.time_text(_text(attempt.get("started_utc"))),
         "Host": _text(hardware.get("host")),
         "System": _text(hardware.get("system")),
@@ -386,7 +386,7 @@ def _machine_facts(hardware: Mapping[str, Any], attempt: Mapping[str, Any]) -> d
         "Accelerators": ", ".join(gpus) or "none" if "gpus" in hardware else None,
         "SLURM": ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in slurm.items()) or None,
     }
-    return {name: value for name, value in told.items() if value}
+    return {name: value for name, value in facts.items() if value}
 
 
 def _attempts(attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
@@ -457,8 +457,8 @@ def summary_lines(run: RunPaths) -> list[str]:
         lines += ["", f"  {name} with interval{earlier}", *(f"    {_score_line(score)}" for score in headline.scores)]
         lines += ["", f"  {headline.verdict.sentence}", *(f"  {caution}" for caution in headline.cautions)]
     facts = () if headline.earlier else _results_facts(run)
-    told = [f"  {name:<30} {wording.clean_text(text)}" for name, text in facts]
-    lines += ["", *told, *([""] if told else [])]
+    shown = [f"  {name:<30} {wording.clean_text(text)}" for name, text in facts]
+    lines += ["", *shown, *([""] if shown else [])]
     if headline.num_samples is not None:
         counted = f"{headline.num_samples} in {headline.num_groups} groups{_also_tested(run)}"
         lines.append(f"  {headline.measure.one + 's':<13} {counted}")
@@ -523,12 +523,12 @@ def _rows(runs: Sequence[RunPaths], runs_dir: Path) -> list[str]:
     store = runs_dir / ".index_rows.json"
     sources = (__file__, headlines.__file__, comparison.__file__, TEMPLATES / "index_row.html")
     look = [sha256_of_file(Path(path)) for path in sources]
-    kept = read_json_object(store)
+    stored = read_json_object(store)
     rows, now = [], {}
     for run, mark in zip(runs, headlines.run_marks(runs), strict=True):
         name = path_to_text(run.root.relative_to(runs_dir.absolute()))
         stamp = sha256_of_json([look, mark, _index_stamp(run)])
-        entry = kept.get(name)
+        entry = stored.get(name)
         if isinstance(entry, list) and entry[:1] == [stamp]:
             row, lasting = str(entry[1]), True
         else:
@@ -536,7 +536,7 @@ def _rows(runs: Sequence[RunPaths], runs_dir: Path) -> list[str]:
         rows.append(row)
         if lasting:
             now[name] = [stamp, row]
-    if now != kept:
+    if now != stored:
         write_json(store, now)
     return rows
 

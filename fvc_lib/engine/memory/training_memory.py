@@ -80,10 +80,10 @@ def _is_mem_gb(config: RunConfig, budget: MemoryBudget) -> bool:
     """
     if config.mem_gb is None:
         return False
-    asked, share = int(config.mem_gb * 1e9), MemoryShare.of(os.environ)
+    wanted_bytes, share = int(config.mem_gb * 1e9), MemoryShare.of(os.environ)
     if share is not None and share.share_bytes == budget.total_bytes:
-        return config.num_ranks > 1 and share.whole.total_bytes == asked
-    return budget.total_bytes == asked
+        return config.num_ranks > 1 and share.whole.total_bytes == wanted_bytes
+    return budget.total_bytes == wanted_bytes
 
 
 def _least(request: StepRequest, config: RunConfig, limit: MemoryBudget, resident_bytes: int, store: Path) -> str:
