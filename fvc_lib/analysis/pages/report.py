@@ -505,6 +505,8 @@ _TROUBLE = (
 def write_runs_index(runs_dir: Path) -> Path:
     """Write ``index.html`` into ``runs_dir`` over all runs found there, newest first, and return its path.
 
+    Runs of an experiment that has a comparison stand together below a link to it, told apart among themselves.
+
     Raises:
         DataError: there is an ``index.html`` that is no list of runs; it stands.
         OSError: the file cannot be written.
@@ -513,19 +515,34 @@ def write_runs_index(runs_dir: Path) -> Path:
     if output.is_file() and b"<title>FVC runs</title>" not in output.read_bytes()[:4096]:
         raise DataError(f"{output}: is no list of runs, and is left as it is. Move it away, or the runs elsewhere.")
     runs = list_runs(runs_dir)[::-1]
-    rows = [Markup(row) for row in _rows(runs, runs_dir)]
-    write_text(output, page("FVC runs", render("index.html", heads=_HEADS, rows=rows)))
+    pages = {
+        each: sorted((runs_dir / each).glob("comparison*/comparison.html")) for each in {r.experiment for r in runs}
+    }
+    parts: dict[str, list[RunPaths]] = {}  # in the order of the newest run of each
+    for run in runs:
+        parts.setdefault(run.experiment if pages[run.experiment] else "", []).append(run)
+    rows = iter(_rows([run for part in parts.values() for run in part], list(parts.values()), runs_dir))
+    blocks = [
+        {
+            "experiment": path_to_text(experiment),
+            "comparisons": [_address(path.absolute(), runs_dir) for path in pages.get(experiment, ())],
+            "rows": [Markup(next(rows)) for _ in part],
+        }
+        for experiment, part in parts.items()
+    ]
+    write_text(output, page("FVC runs", render("index.html", heads=_HEADS, num_runs=len(runs), blocks=blocks)))
     return output
 
 
-def _rows(runs: Sequence[RunPaths], runs_dir: Path) -> list[str]:
-    """A row of each run, from the rows kept where the run is as it was."""
+def _rows(runs: Sequence[RunPaths], parts: Sequence[Sequence[RunPaths]], runs_dir: Path) -> list[str]:
+    """A row of each run, from the rows kept where the run is as it was; each of ``parts`` has marks of its own."""
     store = runs_dir / ".index_rows.json"
     sources = (__file__, headlines.__file__, comparison.__file__, TEMPLATES / "index_row.html")
     look = [sha256_of_file(Path(path)) for path in sources]
     stored = read_json_object(store)
     rows, now = [], {}
-    for run, mark in zip(runs, headlines.run_marks(runs), strict=True):
+    marks = [mark for part in parts for mark in headlines.run_marks(part)]
+    for run, mark in zip(runs, marks, strict=True):
         name = path_to_text(run.root.relative_to(runs_dir.absolute()))
         stamp = sha256_of_json([look, mark, _index_stamp(run)])
         entry = stored.get(name)
