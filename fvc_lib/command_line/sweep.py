@@ -24,7 +24,7 @@ from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import run_hash
 from fvc_lib.execution.run.status import read_status, status_now
 from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill, kernel_environment
-from fvc_lib.execution.slurm.queue import job_states
+from fvc_lib.execution.slurm.queue import SlurmError, job_states
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import DECLARED, NOT_HASHED, RunConfig, parse_text_value
 from fvc_lib.services.digests import undamaged_content
@@ -145,8 +145,10 @@ def _state(run: RunPaths, one: Combination) -> str:
         if status_now(run).state == "done":
             plan = RunCommand(NOTEBOOKS, Wanted(resume=str(run.root)), one.asked).plan()
             return "unfinished" if any(planned.run for planned in plan) else "finished"
-        if read_status(run).shared and any(not job.ended for job in job_states(run)):
+        if read_status(run).shared and any(not job.ended for job in job_states(run, must_answer=True)):
             return "queued"
+    except SlurmError:  # a queue that does not answer may have its jobs: they are not submitted twice
+        return "queued"
     except FvcError:  # the command that goes on with it says what is wrong
         pass
     return "unfinished"
