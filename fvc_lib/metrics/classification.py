@@ -352,11 +352,64 @@ def true_positive_rate_at(curve: ConfusionCurve, *, false_positive_rate: float =
     """
     if not 0 <= false_positive_rate <= 1:
         raise ValueError(f"false_positive_rate: got {false_positive_rate}, wanted a share in [0, 1].")
+    return _largest_rate(curve, false_positive_rate)
+
+
+def _largest_rate(curve: ConfusionCurve, false_positive_rate: float) -> FloatArray:
     # Counts, not rates, are compared: 1 of 20 must not fail 0.05 by rounding.
     allowed = false_positive_rate * curve.num_real * (1 + 1e-12)
     last = curve.points_while(lambda _, false_positives: false_positives <= allowed) - 1
     reached = divide(curve.counts_at(last)[0], curve.num_fake)
     return np.where(curve.num_real > 0, reached, np.nan)
+
+
+def _rate_where_resolved(curve: ConfusionCurve, share: float) -> FloatArray:
+    """The largest rate at ``share``; NaN where one real is already more than that."""
+    return np.where(curve.num_real * share > 1 - 1e-9, _largest_rate(curve, share), np.nan)
+
+
+@declare(
+    "true_positive_rate_at_1_percent", "Fakes found at 1% false alarms", "higher",
+    "Share of fakes found by a threshold that calls at most 1 % of the reals fake; needs 100 in a ranking.",
+    of_folds="ranking",
+)  # fmt: skip
+@curve_metric
+def true_positive_rate_at_1_percent(curve: ConfusionCurve) -> FloatArray:
+    """``true_positive_rate_at`` 0.01; NaN with fewer than 100 reals, which cannot resolve it."""
+    return _rate_where_resolved(curve, 0.01)
+
+
+@declare(
+    "true_positive_rate_at_0_1_percent", "Fakes found at 0.1% false alarms", "higher",
+    "Share of fakes found by a threshold that calls at most 0.1 % of the reals fake; needs 1,000 in a ranking.",
+    of_folds="ranking",
+)  # fmt: skip
+@curve_metric
+def true_positive_rate_at_0_1_percent(curve: ConfusionCurve) -> FloatArray:
+    """``true_positive_rate_at`` 0.001; NaN with fewer than 1,000 reals, which cannot resolve it."""
+    return _rate_where_resolved(curve, 0.001)
+
+
+@declare(
+    "partial_auc_to_10_percent", "Partial AUC to 10% false alarms", "higher",
+    "Area under the ROC curve up to 10 % of the reals called fake, scaled so that chance is 0.5.",
+    is_share=True, chance=0.5, of_folds="ranking",
+)  # fmt: skip
+@curve_metric
+def partial_auc(curve: ConfusionCurve, *, false_positive_rate: float = 0.1) -> FloatArray:
+    """Area under the ROC curve from 0 to ``false_positive_rate``, standardised: 0.5 is chance and 1 perfect.
+
+    Source: D. K. McClish, "Analyzing a portion of the ROC curve", Medical Decision Making 9 (1989). Linear between
+    points, as scikit-learn's ``roc_auc_score(max_fpr=...)``. NaN with one class.
+    """
+    end = false_positive_rate
+    alarms, hits = curve.false_positive_rates, curve.true_positive_rates
+    width = alarms[:, 1:] - alarms[:, :-1]
+    inside = np.clip(end - alarms[:, :-1], 0, width)  # of each step the part below the end
+    rise = (hits[:, 1:] - hits[:, :-1]) * divide(inside, width, undefined=0.0)
+    area = (inside * (hits[:, :-1] + rise / 2)).sum(axis=1)
+    least, most = end**2 / 2, end
+    return np.where(curve.num_fake > 0, (1 + (area - least) / (most - least)) / 2, np.nan)
 
 
 def _cells(labels: IntArray, decisions: FloatArray) -> FloatArray:

@@ -10,7 +10,7 @@ from hypothesis import assume, given, strategies as st
 from fvc_lib.metrics import classification as c
 from fvc_lib.metrics.classification import Metric, decide
 
-RANKING = (c.roc_auc, c.average_precision, c.equal_error_rate, c.true_positive_rate_at)
+RANKING = (c.roc_auc, c.average_precision, c.equal_error_rate, c.true_positive_rate_at, c.partial_auc)
 DECIDING = (c.f1, c.balanced_accuracy, c.matthews_correlation)
 PROBABILITY = (c.brier_score, c.log_loss)
 ALL = RANKING + DECIDING + PROBABILITY
@@ -54,6 +54,27 @@ def test_roc_auc_is_the_share_of_pairs_won_and_equals_scikit_learn(sample: tuple
 def test_average_precision_equals_scikit_learn(sample: tuple[np.ndarray, np.ndarray]) -> None:
     expected = sklearn.metrics.average_precision_score(*sample)
     assert c.average_precision(*sample) == pytest.approx(expected, abs=1e-12)
+
+
+@given(samples(), st.sampled_from([0.05, 0.1, 0.5, 1.0]))
+def test_partial_auc_equals_scikit_learn(sample: tuple[np.ndarray, np.ndarray], end: float) -> None:
+    if end == 1.0:  # scikit-learn then gives the area itself
+        assert c.partial_auc(*sample, false_positive_rate=1.0) == pytest.approx(c.roc_auc(*sample), abs=1e-12)
+        return
+    expected = sklearn.metrics.roc_auc_score(*sample, max_fpr=end)
+    assert c.partial_auc(*sample, false_positive_rate=end) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("metric", "share"), [(c.true_positive_rate_at_1_percent, 0.01), (c.true_positive_rate_at_0_1_percent, 0.001)]
+)
+def test_rates_at_few_false_alarms_are_scikit_learn_s_or_not_resolved(metric: Metric, share: float) -> None:
+    generator = np.random.default_rng(3)
+    labels = np.repeat([0, 1], [round(1 / share), 300])
+    scores = np.round(generator.normal(labels * 2.0), 2)
+    alarms, hits, _ = sklearn.metrics.roc_curve(labels, scores, drop_intermediate=False)
+    assert metric(labels, scores) == pytest.approx(hits[alarms <= share + 1e-12].max(), abs=1e-12)
+    assert np.isnan(metric(labels[1:], scores[1:]))  # one real too few
 
 
 @given(samples())

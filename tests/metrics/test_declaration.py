@@ -11,6 +11,7 @@ from fvc_lib.metrics.declaration import declaration, declarations, declare, dire
 def test_the_metrics_of_a_cross_validation_are_those_declared_for_it_in_their_order():
     assert list(RANKING_METRICS) == [
         "roc_auc", "average_precision", "equal_error_rate", "true_positive_rate_at_5_percent",
+        "true_positive_rate_at_1_percent", "true_positive_rate_at_0_1_percent", "partial_auc_to_10_percent",
     ]  # fmt: skip
     assert list(DECISION_METRICS) == ["f1", "balanced_accuracy", "matthews_correlation"]
     assert list(PROBABILITY_METRICS) == ["brier_score", "expected_calibration_error"]

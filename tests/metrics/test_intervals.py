@@ -121,7 +121,7 @@ def test_many_metrics_at_once_are_exactly_those_one_by_one() -> None:
     measures = [measure_over_folds(name, scores, 0.5, groups % 3) for name in METRICS]
     together = cluster_bootstrap_many(labels, measures, groups, replicates=100, seed=1)
     alone = [cluster_bootstrap(labels, values, groups, metric, replicates=100, seed=1) for metric, values in measures]
-    assert list(together) == alone
+    assert list(map(repr, together)) == list(map(repr, alone))  # some are undefined, and no NaN equals another
     assert len(together) == len(measures)
 
 
