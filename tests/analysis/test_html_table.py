@@ -66,6 +66,13 @@ def test_numbers_carry_units_and_missing_ones_say_so() -> None:
     ]
 
 
+def test_numbers_with_intervals_are_numbers_too() -> None:
+    frame = pl.DataFrame({"by_video": ["0.994 [0.963, 1.000]", None], "finding": ["1.0 [0, 1]", "it is 1.0 [0, 1]"]})
+    page = HtmlTable(frame)._repr_html_()
+    assert '<td class="number">0.994 [0.963, 1.000]</td>' in page
+    assert page.count('style="text-align:left">') == 3
+
+
 def test_text_says_itself_that_it_begins_at_the_left_and_numbers_do_not() -> None:
     page = HtmlTable(pl.DataFrame({"source": ["model", None], "num_videos": [1, None]}))._repr_html_()
     left = ' style="text-align:left"'

@@ -69,9 +69,9 @@ def test_names_are_text(draw: Draw, run: RunPaths) -> None:
 def test_bars_show_the_highest_of_all_folds_and_marks_each_fold(troubled: MemoryFindings) -> None:
     bars, marks = phase_peaks_figure(troubled).data
     height = dict(zip(bars.y, bars.x, strict=True))
-    assert height["04_fold_training: train"] == 1930
-    assert height["01_data_index: whole stage"] == 430
-    both = [x for x, y in zip(marks.x, marks.y, strict=True) if y == "04_fold_training: train"]
+    assert height["04_fold_training:<br>train"] == 1930
+    assert height["01_data_index:<br>whole stage"] == 430
+    both = [x for x, y in zip(marks.x, marks.y, strict=True) if y == "04_fold_training:<br>train"]
     assert sorted(both) == [1836, 1930]
 
 
@@ -154,5 +154,5 @@ def test_an_accelerator_has_a_line_and_bars_of_its_own(run: RunPaths) -> None:
         writer.sample(700).sample(used, seconds=0, device="cuda:0", rss_mb=600)
     found = run_memory(run)
     assert list(named(stage_timeline_figure(found), "cuda:0").y) == [2000, 6000, 4000]
-    assert "04_fold_training: train, cuda:0" in phase_peaks_figure(found).data[0].y
+    assert "04_fold_training:<br>train, cuda:0" in phase_peaks_figure(found).data[0].y
     assert title(phase_peaks_figure(found)).startswith("Memory of cuda:0 peaks at 6.00 GB")

@@ -70,11 +70,11 @@ def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
         findings.peak_sentence(found),
         f"n = {count_text(samples, 'sample')} of {count_text(stages, 'stage')}, processes with their children; "
         f"marks: single folds{far_budget_text(found)}",
-        height=140 + 30 * bars.height,
+        height=140 + 36 * bars.height,
     )
     figure.add_trace(
         go.Bar(
-            x=bars["used_mb"].to_list(), y=list(map(figure_text, bars["name"])), orientation="h",
+            x=bars["used_mb"].to_list(), y=list(map(_tick, bars["name"])), orientation="h",
             marker={"color": [PHASE_COLORS.get(phase, theme.NEUTRAL) for phase in bars["phase"]]},
             text=[f" {megabytes_text(value)} " for value in bars["used_mb"]], cliponaxis=False,
             # At the foot of a long bar the text is clear of the budget's lines and of the marks.
@@ -88,7 +88,7 @@ def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
     if folds.height:
         figure.add_trace(
             go.Scatter(
-                x=folds["used_mb"].to_list(), y=list(map(figure_text, folds["name"])), mode="markers", showlegend=False,
+                x=folds["used_mb"].to_list(), y=list(map(_tick, folds["name"])), mode="markers", showlegend=False,
                 marker={"symbol": "line-ns-open", "size": 10, "color": theme.INK},
                 customdata=folds["fold"].to_list(), hovertemplate="fold %{customdata}: %{x:.0f} MB<extra></extra>",
             )
@@ -185,6 +185,11 @@ def _pad_flat_range(figure: go.Figure, values: pl.Series) -> None:
 def _bar_name(row: dict[str, Any]) -> str:
     place = "" if row["place"] == PROCESS else f", {row['place']}"
     return f"{row['stage']}: {phase_text(row['phase'])}{place}"
+
+
+def _tick(bar_name: str) -> str:
+    """In two lines: beside one a phone has no room for the plot."""
+    return figure_text(bar_name).replace(": ", ":<br>", 1)
 
 
 def _training_name(row: dict[str, Any], among: pl.DataFrame) -> str:

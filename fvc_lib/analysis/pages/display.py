@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from html import escape
 from typing import Any
 
@@ -29,6 +30,7 @@ _HEADINGS = {
 _TEXT_ROW_LIMIT = 30
 # JupyterLab aligns every cell at its right edge; that rule gives way to nothing but a cell's own style.
 TEXT_STYLE = ' style="text-align:left"'
+_INTERVAL = r"^-?[0-9.,]+ \[.*\]$"
 
 
 @dataclass(frozen=True)
@@ -90,9 +92,15 @@ class HtmlTable:
                 return _words(name.removesuffix(suffix)) + unit
         return _words(name)
 
+    @cached_property
+    def _intervals(self) -> set[str]:
+        """Columns of numbers with intervals, as text: ``0.994 [0.963, 1.000]`` stays on one line."""
+        texts = [column.drop_nulls() for column in self.frame.get_columns() if column.dtype == pl.String]
+        return {column.name for column in texts if column.len() and column.str.contains(_INTERVAL).all()}
+
     def _look(self, name: str, *, missing: bool = False) -> str:
         """Attributes of a heading or cell of column ``name``."""
-        is_number = self.frame.schema[name].is_numeric()
+        is_number = self.frame.schema[name].is_numeric() or name in self._intervals
         classes = " ".join(["number"] * is_number + ["missing"] * missing)
         return (f' class="{classes}"' if classes else "") + ("" if is_number else TEXT_STYLE)
 

@@ -139,11 +139,9 @@ class StageSession:
         """
         return tables.read_table(self._path(table, fold), _schema(table))
 
-    def write(self, table: str, rows: pl.DataFrame) -> Path:
+    def write(self, table: str, rows: pl.DataFrame) -> None:
         """Write a table of the run, checked against its schema; arguments and errors as of ``read``."""
-        path = self._path(table, None)
-        tables.write_table(rows, _schema(table), path)
-        return path
+        tables.write_table(rows, _schema(table), self._path(table, None))
 
     def _path(self, table: str, fold: int | None) -> Path:
         found = getattr(self.paths, table)

@@ -42,7 +42,8 @@
     const beside = (note) => note.x === 1 && note.xref === "paper" && note.xanchor === "left";
     const isName = (y) => typeof (Array.isArray(y[0]) ? y[1][0] : y[0]) === "string";
     const rows = data.map((trace) => trace.y || []).filter(isName);
-    if (rows.length === 0 || rows.length < data.length || !(layout.annotations || []).some(beside)) return null;
+    const areNamed = rows.length > 0 && rows.length === data.length;
+    if (!areNamed || !(layout.annotations || []).some(beside)) return broken(layout);
     const name = (y, row) => {
       const [place, text] = Array.isArray(y[0]) ? [row, y[1][0]] : [y[0], y[0]];
       const above = { y: place, yanchor: "bottom", yshift: 6, text: text.replace("<br>", " "), font: { size: 11 } };
@@ -55,8 +56,18 @@
       : { ...note, xanchor: "right", xshift: 0, ...beyond, font: { ...note.font, size: 11 } }));
     return copied({
       annotations: [...numbers, ...rows.map(name)], "margin.r": 12, "margin.l": 12,
-      "yaxis.title": { text: "" }, "yaxis.showticklabels": false, "yaxis.ticks": "",
+      "yaxis.title": { text: "" }, "yaxis.showticklabels": false, "yaxis.ticks": "", "xaxis.tickangle": 0,
+      ...broken(layout),
     });
+  };
+  // A phone has no room for more letters below a plot: a longer title goes into two lines.
+  const mostLetters = 42;
+  const broken = (layout) => {
+    const axes = Object.keys(layout).filter((name) => name.startsWith("xaxis"));
+    const told = axes.map((name) => [`${name}.title.text`, (layout[name].title || {}).text || ""]);
+    const long = told.filter(([, text]) => text.length > mostLetters && !text.includes("<"));
+    const half = (text) => text.replace(new RegExp(`^(.{${Math.ceil(text.length / 2)}}\\S*) `), "$1<br>");
+    return long.length === 0 ? null : Object.fromEntries(long.map(([key, text]) => [key, half(text)]));
   };
   const arrange = (div, width) => {
     const known = arrangements.get(div);
