@@ -1,6 +1,8 @@
 """FVC: learn to tell real videos from fake ones, and say honestly how well it can."""
 
+import sys
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,4 +21,12 @@ if not TYPE_CHECKING:
         if name not in {"execute_notebook", "nb_kernel_name", "nb_language"}:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         # Put together, because a whole name in a text counts as an import: every notebook would depend on the engine.
-        return getattr(import_module(f"{__name__}.execution.kernel.engine").FvcEngine, name)
+        return getattr(_engine().FvcEngine, name)
+
+    def _engine() -> object:
+        return import_module(f"{__name__}.execution.kernel.engine")
+
+    # Typed in a terminal papermill reads the notebook before it asks the engine for anything.
+    _typed = sys.argv[1:] if "papermill" in sys.modules else []
+    if "--engine=fvc" in _typed or ("--engine", "fvc") in pairwise(_typed):
+        sys.excepthook = lambda *error: _engine().end_of_command(*error)

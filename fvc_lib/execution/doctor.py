@@ -324,15 +324,18 @@ def torch(config: RunConfig) -> list[Finding]:
     findings = [ok("torch", f"{facts['version']}, built for {build}")]
     (answer,) = tried("torch_devices", [None])
     facts |= answer.value if not answer.failure else {"devices": {"cpu": ""}, "cuda_error": None}
+    unused = config.device == "cpu"  # no training comes near the other devices
     if answer.failure:
         what = f"torch is sound, but asking the driver for devices failed: {answer.detail}"
-        findings.append(problem("devices", what, "mend the device's driver, or keep away from it: -p device cpu"))
+        grave = warning if unused else problem
+        findings.append(grave("devices", what, "mend the device's driver, or keep away from it: -p device cpu"))
     remedy = "install a torch build or a driver for this device, or keep away from it: -p device cpu"
     for (name, about), each in zip(facts["devices"].items(), tried("try_device", list(facts["devices"])), strict=True):
+        grave = warning if unused and name != "cpu" else problem
         if each.failure:
-            findings.append(problem(f"device {name}", f"{about}took the process down: {each.detail}", remedy))
+            findings.append(grave(f"device {name}", f"{about}took the process down: {each.detail}", remedy))
         elif each.value:
-            findings.append(problem(f"device {name}", f"{about}a small product failed: {each.value}", remedy))
+            findings.append(grave(f"device {name}", f"{about}a small product failed: {each.value}", remedy))
         else:
             findings.append(ok(f"device {name}", f"{about}a small product and its gradient are right"))
     return findings if answer.failure else [*findings, *_missing_devices(config, facts, build)]

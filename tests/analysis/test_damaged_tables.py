@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from click.testing import CliRunner
 
 from fvc_lib.analysis.dashboard.panels import Selection, dashboard_notes
 from fvc_lib.analysis.mlflow.export import run_content
-from fvc_lib.analysis.pages.report import summary_lines
+from fvc_lib.analysis.pages.report import summary_lines, write_runs_index
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline, runs_table
 from fvc_lib.command_line.main import main
@@ -54,6 +55,21 @@ def any_run(request: pytest.FixtureRequest, tmp_path: Path) -> RunPaths:
         made: RunPaths = request.getfixturevalue("run")
         return made
     return (write_image_run if request.param == "image" else write_video_text_run)(tmp_path / "runs")
+
+
+@pytest.mark.fault(40)
+def test_the_list_of_runs_names_damage_that_came_after_its_row_was_kept(run: RunPaths) -> None:
+    log = run.metrics("04_fold_training", 1)
+    finish(run)
+
+    def listed() -> str:
+        return write_runs_index(run.root.parents[1]).read_text()
+
+    assert "damaged" not in listed()
+    before = log.stat()
+    flip(log, random.Random(1))
+    os.utime(log, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert re.search(f"{log.name}: is not what stage .* wrote: damaged", listed())
 
 
 @pytest.mark.fault(40)

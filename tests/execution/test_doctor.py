@@ -162,6 +162,8 @@ def test_a_driver_that_crashes_or_hangs_is_not_taken_for_a_torch_to_install_anew
     assert list(findings) == ["torch", "devices", "device cpu"]
     assert findings["torch"].state == "ok"
     assert findings["devices"].state == "problem"
+    unused = {each.name: each.state for each in doctor.torch(config.model_copy(update={"device": "cpu"}))}
+    assert unused["devices"] == "warning", "no training of this run comes near the driver"
     assert said in findings["devices"].found
     assert "driver" in findings["devices"].remedy
     assert "-p device cpu" in findings["devices"].remedy

@@ -222,6 +222,22 @@ def test_a_wrong_request_typed_in_a_terminal_gets_a_sentence_and_no_traceback(ru
     assert STAGE not in read_status(run).stages
 
 
+def test_a_notebook_that_is_not_there_or_is_none_gets_sentences_and_no_traceback(tmp_path):
+    code, printed, errors = typed(tmp_path, "04_fold_trainings.ipynb", "out.ipynb")
+    assert (code, printed) == (1, "")
+    assert "Traceback" not in errors
+    what, ran, wanted = errors.splitlines()[-3:]
+    assert what == "error: notebook '04_fold_trainings.ipynb': No such file or directory."
+    assert ran.strip() == "Nothing has run."
+    assert str(Path.cwd() / "notebooks") in wanted
+    assert "Did you mean '04_fold_training'?" in wanted
+    (tmp_path / "broken.ipynb").write_text("no notebook")
+    code, _, errors = typed(tmp_path, "broken.ipynb", "out.ipynb")
+    assert code == 1
+    assert "Traceback" not in errors
+    assert "error: notebook 'broken.ipynb': " in errors
+
+
 def test_an_output_that_is_there_and_read_only_is_refused_before_anything_runs(run, tmp_path):
     source = write_notebook(tmp_path / f"{STAGE}.ipynb", ["1"], PARAMETERS)
     (tmp_path / "out.ipynb").write_text("kept")

@@ -17,6 +17,7 @@ from fvc_lib.execution.run import record as run_record
 from fvc_lib.execution.run.lock import NO_LOCKS
 from fvc_lib.execution.run.record import CodeState, begin_run, record_corpus, record_resumption, run_hash
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.digests import run_damage
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
@@ -37,6 +38,21 @@ def edit_record(run: RunPaths, path: str, value: object) -> None:
     section, name = path.split(".")
     record["attempts"][-1][section][name] = value
     run.run_json.write_text(json.dumps(record))
+
+
+def test_what_a_version_without_digests_added_is_no_damage_and_is_said(run, config):
+    record = json.loads(run.run_json.read_text())
+    record |= {"attempts": [*record["attempts"], {**record["attempts"][0], "command": "an older checkout's"}]}
+    record |= {"bit_equal_resume": False, "bit_equal_resume_because": ["torch 2.13.0 -> 2.12.0"]}
+    run.run_json.write_text(json.dumps(record))
+    (said,) = run_damage(run.root)
+    assert "another version of the code, without digests, added to it" in said
+    record_resumption(run, config, command="third")
+    assert "damaged" not in json.loads(run.run_json.read_text())
+    assert run_damage(run.root) == []
+
+    edit_record(run, "code.commit", "another")
+    assert "is not what was written there: damaged" in run_damage(run.root)[0]
 
 
 def test_an_equal_resume_adds_an_attempt_and_withdraws_nothing(run, config):

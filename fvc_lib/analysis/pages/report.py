@@ -32,6 +32,7 @@ from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline, S
 from fvc_lib.analysis.read.records import as_mapping, read_json_object, read_tables, run_status
 from fvc_lib.metrics import comparison
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_file, sha256_of_json, write_json, write_text
+from fvc_lib.services.digests import recorded_files
 from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import IMAGES, TASK_RESULTS
@@ -563,7 +564,7 @@ def _index_stamp(run: RunPaths) -> list[list[int]]:
     tables = (run.results, run.task_results, run.leakage_audit)
     files = (run.run_json, run.status_json, run.params_yaml, *tables, run.report_html)
     folders = (run.task_status("").parent, run.reports, run.memory("").parent)
-    return [_mark(path) for path in (*files, *folders)]
+    return [_mark(path) for path in (*files, *folders, *recorded_files(run.root))]
 
 
 def _mark(path: Path) -> list[int]:
@@ -571,7 +572,7 @@ def _mark(path: Path) -> list[int]:
         status = path.stat()
     except OSError:  # not there, gone this moment, or another user's
         return [0, 0]
-    return [status.st_mtime_ns, status.st_size]
+    return [status.st_mtime_ns, status.st_ctime_ns, status.st_size]
 
 
 def _row_or_trouble(run: RunPaths, runs_dir: Path, mark: Sequence[str]) -> tuple[str, bool]:

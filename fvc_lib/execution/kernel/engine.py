@@ -32,7 +32,6 @@ from queue import Empty
 from types import TracebackType
 from typing import Any
 
-import click
 import nbformat
 import zmq
 from jupyter_client.asynchronous.client import AsyncKernelClient
@@ -40,10 +39,12 @@ from jupyter_client.connect import write_connection_file
 from nbclient.client import NotebookClient
 from nbclient.exceptions import CellExecutionComplete, CellExecutionError, DeadKernelError
 from nbformat import NotebookNode
+from nbformat.reader import NotJSONError
 from papermill.engines import Engine, papermill_engines
 from papermill.exceptions import PapermillException, PapermillExecutionError
 from papermill.iorw import LocalHandler, papermill_io
 
+from fvc_lib import CHECKOUT
 from fvc_lib.execution.kernel.outputs import BoundedLog, CellOutputs, LogPipe, OutputFiles, RecordBudget, weight
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan
 from fvc_lib.execution.plan.stages import Notebook, check_parameters, notebook_of, stage_named
@@ -53,7 +54,7 @@ from fvc_lib.execution.run.stage_end import CellError, KernelOutcome
 from fvc_lib.execution.run.task import KernelRequest
 from fvc_lib.execution.run.which_run import run_to_work_on
 from fvc_lib.services.atomic_files import temporary_of, write_bytes
-from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.errors import FvcError, UsageError, did_you_mean
 from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import stage_key
 
@@ -333,8 +334,6 @@ class FvcEngine(Engine):  # type: ignore[misc]  # papermill ships no types
                 output file cannot be written.
             PapermillException: the notebook did not run to its end, and its record shows no error of a cell.
         """
-        if request is None and click.get_current_context(silent=True) is not None:  # typed in a terminal
-            sys.excepthook = _end_of_command
         notebook = notebook_of(nb, Path(input_path))
         parameters = check_parameters(notebook, nb.metadata.papermill.get("parameters", {}))
         if request is None:
@@ -353,14 +352,26 @@ class FvcEngine(Engine):  # type: ignore[misc]  # papermill ships no types
 papermill_engines.register("fvc", FvcEngine)
 
 
-def _end_of_command(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What ``papermill`` ends with in place of its own frames, where what failed is not this program."""
+def end_of_command(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What ``papermill --engine fvc`` ends with in place of its own frames, where what failed is not this program."""
     if isinstance(error, PapermillExecutionError):  # the runner has said what happened, where, and what to do
         print("The traceback stands in the executed notebook and in the log.", file=sys.stderr)
+    elif notebook := _unreadable_notebook(error):
+        stem, stems = Path(notebook).stem, [path.stem for path in (CHECKOUT / "notebooks").glob("*.ipynb")]
+        what = error.strerror if isinstance(error, OSError) else "it is no notebook"
+        wanted = f"Wanted: a stage's, as in {str(CHECKOUT / 'notebooks')!r}.{did_you_mean(stem, stems)}"
+        print(f"error: notebook {notebook!r}: {what}.", "Nothing has run.", wanted, sep="\n  ", file=sys.stderr)
     elif isinstance(error, FvcError | PapermillException | OSError):
         print(f"error: {error}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
+
+
+def _unreadable_notebook(error: BaseException) -> str:
+    """The notebook that papermill was given and could not read, as it was typed; empty where ``error`` is another."""
+    typed = next((text for text in sys.argv[1:] if text.endswith(".ipynb")), "")
+    is_its = str(error.filename) == typed if isinstance(error, OSError) else isinstance(error, NotJSONError)
+    return typed if is_its else ""
 
 
 def _refuse_unwritable(output: str | None) -> None:
