@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from fvc_lib.detectors.effort import adapt
 from fvc_lib.detectors.heads.temporal import HEADS, Mean
-from fvc_lib.detectors.weights import LoadedWeights, load_weights
+from fvc_lib.detectors.weights import LoadedWeights, OwnWeights, load_weights, run_of_weights
 from fvc_lib.services.config import TUNE, TUNE_WORDS, RunConfig
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
@@ -206,17 +206,23 @@ class Detector(nn.Module):
         return logits
 
 
-def build_detector(config: RunConfig) -> nn.Module:
+def build_detector(config: RunConfig, own: OwnWeights | None = None) -> nn.Module:
     """The network that ``config`` asks for, initialised from torch's current random state, with its weights.
 
-    What is not trained at any time asks for no gradient.
+    What is not trained at any time asks for no gradient. With ``own`` it goes on from a run's weights.
 
     Raises:
         UsageError: an unknown name, a package that is missing, weights that do not fit, or a head or choice of what
             is trained that the network does not have.
     """
+    if own is not None:
+        config = config.model_copy(update={"model_weights": own.built_with})
     spec = DETECTORS.get(config.model)
     network = _headed(spec, config) if spec.build is None else _complete(spec, spec.build, config)
+    # A network whose weights were split (``tune effort``) has them under other names.
+    split = own is not None and own.is_split
+    if own is not None and not split:
+        _go_on(network, own)
     trunk = getattr(network, "trunk", None)
     random = isinstance(trunk, Trunk) and trunk.weights is None
     if random and config.tune not in ("", "all"):
@@ -227,7 +233,17 @@ def build_detector(config: RunConfig) -> nn.Module:
     if isinstance(trunk, Trunk) and random and spec.weights:
         trunk.notes = (*trunk.notes, f"trained from scratch, without its published weights ({spec.weights})")
     tune(network, "all" if random else config.tune or spec.tune)
+    if own is not None and split:
+        _go_on(network, own)
     return network
+
+
+def _go_on(network: nn.Module, own: OwnWeights) -> None:
+    loaded, trunk = own.load_into(network), getattr(network, "trunk", None)
+    if isinstance(trunk, Trunk):
+        trunk.weights = loaded
+    else:
+        network.loaded_weights = loaded  # type: ignore[assignment]
 
 
 def _complete(spec: DetectorSpec, build: Callable[[], nn.Module], config: RunConfig) -> nn.Module:
@@ -288,6 +304,15 @@ def weights_path(text: str) -> Path | None:
     if not text:
         return None
     path = Path(text)
+    if run_of_weights(text) is not None:
+        raise UsageError(f"model_weights {text!r}: a run can be gone on from in task video alone, fold by fold.")
+    if run := next((each for each in path.absolute().parents if (each / "run.json").is_file()), None):
+        raise UsageError(
+            f"model_weights {text!r}: these are of one fold, or one part, of a run, and may have seen what tests "
+            f"another. Give the run: {run}"
+        )
+    if path.suffix in (".bundle", ".zip"):
+        raise UsageError(f"model_weights {text!r}: bundles cannot be read yet. Give the run's folder.")
     if not path.exists():
         raise UsageError(
             f"model_weights {text!r}: no such file or folder on this machine. Fetch it first, for example with "

@@ -15,8 +15,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from fvc_lib.services import checkpoint_files
 from fvc_lib.services.atomic_files import content_digest
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.run_paths import RunPaths
 
 # What a network's own class layer may be called in a file of weights; a head of ours is trained in its place.
 CLASS_LAYERS = (
@@ -48,6 +50,39 @@ class LoadedWeights:
     sha256: str
     licence: str
     left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OwnWeights:
+    """The best weights of one fold of an own run, a whole network's.
+
+    Attributes:
+        path: the file.
+        built_with: the ``model_weights`` that the run's network was built with, before it was trained.
+        said: the run and its fold.
+    """
+
+    path: Path
+    built_with: str
+    said: str
+
+    @property
+    def is_split(self) -> bool:
+        """Whether weights are split in two, as ``tune effort`` leaves them."""
+        with safetensors.safe_open(self.path, framework="pt") as file:
+            return any(".parametrizations." in name for name in file.keys())  # noqa: SIM118 - it is no mapping
+
+    def load_into(self, network: nn.Module) -> LoadedWeights:
+        """Give ``network`` these weights; ``UsageError`` where they are another network's, ``FvcError`` if damaged."""
+        found = checkpoint_files.load_weights(self.path)
+        network.load_state_dict(fitted(network, found, self.path))
+        digest = content_digest(self.path)
+        return LoadedWeights(f"{self.said} ({self.path})", digest, "as the run's own and what it began with")
+
+
+def run_of_weights(text: str) -> RunPaths | None:
+    """The own run that ``model_weights`` names by its folder; None where it names none."""
+    return RunPaths(Path(text).absolute()) if text and (Path(text) / "run.json").is_file() else None
 
 
 def load_weights(network: nn.Module, path: Path, *, licence: str, field: str = "model_weights") -> LoadedWeights:

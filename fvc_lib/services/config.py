@@ -293,7 +293,7 @@ class RunConfig(BaseModel):
     model_weights: str = field(
         "",
         "weights",
-        "file or folder of the model's published weights; empty: those that come with it, or from scratch",
+        "file or folder of published weights, or a finished run to go on from; empty: those that come with it, or none",
         _CLIPS,
         later=True,
         path=True,
@@ -547,7 +547,7 @@ class RunConfig(BaseModel):
         """What the field's value counts as, a JSON value: of a file that it names the content, not the place."""
         value = self.model_dump(mode="json", include={name})[name]
         if DECLARED[name].content and value:
-            return content_digest(value)
+            return _digest_of_weights(Path(value))
         for _, mark in self._marks([name]):
             value = mark.identity(value)
         return value
@@ -588,6 +588,14 @@ class RunConfig(BaseModel):
             text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").rstrip()
             lines.append(f"{name}: {text}  # {self.meaning(name)}")
         return "\n".join(lines) + "\n"
+
+
+def _digest_of_weights(path: Path) -> str:
+    """Of an own run the digest of its folds' best weights: nothing else in its folder counts."""
+    if not (path / "run.json").is_file():
+        return content_digest(path)
+    best = sorted(path.glob("checkpoints/fold_*/best_model.safetensors"))
+    return sha256_of_json([[each.parent.name, content_digest(each)] for each in best])
 
 
 def _declaration(name: str) -> Declaration:

@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import safetensors.torch
 
+from fvc_lib.detectors.weights import OwnWeights
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.random_state import stable_seed
@@ -25,6 +26,7 @@ from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, Tr
 from fvc_lib.tasks.video import data
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource, FoldClips, OuterFold
 from fvc_lib.tasks.video.features import with_features
+from fvc_lib.tasks.video.own_weights import weights_to_go_on_from
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection, select
 from fvc_lib.tasks.video.task import BinaryScores, VideoTask, engine_settings
 
@@ -86,10 +88,17 @@ def fold_training(
     for all folds, and take the place of the clips.
     """
     source, clips, shuffled = data.read_fold(paths, config, fold)
-    if features_until is not None:
+    validation = frozenset(row.video_id for row in clips.validation)
+    own = weights_to_go_on_from(paths, config, fold, validation)
+    if features_until is not None and own is None:  # else the trunk is another one in every fold
         made, device = data.made_clips(paths), resolve_device(config.device, config.amp).device
         source = with_features(source, made, config, device, begin=fold / config.num_folds, stop=features_until)
     both = [clips] if shuffled is None else [clips, shuffled]
+    tasks = [_task(source, clips, config, own)]
+    if shuffled is not None:
+        # The control begins where the run did that is gone on from: that one has learned from true labels.
+        begun = config if own is None else config.model_copy(update={"model_weights": own.built_with})
+        tasks.append(_task(source, shuffled, begun))
 
     def finish(trained: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:
         chosen = [choose(each, source, of, config) for each, of in zip(trained, both, strict=True)]
@@ -106,7 +115,7 @@ def fold_training(
         model_name=config.model,
         settings=engine_settings(config, fold),
         parameters=training_parameters(config, fold),
-        networks=[Network(_task(source, each, config), each.fingerprint) for each in both],
+        networks=[Network(task, each.fingerprint) for task, each in zip(tasks, both, strict=True)],
         sizes={
             "num_train": len({row.video_id for row in clips.train}),
             "num_train_samples": len(clips.train),
@@ -119,12 +128,12 @@ def fold_training(
     )
 
 
-def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
+def _task(source: ClipSource, clips: FoldClips, config: RunConfig, own: OwnWeights | None = None) -> VideoTask:
     weights = data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
     mixing = MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha)
     seed = stable_seed("clips", config.seed, clips.fold)
     training = ClipDataset(source, clips.train, mixing=mixing if mixing.mixes else None, seed=seed)
-    return VideoTask(training, ClipDataset(source, clips.validation), config=config, weights=weights)
+    return VideoTask(training, ClipDataset(source, clips.validation), config=config, weights=weights, own=own)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,138 @@
+"""Going on from the best weights of an own finished run: which fold's, and that they have not seen what tests them.
+
+A fold goes on from the run's fold of the same number. The weights of that fold were trained on all other folds of the
+run, so of the videos that test the new fold none may be like one of those, nor of the videos that choose its epoch and
+threshold like one that was trained on. Alike are videos of one content, near-duplicates (by ``near_duplicate_bits``),
+and all that stand in one group with them. The same corpus therefore wants the same split. What a run itself went on
+from counts as well; what published weights have seen nobody knows.
+"""
+
+import logging
+from dataclasses import dataclass
+
+import polars as pl
+
+from fvc_lib.corpus.copies.groups import Components
+from fvc_lib.corpus.copies.near_duplicates import near_copies
+from fvc_lib.corpus.folds import split_for_fold
+from fvc_lib.detectors.weights import OwnWeights, run_of_weights
+from fvc_lib.engine.training_state import TrainingRecord
+from fvc_lib.services.checkpoint_files import BEST
+from fvc_lib.services.config import RunConfig, run_config
+from fvc_lib.services.errors import LeakageError, UsageError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import FOLDS, INDEX, read_table
+from fvc_lib.tasks.recipe import read_outcome
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What weights have seen: videos that were trained on, and those that chose the epoch (``_known``)."""
+
+    trained: pl.DataFrame
+    chosen_on: pl.DataFrame
+
+
+def weights_to_go_on_from(
+    paths: RunPaths, config: RunConfig, fold: int, validation: frozenset[str]
+) -> OwnWeights | None:
+    """Of the run that ``model_weights`` names, for ``fold``, whose inner validation videos are named; None: of none.
+
+    Raises:
+        UsageError: the run is not finished, or is of another network.
+        LeakageError: its weights have seen what is to test or to choose; the message counts the videos.
+        DataError: a table of either run is missing or damaged.
+    """
+    run = run_of_weights(config.model_weights)
+    if run is None:
+        return None
+    own = _readable(run, config)
+    number = fold % own.num_folds
+    path = run.fold_checkpoints(number) / BEST
+    seen = _seen(run, own, number)
+    known = _known(paths)
+    is_tested = pl.col("fold") == fold
+    both = seen.trained.vstack(seen.chosen_on)
+    bits = config.near_duplicate_bits
+    tested = _num_alike(known.filter(is_tested), both, bits)
+    chosen = _num_alike(known.filter(~is_tested & pl.col("video_id").is_in(validation)), seen.trained, bits)
+    if tested or chosen:
+        raise LeakageError(
+            f"model_weights: the weights of fold {number} of {run.run_id} have seen videos like {tested} of those that "
+            f"test fold {fold} here and {chosen} of those that choose its epoch. Go on from a run with the same "
+            "corpus, seed, num_folds and inner_validation_share, or on a corpus that has none of its videos."
+        )
+    _logger.info(
+        "fold %d goes on from fold %d of %s; none of the %d videos that those weights have seen is like one that tests "
+        "it%s",
+        fold, number, run.run_id, both.height, "" if bits else " (near-duplicates were not looked for)",
+    )  # fmt: skip
+    return OwnWeights(path, first_weights(own), f"{run.run_id}, fold {number}")
+
+
+def _readable(run: RunPaths, config: RunConfig) -> RunConfig:
+    own = run_config(run)
+    differing = [
+        f"{name} {getattr(own, name)!r} and here {getattr(config, name)!r}"
+        for name in ("task", "head", "l2_normalise")
+        if getattr(own, name) != getattr(config, name)
+    ]
+    if own.identity("model") != config.identity("model"):
+        differing.append(f"model {own.model!r} and here {config.model!r}, or other code of it")
+    if differing:
+        raise UsageError(f"model_weights: {run.run_id} has {', '.join(differing)}. Give the same as that run has.")
+    return own
+
+
+def first_weights(config: RunConfig) -> str:
+    """The ``model_weights`` that the first run of the chain began with: published ones, or none."""
+    before = run_of_weights(config.model_weights)
+    return config.model_weights if before is None else first_weights(run_config(before))
+
+
+def _seen(run: RunPaths, own: RunConfig, number: int) -> _Seen:
+    outcome = read_outcome(run.fold_outcome(number), TrainingRecord)
+    if outcome is None or not (run.fold_checkpoints(number) / BEST).is_file():
+        raise UsageError(
+            f"model_weights: fold {number} of {run.run_id} is not finished, or its {BEST} is gone. Finish that run "
+            "first (--resume), or give another one."
+        )
+    folds = read_table(run.folds, FOLDS).filter(~pl.col("video_id").is_in(outcome.missing))
+    split = split_for_fold(folds, number, inner_validation_share=own.inner_validation_share, seed=own.seed)
+    known = _known(run)
+    parts = [
+        known.filter(pl.col("video_id").is_in(part["video_id"].to_list())) for part in (split.train, split.validation)
+    ]
+    before = run_of_weights(own.model_weights)
+    if before is not None:
+        earlier_config = run_config(before)
+        earlier = _seen(before, earlier_config, number % earlier_config.num_folds)
+        parts = [part.vstack(other) for part, other in zip(parts, (earlier.trained, earlier.chosen_on), strict=True)]
+    return _Seen(*parts)
+
+
+def _known(run: RunPaths) -> pl.DataFrame:
+    """Columns video_id, fold, group (with the run's name), content_sha256 and perceptual_hash, of all videos."""
+    index = read_table(run.index, INDEX).select("video_id", "content_sha256", "perceptual_hash")
+    folds = read_table(run.folds, FOLDS).select(
+        "video_id", "fold", group=pl.format("{} {}", pl.lit(run.run_id), "group_id")
+    )
+    return folds.join(index, on="video_id", how="left", maintain_order="left")
+
+
+def _num_alike(videos: pl.DataFrame, seen: pl.DataFrame, max_bits: int) -> int:
+    """How many of ``videos`` are connected with one of ``seen`` by content, near-duplicates and groups."""
+    all_of_them = videos.vstack(seen)
+    connected = Components(all_of_them.height)
+    for column in ("content_sha256", "group", "video_id"):
+        first: dict[str, int] = {}
+        for place, value in enumerate(all_of_them[column].to_list()):
+            if value is not None:
+                connected.join(first.setdefault(value, place), place)
+    contents = all_of_them["content_sha256"].fill_null("").to_list()
+    for one, other in near_copies(contents, all_of_them["perceptual_hash"].to_list(), max_bits):
+        connected.join(one, other)
+    known = set(connected.label[videos.height :].tolist())
+    return sum(label in known for label in connected.label[: videos.height].tolist())

@@ -1,0 +1,146 @@
+"""Going on from an own run: with which weights, what the record says, and that no fold's weights see its test."""
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fvc_lib.corpus.copies.perceptual_hash import perceptual_hash
+from fvc_lib.corpus.folds import split_for_fold
+from fvc_lib.detectors.network import weights_path
+from fvc_lib.services.atomic_files import write_text
+from fvc_lib.services.checkpoint_files import BEST
+from fvc_lib.services.errors import LeakageError, UsageError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import FOLDS, INDEX, read_table, write_table
+from fvc_lib.tasks.video.own_weights import weights_to_go_on_from
+from fvc_lib.tasks.video.training import train_fold
+from tests.kits.training import TinyTraining
+
+
+def begin(tiny, tables, folds=None, **columns):
+    """The files that a run has once it is begun and indexed."""
+    folds = read_table(tiny.paths.folds, FOLDS) if folds is None else folds
+    write_table(folds, FOLDS, tiny.paths.folds)
+    write_table(tables.index(folds, **columns), INDEX, tiny.paths.index)
+    write_text(tiny.paths.params_yaml, tiny.config.to_yaml())
+    write_text(tiny.paths.run_json, "{}")
+    return tiny
+
+
+@pytest.fixture
+def finished(tiny_training, tables, list_log):
+    """A run whose fold 0 is trained, and its outcome."""
+    tiny = begin(tiny_training.with_config(epochs=1, shuffled_label_control=False), tables)
+    return tiny, train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
+
+
+def going_on(finished, tables, folds=None, config=None, **columns):
+    """Another run that goes on from it."""
+    tiny = finished[0]
+    paths = RunPaths(tiny.paths.root.parent / "run_1")
+    more = {**(config or {}), "model_weights": str(tiny.paths.root)}
+    folds = read_table(tiny.paths.folds, FOLDS) if folds is None else folds
+    return begin(TinyTraining(paths, tiny.with_config(**more).config), tables, folds, **columns)
+
+
+def weights_for(run, fold=0):
+    split = split_for_fold(
+        read_table(run.paths.folds, FOLDS), fold,
+        inner_validation_share=run.config.inner_validation_share, seed=run.config.seed,
+    )  # fmt: skip
+    return weights_to_go_on_from(run.paths, run.config, fold, frozenset(split.validation["video_id"]))
+
+
+def renamed(folds):
+    return folds.with_columns(video_id="other" + pl.col("video_id"), group_id="other" + pl.col("group_id"))
+
+
+def test_a_fold_begins_with_the_best_weights_of_the_same_fold_and_its_control_does_not(finished, tables, list_log):
+    tiny, before = finished
+    run = going_on(finished, tables, config={"shuffled_label_control": True})
+    run.note_clips()
+    after = train_fold(run.paths, run.config, 0, metric_log=list_log())
+    assert after.training.initial_weights == before.training.best_weights
+    assert after.control.initial_weights == before.training.initial_weights
+    assert after.network.weights == f"run_0, fold 0 ({tiny.paths.fold_checkpoints(0) / BEST})"
+    assert len(after.network.weights_sha256) == 64
+    assert "Weights from run_0, fold 0" in after.sentence()
+
+
+def test_the_run_counts_by_its_weights_and_not_by_where_it_lies(finished, tables):
+    tiny, _ = finished
+    run = going_on(finished, tables)
+    tiny.paths.status_json.write_text("{}")
+    assert run.with_config().config.config_hash == run.config.config_hash
+    moved = tiny.paths.root.rename(tiny.paths.root.parent / "elsewhere")
+    assert run.with_config(model_weights=str(moved)).config.training_values() == run_values(run, tiny, moved)
+
+
+def run_values(run, tiny, moved):
+    moved.rename(tiny.paths.root)
+    values = run.config.training_values()
+    tiny.paths.root.rename(moved)
+    return values
+
+
+def test_another_split_of_the_same_corpus_is_refused_and_counted(finished, tables):
+    assert weights_for(going_on(finished, tables)) is not None
+    folds = read_table(finished[0].paths.folds, FOLDS)
+    turned = folds.with_columns(fold=(pl.col("fold") + 1) % 3)
+    with pytest.raises(LeakageError, match=r"weights of fold 0 of run_0 have seen videos like 12 of those that test"):
+        weights_for(going_on(finished, tables, turned))
+    with pytest.raises(LeakageError, match=r"like 0 of those that test fold 0 here and [1-9]\d* of those that choose"):
+        weights_for(going_on(finished, tables, config={"seed": 3}))
+
+
+def test_another_corpus_is_searched_for_the_same_contents_and_near_duplicates(finished, tables):
+    folds = read_table(finished[0].paths.folds, FOLDS)
+    index = read_table(finished[0].paths.index, INDEX)
+    others = renamed(folds)
+    assert weights_for(going_on(finished, tables, others)) is not None
+    in_test = others["fold"].to_list().index(0)
+    contents = tables.index(others)["content_sha256"].to_list()
+    contents[in_test] = index["content_sha256"][folds["fold"].to_list().index(1)]
+    with pytest.raises(LeakageError, match="like 2 of those that test"):  # its group has two
+        weights_for(going_on(finished, tables, others, content_sha256=contents))
+    look = perceptual_hash(np.random.default_rng(0).integers(0, 256, (4, 64, 64, 3), dtype=np.uint8))
+    hashes = [look if place == in_test else None for place in range(folds.height)]
+    seen = [look if fold == 1 else None for fold in folds["fold"]]
+    write_table(tables.index(folds, perceptual_hash=seen), INDEX, finished[0].paths.index)
+    with pytest.raises(LeakageError, match="like 2 of those that test"):
+        weights_for(going_on(finished, tables, others, perceptual_hash=hashes))
+    off = going_on(finished, tables, others, config={"near_duplicate_bits": 0}, perceptual_hash=hashes)
+    assert weights_for(off) is not None
+
+
+def test_what_a_run_itself_went_on_from_counts_as_well(finished, tables, list_log):
+    folds = read_table(finished[0].paths.folds, FOLDS)
+    middle = going_on(finished, tables, renamed(folds))
+    middle.paths.fold_checkpoints(0).parent.mkdir(parents=True)
+    finished[0].paths.fold_checkpoints(0).rename(middle.paths.fold_checkpoints(0))
+    copied = finished[0].paths.fold_checkpoints(0)
+    copied.mkdir()
+    for path in middle.paths.fold_checkpoints(0).iterdir():
+        if path.is_file():
+            (copied / path.name).write_bytes(path.read_bytes())
+    last = TinyTraining(RunPaths(middle.paths.root.parent / "run_2"), middle.config)
+    last = last.with_config(model_weights=str(middle.paths.root))
+    assert weights_for(begin(last, tables, folds)).built_with == ""
+    with pytest.raises(LeakageError, match="of run_1 have seen"):
+        weights_for(begin(last, tables, folds.with_columns(fold=(pl.col("fold") + 1) % 3)))
+
+
+def test_what_cannot_be_gone_on_from_is_refused_in_words(finished, tables, tmp_path):
+    tiny, _ = finished
+    run = going_on(finished, tables)
+    with pytest.raises(UsageError, match="fold 1 of run_0 is not finished"):
+        weights_for(run, 1)
+    with pytest.raises(UsageError, match=r"run_0 has model 'frame_cnn' and here 'r2plus1d_small'"):
+        weights_for(going_on(finished, tables, config={"model": "r2plus1d_small"}))
+    for path in (tiny.paths.fold_checkpoints(0), tiny.paths.fold_checkpoints(0) / BEST):
+        with pytest.raises(UsageError, match="of one fold, or one part, of a run, and may have seen"):
+            weights_path(str(path))
+    with pytest.raises(UsageError, match="in task video alone"):
+        weights_path(str(tiny.paths.root))
+    with pytest.raises(UsageError, match="bundles cannot be read yet"):
+        weights_path(str(tmp_path / "detector.zip"))
