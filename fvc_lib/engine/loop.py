@@ -9,6 +9,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fvc_lib.engine.device import ComputeDevice, Precision
 from fvc_lib.engine.distributed.ranks import Ranks, is_usable, refuse_unequal_ranks
 from fvc_lib.engine.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
 from fvc_lib.engine.loading import batch_size_of, batches_per_epoch, effective_batches, epoch_order, load_batches, share
-from fvc_lib.engine.oom_detection import MicroBatchChange, MicroBatchPlan, OutOfMemory, OutOfMemoryFolder
+from fvc_lib.engine.oom_detection import MicroBatchChange, MicroBatchPlan, OutOfMemory
 from fvc_lib.engine.random_state import forked_random_state, seed_generators, stable_seed
 from fvc_lib.engine.step import BatchGradients, BatchTransaction, MemoryExhaustedError, StepLostError, Stepper
 from fvc_lib.engine.task import Accumulator, Batch, LossMean, LossSum, Outputs, SampleSet, Task
@@ -104,7 +105,7 @@ class Engine:
         *,
         policy: MemoryPolicy | None = None,
         memory: MemoryObserver | None = None,
-        oom_folder: OutOfMemoryFolder | None = None,
+        oom_folder: Path | None = None,
         stop: Callable[[], bool] | None = None,
         progress: Callable[[int, int], None] | None = None,
         ranks: Ranks | None = None,

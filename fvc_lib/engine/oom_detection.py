@@ -130,23 +130,17 @@ def sample_shapes(batch: Batch) -> dict[str, str]:
     return {name: f"{tuple(t.shape[1:])} {str(t.dtype).removeprefix('torch.')}" for name, t in batch.tensors.items()}
 
 
-class OutOfMemoryFolder:
-    """Writes one JSON file per out-of-memory: ``step_000123_forward_1.json``."""
+def write_context(folder: Path, event: OutOfMemory, *, phase: str, epoch: int, step: int) -> Path:
+    """Write ``step_000123_forward_1.json`` into ``folder``, a repeated step with the next free number; its path.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def write(self, event: OutOfMemory, *, phase: str, epoch: int, step: int) -> Path:
-        """The file's path. A repeated step gets the next free number.
-
-        Raises:
-            OSError: the folder cannot be written.
-        """
-        number = 1
-        while (path := self.folder / f"step_{step:06d}_{phase}_{event.where}_{number}.json").exists():
-            number += 1
-        write_json(path, {"phase": phase, "epoch": epoch, "global_step": step, **asdict(event)})
-        return path
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    number = 1
+    while (path := folder / f"step_{step:06d}_{phase}_{event.where}_{number}.json").exists():
+        number += 1
+    write_json(path, {"phase": phase, "epoch": epoch, "global_step": step, **asdict(event)})
+    return path
 
 
 @dataclass(frozen=True)

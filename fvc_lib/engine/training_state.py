@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from fvc_lib.engine import oom_detection
 from fvc_lib.engine.device import ComputeDevice
 from fvc_lib.engine.distributed.ranks import Ranks
-from fvc_lib.engine.oom_detection import MicroBatchChange, MicroBatchPlan, OutOfMemory, OutOfMemoryFolder
+from fvc_lib.engine.oom_detection import MicroBatchChange, MicroBatchPlan, OutOfMemory
 from fvc_lib.engine.random_state import capture_random_state, restore_random_state
 from fvc_lib.engine.step import MemoryExhaustedError, Stepper
 from fvc_lib.engine.task import Batch, LossMean
@@ -324,7 +325,7 @@ class TrainingWatch:
     """
 
     def __init__(
-        self, metrics: MetricSink, memory: MemoryObserver | None = None, oom_folder: OutOfMemoryFolder | None = None
+        self, metrics: MetricSink, memory: MemoryObserver | None = None, oom_folder: Path | None = None
     ) -> None:
         self._metrics = metrics
         self._memory = memory or NoObserver()
@@ -356,7 +357,8 @@ class TrainingWatch:
         if self._oom_folder is not None:
             phase = self._memory.prefix + ("validation" if event.where == "validation" else "train")
             try:
-                file = self._oom_folder.write(event, phase=phase, epoch=epoch, step=state.step).name
+                path = oom_detection.write_context(self._oom_folder, event, phase=phase, epoch=epoch, step=state.step)
+                file = path.name
             except OSError as error:
                 _logger.warning("the context of an out-of-memory could not be written: %s", error)
         asked = event.state.asked_bytes

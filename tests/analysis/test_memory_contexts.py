@@ -5,7 +5,7 @@ import torch
 
 from fvc_lib.analysis.memory.findings import run_memory
 from fvc_lib.analysis.memory.report import largest_tensors
-from fvc_lib.engine.oom_detection import OutOfMemory, OutOfMemoryFolder, memory_state
+from fvc_lib.engine.oom_detection import OutOfMemory, memory_state, write_context
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter
@@ -41,8 +41,8 @@ def test_of_each_kind_of_tensor_the_time_where_it_held_most_counts(run: RunPaths
 def test_what_an_out_of_memory_leaves_is_what_is_shown(run: RunPaths) -> None:
     held = torch.zeros(1000, 77)
     state = memory_state(MemoryError(), torch.device("cpu"), known=[held])
-    folder = OutOfMemoryFolder(run.oom_contexts("04_fold_training", 0))
-    path = folder.write(OutOfMemory("forward", state, 2, 1, {}, 2), phase="train", epoch=1, step=3)
+    folder = run.oom_contexts("04_fold_training", 0)
+    path = write_context(folder, OutOfMemory("forward", state, 2, 1, {}, 2), phase="train", epoch=1, step=3)
     StoryWriter(run).event("out_of_memory", context_file=path.name)
     table = largest_tensors(run, run_memory(run))
     assert ("1000 × 77", "float32", 308_000) in table.select("shape", "dtype", "total_bytes").rows()

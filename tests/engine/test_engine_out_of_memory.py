@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import nn
 
-from fvc_lib.engine.oom_detection import OutOfMemoryFolder
 from fvc_lib.engine.step import MemoryExhaustedError
 from fvc_lib.engine.task import LossSum
 from fvc_lib.services.checkpoint_files import FORK_NOTE, CheckpointFolder
@@ -167,7 +166,7 @@ def test_an_exact_resume_climbs_at_the_same_step(make_engine, tasks):
 @pytest.mark.fault(16)
 def test_an_out_of_memory_leaves_a_file_that_says_what_memory_held(make_engine, tasks, observer, tmp_path):
     task = tight(tasks(), EndsOnce("backward", 2))
-    make_engine(task=task, micro_batch=8, memory=observer, oom_folder=OutOfMemoryFolder(tmp_path / "oom")).fit()
+    make_engine(task=task, micro_batch=8, memory=observer, oom_folder=tmp_path / "oom").fit()
     (event,) = observer.of("out_of_memory")
     (path,) = (tmp_path / "oom").iterdir()
     assert path.name == event["context_file"] == "step_000001_train_backward_1.json"
@@ -187,7 +186,7 @@ def test_memory_that_ends_in_the_optimizers_step_goes_back_to_a_checkpoint(
     whole = make_engine("whole").fit()
     with monkeypatch.context() as patch:
         steps = StepsEnd(patch, {call})
-        state = make_engine("lost", memory=observer, oom_folder=OutOfMemoryFolder(tmp_path / "oom")).fit()
+        state = make_engine("lost", memory=observer, oom_folder=tmp_path / "oom").fit()
     assert same_end(state, whole)
     assert state.step == whole.step == 9
     (event,) = observer.of("step_restored")

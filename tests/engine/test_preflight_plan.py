@@ -88,12 +88,10 @@ def walk(planned, budget_mb, cost_mb, failing_from=99):
     state, order = StepMeasurement(), []
     while (micro_batch := next_to_measure(state, footprint(), planned, budget_mb * MB)) is not None:
         order.append(micro_batch)
-        fails = micro_batch >= failing_from
-        state = (
-            state.with_failure(micro_batch, "no memory")
-            if fails
-            else state.with_step(micro_batch, cost_mb(micro_batch) * MB)
-        )
+        if micro_batch >= failing_from:
+            state.failures[micro_batch] = "no memory"
+        else:
+            state.step_bytes[micro_batch] = cost_mb(micro_batch) * MB
     return order, fitting_micro_batch(state, footprint(), planned, budget_mb * MB)
 
 
@@ -118,5 +116,5 @@ def test_a_step_that_takes_more_than_extrapolated_gives_way_to_a_smaller_one():
 
 def test_findings_survive_the_way_through_json():
     state = found({1: 5, 2: 7}, first_use_mb=3, failures={4: "SIGKILL"}, batch_bytes=1, worker_bytes=2)
-    state = state.with_step(3, 9, 0.25)
+    state.seconds_per_sample[3] = 0.25
     assert TypeAdapter(StepMeasurement).validate_json(json.dumps(asdict(state))) == state

@@ -3,25 +3,26 @@ import logging
 
 import pytest
 
-from fvc_lib.engine.memory.preflight import PreflightStore, StepMeasurement
+from fvc_lib.engine.memory.preflight import Measured, StepMeasurement, Stored, keep, read_stored
 
 FOUND = StepMeasurement(75, 10, 20, {1: 50, 2: 60}, {1: 0.5, 2: 0.25}, {4: "SIGKILL"})
+MEASURED = {"step": Measured(circumstances={"threads": 2}, found=FOUND)}
+NOTHING = Stored(measurements={}, decisions={})
 
 
 def test_what_was_kept_is_there_for_the_next_fold(tmp_path):
     path = tmp_path / "memory" / "preflight.json"
-    PreflightStore(path).keep("step", {"threads": 2}, FOUND, "step and budget", (2, ""))
-    another = PreflightStore(path)
-    assert another.look_up("step", "step and budget") == (FOUND, (2, ""))
-    assert another.look_up("step", "another budget") == (FOUND, None)
-    assert another.look_up("another", "another") == (None, None)
+    keep(path, MEASURED, {"step and budget": (2, "")})
+    keep(path, {}, {"step and another budget": (4, "")})
+    found = read_stored(path)
+    assert (found.measurements, found.decisions["step and budget"]) == (MEASURED, (2, ""))
+    assert sorted(found.decisions) == ["step and another budget", "step and budget"]
     assert json.loads(path.read_text())["measurements"]["step"]["circumstances"] == {"threads": 2}
 
 
 def test_without_a_path_nothing_is_kept():
-    store = PreflightStore(None)
-    store.keep("key", {}, FOUND, "decision", (2, ""))
-    assert store.look_up("key", "decision") == (None, None)
+    keep(None, MEASURED, {})
+    assert read_stored(None) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -41,14 +42,14 @@ def test_a_damaged_or_older_file_is_named_and_costs_a_measurement_only(tmp_path,
     path = tmp_path / "preflight.json"
     path.write_bytes(content)
     with caplog.at_level(logging.WARNING):
-        assert PreflightStore(path).look_up("step", "") == (None, None)
+        assert read_stored(path) == NOTHING
     assert str(path) in caplog.text
-    PreflightStore(path).keep("step", {}, FOUND, "decision", (2, ""))
-    assert PreflightStore(path).look_up("step", "decision") == (FOUND, (2, ""))
+    keep(path, MEASURED, {"decision": (2, "")})
+    assert read_stored(path).measurements == MEASURED
 
 
 def test_a_file_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
     (tmp_path / "memory").write_text("a file where the folder should be")
     with caplog.at_level(logging.WARNING):
-        PreflightStore(tmp_path / "memory" / "preflight.json").keep("key", {}, FOUND, "key", (2, ""))
+        keep(tmp_path / "memory" / "preflight.json", MEASURED, {})
     assert "measures again" in caplog.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fvc_lib.engine.memory.training_memory import ControlMemory
-from fvc_lib.engine.oom_detection import MemoryState, MicroBatchPlan, OutOfMemory, OutOfMemoryFolder
+from fvc_lib.engine.oom_detection import MemoryState, MicroBatchPlan, OutOfMemory
 from fvc_lib.engine.training_state import TrainingState, TrainingWatch
 from fvc_lib.services.memory_policy import NoObserver
 
@@ -38,10 +38,9 @@ def test_a_test_is_of_no_epoch(places):
 
 
 def test_the_controls_out_of_memory_files_bear_its_name(places, tmp_path):
-    folder = OutOfMemoryFolder(tmp_path)
     for memory in (places, ControlMemory(places)):
         for where in ("forward", "validation"):
-            watch(memory, folder).out_of_memory(OutOfMemory(where, MemoryState("", None, 0, {}, []), 8, 4, {}, 8))
+            watch(memory, tmp_path).out_of_memory(OutOfMemory(where, MemoryState("", None, 0, {}, []), 8, 4, {}, 8))
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "step_000021_control_train_forward_1.json", "step_000021_control_validation_validation_1.json",
         "step_000021_train_forward_1.json", "step_000021_validation_validation_1.json",

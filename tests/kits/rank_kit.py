@@ -15,7 +15,6 @@ import torch.distributed as dist
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.distributed.ranks import ProcessRanks, Ranks, loopback
 from fvc_lib.engine.loop import Engine, EngineSettings
-from fvc_lib.engine.oom_detection import OutOfMemoryFolder
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import FvcError
 from tests.faults.checkpoint_lives import same
@@ -118,7 +117,7 @@ def train(ranks: Ranks, training: Training) -> None:
         CheckpointFolder(training.folder / "checkpoints", CheckpointBinding({}, "")),
         log,
         memory=observer,
-        oom_folder=OutOfMemoryFolder(training.folder / f"out_of_memory_{ranks.rank}"),
+        oom_folder=training.folder / f"out_of_memory_{ranks.rank}",
         stop=training.stop(ranks.rank) if training.stop else None,
         ranks=ranks,
     )

@@ -191,10 +191,10 @@ def preflight(
     except FvcError as error:  # a sample that cannot be read: the training meets it too, and says what to do
         problem = str(error)
     else:
-        key, file = sha256_of_json(described), PreflightStore(store)
+        key, stored = sha256_of_json(described), read_stored(store)
         decision_key = sha256_of_json([key, planned, budget.total_bytes, request.num_workers])
-        known, decision = file.look_up(key, decision_key)
-        found, reused = known or found, known is not None
+        known, decision = stored.measurements.get(key), stored.decisions.get(decision_key)
+        found, reused = known.found if known else found, known is not None
         if known is None or decision is None:
             reused = reused and next_to_measure(found, footprint, planned, budget.total_bytes) is None
             if not reused:
@@ -202,7 +202,7 @@ def preflight(
                 # One that was cut short does not replace one that came further.
                 found = max(measured, found, key=lambda each: max(each.step_bytes, default=0))
             decision = _decision(found, footprint, planned, budget.total_bytes, problem)
-            file.keep(key, described, found, decision_key, decision)
+            keep(store, {key: Measured(circumstances=described, found=found)}, {decision_key: decision})
         micro_batch, problem = decision
     return PreflightReport(
         micro_batch_planned=planned,
@@ -268,16 +268,17 @@ def _measured(
             if answer.failure:
                 problem = answer.detail
                 if size and answer.failure == "crashed" and problem.startswith(_MEMORY_DEATHS):
-                    found = found.with_failure(size, problem)
+                    found.failures[size] = problem
                     problem = f"the measuring process died with micro-batch {size}: {problem}"
                 break
             if not size:
                 *loaded, own_bytes = answer.value
                 found, here = StepMeasurement(*loaded), footprint.resident_bytes + own_bytes
                 beside = replace(footprint, resident_bytes=here, trained_before=True, num_workers=0)
+            elif isinstance(answer.value, str):
+                found.failures[size] = answer.value
             else:
-                ran = isinstance(answer.value, list)
-                found = found.with_step(size, *answer.value) if ran else found.with_failure(size, answer.value)
+                found.step_bytes[size], found.seconds_per_sample[size] = answer.value
             following = next_to_measure(found, footprint, planned, budget_bytes)
             # A step may fit alone and not beside the measuring process, whose first needs room for it as it stands.
             if following is None or (predicted_peak(found, beside, following) or beside.resident_bytes) > budget_bytes:
@@ -302,25 +303,16 @@ def _size(num_bytes: int) -> str:
 # From a few measured steps to the peak of a training and to the micro-batch that fits.
 
 
-@dataclass(frozen=True)
+@dataclass
 class StepMeasurement:
     """What a child process found, in bytes: on CUDA of the device's memory, elsewhere resident in main memory."""
 
     first_use_bytes: int = 0  # what the first training of any process loads and keeps (libraries; on CUDA the context)
     batch_bytes: int = 0  # one effective batch as the loader hands it over
     worker_bytes: int = 0  # of one loader process, what it does not share with its parent
-    step_bytes: Mapping[int, int] = field(default_factory=dict)  # by micro-batch, the peak of training steps above that
-    seconds_per_sample: Mapping[int, float] = field(default_factory=dict)  # by micro-batch, of a training step
-    failures: Mapping[int, str] = field(default_factory=dict)  # by micro-batch, why it could not run: out of memory
-
-    def with_step(self, micro_batch: int, step_bytes: int, seconds_per_sample: float = 0.0) -> StepMeasurement:
-        """The same with one more micro-batch that ran."""
-        seconds = {**self.seconds_per_sample, micro_batch: seconds_per_sample}
-        return replace(self, step_bytes={**self.step_bytes, micro_batch: step_bytes}, seconds_per_sample=seconds)
-
-    def with_failure(self, micro_batch: int, reason: str) -> StepMeasurement:
-        """The same with one more micro-batch that did not fit."""
-        return replace(self, failures={**self.failures, micro_batch: reason})
+    step_bytes: dict[int, int] = field(default_factory=dict)  # by micro-batch, the peak of training steps above that
+    seconds_per_sample: dict[int, float] = field(default_factory=dict)  # by micro-batch, of a training step
+    failures: dict[int, str] = field(default_factory=dict)  # by micro-batch, why it could not run: out of memory
 
 
 @dataclass(frozen=True)
@@ -599,48 +591,40 @@ def circumstances(request: StepRequest) -> dict[str, Any]:
     }
 
 
-class _Measured(BaseModel):
-    circumstances: dict[str, Any]  # for a reader's eyes
+class Measured(BaseModel):
+    """What was found, and for a reader's eyes under which circumstances."""
+
+    circumstances: dict[str, Any]
     found: StepMeasurement
 
 
-class _Stored(BaseModel):
+class Stored(BaseModel):
+    """A file of measurements by the hash of their circumstances, and of decisions by that and the budget."""
+
     format: Literal[3] = 3
-    measurements: dict[str, _Measured]  # by the hash of their circumstances
-    decisions: dict[str, Decision]  # by that and the budget
+    measurements: dict[str, Measured]
+    decisions: dict[str, Decision]
 
 
-class PreflightStore:
-    """A file of measurements and decisions; without a path none. One that cannot be read or written costs a
-    measurement, never the run; the log names it.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-
-    def look_up(self, key: str, decision_key: str) -> tuple[StepMeasurement | None, Decision | None]:
-        """What was found under these circumstances, and what was decided."""
-        stored = self._read()
-        measured = stored.measurements.get(key)
-        return measured.found if measured else None, stored.decisions.get(decision_key)
-
-    def keep(self, key: str, described: Any, found: StepMeasurement, decision_key: str, decision: Decision) -> None:
-        """Remember both."""
-        if self._path is None:
-            return
-        stored = self._read()  # again: another fold may have written meanwhile
-        stored.measurements[key] = _Measured(circumstances=described, found=found)
-        stored.decisions[decision_key] = decision
+def read_stored(path: Path | None) -> Stored:
+    """What ``path`` holds; nothing without one, or where it cannot be read, which the log says."""
+    if path is not None and path.exists():
         try:
-            write_json(self._path, stored.model_dump(mode="json"))
-        except OSError as error:
-            _logger.warning("%s: not written (%s); the next fold measures again", self._path, error.strerror or error)
+            return Stored.model_validate_json(path.read_bytes())
+        except (OSError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            _logger.warning("%s: not a preflight file (%s); measuring again", path, reason)
+    return Stored(measurements={}, decisions={})
 
-    def _read(self) -> _Stored:
-        if self._path is not None and self._path.exists():
-            try:
-                return _Stored.model_validate_json(self._path.read_bytes())
-            except (OSError, ValueError) as error:
-                reason = str(error).partition("\n")[0]
-                _logger.warning("%s: not a preflight file (%s); measuring again", self._path, reason)
-        return _Stored(measurements={}, decisions={})
+
+def keep(path: Path | None, measurements: Mapping[str, Measured], decisions: Mapping[str, Decision]) -> None:
+    """Add them to the file at ``path``, if any; one that cannot be written costs a measurement, never the run."""
+    if path is None:
+        return
+    stored = read_stored(path)  # again: another fold may have written meanwhile
+    stored.measurements.update(measurements)
+    stored.decisions.update(decisions)
+    try:
+        write_json(path, stored.model_dump(mode="json"))
+    except OSError as error:
+        _logger.warning("%s: not written (%s); the next fold measures again", path, error.strerror or error)

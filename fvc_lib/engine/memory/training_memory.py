@@ -17,7 +17,6 @@ from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice, device_memory_probe, resolve_device
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.memory.preflight import StepRequest, footprint_of, preflight
-from fvc_lib.engine.oom_detection import OutOfMemoryFolder
 from fvc_lib.engine.task import Task
 from fvc_lib.services import memory_policy
 from fvc_lib.services.config import RunConfig
@@ -111,7 +110,7 @@ class TrainingMemory:
     policy: MemoryPolicy  # of the device
     observer: MemoryObserver  # hears where the model's training is
     control_observer: MemoryObserver  # the same for the control's, under phases that begin with ``control_``
-    oom_folder: OutOfMemoryFolder  # where the context of an out-of-memory goes
+    oom_folder: Path  # where the context of an out-of-memory goes
 
 
 @contextmanager
@@ -145,7 +144,7 @@ def training_memory(
     try:
         with devices.apply_policy(policy), recording as made, memory_policy.frozen_garbage():
             folder = paths.oom_contexts(stage, fold)
-            oom_folder = OutOfMemoryFolder(folder / f"rank_{rank}" if rank else folder)  # one writer each
+            oom_folder = folder / f"rank_{rank}" if rank else folder  # one writer each
             try:
                 yield TrainingMemory(policy, observer, ControlMemory(observer), oom_folder)
             finally:
