@@ -176,6 +176,25 @@ def test_a_checkpoint_of_other_code_and_a_fold_without_one_start_anew(project, a
     assert "starts anew: parameters changed: epochs 3 -> 5; it had no checkpoint yet" in lines[2]
 
 
+@pytest.mark.fault(28)
+def test_a_fork_trains_anew_what_a_network_in_a_user_s_file_learned_before_the_file_changed(
+    project, ancestor, tmp_path
+):
+    ancestor = RunPaths(shutil.copytree(ancestor.root, tmp_path / ancestor.run_id))
+    file = tmp_path / "my_net.py"
+    file.write_text("class MyNet: ...\n")
+    config = project.config.model_copy(update={"model": f"{file}:MyNet"})
+    ancestor.params_yaml.write_text(config.to_yaml())
+    for task in (planned.task for planned in project.plan(ancestor)):
+        finished_stages.begin_training_state(ancestor, task, config)
+    _, taken = inherited(ancestor, project, epochs=5)
+    assert [task.key for task in taken.carried] == ["folds_fold_0", "folds_fold_1"]
+    file.write_text("class MyNet:\n    wider = True\n")
+    _, taken = inherited(ancestor, project, epochs=5)
+    assert {why.partition("; ")[2] for _, why in taken.anew} == {"its checkpoint was made by other code"}
+    assert len(taken.anew) == 2
+
+
 def test_a_fork_of_a_fork_that_has_not_trained_names_the_run_whose_checkpoints_they_are(project, ancestor):
     forked, first = fork(ancestor, project, epochs=5)
     _, second = fork(first, forked, epochs=7)

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_json
@@ -205,14 +206,23 @@ def begin_training_state(run: RunPaths, task: Task, config: RunConfig) -> None:
     code = [f"import {task.stage.training_module}", *config.code_chosen(config.relevant())]
     if folder.exists() and not trained_by_this_code(folder, task):
         set_aside(run, [task])
-    write_json(folder / _CODE_NOTE, {"sha256": helpers_hash(code), "of": code})
+    write_json(folder / _CODE_NOTE, {"sha256": helpers_hash(code), "of": code, "files": _content_chosen(config)})
 
 
-def trained_by_this_code(folder: Path, task: Task) -> bool:
-    """Whether the state in ``folder`` of a training of ``task`` was left by the code as it is now."""
+def _content_chosen(config: RunConfig) -> dict[str, Any]:
+    """By parameter, what the user's files that it names count as: their content."""
+    return {name: found for name, value in config.relevant().items() if (found := config.identity(name)) != value}
+
+
+def trained_by_this_code(folder: Path, task: Task, config: RunConfig | None = None) -> bool:
+    """Whether the state in ``folder`` of a training of ``task`` was left by the code as it is now; with ``config`` also
+    with the user's files as they are now, such as a network's.
+    """
     try:
         note = json.loads((folder / _CODE_NOTE).read_text())
         noted, code = note["sha256"], note["of"]
+        if config is not None and note.get("files", found := _content_chosen(config)) != found:
+            return False
         return bool(code[0] == f"import {task.stage.training_module}" and noted == helpers_hash(code))
     except (OSError, ValueError, LookupError, TypeError):
         return False

@@ -59,7 +59,7 @@ def inheritance(ancestor: RunPaths, plan: Sequence[PlannedTask], changed: Mappin
     ``plan`` is made for ``ancestor`` under the new configuration, without any stage asked for by name; ``changed`` has
     the parameters that differ.
     """
-    stale = {planned.task.stage.name for planned in plan if planned.run}
+    stale, config = {planned.task.stage.name for planned in plan if planned.run}, configuration.run_config(ancestor)
     kept = tuple(planned.task for planned in plan if not planned.run)
     carried, anew = [], []
     for planned in plan:
@@ -67,7 +67,7 @@ def inheritance(ancestor: RunPaths, plan: Sequence[PlannedTask], changed: Mappin
         if not planned.run:
             continue
         folder = ancestor.training_checkpoints(task.stage.name, task.fold)
-        obstacle = _obstacle(folder, task, stale, changed) if task.stage.trains else ""
+        obstacle = _obstacle(folder, task, stale, changed, config) if task.stage.trains else ""
         if task.stage.trains and not obstacle:
             carried.append(task)
         else:
@@ -97,7 +97,7 @@ def take_over(
     status.write(fork)
 
 
-def _obstacle(folder: Path, task: Task, stale: set[str], changed: Mapping[str, Change]) -> str:
+def _obstacle(folder: Path, task: Task, stale: set[str], changed: Mapping[str, Change], config: RunConfig) -> str:
     """Why the fold's training cannot go on from ``folder``; empty when it can."""
     if not _checkpoints(folder):
         return "it had no checkpoint yet"
@@ -105,7 +105,7 @@ def _obstacle(folder: Path, task: Task, stale: set[str], changed: Mapping[str, C
         return "its weights come from other data"
     if hindering := sorted(configuration.STARTS_ANEW.intersection(changed)):
         return f"weights do not outlast another {' or '.join(hindering)}"
-    if not trained_by_this_code(folder, task):
+    if not trained_by_this_code(folder, task, config):
         return "its checkpoint was made by other code"
     return ""
 
