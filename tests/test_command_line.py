@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 import run_notebooks
+from fvc_lib.command_line.run_command import trouble_of_choice
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import new_run
 from tests.kits.known_memory import with_known_memory
@@ -82,6 +83,32 @@ def test_a_detector_that_cannot_be_imported_ends_it_before_a_run_begins(tmp_path
     assert str(broken) in done.stderr
     assert "SyntaxError" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, ""),
+        ({"model": "frame_cnn"}, ""),
+        ({"model_weights": "absent.pth"}, "model_weights 'absent.pth': no such file"),
+        ({"tune": "last:99"}, "the network has"),
+        ({"model": "frame_cnn", "head": "gru"}, "has a head of its own"),
+        ({"model": "clip_vit_b16", "tune": "head"}, "what is not trained would stay random"),
+        ({"mix_share": 0.5, "mixup_alpha": 0.4}, "they mix the pixels of clips"),
+        ({"model": f"{__file__}:Broken"}, "cannot be built: TypeError: wants a colour"),
+    ],
+)
+def test_a_choice_that_no_training_could_be_built_of_is_found_before_a_run_begins(given, words):
+    found = trouble_of_choice(resolve_config(given, environ={}).model_dump(mode="json"))
+    assert words in found
+    assert bool(words) == bool(found)
+
+
+class Broken:
+    num_frames = 2
+
+    def __init__(self) -> None:
+        raise TypeError("wants a colour")
 
 
 @pytest.mark.parametrize(

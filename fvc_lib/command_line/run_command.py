@@ -30,6 +30,7 @@ from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task, ru
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.run_paths import RunPaths, find_run, refuse_runs_folder
+from fvc_lib.services.tasks import DEFAULT_TASK
 
 NOTEBOOKS = CHECKOUT / "notebooks"
 Executor = Literal["local", "slurm"]
@@ -181,7 +182,7 @@ class RunCommand:
         (answer,) = run_isolated(f"{__name__}:trouble_of_choice", [values], workers=1, memory_bytes=None)
         if answer.failure:
             raise UsageError(
-                f"what the parameters choose cannot be imported: {answer.detail}. Mend it, or choose another."
+                f"what the parameters choose cannot be built: {answer.detail}. Mend it, or choose another."
             )
         if answer.value:
             raise UsageError(answer.value)
@@ -196,8 +197,6 @@ class RunCommand:
         """Do it, here or as jobs; returns the exit code."""
         self._refuse()  # before a step is tried out, which takes ten seconds
         self._refuse_broken_choice(self.plan())
-        if self.run is None or self.wanted.fork:
-            self._refuse()  # at once, not after a step that was tried out
         if self.wanted.executor == "slurm":
             return self._submit()
         # Before a run begins: it may take ten seconds, and may be interrupted.
@@ -336,12 +335,44 @@ class RunCommand:
 
 
 def trouble_of_choice(values: dict[str, Any]) -> str:
-    """Why what the configuration of these ``values`` chooses by name cannot be imported; empty where it can."""
+    """Why what the configuration of these ``values`` chooses cannot be imported or built; empty where it can.
+
+    Its weights are read and compared by name and shape; the network itself is built without memory.
+    """
+    config = RunConfig(**values)
     try:
-        RunConfig(**values).load_chosen()
+        config.load_chosen()
+        if config.task == DEFAULT_TASK:
+            _try_detector(config)
     except UsageError as error:
         return str(error)
     return ""
+
+
+def _try_detector(config: RunConfig) -> None:
+    import torch  # takes a second to load
+
+    from fvc_lib.detectors.network import build_detector
+    from fvc_lib.tasks.video.features import frozen_trunk
+    from fvc_lib.tasks.video.own_weights import first_weights
+
+    config = config.model_copy(update={"model_weights": first_weights(config)})  # an own run's are read fold by fold
+    try:
+        with torch.device("meta"):
+            network = build_detector(config)
+    except UsageError:
+        raise
+    except Exception:  # noqa: BLE001 - a user's class may want real numbers
+        try:
+            network = build_detector(config)
+        except (UsageError, MemoryError):
+            raise
+        except Exception as error:  # whatever a user's class raises
+            reason = f"{type(error).__name__}: {error}"
+            raise UsageError(
+                f"model {config.model!r} cannot be built: {reason}. Mend it, or choose another."
+            ) from error
+    frozen_trunk(network, config)
 
 
 def _refuse_missing_corpus(config: RunConfig) -> None:

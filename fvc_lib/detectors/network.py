@@ -376,7 +376,10 @@ def head_of(network: nn.Module) -> nn.Module:
     head = getattr(network, "head", None)
     linear = [part for part in network.modules() if isinstance(part, nn.Linear)]
     if not isinstance(head, nn.Module) and not linear:
-        raise UsageError(f"tune: a {type(network).__name__} names no head and has no linear layer. Give tune all.")
+        raise UsageError(
+            f"a {type(network).__name__} names no head (an attribute) and has no linear layer, so no stages are below "
+            "one: give tune all, layer_decay 1, and freeze_backbone_epochs and unfreeze_stage_epochs 0."
+        )
     return head if isinstance(head, nn.Module) else linear[-1]
 
 

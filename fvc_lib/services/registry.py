@@ -5,6 +5,7 @@ needs an item of it, so adding an item means adding one file. The registries of 
 services import no other room.
 """
 
+import ast
 import hashlib
 import importlib
 import importlib.metadata
@@ -20,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar, overload
 
-from fvc_lib.services.atomic_files import content_digest, write_text
+from fvc_lib.services.atomic_files import content_digest, sha256_of_json, write_text
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.run_paths import beside_the_code
 
@@ -43,7 +44,7 @@ class Registry(Generic[T]):
         self._folder, self._group = folder, entry_points
         self._items: dict[str, T] = {}
         self._aliases: dict[str, str] = {}
-        self._sources: dict[str, tuple[str, int]] = {}  # file and line
+        self._sources: dict[str, tuple[str, int, str]] = {}  # file, line and module
         self._filled = False
 
     @overload
@@ -64,20 +65,22 @@ class Registry(Generic[T]):
             UsageError: the name is taken by another place in the code; the message names both.
         """
         frame = sys._getframe(1)
-        source = (frame.f_code.co_filename, frame.f_lineno)
+        source = (frame.f_code.co_filename, frame.f_lineno, str(frame.f_globals.get("__name__")))
         if not isinstance(name, str):
             return self._put(name.name, name, getattr(name, "aliases", ()), source)
         if item is not None:
             return self._put(name, item, aliases, source)
         return lambda decorated: self._put(name, decorated, aliases, source)
 
-    def _put(self, name: str, item: T, aliases: Sequence[str], source: tuple[str, int]) -> T:
+    def _put(self, name: str, item: T, aliases: Sequence[str], source: tuple[str, int, str]) -> T:
         if self._is_of_cell(name, item, source[0]):
             return item
         for each in (name, *aliases):
-            # The same line again is a reloaded module, a cell of a notebook is run as often as one likes.
+            # The same line again is a reloaded module, another module of the same file a user's file that was edited; a
+            # cell of a notebook is run as often as one likes.
             taken = self._sources.get(each, source)
-            if taken != source and not _is_cell(source[0]):
+            edited = taken[0] == source[0] and taken[2] != source[2]
+            if taken != source and not edited and not _is_cell(source[0]):
                 raise UsageError(
                     f"{self.kind} {each!r} is registered twice: in {taken[0]}, line {taken[1]}, and in {source[0]}, "
                     f"line {source[1]}. Rename one of them."
@@ -190,7 +193,7 @@ class Registry(Generic[T]):
     def _load(self, point: importlib.metadata.EntryPoint) -> None:
         loaded = point.load()
         if point.name not in self._sources and not isinstance(loaded, ModuleType):
-            self._put(point.name, loaded, (), (point.value, 0))
+            self._put(point.name, loaded, (), (point.value, 0, ""))
 
     def _entry_points(self) -> Sequence[importlib.metadata.EntryPoint]:
         return tuple(importlib.metadata.entry_points(group=self._group)) if self._group else ()
@@ -334,12 +337,14 @@ class DetectorRegistry(Registry[DetectorSpec]):
         return f"{Path(match['path']).expanduser().absolute()}:{match['item']}"
 
     def identity(self, name: str) -> str:
-        """A user's file counts by its name and content, not by where it lies."""
+        """A user's file counts by its name and by its code and that of the modules beside it that it imports, not by
+        where it lies.
+        """
         match = _IN_A_FILE.fullmatch(name)
         if match is None:
             return name
         path = Path(match["path"])
-        return f"{path.name}:{match['item']}@{content_digest(path)}"
+        return f"{path.name}:{match['item']}@{_digest_of(path)}"
 
     def file_of(self, name: str) -> Path | None:
         """The user's file that ``name`` names, whether or not it is there; None for any other."""
@@ -363,6 +368,41 @@ def _is_cell(file: str) -> bool:
 _IN_A_FILE = re.compile(r"(?P<path>.+\.py):(?P<item>[A-Za-z_]\w*)")
 
 
+def _code_of_file(path: Path) -> dict[str, str]:
+    """A user's file and the modules of its folder that it imports, and that those import: SHA-256 by relative path.
+
+    A package counts as a whole; "" is the digest of a file that cannot be read.
+    """
+    found: dict[Path, str] = {}
+    todo = [path]
+    while todo:
+        file = todo.pop()
+        if file in found:
+            continue
+        found[file] = content_digest(file)
+        for name in _imported_names(file):
+            beside = path.parent / name
+            todo += [beside.with_suffix(".py")] if beside.with_suffix(".py").is_file() else sorted(beside.rglob("*.py"))
+    return {str(file.relative_to(path.parent)): found[file] for file in sorted(found)}
+
+
+def _imported_names(file: Path) -> set[str]:
+    """First parts of what ``file`` imports absolutely; those of a package's own modules are in its folder anyway."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    nodes = list(ast.walk(tree))
+    named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    named += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    return {name.partition(".")[0] for name in named} - {"", "fvc_lib"}  # ours counts stage by stage
+
+
+def _digest_of(path: Path) -> str:
+    code = _code_of_file(path)
+    return sha256_of_json(code) if len(code) > 1 else code[path.name]
+
+
 def _declared_in_file(name: str, path: Path, item: str) -> DetectorSpec:
     """What the class or ``DetectorSpec`` called ``item`` in a user's file declares.
 
@@ -372,7 +412,7 @@ def _declared_in_file(name: str, path: Path, item: str) -> DetectorSpec:
     imported once per content, so that an edited file is another network, and under a name by which its objects can be
     pickled.
     """
-    digest = content_digest(path)
+    digest = _digest_of(path)
     module_name = f"fvc_user_{path.stem}_{digest[:16]}"
     if module_name not in sys.modules:
         spec = importlib.util.spec_from_file_location(module_name, path)
@@ -380,6 +420,8 @@ def _declared_in_file(name: str, path: Path, item: str) -> DetectorSpec:
             raise UsageError(f"model {name!r}: no file {str(path)!r}. Give path/to/FILE.py:CLASS.")
         module = importlib.util.module_from_spec(spec)
         sys.modules[module_name] = module
+        for helper in _code_of_file(path):  # an earlier version of one may be loaded
+            _forget(path.parent / helper)
         sys.path.insert(0, str(path.parent))  # what lies beside it may be imported by it
         try:
             spec.loader.exec_module(module)
@@ -399,6 +441,13 @@ def _declared_in_file(name: str, path: Path, item: str) -> DetectorSpec:
         names = [each for each, value in vars(sys.modules[module_name]).items() if isinstance(value, type)]
         raise UsageError(f"model {name!r}: {path.name} has no class {item}.{did_you_mean(item, names)}")
     return declared_by_class(found, name)
+
+
+def _forget(file: Path) -> None:
+    """Let the next import of ``file`` read it anew; who holds its objects keeps them."""
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) == str(file) and not name.startswith("fvc_"):
+            del sys.modules[name]
 
 
 def declared_by_class(kind: Callable[[], Any], name: str) -> DetectorSpec:

@@ -6,18 +6,18 @@ from torch.nn import functional as F
 
 
 def class_losses(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0, focal_gamma: float = 0.0) -> Tensor:
-    """Label-smoothed cross-entropy (B,) of soft ``targets``, well-classified pictures weighed down by the focal factor.
+    """Label-smoothed cross-entropy (B,) of soft ``targets``, well-classified samples weighed down by the focal factor.
 
-    Of a picture of class t, with probabilities p and smoothing s over C classes::
+    Of a sample (a picture or clip) of class t, with probabilities p and smoothing s over C classes::
 
         (1 - p_t) ** gamma * ((1 - s) * -log p_t + s * mean over k of -log p_k)
 
-    The factor is one for the whole picture and of the probability itself, not of ``exp(-loss)``, which with smoothing
+    The factor is one for the whole sample and of the probability itself, not of ``exp(-loss)``, which with smoothing
     never comes near 1. (Keras puts a factor on each class's term. Those of the wrong classes are then hardly weighed
-    down, and what is left of a well-classified picture is the pull to equal probabilities.) Of a mixed picture it is
+    down, and what is left of a well-classified sample is the pull to equal probabilities.) Of a mixed sample it is
     the sum of this over its classes, each weighed by its target, as mixup takes any loss.
 
-    A target's sum is what its picture weighs: 0 where no class is known, which gives a loss and a gradient of exactly
+    A target's sum is what its sample weighs: 0 where no class is known, which gives a loss and a gradient of exactly
     0. Smoothing: C. Szegedy et al., "Rethinking the Inception architecture" (CVPR 2016); focal: T.-Y. Lin et al.,
     "Focal loss for dense object detection" (ICCV 2017); mixup: H. Zhang et al. (ICLR 2018).
 

@@ -161,6 +161,38 @@ def test_a_users_file_counts_by_what_it_holds_and_not_by_where_it_lies(my_net, t
     assert changed.training_values()["model"] != first.training_values()["model"]
 
 
+def test_what_a_users_file_imports_from_its_folder_counts_and_is_read_anew(tmp_path):
+    net, helper, deeper = tmp_path / "net.py", tmp_path / "width_of_it.py", tmp_path / "parts_of_it" / "deep.py"
+    deeper.parent.mkdir()
+    net.write_text(
+        "from torch import nn\nimport width_of_it\n\ndef Net():\n    return nn.Linear(1, width_of_it.WIDTH)\n"
+    )
+    helper.write_text("from parts_of_it.deep import WIDTH\n")
+    deeper.write_text("WIDTH = 3\n")
+    (tmp_path / "other.py").write_text("a file that nobody imports")
+    config = config_of(model=f"{net}:Net")
+    seen = {}
+    for text in ("WIDTH = 3\n", "WIDTH = 12\n"):
+        deeper.write_text(text)
+        seen[config.identity("model")] = DETECTORS.get(config.model).build().out_features
+    assert list(seen.values()) == [3, 12]
+    (tmp_path / "other.py").write_text("another")
+    assert config.identity("model") in seen
+
+
+def test_an_edited_file_that_registers_its_network_gives_the_new_one(tmp_path):
+    net = tmp_path / "net.py"
+    imports = "from fvc_lib.services.registry import DETECTORS\n\n"
+    text = imports + "@DETECTORS.register('edited_net')\nclass Net:\n    side = {}\n"
+    for shift, side in (("", 32), ("\n\n", 48)):
+        net.write_text(shift + text.format(side))
+        try:
+            assert DETECTORS.get(f"{net}:Net").side == side
+            assert DETECTORS.get("edited_net").side == side
+        finally:
+            DETECTORS._items.pop("edited_net", None)
+
+
 def test_a_relative_path_is_made_whole(my_net, monkeypatch):
     monkeypatch.chdir(my_net.parent)
     assert config_of(model="my_net.py:MyNet").model == f"{my_net}:MyNet"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fvc_lib.detectors.network import Detector, Trunk, build_detector
 from fvc_lib.engine.device import release_cached_memory
@@ -113,15 +113,10 @@ def with_features(
     if (config.tune or DETECTORS.get(config.model).tune) != "head":
         return source
     with forked_random_state(0, torch.device("cpu")):
-        network = build_detector(config)
-    if not isinstance(network, Detector) or not isinstance(network.trunk, Trunk) or network.trunk.weights is None:
-        return source  # random weights are others in every training
-    if MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha).mixes:
-        raise UsageError(
-            "mixup_alpha, cutmix_alpha: they mix the pixels of clips, and with a frozen trunk training sees features "
-            "that are computed once of each clip alone. Set both to 0, or train more: -p tune norms, last:N or all."
-        )
-    trunk, weights = network.trunk.eval().to(device), network.trunk.weights
+        trunk = frozen_trunk(build_detector(config), config)
+    if trunk is None or trunk.weights is None:
+        return source
+    weights, trunk = trunk.weights, trunk.eval().to(device)
     clips = [clip for clip in made if source.has(*clip)]
     if not clips:
         return source
@@ -134,6 +129,26 @@ def with_features(
     _compute(featured, trunk, [*clips[first:], *clips[:first]], device, batch_size, stop)
     release_cached_memory(device)
     return featured
+
+
+def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
+    """The trunk of ``network`` whose features are computed once; None where it sees the clips in every epoch.
+
+    That needs weights that are given and of which nothing is trained: random ones are others in every training. The
+    trunk of a user's own file is none of ours, and is computed again.
+
+    Raises:
+        UsageError: clips are to be mixed.
+    """
+    trunk = network.trunk if isinstance(network, Detector) else None
+    if (config.tune or DETECTORS.get(config.model).tune) != "head" or not isinstance(trunk, Trunk) or not trunk.weights:
+        return None
+    if MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha).mixes:
+        raise UsageError(
+            "mixup_alpha, cutmix_alpha: they mix the pixels of clips, and with a frozen trunk training sees features "
+            "that are computed once of each clip alone. Set both to 0, or train more: -p tune norms, last:N or all."
+        )
+    return trunk
 
 
 def _identity(trunk: Trunk, source: Any, config: RunConfig) -> str:
