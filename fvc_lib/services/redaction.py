@@ -101,21 +101,21 @@ class StreamRedactor:
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
-        self._kept = ""
+        self._held = ""
 
     def feed(self, piece: str) -> str:
         """What of all that came so far may be shown now."""
         # Looked for before anything is replaced: what is one secret may be the beginning of another.
-        text = self._kept + piece
+        text = self._held + piece
         held = self._redactor.held_back(text)
         border = self._redactor.border_outside_secrets(text, len(text) - held) if held else len(text)
-        self._kept = text[border:]
+        self._held = text[border:]
         return self._redactor.text(text[:border])
 
     def close(self) -> str:
         """What was kept back, now that nothing follows."""
-        kept, self._kept = self._kept, ""
-        return self._redactor.text(kept)
+        held_text, self._held = self._held, ""
+        return self._redactor.text(held_text)
 
 
 def _without_password(match: re.Match[str]) -> str:

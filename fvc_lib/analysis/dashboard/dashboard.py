@@ -28,9 +28,9 @@ _AT_WORK = frozenset({"running", "waiting"})
 class LiveRefresh:
     """A task in the running event loop that calls ``look`` every so many seconds until it says that all is over."""
 
-    def __init__(self, look: Callable[[], Awaitable[bool]], told: Callable[[str], None]) -> None:
+    def __init__(self, look: Callable[[], Awaitable[bool]], say: Callable[[str], None]) -> None:
         self._look = look
-        self._told = told
+        self._say = say
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -60,9 +60,9 @@ class LiveRefresh:
             return
         error = task.exception()
         if error is not None:
-            self._told(f"Refreshing stopped: {clean_text(f'{type(error).__name__}: {error}')}")
+            self._say(f"Refreshing stopped: {clean_text(f'{type(error).__name__}: {error}')}")
         else:
-            self._told("No chosen run is at work any more: refreshing stopped.")
+            self._say("No chosen run is at work any more: refreshing stopped.")
 
 
 def any_at_work(runs: Iterable[RunPaths]) -> bool:

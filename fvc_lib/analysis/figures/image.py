@@ -208,14 +208,14 @@ def _target_finding(
         tasks.best_control(results, f"target:{target}", "mae"),
     )
     in_unit = f" {unit}" if unit else ""
-    told = f"Numbers of the test images, {count_text(predictions['target'].n_unique(), 'target')}"
+    claim = f"Numbers of the test images, {count_text(predictions['target'].n_unique(), 'target')}"
     if error is not None:
-        told = f"{_short(target)}: off by {interval_text(error.value, error.low, error.high, 1)}{in_unit} on average"
+        claim = f"{_short(target)}: off by {interval_text(error.value, error.low, error.high, 1)}{in_unit} on average"
     if error is not None and mean is not None:
-        told += f"; always saying the mean is off by {number_text(mean.value, 1)}{in_unit}"
+        claim += f"; always saying the mean is off by {number_text(mean.value, 1)}{in_unit}"
     images, groups = predictions["image_id"].n_unique(), predictions["group_id"].n_unique()
     counted = f"n = {count_text(images, 'test image')} in {count_text(groups, 'group')}"
-    return told, f"{counted}; {confidence:.0%} cluster-bootstrap interval over groups"
+    return claim, f"{counted}; {confidence:.0%} cluster-bootstrap interval over groups"
 
 
 def _thinned(rows: pl.DataFrame) -> pl.DataFrame:

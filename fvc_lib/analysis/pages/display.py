@@ -165,10 +165,10 @@ def only_shows() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001  # whatever it is, what it was to show is on record
-        told = wording.clean_text(f"This cannot be shown: {type(error).__name__}: {error}")
+        message = wording.clean_text(f"This cannot be shown: {type(error).__name__}: {error}")
         what = "What the stage computes and writes does not depend on it."
-        html = f'<p class="alarm"><b>{escape(told)}</b> {what}</p>'
-        show_bundle({"text/plain": f"{told}\n{what}", "text/html": html})
+        html = f'<p class="alarm"><b>{escape(message)}</b> {what}</p>'
+        show_bundle({"text/plain": f"{message}\n{what}", "text/html": html})
 
 
 def show_bundle(bundle: dict[str, Any]) -> Any:

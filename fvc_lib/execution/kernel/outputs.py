@@ -398,12 +398,12 @@ class _Stream:
         done, newline, line = output["text"].rpartition("\n")
         fresh = _without_rewritten(line + text)
         room = self._limit // 2 - self.weight + weight(line)
-        kept = _fitting(fresh, max(0, room), from_end=False)
-        output["text"] = done + newline + kept
-        self.weight += weight(kept) - weight(line)
-        if len(kept) < len(fresh):
+        fitting = _fitting(fresh, max(0, room), from_end=False)
+        output["text"] = done + newline + fitting
+        self.weight += weight(fitting) - weight(line)
+        if len(fitting) < len(fresh):
             self.weight = self._limit  # full: what follows, this rest first, goes to the file
-            self._add(fresh[len(kept) :], outputs)
+            self._add(fresh[len(fitting) :], outputs)
 
     def _head_length(self) -> int:
         return sum(len(output["text"]) for output in self._head)

@@ -73,11 +73,11 @@ def worst_mistakes(paths: RunPaths, number: int = 12) -> pl.DataFrame:
 def _class_rows(images: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> list[Row]:
     trained = images.filter((pl.col("part") == "train") & pl.col("class_label").is_not_null())
     counts = trained.group_by("class_label").len().sort("len", "class_label", descending=[True, False])
-    place_of = {label: place for place, label in enumerate(counts["class_label"], start=1)}
-    classes, labels, predicted = _numbered(predictions, tuple(place_of))
-    majority = np.full(labels.size, classes.index(next(iter(place_of))))
+    rank_of = {label: frequency_rank for frequency_rank, label in enumerate(counts["class_label"], start=1)}
+    classes, labels, predicted = _numbered(predictions, tuple(rank_of))
+    majority = np.full(labels.size, classes.index(next(iter(rank_of))))
     # A class that training has not seen comes after all others.
-    majority_ranks = np.array([place_of.get(label, len(classes)) for label in predictions["class_label"]])
+    majority_ranks = np.array([rank_of.get(label, len(classes)) for label in predictions["class_label"]])
     ranks = predictions["rank_of_class"].to_numpy()
     groups = predictions["group_id"].to_list()
     rows = _measured_rows(MODEL, "all", _class_measures(ranks, labels, predicted), groups, config)

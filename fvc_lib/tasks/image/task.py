@@ -83,9 +83,9 @@ class ImageScores(SampleColumns):
 
     def target(self, name: str) -> ScoredTarget:
         """What was found of those of which target ``name`` is known."""
-        place = self.labels.targets.index(name)
-        rows = np.flatnonzero(self.column("known")[:, place].numpy())
-        values, predicted = (self.labels.in_units(self.column(c).numpy())[rows, place] for c in ("value", "predicted"))
+        number = self.labels.targets.index(name)
+        rows = np.flatnonzero(self.column("known")[:, number].numpy())
+        values, predicted = (self.labels.in_units(self.column(c).numpy())[rows, number] for c in ("value", "predicted"))
         return ScoredTarget(rows, values, predicted)
 
     def compute(self) -> dict[str, float]:

@@ -95,7 +95,7 @@ def refuse_nonfinite(outputs: VideoTextOutputs) -> None:
         return
     videos = found.video_places[~found.video_embeddings.isfinite().all(1).numpy()]
     texts = found.text_places[~found.text_embeddings.isfinite().all(1).numpy()]
-    lost = [outputs.sample_ids[place] for place in (*videos, *texts)]
+    lost = [outputs.sample_ids[number] for number in (*videos, *texts)]
     raise DataError(
         f"the network says nothing finite of {len(lost)} test videos or texts, the first in the pairs "
         f"{', '.join(lost[:5])}. Turn amp off, or train with a lower learning_rate."
@@ -173,19 +173,19 @@ def read_parts(
     ranks = ranks or Ranks()
     pairs = read_table(paths.video_texts, VIDEO_TEXTS)
     missing = ranks.from_leader("clips", lambda: list(video_text.make_clips(config, pairs, stop=stop)[1]))
-    kept = video_text.numbered(pairs.filter(~pl.col("video_id").is_in(missing)))
-    empty = [part for part in PARTS if part not in set(kept["part"])]
+    remaining = video_text.numbered(pairs.filter(~pl.col("video_id").is_in(missing)))
+    empty = [part for part in PARTS if part not in set(remaining["part"])]
     if empty:
         raise DataError(
             f"no pair is left of the part {' and '.join(empty)}: {len(missing)} videos have no clip. Add videos, or "
             "change split_validation_share or split_test_share in a new run."
         )
-    texts = kept.filter(pl.col("part") == "train")["text"]
+    texts = remaining.filter(pl.col("part") == "train")["text"]
     tokenizer = TextTokenizer.train(texts.unique(), config.vocabulary_size)
-    _logger.info("%d pairs, a vocabulary of %d tokens", kept.height, tokenizer.vocabulary_size)
+    _logger.info("%d pairs, a vocabulary of %d tokens", remaining.height, tokenizer.vocabulary_size)
     if ranks.rank == 0:
-        _say_what_is_cut(kept["text"].unique().to_list(), tokenizer, config)
-    return VideoTextParts(kept, ClipStore.of(config), tokenizer)
+        _say_what_is_cut(remaining["text"].unique().to_list(), tokenizer, config)
+    return VideoTextParts(remaining, ClipStore.of(config), tokenizer)
 
 
 def _say_what_is_cut(texts: Sequence[str], tokenizer: TextTokenizer, config: RunConfig) -> None:
@@ -263,8 +263,8 @@ def _beside(pairs: pl.DataFrame, config: RunConfig) -> dict[str, Tensor]:
     if not folder:
         return {}
     texts = pairs["text"].unique(maintain_order=True).to_list()
-    place_of = {text: place for place, text in enumerate(texts)}
-    rows = [place_of[text] for text in pairs["text"]]
+    row_of = {text: number for number, text in enumerate(texts)}
+    rows = [row_of[text] for text in pairs["text"]]
     return {name: encoded[rows] for name, encoded in encoder_tensors(folder, texts, config.max_text_tokens).items()}
 
 
