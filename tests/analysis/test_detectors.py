@@ -26,7 +26,7 @@ MakeOne = Callable[..., RunPaths]
 def make_one(make_run: Callable[..., RunPaths]) -> MakeOne:
     def make(name: str, skill: float, drawn: int = 0, **parameters: object) -> RunPaths:
         run = make_run(name=name, seed=drawn, skill=skill)
-        write_text(run.params_yaml, resolve_config(parameters, environ={}).to_yaml())
+        write_text(run.params_yaml, resolve_config({"model": "frame_cnn", **parameters}, environ={}).to_yaml())
         return run
 
     return make
@@ -78,6 +78,7 @@ def test_the_best_value_is_marked_as_best_only_above_its_controls_and_all_others
     without = compare_detectors(runs, replicates=300)
     assert without.best["roc_auc"] == ("r2plus1d_small", False)
     assert detectors.detector_table(without)["above_controls"][1] == "1 of 2 runs"
+    assert without.differences[0].finding.endswith("only 1 of 2 runs of r2plus1d_small is above every control.")
     assert HIGHEST in detectors.metric_table(without)["roc_auc"][1]
     assert r"\textbf{" not in detectors.latex_table(without)
 

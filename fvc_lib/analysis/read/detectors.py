@@ -187,10 +187,10 @@ def compare_detectors(
     few = interval_cautions(main.num_groups, None, None)
     return DetectorComparison(
         detectors,
-        comparison.adjusted(against, metrics[0], confidence),
+        _with_controls(comparison.adjusted(against, metrics[0], confidence), detectors),
         {metric: _best(detectors, metric, drawn[metric][0], confidence) for metric in metrics},
         tuple(left_out),
-        (*dict.fromkeys(caution for each in detectors for one in each.headlines for caution in one.cautions), *few),
+        tuple(dict.fromkeys((*few, *_cautions(detectors)))),
         confidence,
     )
 
@@ -318,6 +318,34 @@ def _pair(
     return PairComparison(detectors[one].name, detectors[other].name, difference, not_asked, math.nan, False, "")
 
 
+def _with_controls(pairs: Sequence[PairComparison], detectors: Sequence[Detector]) -> tuple[PairComparison, ...]:
+    """A difference in favour of a detector that may know nothing of fakes is said to be that."""
+    short = {
+        each.name: f" But only {each.num_above_controls} of {count_text(len(each.runs), 'run')} of {each.name} "
+        f"{'is' if each.num_above_controls == 1 else 'are'} above every control."
+        for each in detectors
+        if not each.is_above_controls
+    }
+    better = [pair.second if pair.difference.value > 0 else pair.first for pair in pairs]
+    return tuple(
+        replace(pair, finding=pair.finding + (short.get(name, "") if pair.is_shown else ""))
+        for pair, name in zip(pairs, better, strict=True)
+    )
+
+
+def _cautions(detectors: Sequence[Detector]) -> list[str]:
+    """What must be known of all runs, then of single ones."""
+    runs = [(each, seed, one) for each in detectors for seed, one in zip(each.seeds, each.headlines, strict=True)]
+    of_all = [caution for caution in runs[0][2].cautions if all(caution in one.cautions for _, _, one in runs)]
+    own = [
+        f"{each.name}, seed {seed}: {caution}"
+        for each, seed, one in runs
+        for caution in one.cautions
+        if caution not in of_all
+    ]
+    return of_all + own
+
+
 def _best(detectors: Sequence[Detector], metric: str, drawn: ReplicateValues, confidence: float) -> tuple[str, bool]:
     """The detector with the best value, and whether it is above its controls and shown to be better than each other.
 
@@ -396,7 +424,7 @@ def run_table(found: DetectorComparison) -> pl.DataFrame:
                     "run_id": run.name,
                     "detector": detector.name,
                     "seed": seed,
-                    "auc": interval_text(score.value, score.low, score.high) if score else "",
+                    "roc_auc": interval_text(score.value, score.low, score.high) if score else "",
                     "best_control": source_name(best.source) if best else "none",
                     "control_auc": interval_text(best.value, best.low, best.high) if best else "",
                     "standing": headline.verdict.standing,
