@@ -18,6 +18,7 @@ from fvc_lib.detectors.heads.temporal import HEADS, Mean
 from fvc_lib.detectors.weights import LoadedWeights, OwnWeights, load_weights, run_of_weights
 from fvc_lib.services.config import TUNE, TUNE_WORDS, RunConfig
 from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.hub import local_weights
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 # Fractions of white, per colour, that published weights were trained with.
@@ -314,10 +315,7 @@ def weights_path(text: str) -> Path | None:
     if path.suffix in (".bundle", ".zip"):
         raise UsageError(f"model_weights {text!r}: bundles cannot be read yet. Give the run's folder.")
     if not path.exists():
-        raise UsageError(
-            f"model_weights {text!r}: no such file or folder on this machine. Fetch it first, for example with "
-            f"'hf download NAME --local-dir FOLDER', and give that folder."
-        )
+        local_weights(text, allow_download=False)
     return path
 
 

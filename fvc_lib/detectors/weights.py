@@ -135,6 +135,8 @@ def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tenso
     Raises:
         UsageError: no such file, damaged, or something else than tensors by name.
     """
+    if path.is_dir():  # as a hub has it
+        path = next((path / name for name in _FILES if (path / name).is_file()), path)
     try:
         if path.suffix == ".safetensors":
             document: Any = safetensors.torch.load_file(path)

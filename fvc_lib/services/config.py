@@ -301,6 +301,9 @@ class RunConfig(BaseModel):
         memory=_NET_STAGES,
         instead="The weights of a network on images are backbone_weights.",
     )
+    allow_download: bool = field(
+        False, "nothing", "fetch model_weights from the hub where it is a name there: organisation/name", _CLIPS
+    )
     head: Literal["", "mean", "attention", "gru", "path"] = field(
         "", "weights", "mean, attention, gru or path; empty: the model's", _VIDEO, later=True, memory=_NET_STAGES
     )

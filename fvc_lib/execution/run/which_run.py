@@ -26,6 +26,7 @@ from fvc_lib.services import config as configuration
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, write_json
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig, resolve_config, run_config
 from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.hub import is_hub_id, local_weights
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, STAGES, TASK_OF_STAGE, TASKS
 
@@ -222,7 +223,13 @@ def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) ->
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """``config`` with every path absolute, as seen from here: a kernel works in the folder of the notebooks."""
+    """``config`` with every path absolute, as seen from here: a kernel works in the folder of the notebooks.
+
+    ``UsageError`` where weights are to come from the hub and may not, or cannot; else they are fetched now.
+    """
+    if is_hub_id(config.model_weights):
+        fetched = local_weights(config.model_weights, allow_download=config.allow_download)
+        config = config.model_copy(update={"model_weights": str(fetched)})
     paths = {name: getattr(config, name) for name, declared in DECLARED.items() if declared.path}
     absolute = {name: str(Path(path).expanduser().absolute()) for name, path in paths.items() if path}
     return config.model_copy(update=absolute)

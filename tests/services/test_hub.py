@@ -1,0 +1,60 @@
+"""Weights by a hub's name: only where that is allowed, and what the message says where it cannot be."""
+
+import pytest
+
+from fvc_lib.detectors.network import weights_path
+from fvc_lib.execution.run.which_run import with_absolute_paths
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.hub import is_hub_id, local_weights
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub that cannot be reached, with one repository in its cache; how that lies is the hub's own."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    for name, file in (("tiny--net", "model.safetensors"), ("tiny--empty", "config.json")):
+        repository = tmp_path / f"models--{name}"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text(COMMIT)
+        (repository / "snapshots" / COMMIT).mkdir(parents=True)
+        (repository / "snapshots" / COMMIT / file).write_bytes(b"{}")
+    return tmp_path
+
+
+def test_what_lies_here_is_no_hub_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "net.pth").write_bytes(b"")
+    assert not is_hub_id("weights/net.pth")
+    assert not is_hub_id(str(tmp_path))
+    assert not is_hub_id("")
+    assert is_hub_id("facebook/dinov2-small@main")
+
+
+def test_nothing_is_fetched_unless_allowed_and_the_message_says_what_to_do():
+    remedy = r"no such file or folder.*allow_download true.*hf download facebook/dinov2-small --local-dir FOLDER"
+    with pytest.raises(UsageError, match=remedy):
+        with_absolute_paths(RunConfig(model_weights="facebook/dinov2-small"))
+    with pytest.raises(UsageError, match=remedy):
+        weights_path("facebook/dinov2-small")
+    with pytest.raises(UsageError, match="no such file or folder on this machine"):
+        weights_path("/nowhere/at/all.pth")
+
+
+def test_the_run_names_the_fetched_folder_which_names_the_commit(hub):
+    asked = RunConfig(model_weights="tiny/net", allow_download=True)
+    found = with_absolute_paths(asked).model_weights
+    assert found == str(hub / "models--tiny--net" / "snapshots" / COMMIT)
+    assert RunConfig(model_weights=found).config_hash == RunConfig(model_weights=found, allow_download=True).config_hash
+
+
+def test_where_the_hub_cannot_be_reached_the_message_says_what_to_fetch_where(hub):
+    with pytest.raises(UsageError, match=r"cannot be fetched from here: .*hf download other/net --revision v2 --local"):
+        local_weights("other/net@v2", allow_download=True)
+    with pytest.raises(UsageError, match="it holds no weights"):
+        local_weights("tiny/empty", allow_download=True)
