@@ -29,7 +29,7 @@ define resolve
 		| LC_ALL=C sort > build/lock/$(1).txt
 endef
 
-.PHONY: help setup setup-mlflow setup-detectors demo demo-image demo-video-text lab doctor test test-quick test-long test-browser test-mlflow test-detectors test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval index-kills lock clean
+.PHONY: help setup setup-mlflow setup-detectors demo demo-image demo-video-text lab doctor test test-quick test-long test-browser test-mlflow test-detectors test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -149,6 +149,9 @@ bench-index: $(STAMP)  ## Measure what indexing costs per file and per row, as r
 
 bench-training: $(STAMP)  ## Measure what the engine costs over a bare loop: steps, checkpoints, logging, memory
 	$(RUN) -m benchmarks.training
+
+bench-detectors: setup-detectors  ## Measure the engine beside Trainer and Lightning Fabric on five networks; peers: pip install '.[bench]'
+	$(RUN) -m benchmarks.detectors
 
 bench-preflight: $(STAMP)  ## Compare the predicted peak of memory with the measured one, model by model
 	$(RUN) -m benchmarks.preflight

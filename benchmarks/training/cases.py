@@ -16,13 +16,18 @@ from fvc_lib.video.clips.store import ClipStore
 
 @dataclass(frozen=True)
 class Case:
-    """One training: a network, its clips (``num_frames`` x ``size`` x ``size``) and how they are batched."""
+    """One training: a network, its clips (``num_frames`` x ``size`` x ``size``) and how they are batched.
+
+    Attributes:
+        weights: a file or folder for ``model_weights``; all of the network is trained.
+    """
 
     model: str = "frame_cnn"
     num_frames: int = 6
     size: int = 112
     micro_batch: int = 8
     effective_batch_size: int = 16
+    weights: str = ""
 
     def __str__(self) -> str:
         return self.model
@@ -50,7 +55,7 @@ class Training:
         return RunConfig(
             cache_dir=str(self.folder / "cache"), model=case.model, num_frames=case.num_frames, fixed_size=case.size,
             batch_size=case.micro_batch, effective_batch_size=case.effective_batch_size, device="cpu",
-            early_stopping_epochs=0,
+            early_stopping_epochs=0, model_weights=case.weights, tune="all",
         )  # fmt: skip
 
     def store_clips(self) -> None:
@@ -68,7 +73,7 @@ class Training:
         return VideoTask(
             ClipDataset(store, training),
             ClipDataset(store, self._rows(num_validation)),
-            config=RunConfig(model=self.case.model),
+            config=self.config,
             weights=self.loss_weights,
         )
 

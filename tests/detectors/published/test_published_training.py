@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -21,11 +19,13 @@ pytestmark = [pytest.mark.detectors, pytest.mark.filterwarnings("ignore:.*torch.
 
 COMPUTE = resolve_device("cpu")
 QUIET = {"epochs": 1, "effective_batch_size": 3, "micro_batch": 3, "learning_rate": 1e-4}  # two steps
+BATCH_NORMS = ("r2plus1d", "x3d", "i3d", "slowfast", "timm")  # from scratch
 
 
 @pytest.fixture
 def published(name, tmp_path):
-    return SmallTasks(name, tmp_path / "weights")
+    """In double precision: Adam makes whole steps of what is only rounding."""
+    return SmallTasks(name, tmp_path / "weights", double=True)
 
 
 def gradients(task, micro_batch, *, recompute=False):
@@ -44,7 +44,7 @@ def gradients(task, micro_batch, *, recompute=False):
 @pytest.mark.parametrize("name", SMALL)
 def test_any_split_of_a_batch_gives_the_gradients_of_the_whole(published):
     """Also where what was computed forwards is computed again backwards; every trained parameter has its gradient."""
-    task = SmallTasks(published.name, published.folder, double=True)()
+    task = published()
     wanted, model = gradients(task, 5)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert wanted.keys() <= trained
@@ -67,10 +67,10 @@ def test_a_clip_s_logit_in_training_does_not_depend_on_its_batch_or_a_draw(publi
             together, again = model(frames), model(frames)
             alone = torch.cat([model(clip[None]) for clip in frames])
     assert together.equal(again)
-    torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(alone, together, rtol=1e-9, atol=1e-9)
     noted = any("stochastic depth" in note for note in model.trunk.notes)
     assert noted == (published.name in ("swin3d", "mvit", "dinov2"))
-    assert any("group norms" in note for note in model.trunk.notes) == (published.name in ("x3d", "slowfast", "timm"))
+    assert any("group norms" in note for note in model.trunk.notes) == (published.name in BATCH_NORMS)
 
 
 @pytest.mark.parametrize("name", ["siglip", "clip"])
@@ -83,7 +83,8 @@ def test_a_trunk_of_which_nothing_is_trained_stays_in_evaluation_mode(published)
     assert not model.eval().head.training
 
 
-@pytest.mark.parametrize("name", ONE_OF_EACH)
+# Without MViT: its keys have biases that change nothing, whose gradients are rounding alone.
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "mvit"])
 def test_a_stopped_training_goes_on_exactly_and_memory_that_ends_changes_nothing(published, make_engine):
     task = published()
     whole = make_engine("whole", task=task, **QUIET).fit()
@@ -95,13 +96,11 @@ def test_a_stopped_training_goes_on_exactly_and_memory_that_ends_changes_nothing
         state = make_engine(f"ends {where}", task=tight(task, ends, draws=False), **QUIET).fit()
         assert ends.calls >= 2
         assert state.micro_batch < 3
-        assert weight_distance(state.best_model, whole.best_model) < 1e-4
+        assert weight_distance(state.best_model, whole.best_model) < 1e-6
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_two_ranks_train_what_one_does(published, tmp_path):
-    """In double precision: Adam makes whole steps of what is only rounding."""
-    published = replace(published, double=True)
     published().build_model()  # its folder of weights is written once
     found = {}
     for size in (1, 2):
@@ -119,11 +118,13 @@ def test_two_ranks_train_what_one_does(published, tmp_path):
     [
         ("r3d_18", 4, 32), ("mc3_18", 4, 32), ("r2plus1d_18", 4, 32), ("s3d", 16, 64), ("swin3d_t", 4, 64),
         ("x3d_xs", 4, 64), ("slow_r50", 4, 32), ("slowfast_r50", 8, 32), ("i3d_r50", 8, 32),
+        ("timm:legacy_xception", 1, 96), ("timm:efficientnet_b4", 1, 64), ("timm:inception_v3", 1, 96),
+        ("timm:vit_small_patch14_dinov2", 1, 28),
     ],
 )  # fmt: skip
 def test_forward_and_backward_run_on_small_clips(name, num_frames, side):
     with forked_random_state(0, COMPUTE.device):
-        trunk = trunk_of(name).train()
+        trunk = trunk_of(name, side=side if name.startswith("timm:") else 0).train()
         trunk(noise(1, num_frames, side)).square().sum().backward()
     without = [key for key, p in trunk.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
     assert without == []

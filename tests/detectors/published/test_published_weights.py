@@ -30,42 +30,47 @@ from tests.detectors.published.networks import (
 
 pytestmark = [pytest.mark.detectors, pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")]
 
-# By name: the features of the class layer, its classes, and how many parameters the published network has with it
-# (400 classes of Kinetics, 174 of Something-Something; none for encoders of pictures).
+# By name: the features of the class layer, its classes (400 of Kinetics, 174 of Something-Something, 1000 of ImageNet;
+# none for encoders of pictures), how many parameters the network has with that layer, and the millions that are
+# published, to as many places as they are there. torchvision's are exact, in the package's own metadata of the weights.
+# pytorchvideo's: its model zoo, "Params (M)". TimeSformer (divided attention), VideoMAE and ViViT (16x2): their papers.
+# V-JEPA 2 gives its encoder's 300 alone. CLIP and SigLIP: open_clip's docs/model_profile.csv, "image_mparams"; CLIP's
+# less the projection to what texts share (0.39, 0.39, 0.79), which is no part of the encoder. DINOv2: timm's cards.
+# DINOv3: its README. timm's, and Lite0 as tf_efficientnet_lite0: its results/results-imagenet.csv, "param_count".
 PUBLISHED = {
-    "r3d_18": (512, 400, 33_371_472),
-    "mc3_18": (512, 400, 11_695_440),
-    "r2plus1d_18": (512, 400, 31_505_325),
-    "s3d": (1024, 400, 8_320_048),
-    "mvit_v2_s": (768, 400, 34_537_744),
-    "swin3d_t": (768, 400, 28_158_070),
-    "x3d_xs": (2048, 400, 3_794_274),
-    "x3d_s": (2048, 400, 3_794_274),
-    "x3d_m": (2048, 400, 3_794_274),
-    "slow_r50": (2048, 400, 32_454_096),
-    "slowfast_r50": (2304, 400, 34_566_488),
-    "i3d_r50": (2048, 400, 28_043_472),
-    "timesformer": (768, 2, 121_260_290),
-    "videomae": (768, 400, 86_534_800),
-    "vivit": (768, 400, 88_954_000),
-    "vjepa2": (1024, 174, 375_485_998),
-    "efficientnet_lite0": (1280, 1000, 4_652_008),
-    "clip_vit_b16": (768, 0, 85_799_424),
-    "clip_vit_b32": (768, 0, 87_456_000),
-    "clip_vit_l14": (1024, 0, 303_179_776),
-    "dinov2_small": (384, 0, 22_056_576),
-    "dinov2_base": (768, 0, 86_580_480),
-    "dinov2_large": (1024, 0, 304_368_640),
-    "dinov3_small": (384, 0, 21_596_544),
-    "dinov3_base": (768, 0, 85_660_416),
-    "siglip_base": (768, 0, 92_884_224),
-    "gend": (1024, 0, 303_179_776),
-    "effort": (1024, 0, 303_179_776),
-    "gend_dino": (768, 0, 85_660_416),
-    "timm:legacy_xception": (2048, 1000, 22_855_952),
-    "timm:efficientnet_b4": (1792, 1000, 19_341_616),
-    "timm:inception_v3": (2048, 1000, 23_834_568),
-    "timm:vit_small_patch14_dinov2": (384, 0, 22_056_192),
+    "r3d_18": (512, 400, 33_371_472, ""),
+    "mc3_18": (512, 400, 11_695_440, ""),
+    "r2plus1d_18": (512, 400, 31_505_325, ""),
+    "s3d": (1024, 400, 8_320_048, ""),
+    "mvit_v2_s": (768, 400, 34_537_744, ""),
+    "swin3d_t": (768, 400, 28_158_070, ""),
+    "x3d_xs": (2048, 400, 3_794_274, "3.79"),
+    "x3d_s": (2048, 400, 3_794_274, "3.79"),
+    "x3d_m": (2048, 400, 3_794_274, "3.79"),
+    "slow_r50": (2048, 400, 32_454_096, "32.45"),
+    "slowfast_r50": (2304, 400, 34_566_488, "34.57"),
+    "i3d_r50": (2048, 400, 28_043_472, "28.04"),
+    "timesformer": (768, 174, 121_392_558, "121.4"),
+    "videomae": (768, 400, 86_534_800, "87"),
+    "vivit": (768, 400, 88_954_000, "88.9"),
+    "vjepa2": (1024, 174, 375_485_998, ""),
+    "efficientnet_lite0": (1280, 1000, 4_652_008, "4.65"),
+    "clip_vit_b16": (768, 0, 85_799_424, "85.80"),
+    "clip_vit_b32": (768, 0, 87_456_000, "87.46"),
+    "clip_vit_l14": (1024, 0, 303_179_776, "303.18"),
+    "dinov2_small": (384, 0, 22_056_576, "22.1"),
+    "dinov2_base": (768, 0, 86_580_480, "86.6"),
+    "dinov2_large": (1024, 0, 304_368_640, "304.4"),
+    "dinov3_small": (384, 0, 21_596_544, "21"),
+    "dinov3_base": (768, 0, 85_660_416, "86"),
+    "siglip_base": (768, 0, 92_884_224, "92.88"),
+    "gend": (1024, 0, 303_179_776, "303.18"),
+    "effort": (1024, 0, 303_179_776, "303.18"),
+    "gend_dino": (768, 0, 85_660_416, "86"),
+    "timm:legacy_xception": (2048, 1000, 22_855_952, "22.86"),
+    "timm:efficientnet_b4": (1792, 1000, 19_341_616, "19.34"),
+    "timm:inception_v3": (2048, 1000, 23_834_568, "23.83"),
+    "timm:vit_small_patch14_dinov2": (384, 0, 22_056_192, "22.1"),
 }
 POSITIONS = {"dinov2_small": 518, "dinov2_base": 518, "dinov2_large": 518}  # sides that weights have positions for
 
@@ -78,9 +83,11 @@ def test_the_table_has_every_published_network():
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_published_network_has_as_many_parameters_as_its_publisher_says(name):
     spec = DETECTORS.get(name)
-    features, classes, published = PUBLISHED[name]
+    features, classes, published, millions = PUBLISHED[name]
     spec = replace(spec, side=POSITIONS.get(name, spec.side))
     assert spec.num_parameters() + (features + 1) * classes == published
+    if millions:  # some are rounded, some cut off
+        assert abs(published / 1e6 - float(millions)) < 10 ** -len(millions.partition(".")[2])
     if spec.family == "torchvision":
         weights = imported("torchvision.models", name).get_model_weights(name)
         assert weights.KINETICS400_V1.meta["num_params"] == published
@@ -97,8 +104,8 @@ def publishers_network(name):
 # Where the size of what the class layer pools is fixed, or the network's clips are, nothing smaller can be compared.
 SIZES = {
     "r3d_18": (4, 32), "mc3_18": (4, 32), "r2plus1d_18": (4, 32), "s3d": (16, 224), "mvit_v2_s": (16, 224),
-    "swin3d_t": (4, 64), "x3d_xs": (4, 160), "slow_r50": (8, 224), "slowfast_r50": (32, 224),
-    "i3d_r50": (8, 224),
+    "swin3d_t": (4, 64), "x3d_xs": (4, 160), "x3d_s": (13, 160), "x3d_m": (16, 224), "slow_r50": (8, 224),
+    "slowfast_r50": (32, 224), "i3d_r50": (8, 224),
 }  # fmt: skip
 
 
@@ -156,6 +163,15 @@ def test_a_folder_of_transformers_gives_the_features_of_transformers_own_pipelin
     assert all(a.equal(b) for a, b in zip(trunk.parameters(), again.parameters(), strict=True))
 
 
+@pytest.mark.parametrize(("name", "trunk"), [("gend", "clip_vit_b16"), ("gend_dino", "dinov3_small")])
+def test_a_recipe_takes_the_folder_of_its_trunk(name, trunk, tmp_path):
+    write_folder(trunk, tmp_path)
+    frames = noise(2, FRAMES, SIDE)
+    with torch.inference_mode():
+        found, wanted = (trunk_of(each, tmp_path, num_frames=FRAMES, side=SIDE)(frames) for each in (name, trunk))
+    assert found.equal(wanted)
+
+
 def test_a_folder_of_pictures_and_texts_gives_its_encoder_of_pictures(tmp_path):
     """As openai/clip-vit-base-patch16 is: a CLIPModel."""
     _, settings, _ = SMALL_FOLDERS["clip_vit_b16"]
@@ -170,14 +186,20 @@ def test_a_folder_of_pictures_and_texts_gives_its_encoder_of_pictures(tmp_path):
         torch.testing.assert_close(trunk(frames).flatten(0, 1), wanted)
 
 
-@pytest.mark.parametrize("name", ["test_vit", "test_convnext", "test_resnet", "test_efficientnet", "inception_v3"])
-def test_weights_of_timm_give_the_features_of_timms_own_pipeline(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [
+        ("test_vit", 160), ("test_convnext", 160), ("test_resnet", 160), ("test_efficientnet", 160),
+        ("inception_v3", 96), ("legacy_xception", 96), ("efficientnet_b4", 96), ("vit_small_patch14_dinov2", 98),
+    ],
+)  # fmt: skip
+def test_weights_of_timm_give_the_features_of_timms_own_pipeline(name, side, tmp_path):
     """On real frames: timm's own transform, without its resizing, before its own network."""
     timm = imported("timm", name)
     data = imported("timm.data", name)
-    network = seeded(lambda: timm.create_model(name))
+    sized = {"img_size": side} if name.startswith("vit") else {}
+    network = seeded(lambda: timm.create_model(name, **sized))
     save_file(network.state_dict(), tmp_path / "model.safetensors")
-    side = 160 if name.startswith("test") else 96
     trunk = trunk_of(f"timm:{name}", tmp_path / "model.safetensors", side=side)
     transform = data.create_transform(**data.resolve_data_config(model=network), is_training=False)
     steps = [step for step in transform.transforms if type(step).__name__ not in ("Resize", "CenterCrop")]
@@ -214,6 +236,8 @@ def test_a_file_of_another_network_is_refused_by_name(tmp_path):
         trunk_of("r3d_18", tmp_path / "mc3.pth")
     with pytest.raises(UsageError, match=r"not in it: blocks.0.*unknown: stem.0.weight"):
         trunk_of("x3d_xs", tmp_path / "mc3.pth")
+    with pytest.raises(UsageError, match=r"mc3.pth' does not fit .*not in it: .*unknown: "):
+        trunk_of("timm:test_resnet", tmp_path / "mc3.pth")
     with pytest.raises(UsageError, match=r"not in it: stem.0.weight.*unknown: stem.1.weight|of another shape"):
         trunk_of("efficientnet_lite0", tmp_path / "mc3.pth")
 
