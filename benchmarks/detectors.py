@@ -217,8 +217,10 @@ class Spent:
     peak_bytes: int
 
 
-def _live(side: Side, own: Round, folder: Path, pipe: Any) -> None:
+def _live(side: Side, own: Round, folder: Path, pipe: Any, others: list[Any]) -> None:
     """One side in its process: its turns, then what it found."""
+    for inherited in others:  # while one of them is open here, its side would not hear that the benchmark has ended
+        inherited.close()
     stamps: list[float] = []
 
     def pause() -> None:
@@ -246,7 +248,8 @@ def take_turns(own: Round, names: list[str], folder: Path) -> dict[str, Spent]:
     for name in names:
         pipes[name], theirs = context.Pipe()
         (folder / name).mkdir()
-        context.Process(target=_live, args=(SIDES[name], own, folder / name, theirs), daemon=True).start()
+        arguments = (SIDES[name], own, folder / name, theirs, list(pipes.values()))
+        context.Process(target=_live, args=arguments, daemon=True).start()
         theirs.close()
         _answer(name, pipes[name])  # it has come to its first step
     for step in range(own.num_steps):
