@@ -268,13 +268,11 @@ class RankReports(logging.Handler):
         if self._rank == 0:
             self._send("progress", [done, planned])
 
-    def at(
-        self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
-    ) -> None:
+    def at(self, phase: str, **position: int | None) -> None:
         """Where the training is, from rank 0, with the memory of its device about once a second."""
         if self._rank:
             return
-        self._send("at", {"phase": phase, "epoch": epoch, "batch_idx": batch_idx, "global_step": global_step})
+        self._send("at", {"phase": phase, **position})
         if self._devices and time.monotonic() - self._probed_at >= _DEVICE_SECONDS:
             self._probed_at = time.monotonic()
             for device, probe in self._devices.items():

@@ -299,8 +299,7 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
 
 
-# ----------------------------------------------------------------------------------------------------
-# From a few measured steps to the peak of a training and to the micro-batch that fits.
+# --- From a few measured steps to the peak of a training and to the micro-batch that fits.
 
 
 @dataclass
@@ -389,8 +388,7 @@ def give_back_unused() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The child process: a little of the real training. It may die.
+# --- The child process: a little of the real training. It may die.
 
 _probe: StepProbe  # in the child, from the first item on
 
@@ -559,8 +557,7 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-# ----------------------------------------------------------------------------------------------------
-# The file of measurements and decisions.
+# --- The file of measurements and decisions.
 
 
 def circumstances(request: StepRequest) -> dict[str, Any]:

@@ -223,11 +223,9 @@ class ControlMemory:
     def __init__(self, observer: MemoryObserver) -> None:
         self._observer = observer
 
-    def at(
-        self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
-    ) -> None:
+    def at(self, phase: str, **position: int | None) -> None:
         """``train`` becomes ``control_train``."""
-        self._observer.at(self.prefix + phase, epoch=epoch, batch_idx=batch_idx, global_step=global_step)
+        self._observer.at(self.prefix + phase, **position)
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
         """As it is: the position tells whose it was."""
