@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import os
-from collections.abc import Callable, Sequence
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,9 +26,12 @@ from fvc_lib.execution.run.stage_end import KernelOutcome
 from fvc_lib.execution.run.status import RunStatus, read_status
 from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill
 from fvc_lib.services.config import RunConfig, resolve_config
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import Stage
 
+PATIENCE_SECONDS = 300.0  # with what comes in a moment, and on a busy machine in many
+ONE = "output('one', f'seed {seed}')"
+TWO = "output('two', (folder / 'one.txt').read_text() + '!')"
 PARAMETERS = 'run_dir: str = ""\nseed: int = 0\n'
 WRITE = """
 from pathlib import Path
@@ -118,6 +126,69 @@ def build_project(folder: Path, per_fold: tuple[str, ...] = (), **cells: Sequenc
         stages.append(table_stage(name, needs, name in per_fold))
     config = resolve_config({"runs_dir": str(folder / "runs"), "num_folds": 2}, environ={})
     return Project(folder / "notebooks", tuple(stages), config)
+
+
+def wait_for(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > end:
+            pytest.fail(f"waited {PATIENCE_SECONDS} s for {what}")
+        time.sleep(0.02)
+
+
+RUNNER = """
+import json, sys
+from pathlib import Path
+from fvc_lib.execution.plan.stages import read_notebook
+from fvc_lib.execution.plan.plan import make_plan
+from fvc_lib.execution.run.runner import Runner
+from fvc_lib.services.config import run_config
+from fvc_lib.services.tasks import Stage
+from fvc_lib.services.run_paths import RunPaths, list_runs
+run, folder = RunPaths(Path(sys.argv[1])), Path(sys.argv[2])
+stages, jobs, tasks = map(json.loads, sys.argv[3:])
+tasks = frozenset(tasks) if tasks else None
+def declared(name, needs, per_fold):
+    def outputs(run, fold):
+        return (run.tables / (f"{name}.txt" if fold is None else f"{name}_{fold}.txt"),)
+    return Stage(name, needs, lambda run, fold: [run.tables / f"{need}.txt" for need in needs], outputs, per_fold)
+stages = [declared(name, tuple(needs), per_fold) for name, needs, per_fold in stages]
+notebooks = {stage.name: read_notebook(folder / f"{stage.name}.ipynb") for stage in stages}
+config = run_config(run)
+runner = Runner(run, config, notebooks, jobs=jobs, only_tasks=tasks)
+sys.exit(runner.execute(lambda: make_plan(notebooks, config, run, tasks=tasks, stages=stages)))
+"""
+
+
+def start_runner(
+    run: RunPaths, project: Project, jobs: int | None = None, tasks: Iterable[str] = ()
+) -> subprocess.Popen[str]:
+    """A runner in a process of its own, on all of the project's tasks or some."""
+    stages = [(stage.name, stage.needs, stage.per_fold) for stage in project.stages]
+    given = [str(run.root), str(project.folder), *(json.dumps(value) for value in (stages, jobs, list(tasks)))]
+    return subprocess.Popen(
+        [sys.executable, "-c", RUNNER, *given],
+        cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run_of_two(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project of two stages that has been run once; only copied."""
+    project = build_project(tmp_path_factory.mktemp("two") / "project", one=[ONE], two=[TWO])
+    code, _, shown = project.execute(project.begin())
+    assert code == 0, shown
+    return project
+
+
+@pytest.fixture
+def finished(run_of_two: Project, tmp_path: Path) -> tuple[Project, RunPaths]:
+    """A project of two stages and its finished run, of this test's own."""
+    folder = tmp_path / "project"
+    shutil.copytree(run_of_two.folder.parent, folder)
+    config = run_of_two.config.model_copy(update={"runs_dir": str(folder / "runs")})
+    (run,) = list_runs(folder / "runs")
+    return replace(run_of_two, folder=folder / "notebooks", config=config), run
 
 
 @pytest.fixture

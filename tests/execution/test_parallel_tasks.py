@@ -4,10 +4,8 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,10 +19,9 @@ from fvc_lib.services import isolated_workers
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.memory_budget import MemoryBudget
 from fvc_lib.services.run_paths import RunPaths
-from tests.execution.conftest import Project
+from tests.execution.conftest import PATIENCE_SECONDS, Project, start_runner, wait_for
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_SECONDS = 300.0  # with what comes in a moment, and on a busy machine in many
 # The most folds' cells that were at work at one moment, itself counted. One that has seen as many as are wanted tells
 # the others, since they may look too late, and all stay a little longer, for one too many to be seen.
 TOGETHER = """
@@ -55,23 +52,6 @@ while not (folder / "go").exists():
     time.sleep(0.02)
 output(f"folds_{{fold}}", str(fold))
 """
-RUNNER = """
-import sys
-from pathlib import Path
-from fvc_lib.execution.plan.stages import read_notebook
-from fvc_lib.execution.plan.plan import make_plan
-from fvc_lib.execution.run.runner import Runner
-from fvc_lib.services.config import run_config
-from fvc_lib.services.tasks import Stage
-from fvc_lib.services.run_paths import RunPaths
-run = RunPaths(Path(sys.argv[1])); folder = Path(sys.argv[2])
-stages = [Stage("folds", (), lambda run, fold: (), lambda run, fold: (run.tables / f"folds_{fold}.txt",), True)]
-notebooks = {s.name: read_notebook(folder / f"{s.name}.ipynb") for s in stages}
-config = run_config(run)
-runner = Runner(run, config, notebooks, jobs=int(sys.argv[3]))
-sys.exit(runner.execute(lambda: make_plan(notebooks, config, run, stages=stages)))
-"""
-
 
 Start = Callable[[RunPaths, Project, int], "subprocess.Popen[str]"]
 
@@ -82,8 +62,7 @@ def start() -> Iterator[Start]:
     begun: list[subprocess.Popen[str]] = []
 
     def start(run: RunPaths, project: Project, jobs: int) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", RUNNER, str(run.root), str(project.folder), str(jobs)]
-        begun.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        begun.append(start_runner(run, project, jobs))
         return begun[-1]
 
     yield start
@@ -91,14 +70,6 @@ def start() -> Iterator[Start]:
         process.kill()
         process.wait()
         process.stdout.close()
-
-
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            pytest.fail(f"waited {seconds} s for {what}")
-        time.sleep(0.02)
 
 
 def states(run: RunPaths) -> dict[str, str]:

@@ -17,10 +17,8 @@ from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, read_table, write_table
 from fvc_lib.services.tasks import STAGES, TASKS, Stage
-from tests.execution.conftest import Project
+from tests.execution.conftest import ONE, TWO, Project
 
-ONE = "output('one', f'seed {seed}')"
-TWO = "output('two', (folder / 'one.txt').read_text() + '!')"
 TABLE = """
 import polars as pl
 frame = pl.DataFrame({"video_id": ["a"], "group_id": ["g"], "label": ["real"], "fold": [fold_number]})

@@ -6,8 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,24 +18,13 @@ from fvc_lib.execution.plan.plan import make_plan, read_notebooks
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.run_paths import RunPaths, list_runs
-
-PATIENCE_SECONDS = 300.0  # with what comes in a moment, and on a busy machine in many
-ONE = "output('one', f'seed {seed}')"
-TWO = "output('two', (folder / 'one.txt').read_text() + '!')"
+from fvc_lib.services.run_paths import list_runs
+from tests.execution.conftest import ONE, PATIENCE_SECONDS, TWO, start_runner, wait_for
 
 
 def cell_states(record: Path) -> list[str]:
     cells = json.loads(record.read_text())["cells"]
     return [c["metadata"]["papermill"]["status"] for c in cells if c["metadata"].get("papermill", {}).get("status")]
-
-
-def wait_for(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            pytest.fail(f"waited {seconds} s for {what}")
-        time.sleep(0.05)
 
 
 def test_a_run_executes_its_stages_in_order_and_records_them(make_project):
@@ -57,10 +44,8 @@ def test_a_run_executes_its_stages_in_order_and_records_them(make_project):
     assert "\r" not in shown
 
 
-def test_finished_stages_are_skipped_until_something_they_depend_on_changes(make_project):
-    project = make_project(one=[ONE], two=[TWO])
-    run = project.begin()
-    project.execute(run)
+def test_finished_stages_are_skipped_until_something_they_depend_on_changes(finished):
+    project, run = finished
     assert [(p.run, p.reason) for p in project.plan(run)] == [(False, "finished, nothing changed")] * 2
 
     (run.tables / "one.txt").write_text("tampered")
@@ -88,10 +73,8 @@ def test_a_forced_stage_stays_forced_until_it_has_made_room(make_project):
     assert not run.forced.exists()
 
 
-def test_a_changed_notebook_runs_again_and_a_changed_heading_does_not(make_project):
-    project = make_project(one=[ONE], two=[TWO])
-    run = project.begin()
-    project.execute(run)
+def test_a_changed_notebook_runs_again_and_a_changed_heading_does_not(finished):
+    project, run = finished
     path = project.folder / "two.ipynb"
     path.write_text(path.read_text().replace("'!'", "'?'"))
     assert [p.reason for p in project.plan(run)] == ["finished, nothing changed", "the notebook's code changed"]
@@ -100,10 +83,8 @@ def test_a_changed_notebook_runs_again_and_a_changed_heading_does_not(make_proje
     assert project.times_run(run, "one") == 1
 
 
-def test_only_and_from_run_what_they_name(make_project):
-    project = make_project(one=[ONE], two=[TWO])
-    run = project.begin()
-    project.execute(run)
+def test_only_and_from_run_what_they_name(finished):
+    project, run = finished
     one, two = project.stages
     assert [p.run for p in project.plan(run, only=two)] == [False, True]
     assert [p.run for p in project.plan(run, start=one)] == [True, True]
@@ -126,11 +107,7 @@ def test_each_fold_is_a_task_of_its_own(make_project):
     ("source", "code", "words"),
     [
         ("1 / 0", 1, "ZeroDivisionError: division by zero (cell In [5])"),
-        ("import sys; sys.exit(0)", 1, "SystemExit"),
         ("from fvc_lib.services.errors import DataError\nraise DataError('too few groups')", 3, "too few groups"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", 138, "SIGSEGV"),
-        ("import os; os._exit(3)", 138, "kernel went away (exit status 3)"),
         ("(folder / 'one.txt').unlink()", 1, "MissingOutput"),
     ],
 )
@@ -187,28 +164,6 @@ import time
 while not (folder / "go").exists():
     time.sleep(0.05)
 """
-RUNNER = """
-import sys
-from pathlib import Path
-from fvc_lib.execution.plan.stages import read_notebook
-from fvc_lib.execution.plan.plan import make_plan
-from fvc_lib.execution.run.runner import Runner
-from fvc_lib.services.config import run_config
-from fvc_lib.services.tasks import Stage
-from fvc_lib.services.run_paths import RunPaths
-run = RunPaths(Path(sys.argv[1])); folder = Path(sys.argv[2])
-def stage(name, *needs):
-    return Stage(name, needs, lambda run, fold: (), lambda run, fold: (run.tables / f"{name}.txt",))
-stages = [stage("one"), stage("two", "one")]
-notebooks = {s.name: read_notebook(folder / f"{s.name}.ipynb") for s in stages}
-config = run_config(run)
-sys.exit(Runner(run, config, notebooks).execute(lambda: make_plan(notebooks, config, run, stages=stages)))
-"""
-
-
-def start_runner(run: RunPaths, folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", RUNNER, str(run.root), str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def kernel_of(runner: subprocess.Popen[str]) -> psutil.Process:
@@ -219,7 +174,7 @@ def kernel_of(runner: subprocess.Popen[str]) -> psutil.Process:
 def test_a_killed_runner_takes_its_kernel_along_and_its_run_goes_on(make_project):
     project = make_project(one=[ONE], two=[SLOW, TWO])
     run = project.begin()
-    runner = start_runner(run, project.folder)
+    runner = start_runner(run, project)
     wait_for((run.tables / "slow.started").exists, "the second stage to start")
     kernel = kernel_of(runner)
     runner.kill()
@@ -228,7 +183,7 @@ def test_a_killed_runner_takes_its_kernel_along_and_its_run_goes_on(make_project
     assert read_status(run).stages["two"].state == "running"  # as it was left; the next runner corrects it
     (run.tables / "go").write_text("")
 
-    resumed = start_runner(run, project.folder)
+    resumed = start_runner(run, project)
     shown, _ = resumed.communicate(timeout=PATIENCE_SECONDS)
     assert resumed.returncode == 0, shown
     status = read_status(run)
@@ -245,7 +200,7 @@ def test_a_signal_reaches_the_stage_which_stops_and_can_go_on(make_project, numb
     session = "from fvc_lib.execution.run.session import open_stage\nstage = open_stage('two', globals())"
     project = make_project(one=[ONE], two=[session, SLOW, TWO])
     run = project.begin()
-    runner = start_runner(run, project.folder)
+    runner = start_runner(run, project)
     wait_for((run.tables / "slow.started").exists, "the second stage to start")
     os.kill(runner.pid, number)
     shown, _ = runner.communicate(timeout=PATIENCE_SECONDS)
@@ -262,7 +217,7 @@ def test_a_runner_whose_run_was_taken_over_leaves_and_writes_nothing_of_the_new_
     session = "from fvc_lib.execution.run.session import open_stage\nstage = open_stage('two', globals())"
     project = make_project(one=[ONE], two=[session, SLOW, TWO])
     run = project.begin()
-    runner = start_runner(run, project.folder)
+    runner = start_runner(run, project)
     wait_for((run.tables / "slow.started").exists, "the second stage to start")
     claim = {"pid": 77, "host": "far-1", "started_utc": "2026-01-01T00:00:00Z", "interval_seconds": 5.0, "beat": 1}
     lock = run.root / "run.lock"
@@ -276,10 +231,8 @@ def test_a_runner_whose_run_was_taken_over_leaves_and_writes_nothing_of_the_new_
     assert not run.stage_checkpoint("two").exists()
 
 
-def test_a_redo_that_fails_leaves_no_old_result_standing(make_project):
-    project = make_project(one=[ONE], two=[TWO])
-    run = project.begin()
-    project.execute(run)
+def test_a_redo_that_fails_leaves_no_old_result_standing(finished):
+    project, run = finished
     path = project.folder / "one.ipynb"
     path.write_text(path.read_text().replace("output('one'", "1 / 0; output('one'"))
     one, _ = project.stages

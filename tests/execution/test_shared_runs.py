@@ -8,7 +8,6 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,7 @@ from fvc_lib.execution.run.lock import is_worked_on, run_lock
 from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
-from tests.execution.conftest import Project, table_stage
+from tests.execution.conftest import Project, start_runner, table_stage
 
 FOLDS = frozenset({"folds_fold_0", "folds_fold_1"})
 HOLD = """
@@ -204,38 +203,10 @@ def test_a_job_that_died_without_a_word_is_not_said_to_run_while_another_lives(p
     assert status_now(run).state == "interrupted"
 
 
-JOB = """
-import sys
-from pathlib import Path
-from fvc_lib.execution.plan.stages import read_notebook
-from fvc_lib.execution.plan.plan import make_plan
-from fvc_lib.execution.run.runner import Runner
-from fvc_lib.services.config import run_config
-from fvc_lib.services.tasks import Stage
-from fvc_lib.services.run_paths import RunPaths
-run = RunPaths(Path(sys.argv[1])); folder = Path(sys.argv[2]); keys = frozenset(sys.argv[3:])
-def one(run, fold):
-    return (run.tables / "one.txt",)
-def folds(run, fold):
-    return (run.tables / f"folds_{fold}.txt",)
-stages = [Stage("one", (), lambda run, fold: (), one), Stage("folds", ("one",), one, folds, True)]
-notebooks = {s.name: read_notebook(folder / f"{s.name}.ipynb") for s in stages}
-config = run_config(run)
-runner = Runner(run, config, notebooks, only_tasks=keys)
-sys.exit(runner.execute(lambda: make_plan(notebooks, config, run, tasks=keys, stages=stages)))
-"""
-
-
 def test_jobs_at_the_same_time_lose_nothing_of_each_others_status(project):
     run = project.begin()
     project.execute(run, only_tasks=frozenset({"one"}))
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, "-c", JOB, str(run.root), str(project.folder), key],
-            cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for key in sorted(FOLDS)
-    ]  # fmt: skip
+    jobs = [start_runner(run, project, tasks=[key]) for key in sorted(FOLDS)]
     seen: dict[str, list[str]] = {key: [] for key in FOLDS}
     while any(process.poll() is None for process in jobs):
         status = read_status(run)

@@ -1,7 +1,5 @@
 """A training's peak before there is a run: predicted in a child from made-up clips, near what the preflight finds."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -42,8 +40,3 @@ def test_more_pixels_take_more_and_nothing_is_written(tmp_path: Path):
 def test_a_device_that_is_not_there_is_no_prediction():
     missing = "mps" if not torch.backends.mps.is_available() else "cuda"
     assert measured_training_peak(RunConfig(device=missing)) is None
-
-
-def test_asking_does_not_load_torch():
-    code = "import sys, fvc_lib.tasks.video.dry_run_memory; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

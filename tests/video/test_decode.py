@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from fractions import Fraction
 
 import numpy as np
@@ -153,10 +151,3 @@ def test_places_are_spread_from_the_first_to_the_last(num_source_frames, num_fra
         ideal = [Fraction(k * (num_source_frames - 1), num_frames - 1) for k in range(num_frames)]
         half = Fraction(1, 2) + Fraction(1, 10**9)
         assert all(abs(int(place) - exact) <= half for place, exact in zip(places, ideal, strict=True))
-
-
-def test_the_decoder_needs_no_torch():
-    modules = "fvc_lib.video.decode.clip, fvc_lib.video.augmentations, fvc_lib.video.clips.store"
-    code = f"import sys, {modules}; print('torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "False"
