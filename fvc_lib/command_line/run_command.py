@@ -176,7 +176,7 @@ class RunCommand:
         """Find out now what would end the training stage, perhaps hours from here; in another process, because what is
         chosen may need torch, which this one need not load.
         """
-        if not any(planned.run and planned.task.stage.trains for planned in plan):
+        if not _trains(plan):
             return
         values = self.config.model_dump(mode="json")
         (answer,) = run_isolated(f"{__name__}:trouble_of_choice", [values], workers=1, memory_bytes=None)
@@ -196,11 +196,13 @@ class RunCommand:
     def execute(self) -> int:
         """Do it, here or as jobs; returns the exit code."""
         self._refuse()  # before a step is tried out, which takes ten seconds
-        self._refuse_broken_choice(self.plan())
+        plan = self.plan()
+        self._refuse_broken_choice(plan)
         if self.wanted.executor == "slurm":
             return self._submit()
         # Before a run begins: it may take ten seconds, and may be interrupted.
-        self._at_once = self._predicted() if (self.wanted.jobs or folds_at_once(self.config)) > 1 else None
+        several = (self.wanted.jobs or folds_at_once(self.config)) > 1
+        self._at_once = self._predicted(trains=_trains(plan)) if several else None
         if self.run is None:
             planned = self.plan()
             self.run = begin_run(self.config, command=self._command)
@@ -260,10 +262,14 @@ class RunCommand:
             return plan_one_job(tasks, self.config, site, predicted, at_once=self.wanted.jobs or 1)
         return plan_jobs(tasks, self.config, site, predicted)
 
-    def _predicted(self) -> dict[str, PredictedPeak]:
-        """The memory that each stage is expected to take, by what is known, else by trying one step out."""
+    def _predicted(self, *, trains: bool = True) -> dict[str, PredictedPeak]:
+        """The memory that each stage is expected to take, by what is known, else, where it trains, by trying one step
+        out.
+        """
 
         def measure(config: RunConfig) -> int | None:
+            if not trains:
+                return None
             from fvc_lib.tasks.video.dry_run_memory import measured_training_peak  # torch takes seconds to load
 
             click.echo("one training step is tried out to predict its memory; about ten seconds", err=True)
@@ -332,6 +338,10 @@ class RunCommand:
                 if not exit_code:
                     raise
         return exit_code
+
+
+def _trains(plan: Sequence[PlannedTask]) -> bool:
+    return any(planned.run and planned.task.stage.trains for planned in plan)
 
 
 def trouble_of_choice(values: dict[str, Any]) -> str:
