@@ -309,12 +309,7 @@ class RunConfig(BaseModel):
     )
     l2_normalise: bool = field(False, "weights", "bring each feature vector to length 1", _VIDEO, later=True)
     tune: Annotated[str, AfterValidator(_known_tuning)] = field(
-        "",
-        "weights",
-        "what is trained: head, norms, last:N stages, effort or all; empty: the model's",
-        _VIDEO,
-        later=True,
-        memory=_NET_STAGES,
+        "", "weights", "head, norms, last:N, effort or all; empty: the model's", _VIDEO, later=True, memory=_NET_STAGES
     )
     epochs: int = field(20, "recipe", "at most this many passes over the training part", ge=1)
     # Hashed as ever, because folders are named by the hash; so are device and retrieval_memory_mb.
