@@ -1,5 +1,6 @@
 """Detectors beside each other: means over seeds, what is left out, and what may be called best."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -143,6 +144,18 @@ def test_a_training_given_twice_counts_once(runs, make_one):
     assert "newer" in detectors.left_out_table(found)["why"][0]
     with pytest.raises(DataError, match="nothing to compare it with"):
         compare_detectors(runs[:2], replicates=50)
+
+
+def test_a_users_network_counts_by_what_its_file_held_when_it_was_trained(make_one, tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text("class Net: pass")
+    runs = [make_one(name, skill, model=f"{file}:Net") for name, skill in (("run_a", 1.0), ("run_b", 2.0))]
+    for run, digest in zip(runs, ("1", "2"), strict=True):
+        path = run.stage_checkpoint("04_fold_training", 0)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"fingerprint": {"parameters": {"model": f"net.py:Net@{digest}"}}}))
+    found = compare_detectors(runs, replicates=50, metrics=["roc_auc"])
+    assert [each.name for each in found.detectors] == [f"{file}:Net of run_a", f"{file}:Net of run_b"]
 
 
 def test_the_files_hold_numbers_latex_and_each_publication_once(runs, tmp_path):

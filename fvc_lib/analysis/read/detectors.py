@@ -19,6 +19,7 @@ from fvc_lib.analysis.read import comparison
 from fvc_lib.analysis.read.comparison import JudgedRun, PairComparison, Refusal
 from fvc_lib.analysis.read.headline import ReportHeadline, interval_cautions, run_headline
 from fvc_lib.analysis.read.queries import memory_peaks, training_summary
+from fvc_lib.analysis.read.records import as_mapping, read_json_object
 from fvc_lib.analysis.wording import (
     bytes_text,
     clean_text,
@@ -31,7 +32,7 @@ from fvc_lib.analysis.wording import (
 from fvc_lib.metrics.comparison import CorrectedT, paired_difference
 from fvc_lib.metrics.declaration import direction
 from fvc_lib.metrics.intervals import Interval, ReplicateValues, percentile_intervals
-from fvc_lib.services.atomic_files import AnyPath, write_text
+from fvc_lib.services.atomic_files import AnyPath, sha256_of_json, write_text
 from fvc_lib.services.config import DECLARED, RunConfig, run_config
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
 from fvc_lib.services.registry import CORPORA, DETECTORS
@@ -176,7 +177,7 @@ def compare_detectors(
     if len(grouped) < 2:
         reasons = " ".join(refusal.reason for refusal in left_out)
         raise DataError(f"there is one detector, and nothing to compare it with. {reasons}".strip())
-    names = _names([readings[0].config for readings in grouped.values()])
+    names = _names([readings[0] for readings in grouped.values()])
     drawn = {metric: _drawn(list(grouped.values()), metric, replicates, seed) for metric in metrics}
     detectors = tuple(
         _detector(name, readings, number, drawn, confidence)
@@ -207,8 +208,14 @@ class _Reading:
 
     @property
     def detector(self) -> str:
-        """What is equal in runs that differ in nothing but their seeds."""
-        return self.config.model_copy(update={"seed": 0, "folds_seed": None}).config_hash
+        """What is equal in runs that differ in nothing but their seeds.
+
+        What a user's file held when a run was trained stands in its record, and may be another by now.
+        """
+        record = read_json_object(self.run.stage_checkpoint(FOLD_TRAINING, 0))
+        then = as_mapping(as_mapping(record.get("fingerprint")).get("parameters"))
+        files = [then.get(name, self.config.identity(name)) for name in ("model", "model_weights")]
+        return sha256_of_json([self.config.model_copy(update={"seed": 0, "folds_seed": None}).config_hash, files])
 
 
 def _read(run: RunPaths, name: str) -> _Reading | Refusal:
@@ -252,14 +259,19 @@ def _newest_of_each(readings: Sequence[_Reading], left_out: list[Refusal]) -> li
     return list(newest.values())
 
 
-def _names(configs: Sequence[RunConfig]) -> list[str]:
-    """The model of each, and what else tells it from the others."""
+def _names(readings: Sequence[_Reading]) -> list[str]:
+    """The model of each, and what else tells it from the others; in the end the name of its first run."""
+    configs = [reading.config for reading in readings]
     values = [config.values_of(lambda declared: declared.hashed) for config in configs]
     fields = [name for name in DECLARED if name not in _OF_THE_SEED | {"model"}]
     differing = [name for name in fields if len({str(each.get(name)) for each in values}) > 1]
-    return [
+    names = [
         ", ".join([clean_text(config.model), *(f"{name} {clean_text(each.get(name))}" for name in differing)])
         for config, each in zip(configs, values, strict=True)
+    ]
+    return [
+        name if names.count(name) == 1 else f"{name} of {reading.judged.name}"
+        for name, reading in zip(names, readings, strict=True)
     ]
 
 
