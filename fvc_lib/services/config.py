@@ -445,7 +445,12 @@ class RunConfig(BaseModel):
 
     # Image model and loss
     backbone: Annotated[str, NameIn(BACKBONES)] = field(
-        "small_resnet", "weights", "small_resnet, torchvision:NAME, timm:NAME", _IMAGE, memory=_OF_IMAGES, instead=_NET
+        "small_resnet",
+        "weights",
+        "small_resnet, torchvision:NAME, or a network on frames: efficientnet_lite0, timm:NAME ...",
+        _IMAGE,
+        memory=_OF_IMAGES,
+        instead=_NET,
     )
     backbone_weights: str = field("", "weights", "file of the backbone's weights; empty: from scratch", _IMAGE)
     regression_weight: float = field(1.0, "recipe", "of the regression loss beside the class loss's 1", _IMAGE, ge=0)

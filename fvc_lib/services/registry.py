@@ -474,5 +474,41 @@ CORPORA: Registry[Any] = Registry("corpus", "fvc_lib.corpus.sources", "fvc.corpo
 IMAGE_LAYOUTS: Registry[Any] = Registry("image_layout", "fvc_lib.corpus.sources.images")
 # Classes of operations on clips, in the order in which a clip receives them.
 AUGMENTATIONS: Registry[Any] = Registry("augmentation", "fvc_lib.video.augmentations")
-# Networks on pictures; each builds a backbone from what stands behind the colon of "timm:resnet50", or nothing.
-BACKBONES: Registry[Callable[[str], Any]] = Registry("backbone", "fvc_lib.detectors")
+
+
+class BackboneRegistry(Registry[Callable[[str], Any]]):
+    """Networks on pictures alone; a backbone may also be any of the detectors that is a network on frames."""
+
+    def is_own(self, name: str) -> bool:
+        """Whether it is on pictures alone."""
+        return self._canonical(name) in self._items or bool(self._own_files(name))
+
+    def _own_files(self, name: str) -> list[str]:
+        return [module for module, text in self._files() if f'BACKBONES.register("{_family(name)}"' in text]
+
+    def load(self, name: str) -> Any:
+        """As ``get``; of a detector its declaration."""
+        return super().load(name) if self.is_own(name) else DETECTORS.load(name)
+
+    def check(self, name: str) -> str:
+        """``name`` itself, or as ``DETECTORS`` has it; ``UsageError`` where neither knows it."""
+        if self.is_own(name):
+            return name
+        try:
+            return DETECTORS.check(name)
+        except UsageError as error:
+            near = did_you_mean(name, self.names())
+            known = f"Of pictures alone: {', '.join(self.names())}; or a network on frames: {error}"
+            raise UsageError(f"{self.kind} {name!r}: unknown.{near} {known}") from error
+
+    def identity(self, name: str) -> str:
+        """What the name counts as."""
+        return name if self.is_own(name) else DETECTORS.identity(name)
+
+    def declared_in(self, name: str) -> list[str]:
+        """Dotted names of the files that register it."""
+        return self._own_files(name) or DETECTORS.declared_in(name)
+
+
+# Each builds a backbone from what stands behind the colon of "torchvision:resnet50", or nothing.
+BACKBONES = BackboneRegistry("backbone", "fvc_lib.detectors")

@@ -12,7 +12,6 @@ from torch import nn
 from fvc_lib.detectors.frames.backbone import (
     AdaptedBackbone,
     ImageModel,
-    adapt_timm,
     adapt_torchvision,
     build_backbone,
 )
@@ -21,7 +20,7 @@ from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.detectors.weights import fitting_weights, read_weights
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.registry import BACKBONES
+from fvc_lib.services.registry import BACKBONES, DETECTORS, TrunkOptions
 from fvc_lib.tasks.image.training import require_backbone
 
 
@@ -102,16 +101,6 @@ def test_torchvisions_other_networks_are_refused_with_what_is_known():
         adapt_torchvision(nn.Sequential(nn.Linear(1, 1)), "odd_net")
 
 
-def test_timms_features_are_measured_and_its_own_normalisation_is_used():
-    network = LikeResnet(num_classes=0)
-    network.num_features = 99  # as of those with a hidden layer behind it
-    network.pretrained_cfg = {"input_size": (3, 16, 16), "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-    backbone = adapt_timm(network)
-    assert backbone.num_features == 4
-    grey = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
-    assert backbone.normalised(grey).unique().tolist() == [1.0]
-
-
 @pytest.mark.parametrize("error", [AssertionError, RuntimeError])
 def test_a_picture_size_that_a_backbone_does_not_take_is_refused(error, monkeypatch):
     class OfOneSize(LikeResnet):
@@ -122,14 +111,14 @@ def test_a_picture_size_that_a_backbone_does_not_take_is_refused(error, monkeypa
                 raise error(f"Input height ({x.shape[-2]}) doesn't match model (32).")
             return super().forward(x)
 
-    monkeypatch.setitem(BACKBONES._items, "timm:NAME", lambda name: adapt_timm(OfOneSize(num_classes=0)))
-    config = {"task": "image", "backbone": "timm:like", "image_size": 64}
+    monkeypatch.setitem(BACKBONES._items, "like:NAME", lambda name: AdaptedBackbone(OfOneSize(num_classes=0), 4))
+    config = {"task": "image", "backbone": "like:it", "image_size": 64}
     says = r"OfOneSize does not take pictures of 64 x 64 pixels: Input height \(64\).*Give -p image_size 32"
     with pytest.raises(UsageError, match=says):
         require_backbone(resolve_config(config, environ={}))
     if error is AssertionError:
         with pytest.raises(UsageError, match="16 x 16 pixels"):
-            adapt_timm(OfOneSize(num_classes=0))(pictures())
+            AdaptedBackbone(OfOneSize(num_classes=0), 4)(pictures())
     require_backbone(resolve_config({**config, "image_size": 32}, environ={}))
 
 
@@ -168,8 +157,23 @@ def test_a_network_of_layers_only_is_one_stage():
 def test_an_unknown_backbone_is_named_with_the_nearest():
     with pytest.raises(UsageError, match=r"'small_resent'.*Did you mean 'small_resnet'"):
         build_backbone("small_resent")
-    with pytest.raises(UsageError, match="Known: torchvision:NAME, timm:NAME, small_resnet"):
+    with pytest.raises(UsageError, match=r"torchvision:NAME, small_resnet; or a network on frames: .*clip_vit_b16"):
         build_backbone("resnet50")
+
+
+def test_a_network_on_frames_is_a_backbone_with_its_weights():
+    backbone = build_backbone("efficientnet_lite0", size=64)
+    frames = torch.randint(0, 256, (2, 3, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    trunk = DETECTORS.get("efficientnet_lite0").build_trunk(TrunkOptions("efficientnet_lite0", 1, 64)).eval()
+    with torch.no_grad():
+        assert backbone.eval()(frames).equal(trunk(frames[:, None])[:, 0])
+    model = ImageModel(backbone, 3, 1).train()
+    assert not any(part.training for part in backbone.trunk.modules() if isinstance(part, nn.BatchNorm2d))
+    assert len(backbone.stages()) > 5
+    assert model.recomputable_blocks()
+    require_backbone(resolve_config({"task": "image", "backbone": "efficientnet_lite0"}, environ={}))
+    with pytest.raises(UsageError, match=r"backbone 'frame_cnn': it is no published network on single frames"):
+        build_backbone("frame_cnn")
 
 
 @pytest.mark.parametrize("package", ["torchvision", "timm"])

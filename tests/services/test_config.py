@@ -165,10 +165,7 @@ def test_what_a_field_means_is_said_in_the_words_of_the_runs_own_task(task, fore
 def test_names_of_networks_are_checked_and_lead_to_the_files_that_register_them():
     config = resolve_config({"model": "r2plus1d", "backbone": "timm:resnet50"}, environ={})
     assert config.code_chosen(["model", "epochs"]) == ["fvc_lib.detectors.own.r2plus1d_small"]
-    assert config.code_chosen(["backbone"]) == [
-        "fvc_lib.detectors.frames.backbone",
-        "fvc_lib.detectors.frames.timm_encoders",
-    ]
+    assert config.code_chosen(["backbone"]) == ["fvc_lib.detectors.frames.timm_encoders"]
     with pytest.raises(UsageError, match=r"model 'frame_cn': unknown\. Did you mean 'frame_cnn'\?"):
         resolve_config({"model": "frame_cn"}, environ={})
     with pytest.raises(UsageError, match="backbone 'resnet50': unknown"):

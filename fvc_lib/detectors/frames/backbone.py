@@ -1,7 +1,8 @@
 """Backbones: networks from a picture to features, by name, with heads for a class and numbers, and files of weights.
 
-A backbone's file in ``fvc_lib/detectors`` registers it with ``BACKBONES``. ``torchvision:NAME`` and ``timm:NAME`` come
-through ``AdaptedBackbone``; their packages are imported on use.
+Any network on frames among the detectors is one (``EncoderBackbone``): ``timm:NAME``, ``efficientnet_lite0``,
+``clip_vit_b16`` and others. What is on pictures alone registers with ``BACKBONES``: ``small_resnet``, and
+``torchvision:NAME`` through ``AdaptedBackbone``, whose package is imported on use.
 """
 
 import logging
@@ -9,15 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
-from fvc_lib.detectors.network import IMAGENET_DEVIATION, IMAGENET_MEAN, Normalised, parameters_by_stage
+from fvc_lib.detectors.network import (
+    IMAGENET_DEVIATION,
+    IMAGENET_MEAN,
+    Normalised,
+    PictureTrunk,
+    parameters_by_stage,
+)
 from fvc_lib.detectors.packages import imported
 from fvc_lib.detectors.weights import load_weights
 from fvc_lib.engine.task import Outputs
 from fvc_lib.services.errors import UsageError, did_you_mean
-from fvc_lib.services.registry import BACKBONES
+from fvc_lib.services.registry import BACKBONES, DETECTORS, TrunkOptions
 
 _TORCHVISION_WORKS = ("efficientnet_b0", "efficientnet_b3", "resnet50", "mobilenet_v3_large", "mobilenet_v3_small")
 
@@ -101,6 +107,30 @@ class AdaptedBackbone(Backbone):
         return features.flatten(1)
 
 
+class EncoderBackbone(Backbone):
+    """A detector's trunk on frames as a backbone; norms and dropout are as there."""
+
+    def __init__(self, trunk: PictureTrunk) -> None:
+        super().__init__()
+        self.trunk = trunk
+        self.num_features = trunk.frame_feature_size
+
+    def stages(self) -> tuple[tuple[nn.Parameter, ...], ...]:
+        """See ``parameters_by_stage``."""
+        return parameters_by_stage(self.trunk.network)
+
+    def recomputable_blocks(self) -> tuple[nn.Module, ...]:
+        """The trunk's."""
+        return self.trunk.recomputable_blocks()
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features float (B, num_features) of images uint8 (B, 3, H, W); ``UsageError`` where H x W is not for it."""
+        try:
+            return self.trunk.encode_pictures(self.trunk.normalised(images)).flatten(1)
+        except (AssertionError, ValueError) as error:
+            raise refused_size(self, images, error) from error
+
+
 def refused_size(backbone: Backbone, images: Tensor, error: Exception) -> UsageError:
     """That ``backbone`` does not take ``images`` (B, 3, H, W), and which size it was made for, as far as it says."""
     network = backbone_network(backbone)
@@ -114,20 +144,24 @@ def refused_size(backbone: Backbone, images: Tensor, error: Exception) -> UsageE
     )
 
 
-def build_backbone(name: str, weights: Path | None = None) -> Backbone:
-    """The named backbone, initialised from torch's current random state, or with the weights of a file.
+def build_backbone(name: str, weights: Path | None = None, size: int = 224) -> Backbone:
+    """The named backbone, initialised from torch's current random state, or with the weights of a file or folder.
 
     Args:
-        name: one of ``BACKBONES``: ``small_resnet``, ``torchvision:NAME`` or ``timm:NAME``.
-        weights: a file of ``torch.save`` or safetensors with the network's ``state_dict``.
+        name: one of ``BACKBONES``, or of ``DETECTORS`` a network on frames.
+        weights: a file of torch or safetensors with the network's ``state_dict``, or of a detector what its
+            ``model_weights`` may be.
+        size: side of the pictures, for networks that are made for one size.
 
     Raises:
-        UsageError: unknown name, a package that is not installed or does not start, a file that cannot be read or
-            does not fit.
+        UsageError: unknown name, a package that is not installed or does not start, weights that cannot be read or do
+            not fit, or a network that is not on frames.
     """
-    backbone = named_backbone(name)
+    backbone = named_backbone(name, weights, size)
     network = backbone_network(backbone)
     norms = [part for part in network.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    if isinstance(backbone, EncoderBackbone):
+        return backbone
     if weights is not None:
         load_weights(network, weights, licence="unknown", field="backbone_weights")
     elif norms and backbone is not network:
@@ -139,14 +173,27 @@ def build_backbone(name: str, weights: Path | None = None) -> Backbone:
     return backbone
 
 
-def named_backbone(name: str) -> Backbone:
-    """The named backbone from scratch; raises as ``build_backbone``."""
-    backbone: Backbone = BACKBONES.get(name)(name.partition(":")[2])
-    return backbone
+def named_backbone(name: str, weights: Path | None = None, size: int = 224, *, pretrained: bool = True) -> Backbone:
+    """The named backbone; a detector's with its weights, any other from scratch. Raises as ``build_backbone``."""
+    if BACKBONES.is_own(name):
+        backbone: Backbone = BACKBONES.get(name)(name.partition(":")[2])
+        return backbone
+    spec = DETECTORS.get(BACKBONES.check(name))
+    licence = spec.weights_licence or "unknown"
+    options = TrunkOptions(name, 1, size, weights, licence, pretrained=pretrained)
+    trunk = spec.build_trunk(options) if spec.build_trunk else None
+    if not isinstance(trunk, PictureTrunk):
+        raise UsageError(
+            f"backbone {name!r}: it is no published network on single frames. Take {', '.join(BACKBONES.names())}, "
+            "efficientnet_lite0, clip_vit_b16, dinov2_small or timm:NAME."
+        )
+    return EncoderBackbone(trunk)
 
 
 def backbone_network(backbone: Backbone) -> nn.Module:
     """What a file of weights belongs to."""
+    if isinstance(backbone, EncoderBackbone):
+        return backbone.trunk.network
     return backbone.network if isinstance(backbone, AdaptedBackbone) else backbone
 
 
@@ -180,27 +227,6 @@ def adapt_torchvision(network: Any, name: str) -> AdaptedBackbone:
         f"and 'classifier' or of 'layer1' to 'layer4' and 'fc', such as {', '.join(_TORCHVISION_WORKS)}; or take "
         "timm:NAME."
     )
-
-
-@BACKBONES.register("timm:NAME")
-def _of_timm(name: str) -> AdaptedBackbone:
-    timm = imported("timm", f"timm:{name}")
-    if not timm.is_model(name):
-        raise UsageError(f"backbone 'timm:{name}': timm has no such model.{did_you_mean(name, timm.list_models())}")
-    return adapt_timm(timm.create_model(name, pretrained=False, num_classes=0))
-
-
-def adapt_timm(network: Any) -> AdaptedBackbone:
-    """One of timm's networks, made with ``num_classes=0``, so that its output are pooled features.
-
-    How many is measured: ``num_features`` leaves out the hidden layer that some (mobilenetv3) still have behind it.
-    """
-    norms = getattr(network, "pretrained_cfg", None) or {}
-    network.eval()
-    with torch.inference_mode():
-        features = network(torch.zeros(1, *norms.get("input_size", (3, 224, 224))))
-    mean, deviation = norms.get("mean", IMAGENET_MEAN), norms.get("std", IMAGENET_DEVIATION)
-    return AdaptedBackbone(network, features.flatten(1).shape[1], mean=mean, deviation=deviation)
 
 
 class ImageModel(nn.Module):

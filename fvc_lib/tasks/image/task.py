@@ -152,7 +152,7 @@ class ImageTask:
     def build_model(self) -> ImageModel:
         """The backbone with new heads, initialised from torch's current random state."""
         weights = self.config.backbone_weights
-        backbone = build_backbone(self.config.backbone, Path(weights) if weights else None)
+        backbone = build_backbone(self.config.backbone, Path(weights) if weights else None, self.config.image_size)
         return ImageModel(backbone, len(self.labels.classes), len(self.labels.targets))
 
     def begin_epoch(self, model: nn.Module, epoch: int) -> None:

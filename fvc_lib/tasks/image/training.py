@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from fvc_lib.corpus.images import image_root
-from fvc_lib.detectors.frames.backbone import backbone_network, named_backbone, refused_size
+from fvc_lib.detectors.frames.backbone import EncoderBackbone, backbone_network, named_backbone, refused_size
 from fvc_lib.detectors.weights import fitting_weights
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.distributed.ranks import Ranks
@@ -26,7 +26,7 @@ from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.task import Sample
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import sha256_of_file, write_json
+from fvc_lib.services.atomic_files import content_digest, write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.memory_policy import SWEEP, MemoryObserver, NoObserver
@@ -90,10 +90,9 @@ def training_parameters(config: RunConfig, fold: int | None = None) -> dict[str,
     ``UsageError`` where the file of the backbone's weights cannot be read.
     """
     weights = config.backbone_weights
-    try:
-        content = sha256_of_file(Path(weights)) if weights else ""  # not where the file lies but what is in it
-    except OSError as error:
-        raise UsageError(f"backbone_weights {weights!r}: {error.strerror}. Give a readable file.") from error
+    content = content_digest(weights) if weights else ""  # not where they lie but what is in them
+    if weights and not content:
+        raise UsageError(f"backbone_weights {weights!r}: no such file or folder. Give one that can be read.")
     return config.training_values() | {"backbone_weights": content}
 
 
@@ -107,9 +106,9 @@ def require_backbone(config: RunConfig) -> None:
     with forked_random_state(config.seed, torch.device("cpu")):
         try:
             with torch.device("meta"):  # names and shapes are enough, and take no memory
-                backbone = named_backbone(config.backbone)
+                backbone = named_backbone(config.backbone, size=config.image_size, pretrained=False)
         except (RuntimeError, NotImplementedError):  # its set-up computes with values
-            backbone = named_backbone(config.backbone)
+            backbone = named_backbone(config.backbone, size=config.image_size, pretrained=False)
         device = next(backbone.parameters()).device
         picture = torch.zeros(1, 3, config.image_size, config.image_size, dtype=torch.uint8, device=device)
         try:
@@ -119,8 +118,12 @@ def require_backbone(config: RunConfig) -> None:
             if is_out_of_memory(error):
                 raise
             raise refused_size(backbone, picture, error) from error
-    if config.backbone_weights:
-        fitting_weights(backbone_network(backbone), Path(config.backbone_weights), "backbone_weights")
+    weights = Path(config.backbone_weights)
+    if config.backbone_weights and isinstance(backbone, EncoderBackbone):
+        with forked_random_state(config.seed, torch.device("cpu")):
+            named_backbone(config.backbone, weights, config.image_size)
+    elif config.backbone_weights:
+        fitting_weights(backbone_network(backbone), weights, "backbone_weights")
     if config.gradient_checkpointing:
         backbone.recomputable_blocks()
 
