@@ -22,24 +22,20 @@ def nothing_frozen() -> Iterator[None]:
     gc.freeze()
 
 
-def test_what_was_there_before_is_out_of_the_collectors_way_and_comes_back():
-    before = gc.get_freeze_count()
+def test_what_was_there_before_is_out_of_the_collectors_way_and_only_rubbish_is_collected():
+    """All in one: each beginning and end looks at everything that all tests have imported."""
+    before, old = gc.get_freeze_count(), weakref.ref(_Ring())
     with frozen_garbage():
+        assert old() is None
         assert gc.get_freeze_count() > before + 1000
-    assert gc.get_freeze_count() == before
-
-
-def test_rubbish_of_before_is_collected_first():
-    gone = weakref.ref(_Ring())
-    with frozen_garbage():
-        assert gone() is None
-
-
-def test_rubbish_of_inside_can_still_be_collected():
-    with frozen_garbage():
-        gone = weakref.ref(_Ring())
+        new = weakref.ref(_Ring())
         gc.collect()
-        assert gone() is None
+        assert new() is None
+        frozen = gc.get_freeze_count()
+        with frozen_garbage():  # inside another it does nothing
+            assert gc.get_freeze_count() == frozen
+        assert gc.get_freeze_count() == frozen
+    assert gc.get_freeze_count() == before
 
 
 def test_what_was_kept_before_and_dropped_inside_is_collected_at_the_end_even_after_an_error():
@@ -52,11 +48,3 @@ def test_what_was_kept_before_and_dropped_inside_is_collected_at_the_end_even_af
             raise KeyError
     except KeyError:
         assert gone() is None
-
-
-def test_inside_another_it_does_nothing():
-    with frozen_garbage():
-        frozen = gc.get_freeze_count()
-        with frozen_garbage():
-            assert gc.get_freeze_count() == frozen
-        assert gc.get_freeze_count() == frozen
