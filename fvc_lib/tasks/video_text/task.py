@@ -262,7 +262,7 @@ class VideoTextOutputs(SampleColumns):
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
-        self._config = config
+        self.config = config
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
         """Add one batch; ``ValueError`` where the outputs still require grad."""
@@ -294,8 +294,8 @@ class VideoTextOutputs(SampleColumns):
         retrieval = self.retrieval_set()
         if retrieval is None:
             return metrics
-        found = measured_retrieval(retrieval, self._config).as_metrics() if retrieval.is_finite else {}
-        names = [*(f"recall@{k}" for k in self._config.recall_at), "mrr"]
+        found = measured_retrieval(retrieval, self.config).as_metrics() if retrieval.is_finite else {}
+        names = [*(f"recall@{k}" for k in self.config.recall_at), "mrr"]
         measured = [f"{direction}/{name}" for direction in ("video_to_text", "text_to_video") for name in names]
         return metrics | {name: found.get(name, math.nan) for name in measured}
 
@@ -319,7 +319,7 @@ class VideoTextTask:
     def __init__(self, training: SampleSet, validation: SampleSet, plan: NetworkPlan, config: RunConfig) -> None:
         self.training_data = training
         self.validation_data = validation
-        self._plan, self._config = plan, config
+        self._plan, self.config = plan, config
         self._writing = False
 
     @property
@@ -342,7 +342,7 @@ class VideoTextTask:
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """See ``VideoTextNetwork.forward``."""
-        outputs: Outputs = model(batch.tensors, self._config.beam_width if self._writing else 0)
+        outputs: Outputs = model(batch.tensors, self.config.beam_width if self._writing else 0)
         return outputs
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
@@ -350,9 +350,9 @@ class VideoTextTask:
         any_output = next(iter(outputs.values()))
         total = torch.zeros((), device=any_output.device)
         if self._plan.captions:
-            total = total + self._config.caption_weight * outputs["caption_loss"].float().sum()
+            total = total + self.config.caption_weight * outputs["caption_loss"].float().sum()
         if self._plan.masked:
-            total = total + self._config.masked_weight * outputs["masked_loss"].float().sum()
+            total = total + self.config.masked_weight * outputs["masked_loss"].float().sum()
         return LossSum(total, torch.tensor(float(len(batch)), device=any_output.device))
 
     def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], rows: range) -> Tensor:
@@ -362,8 +362,8 @@ class VideoTextTask:
             raise TypeError(f"model: got a {type(model).__name__} without a joint space, wanted the task's own")
         video, text = (outputs[name].float() for name in _EMBEDDINGS)
         indices = tensors["video_index"], tensors["text_index"]
-        return self._config.contrastive_weight * space.scale.contrastive(video, text, *indices, rows)
+        return self.config.contrastive_weight * space.scale.contrastive(video, text, *indices, rows)
 
     def new_accumulator(self) -> VideoTextOutputs:
         """Embeddings and losses of a pass."""
-        return VideoTextOutputs(self._config)
+        return VideoTextOutputs(self.config)
