@@ -59,7 +59,7 @@ class DetectorFacts:
             f"{spec.name}  ({spec.family})",
             f"  paper          {spec.paper}",
             f"  code           {spec.licence}",
-            f"  clip           {spec.num_frames} frames of {spec.side} x {spec.side} pixels",
+            f"  clip           {spec.num_frames} frames of {spec.side} x {spec.side} pixels; {spec.frame_sampling}, {spec.frame_fit}",
             f"  normalisation  {spec.normalisation}",
             f"  trained        {spec.tune}; -p tune head, norms, last:N, effort or all for another choice",
         ]

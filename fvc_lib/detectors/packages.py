@@ -12,8 +12,8 @@ _DECLARATIONS: list[Any] = []  # kept, because they end with these objects
 REMEDY = "Install what published networks need: make setup-detectors, or pip install 'fvc_lib[detectors]'"
 
 
-def imported(module: str, whose: str) -> Any:
-    """``module``, such as torchvision.models.video, for the network ``whose``.
+def imported(module: str, whose: str, remedy: str = REMEDY) -> Any:
+    """``module``, such as torchvision.models.video, for the network ``whose``; ``remedy`` says how to get it.
 
     Raises:
         UsageError: its package is not installed, or does not start beside this torch.
@@ -23,14 +23,14 @@ def imported(module: str, whose: str) -> Any:
         mend_torchvision()
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise UsageError(f"network {whose!r} needs {package}, which is not installed ({error}). {REMEDY}.") from error
+        raise UsageError(f"network {whose!r} needs {package}, which is not installed ({error}). {remedy}.") from error
     except (ImportError, RuntimeError, OSError) as error:
         while error.__cause__ is not None:  # transformers names the class that was wanted, its cause the package
             error = error.__cause__  # type: ignore[assignment]
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(
             f"network {whose!r} needs {package}, which does not start: {reason}. Mostly it was built for another torch "
-            f"than {torch.__version__}: install both from one index. {REMEDY}."
+            f"than {torch.__version__}: install both from one index. {remedy}."
         ) from error
 
 

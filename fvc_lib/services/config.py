@@ -22,7 +22,18 @@ from pydantic_core import CoreSchema, core_schema
 from fvc_lib.services import tasks as stages
 from fvc_lib.services.atomic_files import AnyPath, content_digest, sha256_of_json
 from fvc_lib.services.errors import UsageError, command_text, did_you_mean
-from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, DETECTORS, IMAGE_LAYOUTS, ClipSettings, Registry
+from fvc_lib.services.registry import (
+    AUGMENTATIONS,
+    BACKBONES,
+    CROPS,
+    DETECTORS,
+    IMAGE_LAYOUTS,
+    ClipSettings,
+    Registry,
+    View,
+    known_fit,
+    known_sampling,
+)
 from fvc_lib.services.run_paths import RunPaths, beside_the_code
 from fvc_lib.services.tasks import DEFAULT_TASK, TASKS, TRAINING_STAGES
 
@@ -49,8 +60,8 @@ class Declaration:
     path: bool = False  # whether it names a file or folder
     variable: str = ""  # the environment variable that sets it
     content: bool = False  # whether its value counts by what the file it names holds, not by where that lies
-    # The tasks that read it since when there were runs already: at its default it counts in none of their hashes and
-    # binds no checkpoint. True: all that read it.
+    # The tasks that read it since when there were runs already: at what it was before (``_EARLIER_DEFAULTS``, else its
+    # default) it counts in none of their hashes and binds no checkpoint. True: all that read it.
     later: bool | tuple[str, ...] = False
     meaning: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by task, where it is not the description
     instead: str = ""  # what to give where a task does not read it, a sentence
@@ -149,6 +160,10 @@ def _possible_side(side: int) -> int:
     if 0 < side < 16:
         raise ValueError("wanted 0 or at least 16 pixels")
     return side
+
+
+def _or_empty(check: Callable[[str], str]) -> AfterValidator:
+    return AfterValidator(lambda text: text and check(text))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,6 +285,39 @@ class RunConfig(BaseModel):
         memory=_CLIP_STAGES,
         instead=_SIDE,
     )
+    frame_sampling: Annotated[str, _or_empty(known_sampling)] = field(
+        "",
+        "weights",
+        "uniform: frames spread over the video; window:STRIDE: neighbours; empty: the model's",
+        _CLIPS,
+        later=True,
+    )
+    frame_fit: Annotated[str, _or_empty(known_fit)] = field(
+        "",
+        "weights",
+        "letterbox; crop: shorter side resized, middle cut out; crop:0.875: resized 8/7 as large; empty: the model's",
+        _CLIPS,
+        later=True,
+    )
+    clips_per_video: int = field(
+        1,
+        "weights",
+        "clips of one video: training draws one, test averages their logits",
+        _VIDEO,
+        ge=1,
+        le=64,
+        later=True,
+        memory=_AUGMENT,
+    )
+    crop: Annotated[str, NameIn(CROPS, or_else="")] = field(
+        "",
+        "weights",
+        "face (needs the extra faces), or my_crop.py:function: what each clip is cropped to; empty: nothing",
+        _VIDEO,
+        later=True,
+        memory=_AUGMENT,
+    )
+    crop_margin: float = field(0.3, "weights", "share by which a crop's side grows", _VIDEO, ge=0, le=4, later=True)
 
     # Augmentation
     augmentations_per_video: int = field(
@@ -521,10 +569,14 @@ class RunConfig(BaseModel):
 
     @property
     def clips(self) -> ClipSettings:
-        """Frames and side of the clips: the model's own where they are 0, which imports its file."""
-        if self.num_frames and self.fixed_size:
-            return ClipSettings(self.num_frames, self.fixed_size)
-        return DETECTORS.get(self.model).clips(self.num_frames, self.fixed_size)
+        """How clips are taken: the model's own where a value is 0 or empty, which imports its file."""
+        read = self.values_of(lambda declared: True)
+        seen = {"clips": read.get("clips_per_video", 1), "crop": read.get("crop", "")}
+        seen["margin"] = self.crop_margin if seen["crop"] else 0.0
+        asked = (self.num_frames, self.fixed_size, self.frame_sampling, self.frame_fit)
+        if all(asked):
+            return ClipSettings(*asked[:2], View(*asked[2:], **seen))
+        return DETECTORS.load(self.model).clips(*asked, **seen)
 
     @property
     def config_hash(self) -> str:
@@ -539,7 +591,8 @@ class RunConfig(BaseModel):
 
     def _counting(self, chosen: Callable[[Declaration], bool]) -> dict[str, Any]:
         """As ``values_of``, without those added later that say nothing but their default."""
-        said = [n for n in self.values_of(chosen) if not (self._came_later(n) and getattr(self, n) == DEFAULTS[n])]
+        before = {**DEFAULTS, **_EARLIER_DEFAULTS}
+        said = [n for n in self.values_of(chosen) if not (self._came_later(n) and getattr(self, n) == before[n])]
         return {name: self.identity(name) for name in said}
 
     def _came_later(self, name: str) -> bool:
@@ -622,7 +675,13 @@ OF_THE_FOLDER = frozenset(name for name, declared in DECLARED.items() if declare
 
 
 # What runs were made with whose record does not say it.
-_EARLIER_DEFAULTS = {"model": "frame_cnn", "num_frames": 6, "fixed_size": 112}
+_EARLIER_DEFAULTS = {
+    "model": "frame_cnn",
+    "num_frames": 6,
+    "fixed_size": 112,
+    "frame_sampling": "uniform",
+    "frame_fit": "letterbox",
+}
 
 
 def run_config(run: RunPaths) -> RunConfig:

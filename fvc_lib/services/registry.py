@@ -216,12 +216,71 @@ def _family(name: str) -> str:
     return f"{family}:NAME" if colon else name
 
 
+NOT_FOUND = "nothing found to crop to: the middle of the picture"
+_SAMPLING, _FIT = re.compile(r"uniform|window:([1-9][0-9]{0,3})"), re.compile(r"letterbox|crop(?::(0?\.[1-9][0-9]*))?")
+
+
+@dataclass(frozen=True)
+class View:
+    """Which frames of a video make a clip, and which part of them is seen.
+
+    Attributes:
+        sampling: ``uniform`` (spread over the video) or ``window:STRIDE`` (neighbours, every STRIDE-th frame).
+        fit: ``letterbox`` (the whole picture, black bars), ``crop`` (the shorter side resized to the clip's, the middle
+            cut out) or ``crop:SHARE`` (resized to the clip's side / SHARE, as most publishers do with 0.875).
+        clips: of one video.
+        crop: what finds the part of the picture that is seen, by its name in ``CROPS``; empty: ``fit`` says.
+        margin: the found part's side grows by this share.
+
+    Raises:
+        ValueError: another sampling or fit.
+    """
+
+    sampling: str = "uniform"
+    fit: str = "letterbox"
+    clips: int = 1
+    crop: str = ""
+    margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        known_sampling(self.sampling), known_fit(self.fit)
+
+    @property
+    def stride(self) -> int:
+        """Frames from one to the next within a window; 0: no window."""
+        match = _SAMPLING.fullmatch(self.sampling)
+        return int(match[1] or 0) if match else 0
+
+    def resized(self, side: int) -> int:
+        """The shorter side of the picture before ``side`` is cut out of its middle."""
+        match = _FIT.fullmatch(self.fit)
+        return int(side / float((match and match[1]) or 1))
+
+
+def known_sampling(text: str) -> str:
+    """``text``, where it says how frames are sampled; else ``ValueError``."""
+    if not _SAMPLING.fullmatch(text):
+        raise ValueError("wanted uniform, or window:STRIDE such as window:4")
+    return text
+
+
+def known_fit(text: str) -> str:
+    """``text``, where it says how frames are fitted into a square; else ``ValueError``."""
+    if not _FIT.fullmatch(text):
+        raise ValueError("wanted letterbox, crop, or crop:SHARE such as crop:0.875")
+    return text
+
+
+PLAIN_VIEW = View()  # the whole picture, spread over the video: what clips showed before there was a choice
+
+
 @dataclass(frozen=True)
 class ClipSettings:
-    """How clips are taken of a video: so many frames of ``side`` x ``side`` pixels."""
+    """How clips are taken of a video: so many frames of ``side`` x ``side`` pixels, as ``view`` says."""
 
     num_frames: int
     side: int
+    view: View = View()
 
 
 @dataclass(frozen=True)
@@ -263,6 +322,8 @@ class DetectorSpec:
     side: int  # theirs, in pixels
     normalisation: str  # of the pixels, in words; the network does it, from uint8
     micro_batch: int  # clips in memory at once where ``batch_size`` is 0: 1 to 8, safe on a small machine
+    frame_sampling: str = "uniform"  # how its clips' frames are sampled, as ``View`` says
+    frame_fit: str = "letterbox"  # and how they are brought to its side
     build: Callable[[], Any] | None = None
     build_trunk: Callable[[TrunkOptions], Any] | None = None
     aliases: tuple[str, ...] = ()  # further names
@@ -276,9 +337,10 @@ class DetectorSpec:
     l2_normalise: bool = False  # whether each feature vector is brought to length 1
     of_name: Callable[[str], "DetectorSpec"] | None = None  # of a family: what one of its names declares
 
-    def clips(self, num_frames: int, side: int) -> ClipSettings:
-        """Of a run that asks for these, where 0 is the network's own."""
-        return ClipSettings(num_frames or self.num_frames, side or self.side)
+    def clips(self, num_frames: int, side: int, sampling: str = "", fit: str = "", **view: Any) -> ClipSettings:
+        """Of a run that asks for these, where 0 and empty are the network's own; ``view`` as ``View`` has it."""
+        seen = View(sampling or self.frame_sampling, fit or self.frame_fit, **view)
+        return ClipSettings(num_frames or self.num_frames, side or self.side, seen)
 
     def num_parameters(self) -> int:
         """How many numbers the network has. Builds it without memory or random draws."""
@@ -290,48 +352,18 @@ class DetectorSpec:
         return 0 if network is None else sum(parameter.numel() for parameter in network.parameters())
 
 
-class DetectorRegistry(Registry[DetectorSpec]):
-    """Beside registered names also those of a family (``timm:resnet50``) and of a user's file (``my_net.py:MyNet``).
+class FileRegistry(Registry[T]):
+    """Beside registered names also what a user's own file holds (``my_net.py:MyNet``)."""
 
-    What a notebook's cell registers is a user's file as well, with the cell's code: ranks, the preflight's process and
-    other commands cannot see into a notebook. The cell must import what it uses.
-    """
+    holds = "class"
 
-    def __init__(self, kind: str, folder: str = "", entry_points: str = "") -> None:
-        super().__init__(kind, folder, entry_points)
-        self._of_cells: dict[str, str] = {}  # by name: the file with the code of the cell that registered it last
-        self._in_files: dict[tuple[str, str], Any] = {}  # by such a file's name, which has its digest, and name
-
-    def _is_of_cell(self, name: str, item: DetectorSpec, file: str) -> bool:
-        if Path(file).parent == cells_folder():
-            self._in_files[Path(file).name, name] = item
-            return True
-        if _is_cell(file) and (code := "".join(linecache.getlines(file))):
-            if not name.isidentifier():
-                raise UsageError(f"{self.kind} {name!r}: in a cell a name is of letters, digits and underscores alone.")
-            path = cells_folder() / f"{name}_{hashlib.sha256(code.encode()).hexdigest()[:12]}.py"
-            write_text(path, code)
-            self._of_cells[name] = str(path)
-        return False
-
-    def get(self, name: str) -> DetectorSpec:
-        """The declaration; ``UsageError`` as ever, or where a user's file cannot be imported or has no such class."""
-        if match := _IN_A_FILE.fullmatch(name):
-            return _declared_in_file(name, Path(match["path"]), match["item"])
-        spec = super().get(name)
-        if isinstance(spec, type):  # a class that was registered by itself
-            return declared_by_class(spec, name)
-        return spec if spec.of_name is None else spec.of_name(name)
-
-    def load(self, name: str) -> DetectorSpec:
+    def load(self, name: str) -> T:
         """As ``get``; only the files that register ``name`` are imported."""
         return self.get(name) if _IN_A_FILE.fullmatch(name) else super().load(name)
 
     def check(self, name: str) -> str:
-        """``name``, with the whole path of a user's file or cell, which may have moved; ``UsageError`` as ever."""
+        """``name``, with the whole path of a user's file, which may have moved since; ``UsageError`` as ever."""
         match = _IN_A_FILE.fullmatch(name)
-        if match is None and name in self._of_cells:
-            return f"{self._of_cells[name]}:{name}"
         if match is None:
             return super().check(name)
         return f"{Path(match['path']).expanduser().absolute()}:{match['item']}"
@@ -354,6 +386,101 @@ class DetectorRegistry(Registry[DetectorSpec]):
     def declared_in(self, name: str) -> list[str]:
         """Of a user's file nothing: its content is part of its identity."""
         return [] if _IN_A_FILE.fullmatch(name) else super().declared_in(name)
+
+    def _of_file(self, name: str) -> Any:
+        """What a user's file calls so; None where ``name`` names no file.
+
+        The module is imported once per content, so that an edited file is another item, and under a name by which its
+        objects can be pickled.
+
+        Raises:
+            UsageError: the file is missing, cannot be imported, or has nothing of that name that can be called.
+        """
+        match = _IN_A_FILE.fullmatch(name)
+        if match is None:
+            return None
+        path, item = Path(match["path"]), match["item"]
+        digest = _digest_of(path)
+        module_name = f"fvc_user_{path.stem}_{digest[:16]}"
+        if module_name not in sys.modules:
+            spec = importlib.util.spec_from_file_location(module_name, path)
+            if not digest or spec is None or spec.loader is None:
+                wanted = f"path/to/FILE.py:{self.holds.upper()}"
+                raise UsageError(f"{self.kind} {name!r}: no file {str(path)!r}. Give {wanted}.")
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[module_name] = module
+            for helper in _code_of_file(path):  # an earlier version of one may be loaded
+                _forget(path.parent / helper)
+            sys.path.insert(0, str(path.parent))  # what lies beside it may be imported by it
+            try:
+                spec.loader.exec_module(module)
+            except Exception as error:
+                del sys.modules[module_name]
+                of_cell = path.parent == cells_folder()
+                remedy = "A cell with a network must have all that it uses, its imports too" if of_cell else "Mend it"
+                raise UsageError(
+                    f"{self.kind} {name!r}: {str(path)!r} cannot be imported: {type(error).__name__}: {error}. "
+                    f"{remedy}."
+                ) from error
+            finally:
+                sys.path.remove(str(path.parent))
+        found = self._registered_by(path, item) or getattr(sys.modules[module_name], item, None)
+        if not callable(found) and not isinstance(found, DetectorSpec):
+            names = [each for each, value in vars(sys.modules[module_name]).items() if callable(value)]
+            raise UsageError(
+                f"{self.kind} {name!r}: {path.name} has no {self.holds} {item}.{did_you_mean(item, names)}"
+            )
+        return found
+
+    def _registered_by(self, path: Path, item: str) -> Any:
+        """What the file at ``path`` has registered as ``item``, where it is a cell's."""
+        return None
+
+
+class DetectorRegistry(FileRegistry[DetectorSpec]):
+    """Beside registered names also those of a family (``timm:resnet50``) and of a user's file (``my_net.py:MyNet``).
+
+    A class with the attribute ``num_features`` is an encoder, to which a head is added: from frames uint8
+    (B, T, 3, H, W) to features (B, F) or (B, T, F). Any other gives logits (B,). ``num_frames``, ``side``,
+    ``frame_sampling``, ``frame_fit``, ``micro_batch``, ``paper``, ``bibtex`` and ``licence`` may be attributes of the
+    class as well.
+
+    What a notebook's cell registers is a user's file as well, with the cell's code: ranks, the preflight's process and
+    other commands cannot see into a notebook. The cell must import what it uses.
+    """
+
+    def __init__(self, kind: str, folder: str = "", entry_points: str = "") -> None:
+        super().__init__(kind, folder, entry_points)
+        self._of_cells: dict[str, str] = {}  # by name: the file with the code of the cell that registered it last
+        self._in_files: dict[tuple[str, str], Any] = {}  # by such a file's name, which has its digest, and name
+
+    def _is_of_cell(self, name: str, item: DetectorSpec, file: str) -> bool:
+        if Path(file).parent == cells_folder():
+            self._in_files[Path(file).name, name] = item
+            return True
+        if _is_cell(file) and (code := "".join(linecache.getlines(file))):
+            if not name.isidentifier():
+                raise UsageError(f"{self.kind} {name!r}: in a cell a name is of letters, digits and underscores alone.")
+            path = cells_folder() / f"{name}_{hashlib.sha256(code.encode()).hexdigest()[:12]}.py"
+            write_text(path, code)
+            self._of_cells[name] = str(path)
+        return False
+
+    def _registered_by(self, path: Path, item: str) -> Any:
+        return self._in_files.get((path.name, item))
+
+    def get(self, name: str) -> DetectorSpec:
+        """The declaration; ``UsageError`` as ever, or where a user's file cannot be imported or has no such class."""
+        if (found := self._of_file(name)) is not None:
+            return found if isinstance(found, DetectorSpec) else declared_by_class(found, name)
+        spec = super().get(name)
+        if isinstance(spec, type):  # a class that was registered by itself
+            return declared_by_class(spec, name)
+        return spec if spec.of_name is None else spec.of_name(name)
+
+    def check(self, name: str) -> str:
+        """As ``FileRegistry``; of what a cell registered, the cell's file."""
+        return f"{self._of_cells[name]}:{name}" if name in self._of_cells else super().check(name)
 
 
 def cells_folder() -> Path:
@@ -403,46 +530,6 @@ def _digest_of(path: Path) -> str:
     return sha256_of_json(code) if len(code) > 1 else code[path.name]
 
 
-def _declared_in_file(name: str, path: Path, item: str) -> DetectorSpec:
-    """What the class or ``DetectorSpec`` called ``item`` in a user's file declares.
-
-    A class with the attribute ``num_features`` is an encoder, to which a head is added: from frames uint8
-    (B, T, 3, H, W) to features (B, F) or (B, T, F). Any other gives logits (B,). ``num_frames``, ``side``,
-    ``micro_batch``, ``paper``, ``bibtex`` and ``licence`` may be attributes of the class as well. The module is
-    imported once per content, so that an edited file is another network, and under a name by which its objects can be
-    pickled.
-    """
-    digest = _digest_of(path)
-    module_name = f"fvc_user_{path.stem}_{digest[:16]}"
-    if module_name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(module_name, path)
-        if not digest or spec is None or spec.loader is None:
-            raise UsageError(f"model {name!r}: no file {str(path)!r}. Give path/to/FILE.py:CLASS.")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[module_name] = module
-        for helper in _code_of_file(path):  # an earlier version of one may be loaded
-            _forget(path.parent / helper)
-        sys.path.insert(0, str(path.parent))  # what lies beside it may be imported by it
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[module_name]
-            of_cell = path.parent == cells_folder()
-            remedy = "A cell with a network must have all that it uses, its imports too" if of_cell else "Mend it"
-            raise UsageError(
-                f"model {name!r}: {str(path)!r} cannot be imported: {type(error).__name__}: {error}. {remedy}."
-            ) from error
-        finally:
-            sys.path.remove(str(path.parent))
-    found = DETECTORS._in_files.get((path.name, item)) or getattr(sys.modules[module_name], item, None)
-    if isinstance(found, DetectorSpec):
-        return found
-    if not callable(found):
-        names = [each for each, value in vars(sys.modules[module_name]).items() if isinstance(value, type)]
-        raise UsageError(f"model {name!r}: {path.name} has no class {item}.{did_you_mean(item, names)}")
-    return declared_by_class(found, name)
-
-
 def _forget(file: Path) -> None:
     """Let the next import of ``file`` read it anew; who holds its objects keeps them."""
     for name, module in list(sys.modules.items()):
@@ -463,12 +550,49 @@ def declared_by_class(kind: Callable[[], Any], name: str) -> DetectorSpec:
         side=getattr(kind, "side", 112),
         normalisation="the network's own",
         micro_batch=getattr(kind, "micro_batch", 2),
+        frame_sampling=getattr(kind, "frame_sampling", "uniform"),
+        frame_fit=getattr(kind, "frame_fit", "letterbox"),
         build=None if encoder else kind,
         build_trunk=(lambda _: kind()) if encoder else None,
     )
 
 
+@dataclass(frozen=True)
+class Crop:
+    """Finds the part of a clip that a network shall see.
+
+    ``find`` takes frames uint8 (T, H, W, 3), RGB, and gives left, top, width and height in pixels, of the whole clip or
+    (T, 4) of each frame; or None where there is nothing to be found.
+    """
+
+    name: str
+    find: Callable[[Any], Any]
+    packages: tuple[str, ...] = ()  # that it needs beside the default installation; their versions count
+    code: str = ""  # dotted name of its module
+    remedy: str = ""  # how to get the packages
+
+
+class CropRegistry(FileRegistry[Crop]):
+    """Beside registered crops also a function of a user's file (``my_crop.py:function``)."""
+
+    holds = "function"
+
+    def get(self, name: str) -> Crop:
+        """The crop; ``UsageError`` as ever, or where a user's file has no such function."""
+        found = self._of_file(name)
+        return super().get(name) if found is None else Crop(name, found)
+
+    def load(self, name: str) -> Crop:
+        """As ``get``; ``UsageError`` also where a package that it needs is not installed."""
+        crop = super().load(name)
+        missing = [package for package in crop.packages if importlib.util.find_spec(package) is None]
+        if missing:
+            raise UsageError(f"{self.kind} {name!r} needs {', '.join(missing)}, not installed. {crop.remedy}")
+        return crop
+
+
 DETECTORS = DetectorRegistry("model", "fvc_lib.detectors", "fvc.detectors")
+CROPS = CropRegistry("crop", "fvc_lib.detectors.faces")
 # Layouts of corpora of videos and of images (``fvc_lib/corpus/listing.py``: ``CorpusLoader``).
 CORPORA: Registry[Any] = Registry("corpus", "fvc_lib.corpus.sources", "fvc.corpora")
 IMAGE_LAYOUTS: Registry[Any] = Registry("image_layout", "fvc_lib.corpus.sources.images")

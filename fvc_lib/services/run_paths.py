@@ -87,6 +87,7 @@ class RunPaths:
     annotations = _Path("tables/annotations.parquet")  # every row of the corpus's label tables, videos or not
     folds = _Path("tables/folds.parquet")  # outer folds
     augmented_metadata = _Path("tables/augmented_metadata.csv")  # one row per augmented clip of the shared store
+    seen_clips = _Path("tables/seen_clips.csv")  # which frames and part of the picture each clip shows, where chosen
     results = _Path("kfold_results.feather")  # metrics, intervals and controls over all folds
     slices = _Path("tables/slices.parquet")  # the results by platform, codec, length and the like
     leakage_audit = _Path("tables/leakage_audit.parquet")  # what was looked at to say that nothing leaked

@@ -209,6 +209,27 @@ AUGMENTED = _table(
     clip_path=text_column(),  # relative to the clip store
 )
 
+SEEN_CLIPS = _table(
+    "seen_clips",
+    video_id=text_column(),
+    group_id=group_column(),
+    label=label_column(),
+    path=text_column(),
+    clip=pa.Column(pl.Int64, pa.Check.ge(0)),  # of the video's clips, from 0
+    num_source_frames=pa.Column(pl.Int64, pa.Check.gt(0)),
+    first_frame=pa.Column(pl.Int64, pa.Check.ge(0)),
+    middle_frame=pa.Column(pl.Int64, pa.Check.ge(0)),
+    last_frame=pa.Column(pl.Int64, pa.Check.ge(0)),
+    stride=pa.Column(pl.Int64, pa.Check.ge(0)),  # 0: spread over the video
+    num_repeated=pa.Column(pl.Int64, pa.Check.ge(0)),  # frames that repeat the one before
+    # What is seen of the middle frame, as shares of the upright picture
+    left=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
+    top=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
+    width=pa.Column(pl.Float64, pa.Check.in_range(0, 1.001)),
+    height=pa.Column(pl.Float64, pa.Check.in_range(0, 1.001)),
+    note=text_column(nullable=True),  # what was not as asked for
+)
+
 PREDICTIONS = _table(
     "predictions",
     video_id=text_column(unique=True),

@@ -107,7 +107,7 @@ def test_other_weights_have_features_of_their_own(frozen, tmp_path):
     torch.manual_seed(1)
     torch.save(Pooled().state_dict(), tmp_path / "weights.pt")
     after = source_of(frozen)
-    clip = (read_table(frozen.paths.folds, FOLDS)["video_id"][0], 0)
+    clip = (read_table(frozen.paths.folds, FOLDS)["video_id"][0], 0, 0)
     assert before.folder != after.folder
     assert not torch.equal(before.features([clip]), after.features([clip]))
 
@@ -129,7 +129,7 @@ def test_a_damaged_file_is_named_with_what_to_do(frozen):
     path = next(iter(source.folder.rglob("*.npy")))
     path.write_bytes(b"\0" * path.stat().st_size)
     with pytest.raises(DataError, match=rf"{path.name}.*Delete the file"):
-        source.features([(path.stem[:-2], int(path.stem[-1]))])
+        source.features([(path.stem[:-2], int(path.stem[-1]), 0)])
 
 
 def test_out_of_memory_halves_the_batch_and_loses_nothing(frozen, monkeypatch):

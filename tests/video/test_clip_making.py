@@ -212,7 +212,7 @@ def test_edited_code_never_stores_under_the_name_of_the_code_before(tmp_path, co
     """As when decode.py is edited while a notebook's kernel, which has loaded it, makes clips."""
     root, index = corpus
     store = _store(tmp_path / "cache")
-    monkeypatch.setattr(clip_making, "code_hash", lambda *names: "the code before")
+    monkeypatch.setattr(ClipStore, "decode_code", "the code before")
     with pytest.raises(FvcError, match="Restart the kernel"):
         make_clips(store, index, root, 1, tmp_path / "t.csv")
     assert not list(store.decode_folder.rglob("*.npy"))

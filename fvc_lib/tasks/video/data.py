@@ -31,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClipRow:
-    """One clip: a video, which of its clips (0 is the original), and what it is (0 real, 1 fake)."""
+    """A video's clips: the video, which copy of it (0 is the original), and what it is (0 real, 1 fake)."""
 
     video_id: str
     augmentation_index: int
@@ -57,11 +57,11 @@ class ClipSource(Protocol):
 
     @property
     def shape(self) -> Shape:
-        """(T, 3, S, S) of every clip."""
+        """(N T, 3, S, S): of a video's N clips, one after the other."""
         ...
 
-    def load(self, video_id: str, augmentation_index: int, frames: Pixels, /) -> None:
-        """Fill ``frames``, uint8 (T, 3, S, S), with the clip."""
+    def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0, /) -> None:
+        """Fill ``frames``, uint8 (t, 3, S, S), with those from number ``first`` on."""
         ...
 
 
@@ -72,7 +72,12 @@ class ClipDataset:
     ``target`` float32 (), the share of fake in the mixture, and differ from epoch to epoch; ``label`` stays that of
     the clip itself.
 
+    Of a row with several clips all are samples, one after the other; with ``draws`` one is, another in every epoch.
+    The seed, the row and the epoch decide what is drawn: neither the order nor the process nor how a batch is split.
+
     Args:
+        clips: N, of each row.
+        draws: whether one of them is drawn.
         mixing: of training; None: every clip as it is.
         seed: with the clip and the epoch decides what is drawn.
         epoch: whose samples these are.
@@ -83,21 +88,24 @@ class ClipDataset:
         source: ClipSource,
         rows: Sequence[ClipRow],
         *,
+        clips: int = 1,
+        draws: bool = False,
         mixing: MixSettings | None = None,
         seed: int = 0,
         epoch: int = 0,
     ) -> None:
         self._source = source
         self.rows = tuple(rows)
+        self._clips, self._per_row = clips, 1 if draws else clips
         self._mixing, self._seed, self._epoch = mixing, seed, epoch
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """The label of every row."""
-        return tuple(row.label for row in self.rows)
+        """The label of every sample."""
+        return tuple(row.label for row in self.rows for _ in range(self._per_row))
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.rows) * self._per_row
 
     def __getitem__(self, index: int) -> Sample:
         batch = self.__getitems__([index])
@@ -105,35 +113,62 @@ class ClipDataset:
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
         """The samples of ``indices`` as one batch, each clip read straight into its place."""
-        rows = [self.rows[index] for index in indices]
-        labels = torch.tensor([float(row.label) for row in rows])
-        ids = tuple(row.clip_id for row in rows)
+        chosen = [self._chosen(index) for index in indices]
+        labels = torch.tensor([float(row.label) for row, _ in chosen])
+        ids = tuple(f"{row.clip_id}@{clip}" if clip else row.clip_id for row, clip in chosen)
         if isinstance(self._source, FeatureSource):
-            features = self._source.features([(row.video_id, row.augmentation_index) for row in rows])
+            features = self._source.features([(row.video_id, row.augmentation_index, clip) for row, clip in chosen])
             return Batch(ids, {"features": features, "label": labels})
-        frames = np.empty((len(rows), *self._source.shape), np.uint8)
-        for row, place in zip(rows, frames, strict=True):
-            self._source.load(row.video_id, row.augmentation_index, place)
+        frames = np.empty((len(chosen), *self._shape), np.uint8)
+        for (row, clip), place in zip(chosen, frames, strict=True):
+            self._load(row, clip, place)
         tensors = {"frames": torch.from_numpy(frames), "label": labels}
         if self._mixing is not None:
             tensors["target"] = labels.clone()
-            for number, row in enumerate(rows):
+            for number, (row, _) in enumerate(chosen):
                 self._mix(tensors, number, row, self._mixing)
         return Batch(ids, tensors)
 
     def at_epoch(self, epoch: int) -> "ClipDataset":
-        """The same clips as they are mixed in ``epoch`` (0-based)."""
-        if self._mixing is None:
+        """The same clips as they are drawn and mixed in ``epoch`` (0-based)."""
+        draws = self._per_row < self._clips
+        if self._mixing is None and not draws:
             return self
-        return ClipDataset(self._source, self.rows, mixing=self._mixing, seed=self._seed, epoch=epoch)
+        return ClipDataset(
+            self._source,
+            self.rows,
+            clips=self._clips,
+            draws=draws,
+            mixing=self._mixing,
+            seed=self._seed,
+            epoch=epoch,
+        )
+
+    @property
+    def _shape(self) -> Shape:
+        """(T, 3, S, S) of one clip."""
+        num_frames, *rest = self._source.shape
+        return (num_frames // self._clips, rest[0], rest[1], rest[2])
+
+    def _chosen(self, index: int) -> tuple[ClipRow, int]:
+        """The row of a sample, and which of its clips."""
+        if self._per_row == self._clips:
+            return self.rows[index // self._clips], index % self._clips
+        row = self.rows[index]
+        generator = np.random.default_rng(stable_seed("clip of video", self._seed, row.clip_id, self._epoch))
+        return row, int(generator.integers(self._clips))
+
+    def _load(self, row: ClipRow, clip: int, frames: Pixels) -> None:
+        self._source.load(row.video_id, row.augmentation_index, frames, clip * len(frames))
 
     def _mix(self, tensors: dict[str, Tensor], number: int, row: ClipRow, settings: MixSettings) -> None:
         generator = np.random.default_rng(stable_seed("clip mix", self._seed, row.clip_id, self._epoch))
         mix = draw_mix(settings, len(self.rows), self._source.shape[-1], generator)
         if mix is None:
             return
-        partner, frames = self.rows[mix.partner], np.empty(self._source.shape, np.uint8)
-        self._source.load(partner.video_id, partner.augmentation_index, frames)
+        frames = np.empty(self._shape, np.uint8)
+        partner, clip = self._chosen(mix.partner)
+        self._load(partner, clip, frames)
         tensors["frames"][number] = mixed_pixels(tensors["frames"][number], torch.from_numpy(frames), mix)
         tensors["target"][number] = mix.share * row.label + (1 - mix.share) * partner.label
 

@@ -40,7 +40,7 @@ class MadeUpClips:
         """Every clip is there."""
         return True
 
-    def load(self, video_id: str, augmentation_index: int, frames: Pixels, /) -> None:
+    def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0, /) -> None:
         """Fill ``frames`` with grey."""
         frames.fill(128)
 

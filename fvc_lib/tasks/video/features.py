@@ -30,7 +30,7 @@ from fvc_lib.tasks.recipe import code_of_network
 from fvc_lib.video.clips.store import ClipStore, Pixels, Shape, check_clip_name, note_use
 
 _logger = logging.getLogger(__name__)
-Clip = tuple[str, int]  # video id and augmentation index
+Clip = tuple[str, int, int]  # video id, augmentation index, and which of the video's clips
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class FeatureSource:
 
     @property
     def shape(self) -> Shape:
-        """(T, 3, S, S) of every clip."""
+        """(N T, 3, S, S) of a video's N clips."""
         shape: Shape = self.clips.shape
         return shape
 
@@ -62,15 +62,15 @@ class FeatureSource:
         """Whether the clip is there."""
         return bool(self.clips.has(video_id, augmentation_index))
 
-    def load(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
-        """Fill ``frames`` with the clip."""
-        self.clips.load(video_id, augmentation_index, frames)
+    def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
+        """Fill ``frames`` with those of the clips from number ``first`` on."""
+        self.clips.load(video_id, augmentation_index, frames, first)
 
     def path(self, clip: Clip) -> Path:
         """The file of a clip's features."""
-        video_id, number = clip
+        video_id, number, which = clip
         check_clip_name(video_id, number)
-        return self.folder / video_id[:2] / f"{video_id}_{number}.npy"
+        return self.folder / video_id[:2] / f"{video_id}_{number}{f'-{which}' if which else ''}.npy"
 
     def has_features(self, clip: Clip) -> bool:
         """Whether they are there in full; a file of another size counts as absent."""
@@ -94,14 +94,15 @@ class FeatureSource:
 
 def with_features(
     source: Any,
-    made: Sequence[Clip],
+    made: Sequence[tuple[str, int]],
     config: RunConfig,
     device: torch.device,
     *,
     begin: float,
     stop: Callable[[], bool],
 ) -> Any:
-    """``source`` with the features of all clips in ``made``, where the trunk is frozen; else ``source``.
+    """``source`` with the features of all clips in ``made`` (video id, augmentation index), where the trunk is frozen;
+    else ``source``.
 
     What is there is left out, so a stopped computation goes on where it was. ``begin`` in [0, 1) says at which place of
     the list.
@@ -117,16 +118,17 @@ def with_features(
     if trunk is None or trunk.weights is None:
         return source
     weights, trunk = trunk.weights, trunk.eval().to(device)
-    clips = [clip for clip in made if source.has(*clip)]
+    clips = [(*each, number) for each in made if source.has(*each) for number in range(config.clips_per_video)]
     if not clips:
         return source
-    shape = tuple(_computed(trunk, source, clips[:1], device).shape[1:])
+    shape = tuple(_computed(trunk, source, clips[:1], config.clips.num_frames, device).shape[1:])
     folder = ClipStore.of(config).decode_folder / f"features_{_identity(trunk, source, config)[:32]}"
     featured = FeatureSource(source, folder, (shape[0], shape[1]))
     note_use(folder, {"model": config.model, "weights": weights.sha256, "clips": source.settings_hash})
     first = int(begin * len(clips))
     batch_size = config.batch_size or DETECTORS.get(config.model).micro_batch
-    _compute(featured, trunk, [*clips[first:], *clips[:first]], device, batch_size, stop)
+    num_frames = config.clips.num_frames
+    _compute(featured, trunk, [*clips[first:], *clips[:first]], num_frames, device, batch_size, stop)
     release_cached_memory(device)
     return featured
 
@@ -163,6 +165,7 @@ def _compute(
     featured: FeatureSource,
     trunk: Trunk,
     clips: Sequence[Clip],
+    num_frames: int,
     device: torch.device,
     batch_size: int,
     stop: Callable[[], bool],
@@ -179,7 +182,7 @@ def _compute(
         some = missing[done : done + batch_size]
         todo = [clip for clip in some if not featured.has_features(clip)]  # another fold may have come by
         try:
-            found = _computed(trunk, featured.clips, todo, device) if todo else None
+            found = _computed(trunk, featured.clips, todo, num_frames, device) if todo else None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or batch_size == 1:
                 raise
@@ -196,11 +199,11 @@ def _compute(
             _logger.info("features of the frozen trunk: %d of %d clips", done, len(missing))
 
 
-def _computed(trunk: Trunk, source: Any, clips: Sequence[Clip], device: torch.device) -> Tensor:
+def _computed(trunk: Trunk, source: Any, clips: Sequence[Clip], num_frames: int, device: torch.device) -> Tensor:
     """Float32 (B, T', F) on the CPU."""
-    frames = np.empty((len(clips), *source.shape), np.uint8)
-    for clip, pixels in zip(clips, frames, strict=True):
-        source.load(*clip, pixels)
+    frames = np.empty((len(clips), num_frames, *source.shape[1:]), np.uint8)
+    for (video_id, number, which), pixels in zip(clips, frames, strict=True):
+        source.load(video_id, number, pixels, which * num_frames)
     with torch.inference_mode():
         features: Tensor = trunk(torch.from_numpy(frames).to(device))
     return features.float().cpu().contiguous()

@@ -109,17 +109,19 @@ class VideoTask:
 
     def new_accumulator(self) -> "BinaryScores":
         """Scores and labels of a pass."""
-        return BinaryScores()
+        return BinaryScores(self._config.clips_per_video)
 
 
 class BinaryScores(SampleColumns):
-    """Logits, probabilities of fake and labels, per sample, in the order they came.
+    """Logits, probabilities of fake and labels, per video, in the order they came.
 
-    Reads ``outputs["logits"]`` (B,) and ``batch.tensors["label"]`` (B,) of 0 and 1.
+    Reads ``outputs["logits"]`` (B,) and ``batch.tensors["label"]`` (B,) of 0 and 1. Of every so many samples in a row,
+    the ``clips`` of one video, the logits are averaged.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clips: int = 1) -> None:
         super().__init__()
+        self._clips = clips
         self.add([], {"logits": torch.zeros(0, dtype=torch.float64), "labels": torch.zeros(0, dtype=torch.int64)})
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
@@ -129,18 +131,22 @@ class BinaryScores(SampleColumns):
 
     @property
     def logits(self) -> FloatArray:
-        """float64 (N,), the network's output; positive means fake."""
-        return self.column("logits").numpy()
+        """float64 (N,), the network's output, mean over a video's clips; positive means fake."""
+        return self._of_videos().numpy()
 
     @property
     def scores(self) -> FloatArray:
         """float64 (N,) in [0, 1]: the logits' sigmoid, before any calibration."""
-        return torch.sigmoid(self.column("logits")).numpy()  # of all at once: parts may round otherwise
+        return torch.sigmoid(self._of_videos()).numpy()  # of all at once: parts may round otherwise
 
     @property
     def labels(self) -> IntArray:
         """int64 (N,) of 0 (real) and 1 (fake)."""
-        return self.column("labels").numpy()
+        return self.column("labels")[:: self._clips].numpy()
+
+    def _of_videos(self) -> torch.Tensor:
+        logits = self.column("logits")
+        return logits if self._clips == 1 else logits.reshape(-1, self._clips).mean(1)
 
     def compute(self) -> dict[str, float]:
         """ROC-AUC, and balanced accuracy at the threshold 0.5; NaN with one class, or a score that is not finite."""

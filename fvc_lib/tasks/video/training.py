@@ -103,7 +103,7 @@ def fold_training(
     def finish(trained: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:
         chosen = [choose(each, source, of, config) for each, of in zip(trained, both, strict=True)]
         # Only now, when all that was chosen is on the disk, is the outer fold looked at.
-        scored = [score(*each, source) for each in zip(trained, both, chosen, strict=True)]
+        scored = [score(*each, source, config.clips_per_video) for each in zip(trained, both, chosen, strict=True)]
         table = _predictions(fold, scored)
         return Finished(
             [each.summary for each in scored], lambda: write_table(table, PREDICTIONS, paths.predictions(fold))
@@ -132,8 +132,12 @@ def _task(source: ClipSource, clips: FoldClips, config: RunConfig, own: OwnWeigh
     weights = data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
     mixing = MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha)
     seed = stable_seed("clips", config.seed, clips.fold)
-    training = ClipDataset(source, clips.train, mixing=mixing if mixing.mixes else None, seed=seed)
-    return VideoTask(training, ClipDataset(source, clips.validation), config=config, weights=weights, own=own)
+    number = config.clips_per_video
+    training = ClipDataset(
+        source, clips.train, clips=number, draws=True, mixing=mixing if mixing.mixes else None, seed=seed
+    )
+    validation = ClipDataset(source, clips.validation, clips=number)
+    return VideoTask(training, validation, config=config, weights=weights, own=own)
 
 
 @dataclass(frozen=True)
@@ -151,7 +155,7 @@ def choose(trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config
 
     Nothing of ``clips.test`` may be looked at before: it is sealed, and opens for the record alone.
     """
-    state, validation = trained.state, _scores(trained, source, clips.validation)
+    state, validation = trained.state, _scores(trained, source, clips.validation, config.clips_per_video)
 
     def recorded() -> dict[str, Any]:
         prior = data.prior_logit(clips.train, config.class_balance)
@@ -169,13 +173,15 @@ def choose(trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config
     return kept
 
 
-def score(trained: TrainedNetwork, clips: FoldClips, recorded: RecordedSelection, source: ClipSource) -> Scored:
-    """Open the outer fold, which takes a selection on record, and score its originals.
+def score(
+    trained: TrainedNetwork, clips: FoldClips, recorded: RecordedSelection, source: ClipSource, num_clips: int = 1
+) -> Scored:
+    """Open the outer fold, which takes a selection on record, and score its originals, ``num_clips`` of each video.
 
     ``DataError`` where the network says nothing finite of a test video.
     """
     chosen, outer = recorded.selection, clips.test.open(recorded)
-    test = _scores(trained, source, outer.rows)
+    test = _scores(trained, source, outer.rows, num_clips)
     lost = [row.video_id for row, finite in zip(outer.rows, np.isfinite(test.logits), strict=True) if not finite]
     if lost:
         raise DataError(
@@ -196,9 +202,9 @@ def score(trained: TrainedNetwork, clips: FoldClips, recorded: RecordedSelection
     return Scored(summary, outer, logits, scores)
 
 
-def _scores(trained: TrainedNetwork, source: ClipSource, rows: Sequence[ClipRow]) -> BinaryScores:
-    scores = BinaryScores()
-    trained.predict(ClipDataset(source, rows), scores)
+def _scores(trained: TrainedNetwork, source: ClipSource, rows: Sequence[ClipRow], clips: int) -> BinaryScores:
+    scores = BinaryScores(clips)
+    trained.predict(ClipDataset(source, rows, clips=clips), scores)
     return scores
 
 

@@ -6,25 +6,30 @@ original is there, and no more videos than a few are in hand at once.
 """
 
 import csv
+import json
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import polars as pl
 
 from fvc_lib.services.atomic_files import AnyPath, path_from_text, sweep_temporaries
-from fvc_lib.services.code_version import code_hash
-from fvc_lib.services.errors import FvcError
+from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.isolated_workers import Answer, available_cores, run_isolated
-from fvc_lib.services.tables import AUGMENTED, write_table
+from fvc_lib.services.memory_budget import memory_budget
+from fvc_lib.services.registry import PLAIN_VIEW
+from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, frame_of, write_table
 from fvc_lib.video.augmentations import apply_augmentation, draw_augmentation
 from fvc_lib.video.clips.store import CLIPS_FOLDER, ClipStore
+from fvc_lib.video.decode.views import SeenClip
 
 TIMEOUT_SECONDS = 120.0  # for decoding one video; then it is given up
+CROP_BYTES, CROP_ADDRESS_BYTES = 1 << 30, 24 << 30  # that one decoding process takes with a crop; its address space
 DECODE_FUNCTION = "fvc_lib.video.clips.worker:make_original"  # run in the worker processes
 
 Row = tuple[Any, ...]
@@ -89,6 +94,7 @@ def make_clips(
     Raises:
         OSError: clips or the table cannot be written. A video that fails is reported instead.
         FvcError: the code that decodes was edited while this process runs the one before.
+        DataError: the user's function that crops fails.
     """
     corpus_root, metadata_csv = Path(corpus_root), None if metadata_csv is None else Path(metadata_csv)
     sweep_temporaries(store.cache_dir / CLIPS_FOLDER)
@@ -124,10 +130,37 @@ def make_clips(
     return ClipReport(made, len(table) - made, tuple(failed[position] for position in sorted(failed)))
 
 
+def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataFrame:
+    """Write what each clip of the videos of ``index`` (INDEX) shows, SEEN_CLIPS, one row per clip; and return it.
+
+    Videos without a clip have no row.
+
+    Raises:
+        DataError: the record beside a clip is damaged.
+        OSError: the table cannot be written.
+    """
+    rows: list[dict[str, Any]] = []
+    for video_id, group_id, label, source in index.select("video_id", "group_id", "label", "path").iter_rows():
+        if not store.has(video_id, 0):
+            continue
+        beside = store.seen_path(video_id)
+        try:
+            seen = [asdict(SeenClip(**each)) for each in json.loads(beside.read_bytes())["clips"]]
+        except (OSError, ValueError, TypeError, LookupError) as error:
+            raise DataError(f"{str(beside)!r}: {error}. Delete the file and run 03_augmentation again.") from error
+        rows += [{"video_id": video_id, "group_id": group_id, "label": label, "path": source, **each} for each in seen]
+    columns = {name: [row[name] for row in rows] for name in SEEN_CLIPS.columns}
+    table = frame_of({**columns, "note": [note or None for note in columns["note"]]}, SEEN_CLIPS)
+    write_table(table, SEEN_CLIPS, path)
+    return table
+
+
 def _videos(store: ClipStore, index: pl.DataFrame, numbers: range) -> Iterator[_Video]:
     columns = index.select("video_id", "path", "label", "group_id", "content_sha256")
     for position, values in enumerate(columns.iter_rows()):
         missing = tuple(number for number in numbers if not store.has(values[0], number))
+        if 0 not in missing and store.view != PLAIN_VIEW and not store.seen_path(values[0]).is_file():
+            missing = (0, *missing)
         yield _Video(position, missing, *values)
 
 
@@ -149,11 +182,17 @@ def _decoded(
             "content_sha256": video.content_sha256,
             "num_frames": store.num_frames,
             "fixed_size": store.fixed_size,
-            "code": code_hash("fvc_lib.video.decode.clip", "fvc_lib.video"),
+            "view": asdict(store.view),
+            "code": store.decode_code,
+            "seen": str(store.seen_path(video.video_id).absolute()) if store.view != PLAIN_VIEW else "",
         }
         for source, video in zip(sources, todo, strict=True)
     ]
-    answers = run_isolated(DECODE_FUNCTION, items, workers=workers, timeout_seconds=TIMEOUT_SECONDS)
+    limits: dict[str, Any] = {"workers": workers, "timeout_seconds": TIMEOUT_SECONDS * store.view.clips}
+    if store.view.crop:  # torch, of whose CUDA build the libraries alone are gigabytes of addresses
+        most = max(1, int(memory_budget().total_bytes // CROP_BYTES))
+        limits |= {"workers": min(workers or available_cores(), most), "memory_bytes": CROP_ADDRESS_BYTES}
+    answers = run_isolated(DECODE_FUNCTION, items, **limits)
     with closing(answers):
         for answer in answers:
             yield todo[answer.position], _failure(answer, sources[answer.position])
@@ -165,6 +204,7 @@ def _failure(answer: Answer, source: str) -> str | None:
     Raises:
         OSError: its clip could not be written, so no other could either.
         FvcError: the worker would have stored what newer code makes under the name of the code before.
+        DataError: the function that crops fails.
     """
     if answer.failure is not None:
         return (
@@ -173,6 +213,8 @@ def _failure(answer: Answer, source: str) -> str | None:
         )
     if "code_changed" in answer.value:
         raise FvcError("the code that decodes was changed since it was loaded here. Restart the kernel or the command.")
+    if "crop_error" in answer.value:
+        raise DataError(f"{answer.value['crop_error']}. Mend the function, or choose another crop.")
     if "write_error" in answer.value:
         raise OSError(*answer.value["write_error"])
     failure: str | None = answer.value.get("video_error")
@@ -205,7 +247,9 @@ def _augment(store: ClipStore, video: _Video, failure: str | None, numbers: rang
     if copies:
         original = store.read(video.video_id, 0)
         for number in copies:
-            store.write(video.video_id, number, apply_augmentation(original, plans[number]))
+            parts = original.reshape(store.view.clips, store.num_frames, *original.shape[1:])
+            copy = np.concatenate([apply_augmentation(part, plans[number]) for part in parts])
+            store.write(video.video_id, number, copy)
     return _Outcome(video, tuple(_row(store, video, number, plans[number].to_json()) for number in numbers))
 
 

@@ -206,14 +206,14 @@ class ClipShards:
         """Whether the manifest names the clip."""
         return (video_id, augmentation_index) in self._place
 
-    def load(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
-        """Fill ``frames``, uint8 (T, 3, S, S) in C order, with the clip.
+    def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
+        """Fill ``frames``, uint8 (t, 3, S, S) in C order, with those of the clip from number ``first`` on.
 
         Raises:
             DataError: there is no such clip, or its shard is missing, damaged or holds what it must not.
             ValueError: ``frames`` is not such an array.
         """
-        clip_store.check_pixels(frames, self.shape)
+        clip_store.check_part(frames, self.shape, first)
         place = self._place.get((video_id, augmentation_index))
         if place is None:
             clip = f"clip {video_id!r} number {augmentation_index}"
@@ -221,7 +221,8 @@ class ClipShards:
         if place[0] not in self._offsets:
             self._check(place[0])
         with self._open(place[0]) as stream:
-            if os.preadv(stream.fileno(), [frames.data], self._offsets[place[0]][place[1]]) != frames.nbytes:
+            offset = self._offsets[place[0]][place[1]] + first * frames[0].nbytes
+            if os.preadv(stream.fileno(), [frames.data], offset) != frames.nbytes:
                 raise DataError(f"shard {str(stream.name)!r}: it became shorter while it was read. {REMEDY}")
 
     def verify(self) -> None:

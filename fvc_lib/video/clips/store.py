@@ -1,13 +1,14 @@
 """Clips made once and shared by all folds and runs: one uint8 ``.npy`` file each, named by content and settings."""
 
 import contextlib
+import importlib.metadata
 import io
 import json
 import os
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Literal, Self
@@ -20,6 +21,7 @@ from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_json
 from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.registry import CROPS, PLAIN_VIEW, View
 from fvc_lib.video.augmentations import AugmentationSettings
 
 # One clip as a file: uint8 pixels behind numpy's plain ``.npy`` header, of which there is exactly one per shape.
@@ -68,21 +70,24 @@ def map_clip_file(path: AnyPath, shape: Shape) -> Pixels:
         return np.memmap(stream, np.uint8, "r", len(header), shape)
 
 
-def load_clip_file(path: AnyPath, frames: Pixels) -> None:
-    """Fill ``frames``, uint8 (T, 3, S, S) in C order, with the clip: half the time of copying the map page by page.
+def load_clip_file(path: AnyPath, frames: Pixels, shape: Shape, first: int = 0) -> None:
+    """Fill ``frames``, uint8 (t, 3, S, S) in C order, with those from number ``first`` on of a file of ``shape``.
+
+    Takes half the time of copying the map page by page.
 
     Raises:
         OSError: as the file system gave it.
         ValueError: the file is not such a clip.
     """
-    shape = (frames.shape[0], 3, frames.shape[2], frames.shape[3])
     header = bytearray(len(clip_header(shape)))
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        got = os.preadv(descriptor, [header, frames.data], 0)
+        got = os.preadv(descriptor, [header, *([] if first else [frames.data])], 0)
+        if first:
+            got += os.preadv(descriptor, [frames.data], len(header) + first * frames[0].nbytes)
     finally:
         os.close(descriptor)
-    if header != clip_header(shape) or got != clip_file_bytes(shape):
+    if header != clip_header(shape) or got != len(header) + frames.nbytes:
         raise ValueError(f"the file is no clip of uint8 {shape}")
 
 
@@ -96,6 +101,12 @@ def check_pixels(frames: Pixels, shape: Shape) -> None:
         raise ValueError(f"clip: got {frames.dtype} {frames.shape}, wanted uint8 {shape}")
 
 
+def check_part(frames: Pixels, shape: Shape, first: int) -> None:
+    """As ``check_pixels``, where ``frames`` shall hold those from number ``first`` on of a clip of ``shape``."""
+    fits = frames.ndim == 4 and first >= 0 and 0 < len(frames) <= shape[0] - first
+    check_pixels(frames, (len(frames) if fits else shape[0], *shape[1:]))
+
+
 CLIPS_FOLDER = "clips"
 SETTINGS_FILE = "settings.json"
 MANIFEST = "manifest.json"  # of shards
@@ -104,7 +115,9 @@ _PLAIN_ID = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
 @dataclass(frozen=True)
 class ClipStore:
-    """A folder of clips, uint8 (num_frames, 3, fixed_size, fixed_size), shared by any number of runs and processes.
+    """A folder of clips, uint8 (N num_frames, 3, fixed_size, fixed_size), shared by any number of runs and processes.
+
+    A file holds all N clips that ``view`` takes of a video, or an augmented copy of them, one after the other.
 
     Layout: ``clips/decode_<hash>/original/ab/abcd.npy`` and ``clips/decode_<hash>/augmented_<hash>/ab/abcd_2.npy``
     under ``cache_dir``, so that original clips serve every choice of augmentation.
@@ -114,18 +127,38 @@ class ClipStore:
     num_frames: int
     fixed_size: int
     augmentation: AugmentationSettings
+    view: View = PLAIN_VIEW
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
         """The shared store that ``config``'s decode and augmentation settings name."""
         augmentation = AugmentationSettings(names=config.augmentations, strength=config.augmentation_strength)
-        return cls(Path(config.cache_dir), config.clips.num_frames, config.clips.side, augmentation)
+        clips = config.clips
+        return cls(Path(config.cache_dir), clips.num_frames, clips.side, augmentation, clips.view)
 
     @cached_property
     def decode_hash(self) -> str:
         """Hex SHA-256 of what decides an original clip besides the video's content: settings, code and PyAV's build."""
-        made_by = {"code": code_hash("fvc_lib.video.decode.clip", "fvc_lib.video"), "av": av.__version__}
+        made_by = {"code": self.decode_code, "av": av.__version__, **self._view}
         return sha256_of_json({**made_by, "frames": self.num_frames, "size": self.fixed_size})
+
+    @property
+    def decode_code(self) -> str:
+        """Hex SHA-256 of the code that makes an original clip."""
+        return decode_code(self.view)
+
+    @cached_property
+    def _view(self) -> dict[str, object]:
+        """What the view adds to the settings: nothing where it is that of the clips from before there was a choice."""
+        if self.view == PLAIN_VIEW:
+            return {}
+        chosen: dict[str, object] = asdict(self.view)
+        if self.view.crop:
+            crop = CROPS.get(self.view.crop)
+            versions = {package: importlib.metadata.version(package.replace("_", "-")) for package in crop.packages}
+            code = code_hash(crop.code, crop.code) if crop.code else ""
+            chosen |= {"crop": CROPS.identity(self.view.crop), "crop_code": code, "versions": versions}
+        return chosen
 
     @cached_property
     def augmentation_hash(self) -> str:
@@ -141,8 +174,8 @@ class ClipStore:
 
     @property
     def shape(self) -> Shape:
-        """(T, 3, S, S) of every clip."""
-        return (self.num_frames, 3, self.fixed_size, self.fixed_size)
+        """(N T, 3, S, S) of every file."""
+        return (self.view.clips * self.num_frames, 3, self.fixed_size, self.fixed_size)
 
     @property
     def decode_folder(self) -> Path:
@@ -166,6 +199,10 @@ class ClipStore:
             return self.originals_folder / video_id[:2] / f"{video_id}.npy"
         return self.augmented_folder / video_id[:2] / f"{video_id}_{augmentation_index}.npy"
 
+    def seen_path(self, video_id: str) -> Path:
+        """Beside a video's original clip: what it shows, where the view is not that of ``decode_clip``."""
+        return self.clip_path(video_id, 0).with_suffix(".json")
+
     def has(self, video_id: str, augmentation_index: int) -> bool:
         """Whether the clip is there in full; a file of another size counts as absent."""
         try:
@@ -183,16 +220,18 @@ class ClipStore:
         with self._naming(video_id, augmentation_index) as path:
             return map_clip_file(path, self.shape)
 
-    def load(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
-        """Fill ``frames``, uint8 (T, 3, S, S) in C order, with the clip: for training, straight into its batch.
+    def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
+        """Fill ``frames``, uint8 (t, 3, S, S) in C order, with those from number ``first`` on of the file.
+
+        For training, straight into its batch.
 
         Raises:
             DataError: as ``read``.
             ValueError: ``frames`` is not such an array.
         """
-        check_pixels(frames, self.shape)
+        check_part(frames, self.shape, first)
         with self._naming(video_id, augmentation_index) as path:
-            load_clip_file(path, frames)
+            load_clip_file(path, frames, self.shape, first)
 
     def write(self, video_id: str, augmentation_index: int, frames: Pixels) -> None:
         """Store a clip atomically; of several writers of one clip the last wins, with equal content.
@@ -221,10 +260,15 @@ class ClipStore:
 
         Reading from a store that may not be written is fine: then nothing is noted.
         """
-        decode = {"num_frames": self.num_frames, "fixed_size": self.fixed_size, "av": av.__version__}
+        decode = {"num_frames": self.num_frames, "fixed_size": self.fixed_size, "av": av.__version__, **self._view}
         augmentation = {"augmentations": sorted(self.augmentation.names), "strength": self.augmentation.strength}
         note_use(self.originals_folder, decode)
         note_use(self.augmented_folder, {**decode, **augmentation})
+
+
+def decode_code(view: View) -> str:
+    """Hex SHA-256 of the code that decodes with ``view``."""
+    return code_hash(f"fvc_lib.video.decode.{'clip' if view == PLAIN_VIEW else 'views'}", "fvc_lib.video")
 
 
 def note_use(folder: Path, settings: dict[str, object]) -> None:
@@ -290,7 +334,7 @@ Kind = Literal["original", "augmented", "shards", "features"]
 
 _DECODE = re.compile(r"decode_[0-9a-f]{32}")
 _SET = re.compile(r"(?P<kind>original)|(?P<other>augmented|shards|features)_[0-9a-f]{32}")
-_OURS = re.compile(r"[0-9A-Za-z_-]+\.npy|clips-[0-9]{6}\.tar|settings\.json|manifest\.json|\..+\.tmp", re.DOTALL)
+_OURS = re.compile(r"[0-9A-Za-z_-]+\.(npy|json)|clips-[0-9]{6}\.tar|\..+\.tmp", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,16 @@
 Imported by every worker, so it imports only what that needs: no polars, no torch.
 """
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fvc_lib.services.atomic_files import sha256_of_file
-from fvc_lib.services.code_version import code_hash
-from fvc_lib.video.clips.store import Pixels, write_clip_file
+from fvc_lib.services.atomic_files import sha256_of_file, write_json
+from fvc_lib.services.registry import PLAIN_VIEW, View
+from fvc_lib.video.clips.store import Pixels, decode_code, write_clip_file
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.source import UnreadableVideo, VideoError
+from fvc_lib.video.decode.views import CropError, SeenClip, decode_view
 
 
 def make_original(item: dict[str, Any]) -> dict[str, Any]:
@@ -18,32 +20,42 @@ def make_original(item: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         item: ``source`` and ``target`` (paths), ``content_sha256`` (of the video as it was indexed), ``num_frames``
-            and ``fixed_size``; ``code`` (the hash under which ``target`` is stored, of the code that makes clips).
+            and ``fixed_size``; ``view`` (of a ``View``); ``code`` (the hash under which ``target`` is stored, of the
+            code that makes clips); ``seen`` (where to put what the clips show; empty: nowhere).
 
     Returns:
         ``code_changed`` when this process has loaded other code than the one ``target`` is named after; else
-        ``video_error``: what is wrong with the video, in words; or ``write_error``: errno, text and file of the
-        operating system when the clip cannot be written, which is no fault of the video. Nothing when all is well.
+        ``video_error``: what is wrong with the video, in words; ``crop_error``: what is wrong with the function that
+        crops; or ``write_error``: errno, text and file of the operating system when the clip cannot be written, which
+        is no fault of the video. Nothing when all is well.
     """
-    if item["code"] != code_hash("fvc_lib.video.decode.clip", "fvc_lib.video"):
+    view = View(**item["view"])
+    if item["code"] != decode_code(view):
         return {"code_changed": True}
     try:
-        frames = _decode(Path(item["source"]), item["content_sha256"], item["num_frames"], item["fixed_size"])
+        frames, seen = _decode(item, view)
     except VideoError as error:
         return {"video_error": str(error)}
+    except CropError as error:
+        return {"crop_error": f"{item['source']!r}: {error}"}
     try:
+        if item["seen"]:  # before the clip: one that is there has it
+            write_json(Path(item["seen"]), {"clips": [asdict(each) for each in seen]})
         write_clip_file(Path(item["target"]), frames)
     except OSError as error:
         return {"write_error": [error.errno, error.strerror, error.filename or item["target"]]}
     return {}
 
 
-def _decode(path: Path, content_sha256: str, num_frames: int, fixed_size: int) -> Pixels:
+def _decode(item: dict[str, Any], view: View) -> tuple[Pixels, list[SeenClip]]:
+    path, num_frames, side = Path(item["source"]), item["num_frames"], item["fixed_size"]
     try:
         content = sha256_of_file(path)
     except OSError as error:
         raise UnreadableVideo(path, (error.strerror or type(error).__name__).lower()) from error
-    if content != content_sha256:
+    if content != item["content_sha256"]:
         # Stored under the id of what was indexed, it would be taken for that by every later run.
         raise UnreadableVideo(path, "its content has changed since it was indexed; build the index again")
-    return decode_clip(path, num_frames, fixed_size).frames
+    if view == PLAIN_VIEW:
+        return decode_clip(path, num_frames, side).frames, []
+    return decode_view(path, num_frames, side, view)

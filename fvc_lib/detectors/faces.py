@@ -1,0 +1,140 @@
+"""``crop face``: where the face of a clip is, found by MTCNN as the package facenet-pytorch has it, weights included.
+
+K. Zhang et al., "Joint face detection and alignment using multitask cascaded convolutional networks", 2016.
+"""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.detectors.packages import imported
+from fvc_lib.services.registry import CROPS, Crop
+
+Boxes = npt.NDArray[np.floating]
+
+REMEDY = "pip install 'fvc_lib[faces]' && pip install --no-deps facenet-pytorch==2.6.0 (it pins an old torch)"
+_LOOKS = 8  # frames of a clip that are searched, spread evenly
+_SEARCHED_SIDE = 640  # pixels of the longer side; a face must have 20 of them
+_SURE = 0.9  # probability below which a find is none
+_STILL = 2.0  # a face whose whole way is at most so many times as large as itself gets one box
+
+
+def face_boxes(frames: npt.NDArray[np.uint8]) -> Boxes | None:
+    """Squares around one face: float (T, 4) of left, top, width and height; None where there is none.
+
+    The face is the one with the largest area over all frames that are searched, followed by the overlap of its boxes.
+    One that stays gets one box that holds it all the time; one that moves gets a box of constant size that goes along
+    with it, straight from one searched frame to the next. So nothing trembles from frame to frame.
+
+    Args:
+        frames: uint8 (T, H, W, 3), RGB.
+
+    Raises:
+        UsageError: the package is not installed.
+    """
+    looks = np.unique(np.round(np.linspace(0, len(frames) - 1, _LOOKS)).astype(int))
+    found = [faces_in(frames[look]) for look in looks]
+    track = largest_track(found)
+    if not track:
+        return None
+    boxes = np.array([found[look][number] for look, number in track])  # (K, 4) of left, top, right, bottom
+    side = np.median((boxes[:, 2:] - boxes[:, :2]).max(1))
+    ends = np.concatenate([boxes[:, :2].min(0), boxes[:, 2:].max(0)])
+    whole = (ends[2:] - ends[:2]).max()
+    middles = (boxes[:, :2] + boxes[:, 2:]) / 2
+    if whole <= _STILL * side:
+        side, middles = whole, ((ends[:2] + ends[2:]) / 2)[None].repeat(len(boxes), 0)
+    at = looks[[look for look, _ in track]]
+    way = np.stack([np.interp(np.arange(len(frames)), at, middles[:, axis]) for axis in (0, 1)], axis=1)
+    return np.concatenate([way - side / 2, np.full((len(frames), 2), side)], axis=1)
+
+
+def largest_track(found: list[Boxes]) -> list[tuple[int, int]]:
+    """(frame, number of the box) of the face that fills most over all frames.
+
+    A box continues the track whose last one it overlaps most, by a tenth at least; each track takes one per frame.
+
+    Args:
+        found: per frame (K, 4) of left, top, right and bottom.
+    """
+    tracks: list[list[tuple[int, int]]] = []
+    for frame, boxes in enumerate(found):
+        free = list(tracks)
+        for number in np.argsort(-_areas(boxes), kind="stable").tolist():
+            shares = [_overlap(found[track[-1][0]][track[-1][1]], boxes[number]) for track in free]
+            if shares and max(shares) > 0.1:
+                free.pop(int(np.argmax(shares))).append((frame, number))
+            else:
+                tracks.append([(frame, number)])
+    return max(tracks, key=lambda track: sum(_areas(found[frame])[number] for frame, number in track), default=[])
+
+
+def faces_in(frame: npt.NDArray[np.uint8]) -> Boxes:
+    """float64 (K, 4): left, top, right and bottom of the faces in a frame uint8 (H, W, 3)."""
+    from PIL import Image
+
+    picture = Image.fromarray(np.ascontiguousarray(frame))
+    scale = min(1.0, _SEARCHED_SIDE / max(picture.size))
+    width, height = (max(1, round(side * scale)) for side in picture.size)
+    if min(width, height) < 20:
+        return np.empty((0, 4))
+    boxes, sure = _mtcnn().detect(picture.resize((width, height), Image.Resampling.BILINEAR))
+    if boxes is None:
+        return np.empty((0, 4))
+    boxes = np.asarray(boxes, float)[np.asarray(sure, float) >= _SURE]
+    return boxes[_areas(boxes) > 0] / scale
+
+
+def _areas(boxes: Boxes) -> Boxes:
+    sides = np.clip(boxes[:, 2:] - boxes[:, :2], 0, None)
+    return np.asarray(sides[:, 0] * sides[:, 1])
+
+
+def _overlap(one: Boxes, other: Boxes) -> float:
+    """Intersection over union."""
+    common = np.concatenate([np.maximum(one[:2], other[:2]), np.minimum(one[2:], other[2:])])
+    areas = _areas(np.stack([common, one, other]))
+    return float(areas[0] / (areas[1] + areas[2] - areas[0]))
+
+
+@cache
+def _mtcnn() -> Any:
+    package = imported("facenet_pytorch", "face", REMEDY)
+    # torchvision's own needs its compiled part, which its wheel on PyPI does not bring for the CPU build of torch.
+    imported("facenet_pytorch.models.utils.detect_face", "face", REMEDY).batched_nms = keep_best
+    return package.MTCNN(keep_all=True, device="cpu", post_process=False)
+
+
+def keep_best(boxes: Any, scores: Any, groups: Any, threshold: float) -> Any:
+    """As ``torchvision.ops.batched_nms``: indices of the boxes (N, 4) that no better one of their group covers.
+
+    By falling score; one is covered where the intersection is more than ``threshold`` of the union.
+    """
+    import torch
+
+    corners, owner = boxes.double().numpy(), groups.numpy()
+    left = np.argsort(-scores.double().numpy(), kind="stable")
+    areas, kept = _areas(corners), []
+    while left.size:
+        best, left = left[0], left[1:]
+        kept.append(int(best))
+        common = np.concatenate(
+            [np.maximum(corners[best, :2], corners[left, :2]), np.minimum(corners[best, 2:], corners[left, 2:])], axis=1
+        )
+        shared = _areas(common)
+        union = areas[best] + areas[left] - shared
+        left = left[(shared <= threshold * union) | (owner[left] != owner[best])]
+    return torch.tensor(kept, dtype=torch.int64)
+
+
+CROPS.register(
+    Crop(
+        "face",
+        face_boxes,
+        packages=("torch", "torchvision", "facenet_pytorch"),
+        code="fvc_lib.detectors.faces",
+        remedy=REMEDY,
+    )
+)

@@ -1,0 +1,265 @@
+"""What is seen of a video where that is not ``clip.decode_clip``: windows of neighbouring frames, and crops.
+
+A module of its own, because the bytes of ``clip`` are part of the name under which its clips are stored.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.services.atomic_files import AnyPath
+from fvc_lib.services.errors import FvcError
+from fvc_lib.services.registry import CROPS, NOT_FOUND, View
+from fvc_lib.video.decode import readers, source
+from fvc_lib.video.decode.clip import Clip, uniform_places
+from fvc_lib.video.decode.frame_table import FrameTable, IntArray, check_not_empty, read_frame_table, seconds_of
+from fvc_lib.video.decode.readers import FrameSink, Pixels
+from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, VideoError, VideoSource, open_video
+
+PlacesOf = Callable[[int], IntArray]  # of the number of frames that a video has
+_MOST_ASPECT = 4  # a picture longer than this is cropped with black bars: the square it is decoded into is bounded
+# A box is looked for, and cut out, in frames of at most this side and so many bytes together.
+_CROP_SIDE, _CROP_BYTES = 1280, 256 << 20
+
+
+class CropError(FvcError):
+    """What looks for the part of the picture to be seen fails, or gives no box."""
+
+
+@dataclass(frozen=True)
+class SeenClip:
+    """What one of a video's clips shows.
+
+    Attributes:
+        clip: its number, from 0.
+        num_source_frames: of the whole video.
+        first_frame, middle_frame, last_frame: places in the presentation order.
+        stride: frames from one to the next; 0: spread over the video.
+        num_repeated: frames that repeat the last one of a video which is too short.
+        left, top, width, height: the middle frame's part that is seen, as shares of the upright picture.
+        note: what was not as asked for; empty: nothing.
+    """
+
+    clip: int
+    num_source_frames: int
+    first_frame: int
+    middle_frame: int
+    last_frame: int
+    stride: int
+    num_repeated: int
+    left: float
+    top: float
+    width: float
+    height: float
+    note: str = ""
+
+
+def decode_view(path: AnyPath, num_frames: int, side: int, view: View) -> tuple[Pixels, list[SeenClip]]:
+    """The clips of a video one after the other, and what each shows.
+
+    Args:
+        path: a local file.
+        num_frames: of one clip.
+        side: of the square, in pixels.
+        view: how frames are sampled, how many clips, and what part of the picture.
+
+    Returns:
+        uint8 (N T, 3, S, S), and N rows.
+
+    Raises:
+        VideoError: as ``clip.decode_clip``.
+        CropError: what is asked for the crop fails.
+    """
+    path = Path(path)
+
+    def places_of(num_source_frames: int) -> IntArray:
+        return np.unique(clip_places(view, num_frames, num_source_frames)[0])
+
+    decoded = decode_places(path, places_of, _decoded_side(path, num_frames, side, view))
+    places, stride = clip_places(view, num_frames, decoded.num_source_frames)
+    box, at = decoded.content, np.searchsorted(decoded.frame_indices, places)
+    picture = decoded.frames[:, :, box.top : box.top + box.height, box.left : box.left + box.width]
+    frames = np.zeros((*places.shape, 3, side, side), np.uint8)
+    seen = []
+    for number, own in enumerate(at):
+        notes = _notes_on_time(view, stride, places[number])
+        if view.crop:
+            boxes = _boxes(view, picture, own)
+            notes += [NOT_FOUND] if boxes is None else []
+            boxes = centre_boxes(len(own), box.height, box.width) if boxes is None else boxes
+            for out, frame, part in zip(frames[number], own, boxes, strict=True):
+                out[...] = _cut_out(picture[frame], part, side)
+            part = boxes[len(boxes) // 2]
+        elif view.fit == "letterbox":
+            frames[number] = decoded.frames[own]
+            part = np.array([0, 0, box.width, box.height], float)
+        else:
+            part = _centre(picture, own, frames[number])
+        left, top, width, height = (part / [box.width, box.height, box.width, box.height]).tolist()
+        first, middle, last = (int(places[number][place]) for place in (0, num_frames // 2, -1))
+        repeated = int((np.diff(places[number]) == 0).sum())
+        row = (number, decoded.num_source_frames, first, middle, last, stride, repeated, left, top, width, height)
+        seen.append(SeenClip(*row, note="; ".join(notes)))
+    return frames.reshape(-1, 3, side, side), seen
+
+
+def clip_places(view: View, num_frames: int, num_source_frames: int) -> tuple[IntArray, int]:
+    """int64 (N, T) places in the presentation order, and the stride between them (0: spread over the video).
+
+    Windows are spread evenly from the video's first frame to its last; a single one stands in the middle. Of a video
+    that is too short the stride is made smaller; where even neighbours are too few, its last frame is repeated. Several
+    uniform clips are spread over the video alike, each a little later than the one before.
+    """
+    n = num_source_frames
+    if not view.stride:
+        return uniform_places(n, view.clips * num_frames).reshape(num_frames, view.clips).T, 0
+    stride = min(view.stride, max(1, (n - 1) // (num_frames - 1))) if num_frames > 1 else view.stride
+    last_start = max(0, n - 1 - (num_frames - 1) * stride)
+    starts = np.array([last_start // 2]) if view.clips == 1 else uniform_places(last_start + 1, view.clips)
+    return np.minimum(starts[:, None] + stride * np.arange(num_frames), n - 1), stride
+
+
+def _notes_on_time(view: View, stride: int, places: IntArray) -> list[str]:
+    if not view.stride or (stride == view.stride and places[-1] - places[0] == stride * (len(places) - 1)):
+        return []
+    repeated = f", last frame {int((places == places[-1]).sum())} times" if len(np.unique(places)) < len(places) else ""
+    return [f"short: stride {stride} for {view.stride}{repeated}"]
+
+
+def _decoded_side(path: Path, num_frames: int, side: int, view: View) -> int:
+    """Side of the square that frames are letterboxed to before a part of them is cut out."""
+    if not view.crop and view.fit == "letterbox":
+        return side
+    with open_video(path, thorough=True) as opened:
+        context = opened.stream.codec_context
+        sides = (context.width * (opened.sample_aspect_ratio or Fraction(1)), Fraction(context.height))
+    shorter, longer = max(Fraction(1), min(sides)), max(Fraction(1), *sides)
+    if view.crop:
+        bounded = math.isqrt(_CROP_BYTES // (3 * num_frames * view.clips))
+        return max(side, min(_CROP_SIDE, bounded, round(longer)))
+    return round(view.resized(side) * min(longer / shorter, Fraction(_MOST_ASPECT)))
+
+
+def _centre(picture: Pixels, own: IntArray, frames: Pixels) -> npt.NDArray[np.floating]:
+    """Fill ``frames`` (T, 3, S, S) with the middle of ``picture``'s frames ``own``; where it lies."""
+    side, (height, width) = frames.shape[-1], picture.shape[2:]
+    top, left = round((height - side) / 2), round((width - side) / 2)
+    rows, columns = slice(max(0, top), max(0, top) + side), slice(max(0, left), max(0, left) + side)
+    part = picture[own, :, rows, columns]
+    down, across = max(0, -top), max(0, -left)
+    frames[:, :, down : down + part.shape[2], across : across + part.shape[3]] = part
+    return np.array([columns.start, rows.start, part.shape[3], part.shape[2]], float)
+
+
+def centre_boxes(num_frames: int, height: int, width: int) -> npt.NDArray[np.floating]:
+    """Float (T, 4): the largest square in the middle of each frame, as left, top, width and height."""
+    side = min(height, width)
+    return np.tile(np.array([(width - side) / 2, (height - side) / 2, side, side]), (num_frames, 1))
+
+
+def _boxes(view: View, picture: Pixels, own: IntArray) -> npt.NDArray[np.floating] | None:
+    """Float (T, 4) squares within the picture, with the margin; none where nothing was found.
+
+    Raises:
+        CropError: the user's function fails, or what it gives is no box.
+    """
+    try:
+        found: Any = CROPS.get(view.crop).find(np.ascontiguousarray(picture[own].transpose(0, 2, 3, 1)))
+        if found is None:
+            return None
+        boxes = np.broadcast_to(np.asarray(found, float), (len(own), 4))
+    except Exception as error:
+        raise CropError(f"crop {view.crop!r} fails: {type(error).__name__}: {error}") from error
+    if not np.isfinite(boxes).all() or (boxes[:, 2:] <= 0).any():
+        raise CropError(
+            f"crop {view.crop!r}: got {found!r}, wanted finite left, top, width > 0 and height > 0, or None"
+        )
+    return square_boxes(boxes, view.margin, *picture.shape[2:])
+
+
+def square_boxes(boxes: npt.NDArray[np.floating], margin: float, height: int, width: int) -> npt.NDArray[np.floating]:
+    """Boxes (T, 4) as squares ``1 + margin`` times as large, moved and at most shrunk to lie in the picture."""
+    sides = np.minimum(boxes[:, 2:].max(1) * (1 + margin), min(height, width))
+    left = np.clip(boxes[:, 0] + boxes[:, 2] / 2 - sides / 2, 0, width - sides)
+    top = np.clip(boxes[:, 1] + boxes[:, 3] / 2 - sides / 2, 0, height - sides)
+    return np.stack([left, top, sides, sides], axis=1)
+
+
+def _cut_out(frame: Pixels, box: npt.NDArray[np.floating], side: int) -> Pixels:
+    """uint8 (3, S, S) of a box in ``frame`` (3, H, W), filtered where it is made smaller."""
+    from PIL import Image
+
+    left, top, width, height = box.tolist()
+    picture = Image.fromarray(np.ascontiguousarray(frame.transpose(1, 2, 0)))
+    ends = (min(left + width, picture.width), min(top + height, picture.height))
+    cut = picture.resize((side, side), Image.Resampling.BILINEAR, box=(left, top, *ends))
+    return np.asarray(cut).transpose(2, 0, 1)
+
+
+def decode_places(path: Path, places_of: PlacesOf, size: int) -> Clip:
+    """As ``clip.decode_clip``, of the ascending places that ``places_of`` chooses among so many frames."""
+    with open_video(path) as opened:
+        table = read_frame_table(opened)
+        check_not_empty(path, table)
+        sparse = table.trusted and table.damage is None
+        clip = _sparse(opened, table, places_of, size) if sparse else None
+    if clip is not None:
+        return clip
+    if table.damage is not None:
+        raise TruncatedVideo(path, table.damage)
+    return _stream(path, table, places_of, size)
+
+
+def _sparse(opened: VideoSource, table: FrameTable, places_of: PlacesOf, size: int) -> Clip | None:
+    order = table.presentation_order()
+    sink = FrameSink(opened, size, places_of(len(order)))
+    try:
+        with source.ffmpeg_errors(opened.path, CorruptVideo):
+            complete = readers.read_by_pts(opened, table, order, sink)
+    except source.RefusedVideo:
+        raise
+    except VideoError:
+        return None  # as in ``clip``: decoded from the beginning the same packets may be fine
+    pts_seconds = seconds_of(table.pts[order[sink.places]], opened.stream.time_base)
+    return Clip(sink.frames, pts_seconds, sink.places, len(order), sink.content) if complete else None
+
+
+def _stream(path: Path, table: FrameTable, places_of: PlacesOf, size: int) -> Clip:
+    found = None
+    if table.num_shown:
+        with suppress(VideoError):  # counting will say what is wrong
+            found = readers.read_as_promised(path, table, places_of(table.num_shown), size)
+    if found is not None:
+        sink, seconds = found
+    else:
+        count = readers.count_frames(path, table)
+        if not count.num_frames:
+            raise CorruptVideo(path, count.missing or "it opens, but no frame can be decoded")
+        if count.missing is not None:
+            raise (CorruptVideo if count.decoder_failed else TruncatedVideo)(path, count.missing)
+        seconds = count.seconds
+        sink = readers.read_by_place(path, table, count.order, places_of(len(seconds)), size)
+    return Clip(sink.frames, seconds[sink.places], sink.places, len(seconds), sink.content)
+
+
+def with_box(path: AnyPath, seen: Sequence[SeenClip], size: int = 256) -> Pixels:
+    """The middle frame of each of ``seen``, uint8 (N, 3, size, size) letterboxed, with a frame around what is seen."""
+    middle = np.array([row.middle_frame for row in seen])
+    decoded = decode_places(Path(path), lambda _: np.unique(middle), size)
+    frames, box = decoded.frames[np.searchsorted(decoded.frame_indices, middle)].copy(), decoded.content
+    for frame, row in zip(frames, seen, strict=True):
+        left, top = box.left + row.left * box.width, box.top + row.top * box.height
+        right, bottom = left + row.width * box.width, top + row.height * box.height
+        columns, rows = slice(round(left), round(right)), slice(round(top), round(bottom))
+        for line in (round(left), round(right) - 2):
+            frame[:, rows, line : line + 2] = np.array([255, 0, 0])[:, None, None]
+        for line in (round(top), round(bottom) - 2):
+            frame[:, line : line + 2, columns] = np.array([255, 0, 0])[:, None, None]
+    return frames
