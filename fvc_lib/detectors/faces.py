@@ -108,7 +108,7 @@ def _mtcnn() -> Any:
 
 
 def keep_best(boxes: Any, scores: Any, groups: Any, threshold: float) -> Any:
-    """As ``torchvision.ops.batched_nms``: indices of the boxes (N, 4) that no better one of their group covers.
+    """As torchvision has it (batched NMS): indices of the boxes (N, 4) that no better one of their group covers.
 
     By falling score; one is covered where the intersection is more than ``threshold`` of the union.
     """

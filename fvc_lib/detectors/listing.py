@@ -59,7 +59,8 @@ class DetectorFacts:
             f"{spec.name}  ({spec.family})",
             f"  paper          {spec.paper}",
             f"  code           {spec.licence}",
-            f"  clip           {spec.num_frames} frames of {spec.side} x {spec.side} pixels; {spec.frame_sampling}, {spec.frame_fit}",
+            f"  clip           {spec.num_frames} frames of {spec.side} x {spec.side} pixels",
+            f"  sampled        {spec.frame_sampling}, {spec.frame_fit}; -p frame_sampling and frame_fit for another",
             f"  normalisation  {spec.normalisation}",
             f"  trained        {spec.tune}; -p tune head, norms, last:N, effort or all for another choice",
         ]

@@ -63,8 +63,8 @@ def test_training_draws_one_clip_of_each_row_by_seed_row_and_epoch_alone(several
     assert shares.min() > 0.2 * shares.sum()
 
 
-def test_a_result_is_one_row_per_video_with_the_mean_of_its_clips_logits(several):
-    outcome = train_fold(several.paths, several.config, 0)
+def test_a_result_is_one_row_per_video_with_the_mean_of_its_clips_logits(several, list_log):
+    outcome = train_fold(several.paths, several.config, 0, metric_log=list_log())
     predictions = read_table(several.paths.predictions(0), PREDICTIONS)
     tested = read_table(several.paths.folds, FOLDS).filter(pl.col("fold") == 0).sort("video_id")
     assert predictions["video_id"].to_list() == tested["video_id"].to_list()
@@ -73,7 +73,7 @@ def test_a_result_is_one_row_per_video_with_the_mean_of_its_clips_logits(several
     model = task.build_model()
     model.load_state_dict(load_weights(several.paths.fold_checkpoints(0) / BEST))
     model.eval()
-    prior = outcome.model.selection.prior_logit
+    prior = outcome.training.selection.prior_logit
     for video_id, logit in predictions.select("video_id", "logit").iter_rows():
         clips = torch.from_numpy(np.array(several.store.read(video_id, 0))).reshape(CLIPS, 4, 3, 24, 24)
         with torch.inference_mode():

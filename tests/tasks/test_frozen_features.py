@@ -79,9 +79,9 @@ def test_every_clip_goes_through_the_trunk_once_whoever_asks(frozen, monkeypatch
     seen = []
     computed = features._computed
 
-    def noted(trunk, source, clips, device):
+    def noted(trunk, source, clips, *rest):
         seen.extend(clips)
-        return computed(trunk, source, clips, device)
+        return computed(trunk, source, clips, *rest)
 
     monkeypatch.setattr(features, "_computed", noted)
     first, second = source_of(frozen), source_of(frozen, begin=0.5)
@@ -135,11 +135,11 @@ def test_a_damaged_file_is_named_with_what_to_do(frozen):
 def test_out_of_memory_halves_the_batch_and_loses_nothing(frozen, monkeypatch):
     computed, sizes = features._computed, []
 
-    def short(trunk, source, clips, device):
+    def short(trunk, source, clips, *rest):
         sizes.append(len(clips))
         if len(clips) > 2:
             raise MemoryError("of the test")
-        return computed(trunk, source, clips, device)
+        return computed(trunk, source, clips, *rest)
 
     monkeypatch.setattr(features, "_computed", short)
     source = source_of(frozen)

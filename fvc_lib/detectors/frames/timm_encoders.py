@@ -79,6 +79,7 @@ def _declared(name: str) -> DetectorSpec:
     published = timm.get_pretrained_cfg(model)
     mean = published.mean if published else IMAGENET_MEAN
     deviation = published.std if published else IMAGENET_DEVIATION
+    share = published.crop_pct if published else 1.0
     return DetectorSpec(
         name=name,
         family="timm",
@@ -89,6 +90,7 @@ def _declared(name: str) -> DetectorSpec:
         side=published.input_size[-1] if published else 224,
         normalisation=f"mean {tuple(mean)}, deviation {tuple(deviation)}, of fractions of white",
         micro_batch=2,
+        frame_fit=f"crop:{share}" if share < 1 else "crop",
         build_trunk=_build,
         weights=f"hub: {published.hf_hub_id}" if published and published.hf_hub_id else "",
         weights_licence=(published and published.license) or "",

@@ -72,10 +72,11 @@ class _Kind:
     colours: tuple[tuple[float, float, float], tuple[float, float, float]]
     paper: str
     weights_licence: str
+    fit: str = "letterbox"  # the publisher's; of DINOv3 and SigLIP, which squash pictures into a square, not
 
 
-_CLIP_KIND = _Kind("CLIPVisionModel", "CLIPVisionConfig", _CLIP_COLOURS, _CLIP, "MIT")
-_DINO2_KIND = _Kind("Dinov2Model", "Dinov2Config", _OF_IMAGENET, _DINO2, "Apache-2.0")
+_CLIP_KIND = _Kind("CLIPVisionModel", "CLIPVisionConfig", _CLIP_COLOURS, _CLIP, "MIT", "crop")
+_DINO2_KIND = _Kind("Dinov2Model", "Dinov2Config", _OF_IMAGENET, _DINO2, "Apache-2.0", "crop:0.875")
 _DINO3_KIND = _Kind("DINOv3ViTModel", "DINOv3ViTConfig", _OF_IMAGENET, _DINO3, "DINOv3 License, gated: ask on the hub")
 _SIGLIP_KIND = _Kind("SiglipVisionModel", "SiglipVisionConfig", _HALF, _SIGLIP, "Apache-2.0")
 _SMALL = {"hidden_size": 384, "num_attention_heads": 6}
@@ -146,6 +147,7 @@ def declaration(name: str, of: str, **changed: Any) -> DetectorSpec:
         "side": 224,
         "normalisation": f"the folder's preprocessor_config.json; without it mean {mean}, deviation {deviation}",
         "micro_batch": 2,
+        "frame_fit": kind.fit,
         "build_trunk": lambda options: build_encoder(options, of),
         "weights": f"hub: {hub_id}",
         "weights_licence": kind.weights_licence,

@@ -52,6 +52,16 @@ _NETWORKS: dict[str, tuple[str, int, int, Colours, Colours, int]] = {
     "swin3d_t": (_SWIN, 16, 224, *_OF_IMAGENET, 1),
 }
 
+# Strides of the papers' and publishers' clips of 16 frames.
+_SAMPLING = {
+    "r3d_18": "window:2",  # torchvision: 15 frames per second of Kinetics' 25 to 30
+    "mc3_18": "window:2",
+    "r2plus1d_18": "window:2",
+    "s3d": "window:2",
+    "mvit_v2_s": "window:4",
+    "swin3d_t": "window:2",
+}
+
 
 class TorchvisionTrunk(Trunk):
     """Takes the colours before the frames; what the class layer was given are the features."""
@@ -104,6 +114,8 @@ for _name, (_paper, _num_frames, _side, _mean, _deviation, _micro_batch) in _NET
             side=_side,
             normalisation=f"mean {_mean}, deviation {_deviation}, of fractions of white",
             micro_batch=_micro_batch,
+            frame_sampling=_SAMPLING[_name],
+            frame_fit="crop:0.875",  # of all: resized to 128 or 256
             build_trunk=_build,
             weights=f"torchvision.models.video.{_name}, weights KINETICS400_V1, a .pth file",
             weights_licence="BSD-3-Clause; trained on Kinetics-400 (CC BY 4.0 annotations)",

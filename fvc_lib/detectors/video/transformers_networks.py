@@ -109,7 +109,7 @@ def _build(options: TrunkOptions) -> TransformersTrunk:
 
 
 def _register(
-    name: str, paper: str, num_frames: int, side: int, weights: str, weights_licence: str, micro_batch: int = 1
+    name: str, paper: str, num_frames: int, side: int, weights: str, weights_licence: str, sampling: str, fit: str
 ) -> None:
     mean, deviation = _KINDS[name].colours
     DETECTORS.register(
@@ -122,7 +122,9 @@ def _register(
             num_frames=num_frames,
             side=side,
             normalisation=f"the folder's preprocessor_config.json; without it mean {mean}, deviation {deviation}",
-            micro_batch=micro_batch,
+            micro_batch=1,
+            frame_sampling=sampling,
+            frame_fit=fit,
             build_trunk=_build,
             weights=weights,
             weights_licence=weights_licence,
@@ -138,6 +140,8 @@ _register(
     224,
     "hub: facebook/timesformer-base-finetuned-k400",
     "CC BY-NC 4.0",
+    "window:32",
+    "crop",
 )
 _register(
     "videomae",
@@ -146,6 +150,8 @@ _register(
     224,
     "hub: MCG-NJU/videomae-base-finetuned-kinetics",
     "CC BY-NC 4.0",
+    "window:4",
+    "crop",
 )
 _register(
     "vivit",
@@ -154,6 +160,8 @@ _register(
     224,
     "hub: google/vivit-b-16x2-kinetics400",
     "MIT",
+    "window:2",
+    "crop:0.875",
 )
 _register(
     "vjepa2",
@@ -162,4 +170,6 @@ _register(
     256,
     "hub: facebook/vjepa2-vitl-fpc16-256-ssv2",
     "MIT",
+    "window:4",
+    "crop:0.875",
 )
