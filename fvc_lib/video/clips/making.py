@@ -8,7 +8,7 @@ original is there, and no more videos than a few are in hand at once.
 import csv
 import json
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
@@ -25,8 +25,8 @@ from fvc_lib.services.memory_budget import memory_budget
 from fvc_lib.services.registry import PLAIN_VIEW
 from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, frame_of, write_table
 from fvc_lib.video.augmentations import apply_augmentation, draw_augmentation
-from fvc_lib.video.clips.store import CLIPS_FOLDER, ClipStore
-from fvc_lib.video.decode.views import SeenClip
+from fvc_lib.video.clips.store import CLIPS_FOLDER, ClipStore, Pixels, contact_sheet
+from fvc_lib.video.decode.views import SeenClip, with_box
 
 TIMEOUT_SECONDS = 120.0  # for decoding one video; then it is given up
 CROP_BYTES, CROP_ADDRESS_BYTES = 1 << 30, 24 << 30  # that one decoding process takes with a crop; its address space
@@ -133,7 +133,8 @@ def make_clips(
 def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataFrame:
     """Write what each clip of the videos of ``index`` (INDEX) shows, SEEN_CLIPS, one row per clip; and return it.
 
-    Videos without a clip have no row.
+    Videos without a clip have no row. Where clips show whole pictures spread over the video, there is nothing to say:
+    no row, and no file.
 
     Raises:
         DataError: the record beside a clip is damaged.
@@ -141,18 +142,48 @@ def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataF
     """
     rows: list[dict[str, Any]] = []
     for video_id, group_id, label, source in index.select("video_id", "group_id", "label", "path").iter_rows():
-        if not store.has(video_id, 0):
+        if store.view == PLAIN_VIEW or not store.has(video_id, 0):
             continue
         beside = store.seen_path(video_id)
         try:
             seen = [asdict(SeenClip(**each)) for each in json.loads(beside.read_bytes())["clips"]]
         except (OSError, ValueError, TypeError, LookupError) as error:
             raise DataError(f"{str(beside)!r}: {error}. Delete the file and run 03_augmentation again.") from error
-        rows += [{"video_id": video_id, "group_id": group_id, "label": label, "path": source, **each} for each in seen]
-    columns = {name: [row[name] for row in rows] for name in SEEN_CLIPS.columns}
-    table = frame_of({**columns, "note": [note or None for note in columns["note"]]}, SEEN_CLIPS)
-    write_table(table, SEEN_CLIPS, path)
+        video = {"video_id": video_id, "group_id": group_id, "label": label, "path": source}
+        rows += [{**video, **each, "note": each["note"] or None} for each in seen]
+    table = frame_of({name: [row[name] for row in rows] for name in SEEN_CLIPS.columns}, SEEN_CLIPS)
+    if store.view != PLAIN_VIEW:
+        write_table(table, SEEN_CLIPS, path)
     return table
+
+
+def notes_of(seen: pl.DataFrame) -> pl.DataFrame:
+    """Columns ``note label clips of``: how many of each label's clips are not as asked for, by the reason.
+
+    What is missed more often in one label than in the other tells the label by itself.
+    """
+    of = seen.group_by("label").len("of")
+    noted = seen.drop_nulls("note").group_by("note", "label").len("clips")
+    return noted.join(of, on="label").sort("note", "label")
+
+
+def sheet_of(
+    store: ClipStore, seen: pl.DataFrame, corpus_root: AnyPath, video_id: str, numbers: Sequence[int]
+) -> Pixels:
+    """Copies of a video's clips as rows, uint8 (H, W, 3); before each original the picture, with what is seen of it.
+
+    ``seen`` is what ``write_seen`` gave, ``numbers`` are augmentation indices, the original's 0 among them.
+    """
+    rows = seen.filter(pl.col("video_id") == video_id)
+    clips = [part for number in numbers for part in np.split(store.read(video_id, number), store.view.clips)]
+    if rows.height:
+        shows = [SeenClip(**row) for row in rows.drop("video_id", "group_id", "label", "path").fill_null("").to_dicts()]
+        framed = with_box(Path(corpus_root) / path_from_text(rows["path"][0]), shows, store.fixed_size)
+        clips = [
+            np.concatenate([framed[place : place + 1] if place < len(framed) else np.full_like(framed[:1], 255), clip])
+            for place, clip in enumerate(clips)
+        ]
+    return contact_sheet(clips)
 
 
 def _videos(store: ClipStore, index: pl.DataFrame, numbers: range) -> Iterator[_Video]:
