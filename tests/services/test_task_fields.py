@@ -50,7 +50,7 @@ def read_of_config(tree: ast.Module) -> set[str]:
         node.attr
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
-        and (getattr(node.value, "id", None) == "config" or getattr(node.value, "attr", None) == "config")
+        and (getattr(node.value, "id", None) == "config" or getattr(node.value, "attr", None) in ("config", "_config"))
     }
     return found | ({"num_frames", "fixed_size"} if "clips" in found else set())
 

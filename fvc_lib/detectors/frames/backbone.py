@@ -181,7 +181,10 @@ def named_backbone(name: str, weights: Path | None = None, size: int = 224, *, p
     spec = DETECTORS.get(BACKBONES.check(name))
     licence = spec.weights_licence or "unknown"
     options = TrunkOptions(name, 1, size, weights, licence, pretrained=pretrained)
-    trunk = spec.build_trunk(options) if spec.build_trunk else None
+    try:
+        trunk = spec.build_trunk(options) if spec.build_trunk else None
+    except UsageError as error:  # in the words of the video tasks
+        raise UsageError(str(error).replace("model_weights", "backbone_weights")) from error
     if not isinstance(trunk, PictureTrunk):
         raise UsageError(
             f"backbone {name!r}: it is no published network on single frames. Take {', '.join(BACKBONES.names())}, "
