@@ -244,7 +244,9 @@ class Sweep:
         """Run the comparison's notebook over the finished runs; returns the exit code."""
         from fvc_lib.analysis.pages.report import write_report, write_runs_index  # plotly takes a second to load
 
-        finished = [one.run for one in self.members if one.run is not None and one.state == "finished"]
+        # Those that are not finished come last: the page names them among what is left out.
+        there = sorted(self.members, key=lambda one: one.state != "finished")
+        runs = [str(one.run.root) for one in there if one.run is not None]
         name = sha256_of_json(sorted(one.run_hash for one in self.members))[:8]
         folder = self._folder() / f"comparison_{name}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -260,8 +262,8 @@ class Sweep:
             log=folder / f"{DETECTOR_COMPARISON}.log",
             on_start=lambda _: None,
         )  # fmt: skip
-        click.echo(f"\ncomparing {len(finished)} runs")
-        parameters = {"compared_runs": [str(run.root) for run in finished], "output_folder": str(folder)}
+        click.echo(f"\ncomparing {sum(one.state == 'finished' for one in there)} runs")
+        parameters = {"compared_runs": runs, "output_folder": str(folder)}
         execute_with_papermill(NOTEBOOKS / record.name, parameters, request)
         page = folder / "comparison.html"
         write_report([record], page, title=f"FVC comparison {self._config.experiment}")
