@@ -163,3 +163,29 @@ def test_the_record_says_where_the_weights_came_from(frozen, list_log):
     assert (network.weights_licence, network.num_frozen) == ("public domain", 3 * 8 * 9 + 8)
     assert "Weights from" in outcome.sentence()
     assert network.weights_sha256[:12] in outcome.sentence()
+
+
+def test_how_many_clips_at_once_is_planned_once_where_some_are_missing(frozen):
+    asked: list[bool] = []
+
+    def planned(missing: bool) -> int:
+        asked.append(missing)
+        return 2
+
+    made = made_clips(frozen.paths)
+    source = read_fold(frozen.paths, frozen.config, 0)[0]
+    for _ in range(2):
+        with_features(source, made, frozen.config, CPU, begin=0.0, stop=lambda: False, batch_size=planned)
+    assert asked == [True, False]
+
+
+@pytest.mark.slow
+def test_ranks_share_the_features_and_who_starts_them_computes_none(tiny_training, list_log, monkeypatch):
+    monkeypatch.setattr("fvc_lib.tasks.video.training.with_features", lambda *_, **__: pytest.fail("in the starter"))
+    tiny = tiny_training.with_config(model="efficientnet_lite0", epochs=1, num_ranks=2, shuffled_label_control=False)
+    tiny.paths.params_yaml.parent.mkdir(parents=True, exist_ok=True)
+    tiny.paths.params_yaml.write_text(tiny.config.to_yaml())
+    outcome = train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
+    assert outcome.num_ranks == 2
+    stored = list(tiny.store.decode_folder.rglob("features_*/*/*.npy"))
+    assert len(stored) == len(made_clips(tiny.paths))

@@ -100,12 +100,13 @@ def with_features(
     *,
     begin: float,
     stop: Callable[[], bool],
+    batch_size: Callable[[bool], int] | None = None,
 ) -> Any:
     """``source`` with the features of all clips in ``made`` (video id, augmentation index), where the trunk is frozen;
     else ``source``.
 
     What is there is left out, so a stopped computation goes on where it was. ``begin`` in [0, 1) says at which place of
-    the list.
+    the list. ``batch_size``, told whether any are missing, says how many clips at once; None: the configuration's.
 
     Raises:
         StoppedError: ``stop`` said so.
@@ -126,9 +127,10 @@ def with_features(
     featured = FeatureSource(source, folder, (shape[0], shape[1]))
     note_use(folder, {"model": config.model, "weights": weights.sha256, "clips": source.settings_hash})
     first = int(begin * len(clips))
-    batch_size = config.batch_size or DETECTORS.get(config.model).micro_batch
+    own = config.batch_size or DETECTORS.get(config.model).micro_batch
+    planned = batch_size(not all(map(featured.has_features, clips))) if batch_size else own
     num_frames = config.clips.num_frames
-    _compute(featured, trunk, [*clips[first:], *clips[:first]], num_frames, device, batch_size, stop)
+    _compute(featured, trunk, [*clips[first:], *clips[:first]], num_frames, device, planned, stop)
     release_cached_memory(device)
     return featured
 

@@ -12,12 +12,14 @@ import safetensors.torch
 from fvc_lib.detectors.weights import OwnWeights
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.distributed.ranks import Ranks
+from fvc_lib.engine.memory.training_memory import planned_micro_batch
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.training_state import NAN_AS_TEXT, TrainingRecord
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide, roc_auc
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import LABELS, PREDICTIONS, frame_of, write_table
 from fvc_lib.services.tasks import FOLD_TRAINING as STAGE
@@ -53,6 +55,15 @@ class TrainingSummary(TrainingRecord):
         return self.recorded.selection
 
 
+@dataclass(frozen=True)
+class FeatureWork:
+    """Who computes a frozen trunk's features: until ``stop`` says so, told to ``memory``, shared with ``ranks``."""
+
+    stop: Callable[[], bool]
+    memory: MemoryObserver
+    ranks: Ranks
+
+
 def train_fold(
     paths: RunPaths, config: RunConfig, fold: int, **options: Unpack[TrainingOptions]
 ) -> TrainingOutcome[TrainingSummary]:
@@ -67,9 +78,13 @@ def train_fold(
     """
     stop = options.get("stop") or (lambda: False)
 
-    def read(_: Ranks) -> Training[TrainingSummary]:
+    memory = options.get("memory") or NoObserver()
+    begins_ranks = config.num_ranks > 1 and options.get("ranks") is None  # which train, and so compute features
+
+    def read(ranks: Ranks) -> Training[TrainingSummary]:
         finished = paths.fold_outcome(fold).exists() and paths.predictions(fold).exists()
-        return fold_training(paths, config, fold, features_until=None if finished else stop)
+        features = None if finished or begins_ranks else FeatureWork(stop, memory, ranks)
+        return fold_training(paths, config, fold, features=features)
 
     return train(STAGE, fold, paths, config, read, TrainingSummary, **options)
 
@@ -80,19 +95,18 @@ def training_parameters(config: RunConfig, fold: int) -> dict[str, Any]:
 
 
 def fold_training(
-    paths: RunPaths, config: RunConfig, fold: int, *, features_until: Callable[[], bool] | None = None
+    paths: RunPaths, config: RunConfig, fold: int, *, features: FeatureWork | None = None
 ) -> Training[TrainingSummary]:
     """What there is to train, choose, score and write of one outer fold; raises as ``train_fold``.
 
-    With ``features_until``, which says when to stop, a frozen trunk's features of all clips are computed first, once
-    for all folds, and take the place of the clips.
+    With ``features`` a frozen trunk's features of all clips are computed first, once for all folds, and take the place
+    of the clips.
     """
     source, clips, shuffled = data.read_fold(paths, config, fold)
     validation = frozenset(row.video_id for row in clips.validation)
     own = weights_to_go_on_from(paths, config, fold, validation)
-    if features_until is not None and own is None:  # else the trunk is another one in every fold
-        made, device = data.made_clips(paths), resolve_device(config.device, config.amp).device
-        source = with_features(source, made, config, device, begin=fold / config.num_folds, stop=features_until)
+    if features is not None and own is None:  # else the trunk is another one in every fold
+        source = _with_features(paths, source, clips, config, features)
     both = [clips] if shuffled is None else [clips, shuffled]
     tasks = [_task(source, clips, config, own)]
     if shuffled is not None:
@@ -125,6 +139,25 @@ def fold_training(
         },
         finish=finish,
         outputs=[paths.predictions(fold)],
+    )
+
+
+def _with_features(paths: RunPaths, source: ClipSource, clips: FoldClips, config: RunConfig, work: FeatureWork) -> Any:
+    """``with_features``, in batches that the memory plan allows a step on the clips themselves."""
+    compute, ranks = resolve_device(config.device, config.amp), work.ranks
+
+    def planned() -> int:
+        task, settings = _task(source, clips, config), engine_settings(config, clips.fold)
+        return planned_micro_batch(paths, config, task, settings, compute, work.memory, num_ranks=ranks.size)[0]
+
+    return with_features(
+        source,
+        data.made_clips(paths),
+        config,
+        compute.device,
+        begin=(clips.fold + ranks.rank / ranks.size) / config.num_folds,
+        stop=work.stop,
+        batch_size=lambda missing: ranks.from_leader("features", lambda: planned() if missing else 1),
     )
 
 
