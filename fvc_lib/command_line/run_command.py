@@ -5,6 +5,7 @@ import importlib.util
 import os
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -368,7 +369,8 @@ def _try_detector(config: RunConfig) -> None:
 
     config = config.model_copy(update={"model_weights": first_weights(config)})  # an own run's are read fold by fold
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that weights which are compared go nowhere
             network = build_detector(config)
     except UsageError:
         raise

@@ -1,6 +1,8 @@
 """Any network of timm as an encoder of frames: ``timm:legacy_xception``, ``timm:efficientnet_b4`` ..."""
 
+import math
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -8,7 +10,8 @@ from torch import nn
 
 from fvc_lib.detectors.network import IMAGENET_DEVIATION, IMAGENET_MEAN, PictureTrunk
 from fvc_lib.detectors.packages import imported
-from fvc_lib.detectors.weights import load_weights
+from fvc_lib.detectors.weights import LoadedWeights, fitted, read_weights
+from fvc_lib.services.atomic_files import content_digest
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
@@ -24,11 +27,12 @@ def _build(options: TrunkOptions) -> PictureTrunk:
     timm = imported("timm", options.name)
     name = options.name.partition(":")[2]
     network = timm.create_model(name, pretrained=False, num_classes=0, **_sized(timm, name, options.side))
-    loaded = None
+    loaded: LoadedWeights | None = None
+    notes: tuple[str, ...] = ()
     if options.weights is not None:
-        loaded = load_weights(network, options.weights, licence=options.licence)
+        loaded, notes = _load(network, options.weights, options.licence, imported("timm.layers", options.name))
     published = network.pretrained_cfg or {}
-    return PictureTrunk(
+    trunk = PictureTrunk(
         network,
         num_features_of(network, options.side),
         mean=published.get("mean", IMAGENET_MEAN),
@@ -36,6 +40,29 @@ def _build(options: TrunkOptions) -> PictureTrunk:
         recomputable=blocks_of(network),
         weights=loaded,
     )
+    trunk.notes += notes
+    return trunk
+
+
+def _load(network: Any, path: Path, licence: str, layers: Any) -> tuple[LoadedWeights, tuple[str, ...]]:
+    """The weights of ``path``, and a note where a vision transformer's positions are of pictures of another side.
+
+    Those are resampled as timm's ``checkpoint_filter_fn`` does: bicubic, with antialiasing, the
+    class token's and the registers' left as they are.
+    """
+    found = dict(read_weights(path))
+    notes: tuple[str, ...] = ()
+    saved, own = found.get("pos_embed"), getattr(network, "pos_embed", None)
+    grid = getattr(getattr(network, "patch_embed", None), "grid_size", None)
+    prefix = 0 if getattr(network, "no_embed_class", False) else getattr(network, "num_prefix_tokens", 1)
+    if saved is not None and own is not None and grid and saved.dim() == 3 and saved.shape[1] != own.shape[1]:
+        side = math.isqrt(max(0, saved.shape[1] - prefix))
+        if side and side**2 == saved.shape[1] - prefix:
+            found["pos_embed"] = layers.resample_abs_pos_embed(saved, new_size=list(grid), num_prefix_tokens=prefix)
+            notes = (f"positions resampled from {side} x {side} to {grid[0]} x {grid[1]}, as timm does",)
+    network.load_state_dict(fitted(network, found, path))
+    left_out = tuple(name for name in found if name not in network.state_dict())
+    return LoadedWeights(str(path), content_digest(path), licence, left_out), notes
 
 
 def _sized(timm: Any, name: str, side: int) -> dict[str, Any]:

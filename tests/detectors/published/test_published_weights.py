@@ -214,6 +214,17 @@ def test_weights_of_timm_give_the_features_of_timms_own_pipeline(name, side, tmp
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5 * max(1.0, wanted.abs().max().item()))
 
 
+def test_a_vision_transformers_weights_of_another_side_are_resampled_as_timm_does_and_noted(tmp_path):
+    timm = imported("timm", "test_vit")
+    filtered = imported("timm.models.vision_transformer", "test_vit").checkpoint_filter_fn
+    published = seeded(lambda: timm.create_model("test_vit"))
+    save_file(published.state_dict(), tmp_path / "model.safetensors")
+    trunk = trunk_of("timm:test_vit", tmp_path / "model.safetensors", side=96)
+    assert any(note.startswith("positions resampled from 10 x 10 to 6 x 6") for note in trunk.notes)
+    wanted = filtered(published.state_dict(), timm.create_model("test_vit", img_size=96))["pos_embed"]
+    torch.testing.assert_close(trunk.network.pos_embed.detach(), wanted.detach(), rtol=0, atol=0)
+
+
 def test_efficientnet_lite0_with_its_packaged_weights_is_timms_network():
     timm = imported("timm", "efficientnet_lite0")
     trunk = trunk_of("efficientnet_lite0")
