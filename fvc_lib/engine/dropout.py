@@ -77,6 +77,11 @@ class SampleDropout:
     def _active(self) -> bool:
         return any(layer.training and layer.p for layer in self._names)
 
+    @property
+    def is_to_be_checked(self) -> bool:
+        """Whether ``check`` would compute anything."""
+        return self._active and not self._checked
+
     def of(self, samples: Samples | None) -> None:
         """The next forward passes, and their backward passes, are of these."""
         self.samples, self._num_passes = samples, 0
@@ -91,7 +96,7 @@ class SampleDropout:
         Raises:
             DropoutSplitError: a layer's input has other rows than the samples', one sample after the other.
         """
-        if self._checked or not self._active:
+        if not self.is_to_be_checked:
             return
         two = batch.part(0, 2)
         if len(two) < 2:

@@ -352,7 +352,7 @@ class BatchTransaction:
 
     def _check_dropout(self, work: _Work) -> None:
         """Where there is no memory for it, the training goes on without."""
-        if not len(work.batch):
+        if not len(work.batch) or not self._dropout.is_to_be_checked:
             return
         forward = partial(self._forward, work, split=True)
         _, failure = self._attempt(partial(self._dropout.check, work.batch, forward))
