@@ -15,7 +15,7 @@ from fvc_lib.execution.plan.plan import read_notebooks
 from fvc_lib.execution.run import which_run
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError, command_text, did_you_mean
-from fvc_lib.services.memory_policy import MORE_MEMORY
+from fvc_lib.services.memory.policy import MORE_MEMORY
 
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 a cell failed, 2 usage, 3 data or leakage gate, 75 stopped and resumable, "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory_policy import DeviceKind, DeviceMemory, MemoryPolicy, resolve_memory_policy
+from fvc_lib.services.memory.policy import DeviceKind, DeviceMemory, MemoryPolicy, resolve_memory_policy
 
 
 @dataclass(frozen=True)

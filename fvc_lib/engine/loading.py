@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, Sample, SampleSet, stack_samples
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.memory_policy import memory_advice
+from fvc_lib.services.memory.policy import memory_advice
 
 IntArray = npt.NDArray[np.int64]
 

@@ -28,7 +28,7 @@ from fvc_lib.engine.task import Accumulator, Batch, LossMean, LossSum, Outputs, 
 from fvc_lib.engine.training_state import EpochRecord, MetricSink, TrainingCheckpoints, TrainingState, TrainingWatch
 from fvc_lib.services.checkpoint_files import CheckpointFolder
 from fvc_lib.services.errors import DataError, FvcError, StoppedError
-from fvc_lib.services.memory_policy import MemoryObserver, MemoryPolicy, memory_advice
+from fvc_lib.services.memory.policy import MemoryObserver, MemoryPolicy, memory_advice
 
 MAX_TIMES_LOST = 2  # at one step; after the first time the optimizer saves memory
 

@@ -39,7 +39,7 @@ from fvc_lib.engine.random_state import capture_random_state, restore_random_sta
 from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.errors import FvcError, UsageError
-from fvc_lib.services.memory_policy import memory_advice
+from fvc_lib.services.memory.policy import memory_advice
 
 _logger = logging.getLogger(__name__)
 T = TypeVar("T")

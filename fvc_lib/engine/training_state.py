@@ -21,7 +21,7 @@ from fvc_lib.engine.random_state import capture_random_state, restore_random_sta
 from fvc_lib.engine.step import MemoryExhaustedError, Stepper
 from fvc_lib.engine.task import Batch, LossMean
 from fvc_lib.services.checkpoint_files import CheckpointFolder, CheckpointMismatchError
-from fvc_lib.services.memory_policy import EventDetail, MemoryObserver, NoObserver, memory_advice
+from fvc_lib.services.memory.policy import EventDetail, MemoryObserver, NoObserver, memory_advice
 
 # Losses may be NaN, which is not JSON; as null they could not be read back.
 NAN_AS_TEXT = ConfigDict(ser_json_inf_nan="strings")

@@ -29,7 +29,7 @@ from fvc_lib.execution.run.record import code_state, gpus, slurm_job
 from fvc_lib.execution.slurm.queue import SlurmError, has_command, output_of
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.isolated_workers import Answer, available_cores, run_isolated
-from fvc_lib.services.memory_budget import memory_budget
+from fvc_lib.services.memory.budget import memory_budget
 from fvc_lib.services.tasks import TASKS
 
 State = Literal["ok", "warning", "problem"]

@@ -17,8 +17,8 @@ from json.encoder import encode_basestring_ascii
 from pathlib import Path
 from typing import Self
 
-from fvc_lib.services.memory_budget import ProcessTree, memory_budget, reset_high_water
-from fvc_lib.services.memory_policy import MEASURING, PREFLIGHT, DeviceMemory, EventDetail, memory_advice
+from fvc_lib.services.memory.budget import ProcessTree, memory_budget, reset_high_water
+from fvc_lib.services.memory.policy import MEASURING, PREFLIGHT, DeviceMemory, EventDetail, memory_advice
 
 _logger = logging.getLogger(__name__)
 COLUMNS = ("run_id", "ts", "step", "epoch", "phase", "metric", "value", "flag", "fold", "attempt")

@@ -21,8 +21,8 @@ from fvc_lib.engine.distributed.ranks import ProcessRanks, RankPlace, Ranks, loo
 from fvc_lib.engine.training_state import MetricSink, NoMetrics
 from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
 from fvc_lib.services.errors import FvcError, UsageError
-from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryShare, memory_budget
-from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
+from fvc_lib.services.memory.budget import SHARE_VARIABLE, MemoryShare, memory_budget
+from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, stage_key
 from fvc_lib.services.stage_logs import MemorySampler, MetricLog

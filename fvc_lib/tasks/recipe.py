@@ -38,8 +38,8 @@ from fvc_lib.services.checkpoint_files import (
 )
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
-from fvc_lib.services.memory_budget import peak_rss_bytes
-from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
+from fvc_lib.services.memory.budget import peak_rss_bytes
+from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.tasks import FOLD_TRAINING
 

@@ -5,7 +5,7 @@ import pytest
 
 from fvc_lib.analysis.memory.findings import run_memory
 from fvc_lib.analysis.read import queries
-from fvc_lib.services.memory_policy import DeviceMemory
+from fvc_lib.services.memory.policy import DeviceMemory
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MemorySampler
 from tests.analysis.memory_story import StoryWriter

@@ -17,7 +17,7 @@ from fvc_lib.engine.device import (
 from fvc_lib.engine.memory.training_memory import memory_setup
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory_policy import ALLOC_CONF_NAMES, resolve_memory_policy
+from fvc_lib.services.memory.policy import ALLOC_CONF_NAMES, resolve_memory_policy
 
 
 def test_auto_takes_the_best_that_is_there():
@@ -94,7 +94,7 @@ def test_a_training_starts_by_telling_its_policy():
 EARLY_AND_LATE = """
 import os, torch
 from fvc_lib.engine.device import verify_allocator
-from fvc_lib.services.memory_policy import resolve_memory_policy
+from fvc_lib.services.memory.policy import resolve_memory_policy
 
 late = os.fork()
 if late:

@@ -16,7 +16,7 @@ from fvc_lib.engine.memory import preflight as preflight_child
 from fvc_lib.engine.memory.preflight import PreflightReport, StepRequest, circumstances, preflight
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory_budget import MemoryBudget
+from fvc_lib.services.memory.budget import MemoryBudget
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.task import VideoTask
 from fvc_lib.video.clips.store import ClipStore

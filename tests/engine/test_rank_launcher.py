@@ -20,7 +20,7 @@ from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import LATEST, load_document
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError
-from fvc_lib.services.memory_policy import DeviceMemory
+from fvc_lib.services.memory.policy import DeviceMemory
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold
 from tests.faults.conftest import STAGE, elsewhere

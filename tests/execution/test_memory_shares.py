@@ -8,7 +8,7 @@ from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stage_memory import MemoryShares, PredictedPeak, share_memory
 from fvc_lib.execution.plan.stages import tasks_in_order
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory_budget import SHARE_VARIABLE, MemoryBudget, MemoryShare, memory_budget
+from fvc_lib.services.memory.budget import SHARE_VARIABLE, MemoryBudget, MemoryShare, memory_budget
 
 TASKS = tasks_in_order(RunConfig(num_folds=5))
 BUDGET = MemoryBudget(8_000_000_000, "SLURM_MEM_PER_NODE")

@@ -17,7 +17,7 @@ from fvc_lib.execution.run import runner
 from fvc_lib.execution.run.status import read_status, status_now
 from fvc_lib.services import isolated_workers
 from fvc_lib.services.config import resolve_config
-from fvc_lib.services.memory_budget import MemoryBudget
+from fvc_lib.services.memory.budget import MemoryBudget
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import PATIENCE_SECONDS, Project, start_runner, wait_for
 
@@ -99,7 +99,7 @@ def test_where_the_predicted_memory_does_not_fit_twice_folds_run_one_by_one_and_
 
 def test_kernels_that_run_at_once_plan_with_their_share_of_the_budget(make_project, start):
     source = """
-from fvc_lib.services.memory_budget import memory_budget
+from fvc_lib.services.memory.budget import memory_budget
 output(f"folds_{fold}", memory_budget(6.0).describe())
 """
     project = folds(make_project, source, 2).with_config(mem_gb=6.0)

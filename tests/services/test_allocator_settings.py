@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fvc_lib.services.memory_policy import (
+from fvc_lib.services.memory.policy import (
     ALLOC_CONF_NAMES,
     MPS_HIGH,
     MPS_LOW,

@@ -1,6 +1,6 @@
 import pytest
 
-from fvc_lib.services.memory_policy import MORE_MEMORY, memory_advice, next_settings
+from fvc_lib.services.memory.policy import MORE_MEMORY, memory_advice, next_settings
 
 
 def test_a_step_takes_less_setting_by_setting_and_then_needs_more():

@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fvc_lib.services.memory_budget import memory_budget
+from fvc_lib.services.memory.budget import memory_budget
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fvc_lib.services.memory_budget import ProcessMemory, ProcessTree
-from fvc_lib.services.memory_policy import DeviceMemory, MemoryObserver
+from fvc_lib.services.memory.budget import ProcessMemory, ProcessTree
+from fvc_lib.services.memory.policy import DeviceMemory, MemoryObserver
 from fvc_lib.services.stage_logs import MemorySampler, NearLimit
 
 pytestmark = pytest.mark.usefixtures("alone")

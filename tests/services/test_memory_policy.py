@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from fvc_lib.services.memory_policy import MPS_HIGH, MPS_LOW, MemoryPolicy, resolve_memory_policy
+from fvc_lib.services.memory.policy import MPS_HIGH, MPS_LOW, MemoryPolicy, resolve_memory_policy
 
 
 def test_cuda_computes_in_bfloat16_with_tf32_and_clears_only_when_it_must():

@@ -9,7 +9,7 @@ import numpy as np
 import psutil
 import pytest
 
-from fvc_lib.services.memory_budget import ProcessMemory, ProcessTree, peak_rss_bytes
+from fvc_lib.services.memory.budget import ProcessMemory, ProcessTree, peak_rss_bytes
 
 pytestmark = pytest.mark.usefixtures("alone")
 MEGABYTE = 1 << 20
@@ -20,7 +20,7 @@ def held_by_children(program: str, *, then: str = "") -> tuple[int, int, int]:
     """Run ``program`` in a fresh interpreter and read the ``rss tree sum`` of bytes it prints."""
     code = f"""
 import os, sys, time, psutil
-from fvc_lib.services.memory_budget import ProcessTree
+from fvc_lib.services.memory.budget import ProcessTree
 {program}
 now = ProcessTree().measure()
 simple = now.rss_bytes + sum(c.memory_info().rss for c in psutil.Process().children(recursive=True))
@@ -94,7 +94,7 @@ def test_a_process_alone_is_its_resident_memory():
 @linux_only
 def test_the_peak_keeps_what_was_given_back():
     program = (
-        "from fvc_lib.services.memory_budget import peak_rss_bytes, ProcessTree\n"
+        "from fvc_lib.services.memory.budget import peak_rss_bytes, ProcessTree\n"
         "block = bytearray(b'1') * (150 << 20)\n"
         "del block\n"
         "now = ProcessTree().measure()\n"
@@ -109,7 +109,7 @@ def test_the_peak_keeps_what_was_given_back():
 def test_the_peak_is_not_that_of_the_program_that_started_this_one():
     block = np.ones(300 << 20, dtype=np.uint8)
     done = subprocess.run(
-        [sys.executable, "-c", "from fvc_lib.services.memory_budget import peak_rss_bytes; print(peak_rss_bytes())"],
+        [sys.executable, "-c", "from fvc_lib.services.memory.budget import peak_rss_bytes; print(peak_rss_bytes())"],
         capture_output=True,
         text=True,
         check=True,
@@ -140,7 +140,7 @@ child.kill()
 def test_what_a_young_child_shares_is_looked_up_again_once_it_has_loaded_its_libraries():
     code = f"""
 import subprocess, sys, time, polars
-from fvc_lib.services.memory_budget import ProcessTree
+from fvc_lib.services.memory.budget import ProcessTree
 {YOUNG_CHILD}
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -152,7 +152,7 @@ from fvc_lib.services.memory_budget import ProcessTree
 @linux_only
 def test_a_high_water_mark_begins_again_and_what_it_was_is_remembered():
     program = """
-from fvc_lib.services.memory_budget import ProcessTree, peak_rss_bytes, reset_high_water
+from fvc_lib.services.memory.budget import ProcessTree, peak_rss_bytes, reset_high_water
 block = bytearray(b"1") * (150 << 20)
 del block
 before = peak_rss_bytes()

@@ -6,7 +6,7 @@ import pytest
 from fvc_lib.engine.memory.preflight import PreflightReport
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import StoppedError
-from fvc_lib.services.memory_policy import SWEEP, NoObserver
+from fvc_lib.services.memory.policy import SWEEP, NoObserver
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import BATCH_SIZE_SWEEP, read_table
 from fvc_lib.tasks.image import training as module

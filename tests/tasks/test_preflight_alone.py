@@ -7,7 +7,7 @@ import torch
 
 from fvc_lib.engine.memory.preflight import StepProbe
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory_budget import KERNEL_BYTES
+from fvc_lib.services.memory.budget import KERNEL_BYTES
 from fvc_lib.tasks.video.dry_run_memory import measured_training_peak, step_request
 
 

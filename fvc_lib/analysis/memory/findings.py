@@ -13,7 +13,7 @@ from fvc_lib.analysis.read.queries import memory_samples
 from fvc_lib.analysis.read.records import Answer, log_files
 from fvc_lib.analysis.read.sql import ask
 from fvc_lib.analysis.wording import count_text, duration_text, megabytes_text
-from fvc_lib.services.memory_policy import MEASURING
+from fvc_lib.services.memory.policy import MEASURING
 from fvc_lib.services.run_paths import RunPaths
 
 # --- Whether a short, noisy series keeps growing: Theil and Sen's slope with Mann and Kendall's test

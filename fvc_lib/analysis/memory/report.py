@@ -22,7 +22,7 @@ from fvc_lib.analysis.read.records import LogFile, as_mapping, read_json_object
 from fvc_lib.analysis.wording import clean_text, count_text, duration_text, megabytes_text
 from fvc_lib.services.atomic_files import message_text, path_to_text
 from fvc_lib.services.errors import FvcError, UsageError
-from fvc_lib.services.memory_policy import MEASURING, PREFLIGHT, next_settings
+from fvc_lib.services.memory.policy import MEASURING, PREFLIGHT, next_settings
 from fvc_lib.services.run_paths import RunPaths, stage_key
 
 # --- Tables for people: one row per thing, with units in the headings

@@ -21,7 +21,7 @@ from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import NOT_HASHED, RETIRED, read_params_file
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory_policy import MEASURING
+from fvc_lib.services.memory.policy import MEASURING
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import FOLD_TRAINING
 

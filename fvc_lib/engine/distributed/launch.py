@@ -29,7 +29,7 @@ from fvc_lib import CHECKOUT
 from fvc_lib.engine.distributed.ranks import RankLostError, error_named
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, StoppedError
-from fvc_lib.services.memory_policy import DeviceMemory, EventDetail, MemoryObserver
+from fvc_lib.services.memory.policy import DeviceMemory, EventDetail, MemoryObserver
 
 LAUNCH_VARIABLE = "FVC_RANK_LAUNCH"
 Progress = Callable[[int, int], None]

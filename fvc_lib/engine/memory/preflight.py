@@ -40,13 +40,13 @@ from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper, recompute_activations
 from fvc_lib.engine.task import Batch, Task
 from fvc_lib.engine.training_state import copy_weights
-from fvc_lib.services import memory_budget
 from fvc_lib.services.atomic_files import sha256_of_json, write_json
 from fvc_lib.services.checkpoint_files import copied_to_cpu
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.services.memory_budget import MEASURING_BYTES, MemoryBudget
-from fvc_lib.services.memory_policy import memory_advice
+from fvc_lib.services.memory import budget as memory_budget
+from fvc_lib.services.memory.budget import MEASURING_BYTES, MemoryBudget
+from fvc_lib.services.memory.policy import memory_advice
 
 _logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from fvc_lib.engine.device import ComputeDevice, device_memory_probe, resolve_de
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.memory.preflight import StepRequest, footprint_of, preflight
 from fvc_lib.engine.task import Task
-from fvc_lib.services import memory_policy
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory_budget import KERNEL_BYTES, SHARE_VARIABLE, MemoryBudget, MemoryShare, memory_budget
-from fvc_lib.services.memory_policy import DeviceMemory, EventDetail, MemoryObserver, MemoryPolicy, NoObserver
+from fvc_lib.services.memory import policy as memory_policy
+from fvc_lib.services.memory.budget import KERNEL_BYTES, SHARE_VARIABLE, MemoryBudget, MemoryShare, memory_budget
+from fvc_lib.services.memory.policy import DeviceMemory, EventDetail, MemoryObserver, MemoryPolicy, NoObserver
 from fvc_lib.services.run_paths import RunPaths
 
 _logger = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ def planned_micro_batch(
     """The micro-batch to begin with, lowered where the budget is too small, and the predicted peak in bytes.
 
     Of several ranks each loads its share of an effective batch, and has its share of the budget
-    (``memory_budget.MemoryShare``); one measures for all.
+    (``memory.budget.MemoryShare``); one measures for all.
 
     The prediction is None where it was not asked for, or could not be made.
 

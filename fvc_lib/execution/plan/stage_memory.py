@@ -12,10 +12,10 @@ from pathlib import Path
 from fvc_lib.execution.plan.plan import PlannedTask, most_at_once
 from fvc_lib.execution.plan.stages import Task, needed_tasks, stages_of
 from fvc_lib.execution.run.status import RunStatus, read_status
-from fvc_lib.services import memory_budget
 from fvc_lib.services.config import DECLARED, RunConfig, read_params_file
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.memory_budget import MemoryBudget, MemoryShare
+from fvc_lib.services.memory import budget as memory_budget
+from fvc_lib.services.memory.budget import MemoryBudget, MemoryShare
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import FOLD_TRAINING, STAGES, Stage
 

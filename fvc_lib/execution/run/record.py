@@ -30,7 +30,7 @@ from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, utc_now,
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.digests import document_damage, undamaged_content, write_document
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.memory_budget import memory_budget
+from fvc_lib.services.memory.budget import memory_budget
 from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, new_run

@@ -34,7 +34,7 @@ from fvc_lib.services.atomic_files import utc_now, write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import available_cores, threads_of_a_fold
-from fvc_lib.services.memory_budget import memory_budget
+from fvc_lib.services.memory.budget import memory_budget
 from fvc_lib.services.run_paths import RunPaths
 
 # A fold of the built-in networks takes 0.6 to 1 GB. Where a measured step takes more, fewer train at once.

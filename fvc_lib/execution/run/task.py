@@ -28,8 +28,8 @@ from fvc_lib.execution.run.session import Progress, progress_path, read_progress
 from fvc_lib.execution.run.stage_end import KernelOutcome
 from fvc_lib.execution.run.status import StageStatus
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory_budget import ProcessTree, control_groups
-from fvc_lib.services.memory_policy import allocator_environment
+from fvc_lib.services.memory.budget import ProcessTree, control_groups
+from fvc_lib.services.memory.policy import allocator_environment
 from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 

@@ -29,7 +29,7 @@ from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import content_digest, write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
-from fvc_lib.services.memory_policy import SWEEP, MemoryObserver, NoObserver
+from fvc_lib.services.memory.policy import SWEEP, MemoryObserver, NoObserver
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import IMAGE_RECOGNITION as STAGE
 from fvc_lib.tasks import recipe

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import run_isolated, threads_of_a_fold
-from fvc_lib.services.memory_budget import KERNEL_BYTES, MEASURING_BYTES, MemoryBudget, memory_budget
-from fvc_lib.services.memory_policy import allocator_environment
+from fvc_lib.services.memory.budget import KERNEL_BYTES, MEASURING_BYTES, MemoryBudget, memory_budget
+from fvc_lib.services.memory.policy import allocator_environment
 
 if TYPE_CHECKING:
     from fvc_lib.engine.memory.preflight import StepRequest

@@ -19,7 +19,7 @@ from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide, roc_auc
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.memory_policy import MemoryObserver, NoObserver
+from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import LABELS, PREDICTIONS, frame_of, write_table
 from fvc_lib.services.tasks import FOLD_TRAINING as STAGE
