@@ -57,6 +57,12 @@ def test_the_demo_s_values_on_another_corpus_are_said_with_what_to_do(given, wor
     assert values_of_another_corpus([FOLDER / "safe.yaml"], config) == ""
 
 
+def test_the_pretrained_default_on_the_sample_corpus_is_said_to_see_nothing_there():
+    bare = resolve_config({}, environ={})
+    assert "--params params/demo.yaml has a network that does" in values_of_another_corpus([], bare)
+    assert values_of_another_corpus([], resolve_config({"corpus": "x"}, environ={})) == ""
+
+
 @pytest.mark.parametrize("name", sorted({*PROFILES, *IMAGE_PROFILES}))
 def test_a_memory_profile_sets_only_what_a_run_may_be_resumed_with(name):
     values = read_params_file(FOLDER / f"{name}.yaml")

@@ -207,9 +207,17 @@ def ask(
 
 
 def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) -> str:
-    """A sentence where a corpus was given with the params file for the built-in corpus; else empty."""
+    """A sentence where values and corpus are not for each other; else empty.
+
+    Said of the params file for the built-in corpus on another one, and of the pretrained default on the built-in one.
+    """
     task = TASKS[config.task]
     path = CHECKOUT / "params" / f"{task.params}.yaml"
+    if task.name == DEFAULT_TASK and not config.corpus and config.model == RunConfig.model_fields["model"].default:
+        return (
+            f"{config.model} does not see the traces that fakes of the {task.sample} have (it scored chance on them): "
+            f"--params params/{path.name} has a network that does. On a corpus of your own this one is the default."
+        )
     if not config.corpus or path.resolve() not in [each.resolve() for each in params_files]:
         return ""
     values = configuration.read_params_file(path)
