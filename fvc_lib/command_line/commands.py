@@ -74,16 +74,16 @@ def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
 
     Exit codes: 0 some pair was compared, 2 usage, 3 none could be.
     """
-    from fvc_lib.analysis.read import comparison  # sklearn and polars take a second to load
+    from fvc_lib.analysis.read import run_comparison  # sklearn and polars take a second to load
 
     config = resolve_config()
     found = [find_run(runs_dir or Path(config.runs_dir), name) for name in runs]
     if len({run.root for run in found}) < 2:
         raise UsageError(f"compare: got {len({run.root for run in found})} run, wanted two or more different ones.")
-    compared = comparison.compare(
+    compared = run_comparison.compare(
         found, metric=metric, replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence
     )
-    for line in comparison.lines(compared):
+    for line in run_comparison.lines(compared):
         click.echo(line)
     if not compared.pairs:
         raise DataError("no two of these runs can be compared; the lines above say why.")

@@ -25,7 +25,7 @@ from fvc_lib.execution.run.lock import is_task_worked_on, is_worked_on, run_lock
 from fvc_lib.execution.run.record import begin_run, last_attempt, record_resumption
 from fvc_lib.execution.run.runner import Runner, folds_at_once, make_room
 from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
-from fvc_lib.execution.slurm.jobs import Site, SlurmJob, plan_jobs, plan_one_job, read_site
+from fvc_lib.execution.slurm.job_scripts import Site, SlurmJob, plan_jobs, plan_one_job, read_site
 from fvc_lib.execution.slurm.queue import describe, submit
 from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task, run_config
 from fvc_lib.services.errors import FvcError, UsageError, command_text

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read.comparison import compare, lines, p_text, run_names
+from fvc_lib.analysis.read.run_comparison import compare, lines, p_text, run_names
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import METRICS, within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap

@@ -10,9 +10,9 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.figures.detectors import cost_figure
-from fvc_lib.analysis.read import comparison, detectors
-from fvc_lib.analysis.read.comparison import read_judged_run
+from fvc_lib.analysis.read import detectors, run_comparison
 from fvc_lib.analysis.read.detectors import BEST, HIGHEST, compare_detectors
+from fvc_lib.analysis.read.run_comparison import read_judged_run
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import resolve_config
@@ -46,8 +46,8 @@ def runs(make_one: MakeOne) -> list[RunPaths]:
 
 def auc(run: RunPaths) -> float:
     judged = read_judged_run(run, run.run_id)
-    assert not isinstance(judged, comparison.Refusal)
-    return float(comparison.replicates_of([judged], "roc_auc", replicates=1, seed=0).values[0])
+    assert not isinstance(judged, run_comparison.Refusal)
+    return float(run_comparison.replicates_of([judged], "roc_auc", replicates=1, seed=0).values[0])
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_detector_with_a_mean_and_a_spread(runs):

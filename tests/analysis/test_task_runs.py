@@ -16,9 +16,9 @@ from fvc_lib.analysis.mlflow.export import run_tags
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.pages.notebook_html import clean_html
 from fvc_lib.analysis.pages.report import interval_bar, summary_lines, write_run_report, write_runs_index
-from fvc_lib.analysis.read.comparison import compare
 from fvc_lib.analysis.read.headline import Score, judge, run_headline, runs_table, task_scores
 from fvc_lib.analysis.read.queries import SQL_TABLES, ask_sql
+from fvc_lib.analysis.read.run_comparison import compare
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.run_paths import RunPaths

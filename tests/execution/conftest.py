@@ -20,9 +20,9 @@ import pytest
 
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan
 from fvc_lib.execution.plan.stages import Notebook, read_notebook
+from fvc_lib.execution.run.exit_codes import KernelOutcome
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.runner import Runner, Terminal
-from fvc_lib.execution.run.stage_end import KernelOutcome
 from fvc_lib.execution.run.status import RunStatus, read_status
 from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill
 from fvc_lib.services.config import RunConfig, resolve_config

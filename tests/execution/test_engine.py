@@ -12,9 +12,9 @@ import pytest
 from papermill.exceptions import PapermillException, PapermillExecutionError
 
 import fvc_lib
+from fvc_lib.execution.run.exit_codes import ERROR_MARKER_TAG
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.execution.run.stage_end import ERROR_MARKER_TAG
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.config import resolve_config, run_config
 from fvc_lib.services.errors import UsageError

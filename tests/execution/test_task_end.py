@@ -14,7 +14,7 @@ import pytest
 
 import fvc_lib
 from fvc_lib.execution.kernel.outputs import BoundedLog
-from fvc_lib.execution.run.stage_end import (
+from fvc_lib.execution.run.exit_codes import (
     CellError,
     KernelOutcome,
     judge,

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fvc_lib.metrics.comparison import is_above_control
+from fvc_lib.metrics.paired_difference import is_above_control
 
 
 @pytest.mark.parametrize(

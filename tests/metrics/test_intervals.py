@@ -25,7 +25,6 @@ from fvc_lib.metrics.classification import (
     true_positive_rate_at,
     weighted_metric,
 )
-from fvc_lib.metrics.comparison import is_above_control
 from fvc_lib.metrics.cross_validation import METRICS, measure_over_folds, within_folds
 from fvc_lib.metrics.intervals import (
     cluster_bootstrap,
@@ -34,6 +33,7 @@ from fvc_lib.metrics.intervals import (
     group_codes,
     one_vote_per_group,
 )
+from fvc_lib.metrics.paired_difference import is_above_control
 
 SCORED = (
     roc_auc, average_precision, equal_error_rate, true_positive_rate_at, brier_score, log_loss,

@@ -8,7 +8,6 @@ from hypothesis import given, strategies as st
 from scipy import stats
 
 from fvc_lib.metrics.classification import brier_score, decide, f1, roc_auc
-from fvc_lib.metrics.comparison import corrected_resampled_t, holm, paired_difference
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import (
     cluster_bootstrap,
@@ -17,6 +16,7 @@ from fvc_lib.metrics.intervals import (
     one_vote_per_group,
     replicate_values,
 )
+from fvc_lib.metrics.paired_difference import corrected_resampled_t, holm, paired_difference
 
 
 def two_models(seed: int, *, gain: float = 0.0, num_groups: int = 30, per_group: int = 3) -> tuple[np.ndarray, ...]:

@@ -15,7 +15,7 @@ from fvc_lib.execution.plan.plan import make_plan, read_notebooks
 from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import StageStatus, read_status
-from fvc_lib.execution.slurm.jobs import Site, SlurmJob, plan_jobs, plan_one_job, read_site
+from fvc_lib.execution.slurm.job_scripts import Site, SlurmJob, plan_jobs, plan_one_job, read_site
 from fvc_lib.execution.slurm.queue import SubmittedJob, submit
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.run_paths import RunPaths

@@ -4,7 +4,7 @@ import pytest
 
 from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import stages_of, tasks_in_order
-from fvc_lib.execution.slurm.jobs import RUNNER_MIB, Site, plan_jobs, plan_one_job
+from fvc_lib.execution.slurm.job_scripts import RUNNER_MIB, Site, plan_jobs, plan_one_job
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tasks import STAGES, Stage
 

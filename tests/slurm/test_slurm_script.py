@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.execution.plan.stages import tasks_in_order
-from fvc_lib.execution.slurm.jobs import Site, plan_jobs, plan_one_job, render, sbatch_quoted
+from fvc_lib.execution.slurm.job_scripts import Site, plan_jobs, plan_one_job, render, sbatch_quoted
 from fvc_lib.execution.slurm.queue import describe
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.slurm.jobs import Site, read_site, site_path
+from fvc_lib.execution.slurm.job_scripts import Site, read_site, site_path
 from fvc_lib.services.errors import UsageError
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from fvc_lib.execution.run.status import read_status, status_now
-from fvc_lib.execution.slurm.jobs import script_path
+from fvc_lib.execution.slurm.job_scripts import script_path
 from fvc_lib.execution.slurm.queue import SlurmError, job_states, read_accounting, submitted_jobs
 from fvc_lib.services.errors import UsageError
 from tests.slurm.project import log_of, noted, results, told, undisturbed_chain

@@ -16,7 +16,7 @@ from fvc_lib.corpus.video_texts import index_video_texts
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import StageStatus, read_status, status_now
-from fvc_lib.execution.slurm.jobs import plan_jobs, read_site
+from fvc_lib.execution.slurm.job_scripts import plan_jobs, read_site
 from fvc_lib.execution.slurm.queue import SubmittedJob, job_states, submit as slurm_submit, submitted_jobs
 from fvc_lib.services.config import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, list_runs

@@ -30,7 +30,7 @@ from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
 from fvc_lib.analysis.read import headline as headlines
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline, Score, Verdict
 from fvc_lib.analysis.read.records import as_mapping, read_json_object, read_tables, run_status
-from fvc_lib.metrics import comparison
+from fvc_lib.metrics import paired_difference
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_file, sha256_of_json, write_json, write_text
 from fvc_lib.services.digests import recorded_files
 from fvc_lib.services.errors import DataError, FvcError
@@ -538,7 +538,7 @@ def write_runs_index(runs_dir: Path) -> Path:
 def _rows(runs: Sequence[RunPaths], parts: Sequence[Sequence[RunPaths]], runs_dir: Path) -> list[str]:
     """A row of each run, from the rows kept where the run is as it was; each of ``parts`` has marks of its own."""
     store = runs_dir / ".index_rows.json"
-    sources = (__file__, headlines.__file__, comparison.__file__, TEMPLATES / "index_row.html")
+    sources = (__file__, headlines.__file__, paired_difference.__file__, TEMPLATES / "index_row.html")
     look = [sha256_of_file(Path(path)) for path in sources]
     stored = read_json_object(store)
     rows, now = [], {}

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fvc_lib.analysis.read import comparison
-from fvc_lib.analysis.read.comparison import JudgedRun, PairComparison, Refusal
+from fvc_lib.analysis.read import run_comparison
 from fvc_lib.analysis.read.headline import ReportHeadline, interval_cautions, run_headline
 from fvc_lib.analysis.read.queries import memory_peaks, training_summary
 from fvc_lib.analysis.read.records import as_mapping, read_json_object
+from fvc_lib.analysis.read.run_comparison import JudgedRun, PairComparison, Refusal
 from fvc_lib.analysis.wording import (
     bytes_text,
     clean_text,
@@ -29,9 +29,9 @@ from fvc_lib.analysis.wording import (
     number_text,
     source_name,
 )  # fmt: skip
-from fvc_lib.metrics.comparison import CorrectedT, paired_difference
 from fvc_lib.metrics.declaration import direction
 from fvc_lib.metrics.intervals import Interval, ReplicateValues, percentile_intervals
+from fvc_lib.metrics.paired_difference import CorrectedT, paired_difference
 from fvc_lib.services.atomic_files import AnyPath, sha256_of_json, write_text
 from fvc_lib.services.config import DECLARED, RunConfig, run_config
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
@@ -154,18 +154,18 @@ def compare_detectors(
     """Compare the detectors of ``runs`` with that of ``reference`` (none: of the first run); reads only.
 
     Differences are those of the means over a detector's runs, with an interval over groups and a p-value from the same
-    draws for all (``metrics.comparison``). They speak of other videos; of other trainings the spread does.
+    draws for all (``metrics.paired_difference``). They speak of other videos; of other trainings the spread does.
 
     Raises:
         DataError: the reference cannot be judged, or nothing is left to compare it with; the message says why.
     """
     different = list({run.root.resolve(): run for run in (*([reference] if reference else []), *runs)}.values())
-    readings = [_read(run, name) for run, name in zip(different, comparison.run_names(different), strict=True)]
+    readings = [_read(run, name) for run, name in zip(different, run_comparison.run_names(different), strict=True)]
     if isinstance(readings[0], Refusal):
         raise DataError(f"the reference cannot be compared. {readings[0].reason}")
     left_out = [reading for reading in readings if isinstance(reading, Refusal)]
     usable = _newest_of_each([reading for reading in readings if not isinstance(reading, Refusal)], left_out)
-    alike, others = comparison.alike([reading.judged for reading in usable])
+    alike, others = run_comparison.alike([reading.judged for reading in usable])
     for refusal in others:
         names = [name for name in refusal.runs if name not in {run.name for run in alike[0]}]
         left_out.append(Refusal(tuple(names), refusal.reason))
@@ -188,7 +188,7 @@ def compare_detectors(
     few = interval_cautions(main.num_groups, None, None)
     return DetectorComparison(
         detectors,
-        _with_controls(comparison.adjusted(against, metrics[0], confidence), detectors),
+        _with_controls(run_comparison.adjusted(against, metrics[0], confidence), detectors),
         {metric: _best(detectors, metric, drawn[metric][0], confidence) for metric in metrics},
         tuple(left_out),
         tuple(dict.fromkeys((*few, *_cautions(detectors)))),
@@ -219,7 +219,7 @@ class _Reading:
 
 
 def _read(run: RunPaths, name: str) -> _Reading | Refusal:
-    judged = comparison.read_judged_run(run, name)
+    judged = run_comparison.read_judged_run(run, name)
     if isinstance(judged, Refusal):
         return judged
     try:
@@ -240,7 +240,7 @@ def _read(run: RunPaths, name: str) -> _Reading | Refusal:
 
 
 def _fits_its_results(judged: JudgedRun, headline: ReportHeadline) -> bool:
-    drawn = comparison.replicates_of([judged], MAIN_METRIC, replicates=1, seed=0)
+    drawn = run_comparison.replicates_of([judged], MAIN_METRIC, replicates=1, seed=0)
     score = headline.model_score
     return score is not None and math.isclose(float(drawn.values[0]), score.value or math.nan, abs_tol=1e-9)
 
@@ -283,7 +283,7 @@ def _drawn(
 ) -> tuple[ReplicateValues, list[list[float]]]:
     """The mean over each detector's runs, on the same draws for all; and the values of the runs one by one."""
     runs = [reading.judged for readings in detectors for reading in readings]
-    drawn = comparison.replicates_of(runs, metric, replicates=replicates, seed=seed)
+    drawn = run_comparison.replicates_of(runs, metric, replicates=replicates, seed=seed)
     ends = np.cumsum([len(readings) for readings in detectors])
     parts = [np.arange(end - len(readings), end) for end, readings in zip(ends, detectors, strict=True)]
     means = ReplicateValues(
@@ -370,7 +370,7 @@ def _best(detectors: Sequence[Detector], metric: str, drawn: ReplicateValues, co
     best = int(np.nanargmax(values))
     numbers = range(len(detectors))
     pairs = [_pair(detectors, drawn, one, other, confidence) for one in numbers for other in numbers if one < other]
-    told = comparison.adjusted(pairs, metric, confidence)
+    told = run_comparison.adjusted(pairs, metric, confidence)
     name = detectors[best].name
     shown = all(pair.is_shown for pair in told if name in (pair.first, pair.second))
     return name, shown and detectors[best].is_above_controls
@@ -391,8 +391,8 @@ def detector_table(found: DetectorComparison) -> pl.DataFrame:
                 "detector": detector.name,
                 "auc": f"{text} {found.mark(detector, MAIN_METRIC)}".strip(),
                 "over_seeds": detector.spread_text(),
-                "difference": comparison.difference_text(pair) if pair else "reference",
-                "holm_p": comparison.p_text(pair.holm_p_value) if pair else "",
+                "difference": run_comparison.difference_text(pair) if pair else "reference",
+                "holm_p": run_comparison.p_text(pair.holm_p_value) if pair else "",
                 "above_controls": f"{detector.num_above_controls} of {count_text(len(detector.runs), 'run')}",
                 "parameters": _whole(cost.num_parameters),
                 "trained": _whole(cost.num_trained),
@@ -508,8 +508,8 @@ def latex_table(found: DetectorComparison) -> str:
             _latex(detector.name) + _cited(detector.config.model),
             mark % value + whole[len(value) :],
             f"{number_text(low)}--{number_text(high)}" if len(detector.runs) > 1 else "one seed",
-            comparison.difference_text(pair).replace("-", "$-$") if pair else "--",
-            comparison.p_text(pair.holm_p_value).replace("<", "$<$") if pair else "--",
+            run_comparison.difference_text(pair).replace("-", "$-$") if pair else "--",
+            run_comparison.p_text(pair.holm_p_value).replace("<", "$<$") if pair else "--",
             f"{detector.num_above_controls}/{len(detector.runs)}",
             _whole(cost.num_parameters),
             number_text(cost.milliseconds_per_clip, 1),

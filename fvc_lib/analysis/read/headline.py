@@ -22,7 +22,7 @@ from fvc_lib.analysis.wording import (
     subject_name,
     time_text,
 )  # fmt: skip
-from fvc_lib.metrics.comparison import is_above_control
+from fvc_lib.metrics.paired_difference import is_above_control
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import NOT_HASHED, RETIRED, read_params_file
 from fvc_lib.services.digests import run_damage
@@ -319,7 +319,7 @@ def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -
 
 
 def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure = FORGERIES) -> Verdict:
-    """Compare the model with every honest control by the rule of ``metrics.comparison.is_above_control``.
+    """Compare the model with every honest control by the rule of ``metrics.paired_difference.is_above_control``.
 
     A model is above its controls only where each strict one of ``measure`` has a value. A network that scores above
     chance on shuffled labels has seen what it is tested on, unless it is one of the few that chance alone lifts there;

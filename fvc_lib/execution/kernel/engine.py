@@ -48,9 +48,9 @@ from fvc_lib import CHECKOUT
 from fvc_lib.execution.kernel.outputs import BoundedLog, CellOutputs, LogPipe, OutputFiles, RecordBudget, weight
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan
 from fvc_lib.execution.plan.stages import Notebook, check_parameters, notebook_of, stage_named
+from fvc_lib.execution.run.exit_codes import CellError, KernelOutcome
 from fvc_lib.execution.run.record import record_resumption
 from fvc_lib.execution.run.runner import Runner
-from fvc_lib.execution.run.stage_end import CellError, KernelOutcome
 from fvc_lib.execution.run.task import KernelRequest
 from fvc_lib.execution.run.which_run import run_to_work_on
 from fvc_lib.services.atomic_files import temporary_of, write_bytes

@@ -25,9 +25,9 @@ from fvc_lib.execution.plan import fingerprint
 from fvc_lib.execution.plan.plan import PlannedTask, Schedule, first_that_fits
 from fvc_lib.execution.plan.stage_memory import MemoryShares, PredictedPeak, share_memory
 from fvc_lib.execution.plan.stages import Notebook, Task
+from fvc_lib.execution.run.exit_codes import STOPPED, end_lines, exit_code_of_signals, tell_end
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import gpus, record_corpus
-from fvc_lib.execution.run.stage_end import STOPPED, end_lines, exit_code_of_signals, tell_end
 from fvc_lib.execution.run.status import StageError, StageStatus, StatusBook
 from fvc_lib.execution.run.task import TaskProgress, TaskRun
 from fvc_lib.services.atomic_files import utc_now, write_json

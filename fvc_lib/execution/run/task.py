@@ -23,9 +23,9 @@ import psutil
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.stages import Notebook, Task
-from fvc_lib.execution.run import stage_end
+from fvc_lib.execution.run import exit_codes
+from fvc_lib.execution.run.exit_codes import KernelOutcome
 from fvc_lib.execution.run.session import Progress, progress_path, read_progress
-from fvc_lib.execution.run.stage_end import KernelOutcome
 from fvc_lib.execution.run.status import StageStatus
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory.budget import ProcessTree, control_groups
@@ -179,7 +179,7 @@ class MemoryNews:
 def last_metric(path: Path, attempt: int) -> dict[str, Any] | None:
     """The row of the loss that ``attempt`` logged last, else its last row; None where it logged none."""
     newest = None
-    for row in stage_end.rows_from_the_end(path):
+    for row in exit_codes.rows_from_the_end(path):
         if row.get("attempt") != attempt or not isinstance(row.get("value"), float | int | None):
             break
         if row.get("metric") == "loss":
@@ -265,7 +265,7 @@ class TaskRun:
         name, fold = self.task.stage.name, self.task.fold
         kills, peak = self._watch.oom_kills(), self._watch.peak_rss_bytes
         stage.error = stage.killed_by = stage.next_setting = None
-        stage_end.judge(stage, outcome, kills, peak, self.task.stage.outputs(self.run, fold), self._signals)
+        exit_codes.judge(stage, outcome, kills, peak, self.task.stage.outputs(self.run, fold), self._signals)
         stage.duration_seconds = round(time.monotonic() - self._started, 3)
         stage.peak_rss_bytes = peak
         progress = read_progress(self._progress_path)
@@ -277,8 +277,8 @@ class TaskRun:
             return
         events = self.run.memory_events(name, fold)
         environ = {**os.environ, **self._extra}
-        stage.next_setting = stage_end.next_setting(stage, self.config, self.notebook.parameters, events, environ)
-        stage_end.tell_end(self.run, self.task, stage, self.redactor)
+        stage.next_setting = exit_codes.next_setting(stage, self.config, self.notebook.parameters, events, environ)
+        exit_codes.tell_end(self.run, self.task, stage, self.redactor)
 
     def signal(self, number: int) -> None:
         """The first asks the kernel to save and leave, a second kills it. Terminal signals never reach the kernel."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.slurm.jobs import Site, SlurmJob, render, script_path
+from fvc_lib.execution.slurm.job_scripts import Site, SlurmJob, render, script_path
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths, stage_key

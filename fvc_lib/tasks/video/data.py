@@ -13,7 +13,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from fvc_lib.corpus.folds import shuffle_labels_by_group, split_for_fold
+from fvc_lib.corpus.folds import split_for_fold
+from fvc_lib.corpus.shuffled_labels import shuffle_labels_by_group
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, Sample
 from fvc_lib.services.config import RunConfig

@@ -18,10 +18,16 @@ from fvc_lib.analysis.read.headline import audit_failures, interval_cautions, ru
 from fvc_lib.analysis.read.records import run_status
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text, metric_name, number_text
 from fvc_lib.metrics.classification import FloatArray, IntArray
-from fvc_lib.metrics.comparison import CorrectedT, PairedDifference, corrected_resampled_t, holm, paired_difference
 from fvc_lib.metrics.cross_validation import METRICS, fold_values, measure_over_folds
 from fvc_lib.metrics.declaration import direction
 from fvc_lib.metrics.intervals import Interval, ReplicateValues, percentile_intervals, replicate_values
+from fvc_lib.metrics.paired_difference import (
+    CorrectedT,
+    PairedDifference,
+    corrected_resampled_t,
+    holm,
+    paired_difference,
+)
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.errors import DataError, UsageError, command_text, did_you_mean
 from fvc_lib.services.run_paths import RunPaths
@@ -210,9 +216,9 @@ def compare(
     """Compare every two of ``runs`` that were judged on the same videos, labels, groups and folds; reads only.
 
     The difference is that of the number in the results (scope "all"), with a cluster-bootstrap interval over groups and
-    a p-value from the same draws for all runs (``metrics.comparison``), Holm's adjustment over all pairs, and Nadeau
-    and Bengio's corrected t over the folds. The intervals speak of other videos, not of other trainings: each run was
-    trained once. A run given twice counts once.
+    a p-value from the same draws for all runs (``metrics.paired_difference``), Holm's adjustment over all pairs, and
+    Nadeau and Bengio's corrected t over the folds. The intervals speak of other videos, not of other trainings: each
+    run was trained once. A run given twice counts once.
 
     Raises:
         UsageError: an unknown metric, fewer than one replicate, or a confidence outside (0, 1).
