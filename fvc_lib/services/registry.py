@@ -592,7 +592,7 @@ class CropRegistry(FileRegistry[Crop]):
 
 
 DETECTORS = DetectorRegistry("model", "fvc_lib.detectors", "fvc.detectors")
-CROPS = CropRegistry("crop", "fvc_lib.detectors.faces")
+CROPS = CropRegistry("crop", "fvc_lib.detectors")
 # Layouts of corpora of videos and of images (``fvc_lib/corpus/listing.py``: ``CorpusLoader``).
 CORPORA: Registry[Any] = Registry("corpus", "fvc_lib.corpus.sources", "fvc.corpora")
 IMAGE_LAYOUTS: Registry[Any] = Registry("image_layout", "fvc_lib.corpus.sources.images")

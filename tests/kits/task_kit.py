@@ -105,7 +105,7 @@ class DrawnClips:
 
     settings_hash, shape = "drawn", (2, 3, _SIDE, _SIDE)
 
-    def load(self, video_id: str, augmentation_index: int, frames: np.ndarray) -> None:
+    def load(self, video_id: str, augmentation_index: int, frames: np.ndarray, first: int = 0) -> None:
         frames[:] = Clips(0, ROWS)._frames(int(video_id)).numpy()
 
 

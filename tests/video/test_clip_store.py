@@ -74,7 +74,7 @@ def test_damaged_and_foreign_files_are_not_clips(tmp_path, way):
     with pytest.raises(ValueError, match="wanted uint8"):
         store.write(ID, 0, _clip()[:2])
     with pytest.raises(ValueError, match="wanted uint8"):
-        store.load(ID, 0, _clip()[:2])
+        store.load(ID, 0, _clip()[..., :2])
     store.write(ID, 0, _clip())
     path = store.clip_path(ID, 0)
     path.write_bytes(path.read_bytes()[:-1])

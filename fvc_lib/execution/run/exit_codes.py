@@ -60,7 +60,8 @@ EXIT_OF_ERROR = {
 _ERRORS_WITH_1 = frozenset(
     {
         "BatchNormSplitError", "CheckpointReadError", "CheckpointWriteError", "CorruptImage", "CorruptVideo",
-        "DamagedCheckpointError", "DropoutSplitError", "FvcError", "LoaderDiedError", "MemoryExhaustedError",
+        "CropError", "DamagedCheckpointError", "DropoutSplitError", "FvcError", "LoaderDiedError",
+        "MemoryExhaustedError",
         "NoVideoStream", "NotAnImage", "RefusedImage", "RefusedVideo", "SlurmError", "StillImageError",
         "TrackingError", "TrainingDivergedError", "TruncatedImage", "TruncatedVideo", "UnreadableImage",
         "UnreadableVideo", "UnsupportedVideo", "VideoError",
