@@ -1,3 +1,4 @@
+import importlib.metadata
 import json
 from fractions import Fraction
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib.services.atomic_files import sha256_of_file
-from fvc_lib.services.errors import DataError
+from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.registry import CROPS, NOT_FOUND, PLAIN_VIEW, View
 from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, read_table
 from fvc_lib.video.augmentations import AugmentationSettings, apply_augmentation
@@ -230,6 +231,50 @@ def test_a_crop_that_fails_stops_the_run_and_is_named(tmp_path, corpus, function
     store = store_of(tmp_path / "cache", View(crop=f"{tmp_path / 'my_crop.py'}:{function}"))
     with pytest.raises(DataError, match=rf"my_crop.py:{function}.*{said}.*Mend the function"):
         make_clips(store, index, root, 0, None)
+
+
+EDITS_ITSELF = """
+from pathlib import Path
+
+def whole(frames):
+    Path(__file__).write_text("def whole(frames):\\n    return 0, 0, 8, 8\\n")
+    return 0, 0, 96, 96
+"""
+
+
+@pytest.mark.parametrize("when", ["before it is looked for", "while it is looked for"])
+def test_an_edited_crop_never_stores_under_the_name_of_the_function_before(tmp_path, corpus, when):
+    root, index = corpus
+    crop = tmp_path / "my_crop.py"
+    crop.write_text(EDITS_ITSELF if when.startswith("while") else "def whole(frames):\n    return 0, 0, 96, 96\n")
+    store = store_of(tmp_path / "cache", View(crop=f"{crop}:whole"))
+    folder = store.decode_folder
+    if when.startswith("before"):
+        crop.write_text("def whole(frames):\n    return 0, 0, 8, 8\n")
+    with pytest.raises(FvcError, match="decodes or crops was changed"):
+        make_clips(store, index, root, 0, None)
+    assert not list(folder.rglob("*.npy"))
+
+
+def test_a_stores_name_has_what_decides_its_pixels_and_nothing_else(tmp_path, monkeypatch):
+    crop = tmp_path / "my_crop.py"
+    crop.write_text(CROP)
+    cropped, fitted = View(crop=f"{crop}:bright"), View(fit="crop:0.5")
+    with_a_fit = View(fit="crop", crop=cropped.crop)  # which a crop does without
+    assert store_of(tmp_path, with_a_fit).decode_folder == store_of(tmp_path, cropped).decode_folder
+    views = [cropped, fitted, PLAIN_VIEW, View("window:2")]
+    before = [store_of(tmp_path, view).decode_hash for view in views]
+
+    def changed() -> list[bool]:
+        after = [store_of(tmp_path, view).decode_hash for view in views]
+        return [one != other for one, other in zip(before, after, strict=True)]
+
+    version = importlib.metadata.version
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.metadata, "version", lambda name: "0" if name == "pillow" else version(name))
+        assert changed() == [True, False, False, False]
+    monkeypatch.setattr(View, "resized", lambda self, side: side)
+    assert changed() == [False, True, False, False]
 
 
 def test_the_plain_view_keeps_its_place_and_every_other_choice_has_its_own(tmp_path):

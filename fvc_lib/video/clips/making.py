@@ -93,7 +93,7 @@ def make_clips(
 
     Raises:
         OSError: clips or the table cannot be written. A video that fails is reported instead.
-        FvcError: the code that decodes was edited while this process runs the one before.
+        FvcError: the code that decodes or crops was edited while this process runs the one before.
         DataError: the user's function that crops fails.
     """
     corpus_root, metadata_csv = Path(corpus_root), None if metadata_csv is None else Path(metadata_csv)
@@ -215,6 +215,7 @@ def _decoded(
             "fixed_size": store.fixed_size,
             "view": asdict(store.view),
             "code": store.decode_code,
+            "crop": store.crop_code,
             "seen": str(store.seen_path(video.video_id).absolute()) if store.view != PLAIN_VIEW else "",
         }
         for source, video in zip(sources, todo, strict=True)
@@ -243,7 +244,9 @@ def _failure(answer: Answer, source: str) -> str | None:
             "Re-encode it, or leave it out."
         )
     if "code_changed" in answer.value:
-        raise FvcError("the code that decodes was changed since it was loaded here. Restart the kernel or the command.")
+        raise FvcError(
+            "the code that decodes or crops was changed since it was loaded here. Restart the kernel or the command."
+        )
     if "crop_error" in answer.value:
         raise DataError(f"{answer.value['crop_error']}. Mend the function, or choose another crop.")
     if "write_error" in answer.value:

@@ -154,11 +154,15 @@ class ClipStore:
             return {}
         chosen: dict[str, object] = asdict(self.view)
         if self.view.crop:
-            crop = CROPS.get(self.view.crop)
-            versions = {package: importlib.metadata.version(package.replace("_", "-")) for package in crop.packages}
-            code = code_hash(crop.code, crop.code) if crop.code else ""
-            chosen |= {"crop": CROPS.identity(self.view.crop), "crop_code": code, "versions": versions}
+            chosen |= {"fit": "", **self.crop_code}  # a crop is never fitted
+        elif self.view.fit != "letterbox":
+            chosen["resized"] = self.view.resized(self.fixed_size)
         return chosen
+
+    @cached_property
+    def crop_code(self) -> dict[str, object]:
+        """What finds the part of the picture that is seen, as ``crop_code`` had it when the store's name was made."""
+        return crop_code(self.view)
 
     @cached_property
     def augmentation_hash(self) -> str:
@@ -269,6 +273,21 @@ class ClipStore:
 def decode_code(view: View) -> str:
     """Hex SHA-256 of the code that decodes with ``view``."""
     return code_hash(f"fvc_lib.video.decode.{'clip' if view == PLAIN_VIEW else 'views'}", "fvc_lib.video")
+
+
+def crop_code(view: View) -> dict[str, object]:
+    """The function, code and packages that find and cut out what ``view`` shows, as they are now; none: nothing.
+
+    Raises:
+        UsageError: the crop is unknown, or its file cannot be imported.
+    """
+    if not view.crop:
+        return {}
+    crop = CROPS.get(view.crop)
+    packages = (*crop.packages, "pillow")  # Pillow resizes what is cut out
+    versions = {package: importlib.metadata.version(package.replace("_", "-")) for package in packages}
+    code = code_hash(crop.code, crop.code) if crop.code else ""
+    return {"crop": CROPS.identity(view.crop), "crop_code": code, "versions": versions}
 
 
 def note_use(folder: Path, settings: dict[str, object]) -> None:

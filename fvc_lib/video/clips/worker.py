@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.services.atomic_files import sha256_of_file, write_json
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import PLAIN_VIEW, View
-from fvc_lib.video.clips.store import Pixels, decode_code, write_clip_file
+from fvc_lib.video.clips.store import Pixels, crop_code, decode_code, write_clip_file
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.source import UnreadableVideo, VideoError
 from fvc_lib.video.decode.views import CropError, SeenClip, decode_view
@@ -21,7 +22,8 @@ def make_original(item: dict[str, Any]) -> dict[str, Any]:
     Args:
         item: ``source`` and ``target`` (paths), ``content_sha256`` (of the video as it was indexed), ``num_frames``
             and ``fixed_size``; ``view`` (of a ``View``); ``code`` (the hash under which ``target`` is stored, of the
-            code that makes clips); ``seen`` (where to put what the clips show; empty: nowhere).
+            code that makes clips); ``crop`` (likewise, as ``crop_code`` has it); ``seen`` (where to
+            put what the clips show; empty: nowhere).
 
     Returns:
         ``code_changed`` when this process has loaded other code than the one ``target`` is named after; else
@@ -34,9 +36,11 @@ def make_original(item: dict[str, Any]) -> dict[str, Any]:
         return {"code_changed": True}
     try:
         frames, seen = _decode(item, view)
+        if item["crop"] != crop_code(view):  # afterwards: a user's file may be edited at any time
+            return {"code_changed": True}
     except VideoError as error:
         return {"video_error": str(error)}
-    except CropError as error:
+    except (CropError, UsageError) as error:
         return {"crop_error": f"{item['source']!r}: {error}"}
     try:
         if item["seen"]:  # before the clip: one that is there has it
