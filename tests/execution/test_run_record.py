@@ -180,6 +180,14 @@ def test_the_runs_hash_counts_what_a_manifest_says(config, tmp_path):
     assert len({*hashes[0], *hashes[1]}) == 4
 
 
+@pytest.mark.parametrize("name", ["metadata.json", "labels.JSONL", "List_of_testing_videos.txt"])
+def test_the_runs_hash_counts_what_a_layouts_own_file_of_labels_says(config, tmp_path, name):
+    folder = _corpus(tmp_path / "clips", **{name: '{"a.mp4": {"label": "REAL"}}'})
+    real = _hash_of(config, folder)
+    (folder / name).write_text('{"a.mp4": {"label": "FAKE"}}')
+    assert _hash_of(config, folder) != real
+
+
 @pytest.mark.parametrize(("task", "table"), [("video", "index"), ("image", "images"), ("video_text", "video_texts")])
 def test_the_corpus_is_recorded_with_a_fingerprint_of_its_contents_once_it_is_indexed(config, tmp_path, task, table):
     config = config.model_copy(update={"corpus": str(_corpus(tmp_path / "here" / "clips")), "task": task})

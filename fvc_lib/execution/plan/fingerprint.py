@@ -129,11 +129,14 @@ def corpus_hash(corpus: str) -> str:
     return sha256_of_json(found)
 
 
+_LABELS = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".txt")  # files from which some layout reads labels or parts
+
+
 def corpus_record(config: RunConfig) -> dict[str, str]:
     """``name`` and ``listing_sha256`` of a run's corpus, as far as it is known before a video is read.
 
     The name is that of its folder, and of its manifest. The hash is over a manifest's bytes, or over the paths and
-    sizes of a folder's files and the bytes of the tables among them: equal on any machine, wherever the corpus lies.
+    sizes of a folder's files and the bytes of those that may hold labels: equal on any machine, wherever it lies.
     """
     if not config.corpus:
         return {"name": TASKS[config.task].sample, "listing_sha256": ""}
@@ -144,9 +147,9 @@ def corpus_record(config: RunConfig) -> dict[str, str]:
     for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for file in (Path(folder, name) for name in names if not name.startswith(".")):
-            is_table = file.suffix.lower() in (".csv", ".tsv", ".parquet")
+            has_labels = file.suffix.lower() in _LABELS
             size = file.stat().st_size if file.exists() else None
-            found[path_to_text(file.relative_to(path))] = [size, content_hash(file) if is_table else ""]
+            found[path_to_text(file.relative_to(path))] = [size, content_hash(file) if has_labels else ""]
     return {"name": path_to_text(path.name), "listing_sha256": sha256_of_json(found)}
 
 
