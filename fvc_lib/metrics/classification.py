@@ -2,8 +2,8 @@
 
 A plain value is the metric with all weights one, a value with one vote per group is the metric with weights
 one over the group's size, and a bootstrap replicate is the metric with weights that count how often each row
-was drawn. So a definition takes weights (R, N) and returns (R,), and ``weighted_metric`` makes the public
-function of it.
+was drawn (but for what is decided on the rows as they are: ``curve_metric_with_enough_reals``). So a definition
+takes weights (R, N) and returns (R,), and ``weighted_metric`` makes the public function of it.
 """
 
 import functools
@@ -250,6 +250,23 @@ def curve_metric(of_curve: Callable[..., FloatArray]) -> Metric:
     return with_reading(weighted_metric(definition), CurveReading(lambda curves: of_curve(curves[0])))
 
 
+def curve_metric_with_enough_reals(share: float) -> Callable[[Callable[..., FloatArray]], Metric]:
+    """A decorator like ``curve_metric``: NaN where one of the reals is more than ``share`` of them.
+
+    That is decided on the rows as they are. A replicate is read whatever it holds: were those with few reals left out,
+    the interval would be of a selection.
+    """
+
+    def decorate(of_curve: Callable[..., FloatArray]) -> Metric:
+        @functools.wraps(of_curve)
+        def where_enough(curve: ConfusionCurve) -> FloatArray:
+            return np.where(curve.num_real * share > 1 - 1e-9, of_curve(curve), np.nan)
+
+        return with_reading(curve_metric(where_enough), CurveReading(lambda curves: of_curve(curves[0])))
+
+    return decorate
+
+
 def with_reading(metric: Metric, reading: CurveReading) -> Metric:
     """``metric``, known to be ``reading`` of curves."""
     metric.reading = reading  # type: ignore[attr-defined]  # of a function, which ``intervals`` looks for
@@ -363,31 +380,26 @@ def _largest_rate(curve: ConfusionCurve, false_positive_rate: float) -> FloatArr
     return np.where(curve.num_real > 0, reached, np.nan)
 
 
-def _rate_where_resolved(curve: ConfusionCurve, share: float) -> FloatArray:
-    """The largest rate at ``share``; NaN where one real is already more than that."""
-    return np.where(curve.num_real * share > 1 - 1e-9, _largest_rate(curve, share), np.nan)
-
-
 @declare(
     "true_positive_rate_at_1_percent", "Fakes found at 1% false alarms", "higher",
-    "Share of fakes found by a threshold that calls at most 1 % of the reals fake; needs 100 in a ranking.",
+    "Share of fakes found by a threshold that calls at most 1 % of the reals fake; needs 100 reals in each fold.",
     of_folds="ranking",
 )  # fmt: skip
-@curve_metric
+@curve_metric_with_enough_reals(0.01)
 def true_positive_rate_at_1_percent(curve: ConfusionCurve) -> FloatArray:
     """``true_positive_rate_at`` 0.01; NaN with fewer than 100 reals, which cannot resolve it."""
-    return _rate_where_resolved(curve, 0.01)
+    return _largest_rate(curve, 0.01)
 
 
 @declare(
     "true_positive_rate_at_0_1_percent", "Fakes found at 0.1% false alarms", "higher",
-    "Share of fakes found by a threshold that calls at most 0.1 % of the reals fake; needs 1,000 in a ranking.",
+    "Share of fakes found by a threshold that calls at most 0.1 % of the reals fake; needs 1,000 reals in each fold.",
     of_folds="ranking",
 )  # fmt: skip
-@curve_metric
+@curve_metric_with_enough_reals(0.001)
 def true_positive_rate_at_0_1_percent(curve: ConfusionCurve) -> FloatArray:
     """``true_positive_rate_at`` 0.001; NaN with fewer than 1,000 reals, which cannot resolve it."""
-    return _rate_where_resolved(curve, 0.001)
+    return _largest_rate(curve, 0.001)
 
 
 @declare(

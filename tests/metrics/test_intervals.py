@@ -23,6 +23,7 @@ from fvc_lib.metrics.classification import (
     matthews_correlation,
     roc_auc,
     true_positive_rate_at,
+    true_positive_rate_at_1_percent,
     weighted_metric,
 )
 from fvc_lib.metrics.cross_validation import METRICS, measure_over_folds, within_folds
@@ -46,6 +47,11 @@ DECIDED = (f1, balanced_accuracy, matthews_correlation)
 def mean_score(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
     """A metric that says of itself neither that it is read from curves nor from sums."""
     return divide(weights @ scores, weights.sum(axis=1))
+
+
+@weighted_metric
+def at_1_percent_anyhow(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+    return true_positive_rate_at(labels, scores, weights, false_positive_rate=0.01)
 
 
 def clustered(
@@ -114,6 +120,35 @@ def test_what_metrics_share_is_what_each_computes_from_weights(
         np.testing.assert_allclose(got.values[number], metric(labels, values, votes), atol=1e-12)
         if got.replicates.size:
             np.testing.assert_allclose(got.replicates[number], metric(labels, values, weights), atol=1e-12)
+
+
+def test_whether_there_are_enough_reals_is_decided_on_the_sample_and_not_in_each_replicate() -> None:
+    groups = np.repeat(np.arange(60), [1, 3] * 15 + [2] * 30)  # groups of reals differ in size, so replicates do
+    labels = np.repeat([0, 1], 60)
+    labels, groups = np.append(labels, np.zeros(40, dtype=int)), np.append(groups, np.repeat(np.arange(60, 80), 2))
+    scores = np.random.default_rng(3).normal(labels * 2.0)
+    resolved, anyhow = cluster_bootstrap_many(
+        labels, [(true_positive_rate_at_1_percent, scores), (at_1_percent_anyhow, scores)], groups, replicates=200
+    )
+    assert resolved == anyhow
+    assert resolved.replicates == 200
+    one_too_few = labels.argsort()[1:]
+    few = cluster_bootstrap(
+        labels[one_too_few], scores[one_too_few], groups[one_too_few], true_positive_rate_at_1_percent, replicates=50
+    )
+    assert np.isnan([few.value, few.low, few.high]).all()
+
+
+def test_one_fold_with_too_few_reals_leaves_the_whole_undefined() -> None:
+    labels = np.repeat([0, 1], [250, 50])
+    scores = np.random.default_rng(3).normal(labels * 2.0)
+    for reals_of_first, defined in ((100, True), (99, False)):
+        folds = np.where(np.arange(300) < reals_of_first, 0, 1)
+        folds[275:] = 0
+        metric = within_folds(true_positive_rate_at_1_percent, folds)
+        interval = cluster_bootstrap(labels, scores, np.arange(300), metric, replicates=50)
+        assert np.isfinite([interval.value, interval.low, interval.high]).tolist() == [defined] * 3
+        assert interval.replicates == 50 * defined
 
 
 def test_many_metrics_at_once_are_exactly_those_one_by_one() -> None:
