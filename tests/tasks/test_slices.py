@@ -5,6 +5,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fvc_lib.analysis.figures.results import slices_figure
 from fvc_lib.metrics.classification import balanced_accuracy, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
@@ -86,6 +87,35 @@ def test_what_else_a_corpus_says_makes_slices_but_names_of_videos_do_not(tables,
     table = slice_table(tables.index(folds, attributes=said), predictions, CONFIG)
     assert table["slice_by"].unique().to_list() == ["compression"]
     assert set(table["value"]) == {"c23", "c40", NOT_KNOWN}
+
+
+def test_an_attribute_with_few_videos_a_value_makes_no_slice(tables, folds, predictions) -> None:
+    few = folds.filter(pl.col("group_id").is_in(folds["group_id"].unique(maintain_order=True)[:13]))  # 39 videos
+    scored = predictions.join(few.select("video_id"), on="video_id", how="semi")
+    said = [json.dumps({"commit": f"{row % 8}", "scene": f"{row % 7}"}) for row in range(few.height)]
+    assert slice_table(tables.index(few, attributes=said), scored, CONFIG)["slice_by"].unique().to_list() == ["scene"]
+
+
+def test_an_attribute_called_like_a_column_of_the_result_makes_a_slice_of_its_own(tables, folds, predictions) -> None:
+    names = ["codec", "duration", "score", "fold", "threshold", "stated_fold"]
+    said = [json.dumps(dict.fromkeys(names, f"value {row % 2}")) for row in range(folds.height)]
+    table = slice_table(tables.index(folds, attributes=said), predictions, CONFIG)
+    stated = {f"stated_{name}" for name in names[:5]} - {"stated_fold"} | {"stated_stated_fold"}
+    assert set(table["slice_by"]) == stated | {"stated_fold"}
+    assert set(table["value"]) == {"value 0", "value 1"}
+
+
+def test_a_generator_that_is_not_the_manipulation_makes_slices_against_all_reals(tables, folds, predictions) -> None:
+    manipulation = kinds(folds)
+    same = tables.index(folds, manipulation=manipulation, generator=manipulation)
+    assert slice_table(same, predictions, CONFIG)["slice_by"].unique().to_list() == ["manipulation"]
+    generator = [name and f"maker {row % 3}" for row, name in enumerate(manipulation)]
+    table = slice_table(tables.index(folds, manipulation=manipulation, generator=generator), predictions, CONFIG)
+    assert table["slice_by"].unique(maintain_order=True).to_list() == ["manipulation", "generator"]
+    got = number(table, "generator", "maker 1", "roc_auc")
+    assert (got["num_real"], got["num_fake"]) == (90, 30)
+    assert "false_positive_rate" not in table["metric"].to_list()
+    assert "n = 180 videos in 5 slices" in slices_figure(table).layout.title.subtitle.text
 
 
 def test_bins_are_half_open_and_tell_their_edges(tables, folds, predictions) -> None:

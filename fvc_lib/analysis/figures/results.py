@@ -305,7 +305,7 @@ def _num_videos(rows: pl.DataFrame) -> int:
     """All videos: what slices by one property add up to, but for those that share their reals or their fakes."""
     real, fake = pl.col("num_real"), pl.col("num_fake")
     totals = rows.group_by("slice_by").agg(
-        pl.when(pl.col("slice_by").first() == "manipulation")
+        pl.when(pl.col("slice_by").first().is_in(["manipulation", "generator"]))
         .then(fake.sum() + real.max())
         .when(pl.col("slice_by").first() == "real_source")
         .then(real.sum() + fake.max())

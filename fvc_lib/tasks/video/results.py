@@ -221,8 +221,11 @@ RESOLUTION_EDGES = ((320, 240), (640, 360), (1280, 720), (1920, 1080))
 
 MANIPULATION = "manipulation"
 REAL_SOURCE = "real_source"
-_CATEGORIES = ("platform", "label_source", REAL_SOURCE, MANIPULATION, "codec", "attributes")
-_MOST_ATTRIBUTE_VALUES = 50  # what takes more values than that names videos
+GENERATOR = "generator"
+_CATEGORIES = ("platform", "label_source", REAL_SOURCE, MANIPULATION, GENERATOR, "codec", "attributes")
+# What takes more values than that, or one for fewer videos each on average, names videos.
+_MOST_ATTRIBUTE_VALUES = 50
+_FEWEST_VIDEOS_A_VALUE = 5
 
 
 @weighted_metric
@@ -250,11 +253,12 @@ def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfi
     """AUC within folds, balanced accuracy, and the shares of fakes and of reals called fake, in every slice (SLICES).
 
     Slices are by ``platform``, ``label_source``, ``real_source``, ``manipulation`` (or what made the fake),
-    ``duration``, ``resolution``, ``codec``, and by what else the corpus says of its videos (``attributes``, such as
-    compression). Each source of reals is set against all fakes, and each manipulation against all reals. What
-    the index knows of no video, or what is the same for all of them, makes no slice; nor does an attribute that is
-    another for nearly every video. A value that it does not know of some is ``not known``. A metric that needs a class
-    which a slice lacks is null. The table does not depend on the order of the rows.
+    ``generator`` where that says something else, ``duration``, ``resolution``, ``codec``, and by what else the corpus
+    says of its videos (``attributes``, such as compression; one that is called like another column is ``stated_...``).
+    Each source of reals is set against all fakes, and each manipulation or generator against all reals. What the index
+    knows of no video, or what is the same for all of them, makes no slice; nor does an attribute with more than 50
+    values, or with fewer than 5 videos a value. A value that it does not know of some is ``not known``. A metric that
+    needs a class which a slice lacks is null. The table does not depend on the order of the rows.
 
     Args:
         index: INDEX schema, or what of it there is.
@@ -300,7 +304,13 @@ def _slices(known: pl.DataFrame) -> Iterator[_Slice]:
     for column in ("platform", "label_source"):
         yield from _by_value(known, column)
     real, fake = (known.filter(pl.col("label") == label) for label in LABELS)
-    for column, of, others, label in ((REAL_SOURCE, real, fake, "real"), (MANIPULATION, fake, real, "fake")):
+    makers = [MANIPULATION]
+    if fake.filter(pl.col(GENERATOR) != pl.col(MANIPULATION).fill_null("")).height:
+        makers.append(GENERATOR)
+    for column, of, others, label in (
+        (REAL_SOURCE, real, fake, "real"),
+        *((each, fake, real, "fake") for each in makers),
+    ):
         for kind in _by_value(of, column):
             yield _Slice(column, kind.value, pl.concat([kind.rows, others]).sort("video_id"), classes=(label,))
     for column in ("duration", "resolution", "codec"):
@@ -311,10 +321,15 @@ def _slices(known: pl.DataFrame) -> Iterator[_Slice]:
 def _by_attributes(known: pl.DataFrame) -> Iterator[_Slice]:
     """By each key of the JSON objects in ``attributes``, in alphabetical order."""
     said = [json.loads(text) if text else {} for text in known["attributes"]]
-    for name in sorted({key for row in said for key in row}):
-        values = pl.Series(name, [row.get(name) for row in said], dtype=pl.String)
-        if name not in known.columns and values.drop_nulls().n_unique() <= _MOST_ATTRIBUTE_VALUES:
-            yield from _by_value(known.with_columns(values), name)
+    names = sorted({key for row in said for key in row})
+    most = min(_MOST_ATTRIBUTE_VALUES, known.height / _FEWEST_VIDEOS_A_VALUE)
+    for name in names:
+        column = name
+        while column in known.columns or (column != name and column in names):
+            column = f"stated_{column}"
+        values = pl.Series(column, [row.get(name) for row in said], dtype=pl.String)
+        if values.drop_nulls().n_unique() <= most:
+            yield from _by_value(known.with_columns(values), column)
 
 
 def _by_value(known: pl.DataFrame, column: str) -> Iterator[_Slice]:
