@@ -58,6 +58,14 @@ def dfdc(root: Path) -> None:
     text(root, "test/labels.csv", ["filename,label", "c.mp4,0", "d.mp4,1"])
 
 
+def dfdc_tested_by_metadata(root: Path) -> None:
+    """The test part with a metadata.json in place of labels.csv."""
+    dfdc(root)
+    (root / "test/labels.csv").unlink()
+    rows = {"c.mp4": {"is_fake": 0, "augmentations": {}}, "d.mp4": {"is_fake": 1, "augmentations": {"blur": {}}}}
+    text(root, "test/metadata.json", [json.dumps(rows)])
+
+
 def dfdc_preview(root: Path) -> None:
     real = "original_videos/643786/643786_A_000.mp4"
     fake = "method_A/643786_1460296/643786_1460296_A_000.mp4"
@@ -80,7 +88,8 @@ def deeperforensics(root: Path) -> None:
 def fakeavceleb(root: Path) -> None:
     real, fake = "RealVideo-RealAudio/African/men/id00076", "FakeVideo-RealAudio/African/men/id00076"
     touch(root, f"{real}/00109.mp4", f"{fake}/00109_id00166_faceswap.mp4")
-    touch(root, "RealVideo-FakeAudio/Asian (East)/women/id00200/00020_fake.mp4")
+    voice = "RealVideo-FakeAudio/Asian (East)/women/id00200"
+    touch(root, f"{voice}/00020_fake.mp4")
     text(
         root,
         "meta_data.csv",
@@ -88,6 +97,8 @@ def fakeavceleb(root: Path) -> None:
             "source,target1,target2,method,category,type,race,gender,path,",
             f"id00076,-,-,real,A,RealVideo-RealAudio,African,men,00109.mp4,FakeAVCeleb/{real}",
             f"id00076,id00166,-,faceswap,B,FakeVideo-RealAudio,African,men,00109_id00166_faceswap.mp4,FakeAVCeleb/{fake}",
+            f"id00200,-,-,rtvc,C,RealVideo-FakeAudio,Asian (East),women,00020_fake.mp4,FakeAVCeleb/{voice}",
+            f"id00076,id00166,id00200,wav2lip,B,FakeVideo-RealAudio,African,men,gone.mp4,FakeAVCeleb/{fake}",
         ],
     )
 
@@ -97,12 +108,19 @@ def genvideo(root: Path) -> None:
     touch(root, "train/Real/d.mp4", "train/Fake/ZeroScope/e.mp4")
 
 
+def genvideo_in_the_root_too(root: Path) -> None:
+    """A training archive that was unpacked beside the test part; one generator is called like the folder of reals."""
+    touch(root, "GenVideo-Val/Real/a.mp4", "GenVideo-Val/Fake/Sora/b.mp4", "GenVideo-Val/Fake/Gen2/c.mp4")
+    touch(root, "Real/d.mp4", "Fake/ZeroScope/e.mp4", "Fake/Real/f.mp4")
+
+
 def genvidbench(root: Path) -> None:
     touch(root, "Pair1/vript/vript/-2Zdu3hMGVw-Scene-001.mp4", "Pair1/vript/vript/-2Zdu3hMGVw-Scene-002.mp4")
-    touch(root, "Pair1/pika/a.mp4", "Pair2/hd_vg_130m/0001_a.mp4", "Pair2/cogvideo/cogvideo/0001_x.mp4")
-    touch(root, "Pair2/mora/0001_y.mp4", "Pair2/mora/0002_y.mp4")
+    touch(root, "Pair1/pika/a.mp4", "Pair2/hd_vg_130m/00001_a_boy_x.mp4", "Pair2/cogvideo/cogvideo/0001_x.mp4")
+    touch(root, "Pair2/hd_vg_130m/-2Zdu3hMGVw_3_10to99.mp4", "Pair2/mora/0001_y.mp4", "Pair2/mora/0002_y.mp4")
     text(root, "Pair1_labels.txt", ["Pair1/pika/a.mp4 1", "Pair1/vript/vript/-2Zdu3hMGVw-Scene-001.mp4 0"])
-    text(root, "Pair2_labels.txt", ["hd_vg_130m/0001_a.mp4 0", "cogvideo/cogvideo/0001_x.mp4 1", "mora/gone.mp4 1"])
+    reals, fakes = ["hd_vg_130m/00001_a_boy_x.mp4 0"], ["cogvideo/cogvideo/0001_x.mp4 1", "mora/gone.mp4 1"]
+    text(root, "Pair2_labels.txt", [*reals, *fakes])
 
 
 def aigvdbench(root: Path) -> None:
@@ -117,7 +135,7 @@ def aigvdbench(root: Path) -> None:
 MINIATURES: dict[str, Make] = {
     make.__name__: make
     for make in (
-        faceforensics, dfd, celeb_df, dfdc, dfdc_preview, deeperforensics, fakeavceleb, genvideo, genvidbench,
-        aigvdbench,
+        faceforensics, dfd, celeb_df, dfdc, dfdc_tested_by_metadata, dfdc_preview, deeperforensics, fakeavceleb,
+        genvideo, genvideo_in_the_root_too, genvidbench, aigvdbench,
     )
 }  # fmt: skip

@@ -31,14 +31,18 @@ EXPECTED: dict[str, tuple[str, tuple[int, int], int, dict[str | None, int], set[
     "dfd": ("faceforensics", (3, 1), 2, {None: 4}, {"DeepFakeDetection"}, {"actors"}),
     "celeb_df": ("celeb_df", (5, 1), 4, {"train": 4, "test": 2}, {"celeb-df synthesis"}, {"celebrities", "youtube"}),
     "dfdc": ("dfdc", (3, 3), 4, {"train": 4, "test": 2}, {"dfdc"}, {"dfdc"}),
+    "dfdc_tested_by_metadata": ("dfdc", (3, 3), 4, {"train": 4, "test": 2}, {"dfdc"}, {"dfdc"}),
     "dfdc_preview": ("dfdc_preview", (2, 1), 2, {"train": 2, "test": 1}, {"method_A"}, {"dfdc preview"}),
     "deeperforensics": (
         "deeperforensics", (0, 3), 2, {"train": 1, "validation": 1, "test": 1}, {"DeeperForensics"}, set(),
     ),
     "fakeavceleb": ("fakeavceleb", (2, 1), 2, {None: 3}, {"faceswap"}, {"voxceleb2"}),
     "genvideo": ("genvideo", (2, 3), 5, {"test": 3, "train": 2}, {"Sora", "Gen2", "ZeroScope"}, {"genvideo real"}),
+    "genvideo_in_the_root_too": (
+        "genvideo", (2, 4), 6, {"test": 3, "train": 3}, {"Sora", "Gen2", "ZeroScope", "Real"}, {"genvideo real"},
+    ),
     "genvidbench": (
-        "genvidbench", (3, 4), 4, {"train": 3, "test": 4}, {"pika", "cogvideo", "mora"}, {"vript", "hd_vg_130m"},
+        "genvidbench", (4, 4), 4, {"train": 3, "test": 5}, {"pika", "cogvideo", "mora"}, {"vript", "hd_vg_130m"},
     ),
     "aigvdbench": ("aigvdbench", (2, 2), 2, {"test": 3, "train": 1}, {"CogVideoX", "Sora"}, {"youtube"}),
 }  # fmt: skip
@@ -160,10 +164,74 @@ def test_a_strange_name_is_listed_with_the_name_that_was_wanted(tmp_path: Path) 
     assert rejected.select("path", "reason").rows() == [("Celeb-real/holiday.mp4", "unknown_name")]
 
 
-def test_videos_that_a_list_names_and_the_folder_lacks_are_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "note"),
+    [
+        ("genvidbench", "1 of 5 videos that PairN_labels.txt names are not there: 'Pair2/mora/gone.mp4'."),
+        (
+            "fakeavceleb",
+            "1 of 4 videos that meta_data.csv names are not there: 'FakeVideo-RealAudio/African/men/id00076/gone.mp4'.",
+        ),
+    ],
+)
+def test_videos_that_a_list_names_and_the_folder_lacks_are_counted(name: str, note: str, tmp_path: Path) -> None:
+    MINIATURES[name](tmp_path)
+    assert note in read_corpus(tmp_path).notes
+
+
+def test_a_prompt_s_number_ties_reals_to_fakes_though_it_begins_a_name_like_a_youtube_id(tmp_path: Path) -> None:
     MINIATURES["genvidbench"](tmp_path)
+    groups = group_of(read_corpus(tmp_path))
+    assert groups["Pair2/hd_vg_130m/00001_a_boy_x.mp4"] == groups["Pair2/mora/0001_y.mp4"]
+    assert groups["Pair2/hd_vg_130m/-2Zdu3hMGVw_3_10to99.mp4"] == groups["Pair1/vript/vript/-2Zdu3hMGVw-Scene-001.mp4"]
+
+
+def test_a_celebrity_s_video_without_a_row_is_not_used_because_its_other_people_are_not_known(tmp_path: Path) -> None:
+    MINIATURES["fakeavceleb"](tmp_path)
+    name = "FakeVideo-RealAudio/African/men/id00076/00110_id00200_fsgan.mp4"
+    touch(tmp_path, name)
+    listing = read_corpus(tmp_path)
+    assert listing.rejected.select("path", "reason").rows() == [(name, "not_listed")]
+    assert {entry.generator for entry in listing.entries} == {"faceswap", None}
+
+
+@pytest.mark.parametrize("name", ["dfdc", "dfdc_tested_by_metadata"])
+def test_the_test_part_of_dfdc_is_listed_once_and_said_to_be_without_originals(name: str, tmp_path: Path) -> None:
+    MINIATURES[name](tmp_path)
+    touch(tmp_path, "test/not_named.mp4")
+    listing = read_corpus(tmp_path)
+    assert listing.rejected["path"].to_list() == ["test/not_named.mp4"]
+    assert any(note.startswith("Nothing says which test videos show one original") for note in listing.notes)
+    if name == "dfdc_tested_by_metadata":  # also where the part is the corpus
+        alone = read_corpus(tmp_path / "test")
+        assert [(entry.label, entry.official_split) for entry in alone.entries] == [("real", "test"), ("fake", "test")]
+
+
+def test_fakes_alone_come_with_what_can_be_done_about_it(tmp_path: Path) -> None:
+    MINIATURES["deeperforensics"](tmp_path)
+    advice = read_corpus(tmp_path).notes[0]
+    assert "cannot be run by itself" in advice
+    assert "manifest of both" in advice
+
+
+def test_lists_of_an_official_split_that_are_missing_are_named(tmp_path: Path) -> None:
+    MINIATURES["aigvdbench"](tmp_path)
+    (tmp_path / "val.jsonl").unlink()
+    listing = read_corpus(tmp_path)
+    assert "Missing: 'val.jsonl'; the videos of the others alone have an official part." in listing.notes
+    for name in ("train.jsonl", "test.jsonl"):
+        (tmp_path / name).unlink()
     notes = read_corpus(tmp_path).notes
-    assert "1 of 5 videos that PairN_labels.txt names are not there: 'Pair2/mora/gone.mp4'." in notes
+    assert "Missing: 'train.jsonl', 'val.jsonl', 'test.jsonl'; there is no official split." in notes
+
+
+@pytest.mark.parametrize("folder", ["ClosedSource", "OpenSource", "OpenSource/T2V"])
+def test_a_generated_video_outside_any_model_s_folder_is_of_no_model(folder: str, tmp_path: Path) -> None:
+    MINIATURES["aigvdbench"](tmp_path)
+    touch(tmp_path, f"{folder}/-2Zdu3hMGVw_3_10to99.mp4")
+    listing = read_corpus(tmp_path)
+    assert listing.rejected["reason"].to_list() == ["unknown_name"]
+    assert {entry.generator for entry in listing.entries} == {"CogVideoX", "Sora", None}
 
 
 def test_no_release_is_taken_for_another(tmp_path: Path) -> None:

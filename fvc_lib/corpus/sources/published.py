@@ -1,8 +1,9 @@
 """What loaders of published corpora share: files by the pattern of their path, the corpus's lists, and refusals.
 
-A loader says what a path means (``Described``), or why it is not used. A folder in which a needed part is missing, such
-as one that was unpacked halfway, is refused with what was expected where: a corpus without its reals, or with half of
-its lists, would be another corpus under the same name.
+A loader says what a path means (``Described``), or why it is not used. A folder without its reals, its fakes or the
+table that names its people, such as one that was unpacked halfway, is refused with what was expected where: it would
+be another corpus under the same name. What a corpus can be used without (some of its reals, lists of its official
+split) is noted where it is missing.
 """
 
 import json

@@ -1,8 +1,8 @@
 """DeeperForensics-1.0: faces of paid actors on the sequences of FaceForensics++.
 
 ``manipulated_videos/VARIANT/TTT_ACTOR.mp4`` are fake. Its reals are *FaceForensics++'s* originals at c23, which the
-release does not bring (``source_videos`` are recordings of the actors, no reals of the same kind): read it together
-with FaceForensics++. ``lists/splits/{train,val,test}.txt`` are its official split. Source: Jiang et al.,
+release does not bring (``source_videos`` are recordings of the actors, no reals of the same kind): it is run together
+with them, by a manifest of both. ``lists/splits/{train,val,test}.txt`` are its official split. Source: Jiang et al.,
 "DeeperForensics-1.0: a large-scale dataset for real-world face forgery detection", CVPR 2020.
 """
 
@@ -28,8 +28,9 @@ def read_deeperforensics(folder: AnyPath) -> Listing:
     """
     folder = Path(folder)
     split, youtube = _official_parts(folder), youtube_ids(folder)
-    reals = "DeeperForensics brings fakes alone; its reals are FaceForensics++'s originals at c23."
-    notes = [f"{reals} Give both: -p corpus FACEFORENSICS -p more_corpora DEEPERFORENSICS."]
+    alone = "DeeperForensics brings fakes alone and cannot be run by itself; its reals are FaceForensics++'s originals"
+    both = "Write one manifest of both, in a folder that holds both, with the actor in the column 'group'"
+    notes = [f"{alone} at c23. {both}: of a fake, and of the original of the same sequence."]
     if not split:
         notes.append("lists/splits is not there, so there is no official split.")
     if (folder / "source_videos").is_dir():

@@ -2,8 +2,9 @@
 
 Full: ``dfdc_train_part_N/metadata.json`` has, by file name, label REAL or FAKE, split and, of a fake, its
 original. Actors recur within a part, so a part is one group; a folder with a ``metadata.json`` but no number groups by
-the original. The test part is ``test/labels.csv`` (filename, label 0 or 1). Source: Dolhansky et
-al., "The DeepFake Detection Challenge (DFDC) dataset", arXiv:2006.07397.
+the original. The test part is ``test/labels.csv`` (filename, label 0 or 1), or ``test/metadata.json`` with ``is_fake``
+(0 or 1) by file name; neither names originals or actors. Source: Dolhansky et al., "The DeepFake Detection Challenge
+(DFDC) dataset", arXiv:2006.07397.
 
 Preview: ``dataset.json`` has, by path, label, set (train or test), target and swapped id; two methods, method_A and
 method_B. Source: Dolhansky et al., arXiv:1910.08854.
@@ -29,6 +30,7 @@ from fvc_lib.services.atomic_files import AnyPath, path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
 
+_LABELS = {"0": "real", "1": "fake"}  # of the test part
 _PART = re.compile(r"(?:dfdc_train_part_|part_)?(\d+)")
 
 
@@ -45,17 +47,21 @@ def read_dfdc(folder: AnyPath) -> Listing:
         rows.update(_part_rows(folder, part))
     rows.update(_test_rows(folder))
     notes = listed_but_absent(folder, "metadata.json or labels.csv", rows)
+    if any(row.split == "test" for row in rows.values()):
+        notes.append(
+            "Nothing says which test videos show one original or actor: by looks alone they may lie in several folds."
+        )
     known = {path_to_text(path): found for path, found in rows.items()}
 
     def described(path: str) -> Described | Refusal:
         return known.get(path) or Refusal("not_listed", f"{path!r}: no metadata.json or labels.csv names it.")
 
-    walked = ["."] if parts == [""] else [*parts, "test"]
+    walked = ["."] if parts == [""] else [*(part for part in parts if str(Path(part).parent) not in parts), "test"]
     return read_published(folder, "dfdc", walked, described, notes)
 
 
 def _parts(folder: Path) -> list[str]:
-    below = {name: folders_in(folder / name) for name in folders_in(folder)}
+    below = {name: folders_in(folder / name) for name in folders_in(folder) if name != "test"}
     found = [name for name in below if (folder / name / "metadata.json").is_file()]
     # The archives unpack as they are, or each into a folder of its own name.
     nested = [f"{a}/{b}" for a, names in below.items() for b in names if (folder / a / b / "metadata.json").is_file()]
@@ -63,31 +69,42 @@ def _parts(folder: Path) -> list[str]:
 
 
 def _part_rows(folder: Path, part: str) -> dict[str, Described]:
+    """Rows by path of a ``metadata.json``; one with ``is_fake`` is of the test part."""
     path = folder / part / "metadata.json"
     table = read_json(path)
     if not isinstance(table, dict):
         raise DataError(f"{str(path)!r}: wanted an object of file name to label, got {type(table).__name__}.")
     number = _PART.fullmatch(part.rsplit("/", 1)[-1] or folder.name)
+    inner = "videos" if (path.parent / "videos").is_dir() else ""
     rows = {}
     for name, row in table.items():
-        label = str(row.get("label", "")).lower() if isinstance(row, dict) else ""
+        said = row if isinstance(row, dict) else {}
+        is_test = part == "test" or "is_fake" in said
+        stated = str(said.get("is_fake", said.get("label", ""))).lower()
+        label = _LABELS.get(stated, stated)
         if label not in ("real", "fake"):
-            raise DataError(f"{str(path)!r}: {name!r}: got the label {label!r}, wanted REAL or FAKE.")
-        group = f"dfdc part {number[1]}" if number else f"dfdc original {row.get('original') or name}"
-        rows[f"{part}/{name}" if part else name] = _row(label, group, "train")
+            raise DataError(
+                f"{str(path)!r}: {name!r}: got the label {stated!r}, wanted REAL or FAKE, or is_fake of 0 or 1."
+            )
+        group = f"dfdc part {number[1]}" if number else f"dfdc original {said.get('original') or name}"
+        group = f"dfdc test {name}" if is_test else group
+        place = "/".join(filter(None, (part, inner if is_test else "", name)))
+        rows[place] = _row(label, group, "test" if is_test else "train")
     return rows
 
 
 def _test_rows(folder: Path) -> dict[str, Described]:
-    path = first_of(folder, "test/labels.csv")
+    path = first_of(folder, "test/labels.csv", "test/metadata.json")
     if path is None:
         return {}
+    if path.suffix == ".json":
+        return _part_rows(folder, "test")
     table = read_label_table(path)
     columns = [table.require((name,)) for name in ("filename", "label")]
     where = "test/videos" if (folder / "test/videos").is_dir() else "test"
     rows = {}
     for number, cells in table.records(columns, Rejections()):
-        label = {"0": "real", "1": "fake"}.get(cells["label"].strip())
+        label = _LABELS.get(cells["label"].strip())
         if label is None:
             raise DataError(
                 f"test/labels.csv row {number}: got the label {cells['label']!r}, wanted 0 or 1 (1 is fake)."
@@ -168,7 +185,10 @@ CORPORA.register(
         accepted="DFDC: a folder with 'dfdc_train_part_N/metadata.json' or 'test/labels.csv', or one such part",
         recognises=lambda path: (
             path.is_dir()
-            and ((path / "metadata.json").is_file() or (path / "test/labels.csv").is_file() or bool(_parts(path)))
+            and (
+                first_of(path, "metadata.json", "test/labels.csv", "test/metadata.json") is not None
+                or bool(_parts(path))
+            )
         ),
         read=read_dfdc,
         title="DeepFake Detection Challenge",

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
-from fvc_lib.corpus.sources.published import Described, read_published, require, unknown_name
+from fvc_lib.corpus.sources.published import Described, listed_but_absent, read_published, require, unknown_name
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
@@ -33,6 +33,7 @@ def read_fakeavceleb(folder: AnyPath) -> Listing:
     rows = _table(top / "meta_data.csv")
     audio = "Audio is not judged: RealVideo-FakeAudio counts as real, because what is seen is."
     notes = [audio] if (top / "RealVideo-FakeAudio").is_dir() else []
+    notes += listed_but_absent(top, "meta_data.csv", [row["path"] for row in rows.values()])
     return read_published(top, "fakeavceleb", _FOLDERS, lambda path: _described(path, rows), notes)
 
 
@@ -43,16 +44,18 @@ def _described(path: str, rows: dict[tuple[str, str, str], dict[str, str]]) -> D
         return unknown_name(path, "RealVideo-RealAudio/RACE/SEX/ID/NAME.mp4")
     kind, race, sex, person = parts[:4]
     row = rows.get((kind, person, parts[-1]))
-    people = [person, *(row[key] for key in ("source", "target1", "target2"))] if row else [person]
+    if row is None:  # its other people are not known, so they might lie in two folds
+        return Refusal("not_listed", f"{path!r}: no row of meta_data.csv names it. Fetch the table again.")
+    people = [person, *(row[key] for key in ("source", "target1", "target2"))]
     groups = tuple(dict.fromkeys(f"fakeavceleb {name}" for name in people if name not in ("", "-")))
     attributes = {"race": race, "sex": sex, "audio": found[2].lower()}
     if found[1] == "Real":
         return Described("real", groups, None, "voxceleb2", None, attributes)
-    return Described("fake", groups, row["method"] if row else "unknown", None, None, attributes)
+    return Described("fake", groups, row["method"], None, None, attributes)
 
 
 def _table(path: Path) -> dict[tuple[str, str, str], dict[str, str]]:
-    """Rows by (folder, person, file name). The header names nine of the ten columns: the tenth is the folder."""
+    """Rows, each with its ``path``, by (folder, person, file name). The header names nine of ten columns: no folder."""
     reader = csv.reader(io.StringIO(path.read_bytes().decode("utf-8-sig", "replace"), newline=""))
     next(reader, None)
     rows = {}
@@ -66,7 +69,9 @@ def _table(path: Path) -> dict[tuple[str, str, str], dict[str, str]]:
         row = dict(zip(_COLUMNS, (cell.strip() for cell in cells), strict=True))
         below = row["folder"].strip("/").split("/")
         kind = next((part for part in below if _FOLDER.fullmatch(part)), row["type"])
-        rows[kind, below[-1] if below[-1].startswith("id") else row["source"], row["filename"]] = row
+        person = below[-1] if below[-1].startswith("id") else row["source"]
+        place = below[below.index(kind) :] if kind in below else [kind, row["race"], row["gender"], person]
+        rows[kind, person, row["filename"]] = row | {"path": "/".join([*place, row["filename"]])}
     return rows
 
 

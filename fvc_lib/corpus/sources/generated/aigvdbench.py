@@ -10,7 +10,7 @@ import json
 import re
 from pathlib import Path
 
-from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, read_lines
+from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, read_lines, some_of
 from fvc_lib.corpus.sources.published import (
     Described,
     first_of,
@@ -24,6 +24,7 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
 
 _NAME = re.compile(r"(?P<youtube>[A-Za-z0-9_-]{11})_\S+")
+_MODES = ("T2V", "I2V", "V2V")
 _PARTS = {"train": "train", "val": "validation", "test": "test"}
 
 
@@ -39,7 +40,11 @@ def read_aigvdbench(folder: AnyPath) -> Listing:
     require(folder, "AIGVDBench", reals=("Real",), fakes=("OpenSource", "ClosedSource"))
     lists = {part: _listed(folder, name) for name, part in _PARTS.items()}
     split = {stem: part for part, stems in lists.items() for stem in stems}  # later parts win
-    notes = [] if split else ["train.jsonl, val.jsonl and test.jsonl are not there, so there is no official split."]
+    missing = [f"{name}.jsonl" for name in _PARTS if _list_of(folder, name) is None]
+    notes = []
+    if missing:
+        lost = "the videos of the others alone have an official part" if split else "there is no official split"
+        notes = [f"Missing: {some_of(missing)}; {lost}."]
     leaks = shared_by_parts({part: [stem[:11] for stem in stems] for part, stems in lists.items()})
     if leaks:
         notes.append(f"{len(leaks):,} YouTube videos lie in more than one part of the official split.")
@@ -50,6 +55,8 @@ def read_aigvdbench(folder: AnyPath) -> Listing:
         found = _NAME.fullmatch(stem)
         if found is None:
             return unknown_name(path, "YouTubeID_clip_AtoB.mp4")
+        if len(parts) < 3 + (parts[1] in _MODES) and parts[0] != "Real":
+            return unknown_name(path, "OpenSource/T2V/MODEL/NAME.mp4 or ClosedSource/MODEL/NAME.mp4")
         groups = (f"youtube {found['youtube']}",)
         if parts[0] == "Real":
             return Described("real", groups, None, "youtube", split.get(stem))
@@ -60,9 +67,13 @@ def read_aigvdbench(folder: AnyPath) -> Listing:
     return read_published(folder, "aigvdbench", ("Real", "OpenSource", "ClosedSource"), described, notes)
 
 
+def _list_of(folder: Path, name: str) -> Path | None:
+    return first_of(folder, f"{name}.jsonl", f"lists/{name}.jsonl", f"jsonl/{name}.jsonl")
+
+
 def _listed(folder: Path, name: str) -> set[str]:
     """Names without extension of the videos of one part."""
-    path = first_of(folder, f"{name}.jsonl", f"lists/{name}.jsonl", f"jsonl/{name}.jsonl")
+    path = _list_of(folder, name)
     stems = set()
     for number, line in enumerate(read_lines(path) if path else [], start=1):
         if not line:

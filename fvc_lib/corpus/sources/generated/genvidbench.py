@@ -57,10 +57,10 @@ def _described(path: str, labels: dict[str, str]) -> Described | Refusal:
     label = labels.get(path) or ("real" if source in REALS else "fake")
     split = "train" if pair == "Pair1" else "test"
     groups: tuple[str, ...] = ()
-    if label == "real" and (found := _YOUTUBE.match(name)) and not found["id"].isdigit():
-        groups = (f"youtube {found['id']}",)
-    elif pair == "Pair2" and (ordinal := _ORDINAL.match(name)):
+    if pair == "Pair2" and (ordinal := _ORDINAL.match(name)):  # first: 00012_a_boy_x has 11 characters before "_x", too
         groups = (f"genvidbench Pair2 prompt {int(ordinal[1])}",)
+    elif label == "real" and (found := _YOUTUBE.match(name)) and not found["id"].isdigit():
+        groups = (f"youtube {found['id']}",)
     if label == "real":
         return Described("real", groups, None, source, split)
     return Described("fake", groups, source, None, split)

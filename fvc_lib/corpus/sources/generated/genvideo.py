@@ -31,7 +31,7 @@ def read_genvideo(folder: AnyPath) -> Listing:
     has_test = folder.name == VALIDATION or VALIDATION in tops
 
     def described(path: str) -> Described | Refusal:
-        top = next(top for top in tops if not top or path.startswith(f"{top}/"))
+        top = max((top for top in tops if not top or path.startswith(f"{top}/")), key=len)
         below = path[len(top) + 1 if top else 0 :].split("/")
         is_test = VALIDATION in (top, folder.name)
         split = ("test" if is_test else "train") if has_test else None
@@ -54,7 +54,7 @@ def _tops(folder: Path) -> list[str]:
     return [
         name
         for name in ("", *folders_in(folder))
-        if (folder / name / "Real").is_dir() or folders_in(folder / name / "Fake")
+        if name not in ("Real", "Fake") and ((folder / name / "Real").is_dir() or folders_in(folder / name / "Fake"))
     ]
 
 
