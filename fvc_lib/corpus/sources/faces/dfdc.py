@@ -49,7 +49,7 @@ def read_dfdc(folder: AnyPath) -> Listing:
     notes = listed_but_absent(folder, "metadata.json or labels.csv", rows)
     if any(row.split == "test" for row in rows.values()):
         notes.append(
-            "Nothing says which test videos show one original or actor: those that do not look alike may lie in two folds."
+            "Nothing says which test videos show one original or actor: unless looks tie them, folds may part them."
         )
     known = {path_to_text(path): found for path, found in rows.items()}
 
