@@ -5,14 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from fvc_lib.command_line.sweep import combinations, values_to_sweep
+from fvc_lib.analysis.read.detectors import TABLE_FILES
+from fvc_lib.command_line.sweep import Sweep, combinations, values_to_sweep
 from fvc_lib.execution.run.record import begin_run, run_hash
 from fvc_lib.execution.run.status import read_status
+from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import list_runs
 from fvc_lib.services.tables import FOLDS, read_table
@@ -63,6 +66,30 @@ def test_every_seed_has_the_folds_of_the_first(tmp_path):
         combinations([("seed", "4,5")], values=[*values, ("seed", "1")])
     with pytest.raises(UsageError, match="task video"):
         combinations([("seed", "4,5")], values=[*values, ("task", "image")])
+
+
+@pytest.mark.slow
+def test_a_comparison_is_told_what_has_no_run_and_one_that_fails_leaves_no_earlier_tables(tmp_path, capsys):
+    broken = tmp_path / "broken.py"
+    broken.write_text("import missing_module")
+    values = [("runs_dir", str(tmp_path / "runs")), ("confidence", "0.9"), ("bootstrap_replicates", "300")]
+    members = combinations([("model", f"{broken}:Net,frame_cnn,r2plus1d_small")], values=values)
+    begun = [replace(one, run=begin_run(one.asked.config, command="test"), state="finished") for one in members[1:]]
+    name = sha256_of_json(sorted(one.run_hash for one in members))[:8]
+    folder = tmp_path / f"runs/sweep/comparison_{name}"
+    folder.mkdir()
+    for table in TABLE_FILES:
+        (folder / table).write_text("of an earlier comparison")
+
+    assert Sweep([members[0], *begun], jobs=None, executor="local").execute() == 2
+    said = capsys.readouterr()
+    assert f"{members[0].name} is not finished: the reference is model frame_cnn" in said.out
+    assert "the comparison was not made: DataError: no run can be compared" in said.err
+    assert "it has no run: its command failed with exit code 2. It was to be the reference." in said.err
+    record = (folder / "08_detector_comparison.ipynb").read_text()
+    assert "confidence = 0.9" in record
+    assert "bootstrap_replicates = 300" in record
+    assert {path.name for path in folder.iterdir()} & set(TABLE_FILES) == set()
 
 
 @pytest.mark.long

@@ -243,13 +243,13 @@ class Sweep:
     def compare(self) -> int:
         """Run the comparison's notebook over the finished runs; returns the exit code."""
         from fvc_lib.analysis.pages.report import write_report, write_runs_index  # plotly takes a second to load
+        from fvc_lib.analysis.read.detectors import TABLE_FILES
 
-        # Those that are not finished come last: the page names them among what is left out.
-        there = sorted(self.members, key=lambda one: one.state != "finished")
-        runs = [str(one.run.root) for one in there if one.run is not None]
         name = sha256_of_json(sorted(one.run_hash for one in self.members))[:8]
         folder = self._folder() / f"comparison_{name}"
         folder.mkdir(parents=True, exist_ok=True)
+        for table in TABLE_FILES:  # an earlier comparison's are not those of one that fails
+            (folder / table).unlink(missing_ok=True)
         record = folder / f"{DETECTOR_COMPARISON}.ipynb"
         path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
         request = KernelRequest(
@@ -262,8 +262,17 @@ class Sweep:
             log=folder / f"{DETECTOR_COMPARISON}.log",
             on_start=lambda _: None,
         )  # fmt: skip
-        click.echo(f"\ncomparing {sum(one.state == 'finished' for one in there)} runs")
-        parameters = {"compared_runs": runs, "output_folder": str(folder)}
+        finished = [one for one in self.members if one.state == "finished"]
+        click.echo(f"\ncomparing {len(finished)} runs")
+        if finished and finished[0] is not self.members[0]:
+            click.echo(f"{self.members[0].name} is not finished: the reference is {finished[0].name}")
+        parameters = {
+            "compared_runs": [str(one.run.root) for one in self.members if one.run],
+            "without_run": [[one.name, self._why_no_run(one)] for one in self.members if not one.run],
+            "output_folder": str(folder),
+            "bootstrap_replicates": self._config.bootstrap_replicates,
+            "confidence": self._config.confidence,
+        }
         execute_with_papermill(NOTEBOOKS / record.name, parameters, request)
         page = folder / "comparison.html"
         write_report([record], page, title=f"FVC comparison {self._config.experiment}")
@@ -275,6 +284,11 @@ class Sweep:
             return 1
         click.echo(f"  comparison    {page}\n  tables        {folder}")
         return 0
+
+    def _why_no_run(self, one: Combination) -> str:
+        code = self._failed.get(one.run_hash)
+        why = "it has no run." if code is None else f"it has no run: its command failed with exit code {code}."
+        return f"{one.name}: {why}" + (" It was to be the reference." if one is self.members[0] else "")
 
 
 def _same_folds(one: RunPaths, other: RunPaths) -> bool:
@@ -328,9 +342,9 @@ def sweep(
     known by their parameters and corpus, and skipped. A run that fails stops no other.
 
     With --over seed the folds stay those of the first seed (folds_seed), so that what differs is the training. The
-    first combination is the reference that the others are compared with. In the end notebook 08_detector_comparison
-    shows numbers with intervals, paired differences corrected for their number, controls, and costs; its page, tables
-    (CSV, LaTeX) and BibTeX lie in runs/EXPERIMENT/comparison_HASH/.
+    first combination that is finished is the reference that the others are compared with. In the end notebook
+    08_detector_comparison shows numbers with intervals, paired differences corrected for their number, controls, and
+    costs; its page, tables (CSV, LaTeX) and BibTeX lie in runs/EXPERIMENT/comparison_HASH/.
 
     Exit codes: 0 all is done (or submitted), 2 usage, 75/130/143 stopped, else that of the first run that failed.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap

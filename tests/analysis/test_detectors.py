@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table, write_table
 
@@ -137,6 +139,26 @@ def test_a_run_that_cannot_be_judged_is_left_out_by_name_and_as_reference_refuse
             compare_detectors(runs, reference=runs[3], replicates=50)
 
 
+def test_without_a_reference_the_first_run_that_can_be_compared_is_taken_and_named(runs):
+    unfinished(runs[0])
+    unfinished(runs[1])
+    failed = ["model big", "model big: it has no run: its command failed with exit code 2."]
+    with pytest.raises(DataError, match=r"one detector.*run_a0.*run_a1"):
+        compare_detectors(runs, replicates=50)
+    third = [runs[0], runs[2], runs[1], runs[3]]
+    (runs[1].status_json).write_text(runs[2].status_json.read_text())
+    found = compare_detectors(third, replicates=50, metrics=["roc_auc"], without_run=[failed])
+    assert [each.name for each in found.detectors] == ["r2plus1d_small", "frame_cnn"]
+    assert found.cautions[0] == "run_a0, the first run, is left out: the reference is r2plus1d_small."
+    left_out = detectors.left_out_table(found)
+    assert left_out["run_id"].to_list() == ["model big", "run_a0"]
+    assert "exit code 2" in left_out["why"][0]
+    for run in runs:
+        unfinished(run)
+    with pytest.raises(DataError, match=r"no run can be compared.*run_a0"):
+        compare_detectors(runs, replicates=50)
+
+
 def test_a_training_given_twice_counts_once(runs, make_one):
     again = make_one("run_b9", 4.0, drawn=3, model="r2plus1d_small")
     found = compare_detectors([*runs, again], replicates=50)
@@ -146,16 +168,39 @@ def test_a_training_given_twice_counts_once(runs, make_one):
         compare_detectors(runs[:2], replicates=50)
 
 
-def test_a_users_network_counts_by_what_its_file_held_when_it_was_trained(make_one, tmp_path):
-    file = tmp_path / "net.py"
-    file.write_text("class Net: pass")
-    runs = [make_one(name, skill, model=f"{file}:Net") for name, skill in (("run_a", 1.0), ("run_b", 2.0))]
+@pytest.mark.parametrize("field", ["model", "crop"])
+def test_a_users_file_counts_by_what_it_held_when_it_was_trained_with(make_one, tmp_path, field):
+    file = tmp_path / "mine.py"
+    file.write_text("class Mine: pass")
+    asked = f"{file}:Mine"
+    runs = [make_one(name, skill, **{field: asked}) for name, skill in (("run_a", 1.0), ("run_b", 2.0))]
     for run, digest in zip(runs, ("1", "2"), strict=True):
         path = run.stage_checkpoint("04_fold_training", 0)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"fingerprint": {"parameters": {"model": f"net.py:Net@{digest}"}}}))
+        path.write_text(json.dumps({"fingerprint": {"parameters": {field: f"mine.py:Mine@{digest}"}}}))
     found = compare_detectors(runs, replicates=50, metrics=["roc_auc"])
-    assert [each.name for each in found.detectors] == [f"{file}:Net of run_a", f"{file}:Net of run_b"]
+    name = asked if field == "model" else "frame_cnn"
+    assert [each.name for each in found.detectors] == [f"{name} of run_a", f"{name} of run_b"]
+
+
+def test_the_corpus_is_cited_as_what_the_run_read_it_and_not_as_what_lies_there_today(make_one, tmp_path):
+    (tmp_path / "corpus" / "Celeb-real").mkdir(parents=True)
+    corpus = str(tmp_path / "corpus")
+    runs = [make_one("run_a", 1.0, corpus=corpus), make_one("run_b", 2.0, corpus=corpus, model="r2plus1d_small")]
+    for run, layout in zip(runs, ("faceforensics", "folder"), strict=True):
+        index = read_table(run.index, tables.INDEX)
+        write_table(index.with_columns(pl.lit(layout).alias("label_source")), tables.INDEX, run.index)
+    cited = detectors.bibliography(compare_detectors(runs, replicates=50, metrics=["roc_auc"]))
+    assert CORPORA.get("faceforensics").bibtex.strip() in cited
+    assert CORPORA.get("celeb_df").bibtex.strip() not in cited
+    assert "% corpus corpus: no publication is known here" in cited
+
+
+def test_a_name_in_the_latex_table_is_taken_letter_by_letter(runs):
+    found = compare_detectors(runs, replicates=50, metrics=["roc_auc"])
+    named = replace(found, detectors=(replace(found.detectors[0], name=r"a~b^c\d_{e}"), *found.detectors[1:]))
+    escaped = r"a\textasciitilde{}b\textasciicircum{}c\textbackslash{}d\_\{e\}"
+    assert f"\n{escaped}" in detectors.latex_table(named)
 
 
 def test_the_files_hold_numbers_latex_and_each_publication_once(runs, tmp_path):
@@ -178,7 +223,9 @@ def test_the_files_hold_numbers_latex_and_each_publication_once(runs, tmp_path):
     assert "nothing to show" in cost_figure(compare_detectors(runs, replicates=50), "num_parameters").layout.title.text
 
 
-def test_without_names_the_runs_of_the_newest_runs_experiment_are_compared(runs, tmp_path):
+def test_without_names_the_runs_of_the_newest_runs_experiment_are_compared(runs, make_one, tmp_path):
+    image = make_one("run_a2", 0.5)
+    write_text(image.params_yaml, resolve_config({"task": "image"}, environ={}).to_yaml())
     found = detectors.runs_to_compare([], tmp_path / "runs")
     assert [run.run_id for run in found] == [run.run_id for run in runs]
     assert detectors.runs_to_compare(["run_b0"], tmp_path / "runs")[0].run_id == "run_b0"

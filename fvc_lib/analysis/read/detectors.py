@@ -8,6 +8,7 @@ judged is left out with its reason, and a detector of which a run is not above i
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.analysis.read import run_comparison
-from fvc_lib.analysis.read.headline import ReportHeadline, interval_cautions, run_headline
+from fvc_lib.analysis.read.headline import ReportHeadline, interval_cautions, run_headline, run_parameters, run_task
 from fvc_lib.analysis.read.queries import memory_peaks, training_summary
 from fvc_lib.analysis.read.records import as_mapping, read_json_object
 from fvc_lib.analysis.read.run_comparison import JudgedRun, PairComparison, Refusal
@@ -37,8 +38,10 @@ from fvc_lib.services.config import DECLARED, RunConfig, run_config
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
 from fvc_lib.services.registry import CORPORA, DETECTORS
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
-from fvc_lib.services.tasks import FOLD_TRAINING
+from fvc_lib.services.tables import INDEX, read_table
+from fvc_lib.services.tasks import DEFAULT_TASK, FOLD_TRAINING
 
+TABLE_FILES = ("detectors.csv", "runs.csv", "detectors.tex", "references.bib")
 MAIN_METRIC = "roc_auc"
 METRICS = (MAIN_METRIC, "average_precision", "balanced_accuracy", "f1", "brier_score")
 BEST, HIGHEST = "★", "☆"
@@ -139,7 +142,8 @@ def runs_to_compare(names: Sequence[str], runs_dir: AnyPath) -> list[RunPaths]:
     """
     if names:
         return [find_run(runs_dir, name) for name in names]
-    return list_runs(runs_dir, find_run(runs_dir, "latest").experiment)
+    runs = list_runs(runs_dir, find_run(runs_dir, "latest").experiment)
+    return [run for run in runs if run_task(run_parameters(run)) == DEFAULT_TASK]
 
 
 def compare_detectors(
@@ -150,33 +154,37 @@ def compare_detectors(
     seed: int = 0,
     confidence: float = 0.95,
     metrics: Sequence[str] = METRICS,
+    without_run: Sequence[Sequence[str]] = (),
 ) -> DetectorComparison:
-    """Compare the detectors of ``runs`` with that of ``reference`` (none: of the first run); reads only.
+    """Compare the detectors of ``runs`` with that of ``reference`` (none: of the first that can be); reads only.
+
+    ``without_run`` are names of what was asked for and has no run, each with the reason: they are left out as well.
 
     Differences are those of the means over a detector's runs, with an interval over groups and a p-value from the same
     draws for all (``metrics.paired_difference``). They speak of other videos; of other trainings the spread does.
 
     Raises:
-        DataError: the reference cannot be judged, or nothing is left to compare it with; the message says why.
+        DataError: ``reference`` cannot be judged, or nothing is left to compare it with; the message says why.
     """
     different = list({run.root.resolve(): run for run in (*([reference] if reference else []), *runs)}.values())
     readings = [_read(run, name) for run, name in zip(different, run_comparison.run_names(different), strict=True)]
-    if isinstance(readings[0], Refusal):
+    if reference and isinstance(readings[0], Refusal):
         raise DataError(f"the reference cannot be compared. {readings[0].reason}")
-    left_out = [reading for reading in readings if isinstance(reading, Refusal)]
+    left_out = [Refusal((name,), why) for name, why in without_run]
+    left_out += [reading for reading in readings if isinstance(reading, Refusal)]
     usable = _newest_of_each([reading for reading in readings if not isinstance(reading, Refusal)], left_out)
     alike, others = run_comparison.alike([reading.judged for reading in usable])
+    chosen = {run.name for together in alike[:1] for run in together}
     for refusal in others:
-        names = [name for name in refusal.runs if name not in {run.name for run in alike[0]}]
-        left_out.append(Refusal(tuple(names), refusal.reason))
-    chosen = {run.name for run in alike[0]}
+        left_out.append(Refusal(tuple(name for name in refusal.runs if name not in chosen), refusal.reason))
     grouped: dict[str, list[_Reading]] = {}
     for reading in usable:
         if reading.judged.name in chosen:
             grouped.setdefault(reading.detector, []).append(reading)
     if len(grouped) < 2:
         reasons = " ".join(refusal.reason for refusal in left_out)
-        raise DataError(f"there is one detector, and nothing to compare it with. {reasons}".strip())
+        what = "there is one detector, and nothing to compare it with." if grouped else "no run can be compared."
+        raise DataError(f"{what} {reasons}".strip())
     names = _names([readings[0] for readings in grouped.values()])
     drawn = {metric: _drawn(list(grouped.values()), metric, replicates, seed) for metric in metrics}
     detectors = tuple(
@@ -185,7 +193,7 @@ def compare_detectors(
     )
     main, _ = drawn[metrics[0]]
     against = [_pair(detectors, main, 0, number, confidence) for number in range(1, len(detectors))]
-    few = interval_cautions(main.num_groups, None, None)
+    few = [*_of_the_reference(readings[0], names[0]), *interval_cautions(main.num_groups, None, None)]
     return DetectorComparison(
         detectors,
         _with_controls(run_comparison.adjusted(against, metrics[0], confidence), detectors),
@@ -214,7 +222,7 @@ class _Reading:
         """
         record = read_json_object(self.run.stage_checkpoint(FOLD_TRAINING, 0))
         then = as_mapping(as_mapping(record.get("fingerprint")).get("parameters"))
-        files = [then.get(name, self.config.identity(name)) for name in ("model", "model_weights")]
+        files = [then.get(name, self.config.identity(name)) for name in ("model", "model_weights", "crop")]
         return sha256_of_json([self.config.model_copy(update={"seed": 0, "folds_seed": None}).config_hash, files])
 
 
@@ -320,6 +328,13 @@ def _detector(
             training_seconds=sum(seconds) / len(runs) if seconds else None,
         ),
     )
+
+
+def _of_the_reference(first: _Reading | Refusal, reference: str) -> list[str]:
+    """That the first run is not the reference, where it is not."""
+    if not isinstance(first, Refusal):
+        return []
+    return [f"{first.runs[0]}, the first run, is left out: the reference is {reference}."]
 
 
 def _pair(
@@ -519,10 +534,12 @@ def latex_table(found: DetectorComparison) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
+_ESCAPED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX = str.maketrans(_ESCAPED | {character: "\\" + character for character in "&%$#_{}"})
+
+
 def _latex(text: str) -> str:
-    for character in "\\&%$#_{}":
-        text = text.replace(character, r"\textbackslash " if character == "\\" else "\\" + character)
-    return text
+    return text.translate(_LATEX)
 
 
 def _cited(model: str) -> str:
@@ -540,9 +557,10 @@ def _whole(number: int | None) -> str:
 def bibliography(found: DetectorComparison) -> str:
     """BibTeX of the detectors and corpora compared, each once; a comment for what declares none."""
     texts = []
-    for config in (detector.config for detector in found.detectors):
-        texts.append(_bibtex_of(config.model) or f"% {clean_text(config.model)}: declares no publication")
-        texts.append(_bibtex_of_corpus(config.corpus))
+    for detector in found.detectors:
+        model = detector.config.model
+        texts.append(_bibtex_of(model) or f"% {clean_text(model)}: declares no publication")
+        texts += _bibtex_of_corpus(detector.config.corpus, detector.runs[0].run)
     entries = (entry.strip() for text in texts for entry in re.split(r"\n(?=@)", text))
     return "\n\n".join(dict.fromkeys(entries)) + "\n"
 
@@ -554,14 +572,17 @@ def _bibtex_of(model: str) -> str:
         return ""
 
 
-def _bibtex_of_corpus(corpus: str) -> str:
-    path = Path(corpus)
+def _bibtex_of_corpus(corpus: str, run: RunPaths) -> list[str]:
+    """Of each layout as which ``run`` read its corpus: what lies there today may be another."""
     if not corpus:
-        return "% the built-in sample corpus is generated and has no publication"
-    loaders = sorted((loader for _, loader in CORPORA.items()), key=lambda loader: loader.rank)
-    loader = next((loader for loader in loaders if path.exists() and loader.recognises(path)), None)
-    known = "" if loader is None else loader.bibtex.strip() or (f"% {loader.paper}" if loader.paper else "")
-    return known or f"% corpus {clean_text(path.name)}: no publication is known here"
+        return ["% the built-in sample corpus is generated and has no publication"]
+    loaders, texts = dict(CORPORA.items()), []
+    with suppress(DataError):
+        for layout in read_table(run.index, INDEX)["label_source"].unique().sort():
+            loader = loaders.get(layout)
+            texts.append(loader.bibtex.strip() or (f"% {loader.paper}" if loader.paper else "") if loader else "")
+    unknown = f"% corpus {clean_text(Path(corpus).name)}: no publication is known here"
+    return [text or unknown for text in texts] or [unknown]
 
 
 def write_tables(found: DetectorComparison, folder: Path) -> list[Path]:
@@ -571,15 +592,10 @@ def write_tables(found: DetectorComparison, folder: Path) -> list[Path]:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {
-        "detectors.csv": number_table(found).write_csv(),
-        "runs.csv": run_table(found).write_csv(),
-        "detectors.tex": latex_table(found),
-        "references.bib": bibliography(found),
-    }
-    for name, text in texts.items():
+    texts = [number_table(found).write_csv(), run_table(found).write_csv(), latex_table(found), bibliography(found)]
+    for name, text in zip(TABLE_FILES, texts, strict=True):
         write_text(folder / name, text)
-    return [folder / name for name in texts]
+    return [folder / name for name in TABLE_FILES]
 
 
 def folder_of_comparison(asked: str, runs: Sequence[RunPaths]) -> Path:

@@ -116,7 +116,8 @@ STAGE_PARAMETERS = {
     "run_dir": "set by the runner; empty: the newest run; new: a new one",
     "fold": "set by the runner: which outer fold, from 0",
     "compared_runs": "the runs that are compared; empty: all of the newest run's experiment",
-    "reference_run": "the run whose detector the others are compared with; empty: the first",
+    "reference_run": "the run whose detector the others are compared with; empty: the first that can be compared",
+    "without_run": "set by sweep: combinations that have no run, each with the reason",
     "output_folder": "folder for a comparison's files; empty: comparison/ beside the runs",
 }
 
