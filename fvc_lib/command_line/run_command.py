@@ -5,7 +5,6 @@ import importlib.util
 import os
 import shlex
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -361,16 +360,14 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
 
 
 def _try_detector(config: RunConfig) -> None:
-    import torch  # takes a second to load
-
-    from fvc_lib.detectors.network import build_detector
+    from fvc_lib.detectors.network import build_detector  # torch takes a second to load
+    from fvc_lib.engine.device import without_memory
     from fvc_lib.tasks.video.features import frozen_trunk
     from fvc_lib.tasks.video.own_weights import first_weights
 
     config = config.model_copy(update={"model_weights": first_weights(config)})  # an own run's are read fold by fold
     try:
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that weights which are compared go nowhere
+        with without_memory():
             network = build_detector(config)
     except UsageError:
         raise

@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -113,6 +114,16 @@ def deterministic_algorithms(device: torch.device) -> Iterator[None]:
     finally:
         torch.set_deterministic_debug_mode(before[0])
         settings.fill_uninitialized_memory = before[1]  # type: ignore[attr-defined]
+
+
+@contextmanager
+def without_memory() -> Iterator[None]:
+    """What is built within is on torch's meta device: names and shapes, no values. Torch's warning that weights which
+    are read into such a network go nowhere is left out, one for every tensor.
+    """
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")
+        yield
 
 
 def release_cached_memory(device: torch.device) -> None:

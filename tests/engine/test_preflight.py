@@ -18,6 +18,7 @@ from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory.budget import MemoryBudget
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
+from fvc_lib.tasks.video.dry_run_memory import step_request
 from fvc_lib.tasks.video.task import VideoTask
 from fvc_lib.video.clips.store import ClipStore
 from tests.kits.preflight_tasks import ComparingTask, TroubledTask, WideTask
@@ -244,6 +245,12 @@ def test_whatever_decides_a_step_s_memory_asks_for_a_new_measurement(request_of_
     note(request)
     torch.set_num_threads(threads)
     assert circumstances(replace(request, micro_batch=1)) == seen[0]
+
+
+def test_looking_at_a_network_with_published_weights_warns_of_nothing():
+    """Warnings are errors here; torch has one for every tensor that is read into a network without memory."""
+    request = step_request(RunConfig(model="efficientnet_lite0", device="cpu"))
+    assert circumstances(request)["model"]
 
 
 def test_a_model_that_cannot_be_built_without_memory_is_built_and_draws_nothing():

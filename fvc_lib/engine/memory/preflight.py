@@ -566,7 +566,7 @@ def circumstances(request: StepRequest) -> dict[str, Any]:
     allocator = {name: value for name, value in os.environ.items() if name.startswith(("MALLOC_", "PYTORCH_"))}
     with forked_random_state(0, torch.device("cpu")):
         try:
-            with torch.device("meta"):  # without memory, where the model can be made so
+            with devices.without_memory():  # where the model can be made so
                 model = request.task.build_model()
         except (RuntimeError, NotImplementedError):  # its set-up computes with values
             model = request.task.build_model()
