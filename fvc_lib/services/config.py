@@ -687,6 +687,7 @@ _EARLIER_DEFAULTS = {
 def run_config(run: RunPaths) -> RunConfig:
     """The configuration a run was started with, from its ``params.yaml``; ``UsageError`` where that is invalid."""
     recorded = read_params_file(run.params_yaml)
+    DETECTORS.refuse_of_cell(recorded.get("model"))
     read = recorded.get("task", DEFAULT_TASK)
     earlier = {name: value for name, value in _EARLIER_DEFAULTS.items() if read in DECLARED[name].tasks}
     return resolve_config({**earlier, **recorded}, environ={})

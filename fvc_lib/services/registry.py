@@ -73,6 +73,8 @@ class Registry(Generic[T]):
         return lambda decorated: self._put(name, decorated, aliases, source)
 
     def _put(self, name: str, item: T, aliases: Sequence[str], source: tuple[str, int, str]) -> T:
+        if _is_cell(source[0]):
+            self._refuse_taken((name, *aliases))
         if self._is_of_cell(name, item, source[0]):
             return item
         for each in (name, *aliases):
@@ -90,6 +92,19 @@ class Registry(Generic[T]):
         self._items[name] = item
         self._aliases.update(dict.fromkeys(aliases, name))
         return item
+
+    def _refuse_taken(self, names: Sequence[str]) -> None:
+        """``UsageError`` where a cell wants a name that is not a cell's: runs on record have what it stood for."""
+        if self._entry_points():  # a package's module may register any name
+            self._fill()
+        for name in names:
+            file = self._sources.get(name, ("", 0, ""))[0]
+            if (file and not _is_cell(file)) or (not file and self.declared_in(name)):
+                where = file or self.declared_in(name)[0]
+                raise UsageError(
+                    f"{self.kind} {name!r} is registered already, in {where}, and a cell cannot take its place: runs "
+                    "on record with that name would be another one's. Choose another name."
+                )
 
     def _is_of_cell(self, name: str, item: T, file: str) -> bool:
         """Whether ``file`` holds what a cell registered, and is known by its path: nothing is registered then."""
@@ -477,6 +492,14 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
         if isinstance(spec, type):  # a class that was registered by itself
             return declared_by_class(spec, name)
         return spec if spec.of_name is None else spec.of_name(name)
+
+    def refuse_of_cell(self, name: object) -> None:
+        """``UsageError`` where a recorded ``name`` is known from a cell alone: a record has the cell's file instead."""
+        if name in self._of_cells:
+            raise UsageError(
+                f"{self.kind} {name!r}: what the record means by it is not installed here, and a cell of this notebook "
+                "has the name. Install the package that it came from, and rename the cell's network."
+            )
 
     def check(self, name: str) -> str:
         """As ``FileRegistry``; of what a cell registered, the cell's file."""

@@ -127,3 +127,20 @@ def test_a_cell_that_leans_on_another_cell_is_told_so(run_cell):
 def test_a_name_that_is_no_word_is_refused(run_cell):
     with pytest.raises(UsageError, match="'my-net': in a cell a name is of letters, digits and underscores"):
         run_cell(CELL.replace('"mine"', '"my-net"'))
+
+
+@pytest.mark.parametrize("name", ["frame_cnn", "r2plus1d_small"])
+def test_a_cell_cannot_take_a_built_in_network_s_name(run_cell, name):
+    """Runs on record with that name would else be read as having the cell's network."""
+    for _ in range(2):
+        with pytest.raises(UsageError, match=f"{name}' is registered already, in .*Choose another name"):
+            run_cell(CELL.replace('"mine"', f'"{name}"'))
+    assert config_of(model=name).model == name
+
+
+def test_a_recorded_name_is_never_a_cell_s(run_cell, tmp_path):
+    run = begin_run(config_of(model="frame_cnn", runs_dir=str(tmp_path / "runs")), command="test")
+    run.params_yaml.write_text(run.params_yaml.read_text().replace("frame_cnn", "mine"))
+    run_cell(CELL)
+    with pytest.raises(UsageError, match="model 'mine': what the record means by it is not installed here"):
+        run_config(run)
