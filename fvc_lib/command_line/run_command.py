@@ -361,19 +361,19 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
 
 def _try_detector(config: RunConfig) -> None:
     from fvc_lib.detectors.network import build_detector  # torch takes a second to load
+    from fvc_lib.detectors.weights import without_folds
     from fvc_lib.engine.device import without_memory
     from fvc_lib.tasks.video.features import frozen_trunk
-    from fvc_lib.tasks.video.own_weights import first_weights
 
-    config = config.model_copy(update={"model_weights": first_weights(config)})  # an own run's are read fold by fold
+    own = without_folds(config)  # an own run's are read fold by fold
     try:
         with without_memory():
-            network = build_detector(config)
+            network = build_detector(config, own)
     except UsageError:
         raise
     except Exception:  # noqa: BLE001 - a user's class may want real numbers
         try:
-            network = build_detector(config)
+            network = build_detector(config, own)
         except (UsageError, MemoryError):
             raise
         except Exception as error:  # whatever a user's class raises
@@ -381,7 +381,8 @@ def _try_detector(config: RunConfig) -> None:
             raise UsageError(
                 f"model {config.model!r} cannot be built: {reason}. Mend it, or choose another."
             ) from error
-    frozen_trunk(network, config)
+    if own is None:  # else every fold's trunk is another one, and sees the clips
+        frozen_trunk(network, config)
 
 
 def _refuse_missing_corpus(config: RunConfig) -> None:

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fvc_lib.detectors.network import build_detector
 from fvc_lib.detectors.packages import REMEDY
+from fvc_lib.detectors.weights import without_folds
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, command_text
@@ -135,7 +136,7 @@ def cost_of(values: dict[str, Any]) -> dict[str, float]:
     """In the child process: ``measured_costs`` of one configuration's ``values``."""
     config = RunConfig(**values)
     try:
-        network = build_detector(config).eval()
+        network = build_detector(config, without_folds(config)).eval()
     except FvcError:
         return {}
     numbers = [(parameter.numel(), parameter.requires_grad) for parameter in network.parameters()]

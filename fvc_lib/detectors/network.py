@@ -210,7 +210,8 @@ class Detector(nn.Module):
 def build_detector(config: RunConfig, own: OwnWeights | None = None) -> nn.Module:
     """The network that ``config`` asks for, initialised from torch's current random state, with its weights.
 
-    What is not trained at any time asks for no gradient. With ``own`` it goes on from a run's weights.
+    What is not trained at any time asks for no gradient. With ``own`` it goes on from a run's weights. What is trained
+    by default then follows from how the first run of the chain began, so that the control trains the same.
 
     Raises:
         UsageError: an unknown name, a package that is missing, weights that do not fit, or a head or choice of what
@@ -222,18 +223,18 @@ def build_detector(config: RunConfig, own: OwnWeights | None = None) -> nn.Modul
     network = _headed(spec, config) if spec.build is None else _complete(spec, spec.build, config)
     # A network whose weights were split (``tune effort``) has them under other names.
     split = own is not None and own.is_split
-    if own is not None and not split:
-        _go_on(network, own)
     trunk = getattr(network, "trunk", None)
     random = isinstance(trunk, Trunk) and trunk.weights is None
-    if random and config.tune not in ("", "all"):
+    if own is not None and not split:
+        _go_on(network, own)
+    if random and own is None and config.tune not in ("", "all"):
         raise UsageError(
             f"tune: got {config.tune!r} for model {config.model!r} without weights: what is not trained would stay "
             "random. Give its weights with model_weights, or tune all."
         )
-    if isinstance(trunk, Trunk) and random and spec.weights:
+    if isinstance(trunk, Trunk) and trunk.weights is None and spec.weights:
         trunk.notes = (*trunk.notes, f"trained from scratch, without its published weights ({spec.weights})")
-    tune(network, "all" if random else config.tune or spec.tune)
+    tune(network, config.tune or ("all" if random else spec.tune))
     if own is not None and split:
         _go_on(network, own)
     return network
@@ -242,8 +243,8 @@ def build_detector(config: RunConfig, own: OwnWeights | None = None) -> nn.Modul
 def _go_on(network: nn.Module, own: OwnWeights) -> None:
     loaded, trunk = own.load_into(network), getattr(network, "trunk", None)
     if isinstance(trunk, Trunk):
-        trunk.weights = loaded
-    else:
+        trunk.weights = loaded or trunk.weights
+    elif loaded is not None:
         network.loaded_weights = loaded  # type: ignore[assignment]
 
 

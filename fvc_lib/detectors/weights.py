@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fvc_lib.services import checkpoint_files
 from fvc_lib.services.atomic_files import content_digest
+from fvc_lib.services.config import RunConfig, run_config
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 
@@ -57,23 +58,28 @@ class OwnWeights:
     """The best weights of one fold of an own run, a whole network's.
 
     Attributes:
-        path: the file.
+        path: the file; None: the network begins as that run's did, and is not given its weights (of a control, or where
+            shapes are enough).
         built_with: the ``model_weights`` that the run's network was built with, before it was trained.
         said: the run and its fold.
     """
 
-    path: Path
+    path: Path | None
     built_with: str
     said: str
 
     @property
     def is_split(self) -> bool:
         """Whether weights are split in two, as ``tune effort`` leaves them."""
+        if self.path is None:
+            return False
         with safetensors.safe_open(self.path, framework="pt") as file:
             return any(".parametrizations." in name for name in file.keys())  # noqa: SIM118 - it is no mapping
 
-    def load_into(self, network: nn.Module) -> LoadedWeights:
+    def load_into(self, network: nn.Module) -> LoadedWeights | None:
         """Give ``network`` these weights; ``UsageError`` where they are another network's, ``FvcError`` if damaged."""
+        if self.path is None:
+            return None
         found = checkpoint_files.load_weights(self.path)
         network.load_state_dict(fitted(network, found, self.path))
         digest = content_digest(self.path)
@@ -83,6 +89,18 @@ class OwnWeights:
 def run_of_weights(text: str) -> RunPaths | None:
     """The own run that ``model_weights`` names by its folder; None where it names none."""
     return RunPaths(Path(text).absolute()) if text and (Path(text) / "run.json").is_file() else None
+
+
+def first_weights(config: RunConfig) -> str:
+    """The ``model_weights`` that the first run of the chain began with: published ones, or none."""
+    before = run_of_weights(config.model_weights)
+    return config.model_weights if before is None else first_weights(run_config(before))
+
+
+def without_folds(config: RunConfig) -> OwnWeights | None:
+    """The own run that ``config`` goes on from, without any fold's weights; None where it goes on from none."""
+    before = run_of_weights(config.model_weights)
+    return None if before is None else OwnWeights(None, first_weights(config), before.run_id)
 
 
 def load_weights(network: nn.Module, path: Path, *, licence: str, field: str = "model_weights") -> LoadedWeights:

@@ -3,17 +3,22 @@
 import numpy as np
 import polars as pl
 import pytest
+from torch import nn
 
+from fvc_lib.command_line.run_command import trouble_of_choice
 from fvc_lib.corpus.copies.perceptual_hash import perceptual_hash
 from fvc_lib.corpus.folds import split_for_fold
-from fvc_lib.detectors.network import weights_path
+from fvc_lib.detectors.listing import cost_of
+from fvc_lib.detectors.network import PictureTrunk, weights_path
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.errors import LeakageError, UsageError
+from fvc_lib.services.registry import DETECTORS, DetectorSpec
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, INDEX, read_table, write_table
+from fvc_lib.tasks.video.dry_run_memory import step_request
 from fvc_lib.tasks.video.own_weights import weights_to_go_on_from
-from fvc_lib.tasks.video.training import train_fold
+from fvc_lib.tasks.video.training import fold_training, train_fold
 from tests.kits.training import TinyTraining
 
 
@@ -145,3 +150,46 @@ def test_what_cannot_be_gone_on_from_is_refused_in_words(finished, tables, tmp_p
         weights_path(str(tiny.paths.root))
     with pytest.raises(UsageError, match="bundles cannot be read yet"):
         weights_path(str(tmp_path / "detector.zip"))
+
+
+class Pooled(nn.Module):
+    """A convolution, a norm and a mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 8, 3, 2), nn.GroupNorm(2, 8)
+
+    def forward(self, images):
+        return self.norm(self.convolution(images)).abs().mean((2, 3))
+
+
+@pytest.fixture
+def from_scratch(tiny_training, tables, list_log, monkeypatch):
+    """As ``finished``, of a published network that trains its head alone, here begun without its weights."""
+    spec = DetectorSpec(
+        "tiny_trunk", "test", "none", "none", 4, 24, "none", micro_batch=5, tune="head",
+        build_trunk=lambda _: PictureTrunk(Pooled(), 8),
+    )  # fmt: skip
+    DETECTORS.names()
+    monkeypatch.setitem(DETECTORS._items, "tiny_trunk", spec)
+    changes = {"epochs": 1, "shuffled_label_control": False, "model": "tiny_trunk"}
+    tiny = begin(tiny_training.with_config(**changes), tables)
+    return tiny, train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
+
+
+@pytest.mark.parametrize("tune", ["", "norms"])
+def test_model_and_control_train_the_same_after_a_run_from_scratch(from_scratch, tables, tune):
+    run = going_on(from_scratch, tables, config={"shuffled_label_control": True, "tune": tune})
+    run.note_clips()
+    built = [each.task.build_model() for each in fold_training(run.paths, run.config, 0).networks]
+    model, control = ({name for name, p in each.named_parameters() if p.requires_grad} for each in built)
+    assert model == control
+    assert ("trunk.network.convolution.weight" in model) == (tune == "")
+    assert trouble_of_choice(run.config.model_dump(mode="json")) == ""
+    assert step_request(run.config).task.build_model() is not None
+
+
+def test_a_network_that_went_on_from_a_run_has_its_size_and_speed_measured(from_scratch, tables):
+    costs = cost_of(going_on(from_scratch, tables).config.model_dump(mode="json"))
+    assert costs["num_parameters"] == costs["num_trained"] == sum(p.numel() for p in Pooled().parameters()) + 9 + 16
+    assert costs["milliseconds_per_clip"] > 0

@@ -84,17 +84,16 @@ def step_request(config: RunConfig) -> StepRequest:
     Raises:
         UsageError: there is no such model.
     """
+    from fvc_lib.detectors.weights import without_folds
     from fvc_lib.engine.memory.preflight import StepRequest
     from fvc_lib.tasks.video.data import ClipDataset, ClipRow
-    from fvc_lib.tasks.video.own_weights import first_weights
     from fvc_lib.tasks.video.task import VideoTask, engine_settings
 
     settings = engine_settings(config, 0)
-    begun = config.model_copy(update={"model_weights": first_weights(config)})
     rows = [ClipRow(f"v{number}", 0, number % 2) for number in range(max(2, config.effective_batch_size))]
     clips = ClipDataset(MadeUpClips(config.clips.num_frames, config.clips.side), rows)
     return StepRequest(
-        VideoTask(clips, clips, config=begun, weights=(1.0, 1.0)),
+        VideoTask(clips, clips, config=config, weights=(1.0, 1.0), own=without_folds(config)),
         micro_batch=settings.micro_batch,
         effective_batch_size=settings.effective_batch_size,
         device=config.device,

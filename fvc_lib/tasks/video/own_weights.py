@@ -15,7 +15,7 @@ import polars as pl
 from fvc_lib.corpus.copies.groups import Components
 from fvc_lib.corpus.copies.near_duplicates import near_copies
 from fvc_lib.corpus.folds import split_for_fold
-from fvc_lib.detectors.weights import OwnWeights, run_of_weights
+from fvc_lib.detectors.weights import OwnWeights, first_weights, run_of_weights
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.config import RunConfig, run_config
@@ -84,12 +84,6 @@ def _readable(run: RunPaths, config: RunConfig) -> RunConfig:
     if differing:
         raise UsageError(f"model_weights: {run.run_id} has {', '.join(differing)}. Give the same as that run has.")
     return own
-
-
-def first_weights(config: RunConfig) -> str:
-    """The ``model_weights`` that the first run of the chain began with: published ones, or none."""
-    before = run_of_weights(config.model_weights)
-    return config.model_weights if before is None else first_weights(run_config(before))
 
 
 def _seen(run: RunPaths, own: RunConfig, number: int) -> _Seen:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -111,8 +111,7 @@ def fold_training(
     tasks = [_task(source, clips, config, own)]
     if shuffled is not None:
         # The control begins where the run did that is gone on from: that one has learned from true labels.
-        begun = config if own is None else config.model_copy(update={"model_weights": own.built_with})
-        tasks.append(_task(source, shuffled, begun))
+        tasks.append(_task(source, shuffled, config, own and replace(own, path=None)))
 
     def finish(trained: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:
         chosen = [choose(each, source, of, config) for each, of in zip(trained, both, strict=True)]
