@@ -189,3 +189,14 @@ def test_ranks_share_the_features_and_who_starts_them_computes_none(tiny_trainin
     assert outcome.num_ranks == 2
     stored = list(tiny.store.decode_folder.rglob("features_*/*/*.npy"))
     assert len(stored) == len(made_clips(tiny.paths))
+
+
+def test_other_pixels_code_or_devices_have_features_of_their_own(frozen, monkeypatch):
+    source, config = read_fold(frozen.paths, frozen.config, 0)[0], frozen.with_config(model="frame_cnn").config
+    trunk, other = (PictureTrunk(Pooled(), 16, mean=mean) for mean in ((0.5, 0.5, 0.5), (0.4, 0.5, 0.5)))
+    found = [features._identity(trunk, source, config, CPU), features._identity(other, source, config, CPU)]
+    found.append(features._identity(trunk, source, config, torch.device("cuda")))
+    assert found[0] == features._identity(trunk, source, config, torch.device("cpu"))
+    monkeypatch.setattr(features, "code_hash", lambda module, within: f"{module} was mended")
+    found.append(features._identity(trunk, source, config, CPU))
+    assert len(set(found)) == 4

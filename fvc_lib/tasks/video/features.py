@@ -2,8 +2,8 @@
 
 A trunk whose weights are given and not trained says the same of a clip in every epoch, fold and run. Its features lie
 in ``clips/decode_<hash>/features_<hash>/ab/abcd_0.npy``, float32 (T', F), under a hash of the clips' settings, the
-network, its weights and its code. Folds that run side by side share the work without a lock: each begins at another
-place of the list and leaves out what is there.
+network, its weights, its code and the kind of device. Folds that run side by side share the work without a lock: each
+begins at another place of the list and leaves out what is there.
 """
 
 import importlib.metadata
@@ -22,6 +22,7 @@ from fvc_lib.engine.device import release_cached_memory
 from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
+from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS
@@ -30,6 +31,7 @@ from fvc_lib.tasks.recipe import code_of_network
 from fvc_lib.video.clips.store import ClipStore, Pixels, Shape, check_clip_name, note_use
 
 _logger = logging.getLogger(__name__)
+_DETECTORS = "fvc_lib.detectors"
 Clip = tuple[str, int, int]  # video id, augmentation index, and which of the video's clips
 
 
@@ -123,7 +125,7 @@ def with_features(
     if not clips:
         return source
     shape = tuple(_computed(trunk, source, clips[:1], config.clips.num_frames, device).shape[1:])
-    folder = ClipStore.of(config).decode_folder / f"features_{_identity(trunk, source, config)[:32]}"
+    folder = ClipStore.of(config).decode_folder / f"features_{_identity(trunk, source, config, device)[:32]}"
     featured = FeatureSource(source, folder, (shape[0], shape[1]))
     note_use(folder, {"model": config.model, "weights": weights.sha256, "clips": source.settings_hash})
     first = int(begin * len(clips))
@@ -155,12 +157,17 @@ def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
     return trunk
 
 
-def _identity(trunk: Trunk, source: Any, config: RunConfig) -> str:
+def _identity(trunk: Trunk, source: Any, config: RunConfig, device: torch.device) -> str:
     """Hex SHA-256 of what decides the features of a clip of a video."""
     weights = trunk.weights.sha256 if trunk.weights else ""
     packages = ("torch", *DETECTORS.get(config.model).packages)
     versions = [[package, importlib.metadata.version(package)] for package in packages]
-    return sha256_of_json([source.settings_hash, config.identity("model"), weights, code_of_network(trunk), versions])
+    pixels = [trunk.normalised.mean.flatten().tolist(), trunk.normalised.deviation.flatten().tolist()]
+    # Beside its classes also what they call; and devices round otherwise.
+    code = [code_of_network(trunk), *(code_hash(each, _DETECTORS) for each in DETECTORS.declared_in(config.model))]
+    return sha256_of_json(
+        [source.settings_hash, config.identity("model"), weights, pixels, code, versions, device.type]
+    )
 
 
 def _compute(
