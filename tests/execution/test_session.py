@@ -14,7 +14,7 @@ from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.session import StageSession, open_stage
-from fvc_lib.services.config import RunConfig, resolve_config
+from fvc_lib.services.config import RunConfig, resolve_config, run_config
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, list_runs
 
@@ -50,6 +50,19 @@ def test_without_any_run_a_new_one_begins_with_the_cells_values(runs_dir, opened
     assert session.config.epochs == 3
     assert list_runs(runs_dir) == [session.paths]
     assert not session.headless
+
+
+def test_a_relative_path_in_the_cell_is_recorded_as_where_it_leads(runs_dir, opened, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights.pt").write_bytes(b"some")
+    cell = {"corpus": "videos", "model_weights": "weights.pt"}
+    session = opened("01_data_index", **cell)
+    assert run_config(session.paths).corpus == str(tmp_path / "videos")
+    assert run_config(session.paths).model_weights == str(tmp_path / "weights.pt")
+    assert opened("01_data_index", **cell).paths == session.paths
+    monkeypatch.chdir(runs_dir)
+    with pytest.raises(UsageError, match=r"was made with other values .*corpus"):
+        opened("01_data_index", **cell)
 
 
 @pytest.mark.parametrize("run_dir", ["", "new"])

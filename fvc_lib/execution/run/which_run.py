@@ -340,6 +340,7 @@ def find_or_begin(stage: str, run_dir: str, given: dict[str, Any], only_looks: b
         if not run_dir:
             fresh, note = values_to_begin_with(given)
             print(note, end="\n" if note else "")
+        fresh = with_absolute_paths(fresh)
         return begin_run(fresh, command="interactive, from a notebook", state="interactive"), fresh
     paths = own[-1] if own else find_run(runs_dir, run_dir or "latest")
     config = run_config(paths)
@@ -381,6 +382,9 @@ def _refuse_edited(stage: str, paths: RunPaths, config: RunConfig, given: Mappin
         for name in given
         if getattr(asked, name) not in (getattr(defaults, name), getattr(config, name))
     }
+    if edited:  # a path counts by where it leads
+        there, own = with_absolute_paths(asked), with_absolute_paths(config)
+        edited = {name: value for name, value in edited.items() if getattr(there, name) != getattr(own, name)}
     if edited:
         changes = ", ".join(f"{name} {getattr(config, name)!r} -> {value!r}" for name, value in edited.items())
         options = [text for name, value in edited.items() for text in ("-p", name, _as_text(value))]
