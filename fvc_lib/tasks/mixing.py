@@ -16,11 +16,13 @@ from torch import Tensor
 class MixSettings:
     """The share of the training samples that is mixed, and the Beta distributions that the first sample's share of
     the mixture (mixup) or of its area (cutmix) is drawn from; 0: none of these. With both, half of the mixtures each.
+    ``balanced``: the other sample's class is drawn evenly, as those of the batches are.
     """
 
     share: float = 0.0
     mixup_alpha: float = 0.0
     cutmix_alpha: float = 0.0
+    balanced: bool = False
 
     @property
     def mixes(self) -> bool:
@@ -39,13 +41,25 @@ class Mix:
     share: float
 
 
-def draw_mix(settings: MixSettings, num_samples: int, size: int, generator: np.random.Generator) -> Mix | None:
-    """What becomes of one training sample, of ``num_samples`` that are ``size`` pixels a side; None: it stays alone."""
+def draw_mix(
+    settings: MixSettings,
+    num_samples: int,
+    size: int,
+    generator: np.random.Generator,
+    labels: np.ndarray | None = None,
+) -> Mix | None:
+    """What becomes of one training sample, of ``num_samples`` that are ``size`` pixels a side; None: it stays alone.
+
+    With ``labels`` (num_samples,) the other sample's class is drawn first, each as often.
+    """
     kinds = [kind for kind, alpha in (("mixup", settings.mixup_alpha), ("cutmix", settings.cutmix_alpha)) if alpha]
     if not kinds or num_samples < 2 or generator.uniform() >= settings.share:
         return None
     kind = kinds[int(generator.integers(len(kinds)))]
-    partner = int(generator.integers(num_samples))
+    if labels is None:
+        partner = int(generator.integers(num_samples))
+    else:
+        partner = int(generator.choice(np.flatnonzero(labels == generator.choice(np.unique(labels)))))
     if kind == "mixup":
         return Mix(partner, None, float(generator.beta(settings.mixup_alpha, settings.mixup_alpha)))
     box = _draw_box(size, float(generator.beta(settings.cutmix_alpha, settings.cutmix_alpha)), generator)

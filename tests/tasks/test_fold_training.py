@@ -16,8 +16,8 @@ from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks import recipe
 from fvc_lib.tasks.recipe import read_outcome
-from fvc_lib.tasks.video.data import fold_clips, prior_logit, read_fold
-from fvc_lib.tasks.video.training import TrainingSummary, train_fold
+from fvc_lib.tasks.video.data import ClipDataset, fold_clips, prior_logit, read_fold
+from fvc_lib.tasks.video.training import TrainingSummary, fold_training, train_fold
 from fvc_lib.video.clips.shards import write_shards
 from tests.kits.selection_kit import recorded_selection
 
@@ -315,3 +315,16 @@ def test_a_fold_that_is_not_there_is_refused(tiny_training, list_log):
 def test_every_recipe_runs(tiny_training, list_log, changes):
     outcome = run(tiny_training.with_config(epochs=1, shuffled_label_control=False, **changes), list_log())
     assert outcome.training.selection.best_epoch == 1
+
+
+@pytest.mark.parametrize("balance", ["batch", "sampler", "loss", "none"])
+def test_with_evenly_drawn_classes_a_partner_s_class_is_drawn_evenly_too(tiny_training, balance):
+    """The prior that is put back afterwards takes both classes for equally frequent in what was trained on."""
+    tiny = tiny_training.with_config(class_balance=balance, mixup_alpha=0.4, mix_share=1.0)
+    clips = fold_training(tiny.paths, tiny.config, 0).task.training_data
+    real = [row for row in clips.rows if row.label == 0]
+    rows = [*real[:2], *(row for row in clips.rows if row.label == 1)]
+    few = ClipDataset(clips._source, rows, mixing=clips._mixing, seed=1)
+    mixed = [few.at_epoch(epoch)[0].tensors["target"].item() for epoch in range(60)]  # a real clip, with any other
+    with_fakes = sum(target > 0 for target in mixed) / len(mixed)
+    assert (with_fakes < 0.7) == (balance in ("batch", "sampler"))

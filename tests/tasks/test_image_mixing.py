@@ -70,3 +70,11 @@ def test_a_class_counts_with_its_pictures_share_also_beside_a_picture_without_on
     assert mixed_target(cat, dog, mix).tolist() == [0.75, 0.5]
     assert mixed_target(cat, none, mix).tolist() == [0.75, 0.0]
     assert mixed_target(none, cat, mix).tolist() == [0.25, 0.0]
+
+
+def test_where_batches_are_balanced_so_are_the_partners_classes():
+    labels = np.array([0] * 90 + [1] * 10)
+    generators = (np.random.default_rng(seed) for seed in range(2000))
+    partners = [draw_mix(MixSettings(1.0, 0.2), 100, 16, each, labels).partner for each in generators]
+    assert 0.45 < labels[partners].mean() < 0.55
+    assert set(partners) == set(range(100))

@@ -99,6 +99,7 @@ class ClipDataset:
         self.rows = tuple(rows)
         self._clips, self._per_row = clips, 1 if draws else clips
         self._mixing, self._seed, self._epoch = mixing, seed, epoch
+        self._labels = np.array([row.label for row in self.rows]) if mixing and mixing.balanced else None
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -164,7 +165,7 @@ class ClipDataset:
 
     def _mix(self, tensors: dict[str, Tensor], number: int, row: ClipRow, settings: MixSettings) -> None:
         generator = np.random.default_rng(stable_seed("clip mix", self._seed, row.clip_id, self._epoch))
-        mix = draw_mix(settings, len(self.rows), self._source.shape[-1], generator)
+        mix = draw_mix(settings, len(self.rows), self._source.shape[-1], generator, self._labels)
         if mix is None:
             return
         frames = np.empty(self._shape, np.uint8)
@@ -364,6 +365,16 @@ def made_clips(paths: RunPaths) -> list[tuple[str, int]]:
     return sorted(set(made.iter_rows()))
 
 
+def folds_to_train_on(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
+    """FOLDS of a run, with the labels that its networks are trained on: shuffled ones with ``shuffle_labels``."""
+    folds = read_table(paths.folds, FOLDS)
+    if config.shuffle_labels:
+        # By group over the whole corpus, the same for every fold of a run; within each outer fold, so that what another
+        # fold's groups are called says nothing of this one's labels.
+        folds = shuffle_labels_by_group(folds, stable_seed("shuffle_labels", config.seed))
+    return folds
+
+
 def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource, FoldClips, FoldClips | None]:
     """One outer fold of a run: where its clips are read from, the fold, and the fold under shuffled labels.
 
@@ -373,11 +384,7 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource
     Raises:
         DataError: as ``open_clips`` and ``fold_clips``, or a clip that was made is gone since.
     """
-    folds, made = read_table(paths.folds, FOLDS), read_table(paths.augmented_metadata, AUGMENTED)
-    if config.shuffle_labels:
-        # By group over the whole corpus, the same for every fold of a run; within each outer fold, so that what another
-        # fold's groups are called says nothing of this one's labels.
-        folds = shuffle_labels_by_group(folds, stable_seed("shuffle_labels", config.seed))
+    folds, made = folds_to_train_on(paths, config), read_table(paths.augmented_metadata, AUGMENTED)
     try:
         source = open_clips(config, made)
     except DataError as error:

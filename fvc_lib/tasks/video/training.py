@@ -162,7 +162,8 @@ def _with_features(paths: RunPaths, source: ClipSource, clips: FoldClips, config
 
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig, own: OwnWeights | None = None) -> VideoTask:
     weights = data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
-    mixing = MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha)
+    balanced = config.class_balance in ("sampler", "batch")
+    mixing = MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha, balanced)
     seed = stable_seed("clips", config.seed, clips.fold)
     number = config.clips_per_video
     training = ClipDataset(
