@@ -308,7 +308,8 @@ def weights_path(text: str) -> Path | None:
     path = Path(text)
     if run_of_weights(text) is not None:
         raise UsageError(f"model_weights {text!r}: a run can be gone on from in task video alone, fold by fold.")
-    if run := next((each for each in path.absolute().parents if (each / "run.json").is_file()), None):
+    above = (*path.absolute().parents, *path.resolve().parents)  # a link may lead into a run
+    if run := next((each for each in above if (each / "run.json").is_file()), None):
         raise UsageError(
             f"model_weights {text!r}: these are of one fold, or one part, of a run, and may have seen what tests "
             f"another. Give the run: {run}"

@@ -16,6 +16,8 @@ from fvc_lib.services.errors import LeakageError, UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, INDEX, read_table, write_table
+from fvc_lib.tasks.video import own_weights
+from fvc_lib.tasks.video.data import read_fold
 from fvc_lib.tasks.video.dry_run_memory import step_request
 from fvc_lib.tasks.video.own_weights import weights_to_go_on_from
 from fvc_lib.tasks.video.training import fold_training, train_fold
@@ -146,6 +148,10 @@ def test_what_cannot_be_gone_on_from_is_refused_in_words(finished, tables, tmp_p
     for path in (tiny.paths.fold_checkpoints(0), tiny.paths.fold_checkpoints(0) / BEST):
         with pytest.raises(UsageError, match="of one fold, or one part, of a run, and may have seen"):
             weights_path(str(path))
+    link = tmp_path / "weights.safetensors"
+    link.symlink_to(tiny.paths.fold_checkpoints(0) / BEST)
+    with pytest.raises(UsageError, match=f"may have seen what tests another. Give the run: {tiny.paths.root}"):
+        weights_path(str(link))
     with pytest.raises(UsageError, match="in task video alone"):
         weights_path(str(tiny.paths.root))
     with pytest.raises(UsageError, match="bundles cannot be read yet"):
@@ -153,14 +159,15 @@ def test_what_cannot_be_gone_on_from_is_refused_in_words(finished, tables, tmp_p
 
 
 class Pooled(nn.Module):
-    """A convolution, a norm and a mean."""
+    """A convolution, a norm, a mean and a line."""
 
     def __init__(self):
         super().__init__()
         self.convolution, self.norm = nn.Conv2d(3, 8, 3, 2), nn.GroupNorm(2, 8)
+        self.line = nn.Linear(8, 8)
 
     def forward(self, images):
-        return self.norm(self.convolution(images)).abs().mean((2, 3))
+        return self.line(self.norm(self.convolution(images)).abs().mean((2, 3)))
 
 
 @pytest.fixture
@@ -193,3 +200,29 @@ def test_a_network_that_went_on_from_a_run_has_its_size_and_speed_measured(from_
     costs = cost_of(going_on(from_scratch, tables).config.model_dump(mode="json"))
     assert costs["num_parameters"] == costs["num_trained"] == sum(p.numel() for p in Pooled().parameters()) + 9 + 16
     assert costs["milliseconds_per_clip"] > 0
+
+
+def test_effort_after_effort_on_a_run_without_it_is_refused(from_scratch, tables, list_log):
+    """The residual would be held to a part of what the first run began with, not of what it had learned."""
+    effort = going_on(from_scratch, tables, config={"tune": "effort"})
+    effort.note_clips()
+    train_fold(effort.paths, effort.config, 0, metric_log=list_log())
+    paths = RunPaths(effort.paths.root.parent / "run_2")
+    last = TinyTraining(paths, effort.with_config(model_weights=str(effort.paths.root)).config)
+    with pytest.raises(UsageError, match="run_1 was trained with tune effort on the weights of a run without it"):
+        weights_for(begin(last, tables, read_table(effort.paths.folds, FOLDS)))
+
+
+def test_what_a_run_on_shuffled_labels_has_seen_follows_its_own_split(finished, tables):
+    tiny = begin(finished[0].with_config(shuffle_labels=True), tables)
+    trained, validation = (set(part["video_id"]) for part in _seen_parts(tiny))
+    _, clips, _ = read_fold(tiny.paths, tiny.config, 0)
+    assert trained == {row.video_id for row in clips.train}
+    assert validation == {row.video_id for row in clips.validation}
+    whole = begin(tiny.with_config(shuffle_labels=False), tables)
+    assert validation != set(_seen_parts(whole)[1]["video_id"])  # or the test could not fail
+
+
+def _seen_parts(tiny):
+    found = own_weights._seen(tiny.paths, tiny.config, 0)
+    return found.trained, found.chosen_on

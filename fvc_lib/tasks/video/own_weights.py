@@ -23,6 +23,7 @@ from fvc_lib.services.errors import LeakageError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, INDEX, read_table
 from fvc_lib.tasks.recipe import read_outcome
+from fvc_lib.tasks.video.data import folds_to_train_on
 
 _logger = logging.getLogger(__name__)
 
@@ -52,6 +53,11 @@ def weights_to_go_on_from(
     number = fold % own.num_folds
     path = run.fold_checkpoints(number) / BEST
     seen = _seen(run, own, number)
+    if _is_split_later(run, own, number):
+        raise UsageError(
+            f"model_weights: {run.run_id} was trained with tune effort on the weights of a run without it, and which "
+            "part of them its residual is held to cannot be told from what they began with. Go on from that run itself."
+        )
     known = _known(paths)
     is_tested = pl.col("fold") == fold
     both = seen.trained.vstack(seen.chosen_on)
@@ -93,7 +99,7 @@ def _seen(run: RunPaths, own: RunConfig, number: int) -> _Seen:
             f"model_weights: fold {number} of {run.run_id} is not finished, or its {BEST} is gone. Finish that run "
             "first (--resume), or give another one."
         )
-    folds = read_table(run.folds, FOLDS).filter(~pl.col("video_id").is_in(outcome.missing))
+    folds = folds_to_train_on(run, own).filter(~pl.col("video_id").is_in(outcome.missing))
     split = split_for_fold(folds, number, inner_validation_share=own.inner_validation_share, seed=own.seed)
     known = _known(run)
     parts = [
@@ -105,6 +111,17 @@ def _seen(run: RunPaths, own: RunConfig, number: int) -> _Seen:
         earlier = _seen(before, earlier_config, number % earlier_config.num_folds)
         parts = [part.vstack(other) for part, other in zip(parts, (earlier.trained, earlier.chosen_on), strict=True)]
     return _Seen(*parts)
+
+
+def _is_split_later(run: RunPaths, own: RunConfig, number: int) -> bool:
+    """Whether the weights were split (``tune effort``) after an own run had trained them as they were."""
+    before = run_of_weights(own.model_weights)
+    if before is None or not OwnWeights(run.fold_checkpoints(number) / BEST, "", "").is_split:
+        return False
+    earlier = run_config(before)
+    number %= earlier.num_folds
+    began_whole = not OwnWeights(before.fold_checkpoints(number) / BEST, "", "").is_split
+    return began_whole or _is_split_later(before, earlier, number)
 
 
 def _known(run: RunPaths) -> pl.DataFrame:
