@@ -64,6 +64,7 @@ def test_a_task_has_its_stages_defaults_and_place_by_its_declaration_alone(edite
         ("TASKS: Mapping[str, TaskSpec] = {", f"{example('Adding a task')}\nTASKS: Mapping[str, TaskSpec] = {{"),
         ("(_VIDEO, _IMAGE, _VIDEO_TEXT)", "(_VIDEO, _IMAGE, _VIDEO_TEXT, _SOUND)"),
     )
+    edited("fvc_lib.services.config_fields")
     config = edited("fvc_lib.services.config")
     stages = edited("fvc_lib.execution.plan.stages")
     sound = config.resolve_config({"task": "sound"}, environ={})

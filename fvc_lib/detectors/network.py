@@ -16,7 +16,8 @@ from torch.nn import functional as F
 from fvc_lib.detectors.effort import adapt
 from fvc_lib.detectors.heads.temporal import HEADS, Mean
 from fvc_lib.detectors.weights import LoadedWeights, OwnWeights, load_weights, run_of_weights
-from fvc_lib.services.config import TUNE, TUNE_WORDS, RunConfig
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config_fields import TUNE, TUNE_WORDS
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.hub import local_weights
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions

@@ -10,17 +10,27 @@ follow from that; nothing else lists fields.
 
 import dataclasses
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import CoreSchema, core_schema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from fvc_lib.services import tasks as stages
 from fvc_lib.services.atomic_files import AnyPath, content_digest, sha256_of_json
+from fvc_lib.services.config_fields import (
+    Declaration,
+    NameIn,
+    field,
+    known_task,
+    known_tuning,
+    or_empty,
+    possible_side,
+    split_names,
+    split_numbers,
+    split_pairs,
+)
 from fvc_lib.services.errors import UsageError, command_text, did_you_mean
 from fvc_lib.services.registry import (
     AUGMENTATIONS,
@@ -29,141 +39,12 @@ from fvc_lib.services.registry import (
     DETECTORS,
     IMAGE_LAYOUTS,
     ClipSettings,
-    Registry,
     View,
     known_fit,
     known_sampling,
 )
 from fvc_lib.services.run_paths import RunPaths, beside_the_code
 from fvc_lib.services.tasks import DEFAULT_TASK, TASKS, TRAINING_STAGES
-
-# What the value of a field may change:
-#   data      which samples there are and which part they play; checkpoints are bound to the samples themselves
-#   weights   what is learned, from the first step on; checkpoints are bound to the value
-#   recipe    what is learned from now on: bound as well, but the training of a fork goes on from a checkpoint
-#   results   what is reported of a trained model, or whether a stage ends well
-#   rounding  how sums are rounded, and nothing else
-#   nothing   where files lie, how fast it goes, how much memory it takes
-#   folder    where the run itself lies: the run's own, and no value of it is a change
-Changes = Literal["data", "weights", "recipe", "results", "rounding", "nothing", "folder"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Declaration:
-    """What is known of a field beside type, default and description."""
-
-    changes: Changes  # what its value may change
-    tasks: tuple[str, ...]  # those of which some stage reads it
-    hashed: bool  # whether the run's hash counts it
-    resume: bool  # whether a run may be resumed with another value
-    memory: Sequence[str] = ()  # stages whose memory depends on it
-    path: bool = False  # whether it names a file or folder
-    variable: str = ""  # the environment variable that sets it
-    content: bool = False  # whether its value counts by what the file it names holds, not by where that lies
-    # The tasks that read it since when there were runs already: at what it was before (``_EARLIER_DEFAULTS``, else its
-    # default) it counts in none of their hashes and binds no checkpoint. True: all that read it.
-    later: bool | tuple[str, ...] = False
-    meaning: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by task, where it is not the description
-    instead: str = ""  # what to give where a task does not read it, a sentence
-
-
-def field(default: Any, changes: Changes, description: str, tasks: Iterable[str] = tuple(TASKS), **options: Any) -> Any:
-    """A field of ``RunConfig``: pydantic's, with a ``Declaration``, whose attributes explain the options.
-
-    ``description`` is one line in the words of the first task that reads it. Whether it is hashed and may be changed
-    on resume follows from ``changes`` unless given; other options are pydantic's (``ge=0``).
-    """
-    options.setdefault("hashed", changes in ("data", "weights", "recipe", "results"))
-    options.setdefault("resume", changes in ("rounding", "nothing"))
-    declared = {name: options.pop(name) for name in Declaration.__dataclass_fields__ if name in options}
-    extra: dict[str, Any] = {"declaration": Declaration(changes, tuple(tasks), **declared)}
-    return Field(default, description=description, json_schema_extra=extra, **options)
-
-
-def split_names(value: Any) -> Any:
-    """``-p augmentations flip,noise`` means the same as a YAML list, also as one given as text: ``[flip, noise]``."""
-    if isinstance(value, str):
-        listed = value.strip()
-        if listed.startswith("[") and listed.endswith("]"):
-            listed = listed[1:-1]
-        return tuple(name.strip(" '\"") for name in listed.split(",") if name.strip(" '\""))
-    return tuple(value) if isinstance(value, list) else value
-
-
-def split_numbers(value: Any) -> Any:
-    """``-p recall_at 1,5,10`` and a YAML list mean the same."""
-    names = split_names(value)
-    return tuple(int(name) if isinstance(name, str) and name.isdecimal() else name for name in names)
-
-
-def split_pairs(value: Any) -> Any:
-    """``-p label_map 1=fake,0=real`` and a YAML mapping, also as text, mean the same; names in lower case."""
-    if isinstance(value, str) and value.strip().startswith("{"):
-        value = yaml.safe_load(value)
-    if isinstance(value, str):
-        value = {name: said for name, _, said in (text.partition("=") for text in value.split(",")) if name.strip()}
-    if not isinstance(value, dict):
-        return value
-    return {str(name).strip().lower(): str(said).strip().lower() for name, said in value.items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class NameIn:
-    """Marks a field whose value is a name in ``registry``, or several, or ``or_else``; checking imports none."""
-
-    registry: Registry[Any]
-    or_else: str | None = None
-
-    def _names(self, value: Any) -> list[str]:
-        return [name for name in ([value] if isinstance(value, str) else value) if name != self.or_else]
-
-    def check(self, value: Any) -> Any:
-        """``value``, a user's file with its whole path; ``UsageError`` for a name that nothing has registered."""
-        if isinstance(value, str):
-            return value if value == self.or_else else self.registry.check(value)
-        return type(value)(name if name == self.or_else else self.registry.check(name) for name in value)
-
-    def load(self, value: Any) -> None:
-        """Import what registers ``value``; ``UsageError`` with the file and its error where that fails."""
-        for name in self._names(value):
-            self.registry.load(name)
-
-    def identity(self, value: Any) -> Any:
-        """What ``value`` counts as: of a network in a user's file also what that holds."""
-        return self.registry.identity(value) if isinstance(value, str) else value
-
-    def files(self, value: Any) -> list[str]:
-        """Dotted names of our files that have these names."""
-        return [module for name in self._names(value) for module in self.registry.declared_in(name)]
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
-        return core_schema.no_info_after_validator_function(self.check, handler(source))
-
-
-def _known_task(name: str) -> str:
-    if name not in TASKS:
-        raise ValueError(f"input should be one of {', '.join(TASKS)}.{did_you_mean(name, TASKS)}")
-    return name
-
-
-TUNE = r"head|norms|all|last:[1-9][0-9]*|effort(:[1-9][0-9]*)?"
-TUNE_WORDS = "head, norms, last:N (the last N stages), effort (or effort:RANK) or all"
-
-
-def _known_tuning(what: str) -> str:
-    if what and not re.fullmatch(TUNE, what):
-        raise ValueError(f"wanted {TUNE_WORDS}")
-    return what
-
-
-def _possible_side(side: int) -> int:
-    if 0 < side < 16:
-        raise ValueError("wanted 0 or at least 16 pixels")
-    return side
-
-
-def _or_empty(check: Callable[[str], str]) -> AfterValidator:
-    return AfterValidator(lambda text: text and check(text))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,7 +95,7 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    task: Annotated[str, AfterValidator(_known_task)] = field(
+    task: Annotated[str, AfterValidator(known_task)] = field(
         DEFAULT_TASK, "data", "real or fake videos; image classes and numbers; or videos and texts that describe them"
     )
     experiment: str = field("default", "folder", "folder under the runs folder that groups runs")
@@ -274,7 +155,7 @@ class RunConfig(BaseModel):
         ge=0,
         memory=_CLIP_STAGES,
     )
-    fixed_size: Annotated[int, AfterValidator(_possible_side)] = field(
+    fixed_size: Annotated[int, AfterValidator(possible_side)] = field(
         0,
         "weights",
         "side in pixels of the square frames are fitted to; 0: the side the model was made for",
@@ -285,14 +166,14 @@ class RunConfig(BaseModel):
         memory=_CLIP_STAGES,
         instead=_SIDE,
     )
-    frame_sampling: Annotated[str, _or_empty(known_sampling)] = field(
+    frame_sampling: Annotated[str, or_empty(known_sampling)] = field(
         "",
         "weights",
         "uniform: frames spread over the video; window:STRIDE: neighbours; empty: the model's",
         _CLIPS,
         later=True,
     )
-    frame_fit: Annotated[str, _or_empty(known_fit)] = field(
+    frame_fit: Annotated[str, or_empty(known_fit)] = field(
         "",
         "weights",
         "letterbox; crop: shorter side resized, middle cut out; crop:0.875: resized 8/7 as large; empty: the model's",
@@ -356,7 +237,7 @@ class RunConfig(BaseModel):
         "", "weights", "mean, attention, gru or path; empty: the model's", _VIDEO, later=True, memory=_NET_STAGES
     )
     l2_normalise: bool = field(False, "weights", "bring each feature vector to length 1", _VIDEO, later=True)
-    tune: Annotated[str, AfterValidator(_known_tuning)] = field(
+    tune: Annotated[str, AfterValidator(known_tuning)] = field(
         "", "weights", "head, norms, last:N, effort or all; empty: the model's", _VIDEO, later=True, memory=_NET_STAGES
     )
     epochs: int = field(20, "recipe", "at most this many passes over the training part", ge=1)

@@ -1,0 +1,146 @@
+"""How a field of the configuration is declared: what its value may change, how text becomes it, what it may be."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import yaml
+from pydantic import AfterValidator, Field
+from pydantic_core import CoreSchema, core_schema
+
+from fvc_lib.services.errors import did_you_mean
+from fvc_lib.services.registry import Registry
+from fvc_lib.services.tasks import TASKS
+
+# What the value of a field may change:
+#   data      which samples there are and which part they play; checkpoints are bound to the samples themselves
+#   weights   what is learned, from the first step on; checkpoints are bound to the value
+#   recipe    what is learned from now on: bound as well, but the training of a fork goes on from a checkpoint
+#   results   what is reported of a trained model, or whether a stage ends well
+#   rounding  how sums are rounded, and nothing else
+#   nothing   where files lie, how fast it goes, how much memory it takes
+#   folder    where the run itself lies: the run's own, and no value of it is a change
+Changes = Literal["data", "weights", "recipe", "results", "rounding", "nothing", "folder"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Declaration:
+    """What is known of a field beside type, default and description."""
+
+    changes: Changes  # what its value may change
+    tasks: tuple[str, ...]  # those of which some stage reads it
+    hashed: bool  # whether the run's hash counts it
+    resume: bool  # whether a run may be resumed with another value
+    memory: Sequence[str] = ()  # stages whose memory depends on it
+    path: bool = False  # whether it names a file or folder
+    variable: str = ""  # the environment variable that sets it
+    content: bool = False  # whether its value counts by what the file it names holds, not by where that lies
+    # The tasks that read it since when there were runs already: at what it was before (``_EARLIER_DEFAULTS``, else its
+    # default) it counts in none of their hashes and binds no checkpoint. True: all that read it.
+    later: bool | tuple[str, ...] = False
+    meaning: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by task, where it is not the description
+    instead: str = ""  # what to give where a task does not read it, a sentence
+
+
+def field(default: Any, changes: Changes, description: str, tasks: Iterable[str] = tuple(TASKS), **options: Any) -> Any:
+    """A field of ``RunConfig``: pydantic's, with a ``Declaration``, whose attributes explain the options.
+
+    ``description`` is one line in the words of the first task that reads it. Whether it is hashed and may be changed
+    on resume follows from ``changes`` unless given; other options are pydantic's (``ge=0``).
+    """
+    options.setdefault("hashed", changes in ("data", "weights", "recipe", "results"))
+    options.setdefault("resume", changes in ("rounding", "nothing"))
+    declared = {name: options.pop(name) for name in Declaration.__dataclass_fields__ if name in options}
+    extra: dict[str, Any] = {"declaration": Declaration(changes, tuple(tasks), **declared)}
+    return Field(default, description=description, json_schema_extra=extra, **options)
+
+
+def split_names(value: Any) -> Any:
+    """``-p augmentations flip,noise`` means the same as a YAML list, also as one given as text: ``[flip, noise]``."""
+    if isinstance(value, str):
+        listed = value.strip()
+        if listed.startswith("[") and listed.endswith("]"):
+            listed = listed[1:-1]
+        return tuple(name.strip(" '\"") for name in listed.split(",") if name.strip(" '\""))
+    return tuple(value) if isinstance(value, list) else value
+
+
+def split_numbers(value: Any) -> Any:
+    """``-p recall_at 1,5,10`` and a YAML list mean the same."""
+    names = split_names(value)
+    return tuple(int(name) if isinstance(name, str) and name.isdecimal() else name for name in names)
+
+
+def split_pairs(value: Any) -> Any:
+    """``-p label_map 1=fake,0=real`` and a YAML mapping, also as text, mean the same; names in lower case."""
+    if isinstance(value, str) and value.strip().startswith("{"):
+        value = yaml.safe_load(value)
+    if isinstance(value, str):
+        value = {name: said for name, _, said in (text.partition("=") for text in value.split(",")) if name.strip()}
+    if not isinstance(value, dict):
+        return value
+    return {str(name).strip().lower(): str(said).strip().lower() for name, said in value.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class NameIn:
+    """Marks a field whose value is a name in ``registry``, or several, or ``or_else``; checking imports none."""
+
+    registry: Registry[Any]
+    or_else: str | None = None
+
+    def _names(self, value: Any) -> list[str]:
+        return [name for name in ([value] if isinstance(value, str) else value) if name != self.or_else]
+
+    def check(self, value: Any) -> Any:
+        """``value``, a user's file with its whole path; ``UsageError`` for a name that nothing has registered."""
+        if isinstance(value, str):
+            return value if value == self.or_else else self.registry.check(value)
+        return type(value)(name if name == self.or_else else self.registry.check(name) for name in value)
+
+    def load(self, value: Any) -> None:
+        """Import what registers ``value``; ``UsageError`` with the file and its error where that fails."""
+        for name in self._names(value):
+            self.registry.load(name)
+
+    def identity(self, value: Any) -> Any:
+        """What ``value`` counts as: of a network in a user's file also what that holds."""
+        return self.registry.identity(value) if isinstance(value, str) else value
+
+    def files(self, value: Any) -> list[str]:
+        """Dotted names of our files that have these names."""
+        return [module for name in self._names(value) for module in self.registry.declared_in(name)]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+
+def known_task(name: str) -> str:
+    """``name``; ``ValueError`` with the nearest one where no task is called that."""
+    if name not in TASKS:
+        raise ValueError(f"input should be one of {', '.join(TASKS)}.{did_you_mean(name, TASKS)}")
+    return name
+
+
+TUNE = r"head|norms|all|last:[1-9][0-9]*|effort(:[1-9][0-9]*)?"
+TUNE_WORDS = "head, norms, last:N (the last N stages), effort (or effort:RANK) or all"
+
+
+def known_tuning(what: str) -> str:
+    """``what``, which may be empty; ``ValueError`` where it does not say what is trained."""
+    if what and not re.fullmatch(TUNE, what):
+        raise ValueError(f"wanted {TUNE_WORDS}")
+    return what
+
+
+def possible_side(side: int) -> int:
+    """``side`` in pixels, 0 for the model's own; ``ValueError`` for one too small to show anything."""
+    if 0 < side < 16:
+        raise ValueError("wanted 0 or at least 16 pixels")
+    return side
+
+
+def or_empty(check: Callable[[str], str]) -> AfterValidator:
+    """A check of text that may also be empty."""
+    return AfterValidator(lambda text: text and check(text))
