@@ -207,7 +207,7 @@ def main(
     asked = which_run.ask(
         params_files, yaml_texts, values, {**typed, **({"profile_memory": True} if profile_memory else {})}
     )
-    if note := which_run.values_of_another_corpus(params_files, asked.config):
+    if not options["resume"] and (note := which_run.values_of_another_corpus(params_files, asked.config)):
         click.echo(f"warning: {note}", err=True)
     wanted = Wanted(**options, tasks=None if tasks is None else tuple(filter(None, tasks.split(","))))
     command = RunCommand(NOTEBOOKS, wanted, asked)
