@@ -13,16 +13,20 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+
+from fvc_lib.detectors.network import build_detector
+from fvc_lib.services.config import resolve_config
 
 ROOT = Path(__file__).parents[1]
 
 
-def example(heading: str) -> str:
-    """The first block of code below a heading."""
+def example(heading: str, number: int = 0) -> str:
+    """A block of code below a heading, the first by default."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    match = re.search(rf"^## {heading}$.*?^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    assert match, heading
-    return match[1]
+    section = re.search(rf"^## {heading}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section, heading
+    return re.findall(r"^```python\n(.*?)^```$", section[1], re.MULTILINE | re.DOTALL)[number]
 
 
 @pytest.fixture
@@ -106,6 +110,13 @@ logits.sum().backward()
 print(tuple(logits.shape), DETECTORS.get("brightness").num_parameters(), "brightness" in DETECTORS.names())
 """
     assert with_example("Adding a detector", "detectors/own/brightness.py", code) == "(3,) 3 True\n"
+
+
+def test_an_encoder_in_a_file_of_its_own_gets_a_head(tmp_path):
+    (tmp_path / "my_net.py").write_text(f"from torch import nn\n\n{example('Adding a detector', 1)}")
+    config = resolve_config({"model": f"{tmp_path / 'my_net.py'}:MyEncoder", "head": "gru"}, environ={})
+    logits = build_detector(config)(torch.zeros(2, 8, 3, 16, 16, dtype=torch.uint8))
+    assert (tuple(logits.shape), config.clips.num_frames, config.clips.side) == ((2,), 8, 64)
 
 
 def test_a_corpus_is_recognised_and_read_by_its_file_alone(with_example, tmp_path):

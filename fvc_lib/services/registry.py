@@ -378,6 +378,11 @@ class FileRegistry(Registry[T]):
 
     def check(self, name: str) -> str:
         """``name``, with the whole path of a user's file, which may have moved since; ``UsageError`` as ever."""
+        if name.endswith(".py"):
+            raise UsageError(
+                f"{self.kind} {name!r}: a file, and no {self.holds} of it. Add :{self.holds.upper()}, such as "
+                f"{name}:{'MyNet' if self.holds == 'class' else 'find'}."
+            )
         match = _IN_A_FILE.fullmatch(name)
         if match is None:
             return super().check(name)

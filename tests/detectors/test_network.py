@@ -213,6 +213,12 @@ def test_a_users_file_that_does_not_do_is_named_with_the_reason(my_net, item, te
     assert says in str(caught.value)
 
 
+def test_a_users_file_without_a_class_is_told_to_add_one(my_net):
+    with pytest.raises(UsageError, match=r"Add :CLASS, such as .*my_net\.py:MyNet\.") as caught:
+        config_of(model=str(my_net))
+    assert "frame_cnn" not in str(caught.value)
+
+
 def test_a_users_file_that_is_not_there_is_refused_before_anything(tmp_path):
     with pytest.raises(UsageError, match=r"no file .*nowhere.py.*FILE.py:CLASS"):
         config_of(model=str(tmp_path / "nowhere.py:Net")).load_chosen()
