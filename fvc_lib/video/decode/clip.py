@@ -6,6 +6,7 @@ seeking, frames before the first keyframe) the whole video is decoded as a strea
 that the packets promised another number of frames. Never are more frames held than the decoder itself needs.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from fvc_lib.video.decode.readers import Box, FrameSink, Orientation
 from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, VideoError, VideoSource, open_video
 
 MAX_FRAMES = 100_000
+PlacesOf = Callable[[int], npt.NDArray[np.int64]]  # of the number of frames that a video has
 
 
 @dataclass(frozen=True)
@@ -61,17 +63,22 @@ def decode_clip(path: AnyPath, num_frames: int, size: int | None = None) -> Clip
         raise ValueError(f"num_frames: got {num_frames}, wanted 1 to {MAX_FRAMES:,}")
     if size is not None and not 1 <= size <= 8192:
         raise ValueError(f"size: got {size}, wanted 1 to 8192 pixels, or None to keep the pixels as stored")
+    return decode_places(path, lambda count: uniform_places(count, num_frames), size)
+
+
+def decode_places(path: AnyPath, places_of: PlacesOf, size: int | None) -> Clip:
+    """As ``decode_clip``, of those ascending places that ``places_of`` chooses among so many frames."""
     path = Path(path)
     with open_video(path) as opened:
         table = read_frame_table(opened)
         check_not_empty(path, table)
         sparse = table.trusted and table.damage is None
-        clip = _decode_sparse(opened, table, num_frames, size) if sparse else None
+        clip = _decode_sparse(opened, table, places_of, size) if sparse else None
     if clip is not None:
         return clip
     if table.damage is not None:
         raise TruncatedVideo(path, table.damage)
-    return _decode_stream(path, table, num_frames, size)
+    return _decode_stream(path, table, places_of, size)
 
 
 def uniform_places(num_source_frames: int, num_frames: int) -> npt.NDArray[np.int64]:
@@ -79,14 +86,14 @@ def uniform_places(num_source_frames: int, num_frames: int) -> npt.NDArray[np.in
     return np.round(np.linspace(0, num_source_frames - 1, num_frames)).astype(np.int64)
 
 
-def _decode_sparse(opened: VideoSource, table: FrameTable, num_frames: int, size: int | None) -> Clip | None:
+def _decode_sparse(opened: VideoSource, table: FrameTable, places_of: PlacesOf, size: int | None) -> Clip | None:
     """The clip, or none when a frame did not turn up where the packets promised it.
 
     Raises:
         RefusedVideo: a frame needs too much memory.
     """
     order = table.presentation_order()
-    sink = FrameSink(opened, size, uniform_places(len(order), num_frames))
+    sink = FrameSink(opened, size, places_of(len(order)))
     try:
         with source.ffmpeg_errors(opened.path, CorruptVideo):
             complete = readers.read_by_pts(opened, table, order, sink)
@@ -98,12 +105,12 @@ def _decode_sparse(opened: VideoSource, table: FrameTable, num_frames: int, size
     return Clip(sink.frames, pts_seconds, sink.places, len(order), sink.content) if complete else None
 
 
-def _decode_stream(path: Path, table: FrameTable, num_frames: int, size: int | None) -> Clip:
+def _decode_stream(path: Path, table: FrameTable, places_of: PlacesOf, size: int | None) -> Clip:
     """The slow and sure way: every frame is decoded, and the places are those of the frames that came out."""
     found = None
     if table.num_shown:
         with suppress(VideoError):  # counting will say what is wrong
-            found = readers.read_as_promised(path, table, uniform_places(table.num_shown, num_frames), size)
+            found = readers.read_as_promised(path, table, places_of(table.num_shown), size)
     if found is not None:
         sink, seconds = found
     else:
@@ -113,7 +120,7 @@ def _decode_stream(path: Path, table: FrameTable, num_frames: int, size: int | N
         if count.missing is not None:
             raise (CorruptVideo if count.decoder_failed else TruncatedVideo)(path, count.missing)
         seconds = count.seconds
-        sink = readers.read_by_place(path, table, count.order, uniform_places(len(seconds), num_frames), size)
+        sink = readers.read_by_place(path, table, count.order, places_of(len(seconds)), size)
     return Clip(sink.frames, seconds[sink.places], sink.places, len(seconds), sink.content)
 
 

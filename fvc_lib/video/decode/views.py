@@ -1,11 +1,7 @@
-"""What is seen of a video where that is not ``clip.decode_clip``: windows of neighbouring frames, and crops.
-
-A module of its own, because the bytes of ``clip`` are part of the name under which its clips are stored.
-"""
+"""What is seen of a video where that is not ``clip.decode_clip``: windows of neighbouring frames, and crops."""
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -17,13 +13,11 @@ import numpy.typing as npt
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.registry import CROPS, NOT_FOUND, View
-from fvc_lib.video.decode import readers, source
-from fvc_lib.video.decode.clip import Clip, uniform_places
-from fvc_lib.video.decode.frame_table import FrameTable, IntArray, check_not_empty, read_frame_table, seconds_of
-from fvc_lib.video.decode.readers import FrameSink, Pixels
-from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, VideoError, VideoSource, open_video
+from fvc_lib.video.decode.clip import decode_places, uniform_places
+from fvc_lib.video.decode.frame_table import IntArray
+from fvc_lib.video.decode.readers import Pixels
+from fvc_lib.video.decode.source import open_video
 
-PlacesOf = Callable[[int], IntArray]  # of the number of frames that a video has
 _MOST_ASPECT = 4  # a picture longer than this is cropped with black bars: the square it is decoded into is bounded
 # A box is looked for, and cut out, in frames of at most this side and so many bytes together.
 _CROP_SIDE, _CROP_BYTES = 1280, 256 << 20
@@ -201,52 +195,6 @@ def _cut_out(frame: Pixels, box: npt.NDArray[np.floating], side: int) -> Pixels:
     ends = (min(left + width, picture.width), min(top + height, picture.height))
     cut = picture.resize((side, side), Image.Resampling.BILINEAR, box=(left, top, *ends))
     return np.asarray(cut).transpose(2, 0, 1)
-
-
-def decode_places(path: Path, places_of: PlacesOf, size: int) -> Clip:
-    """As ``clip.decode_clip``, of the ascending places that ``places_of`` chooses among so many frames."""
-    with open_video(path) as opened:
-        table = read_frame_table(opened)
-        check_not_empty(path, table)
-        sparse = table.trusted and table.damage is None
-        clip = _sparse(opened, table, places_of, size) if sparse else None
-    if clip is not None:
-        return clip
-    if table.damage is not None:
-        raise TruncatedVideo(path, table.damage)
-    return _stream(path, table, places_of, size)
-
-
-def _sparse(opened: VideoSource, table: FrameTable, places_of: PlacesOf, size: int) -> Clip | None:
-    order = table.presentation_order()
-    sink = FrameSink(opened, size, places_of(len(order)))
-    try:
-        with source.ffmpeg_errors(opened.path, CorruptVideo):
-            complete = readers.read_by_pts(opened, table, order, sink)
-    except source.RefusedVideo:
-        raise
-    except VideoError:
-        return None  # as in ``clip``: decoded from the beginning the same packets may be fine
-    pts_seconds = seconds_of(table.pts[order[sink.places]], opened.stream.time_base)
-    return Clip(sink.frames, pts_seconds, sink.places, len(order), sink.content) if complete else None
-
-
-def _stream(path: Path, table: FrameTable, places_of: PlacesOf, size: int) -> Clip:
-    found = None
-    if table.num_shown:
-        with suppress(VideoError):  # counting will say what is wrong
-            found = readers.read_as_promised(path, table, places_of(table.num_shown), size)
-    if found is not None:
-        sink, seconds = found
-    else:
-        count = readers.count_frames(path, table)
-        if not count.num_frames:
-            raise CorruptVideo(path, count.missing or "it opens, but no frame can be decoded")
-        if count.missing is not None:
-            raise (CorruptVideo if count.decoder_failed else TruncatedVideo)(path, count.missing)
-        seconds = count.seconds
-        sink = readers.read_by_place(path, table, count.order, places_of(len(seconds)), size)
-    return Clip(sink.frames, seconds[sink.places], sink.places, len(seconds), sink.content)
 
 
 def with_box(path: AnyPath, seen: Sequence[SeenClip], size: int = 256) -> Pixels:
