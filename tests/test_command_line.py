@@ -104,6 +104,28 @@ def test_a_choice_that_no_training_could_be_built_of_is_found_before_a_run_begin
     assert bool(words) == bool(found)
 
 
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("nn.Linear(3, 1)(frames.float().mean((1, 3, 4))).squeeze(1)", ""),
+        ("nn.Linear(3, 1)(frames.float().mean((1, 3, 4)))", "gives (2, 1), wanted logits (2,)"),
+        ("nn.Linear(3, 1)(frames[:, 0, :, 0, 0])", "Frames are uint8: call .float()"),
+        ("nn.Linear(4, 1)(frames.float().mean((1, 3, 4)))", "fails on uint8 clips (2, 3, 3, 8, 8): RuntimeError"),
+        ("frames.float().cuda('nowhere')", ""),
+        ("frames.float().mean((3, 4))\n    num_features = 3", ""),
+        ("frames.float().mean((3, 4))\n    num_features = 5", "features of 3 numbers, num_features says 5"),
+        ("frames.float()\n    num_features = 8", "gives features (2, 3, 3, 8, 8), wanted (2, F) or (2, T, F)"),
+    ],
+)
+def test_what_an_own_network_gives_of_two_clips_is_found_out_before_a_run_begins(tmp_path, code, words):
+    head = "from torch import nn\n\nclass Net(nn.Module):\n    num_frames, side = 3, 8\n"
+    (tmp_path / "net.py").write_text(f"{head}    def forward(self, frames):\n        return {code}\n")
+    config = resolve_config({"model": f"{tmp_path / 'net.py'}:Net", "num_frames": 0, "fixed_size": 0}, environ={})
+    found = trouble_of_choice(config.model_dump(mode="json"))
+    assert words in found
+    assert bool(words) == bool(found)
+
+
 class Broken:
     num_frames = 2
 

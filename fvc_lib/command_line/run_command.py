@@ -3,6 +3,7 @@
 import errno
 import importlib.util
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from fvc_lib.execution.slurm.queue import describe, submit
 from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task, run_config
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, find_run, refuse_runs_folder
 from fvc_lib.services.tasks import DEFAULT_TASK
 
@@ -383,6 +385,52 @@ def _try_detector(config: RunConfig) -> None:
             ) from error
     if own is None:  # else every fold's trunk is another one, and sees the clips
         frozen_trunk(network, config)
+    if DETECTORS.file_of(config.model) is not None:
+        _try_two_clips(config, lambda: build_detector(config, own))
+
+
+def _try_two_clips(config: RunConfig, build: Callable[[], Any]) -> None:
+    """Run two clips through a user's own network on the CPU; nothing is said where that needs another device or memory.
+
+    Raises:
+        UsageError: it fails on them, or gives other shapes than training takes.
+    """
+    import torch
+
+    from fvc_lib.detectors.network import Detector
+    from fvc_lib.engine.oom_detection import is_out_of_memory
+
+    clips, model = config.clips, f"model {config.model!r}"
+    frames = torch.randint(0, 256, (2, clips.num_frames, 3, clips.side, clips.side), dtype=torch.uint8)
+    try:
+        with torch.no_grad():
+            network = build().eval()
+            if isinstance(network, Detector):
+                trunk: Any = network.trunk
+                features, size = trunk(frames), getattr(trunk, "frame_feature_size", None) or trunk.num_features
+                shape = tuple(features.shape)
+                if len(shape) not in (2, 3) or shape[0] != 2:
+                    raise UsageError(f"{model}: of 2 clips it gives features {shape}, wanted (2, F) or (2, T, F).")
+                if shape[-1] != size:
+                    raise UsageError(
+                        f"{model}: features of {shape[-1]} numbers, num_features says {size}. Mend either."
+                    )
+            logits = network(frames)
+    except UsageError:
+        raise
+    except Exception as error:  # whatever a user's class raises
+        if is_out_of_memory(error) or _OF_A_DEVICE.search(str(error)):
+            return  # the machine that trains may be another one
+        is_uint8 = "Byte" in str(error) or "unsigned char" in str(error)
+        remedy = "Frames are uint8: call .float() first" if is_uint8 else "Mend it, or choose another"
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"{model} fails on uint8 clips {tuple(frames.shape)}: {reason}. {remedy}.") from error
+    got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if got != (2,):
+        raise UsageError(f"{model}: of 2 clips it gives {got}, wanted logits (2,), one per clip.")
+
+
+_OF_A_DEVICE = re.compile(r"cuda|gpu|nvidia|triton|device", re.IGNORECASE)
 
 
 def _refuse_missing_corpus(config: RunConfig) -> None:
