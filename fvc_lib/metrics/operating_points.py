@@ -1,0 +1,169 @@
+"""Operating points: which scores are called fake, said as a false-alarm rate or as costs, and what follows from it.
+
+A threshold is chosen on some videos and means something on others only: choose on one part, count on another.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.metrics.classification import (
+    FloatArray,
+    best_threshold,
+    check_labels,
+    check_scores,
+    confusion_curve,
+    decide,
+)  # fmt: skip
+
+WANTED = "'best', 'fpr=SHARE' such as fpr=0.01, or 'cost=FALSE_ALARM:MISS' such as cost=5:1"
+_NUMBER = r"(\d+\.?\d*|\.\d+)"
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """Where to decide, as a user says it.
+
+    Attributes:
+        kind: ``best``: the highest balanced accuracy; ``fpr``: as many fakes as possible while no more than a share of
+            the reals is called fake; ``cost``: the least cost, both classes counting alike.
+        false_positive_rate: that share, of ``fpr``.
+        false_alarm_cost, miss_cost: what a real called fake and a fake called real cost, of ``cost``.
+    """
+
+    kind: Literal["best", "fpr", "cost"] = "best"
+    false_positive_rate: float = math.nan
+    false_alarm_cost: float = 1.0
+    miss_cost: float = 1.0
+
+    def __str__(self) -> str:
+        """As it is written: ``best``, ``fpr=0.01``, ``cost=5:1``."""
+        if self.kind == "fpr":
+            return f"fpr={self.false_positive_rate:g}"
+        return "best" if self.kind == "best" else f"cost={self.false_alarm_cost:g}:{self.miss_cost:g}"
+
+    @property
+    def says(self) -> str:
+        """What it asks for, the end of a sentence."""
+        if self.kind == "fpr":
+            return f"at most {100 * self.false_positive_rate:g} % of the reals called fake"
+        if self.kind == "best":
+            return "the highest balanced accuracy"
+        return (
+            f"the least cost where a false alarm costs {self.false_alarm_cost:g} and a missed fake "
+            f"{self.miss_cost:g}, and reals and fakes count alike"
+        )
+
+    def is_resolved_by(self, num_real: int) -> bool:
+        """Whether one of ``num_real`` reals is no more than the share of false alarms that is allowed."""
+        return self.kind != "fpr" or num_real * self.false_positive_rate > 1 - 1e-9
+
+
+def operating_point(text: str) -> OperatingPoint:
+    """Read ``best``, ``fpr=0.01`` or ``cost=5:1`` (a false alarm costs five times what a missed fake does).
+
+    Raises:
+        ValueError: it is none of these, a share not inside (0, 1), or a cost that is not above 0.
+    """
+    bare = text.strip().lower().replace(" ", "")
+    if bare == "best":
+        return OperatingPoint()
+    if (found := re.fullmatch(rf"fpr={_NUMBER}", bare)) and 0 < float(found[1]) < 1:
+        return OperatingPoint("fpr", float(found[1]))
+    costs = re.fullmatch(rf"cost={_NUMBER}:{_NUMBER}", bare)
+    if costs and float(costs[1]) > 0 and float(costs[2]) > 0:
+        return OperatingPoint("cost", math.nan, float(costs[1]), float(costs[2]))
+    raise ValueError(f"operating point: got {text!r}, wanted {WANTED}, a share inside (0, 1) and costs above 0.")
+
+
+def threshold_at(point: OperatingPoint, labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
+    """The threshold of ``point`` on these videos: a score that reaches it is called fake.
+
+    It lies midway between neighbouring distinct scores, so that none of these videos sits on it; infinity, where not
+    even the highest score may be called fake. ``fpr`` takes the lowest threshold that keeps to its share of the reals,
+    and needs no fakes. The other two need both classes; of equally good thresholds they take the strictest, but
+    ``best`` of probabilities takes ``best_threshold``.
+
+    Args:
+        point: what is asked for.
+        labels: int (N,) of 0 (real) and 1 (fake).
+        scores: float (N,), finite; any scale, higher for fake.
+
+    Raises:
+        ValueError: labels or scores that cannot be meant, or a class that is needed and not there.
+    """
+    checked = check_labels(labels)
+    values = check_scores(scores, checked.size)
+    if not (checked == 0).any() or (point.kind != "fpr" and not (checked == 1).any()):
+        raise ValueError(f"operating point {point}: wanted {'reals' if point.kind == 'fpr' else 'reals and fakes'}.")
+    if point.kind == "best" and values.min() >= 0 and values.max() <= 1:
+        return best_threshold(checked, values)
+    curve = confusion_curve(checked, values, np.ones((1, checked.size)))
+    hits = np.append(0.0, curve.true_positives[0])  # (K + 1,): of the k highest distinct scores called fake
+    alarms = np.append(0.0, curve.false_positives[0])
+    if point.kind == "fpr":
+        # Counts, not rates, are compared: 1 of 20 must not fail 0.05 by rounding.
+        allowed = alarms <= point.false_positive_rate * curve.num_real[0] * (1 + 1e-12)
+        return _between(curve.thresholds, int(np.flatnonzero(allowed)[-1]))
+    # Of rates, times the number of pairs: exact as long as the costs are whole numbers.
+    misses = (curve.num_fake[0] - hits) * curve.num_real[0]
+    costs = point.miss_cost * misses + point.false_alarm_cost * alarms * curve.num_fake[0]
+    return _between(curve.thresholds, int(np.argmin(costs)))  # the first, so the strictest
+
+
+def _between(descending: FloatArray, called: int) -> float:
+    """A threshold that calls the ``called`` highest of these distinct scores fake."""
+    if called == 0:
+        return math.inf
+    if called == descending.size:
+        return float(descending[-1])
+    upper, lower = float(descending[called - 1]), float(descending[called])
+    middle = upper / 2 + lower / 2
+    return middle if lower < middle <= upper else upper  # between neighbouring floats it may round to the lower one
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Counts of decisions; shares are NaN where their class is empty."""
+
+    hits: int  # fakes called fake
+    misses: int  # fakes called real
+    false_alarms: int  # reals called fake
+    rejections: int  # reals called real
+
+    @property
+    def true_positive_rate(self) -> float:
+        """Share of the fakes called fake."""
+        return _share(self.hits, self.hits + self.misses)
+
+    @property
+    def false_positive_rate(self) -> float:
+        """Share of the reals called fake."""
+        return _share(self.false_alarms, self.false_alarms + self.rejections)
+
+    @property
+    def precision(self) -> float:
+        """Share of fakes among what is called fake; it depends on how many fakes there are."""
+        return _share(self.hits, self.hits + self.false_alarms)
+
+
+def confusion_at(labels: npt.ArrayLike, scores: npt.ArrayLike, threshold: npt.ArrayLike) -> Confusion:
+    """What deciding ``scores`` (N,) by ``threshold``, a number or (N,) (say one per fold), gets right and wrong.
+
+    Raises:
+        ValueError: labels or scores that cannot be meant, or a threshold that is NaN.
+    """
+    checked = check_labels(labels)
+    values = check_scores(scores, checked.size)
+    if np.isnan(np.asarray(threshold, dtype=np.float64)).any():
+        raise ValueError("threshold: got NaN, wanted numbers.")
+    cells = np.bincount(2 * checked + decide(values, threshold), minlength=4).tolist()
+    return Confusion(hits=cells[3], misses=cells[2], false_alarms=cells[1], rejections=cells[0])
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else math.nan

@@ -1,0 +1,69 @@
+"""The real-versus-real floor: how well a score tells two sources of real videos apart, of which none is fake."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.metrics.classification import roc_auc
+from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
+
+
+@dataclass(frozen=True)
+class SourceFloor:
+    """A floor: 0.5 is a score that does not know where a real video comes from.
+
+    ``interval`` is of the AUC in the direction in which the score leans on these videos, so its value is at least 0.5;
+    a lower end below 0.5 says that another sample might lean the other way.
+    """
+
+    higher: str  # the source with the higher scores, which a detector takes for fakes rather
+    lower: str
+    interval: Interval
+    num_higher: int  # videos
+    num_lower: int
+
+
+def real_source_floor(
+    scores: npt.ArrayLike,
+    real_source: npt.ArrayLike,
+    groups: npt.ArrayLike,
+    *,
+    replicates: int = 2000,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> SourceFloor | None:
+    """The AUC of ``scores`` between the two largest sources of reals, max(AUC, 1 - AUC); None with fewer than two.
+
+    A detector of fakes has no reason to tell two sources of reals apart. As far as its scores do, it recognises where
+    videos come from, and its AUC between reals and fakes of different sources is to be read against this floor.
+
+    Args:
+        scores: float (N,), higher for fake.
+        real_source: (N,) of text, None for fakes and for reals of unknown source, which are left out.
+        groups: (N,) of group ids, all text or all numbers.
+        replicates: of the cluster bootstrap over groups; ``seed`` and ``confidence`` are its own too.
+        seed: of the draws.
+        confidence: coverage in (0, 1).
+
+    Raises:
+        ValueError: lengths that differ, or scores that are not finite.
+    """
+    values, ids = np.asarray(scores, dtype=np.float64), np.asarray(groups, dtype=object)
+    sources = np.asarray(real_source, dtype=object)
+    if not values.shape == sources.shape == ids.shape or values.ndim != 1:
+        raise ValueError(f"scores {values.shape}, real_source {sources.shape}, groups {ids.shape}: wanted (N,) each.")
+    counts = Counter(source for source in sources.tolist() if source is not None)
+    if len(counts) < 2:
+        return None
+    first, second = sorted(counts, key=lambda source: (-counts[source], source))[:2]
+    rows = np.flatnonzero([source in (first, second) for source in sources.tolist()])
+    is_second = np.array([source == second for source in sources[rows].tolist()], dtype=np.int64)
+    found = cluster_bootstrap(
+        is_second, values[rows], ids[rows], roc_auc, replicates=replicates, seed=seed, confidence=confidence
+    )
+    if found.value >= 0.5:
+        return SourceFloor(second, first, found, counts[second], counts[first])
+    leaning = replace(found, value=1 - found.value, low=1 - found.high, high=1 - found.low)
+    return SourceFloor(first, second, leaning, counts[first], counts[second])

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import sklearn.metrics
+from hypothesis import given, strategies as st
+
+from fvc_lib.metrics.classification import best_threshold, decide
+from fvc_lib.metrics.operating_points import confusion_at, operating_point, threshold_at
+
+SCORE = st.one_of(st.sampled_from([-3.0, 0.0, 0.5, 7.0]), st.floats(-1e3, 1e3, allow_subnormal=False))
+ROWS = st.lists(st.tuples(st.integers(0, 1), SCORE), min_size=2, max_size=25)
+
+
+@pytest.mark.parametrize("text", ["best", "fpr=0.01", "cost=5:1", "cost=0.5:2"])
+def test_an_operating_point_is_written_as_it_is_read(text: str) -> None:
+    assert str(operating_point(f" {text.upper()} ")) == text
+
+
+@pytest.mark.parametrize("text", ["", "fpr", "fpr=0", "fpr=1", "fpr=5%", "cost=5", "cost=0:1", "cost=-1:1", "0.5"])
+def test_what_is_no_operating_point_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match=r"fpr=0\.01.*cost=5:1"):
+        operating_point(text)
+
+
+@given(ROWS, st.sampled_from(["best", "fpr=0.05", "fpr=0.3", "cost=5:1", "cost=1:3"]))
+def test_no_other_threshold_is_better(rows: list[tuple[int, float]], text: str) -> None:
+    labels, scores = (np.array(column) for column in zip(*[*rows, (0, 0.25), (1, 0.25)], strict=True))
+    point = operating_point(text)
+
+    def merit(threshold: float) -> float:
+        found = confusion_at(labels, scores, threshold)
+        if point.kind == "fpr":
+            return found.hits if found.false_positive_rate <= point.false_positive_rate else -1
+        costs = point.false_alarm_cost * found.false_positive_rate + point.miss_cost * (1 - found.true_positive_rate)
+        return -costs
+
+    tried = [merit(other) for other in [*scores, *np.nextafter(scores, np.inf), math.inf]]
+    assert merit(threshold_at(point, labels, scores)) == pytest.approx(max(tried), abs=1e-9)
+
+
+def test_of_probabilities_best_is_the_threshold_that_runs_choose() -> None:
+    labels, scores = [0, 1, 0, 1], [0.05, 0.15, 0.55, 0.75]
+    assert threshold_at(operating_point("best"), labels, scores) == best_threshold(labels, scores)
+
+
+def test_a_false_alarm_rate_needs_reals_only_and_may_call_nothing_fake() -> None:
+    point = operating_point("fpr=0.1")
+    assert threshold_at(point, [0] * 5, [1, 2, 3, 4, 5]) == math.inf
+    assert threshold_at(point, [0] * 10 + [1], [*range(10), 8.5]) == 8.25
+    assert not point.is_resolved_by(9)
+    assert point.is_resolved_by(10)
+    with pytest.raises(ValueError, match="wanted reals"):
+        threshold_at(point, [1], [1])
+
+
+def test_costs_move_the_threshold() -> None:
+    labels, scores = [0, 0, 1, 0, 1, 1], [1, 2, 3, 4, 5, 6]
+    careful = threshold_at(operating_point("cost=5:1"), labels, scores)
+    eager = threshold_at(operating_point("cost=1:5"), labels, scores)
+    assert (careful, eager) == (4.5, 2.5)
+
+
+@given(ROWS, SCORE)
+def test_the_confusion_is_that_of_scikit_learn(rows: list[tuple[int, float]], threshold: float) -> None:
+    labels, scores = (np.array(column) for column in zip(*rows, strict=True))
+    found = confusion_at(labels, scores, threshold)
+    wanted = sklearn.metrics.confusion_matrix(labels, decide(scores, threshold), labels=[0, 1])
+    assert [[found.rejections, found.false_alarms], [found.misses, found.hits]] == wanted.tolist()
+
+
+def test_a_threshold_of_nan_is_refused() -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        confusion_at([0, 1], [0, 1], math.nan)

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import sklearn.metrics
+
+from fvc_lib.metrics.source_floor import real_source_floor
+
+
+def test_the_floor_is_the_auc_between_the_two_largest_real_sources() -> None:
+    generator = np.random.default_rng(0)
+    sources = np.array(["phone"] * 60 + ["web"] * 50 + ["archive"] * 5 + [None] * 40, dtype=object)
+    scores = generator.normal(0, 1, sources.size) + 1.5 * (sources == "phone")
+    groups = np.arange(sources.size) // 2
+    floor = real_source_floor(scores, sources, groups)
+    two = np.isin(sources.astype(str), ["phone", "web"])
+    assert (floor.higher, floor.lower, floor.num_higher, floor.num_lower) == ("phone", "web", 60, 50)
+    wanted = sklearn.metrics.roc_auc_score(sources[two] == "phone", scores[two])
+    assert floor.interval.value == pytest.approx(wanted, abs=1e-12)
+    assert 0.5 < floor.interval.low < wanted < floor.interval.high
+    other_way = real_source_floor(-scores, sources, groups)
+    assert (other_way.higher, other_way.lower) == ("web", "phone")
+    assert other_way.interval.value == pytest.approx(wanted, abs=1e-12)
+
+
+def test_a_score_that_knows_no_source_has_a_floor_whose_interval_holds_a_half() -> None:
+    generator = np.random.default_rng(1)
+    sources = np.array(["phone", "web"] * 100, dtype=object)
+    floor = real_source_floor(generator.normal(0, 1, 200), sources, np.arange(200))
+    assert floor.interval.value >= 0.5
+    assert floor.interval.low < 0.5
+
+
+def test_one_source_has_no_floor_and_lengths_are_checked() -> None:
+    assert real_source_floor([0.1, 0.2, 0.3], ["phone", "phone", None], [0, 1, 2]) is None
+    with pytest.raises(ValueError, match=r"wanted \(N,\)"):
+        real_source_floor([0.1, 0.2], ["phone"], [0, 1])
