@@ -1,10 +1,16 @@
+import csv
+import io
+
 import numpy as np
 import pytest
 
+from fvc_lib.corpus.samples import forgeries, videos
+from fvc_lib.corpus.samples.forgeries import MANIPULATIONS
 from fvc_lib.corpus.samples.scenes import Shot, draw_camera, generator_for, render_shot
-from fvc_lib.corpus.samples.videos import MANIPULATIONS, USES_DONOR
+from fvc_lib.corpus.samples.videos import change_of, changes_text, plan_events
 
 HEIGHT, WIDTH, FRAMES = 96, 128, 30
+EVENTS = plan_events()
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +24,7 @@ def donor():
 
 
 def forge(name, base, donor, seed=0):
-    return MANIPULATIONS[name](base, donor, generator_for("forger", seed))
+    return forgeries.forge(name, base, donor, generator_for("forger", seed))
 
 
 @pytest.mark.parametrize("name", MANIPULATIONS)
@@ -36,7 +42,7 @@ def test_shape_is_kept_and_inputs_are_not_written_to(name, base, donor):
 @pytest.mark.parametrize("name", MANIPULATIONS)
 def test_the_donor_is_read_where_that_is_said(name, base, donor):
     with_other = forge(name, base, donor[::-1])
-    assert np.array_equal(forge(name, base, donor), with_other) == (name not in USES_DONOR)
+    assert np.array_equal(forge(name, base, donor), with_other) == (not MANIPULATIONS[name].uses_donor)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -91,3 +97,35 @@ def test_a_stretch_of_the_donor_is_spliced_in(seed, base, donor):
     assert 0.3 * FRAMES <= foreign.sum() <= 0.55 * FRAMES
     assert (np.diff(np.flatnonzero(foreign)) == 1).all(), "one stretch"
     assert not foreign[0]
+
+
+@pytest.mark.parametrize("name", MANIPULATIONS)
+def test_the_record_says_where_and_when_the_clip_was_changed(name, base, donor):
+    change = MANIPULATIONS[name].draw(FRAMES, generator_for("forger", 0))
+    differs = (forge(name, base, donor) != base)[:, :HEIGHT]
+    said = np.zeros_like(differs)
+    said[change.first_frame : change.end_frame] = True
+    if change.region:
+        said &= np.array(change.region.masks(FRAMES, HEIGHT, WIDTH))
+    assert not (differs & ~said).any(), "nothing changed outside"
+    assert differs[said].mean() > 0.3, "and much inside"
+
+
+def test_a_crop_of_the_clip_has_its_region_in_its_own_frame():
+    event = next(e for e in EVENTS if e.manipulation == "region_splice" and any(c.variant == "crop" for c in e.clips))
+    whole, crop = change_of(event, event.clips[0]), next(c for c in event.clips if c.variant == "crop")
+    top, left, height, width = videos._crop_box(event.height, event.width, crop.path)
+    mask = np.array(whole.region.masks(event.num_frames, event.height, event.width))
+    inside = np.array(change_of(event, crop).region.masks(event.num_frames, height, width))
+    assert np.array_equal(inside, mask[:, top : top + height, left : left + width])
+
+
+def test_changes_are_listed_for_every_fake_clip_and_lie_in_it():
+    rows = list(csv.DictReader(io.StringIO(changes_text(EVENTS))))
+    fakes = {clip.path: (event, clip) for event in EVENTS if event.manipulation for clip in event.clips}
+    assert [row["path"] for row in rows] == list(fakes)
+    for row in rows:
+        event, clip = fakes[row["path"]]
+        seconds = event.num_frames / clip.encoding.frames_per_second
+        assert 0 <= float(row["from_seconds"]) < float(row["to_seconds"]) <= seconds + 1e-4
+        assert bool(row["half_width"]) == (event.manipulation in {"region_splice", "local_resynthesis"})

@@ -184,7 +184,7 @@ def generate(
                 if not some.items() <= checksums.items():
                     checksums.update(some)
                     document = {"version": version, "sha256": checksums}
-                    _write_if_other(record, json.dumps(document, indent=1, sort_keys=True) + "\n")
+                    write_if_other(record, json.dumps(document, indent=1, sort_keys=True) + "\n")
                 if progress is not None:
                     progress(done, total)
                 if stop is not None and stop():
@@ -192,8 +192,8 @@ def generate(
         except BaseException:
             makers.shutdown(cancel_futures=True)
             raise
-    _write_if_other(folder / "NOTICE.txt", notice.format(version=version))
-    _write_if_other(folder / "manifest.csv", manifest)
+    write_if_other(folder / "NOTICE.txt", notice.format(version=version))
+    write_if_other(folder / "manifest.csv", manifest)
     return folder / "manifest.csv"
 
 
@@ -227,7 +227,7 @@ def _kept_or_made(folder: Path, files: PlannedFiles, known: dict[str, str]) -> d
     return {path: made.get(path) or known[path] for path in files.paths}
 
 
-def _write_if_other(path: Path, text: str) -> None:
+def write_if_other(path: Path, text: str) -> None:
     """Replace ``path`` atomically where it does not hold just ``text``: an unchanged file keeps its time."""
     if not path.is_file() or path.read_bytes() != text.encode():
         write_text(path, text)

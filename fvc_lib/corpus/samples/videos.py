@@ -11,118 +11,18 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from fvc_lib.corpus.samples import files, scenes
-from fvc_lib.corpus.samples.files import Encoding, PlannedFiles, decode_frames, split_planes
-from fvc_lib.corpus.samples.scenes import Camera, Plane, Planes, Shot
+from fvc_lib.corpus.samples.files import Encoding, PlannedFiles, decode_frames
+from fvc_lib.corpus.samples.forgeries import MANIPULATIONS, Change, forge
+from fvc_lib.corpus.samples.scenes import Camera, Planes, Shot
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
-
-# The manipulations that make fakes of generated footage, planar yuv420p, uint8 (T, 3*H/2, W). They are strong enough to
-# be seen in six frames of 112 pixels: the corpus shows that a pipeline learns, not how hard real forgeries are. Each
-# takes the footage that is changed, which it does not write to, footage of the same shape from another place and
-# camera, and what chooses where and when.
-
-Mask = npt.NDArray[np.bool_]
-
-
-def splice_region(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
-    """A moving part of the view is replaced by the donor's, whose grain and texture are another camera's."""
-    forged = base.copy()
-    for t, mask in enumerate(_moving_region(base, rng)):
-        _paste(forged[t], donor[t], mask)
-    return forged
-
-
-def resynthesise_region(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
-    """A moving part of the view is generated anew at low resolution: no grain, but an upsampler's lattice."""
-    del donor
-    forged = base.copy()
-    height, width = base.shape[1] * 2 // 3, base.shape[2]
-    factor = max(4, 4 * round(min(height, width) / 72))
-    lattice = _lattice(height, width, max(4, 2 * round(max(height, width) / 56)), rng.uniform(7, 12))
-    for t, mask in enumerate(_moving_region(base, rng)):
-        luma = split_planes(base[t])[0]
-        coarse = scenes.resize_plane(luma, height // factor, width // factor)
-        smooth = np.clip(np.rint(scenes.resize_plane(coarse, height, width) + lattice), 16, 235).astype(np.uint8)
-        np.copyto(split_planes(forged[t])[0], smooth, where=mask)
-    return forged
-
-
-def duplicate_frames(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
-    """One frame is repeated for about half of the clip: what happened meanwhile is hidden."""
-    del donor
-    length = round(len(base) * rng.uniform(0.45, 0.6))
-    start = int(rng.integers(0, len(base) - length + 1))
-    source = np.arange(len(base))
-    source[start : start + length] = start
-    return base[source]
-
-
-def drop_frames(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
-    """Most frames are dropped at several places, and the gaps filled by holding the last frame that is left."""
-    del donor
-    hold = max(2, round(len(base) * rng.uniform(0.28, 0.36)))
-    source = np.arange(len(base))
-    phase = int(rng.integers(0, hold))
-    held = np.maximum(source - (source + phase) % hold, 0)
-    return np.asarray(base[held])
-
-
-def splice_time(base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
-    """A stretch of a third to a half of the clip is replaced by other footage."""
-    length = round(len(base) * rng.uniform(0.34, 0.5))
-    start = int(rng.integers(len(base) // 6, len(base) - length + 1))
-    forged = base.copy()
-    forged[start : start + length] = donor[start : start + length]
-    return forged
-
-
-MANIPULATIONS: dict[str, Callable[[Planes, Planes, np.random.Generator], Planes]] = {
-    "region_splice": splice_region,
-    "local_resynthesis": resynthesise_region,
-    "frame_duplication": duplicate_frames,
-    "frame_drop": drop_frames,
-    "temporal_splice": splice_time,
-}
-USES_DONOR = frozenset({"region_splice", "temporal_splice"})  # the others leave their donor unread
-
-
-def _moving_region(frames: Planes, rng: np.random.Generator) -> list[Mask]:
-    """One mask (H, W) per frame: a blob of a fifth to a third of the view, wandering in a straight line."""
-    height, width = frames.shape[1] * 2 // 3, frames.shape[2]
-    half_area = rng.uniform(0.20, 0.32) / np.pi
-    stretch = rng.uniform(0.75, 1.35)
-    half_height, half_width = np.sqrt(half_area) * stretch * height, np.sqrt(half_area) / stretch * width
-    margin = 0.25
-    begin, end = rng.uniform(margin, 1 - margin, (2, 2))
-    rows, columns = np.arange(height)[:, None], np.arange(width)
-    masks = []
-    for share in np.linspace(0, 1, len(frames)):
-        row, column = (begin + (end - begin) * share) * (height, width)
-        distance = ((rows - row) / half_height) ** 2 + ((columns - column) / half_width) ** 2
-        masks.append(distance <= 1)
-    return masks
-
-
-def _paste(target: Planes, source: Planes, mask: Mask) -> None:
-    for to_plane, from_plane in zip(split_planes(target), split_planes(source), strict=True):
-        step = mask.shape[0] // to_plane.shape[0]
-        np.copyto(to_plane, from_plane, where=mask[::step, ::step])
-
-
-def _lattice(height: int, width: int, period: int, amplitude: float) -> Plane:
-    """A checkerboard (H, W) of +-amplitude with the given period in pixels."""
-    rows = (np.arange(height) // (period // 2) % 2)[:, None]
-    columns = np.arange(width) // (period // 2) % 2
-    return np.where(rows == columns, np.float32(amplitude), np.float32(-amplitude))
-
 
 # The plan of the corpus. What a file's metadata shows is drawn without regard to the label, and not dealt in equal
 # shares: a cross-validated classifier of perfectly balanced metadata scores far below chance (AUC 0.2 to 0.3).
 
-# Any change that alters a byte of the corpus needs another version: finished corpora are recognised by it.
+# Any change that alters a byte of a clip needs another version: finished corpora are recognised by it.
 CORPUS_VERSION = "2"
 DESIGN_SEED = 15
 
@@ -132,6 +32,7 @@ _RATES = (12, 15, 20, 24, 30)
 _CONTAINERS = (("libx264", "mp4"), ("libx264", "mkv"), ("mpeg4", "avi"), ("mpeg4", "mp4"), ("libvpx-vp9", "webm"))
 _SECONDS = (1.6, 2.6)
 _BITS_PER_PIXEL = (0.22, 0.28, 0.35, 0.42)
+_PHONE_NOISE = 3.5  # standard deviation of luma noise in grey levels from which a camera is called a phone
 _COPIES = (0, 1, 1, 1, 2)
 _COPY_KINDS = ("reencode", "rescale", "crop")
 
@@ -214,6 +115,7 @@ _NOTICE_TEXT = """This corpus is synthetic.
 Every clip was generated by FVC's sample corpus generator (version {version}): no place, object or person in it exists.
 "Real" means: rendered camera-like footage, encoded. "Fake" means: the same kind of footage, changed by the manipulation
 that manifest.csv names. Clips of one group show the same event; copies are re-encoded, rescaled or cropped.
+changes.csv says where and when each fake was changed.
 Use it to see that the pipeline runs and reports honestly. Results on it say nothing about forgeries in the wild.
 """
 
@@ -224,27 +126,29 @@ def generate_sample_corpus(folder: AnyPath, *, progress: Callable[[int, int], No
     Equal versions of this code, numpy and PyAV write equal bytes.
 
     Returns:
-        The path of ``manifest.csv``: columns path, label, group, manipulation (empty for real), variant (original,
-        reencode, rescale, crop), variant_of (the path of the original, empty for originals).
+        The path of ``manifest.csv``: columns path, label, group, manipulation and generator (the tool that is said to
+        do it; both empty for real), source (of real clips: the kind of camera), variant (original, reencode, rescale,
+        crop), variant_of (the path of the original, empty for originals). ``changes.csv`` stands beside it.
     """
     events = plan_events()
     plan = [PlannedFiles(tuple(clip.path for clip in event.clips), partial(make_event, event)) for event in events]
-    return files.generate(
+    manifest = files.generate(
         Path(folder), "sample_corpus", CORPUS_VERSION, plan, _NOTICE_TEXT, manifest_text(events), progress
     )
+    files.write_if_other(manifest.with_name("changes.csv"), changes_text(events))
+    return manifest
 
 
 def make_event(event: EventPlan) -> tuple[bytes, ...]:
     """The files' contents of ``event.clips`` in their order."""
-    footage = film(event, "base", scenes.draw_camera(f"{event.label} {event.name}"))
+    footage = film(event, "base", _camera(event))
     if event.manipulation is not None:
-        uses_donor = event.manipulation in USES_DONOR
+        uses_donor = MANIPULATIONS[event.manipulation].uses_donor
         # Another device than the base's: poorer light, so more noise.
         noise = scenes.generator_for("donor noise", event.name).uniform(8, 14)
         camera = replace(scenes.draw_camera(f"donor {event.name}"), noise_sigma=noise)
         donor = film(event, "donor", camera) if uses_donor else footage
-        forger = scenes.generator_for("forger", event.name)
-        footage = MANIPULATIONS[event.manipulation](footage, donor, forger)
+        footage = forge(event.manipulation, footage, donor, scenes.generator_for("forger", event.name))
     original, *copies = event.clips
     published = files.encode_to_size(footage, original.encoding)
     footage = decode_frames(published)  # copies are made from what was published
@@ -264,12 +168,63 @@ def film(event: EventPlan, role: str, camera: Camera) -> Planes:
 
 def manifest_text(events: tuple[EventPlan, ...]) -> str:
     """The manifest's CSV text, one row per clip."""
-    rows: list[Sequence[object]] = [("path", "label", "group", "manipulation", "variant", "variant_of")]
+    header = ("path", "label", "group", "manipulation", "generator", "source", "variant", "variant_of")
+    rows: list[Sequence[object]] = [header]
     for event in events:
         original = event.clips[0].path
+        by = MANIPULATIONS[event.manipulation].generator if event.manipulation else ""
+        source = "" if event.manipulation else source_of(event)
         for clip in event.clips:
             of = "" if clip.variant == "original" else original
-            rows.append((clip.path, event.label, event.name, event.manipulation or "", clip.variant, of))
+            rows.append((clip.path, event.label, event.name, event.manipulation or "", by, source, clip.variant, of))
+    return files.csv_text(rows)
+
+
+def source_of(event: EventPlan) -> str:
+    """The kind of camera that filmed it: phones have small sensors, and so more noise."""
+    return "phone" if _camera(event).noise_sigma >= _PHONE_NOISE else "camcorder"
+
+
+def _camera(event: EventPlan) -> Camera:
+    return scenes.draw_camera(f"{event.label} {event.name}")
+
+
+def change_of(event: EventPlan, clip: ClipPlan) -> Change:
+    """Where and when ``clip`` was changed, in its own frames.
+
+    Raises:
+        ValueError: a real event.
+    """
+    if event.manipulation is None:
+        raise ValueError(f"event: got {event.name!r}, which is real; wanted a fake one")
+    forger = scenes.generator_for("forger", event.name)
+    change = MANIPULATIONS[event.manipulation].draw(event.num_frames, forger)
+    if change.region is None or clip.variant != "crop":
+        return change
+    top, left, height, width = _crop_box(event.height, event.width, clip.path)
+    shares = (top / event.height, left / event.width, height / event.height, width / event.width)
+    return replace(change, region=change.region.cropped(*shares))
+
+
+def changes_text(events: tuple[EventPlan, ...]) -> str:
+    """CSV text, one row per fake clip: when it was changed, and where.
+
+    ``from_seconds`` and ``to_seconds`` count from the clip's first frame; the second is where the change has ended. The
+    changed region is an ellipse that wanders in a straight line from its place in the first frame to that in the last:
+    rows and columns of its centre and its half sides, in shares of the frame's height and width. Without these numbers
+    the whole frame was changed.
+    """
+    places = ("row_begin", "column_begin", "row_end", "column_end", "half_height", "half_width")
+    rows: list[Sequence[object]] = [("path", "from_seconds", "to_seconds", *places)]
+    for event in events:
+        if event.manipulation is None:
+            continue
+        for clip in event.clips:
+            change = change_of(event, clip)
+            seconds = [frame / clip.encoding.frames_per_second for frame in (change.first_frame, change.end_frame)]
+            region = change.region
+            where = (*region.begin, *region.end, region.half_height, region.half_width) if region else ()
+            rows.append((clip.path, *(f"{number:.4f}" for number in (*seconds, *where)), *[""] * (6 - len(where))))
     return files.csv_text(rows)
 
 
@@ -280,11 +235,17 @@ def _vary(frames: Planes, variant: str, seed: str) -> Planes:
         factor = rng.choice([0.75, 0.85, 1.2])
         return files.rescale_frames(frames, 4 * round(height * factor / 4), 4 * round(width * factor / 4))
     if variant == "crop":
-        kept = rng.uniform(0.86, 0.94)
-        h, w = 4 * round(height * kept / 4), 4 * round(width * kept / 4)
-        top, left = (2 * int(rng.integers(0, (side - part) // 2 + 1)) for side, part in ((height, h), (width, w)))
-        return files.crop_frames(frames, top, left, h, w)
+        return files.crop_frames(frames, *_crop_box(height, width, seed))
     return frames
+
+
+def _crop_box(height: int, width: int, seed: str) -> tuple[int, int, int, int]:
+    """Top, left, height and width in pixels."""
+    rng = scenes.generator_for("variant", seed)
+    kept = rng.uniform(0.86, 0.94)
+    h, w = 4 * round(height * kept / 4), 4 * round(width * kept / 4)
+    top, left = (2 * int(rng.integers(0, (side - part) // 2 + 1)) for side, part in ((height, h), (width, w)))
+    return top, left, h, w
 
 
 def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None = None) -> Path:

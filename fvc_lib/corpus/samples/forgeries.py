@@ -1,0 +1,182 @@
+"""The manipulations that make the sample corpus' fakes, and the record of where and when each one changed its clip.
+
+Footage is planar yuv420p, uint8 (T, 3*H/2, W). The manipulations are strong enough to be seen in six frames of 112
+pixels: the corpus shows that a pipeline learns, not how hard real forgeries are. Each is drawn first, as a ``Change``
+that knows no pixels, and then carried out on the footage that is changed, which it does not write to, and on footage of
+the same shape from another place and camera.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.corpus.samples import scenes
+from fvc_lib.corpus.samples.files import split_planes
+from fvc_lib.corpus.samples.scenes import Plane, Planes
+
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Region:
+    """An ellipse that wanders in a straight line through the clip; everything in shares of the frame's sides."""
+
+    begin: tuple[float, float]  # centre (row, column) in the clip's first frame
+    end: tuple[float, float]  # and in its last
+    half_height: float
+    half_width: float
+
+    def masks(self, num_frames: int, height: int, width: int) -> list[Mask]:
+        """One mask (height, width) per frame, True inside."""
+        half_height, half_width = self.half_height * height, self.half_width * width
+        begin, end = np.array(self.begin), np.array(self.end)
+        rows, columns = np.arange(height)[:, None], np.arange(width)
+        masks = []
+        for share in np.linspace(0, 1, num_frames):
+            row, column = (begin + (end - begin) * share) * (height, width)
+            distance = ((rows - row) / half_height) ** 2 + ((columns - column) / half_width) ** 2
+            masks.append(distance <= 1)
+        return masks
+
+    def cropped(self, top: float, left: float, height: float, width: float) -> "Region":
+        """The same region in a crop of the frame, whose place and sides are shares of the frame's."""
+        (begin_row, begin_column), (end_row, end_column) = self.begin, self.end
+        return Region(
+            ((begin_row - top) / height, (begin_column - left) / width),
+            ((end_row - top) / height, (end_column - left) / width),
+            self.half_height / height,
+            self.half_width / width,
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """Where and when a clip was changed."""
+
+    first_frame: int
+    end_frame: int  # the first one after it
+    region: Region | None  # None: the whole frame
+
+
+@dataclass(frozen=True)
+class Manipulation:
+    """One way of making a fake."""
+
+    generator: str  # the tool that is said to do it
+    draw: Callable[[int, np.random.Generator], Change]  # (number of frames, what chooses where and when)
+    apply: Callable[[Planes, Planes, Change, np.random.Generator], Planes]  # (base, donor, change, the same generator)
+    uses_donor: bool = False  # the others leave their donor unread
+
+
+def _draw_region(num_frames: int, rng: np.random.Generator) -> Change:
+    """A fifth to a third of the view, in every frame."""
+    half_area = rng.uniform(0.20, 0.32) / np.pi
+    stretch = rng.uniform(0.75, 1.35)
+    half_height, half_width = np.sqrt(half_area) * stretch, np.sqrt(half_area) / stretch
+    margin = 0.25
+    begin, end = rng.uniform(margin, 1 - margin, (2, 2)).tolist()
+    return Change(0, num_frames, Region(tuple(begin), tuple(end), float(half_height), float(half_width)))
+
+
+def splice_region(base: Planes, donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
+    """A moving part of the view is replaced by the donor's, whose grain and texture are another camera's."""
+    del rng
+    forged = base.copy()
+    for t, mask in enumerate(_masks(base, change)):
+        _paste(forged[t], donor[t], mask)
+    return forged
+
+
+def resynthesise_region(base: Planes, donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
+    """A moving part of the view is generated anew at low resolution: no grain, but an upsampler's lattice."""
+    del donor
+    forged = base.copy()
+    height, width = base.shape[1] * 2 // 3, base.shape[2]
+    factor = max(4, 4 * round(min(height, width) / 72))
+    lattice = _lattice(height, width, max(4, 2 * round(max(height, width) / 56)), rng.uniform(7, 12))
+    for t, mask in enumerate(_masks(base, change)):
+        luma = split_planes(base[t])[0]
+        coarse = scenes.resize_plane(luma, height // factor, width // factor)
+        smooth = np.clip(np.rint(scenes.resize_plane(coarse, height, width) + lattice), 16, 235).astype(np.uint8)
+        np.copyto(split_planes(forged[t])[0], smooth, where=mask)
+    return forged
+
+
+def _draw_stretch(num_frames: int, rng: np.random.Generator) -> Change:
+    """About half of the clip."""
+    length = round(num_frames * rng.uniform(0.45, 0.6))
+    start = int(rng.integers(0, num_frames - length + 1))
+    return Change(start, start + length, None)
+
+
+def duplicate_frames(base: Planes, donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
+    """One frame is repeated for about half of the clip: what happened meanwhile is hidden."""
+    del donor, rng
+    source = np.arange(len(base))
+    source[change.first_frame : change.end_frame] = change.first_frame
+    return base[source]
+
+
+def _draw_whole(num_frames: int, rng: np.random.Generator) -> Change:
+    del rng
+    return Change(0, num_frames, None)
+
+
+def drop_frames(base: Planes, donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
+    """Most frames are dropped at several places, and the gaps filled by holding the last frame that is left."""
+    del donor, change
+    hold = max(2, round(len(base) * rng.uniform(0.28, 0.36)))
+    source = np.arange(len(base))
+    phase = int(rng.integers(0, hold))
+    held = np.maximum(source - (source + phase) % hold, 0)
+    return np.asarray(base[held])
+
+
+def _draw_splice(num_frames: int, rng: np.random.Generator) -> Change:
+    """A third to a half of the clip, not at its beginning."""
+    length = round(num_frames * rng.uniform(0.34, 0.5))
+    start = int(rng.integers(num_frames // 6, num_frames - length + 1))
+    return Change(start, start + length, None)
+
+
+def splice_time(base: Planes, donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
+    """A stretch of a third to a half of the clip is replaced by other footage."""
+    del rng
+    forged = base.copy()
+    forged[change.first_frame : change.end_frame] = donor[change.first_frame : change.end_frame]
+    return forged
+
+
+MANIPULATIONS = {
+    "region_splice": Manipulation("collage", _draw_region, splice_region, uses_donor=True),
+    "local_resynthesis": Manipulation("resynth", _draw_region, resynthesise_region),
+    "frame_duplication": Manipulation("retimer", _draw_stretch, duplicate_frames),
+    "frame_drop": Manipulation("retimer", _draw_whole, drop_frames),
+    "temporal_splice": Manipulation("collage", _draw_splice, splice_time, uses_donor=True),
+}
+
+
+def forge(name: str, base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
+    """``base`` changed by the manipulation called ``name``; ``rng`` chooses where and when."""
+    manipulation = MANIPULATIONS[name]
+    return manipulation.apply(base, donor, manipulation.draw(len(base), rng), rng)
+
+
+def _masks(frames: Planes, change: Change) -> list[Mask]:
+    assert change.region is not None
+    return change.region.masks(len(frames), frames.shape[1] * 2 // 3, frames.shape[2])
+
+
+def _paste(target: Planes, source: Planes, mask: Mask) -> None:
+    for to_plane, from_plane in zip(split_planes(target), split_planes(source), strict=True):
+        step = mask.shape[0] // to_plane.shape[0]
+        np.copyto(to_plane, from_plane, where=mask[::step, ::step])
+
+
+def _lattice(height: int, width: int, period: int, amplitude: float) -> Plane:
+    """A checkerboard (H, W) of +-amplitude with the given period in pixels."""
+    rows = (np.arange(height) // (period // 2) % 2)[:, None]
+    columns = np.arange(width) // (period // 2) % 2
+    return np.where(rows == columns, np.float32(amplitude), np.float32(-amplitude))
