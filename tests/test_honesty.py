@@ -47,7 +47,7 @@ def test_real_labels_are_learned_and_no_control_comes_near(folder):
     run = run_demo(folder)
     assert run_headline(run).verdict.standing == "above control"
     assert auc(run, "model")["low"] > 0.8
-    for control in ("metadata_only", "shuffled_labels", "constant", "group_lookup_by_group"):
+    for control in ("metadata_only", "length_only", "shuffled_labels", "constant", "group_lookup_by_group"):
         interval = auc(run, control)
         assert interval["low"] <= 0.5 <= interval["high"], control
     assert auc(run, "group_lookup_by_row")["value"] > 0.9  # what a split by row would have claimed

@@ -13,6 +13,7 @@ SOURCE_NAMES = {
     "model": "Model",
     "constant": "Constant guess",
     "metadata_only": "Metadata only",
+    "length_only": "Clip length only",
     "group_lookup_by_group": "Group lookup, split by group",
     "group_lookup_by_row": "Group lookup, split by row",
     "shuffled_labels": "Model on shuffled labels",

@@ -103,7 +103,8 @@ def _with_newer_columns(frame: pl.DataFrame, schema: pa.DataFrameSchema) -> pl.D
     lacking = [name for name in _NEWER_COLUMNS.get(schema.name or "", ()) if name not in frame.columns]
     if not lacking:
         return frame
-    return frame.with_columns(pl.lit(None, pl.String).alias(name) for name in lacking).select(
+    types = column_types(schema)
+    return frame.with_columns(pl.lit(None, types[name]).alias(name) for name in lacking).select(
         *(name for name in schema.columns if name in frame.columns or name in lacking),
         *(name for name in frame.columns if name not in schema.columns),
     )
@@ -143,8 +144,14 @@ def _table(name: str, key: list[str] | None = None, /, **columns: pa.Column) -> 
     return pa.DataFrameSchema(columns, unique=key, strict=True, ordered=True, name=name)
 
 
-# Columns of text that tables of older versions lack, where empty says what those knew.
-_NEWER_COLUMNS = {"index": ("generator", "real_source", "official_split", "attributes")}
+# Columns that tables of older versions lack, where empty says what those knew.
+_NEWER_COLUMNS = {
+    "index": (
+        "generator", "real_source", "official_split", "attributes", "packet_bytes_mean", "packet_bytes_std",
+        "packet_bytes_p10", "packet_bytes_median", "packet_bytes_p90", "key_bytes_ratio", "key_distance_mean",
+        "key_distance_max", "reordered_share", "bits_per_second_std", "bits_per_second_max",
+    )
+}  # fmt: skip
 
 # Of task video
 
@@ -175,6 +182,18 @@ INDEX = _table(
     has_audio=pa.Column(pl.Boolean),
     size_bytes=pa.Column(pl.Int64, pa.Check.gt(0)),
     bits_per_second=pa.Column(pl.Float64, nullable=True),
+    # Of the stream's packets, one a coded frame; what each means says ``video.decode.packets.PacketFacts``
+    packet_bytes_mean=pa.Column(pl.Float64, nullable=True),
+    packet_bytes_std=pa.Column(pl.Float64, nullable=True),
+    packet_bytes_p10=pa.Column(pl.Float64, nullable=True),
+    packet_bytes_median=pa.Column(pl.Float64, nullable=True),
+    packet_bytes_p90=pa.Column(pl.Float64, nullable=True),
+    key_bytes_ratio=pa.Column(pl.Float64, nullable=True),  # a keyframe's mean size over another frame's
+    key_distance_mean=pa.Column(pl.Float64, nullable=True),  # frames from one keyframe to the next
+    key_distance_max=pa.Column(pl.Float64, nullable=True),
+    reordered_share=pa.Column(pl.Float64, nullable=True),  # of frames shown before one that is decoded earlier
+    bits_per_second_std=pa.Column(pl.Float64, nullable=True),  # over the video's whole seconds
+    bits_per_second_max=pa.Column(pl.Float64, nullable=True),
     content_sha256=text_column(checks=pa.Check.str_length(64, 64)),
     perceptual_hash=text_column(nullable=True),
 )

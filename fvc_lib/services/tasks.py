@@ -172,7 +172,9 @@ _VIDEO = TaskSpec(
     sample="sample videos",
     strict_controls={
         "": {
-            **dict.fromkeys(("constant", "metadata_only", "group_lookup_by_group"), _again(KFOLD_RESULTS)),
+            **dict.fromkeys(
+                ("constant", "metadata_only", "length_only", "group_lookup_by_group"), _again(KFOLD_RESULTS)
+            ),
             "shuffled_labels": "run_notebooks.py --resume RUN --fork -p shuffled_label_control true",
         }
     },

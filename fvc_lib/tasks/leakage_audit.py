@@ -92,16 +92,13 @@ def _metadata_carriers(index: pl.DataFrame, predictions: pl.DataFrame) -> Iterat
     whole = _auc_of(controls.metadata_only(index, folds))
     if not whole >= _CARRIES_AUC:  # NaN where folds are of one class each
         return
-    names = [name for name in (*controls.CATEGORIES, *controls.NUMBERS) if index[name].n_unique() > 1]
-    alone = {name: _auc_of(controls.metadata_only(_only_column(index, name, names), folds)) for name in names}
+    names = [name for name in (*controls.CATEGORIES, *controls.NUMBERS) if name in index.columns]
+    names = [name for name in names if index[name].n_unique() > 1]
+    alone = {name: _auc_of(controls.metadata_only(index, folds, [name])) for name in names}
     ranked = sorted(names, key=lambda name: -alone[name])
     named = [f"{name} ({alone[name]:.2f})" for name in ranked[:_MOST_CARRIERS] if alone[name] >= _CARRIES_AUC]
     carriers = ", ".join(named) or "no column by itself, only several together"
     yield "metadata_carriers", None, whole, f"What metadata tells is carried by {carriers}; AUC of each alone.", None
-
-
-def _only_column(index: pl.DataFrame, name: str, names: Sequence[str]) -> pl.DataFrame:
-    return index.with_columns(pl.lit(None, dtype=index.schema[other]).alias(other) for other in names if other != name)
 
 
 def _auc_of(scored: pl.DataFrame) -> float:

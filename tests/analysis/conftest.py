@@ -147,6 +147,7 @@ def results_of(predictions: pl.DataFrame, seed: int) -> pl.DataFrame:
         "model": (labels, predictions["score"].to_numpy()),
         "constant": (labels, np.full(labels.size, 0.5)),
         "metadata_only": (labels, metadata),
+        "length_only": (labels, generator.permutation(metadata)),
         "group_lookup_by_row": (labels, lookup),
         "group_lookup_by_group": (labels, np.full(labels.size, 0.5)),
         "shuffled_labels": (shuffled, predictions["control_score"].to_numpy()),

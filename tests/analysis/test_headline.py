@@ -59,7 +59,7 @@ def test_scores_come_model_first_and_demonstrations_last(run: RunPaths) -> None:
     sources = [score.source for score in overall_scores(results([run]).frame)]
     assert sources[0] == "model"
     assert sources[-1] == "group_lookup_by_row"
-    assert len(sources) == 6
+    assert len(sources) == 7
 
 
 def test_the_headline_repeats_what_the_run_recorded(run: RunPaths) -> None:
@@ -228,18 +228,23 @@ def test_the_numbers_that_the_last_attempt_wrote_before_it_failed_are_its_own(ru
     assert run_headline(run).verdict.standing == "above control"
 
 
-def test_where_metadata_wins_the_columns_that_carry_it_stand_beside_the_verdict(run: RunPaths) -> None:
+@pytest.mark.parametrize(
+    ("control", "why"), [("metadata_only", "Carried by width."), ("length_only", "how long a video is")]
+)
+def test_beside_a_control_that_wins_stands_once_why_and_what_to_do(run: RunPaths, control: str, why: str) -> None:
     audit = tables.read_table(run.leakage_audit, tables.LEAKAGE_AUDIT)
     row = {"check": "metadata_carriers", "count": None, "number": 0.9, "finding": "Carried by width.", "passed": None}
     tables.write_table(
         pl.concat([audit, pl.DataFrame([row], schema=audit.schema)]), tables.LEAKAGE_AUDIT, run.leakage_audit
     )
-    assert "width" not in run_headline(run).verdict.sentence
+    assert "width" not in " ".join(run_headline(run).sentences)
     table = tables.read_table(run.results, tables.RESULTS)
-    wins = (pl.col("source") == "metadata_only") & (pl.col("scope") == "all") & (pl.col("metric") == "roc_auc")
+    wins = (pl.col("source") == control) & (pl.col("scope") == "all") & (pl.col("metric") == "roc_auc")
     raised = [pl.when(wins).then(0.99).otherwise(name).alias(name) for name in ("value", "low", "high")]
     write_results(run, table.with_columns(raised))
-    assert run_headline(run).verdict.sentence.endswith("Carried by width.")
+    told = run_headline(run).sentences
+    assert f"not above its control ({source_name(control).lower()}" in told[0]
+    assert [why in sentence and "To do about it: " in sentence for sentence in told].count(True) == 1
 
 
 def write_results(run: RunPaths, frame: pl.DataFrame) -> None:

@@ -50,35 +50,26 @@ class ScoredTables:
         count = folds.height
         ids = folds["video_id"].to_list()
         values: dict[str, object] = {
+            **{name: [None] * count for name, column in INDEX.columns.items() if column.nullable},
             "video_id": ids,
             "path": [f"{video}.mp4" for video in ids],
             "label": folds["label"],
             "group_id": folds["group_id"],
             "source_id": ids,
             "label_source": ["folder"] * count,
-            "stated_group": [None] * count,
-            "manipulation": [None] * count,
-            **{
-                name: [None] * count
-                for name in ("platform", "generator", "real_source", "official_split", "attributes")
-            },
             "codec": ["h264"] * count,
             "container": ["mov,mp4"] * count,
-            "pixel_format": [None] * count,
             "width": [64] * count,
             "height": [48] * count,
-            "frames_per_second": [None] * count,
             "num_frames": [30] * count,
-            "duration_seconds": [None] * count,
             "rotation_degrees": [0] * count,
             "has_audio": [False] * count,
             "size_bytes": [1000] * count,
-            "bits_per_second": [None] * count,
             "content_sha256": [hashlib.sha256(video.encode()).hexdigest() for video in ids],
-            "perceptual_hash": [None] * count,
         }
         schema = {name: column.dtype.type for name, column in INDEX.columns.items()}
-        return check_table(pl.DataFrame({**values, **columns}, schema=schema), INDEX, "test")
+        frame = pl.DataFrame({**values, **columns}, schema_overrides=schema)
+        return check_table(frame.select(list(INDEX.columns)), INDEX, "test")
 
     @staticmethod
     def predictions(

@@ -16,6 +16,11 @@ from fvc_lib.tasks.video.controls import group_recognition
 FVC2018 = Path(__file__).resolve().parents[3] / "shared" / "fvc2018"
 
 
+def without_control(folds: pl.DataFrame) -> pl.DataFrame:
+    nothing = {"control_score": pl.lit(None, pl.Float64), "control_label": pl.lit(None, pl.String)}
+    return folds.with_columns(**nothing)
+
+
 def auc(scored: pl.DataFrame) -> float:
     return within_folds(roc_auc, scored["fold"])(controls.fake_labels(scored), scored["score"])
 
@@ -102,7 +107,8 @@ def test_fvc2018_leaks_by_row_and_not_by_group() -> None:
 
 
 @pytest.mark.parametrize(
-    "column", ["frames_per_second", "size_bytes", "width", "rotation_degrees", "has_audio", "codec", "platform"]
+    "column",
+    ["frames_per_second", "size_bytes", "key_distance_mean", "rotation_degrees", "has_audio", "codec", "platform"],
 )
 def test_metadata_finds_any_column_that_gives_the_label_away(tables: Any, column: str) -> None:
     folds = tables.folds()
@@ -110,6 +116,22 @@ def test_metadata_finds_any_column_that_gives_the_label_away(tables: Any, column
     real, fake = pair.get(column, (25, 30))
     index = tables.index(folds, **{column: [fake if label == "fake" else real for label in folds["label"]]})
     assert auc(controls.metadata_only(index, folds)) == 1.0
+
+
+def test_clip_length_alone_is_a_control_of_its_own_that_sees_nothing_else(tables: Any) -> None:
+    folds = tables.folds()
+    longer = [60 if label == "fake" else 30 for label in folds["label"]]
+    everything = controls.all_controls(tables.index(folds, num_frames=longer), folds, without_control(folds), seed=0)
+    assert auc(everything["length_only"]) == 1.0
+    wider = controls.all_controls(tables.index(folds, width=longer), folds, without_control(folds), seed=0)
+    assert (auc(wider["length_only"]), auc(wider["metadata_only"])) == (0.5, 1.0)
+
+
+def test_an_index_of_an_earlier_version_has_no_packets_and_says_the_rest(tables: Any) -> None:
+    folds = tables.folds()
+    index = tables.index(folds, width=[60 if label == "fake" else 30 for label in folds["label"]])
+    earlier = index.drop("packet_bytes_mean", "key_distance_mean", "bits_per_second_std")
+    assert controls.metadata_only(earlier, folds).equals(controls.metadata_only(index, folds))
 
 
 @pytest.mark.parametrize("column", ["bits_per_second", "platform"])

@@ -16,7 +16,9 @@ from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.results import METRIC_NAMES, check_predictions, kfold_results
 
 CONFIG = RunConfig(bootstrap_replicates=200)
-ALL_CONTROLS = ("constant", "metadata_only", "group_lookup_by_row", "group_lookup_by_group", "shuffled_labels")
+ALL_CONTROLS = (
+    "constant", "metadata_only", "length_only", "group_lookup_by_row", "group_lookup_by_group", "shuffled_labels",
+)  # fmt: skip
 
 
 def good_scores(folds: pl.DataFrame, seed: int = 0, separation: float = 1.5) -> np.ndarray:
@@ -54,7 +56,7 @@ def test_every_source_scope_and_metric_stands_there_once(results: pl.DataFrame) 
     uncalibrated = ("brier_score_uncalibrated", "expected_calibration_error_uncalibrated")
     expected = [*itertools.product(sources, scopes, METRIC_NAMES), *itertools.product(["model"], scopes, uncalibrated)]
     assert sorted(results.select("source", "scope", "metric").rows()) == sorted(expected)
-    assert results["num_videos"].sum() == (6 * len(METRIC_NAMES) + 2) * (60 + 60 + 60)
+    assert results["num_videos"].sum() == (7 * len(METRIC_NAMES) + 2) * (60 + 60 + 60)
 
 
 def test_rank_metrics_stay_within_folds_and_decisions_are_counted_together(

@@ -1,8 +1,12 @@
+import dataclasses
+from fractions import Fraction
+
 import av
 import numpy as np
 import pytest
 
-from fvc_lib.video.decode.frame_table import FrameTable, check_not_empty, read_frame_table
+from fvc_lib.video.decode.frame_table import NO_PTS, FrameTable, check_not_empty, read_frame_table
+from fvc_lib.video.decode.packets import packet_facts
 from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, open_video
 
 
@@ -10,6 +14,7 @@ def _table(pts, keys, shown=None, damage=None):
     return FrameTable(
         pts=np.array(pts, np.int64),
         dts=np.arange(len(pts)),
+        num_bytes=np.arange(1, len(pts) + 1),
         is_key=np.isin(np.arange(len(pts)), keys),
         is_shown=np.ones(len(pts), bool) if shown is None else np.array(shown, bool),
         trusted=True,
@@ -72,3 +77,21 @@ def test_frames_trimmed_by_an_edit_list_are_not_counted(shared_media):
         table = read_frame_table(source)
     assert table.num_packets == 86
     assert table.num_shown == 77
+
+
+def test_packets_tell_sizes_distances_of_keyframes_and_the_rate_over_time():
+    #  10 frames a second for 2.5 s; a keyframe of 100 bytes every 5 frames, else 10 bytes
+    table = _table(range(25), keys=range(0, 25, 5))
+    table = dataclasses.replace(table, num_bytes=np.where(table.is_key, 100, 10))
+    facts = packet_facts(table, Fraction(1, 10))
+    assert (facts.packet_bytes_mean, facts.packet_bytes_median, facts.packet_bytes_p90) == (28, 10, 100)
+    assert (facts.key_bytes_ratio, facts.key_distance_mean, facts.key_distance_max) == (10, 5, 5)
+    assert (facts.reordered_share, facts.bits_per_second_std, facts.bits_per_second_max) == (0, 0, 8 * 280)
+    single = packet_facts(_table([0, 3, 1, 2], keys=[0]), Fraction(1, 10))
+    assert (single.key_distance_mean, single.bits_per_second_std, single.reordered_share) == (None, None, 0.25)
+
+
+def test_damaged_times_give_no_rate_and_take_no_memory():
+    assert packet_facts(_table([0, 1, 10**15], keys=[0]), Fraction(1, 10)).bits_per_second_max is None
+    without = dataclasses.replace(_table([NO_PTS, NO_PTS], keys=[0]), trusted=False)
+    assert packet_facts(without, Fraction(1, 10)).reordered_share is None

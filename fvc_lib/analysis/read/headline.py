@@ -250,6 +250,14 @@ DISHONEST_CONTROLS = frozenset({"group_lookup_by_row"})
 
 SHUFFLED_LABELS = "shuffled_labels"
 METADATA_ONLY = "metadata_only"
+LENGTH_ONLY = "length_only"
+# Of a control that wins: what to do about it.
+_WHAT_TO_DO = {
+    METADATA_ONLY: "To do about it: train and test on videos that are alike in these, or add reals that are like the "
+    "fakes in them.",
+    LENGTH_ONLY: "What tells the labels is how long a video is. To do about it: train and test on videos of alike "
+    "lengths, or add reals that are as long as the fakes.",
+}
 METADATA_CARRIERS = "metadata_carriers"  # of the leakage audit: which columns give the labels away
 CHANCE_AUC = 0.5
 
@@ -392,6 +400,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         failure=_failure(status),
         cautions=(
             *([f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []),
+            *_why_a_control_wins(run, verdict),
             *parameter_cautions(asked),
             *of_scores,
         ),
@@ -410,14 +419,16 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
     # Where a missing control is got: of this run, as it is typed here.
     sentence = verdict.sentence.replace("run_notebooks.py", command_text())
     sentence = sentence.replace("--resume RUN", shlex.join(["--resume", path_to_text(run.root)]))
-    if (
-        verdict.standing == "not above control"
-        and verdict.best_control
-        and verdict.best_control.source == METADATA_ONLY
-    ):
-        found = _audit(run).frame.filter(check=METADATA_CARRIERS)["finding"].to_list()
-        sentence = " ".join([sentence, *found])
     return replace(verdict, sentence=sentence)
+
+
+def _why_a_control_wins(run: RunPaths, verdict: Verdict) -> tuple[str, ...]:
+    """Which features carry the control that the model is not above, as the audit found, and what to do about it."""
+    winner = verdict.best_control.source if verdict.best_control else ""
+    if verdict.standing != "not above control" or winner not in _WHAT_TO_DO:
+        return ()
+    carriers = _audit(run).frame.filter(check=METADATA_CARRIERS)["finding"].to_list() if winner == METADATA_ONLY else []
+    return (" ".join([*carriers, _WHAT_TO_DO[winner]]),)
 
 
 def _earlier_attempt(run: RunPaths, table: Path) -> str:

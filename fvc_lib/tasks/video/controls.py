@@ -4,6 +4,8 @@ Each gives every video an out-of-fold score and threshold. The threshold is the 
 best one for balanced accuracy when the score is a calibrated probability.
 """
 
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -16,20 +18,23 @@ from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
+from fvc_lib.video.decode.packets import PacketFacts
 
 SCORED_COLUMNS = ("video_id", "group_id", "label", "fold", "score", "threshold")
 
 CONSTANT = "constant"
 METADATA_ONLY = "metadata_only"
+LENGTH_ONLY = "length_only"
 GROUP_LOOKUP_BY_ROW = "group_lookup_by_row"
 GROUP_LOOKUP_BY_GROUP = "group_lookup_by_group"
 SHUFFLED_LABELS = "shuffled_labels"
 
 # What the index knows of a video besides its pixels. Not its path, source or manipulation: those name the label.
 CATEGORIES = ("platform", "codec", "container", "pixel_format")
+LENGTH = ("num_frames", "duration_seconds")
 NUMBERS = (
-    "frames_per_second", "width", "height", "num_frames", "duration_seconds", "bits_per_second", "size_bytes",
-    "rotation_degrees", "has_audio",
+    "frames_per_second", "width", "height", *LENGTH, "bits_per_second", "size_bytes", "rotation_degrees", "has_audio",
+    *(each.name for each in fields(PacketFacts)),
 )  # fmt: skip
 
 _MAX_CATEGORIES = 200  # the boosting takes at most 255 a feature
@@ -53,6 +58,7 @@ def all_controls(
     controls = {
         CONSTANT: constant(folds),
         METADATA_ONLY: metadata_only(index, folds),
+        LENGTH_ONLY: metadata_only(index, folds, LENGTH),
         GROUP_LOOKUP_BY_ROW: group_lookup(split_by_row(folds, seed=seed)),
         GROUP_LOOKUP_BY_GROUP: group_lookup(folds),
     }
@@ -69,8 +75,10 @@ def constant(folds: pl.DataFrame) -> pl.DataFrame:
     return _scored(folds, _training_priors(folds))
 
 
-def metadata_only(index: pl.DataFrame, folds: pl.DataFrame) -> pl.DataFrame:
-    """Gradient boosting on codec, size, rate, length and the like, trained on a fold's training videos only.
+def metadata_only(
+    index: pl.DataFrame, folds: pl.DataFrame, names: Sequence[str] = (*CATEGORIES, *NUMBERS)
+) -> pl.DataFrame:
+    """Gradient boosting on ``names`` (codec, size, rate, length, packets ...), trained on a fold's training videos.
 
     Where it beats chance the corpus gives its labels away, and a model that looks at pixels may be using the
     same hint (a frame size survives as sharpness). That a value is missing may tell as much as a value, and
@@ -92,10 +100,11 @@ def metadata_only(index: pl.DataFrame, folds: pl.DataFrame) -> pl.DataFrame:
     for number in np.unique(fold):
         test = fold == number
         if np.unique(is_fake[~test]).size == 2:  # of one class there is nothing to learn but the prior
-            features = _metadata_features(known, ~test)
-            model = _boosting(num_training=int((~test).sum()))
-            model.fit(features[~test], is_fake[~test])
-            scores[test] = model.predict_proba(features[test])[:, 1]
+            features, num_categories = _metadata_features(known, ~test, names)
+            if features.shape[1]:
+                model = _boosting(int((~test).sum()), num_categories)
+                model.fit(features[~test], is_fake[~test])
+                scores[test] = model.predict_proba(features[test])[:, 1]
     return _scored(folds, scores)
 
 
@@ -168,11 +177,19 @@ def _scored(folds: pl.DataFrame, scores: FloatArray) -> pl.DataFrame:
     )
 
 
-def _metadata_features(known: pl.DataFrame, training: npt.NDArray[np.bool_]) -> FloatArray:
-    """(N, F), the categories first; numbers without any value in training are left out: they cannot be binned."""
-    numbers = [known[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in NUMBERS]
+def _metadata_features(
+    known: pl.DataFrame, training: npt.NDArray[np.bool_], names: Sequence[str]
+) -> tuple[FloatArray, int]:
+    """(N, F) of ``names``, and how many are categories, which come first; numbers are left out where training has none.
+
+    They cannot be binned then. An index of an earlier version has no packets' columns: they are as good as empty.
+    """
+    categories = [_category_codes(known[name], training) for name in CATEGORIES if name in names]
+    asked = [name for name in NUMBERS if name in names and name in known.columns]
+    numbers = [known[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in asked]
     present = [values for values in numbers if not np.isnan(values[training]).all()]
-    return np.stack([_category_codes(known[name], training) for name in CATEGORIES] + present, axis=1)
+    columns = np.array([*categories, *present], dtype=np.float64).reshape(-1, known.height)
+    return columns.T, len(categories)
 
 
 def _category_codes(column: pl.Series, training: npt.NDArray[np.bool_]) -> FloatArray:
@@ -183,7 +200,7 @@ def _category_codes(column: pl.Series, training: npt.NDArray[np.bool_]) -> Float
     return np.array([codes.get(value, np.nan) for value in column])
 
 
-def _boosting(num_training: int) -> Any:
+def _boosting(num_training: int, num_categories: int) -> Any:
     """Small trees with leaves of at least a tenth of few videos: with 50 videos the default of 20 allows one split."""
     from sklearn.ensemble import HistGradientBoostingClassifier  # a second to load, for a stage that only looks up
 
@@ -193,7 +210,7 @@ def _boosting(num_training: int) -> Any:
         max_leaf_nodes=15,
         min_samples_leaf=min(max(num_training // 10, 3), 20),
         l2_regularization=1.0,
-        categorical_features=list(range(len(CATEGORIES))),
+        categorical_features=list(range(num_categories)),
         early_stopping=False,  # it would hold out single videos, not groups
         random_state=0,
     )

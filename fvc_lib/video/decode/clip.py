@@ -8,7 +8,7 @@ that the packets promised another number of frames. Never are more frames held t
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.video.decode import readers, source
 from fvc_lib.video.decode.frame_table import FrameTable, Seconds, check_not_empty, read_frame_table, seconds_of
+from fvc_lib.video.decode.packets import PacketFacts, packet_facts
 from fvc_lib.video.decode.readers import Box, FrameSink, Orientation
 from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, VideoError, VideoSource, open_video
 
@@ -125,8 +126,8 @@ def _decode_stream(path: Path, table: FrameTable, places_of: PlacesOf, size: int
 
 
 @dataclass(frozen=True)
-class VideoProbe:
-    """Facts about one video file.
+class VideoProbe(PacketFacts):
+    """Facts about one video file, with those about its packets.
 
     Attributes:
         codec: compression format, e.g. ``h264``, ``av1``.
@@ -171,6 +172,7 @@ def probe_video(path: AnyPath) -> VideoProbe:
         has_audio = bool(opened.container.streams.audio)
         nominal_rate = opened.stream.average_rate
         span = _span_seconds(opened, table)
+        packets = asdict(packet_facts(table, opened.stream.time_base))
     frame = readers.first_frame(path, table)
     source.check_size(path, frame.width, frame.height)
     num_frames = table.num_shown if table.trusted else readers.count_frames(path, table).num_frames
@@ -192,6 +194,7 @@ def probe_video(path: AnyPath) -> VideoProbe:
         has_audio=has_audio,
         size_bytes=size_bytes,
         bits_per_second=8 * size_bytes / duration if duration else None,
+        **packets,
     )
 
 

@@ -32,6 +32,7 @@ class FrameTable:
     Attributes:
         pts: int64 (N,), in ``time_base`` units; ``NO_PTS`` where a packet has none.
         dts: int64 (N,), the same for decoding times.
+        num_bytes: int64 (N,), size of each packet.
         is_key: bool (N,), decoding can start here.
         is_shown: bool (N,), the packet yields a frame (not trimmed by an edit list, not a hidden reference).
         trusted: frame i of the presentation is the packet with the i-th smallest pts, and can be found by its pts.
@@ -42,6 +43,7 @@ class FrameTable:
 
     pts: IntArray
     dts: IntArray
+    num_bytes: IntArray
     is_key: BoolArray
     is_shown: BoolArray
     trusted: bool
@@ -178,10 +180,10 @@ class _Scan:
     def __init__(self, source: VideoSource) -> None:
         self.pts = array("q")
         self.dts = array("q")
+        self.num_bytes = array("q")
         self.is_key = array("b")
         self.is_shown = array("b")
         self.begins_anew = True
-        self.smallest_bytes = 1 << 30
         self._source = source
         self._is_mp4 = source.container_name == "mov"
         self._is_hidden = _HIDDEN_PACKETS.get(source.codec_name)
@@ -234,7 +236,7 @@ class _Scan:
         self.is_key.append(packet.is_keyframe)
         self.begins_anew &= not packet.is_keyframe or self._source.begins_anew(memoryview(packet))
         self.is_shown.append(not hidden)
-        self.smallest_bytes = min(self.smallest_bytes, packet.size)
+        self.num_bytes.append(packet.size)
 
 
 def read_frame_table(source: VideoSource) -> FrameTable:
@@ -256,9 +258,12 @@ def read_frame_table(source: VideoSource) -> FrameTable:
     return FrameTable(
         pts=pts,
         dts=np.array(scan.dts, np.int64),
+        num_bytes=np.array(scan.num_bytes, np.int64),
         is_key=is_key,
         is_shown=is_shown,
-        trusted=in_order and _codes_every_frame(source, scan.smallest_bytes) and order_is_sure(pts, is_key, is_shown),
+        trusted=in_order
+        and _codes_every_frame(source, min(scan.num_bytes, default=0))
+        and order_is_sure(pts, is_key, is_shown),
         begins_anew=scan.begins_anew,
         stores_pts=stores_pts,
         damage=damage,
