@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -25,6 +26,7 @@ import numpy as np
 import polars as pl
 import psutil
 
+from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.memory.preflight import StepRequest, preflight
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory.budget import ProcessTree, memory_budget, peak_rss_bytes
@@ -98,16 +100,17 @@ def run_case(case: Case, folder: Path) -> Result:
         weights=(1.0, 1.0),
     )
     request = StepRequest(
-        task, case.micro_batch, case.effective_batch_size, device="cpu", num_workers=case.num_workers,
+        task, case.micro_batch, case.effective_batch_size, resolve_device("cpu"), num_workers=case.num_workers,
         gradient_checkpointing=case.gradient_checkpointing,
     )  # fmt: skip
-    baseline = psutil.Process().memory_info().rss
+    baseline, started = psutil.Process().memory_info().rss, time.monotonic()
     report = preflight(request, budget=memory_budget(), baseline_bytes=baseline, store=None)
     if report.problem or report.predicted_peak_bytes is None:
         raise SystemExit(report.message())
+    seconds = time.monotonic() - started
     with _peak() as peaks:
         train_fold(paths, config, 0, metric_log=_NoMetrics())
-    return Result(baseline, report.predicted_peak_bytes, max(peaks), report.seconds)
+    return Result(baseline, report.predicted_peak_bytes, max(peaks), seconds)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import torch
 
 from fvc_lib.detectors.frames.backbone import ImageModel, build_backbone
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, PAD
+from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.memory.preflight import StepRequest, preflight
 from fvc_lib.engine.task import LossSum, Sample
 from fvc_lib.execution.run.which_run import values_of_another_corpus
@@ -165,10 +166,10 @@ def test_each_profile_s_step_measures_below_the_one_before(task, model):
         config = resolve_config({**values, **asked}, environ={})
         taken.append(config.batch_size or default(config))
     assert all(before > after for before, after in pairwise(taken))
-    request = StepRequest(make(config), taken[0], config.effective_batch_size, device="cpu")
+    request = StepRequest(make(config), taken[0], config.effective_batch_size, resolve_device("cpu"))
     plenty = MemoryBudget(1 << 40, "plenty")
     report = preflight(request, budget=plenty, baseline_bytes=0, store=None, time_limit_seconds=600)
-    measured = report.step_bytes_by_micro_batch
+    measured = report.found.step_bytes
     steps = [measured[number] for number in taken]
     assert all(before > after for before, after in pairwise(steps)), measured
 

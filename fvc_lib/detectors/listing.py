@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fvc_lib.detectors.network import build_detector
 from fvc_lib.detectors.packages import REMEDY
 from fvc_lib.detectors.weights import without_folds
-from fvc_lib.engine.device import resolve_device
+from fvc_lib.engine.device import finished_at, resolve_device
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
@@ -150,9 +150,7 @@ def cost_of(values: dict[str, Any]) -> dict[str, float]:
     with torch.inference_mode():
         end = time.monotonic() + _TIMED_SECONDS
         while len(seconds) < 2 + _TIMED_PASSES and (len(seconds) < 4 or time.monotonic() < end):
-            began = time.perf_counter()
+            began = finished_at(device)
             network(clip)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(finished_at(device) - began)
     return {**counted, "milliseconds_per_clip": 1e3 * statistics.median(seconds[2:])}

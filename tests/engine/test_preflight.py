@@ -12,11 +12,18 @@ import pytest
 import torch
 from torch import nn
 
+from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.memory import preflight as preflight_child
-from fvc_lib.engine.memory.preflight import PreflightReport, StepRequest, circumstances, preflight
+from fvc_lib.engine.memory.preflight import (
+    Footprint,
+    PreflightReport,
+    StepRequest,
+    circumstances,
+    preflight,
+)
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory.budget import MemoryBudget
+from fvc_lib.services.memory.budget import MemoryBudget, StepMeasurement
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.dry_run_memory import step_request
 from fvc_lib.tasks.video.task import VideoTask
@@ -24,11 +31,12 @@ from fvc_lib.video.clips.store import ClipStore
 from tests.kits.preflight_tasks import ComparingTask, TroubledTask, WideTask
 
 ROOT = Path(__file__).parents[2]
+CPU = resolve_device("cpu")
 PLENTY = MemoryBudget(1 << 40, "plenty")
 
 
 def troubled(trouble, from_size, micro_batch=8):
-    return StepRequest(TroubledTask(trouble, from_size), micro_batch, effective_batch_size=16, device="cpu")
+    return StepRequest(TroubledTask(trouble, from_size), micro_batch, effective_batch_size=16, compute=CPU)
 
 
 def check(request, budget=PLENTY, store=None, baseline_bytes=None, **settings):
@@ -51,21 +59,22 @@ def request_of_video_task(tmp_path):
     for number in range(8):
         store.write(f"video{number}", 0, np.full(store.shape, number, np.uint8))
     clips = ClipDataset(store, [ClipRow(f"video{number}", 0, number % 2) for number in range(8)])
-    return StepRequest(VideoTask(clips, clips, config=RunConfig(model="r2plus1d"), weights=(1, 1)), 8, 8, device="cpu")
+    return StepRequest(VideoTask(clips, clips, config=RunConfig(model="r2plus1d"), weights=(1, 1)), 8, 8, compute=CPU)
 
 
 def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(request_of_video_task, tmp_path):
     store = tmp_path / "preflight.json"
     roomy = check(request_of_video_task, store=store)
     assert (roomy.micro_batch, roomy.fits, roomy.problem, roomy.reused) == (8, True, "", False)
-    steps = roomy.step_bytes_by_micro_batch
+    steps = roomy.found.step_bytes
     assert list(steps) == [1, 2, 4, 8]
     assert steps[1] < steps[2] < steps[4] < steps[8]
     assert roomy.message().endswith("with micro-batch 8, within the budget of 1099.51 GB (plenty).")
 
     room_for_two = roomy.predicted_peak_bytes - steps[8] + steps[2] + (steps[4] - steps[2]) // 2
     room_for_two += roomy.reserved_bytes
-    lowered = check(request_of_video_task, MemoryBudget(room_for_two, "by design"), store, roomy.baseline_bytes)
+    held = roomy.footprint.resident_bytes
+    lowered = check(request_of_video_task, MemoryBudget(room_for_two, "by design"), store, held)
     assert (lowered.micro_batch, lowered.fits, lowered.reused) == (2, True, True)
     assert room_for_two - lowered.predicted_peak_bytes >= lowered.reserved_bytes
     assert "0.05 GB are kept for waiting batches or what comes after training" in lowered.message()
@@ -73,22 +82,22 @@ def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(re
         r"micro-batch 8 \(predicted peak \d+\.\d+ GB\) does not fit .*design\), .*; lowered to 2", lowered.message()
     )
 
-    nothing = MemoryBudget(roomy.baseline_bytes // 2, "by design")
-    before_any_batch = check(request_of_video_task, nothing, store, roomy.baseline_bytes)
+    nothing = MemoryBudget(held // 2, "by design")
+    before_any_batch = check(request_of_video_task, nothing, store, held)
     assert (before_any_batch.micro_batch, before_any_batch.fits, before_any_batch.reused) == (1, False, True)
     assert "gradient_checkpointing" not in before_any_batch.message()
     assert "more memory" in before_any_batch.message()
 
-    for_half_a_sample = (before_any_batch.predicted_peak_bytes + before_any_batch.baseline_bytes) // 2
+    for_half_a_sample = (before_any_batch.predicted_peak_bytes + before_any_batch.footprint.resident_bytes) // 2
     room_for_none = MemoryBudget(for_half_a_sample + before_any_batch.reserved_bytes, "by design")
-    hopeless = check(request_of_video_task, room_for_none, store, roomy.baseline_bytes)
+    hopeless = check(request_of_video_task, room_for_none, store, held)
     assert (hopeless.micro_batch, hopeless.fits, hopeless.reused) == (1, False, True)
     for setting in ("fixed_size, num_frames", "gradient_checkpointing", "more memory"):
         assert setting in hopeless.message()
 
 
 def test_the_average_of_the_weights_is_one_more_copy():
-    request = StepRequest(WideTask("raise", 99), 1, effective_batch_size=1, device="cpu")
+    request = StepRequest(WideTask("raise", 99), 1, effective_batch_size=1, compute=CPU)
     averaging = replace(request, averages=True)
     assert circumstances(averaging) == {**circumstances(request), "averages": True}
     plain, more = check(request), check(averaging)
@@ -107,19 +116,22 @@ def test_where_the_measuring_would_not_fit_no_process_is_started_and_the_least_i
 def test_a_child_that_finds_no_room_beside_the_training_process_measures_no_step(monkeypatch):
     monkeypatch.setattr(preflight_child, "MEASURING_BYTES", 0)
     report = check(troubled("raise", 1), MemoryBudget(150_000_000, "tight"), baseline_bytes=100_000_000)
-    assert (report.micro_batch, report.step_bytes_by_micro_batch) == (1, {})
+    assert (report.micro_batch, report.found.step_bytes) == (1, {})
     assert "has no room for a process that measures" in report.message()
 
 
 def test_a_peak_that_was_not_measured_is_said_to_be_estimated():
-    known = PreflightReport(8, 2, 500, 900, 600, "by design", 300, 50, {1: 50, 2: 60}, False, 1.0)
+    found, footprint = StepMeasurement(140, step_bytes={1: 50, 2: 60}), Footprint(300, False, 0, 50)
+    known = PreflightReport(found, footprint, 8, MemoryBudget(600, "by design"), micro_batch=2)
     assert "micro-batch 8 (predicted peak 0.00 GB, estimated) does not fit" in known.message()
     assert "lowered to 2, predicted peak 0.00 GB. The effective batch" in known.message()
-    assert "estimated" not in replace(known, step_bytes_by_micro_batch={2: 60, 8: 100}).message()
-    over = replace(known, budget_bytes=510)
+    measured = replace(known, found=replace(found, step_bytes={1: 50, 2: 60, 8: 460}))
+    assert "estimated" not in measured.message()
+    over = replace(known, budget=MemoryBudget(510, "by design"))
     assert "gradient_checkpointing" in over.message()
-    assert "gradient_checkpointing" not in replace(over, baseline_bytes=480).message()  # over it before any batch
-    assert (known.peak_of(1), known.peak_of(2), known.peak_of(8)) == (490, 500, None)
+    held = replace(over, footprint=replace(footprint, resident_bytes=480))  # over it before any batch
+    assert "gradient_checkpointing" not in held.message()
+    assert [measured.peak_bytes(size) for size in (1, 2, 8)] == [490, 500, 900]
 
 
 def test_the_next_fold_decides_the_same_without_measuring_whatever_was_measured_since(tmp_path):
@@ -148,7 +160,7 @@ def test_a_measurement_that_is_cut_short_does_not_replace_a_richer_one(tmp_path)
     store.write_text(json.dumps({**document, "decisions": {}}))
     report = check(request, store=store)
     assert (report.micro_batch, report.reused) == (4, False)
-    assert sorted(report.step_bytes_by_micro_batch) == [1, 2, 4]
+    assert sorted(report.found.step_bytes) == [1, 2, 4]
     assert "broken in a process" in report.problem
 
 
@@ -261,7 +273,7 @@ def test_a_model_that_cannot_be_built_without_memory_is_built_and_draws_nothing(
             return model
 
     before = torch.get_rng_state()
-    described = circumstances(StepRequest(Measured("raise", 99), 8, 16, device="cpu"))
+    described = circumstances(StepRequest(Measured("raise", 99), 8, 16, compute=CPU))
     assert described["model"] == sha256_of_json([["weight", [1, 8]], ["bias", [1]]])
     assert torch.get_rng_state().equal(before)
 

@@ -5,15 +5,8 @@ import pytest
 from hypothesis import given, strategies as st
 from pydantic import TypeAdapter
 
-from fvc_lib.engine.memory.preflight import (
-    Footprint,
-    StepMeasurement,
-    estimate,
-    fitting_micro_batch,
-    next_to_measure,
-    predicted_peak,
-    reserved_bytes,
-)
+from fvc_lib.engine.memory.preflight import Footprint, Prediction, estimate
+from fvc_lib.services.memory.budget import MemoryBudget, StepMeasurement
 
 MB = 10**6
 
@@ -26,6 +19,10 @@ def found(steps_mb, first_use_mb=0, failures=None, **others_mb):
     others = {name: value * MB for name, value in others_mb.items()}
     steps = {micro_batch: value * MB for micro_batch, value in steps_mb.items()}
     return StepMeasurement(first_use_mb * MB, step_bytes=steps, failures=failures or {}, **others)
+
+
+def prediction(measured, footprint, planned=8, budget_bytes=0):
+    return Prediction(measured, footprint, planned, MemoryBudget(budget_bytes, "by design"))
 
 
 def test_a_measured_step_is_taken_as_it_is_and_larger_ones_lie_on_the_line_through_the_two_largest():
@@ -51,48 +48,49 @@ def test_no_micro_batch_is_estimated_below_a_smaller_one_that_was_measured(measu
 
 def test_the_peak_is_the_process_with_what_a_first_training_loads_and_the_step():
     measured = found({4: 100}, first_use_mb=75)
-    assert predicted_peak(measured, footprint(), 4) == 475 * MB
-    assert predicted_peak(measured, footprint(trained_before=True), 4) == 400 * MB
-    assert predicted_peak(found({}), footprint(), 4) is None
+    assert prediction(measured, footprint()).peak_bytes(4) == 475 * MB
+    assert prediction(measured, footprint(trained_before=True)).peak_bytes(4) == 400 * MB
+    assert prediction(found({}), footprint()).peak_bytes(4) is None
 
 
 def test_a_loader_process_counts_in_the_peak_and_the_batches_it_keeps_ready_beside_it():
     measured = found({4: 100}, batch_bytes=10, worker_bytes=20)
-    assert predicted_peak(measured, footprint(num_workers=2), 4) == (300 + 100 + 2 * 20) * MB
-    assert reserved_bytes(measured, footprint(num_workers=2)) == 2 * 2 * 10 * MB
-    assert fitting_micro_batch(measured, footprint(num_workers=2), 4, 480 * MB) == 4
-    assert fitting_micro_batch(measured, footprint(num_workers=2), 4, 479 * MB) is None
+    assert prediction(measured, footprint(num_workers=2)).peak_bytes(4) == (300 + 100 + 2 * 20) * MB
+    assert prediction(measured, footprint(num_workers=2)).reserved_bytes == 2 * 2 * 10 * MB
+    assert prediction(measured, footprint(num_workers=2), 4, 480 * MB).fitting_micro_batch() == 4
+    assert prediction(measured, footprint(num_workers=2), 4, 479 * MB).fitting_micro_batch() is None
     # What comes after training comes when the loader processes are gone.
-    assert reserved_bytes(measured, Footprint(0, False, 2, after_training_bytes=50 * MB)) == 50 * MB
-    assert reserved_bytes(measured, Footprint(0, False, 2, after_training_bytes=30 * MB)) == 40 * MB
+    assert prediction(measured, Footprint(0, False, 2, after_training_bytes=50 * MB)).reserved_bytes == 50 * MB
+    assert prediction(measured, Footprint(0, False, 2, after_training_bytes=30 * MB)).reserved_bytes == 40 * MB
 
 
 def test_the_largest_that_ran_and_fits_is_chosen():
     measured = found({1: 50, 2: 100, 4: 200})
-    assert fitting_micro_batch(measured, footprint(), 4, 500 * MB) == 4
-    assert fitting_micro_batch(measured, footprint(), 4, 499 * MB) == 2
-    assert fitting_micro_batch(measured, footprint(), 2, 900 * MB) == 2
-    assert fitting_micro_batch(measured, footprint(), 8, 350 * MB) == 1
-    assert fitting_micro_batch(measured, footprint(), 8, 349 * MB) is None
+    assert prediction(measured, footprint(), 4, 500 * MB).fitting_micro_batch() == 4
+    assert prediction(measured, footprint(), 4, 499 * MB).fitting_micro_batch() == 2
+    assert prediction(measured, footprint(), 2, 900 * MB).fitting_micro_batch() == 2
+    assert prediction(measured, footprint(), 8, 350 * MB).fitting_micro_batch() == 1
+    assert prediction(measured, footprint(), 8, 349 * MB).fitting_micro_batch() is None
 
 
 def test_room_for_what_comes_after_training_is_kept_in_the_budget_but_not_in_the_prediction():
     measured, modest = found({1: 50, 2: 100}), Footprint(300 * MB, False, 0, after_training_bytes=50 * MB)
-    assert fitting_micro_batch(measured, modest, 2, 450 * MB) == 2
-    assert fitting_micro_batch(measured, modest, 2, 449 * MB) == 1
-    assert predicted_peak(measured, modest, 2) == 400 * MB
+    assert prediction(measured, modest, 2, 450 * MB).fitting_micro_batch() == 2
+    assert prediction(measured, modest, 2, 449 * MB).fitting_micro_batch() == 1
+    assert prediction(measured, modest).peak_bytes(2) == 400 * MB
 
 
 def walk(planned, budget_mb, cost_mb, failing_from=99):
     """What is measured, one after the other, when a step costs ``cost_mb(micro_batch)``."""
     state, order = StepMeasurement(), []
-    while (micro_batch := next_to_measure(state, footprint(), planned, budget_mb * MB)) is not None:
+    training = prediction(state, footprint(), planned, budget_mb * MB)
+    while (micro_batch := training.next_to_measure()) is not None:
         order.append(micro_batch)
         if micro_batch >= failing_from:
             state.failures[micro_batch] = "no memory"
         else:
             state.step_bytes[micro_batch] = cost_mb(micro_batch) * MB
-    return order, fitting_micro_batch(state, footprint(), planned, budget_mb * MB)
+    return order, training.fitting_micro_batch()
 
 
 def test_twice_as_much_is_measured_each_time_up_to_the_planned_one_when_it_should_fit():

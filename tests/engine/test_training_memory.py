@@ -10,11 +10,11 @@ import torch
 
 from fvc_lib.engine.device import ComputeDevice, resolve_device
 from fvc_lib.engine.memory import training_memory as impossible_budget, training_memory as module
-from fvc_lib.engine.memory.preflight import PreflightReport
+from fvc_lib.engine.memory.preflight import Footprint, PreflightReport
 from fvc_lib.engine.memory.training_memory import planned_micro_batch, training_memory
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory.budget import SHARE_VARIABLE, MemoryBudget, MemoryShare, memory_budget
+from fvc_lib.services.memory.budget import SHARE_VARIABLE, MemoryBudget, MemoryShare, StepMeasurement, memory_budget
 from fvc_lib.services.memory.policy import DeviceMemory, NoObserver
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.video.task import engine_settings
@@ -80,7 +80,9 @@ def test_a_budget_that_this_process_is_over_already_is_refused_with_the_least_th
 
     def measured(request, **given):
         asked.append((request.micro_batch, given["budget"].origin))
-        return PreflightReport(1, 1, 610_000_000, None, 10**12, "the machine's", 10**8, 50_000_000, {}, False, 1.0)
+        footprint = Footprint(10**8, True, 0, after_training_bytes=50_000_000)
+        found = StepMeasurement(step_bytes={1: 510_000_000})
+        return PreflightReport(found, footprint, 1, MemoryBudget(10**12, "the machine's"), 1)
 
     monkeypatch.setattr(impossible_budget, "preflight", measured)
     config = RunConfig(batch_size=4, mem_gb=0.09)
@@ -119,14 +121,14 @@ def test_a_rank_s_share_of_what_was_asked_for_is_refused_too_but_not_that_of_one
     monkeypatch.setenv(SHARE_VARIABLE, MemoryShare(75_000_000, 2, whole).as_text())
     alone = RunConfig(batch_size=4, mem_gb=0.15)
     assert planned(tmp_path, alone, Places()) == (1, None)  # no room for a process that measures
-    monkeypatch.setattr(impossible_budget, "preflight", replace_report(None))
+    monkeypatch.setattr(impossible_budget, "preflight", without_prediction())
     together = alone.model_copy(update={"num_ranks": 2})
     with pytest.raises(UsageError, match=r"mem_gb 0\.15, 0\.0[78] GB for each rank: each of 2 ranks holds 0\.10 GB"):
         planned(tmp_path, together, Places(), num_ranks=2)
 
 
-def replace_report(peak_bytes):
-    report = PreflightReport(1, 1, peak_bytes, None, 1, "", 1, 0, {}, False, 1.0, "for a reason")
+def without_prediction():
+    report = PreflightReport(StepMeasurement(), Footprint(1, True, 0), 1, MemoryBudget(1, ""), 1, "for a reason")
     return lambda request, **given: report
 
 

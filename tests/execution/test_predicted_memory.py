@@ -12,6 +12,7 @@ from fvc_lib.execution.run.status import RunStatus, StageStatus, read_status
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.memory.budget import MeasuredStep, StepMeasurement, keep_steps
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import FOLD_TRAINING as TRAINING
 
@@ -138,15 +139,10 @@ def test_a_step_that_cannot_be_tried_out_costs_the_number_and_not_the_plan(confi
     assert predicted_peaks(config, None, measure=lambda _: None)[TRAINING].origin == KERNEL_ORIGIN
 
 
-def preflight_document() -> dict[str, object]:
-    found = {"first_use_bytes": 10, "worker_bytes": 5, "step_bytes": {"1": 10**9, "2": 2 * 10**9, "8": 9 * 10**9}}
-    return {"measurements": {"a": {"found": found}}, "decisions": {"b": {"micro_batch": 2, "problem": ""}}}
-
-
 def test_the_preflight_of_an_unfinished_fold_counts_with_the_micro_batch_it_chose(config):
     run = begun(config)
-    run.preflight.parent.mkdir()
-    run.preflight.write_text(json.dumps(preflight_document()))
+    step = StepMeasurement(10, worker_bytes=5, step_bytes={1: 10**9, 2: 2 * 10**9, 8: 9 * 10**9})
+    keep_steps(run.preflight, {"a": MeasuredStep(circumstances={}, found=step)}, {"b": (2, "")})
     found = predicted_peaks(config, run)[TRAINING]
     assert found.origin.startswith("one step measured in this run")
     assert found.peak_bytes == 450_000_000 + 260_000_000 + 2 * 10**9

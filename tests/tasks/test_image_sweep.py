@@ -3,9 +3,10 @@
 import polars as pl
 import pytest
 
-from fvc_lib.engine.memory.preflight import PreflightReport
+from fvc_lib.engine.memory.preflight import Footprint, Prediction, PreflightReport
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import StoppedError
+from fvc_lib.services.memory.budget import MemoryBudget, StepMeasurement
 from fvc_lib.services.memory.policy import SWEEP, NoObserver
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import BATCH_SIZE_SWEEP, read_table
@@ -47,13 +48,11 @@ def measured(monkeypatch):
         sizes = [1 << power for power in range(request.largest_micro_batch.bit_length())]
         steps = {size: GB + GB * size * side**2 // 10_000 for size in sizes}
         steps = {size: taken for size, taken in steps.items() if taken < 12 * GB}
-        largest = max((size for size, taken in steps.items() if taken <= 10 * GB), default=1)
-        peak = steps.get(largest)
-        planned = request.largest_micro_batch
-        return PreflightReport(
-            planned, largest if steps else planned, peak, peak, 10 * GB, "by design", 0, 0, steps, False, 0.1,
-            "" if steps else "no answer within 1 s", dict.fromkeys(steps, side / 1000),
-        )  # fmt: skip
+        found = StepMeasurement(step_bytes=steps, seconds_per_sample=dict.fromkeys(steps, side / 1000))
+        planned, of_10_gb = request.largest_micro_batch, MemoryBudget(10 * GB, "by design")
+        prediction = Prediction(found, Footprint(0, True, 0), planned, of_10_gb)
+        micro_batch, problem = prediction.decision("" if steps else "no answer within 1 s")
+        return PreflightReport(**vars(prediction), micro_batch=micro_batch, problem=problem)
 
     monkeypatch.setattr(module, "preflight", preflight)
     return asked

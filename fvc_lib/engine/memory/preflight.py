@@ -12,23 +12,18 @@ report says so and the training goes on: it halves its micro-batch on its own wh
 from __future__ import annotations
 
 import base64
-import ctypes
-import gc
-import logging
 import os
 import pickle
 import platform
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import torch
-from pydantic import BaseModel
 
 from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice
@@ -40,15 +35,21 @@ from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper, recompute_activations
 from fvc_lib.engine.task import Batch, Task
 from fvc_lib.engine.training_state import copy_weights
-from fvc_lib.services.atomic_files import sha256_of_json, write_json
+from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.checkpoint_files import copied_to_cpu
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory import budget as memory_budget
-from fvc_lib.services.memory.budget import MEASURING_BYTES, MemoryBudget
+from fvc_lib.services.memory.budget import (
+    MEASURING_BYTES,
+    Decision,
+    MeasuredStep,
+    MemoryBudget,
+    StepMeasurement,
+    keep_steps,
+    read_steps,
+)
 from fvc_lib.services.memory.policy import memory_advice
-
-_logger = logging.getLogger(__name__)
 
 TIME_LIMIT_SECONDS = 120.0
 PREFETCHED_BATCHES = 2  # torch's loader keeps so many effective batches ready per process
@@ -59,8 +60,6 @@ _STEPS = 2  # the first allocates the optimizer's state, the second meets a heap
 # what was never allocated (oneDNN, in 5 of 60 tries).
 _MEMORY_DEATHS = ("SIGKILL", "SIGABRT", "SIGBUS", "SIGSEGV")
 
-Decision = tuple[int, str]  # micro-batch, and why something could not be measured
-
 
 @dataclass(frozen=True)
 class StepRequest:
@@ -69,8 +68,7 @@ class StepRequest:
     task: Task  # must be picklable to be measured
     micro_batch: int  # samples at once, as planned
     effective_batch_size: int  # samples per optimizer step; so many are loaded at once
-    device: str = "auto"  # ``cpu``, ``cuda``, ``cuda:0``, ``mps`` or ``auto``
-    amp: str = "auto"  # ``auto`` or ``off``, as ``resolve_device`` takes it
+    compute: ComputeDevice
     gradient_checkpointing: bool = False
     num_workers: int = 0  # loader processes
     num_ranks: int = 1  # with so many samples each, where samples are compared: with those of all ranks
@@ -86,78 +84,157 @@ class StepRequest:
         """What the planned micro-batch comes to: no more than an effective batch."""
         return max(1, min(self.micro_batch, self.samples_per_step))
 
-    @property
-    def compute(self) -> ComputeDevice:
-        """The resolved device; a UsageError where it is not there."""
-        return devices.resolve_device(self.device.partition(":")[0], self.amp)
+
+# --- From a few measured steps to the peak of a training and to the micro-batch that fits.
 
 
 @dataclass(frozen=True)
-class PreflightReport:
+class Footprint:
+    """The training process before it trains."""
+
+    resident_bytes: int  # its memory now (on CUDA: what it holds on the device)
+    trained_before: bool  # whether the libraries of a first training are loaded already, and so counted in it
+    num_workers: int  # loader processes
+    after_training_bytes: int = 0  # what the process will add when training is over: room that the training must leave
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was measured, before a training that is planned so and within a budget."""
+
+    found: StepMeasurement
+    footprint: Footprint
+    micro_batch_planned: int  # no more than an effective batch
+    budget: MemoryBudget
+
+    def peak_bytes(self, micro_batch: int) -> int | None:
+        """At the peak of a training, with what its loader processes do not share; None where no step was measured."""
+        step = estimate(self.found.step_bytes, micro_batch)
+        if step is None:
+            return None
+        first_use = 0 if self.footprint.trained_before else self.found.first_use_bytes
+        workers = self.footprint.num_workers * self.found.worker_bytes
+        return self.footprint.resident_bytes + first_use + step + workers
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Room that the budget must have beside the peak: while it trains for the effective batches that wait in shared
+        memory, which a control group counts and no process's resident memory; later for what comes after training.
+        """
+        waiting = self.footprint.num_workers * PREFETCHED_BATCHES * self.found.batch_bytes
+        return max(waiting, self.footprint.after_training_bytes)
+
+    def has_room(self, peak_bytes: int | None) -> bool:
+        """Whether that, where it is known, leaves the reserved room."""
+        return peak_bytes is not None and peak_bytes + self.reserved_bytes <= self.budget.total_bytes
+
+    def fitting_micro_batch(self) -> int | None:
+        """The largest up to the planned one that ran and whose predicted peak leaves the reserved room; or None."""
+        ran = [size for size in self.found.step_bytes if size <= self.micro_batch_planned]
+        return max((size for size in ran if self.has_room(self.peak_bytes(size))), default=None)
+
+    def next_to_measure(self) -> int | None:
+        """1, 2, 4 and so on up to the planned one, as long as what was measured says that it will fit; None: that is
+        all. Never more than twice the largest that ran: from 1 and 2 alone the peak at 8 was once put 40 % too low.
+        """
+        planned, ran = self.micro_batch_planned, self.found.step_bytes
+        smallest_failure = min(self.found.failures, default=planned + 1)
+        due = next((size for size in _sizes(planned) if size not in ran and size < smallest_failure), None)
+        if due is None or (planned in ran and self.fitting_micro_batch() == planned):
+            return None
+        peak = self.peak_bytes(1 if len(ran) < 2 else due)
+        return due if peak is None or self.has_room(peak) else None
+
+    def decision(self, problem: str) -> Decision:
+        """``problem``: why no more was measured."""
+        fitting = self.fitting_micro_batch()
+        if fitting is not None or self.found.step_bytes or self.found.failures:
+            return fitting or 1, problem
+        if problem:  # not for want of memory: the training tries as planned
+            return self.micro_batch_planned, problem
+        # There is little room for steps, and the least gives the same result.
+        return (
+            1,
+            f"the budget of {_size(self.budget.total_bytes)} has no room for a process that measures beside this one",
+        )
+
+
+@dataclass(frozen=True)
+class PreflightReport(Prediction):
     """What was predicted and decided."""
 
-    micro_batch_planned: int  # no more than an effective batch
     micro_batch: int  # to begin with
-    predicted_peak_bytes: int | None  # with ``micro_batch``; None when nothing could be measured
-    planned_peak_bytes: int | None  # the same with ``micro_batch_planned``
-    budget_bytes: int  # the budget
-    budget_origin: str  # who set it
-    baseline_bytes: int  # the training process before, without memory that it holds and nothing uses
-    reserved_bytes: int  # room that the budget must have beside the peak
-    step_bytes_by_micro_batch: Mapping[int, int]  # measured, above what any training keeps
-    reused: bool  # nothing was measured for this report; an earlier measurement served
-    seconds: float  # it took
     problem: str = ""  # why something could not be measured; empty when all went well
-    seconds_per_sample: Mapping[int, float] = field(default_factory=dict)  # of a training step, by micro-batch
+    reused: bool = False  # nothing was measured for this report; an earlier measurement served
+
+    @property
+    def predicted_peak_bytes(self) -> int | None:
+        """With ``micro_batch``; None when nothing could be measured."""
+        return self.peak_bytes(self.micro_batch)
 
     @property
     def fits(self) -> bool:
         """Whether the training is predicted to leave the reserved room within the budget."""
-        return self._has_room(self.predicted_peak_bytes)
-
-    def peak_of(self, micro_batch: int) -> int | None:
-        """The predicted peak in bytes with a ``micro_batch`` that was measured; None for others."""
-        steps = self.step_bytes_by_micro_batch
-        if self.predicted_peak_bytes is None or micro_batch not in steps or self.micro_batch not in steps:
-            return None
-        return self.predicted_peak_bytes - steps[self.micro_batch] + steps[micro_batch]
+        return self.has_room(self.predicted_peak_bytes)
 
     def message(self) -> str:
         """One sentence for the log and the notebook."""
-        budget = f"the budget of {_size(self.budget_bytes)} ({self.budget_origin})"
-        lowered = self.micro_batch < self.micro_batch_planned
+        chosen, planned = f"micro-batch {self.micro_batch}", self.micro_batch_planned
+        lowered = self.micro_batch < planned
         same = " The effective batch stays the same." if lowered else ""
         if self.predicted_peak_bytes is None:
             return (
-                f"memory preflight: could not be measured ({self.problem}): going on with micro-batch "
-                f"{self.micro_batch} and without a prediction.{same}"
+                f"memory preflight: could not be measured ({self.problem}): going on with {chosen} and without a "
+                f"prediction.{same}"
             )
+        budget = f"the budget of {_size(self.budget.total_bytes)} ({self.budget.origin})"
         peak = f"predicted peak {_size(self.predicted_peak_bytes)}"
         aside = f" Not all was measured: {self.problem}." if self.problem else ""
         if self.fits and not lowered:
-            return f"memory preflight: {peak} with micro-batch {self.micro_batch}, within {budget}.{aside}"
+            return f"memory preflight: {peak} with {chosen}, within {budget}.{aside}"
         if self.reserved_bytes:
             reserved = _size(self.reserved_bytes)
             budget += f", of which {reserved} are kept for waiting batches or what comes after training"
         if not self.fits:
-            before, advice = "", memory_advice("sample")
-            if not self._has_room(self.baseline_bytes):  # no batch is to blame
-                before, advice = f" ({_size(self.baseline_bytes)} before any batch)", memory_advice("elsewhere")
+            held, before, advice = self.footprint.resident_bytes, "", memory_advice("sample")
+            if not self.has_room(held):  # no batch is to blame
+                before, advice = f" ({_size(held)} before any batch)", memory_advice("elsewhere")
             return (
-                f"memory preflight: {peak}{before} even with micro-batch {self.micro_batch} is over {budget}; the "
-                f"training tries all the same. If it runs out of memory: {advice}{aside}"
+                f"memory preflight: {peak}{before} even with {chosen} is over {budget}; the training tries all the "
+                f"same. If it runs out of memory: {advice}{aside}"
             )
-        objection = "ran out of memory when it was measured"
-        if self.planned_peak_bytes is not None and not self._has_room(self.planned_peak_bytes):
-            estimated = "" if self.micro_batch_planned in self.step_bytes_by_micro_batch else ", estimated"
-            objection = f"(predicted peak {_size(self.planned_peak_bytes)}{estimated}) does not fit {budget}"
+        objection, too_much = "ran out of memory when it was measured", self.peak_bytes(planned)
+        if too_much is not None and not self.has_room(too_much):
+            estimated = "" if planned in self.found.step_bytes else ", estimated"
+            objection = f"(predicted peak {_size(too_much)}{estimated}) does not fit {budget}"
         return (
-            f"memory preflight: micro-batch {self.micro_batch_planned} {objection}; lowered to {self.micro_batch}, "
-            f"{peak}.{same}{aside}"
+            f"memory preflight: micro-batch {planned} {objection}; lowered to {self.micro_batch}, {peak}.{same}{aside}"
         )
 
-    def _has_room(self, peak_bytes: int | None) -> bool:
-        return peak_bytes is not None and peak_bytes + self.reserved_bytes <= self.budget_bytes
+
+def estimate(measured: Mapping[int, int], micro_batch: int) -> int | None:
+    """``measured`` at ``micro_batch``: as measured, else on the line through the two largest that were (from one alone
+    as proportional, which is more than will be needed), and never less than a smaller one was measured to take.
+    """
+    if micro_batch in measured or not measured:
+        return measured.get(micro_batch)
+    if len(measured) == 1:
+        ((size, taken),) = measured.items()
+        return taken * max(1, -(-micro_batch // size))
+    low, high = sorted(measured)[-2:]
+    line = measured[low] + (measured[high] - measured[low]) / (high - low) * (micro_batch - low)
+    return max([0, round(line), *(taken for size, taken in measured.items() if size < micro_batch)])
+
+
+def _sizes(planned: int) -> list[int]:
+    return [*(1 << power for power in range((planned - 1).bit_length())), planned]
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
+# --- In the process that is going to train.
 
 
 def preflight(
@@ -179,46 +256,34 @@ def preflight(
         baseline_bytes: resident memory of this process now; on CUDA the device is asked instead.
         store: JSON file that keeps measurements and decisions; None: measure and keep nothing.
         time_limit_seconds: for each micro-batch.
-
-    Raises:
-        UsageError: the requested device is not there.
     """
-    started = time.monotonic()
-    planned, footprint = request.largest_micro_batch, footprint_of(request, baseline_bytes)
-    found, micro_batch, problem, reused = StepMeasurement(), planned, "", False
+    planned, reused = request.largest_micro_batch, False
+    prediction = Prediction(StepMeasurement(), footprint_of(request, baseline_bytes), planned, budget)
+    decision: Decision | None
     try:
         described = circumstances(request)
     except FvcError as error:  # a sample that cannot be read: the training meets it too, and says what to do
-        problem = str(error)
+        decision = planned, str(error)
     else:
-        key, stored = sha256_of_json(described), read_stored(store)
+        key, stored = sha256_of_json(described), read_steps(store)
         decision_key = sha256_of_json([key, planned, budget.total_bytes, request.num_workers])
         known, decision = stored.measurements.get(key), stored.decisions.get(decision_key)
-        found, reused = known.found if known else found, known is not None
+        if known is not None:
+            prediction = replace(prediction, found=known.found)
+            reused = decision is not None or prediction.next_to_measure() is None
         if known is None or decision is None:
-            reused = reused and next_to_measure(found, footprint, planned, budget.total_bytes) is None
+            problem = ""
             if not reused:
-                measured, problem = _measured(request, footprint, budget.total_bytes, time_limit_seconds)
+                measured, problem = _measured(request, replace(prediction, found=StepMeasurement()), time_limit_seconds)
                 # One that was cut short does not replace one that came further.
-                found = max(measured, found, key=lambda each: max(each.step_bytes, default=0))
-            decision = _decision(found, footprint, planned, budget.total_bytes, problem)
-            keep(store, {key: Measured(circumstances=described, found=found)}, {decision_key: decision})
-        micro_batch, problem = decision
-    return PreflightReport(
-        micro_batch_planned=planned,
-        micro_batch=micro_batch,
-        predicted_peak_bytes=predicted_peak(found, footprint, micro_batch),
-        planned_peak_bytes=predicted_peak(found, footprint, planned),
-        budget_bytes=budget.total_bytes,
-        budget_origin=budget.origin,
-        baseline_bytes=footprint.resident_bytes,
-        reserved_bytes=reserved_bytes(found, footprint),
-        step_bytes_by_micro_batch=found.step_bytes,
-        reused=reused,
-        seconds=time.monotonic() - started,
-        problem=problem,
-        seconds_per_sample=found.seconds_per_sample,
-    )
+                found = max(measured, prediction.found, key=lambda each: max(each.step_bytes, default=0))
+                prediction = replace(prediction, found=found)
+            decision = prediction.decision(problem)
+            keep_steps(
+                store, {key: MeasuredStep(circumstances=described, found=prediction.found)}, {decision_key: decision}
+            )
+    micro_batch, problem = decision
+    return PreflightReport(**vars(prediction), micro_batch=micro_batch, problem=problem, reused=reused)
 
 
 def footprint_of(request: StepRequest, baseline_bytes: int) -> Footprint:
@@ -226,7 +291,7 @@ def footprint_of(request: StepRequest, baseline_bytes: int) -> Footprint:
     device = request.compute.device
     if device.type == "cuda":
         return Footprint(torch.cuda.memory_allocated(device), trained_before=False, num_workers=0)
-    give_back_unused()  # what an earlier training left free the next one uses again: not to be counted twice
+    devices.give_back_unused()  # what an earlier training left free the next one uses again: not to be counted twice
     batches = -(-len(request.task.training_data) // request.effective_batch_size)
     return Footprint(
         resident_bytes=min(baseline_bytes, int(psutil.Process().memory_info().rss)),
@@ -236,33 +301,22 @@ def footprint_of(request: StepRequest, baseline_bytes: int) -> Footprint:
     )
 
 
-def _decision(found: StepMeasurement, footprint: Footprint, planned: int, budget_bytes: int, problem: str) -> Decision:
-    fitting = fitting_micro_batch(found, footprint, planned, budget_bytes)
-    if fitting is not None or found.step_bytes or found.failures:
-        return fitting or 1, problem
-    if problem:  # not for want of memory: the training tries as planned
-        return planned, problem
-    # There is little room for steps, and the least gives the same result.
-    return 1, f"the budget of {_size(budget_bytes)} has no room for a process that measures beside this one"
-
-
-def _measured(
-    request: StepRequest, footprint: Footprint, budget_bytes: int, time_limit_seconds: float
-) -> tuple[StepMeasurement, str]:
+def _measured(request: StepRequest, prediction: Prediction, time_limit_seconds: float) -> tuple[StepMeasurement, str]:
     """What a child process found, and why it found no more (empty when it was done, or had no room)."""
-    device, planned, found, problem = request.compute.device, request.largest_micro_batch, StepMeasurement(), ""
-    if device.type != "cuda" and footprint.resident_bytes + MEASURING_BYTES > budget_bytes:
+    device, found, problem = request.compute.device, prediction.found, ""
+    budget_bytes, held_bytes = prediction.budget.total_bytes, prediction.footprint.resident_bytes
+    if device.type != "cuda" and held_bytes + MEASURING_BYTES > budget_bytes:
         return found, ""  # the budget may be a limit that kills, so what will not fit is not started
-    beside = footprint
     free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     try:
-        job = pickle.dumps((request, torch.get_num_threads(), budget_bytes - footprint.resident_bytes, free_bytes))
+        job = pickle.dumps((request, torch.get_num_threads(), budget_bytes - held_bytes, free_bytes))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return found, f"the task cannot be sent to another process: {error}"
-    sizes, first = _sizes(planned), (sys.path, base64.b64encode(job).decode())
+    sizes, first = _sizes(prediction.micro_batch_planned), (sys.path, base64.b64encode(job).decode())
     answers = run_isolated(
         f"{__name__}:measure", [first, *sizes], workers=1, timeout_seconds=time_limit_seconds, memory_bytes=None
     )
+    beside = prediction
     try:
         for size, answer in zip((0, *sizes), answers, strict=False):
             if answer.failure:
@@ -272,16 +326,16 @@ def _measured(
                     problem = f"the measuring process died with micro-batch {size}: {problem}"
                 break
             if not size:
-                *loaded, own_bytes = answer.value
-                found, here = StepMeasurement(*loaded), footprint.resident_bytes + own_bytes
-                beside = replace(footprint, resident_bytes=here, trained_before=True, num_workers=0)
+                found.first_use_bytes, found.batch_bytes, found.worker_bytes, own_bytes = answer.value
+                beside = replace(prediction, footprint=Footprint(held_bytes + own_bytes, True, 0))
             elif isinstance(answer.value, str):
                 found.failures[size] = answer.value
             else:
                 found.step_bytes[size], found.seconds_per_sample[size] = answer.value
-            following = next_to_measure(found, footprint, planned, budget_bytes)
+            following = prediction.next_to_measure()
             # A step may fit alone and not beside the measuring process, whose first needs room for it as it stands.
-            if following is None or (predicted_peak(found, beside, following) or beside.resident_bytes) > budget_bytes:
+            its_peak = following and (beside.peak_bytes(following) or beside.footprint.resident_bytes)
+            if not its_peak or not beside.has_room(its_peak):
                 break
     except (FvcError, OSError) as error:  # the process cannot even be started
         problem = str(error)
@@ -293,99 +347,6 @@ def _measured(
         advice = memory_advice("comparison" if comparing else "sample", recomputes=request.gradient_checkpointing)
         problem = f"{what} {found.failures[1]}; if the training does too: {advice.removesuffix('.')}"
     return found, problem
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.2f} GB"
-
-
-# --- From a few measured steps to the peak of a training and to the micro-batch that fits.
-
-
-@dataclass
-class StepMeasurement:
-    """What a child process found, in bytes: on CUDA of the device's memory, elsewhere resident in main memory."""
-
-    first_use_bytes: int = 0  # what the first training of any process loads and keeps (libraries; on CUDA the context)
-    batch_bytes: int = 0  # one effective batch as the loader hands it over
-    worker_bytes: int = 0  # of one loader process, what it does not share with its parent
-    step_bytes: dict[int, int] = field(default_factory=dict)  # by micro-batch, the peak of training steps above that
-    seconds_per_sample: dict[int, float] = field(default_factory=dict)  # by micro-batch, of a training step
-    failures: dict[int, str] = field(default_factory=dict)  # by micro-batch, why it could not run: out of memory
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """The training process before it trains."""
-
-    resident_bytes: int  # its memory now (on CUDA: what it holds on the device)
-    trained_before: bool  # whether the libraries of a first training are loaded already, and so counted in it
-    num_workers: int  # loader processes
-    after_training_bytes: int = 0  # what the process will add when training is over: room that the training must leave
-
-
-def predicted_peak(found: StepMeasurement, footprint: Footprint, micro_batch: int) -> int | None:
-    """Bytes at the peak of a training and what its loader processes do not share; None where no step was measured."""
-    step = estimate(found.step_bytes, micro_batch)
-    if step is None:
-        return None
-    first_use = 0 if footprint.trained_before else found.first_use_bytes
-    return footprint.resident_bytes + first_use + step + footprint.num_workers * found.worker_bytes
-
-
-def reserved_bytes(found: StepMeasurement, footprint: Footprint) -> int:
-    """Room that the budget must have beside the predicted peak: while it trains for the effective batches that wait in
-    shared memory, which a control group counts and no process's resident memory; later for what comes after training.
-    """
-    waiting = footprint.num_workers * PREFETCHED_BATCHES * found.batch_bytes
-    return max(waiting, footprint.after_training_bytes)
-
-
-def estimate(measured: Mapping[int, int], micro_batch: int) -> int | None:
-    """``measured`` at ``micro_batch``: as measured, else on the line through the two largest that were (from one alone
-    as proportional, which is more than will be needed), and never less than a smaller one was measured to take.
-    """
-    if micro_batch in measured or not measured:
-        return measured.get(micro_batch)
-    if len(measured) == 1:
-        ((size, taken),) = measured.items()
-        return taken * max(1, -(-micro_batch // size))
-    low, high = sorted(measured)[-2:]
-    line = measured[low] + (measured[high] - measured[low]) / (high - low) * (micro_batch - low)
-    return max([0, round(line), *(taken for size, taken in measured.items() if size < micro_batch)])
-
-
-def fitting_micro_batch(found: StepMeasurement, footprint: Footprint, planned: int, budget_bytes: int) -> int | None:
-    """The largest up to ``planned`` that ran and whose predicted peak leaves the reserved room; or None."""
-    room = budget_bytes - reserved_bytes(found, footprint)
-    peaks = {size: predicted_peak(found, footprint, size) or 0 for size in found.step_bytes}
-    return max((size for size, peak in peaks.items() if size <= planned and peak <= room), default=None)
-
-
-def next_to_measure(found: StepMeasurement, footprint: Footprint, planned: int, budget_bytes: int) -> int | None:
-    """1, 2, 4 and so on up to ``planned``, as long as what was measured says that it will fit; None: that is all.
-
-    Never more than twice the largest that ran: from 1 and 2 alone the peak at 8 was once put 40 % too low.
-    """
-    smallest_failure = min(found.failures, default=planned + 1)
-    due = next((size for size in _sizes(planned) if size not in found.step_bytes and size < smallest_failure), None)
-    if due is None or (
-        planned in found.step_bytes and fitting_micro_batch(found, footprint, planned, budget_bytes) == planned
-    ):
-        return None
-    peak = predicted_peak(found, footprint, min(due, 1) if len(found.step_bytes) < 2 else due)
-    return due if peak is None or peak + reserved_bytes(found, footprint) <= budget_bytes else None
-
-
-def _sizes(planned: int) -> list[int]:
-    return [*(1 << power for power in range((planned - 1).bit_length())), planned]
-
-
-def give_back_unused() -> None:
-    """Collect garbage and return the C library's free memory to the system: a training leaves hundreds of MB of it."""
-    gc.collect()
-    with suppress(OSError, AttributeError):  # glibc only
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 # --- The child process: a little of the real training. It may die.
@@ -447,7 +408,7 @@ class StepProbe:
     def step(self, micro_batch: int) -> tuple[int, float] | str:
         """The peak in bytes above ``begin`` and the seconds per sample of training steps, or why they do not fit."""
         device = self._compute.device
-        give_back_unused()
+        devices.give_back_unused()
         devices.release_cached_memory(device)
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -459,20 +420,17 @@ class StepProbe:
             if not (isinstance(error, StepLostError) or is_out_of_memory(error)):
                 raise
             return str(error).partition("\n")[0] or type(error).__name__
-        peak = devices.peak_device_bytes(device)
-        peak = memory_budget.peak_rss_bytes() + self._driver_bytes() if peak is None else peak
-        return max(0, peak - self._reference), seconds
+        return max(0, self._held(peak=True) - self._reference), seconds
 
-    def _held(self) -> int:
+    def _held(self, *, peak: bool = False) -> int:
         """Memory of this process that a training runs out of: resident memory, on CUDA what torch has allocated there;
         what the driver of Apple's GPU keeps is main memory, too.
         """
-        if self._compute.device.type == "cuda":
-            return torch.cuda.memory_allocated(self._compute.device)
-        return int(psutil.Process().memory_info().rss) + self._driver_bytes()
-
-    def _driver_bytes(self) -> int:
-        return torch.mps.driver_allocated_memory() if self._compute.device.type == "mps" else 0
+        device = self._compute.device
+        if device.type == "cuda":
+            return torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)
+        of_driver = torch.mps.driver_allocated_memory() if device.type == "mps" else 0
+        return of_driver + (memory_budget.peak_rss_bytes() if peak else int(psutil.Process().memory_info().rss))
 
     def _train_a_little(self, micro_batch: int) -> float:
         """Train as the engine does, with the best epoch's weights and a checkpoint's copy beside, two micro-batches at
@@ -484,21 +442,22 @@ class StepProbe:
             model = request.task.build_model().to(device).train()
             if request.gradient_checkpointing:
                 recompute_activations(model)
-            settings: dict[str, Any] = {"learning_rate": 1e-6, "weight_decay": 0.0, "max_gradient_norm": 1.0}
-            settings["ema_decay"] = 0.5 * request.averages
-            stepper = Stepper(model, precision, **settings, device=device)
+            stepper = Stepper(
+                model, precision, learning_rate=1e-6, weight_decay=0.0, max_gradient_norm=1.0, device=device,
+                ema_decay=0.5 * request.averages,
+            )  # fmt: skip
             transaction = BatchTransaction(
                 request.task, model, precision, device, report=_refuse, shared=_AllRanksSamples(request)
             )
             beside: list[Any] = [copy_weights(model)]
             for batch in _batches(request, _STEPS):
                 part = batch.part(0, 2 * micro_batch)
-                started = _now(device)
+                started = devices.finished_at(device)
                 result = transaction.gradients(part, micro_batch, min(micro_batch, len(part)))
-                computed = _now(device)
+                computed = devices.finished_at(device)
                 if is_usable(result.loss):
                     stepper.take(result, 1e-6)
-                seconds = (computed - started) / len(part) + (_now(device) - computed) / len(batch)
+                seconds = (computed - started) / len(part) + (devices.finished_at(device) - computed) / len(batch)
                 beside[1:] = [copied_to_cpu([model.state_dict(), stepper.state_dict()])]
         return seconds
 
@@ -541,23 +500,11 @@ def _batches(request: StepRequest, count: int, num_workers: int = 0) -> Iterator
 
 def _worker_bytes(request: StepRequest) -> int:
     """What a loader process holds and does not share with its parent once its effective batches wait ready."""
-    tree, idle = memory_budget.ProcessTree(), 0
     batches = _batches(request, 3, num_workers=1)
     for _ in range(3):  # the last one is taken: nothing is left to be made, and the process still there
         next(batches)
-        memory = tree.measure()
-        idle = memory.tree_bytes - memory.rss_bytes
-    return max(0, idle)
-
-
-def _now(device: torch.device) -> float:
-    """Monotonic seconds, once the device has done what was begun."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-    return time.perf_counter()
-
-
-# --- The file of measurements and decisions.
+    memory = memory_budget.ProcessTree().measure()
+    return max(0, memory.tree_bytes - memory.rss_bytes)
 
 
 def circumstances(request: StepRequest) -> dict[str, Any]:
@@ -586,42 +533,3 @@ def circumstances(request: StepRequest) -> dict[str, Any]:
         "platform": platform.platform(),
         "allocator": allocator,
     }
-
-
-class Measured(BaseModel):
-    """What was found, and for a reader's eyes under which circumstances."""
-
-    circumstances: dict[str, Any]
-    found: StepMeasurement
-
-
-class Stored(BaseModel):
-    """A file of measurements by the hash of their circumstances, and of decisions by that and the budget."""
-
-    format: Literal[3] = 3
-    measurements: dict[str, Measured]
-    decisions: dict[str, Decision]
-
-
-def read_stored(path: Path | None) -> Stored:
-    """What ``path`` holds; nothing without one, or where it cannot be read, which the log says."""
-    if path is not None and path.exists():
-        try:
-            return Stored.model_validate_json(path.read_bytes())
-        except (OSError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            _logger.warning("%s: not a preflight file (%s); measuring again", path, reason)
-    return Stored(measurements={}, decisions={})
-
-
-def keep(path: Path | None, measurements: Mapping[str, Measured], decisions: Mapping[str, Decision]) -> None:
-    """Add them to the file at ``path``, if any; one that cannot be written costs a measurement, never the run."""
-    if path is None:
-        return
-    stored = read_stored(path)  # again: another fold may have written meanwhile
-    stored.measurements.update(measurements)
-    stored.decisions.update(decisions)
-    try:
-        write_json(path, stored.model_dump(mode="json"))
-    except OSError as error:
-        _logger.warning("%s: not written (%s); the next fold measures again", path, error.strerror or error)

@@ -182,8 +182,7 @@ def planned_micro_batch(
         task,
         settings.micro_batch,
         -(-settings.effective_batch_size // num_ranks),
-        device=compute.device.type,
-        amp=config.amp,
+        compute,
         gradient_checkpointing=settings.gradient_checkpointing,
         num_workers=settings.num_workers,
         num_ranks=num_ranks,
@@ -199,16 +198,16 @@ def planned_micro_batch(
         observer.at("setup")
     lowered = report.micro_batch < report.micro_batch_planned
     _logger.log(logging.INFO if report.fits and not lowered else logging.WARNING, report.message())
-    largest = report.step_bytes_by_micro_batch.get(report.micro_batch)
+    largest = report.found.step_bytes.get(report.micro_batch)
     observer.event(
         "preflight",
         report.message(),
         predicted_peak_mb=_megabytes(report.predicted_peak_bytes),
-        budget_mb=_megabytes(report.budget_bytes),
+        budget_mb=_megabytes(report.budget.total_bytes),
         micro_batch_planned=report.micro_batch_planned,
         micro_batch=report.micro_batch,
         measured_step_mb=_megabytes(largest),
-        baseline_mb=_megabytes(report.baseline_bytes),
+        baseline_mb=_megabytes(report.footprint.resident_bytes),
         reused=report.reused,
     )
     # An effective batch smaller than the micro-batch is no reason to plan a smaller one.

@@ -4,7 +4,6 @@ Measured is better than computed, and this run better than another: what a stage
 with the same memory-relevant parameters took, else one step of training tried out, else a kernel with its imports.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,18 +113,15 @@ def _of_training(config: RunConfig, run: RunPaths | None, measure: Measure | Non
 
 def _measured_step(preflight: Path, num_workers: int) -> int | None:
     """What a training adds to its kernel by ``memory/preflight.json``; None where that says nothing."""
-    try:
-        document = json.loads(preflight.read_bytes())
-        chosen = max(int(each["micro_batch"]) for each in document["decisions"].values())
-        found = [each["found"] for each in document["measurements"].values()]
-        tried = [(each, int(step)) for each in found for n, step in each["step_bytes"].items() if int(n) <= chosen]
-        return max(
-            step
-            + max(memory_budget.MEASURING_BYTES, int(each["first_use_bytes"]) + num_workers * int(each["worker_bytes"]))
-            for each, step in tried
-        )
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return None
+    stored = memory_budget.read_steps(preflight)
+    chosen = max((micro_batch for micro_batch, _ in stored.decisions.values()), default=0)
+    found = [each.found for each in stored.measurements.values()]
+    tried = [(each, step) for each in found for size, step in each.step_bytes.items() if size <= chosen]
+    beside = memory_budget.MEASURING_BYTES
+    return max(
+        (step + max(beside, each.first_use_bytes + num_workers * each.worker_bytes) for each, step in tried),
+        default=None,
+    )
 
 
 # One memory budget for several kernels at once: who gets how much, and how many fit.

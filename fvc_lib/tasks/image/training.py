@@ -306,8 +306,7 @@ def _measured(
         task = copy.copy(training.task)
         vars(task).update(training_data=images, validation_data=images)
         request = StepRequest(
-            task, largest, effective,
-            device=compute.device.type, amp=config.amp, gradient_checkpointing=settings.gradient_checkpointing,
+            task, largest, effective, compute, gradient_checkpointing=settings.gradient_checkpointing,
             num_workers=settings.num_workers, averages=settings.ema_decay > 0,
         )  # fmt: skip
         held = int(psutil.Process().memory_info().rss)
@@ -322,14 +321,15 @@ def _measured(
 
 
 def _outcome(report: PreflightReport, batch_size: int, num_samples: int) -> dict[str, object]:
-    peak = report.peak_of(batch_size)
-    if peak is None:
-        known = bool(report.step_bytes_by_micro_batch) or report.micro_batch < batch_size  # larger than what fits
+    steps, budget = report.found.step_bytes, report.budget
+    peak = report.peak_bytes(batch_size)
+    if peak is None or batch_size not in steps:
+        known = bool(steps) or report.micro_batch < batch_size  # larger than what fits
         return {"fits": False if known else None, "peak_bytes": None, "seconds_per_epoch": None,
                 "detail": report.problem or "smaller batches show that it would not fit"}  # fmt: skip
-    fits = peak + report.reserved_bytes <= report.budget_bytes
-    seconds = report.seconds_per_sample[batch_size] * num_samples
-    detail = "" if fits else f"over the budget of {report.budget_bytes / 1e9:.2f} GB ({report.budget_origin})"
+    fits = report.has_room(peak)
+    seconds = report.found.seconds_per_sample[batch_size] * num_samples
+    detail = "" if fits else f"over the budget of {budget.total_bytes / 1e9:.2f} GB ({budget.origin})"
     return {"fits": fits, "peak_bytes": peak, "seconds_per_epoch": seconds, "detail": detail}
 
 

@@ -85,6 +85,7 @@ def step_request(config: RunConfig) -> StepRequest:
         UsageError: there is no such model.
     """
     from fvc_lib.detectors.weights import without_folds
+    from fvc_lib.engine.device import resolve_device
     from fvc_lib.engine.memory.preflight import StepRequest
     from fvc_lib.tasks.video.data import ClipDataset, ClipRow
     from fvc_lib.tasks.video.task import VideoTask, engine_settings
@@ -96,8 +97,7 @@ def step_request(config: RunConfig) -> StepRequest:
         VideoTask(clips, clips, config=config, weights=(1.0, 1.0), own=without_folds(config)),
         micro_batch=settings.micro_batch,
         effective_batch_size=settings.effective_batch_size,
-        device=config.device,
-        amp=config.amp,
+        compute=resolve_device(config.device, config.amp),
         gradient_checkpointing=config.gradient_checkpointing,
         num_workers=config.num_workers,
         averages=settings.ema_decay > 0,
@@ -114,13 +114,13 @@ def _peak_in_main_memory(config: RunConfig, request: StepRequest) -> int | None:
     whole = memory_budget(config.mem_gb)
     budget = MemoryBudget(max(1, whole.total_bytes - max(0, KERNEL_BYTES - held)), whole.origin)
     report = preflight(request, budget=budget, baseline_bytes=held, store=None)
-    peak = report.predicted_peak_bytes if config.memory_preflight else report.planned_peak_bytes
+    peak = report.peak_bytes(report.micro_batch if config.memory_preflight else report.micro_batch_planned)
     if peak is None:
         return None
-    training = peak - report.baseline_bytes
+    training = peak - report.footprint.resident_bytes
     beside = [0]
     if config.memory_preflight:  # which runs beside the kernel, before it trains
-        beside.append(MEASURING_BYTES + max(report.step_bytes_by_micro_batch.values(), default=0))
+        beside.append(MEASURING_BYTES + max(report.found.step_bytes.values(), default=0))
     if config.num_ranks > 1:
         return KERNEL_BYTES + config.num_ranks * (MEASURING_BYTES + training)
     return KERNEL_BYTES + max(training, *beside)
