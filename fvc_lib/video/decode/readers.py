@@ -1,7 +1,7 @@
 """Decoding chosen frames of an open video, by seeking to their groups of pictures, into upright RGB pixels."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -15,8 +15,24 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 
-from fvc_lib.video.decode.frame_table import NO_PTS, FrameTable, IntArray, Seconds, seconds_of
-from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, VideoError, VideoSource, ffmpeg_errors, open_video
+from fvc_lib.video.decode.frame_table import (
+    NO_PTS,
+    FrameTable,
+    IntArray,
+    Seconds,
+    check_not_empty,
+    read_frame_table,
+    seconds_of,
+)
+from fvc_lib.video.decode.source import (
+    CorruptVideo,
+    TruncatedVideo,
+    UnsupportedVideo,
+    VideoError,
+    VideoSource,
+    ffmpeg_errors,
+    open_video,
+)
 
 # From a decoded frame to upright planar RGB of a given size, without distortion. swscale's packed ``rgb24`` output is
 # 1.5 grey levels too dark; planar ``gbrp`` is not, so frames go through the latter.
@@ -24,7 +40,7 @@ from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, VideoError
 Pixels = npt.NDArray[np.uint8]
 
 # Bilinear widens its support when it scales down, so it does not alias; accurate rounding keeps it free of bias.
-_SCALER = (
+SCALER = (
     Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 )
 _GBRP_TO_RGB = (2, 0, 1)
@@ -134,7 +150,7 @@ class FrameConverter:
         """Fill ``out`` (3, H, W) uint8 with the frame, which was observed last, as RGB."""
         orientation, box = self.orientation, self.content_box(frame)
         stored = (box.height, box.width) if orientation.transposed else (box.width, box.height)
-        planar = self._reformatter.reformat(frame, stored[0], stored[1], "gbrp", interpolation=int(_SCALER), threads=1)
+        planar = self._reformatter.reformat(frame, stored[0], stored[1], "gbrp", interpolation=int(SCALER), threads=1)
         out[...] = 0
         content = out[:, box.top : box.top + box.height, box.left : box.left + box.width]
         for channel, plane_index in enumerate(_GBRP_TO_RGB):
@@ -467,6 +483,63 @@ def _order_and_seconds(source: VideoSource, times: list[int | None], table: Fram
         return np.arange(len(times)), np.arange(len(times)) / float(rate)
     order = np.argsort(pts, kind="stable").astype(np.int64) if table.stores_pts else np.arange(len(pts))
     return order, seconds_of(np.sort(pts), stream.time_base)
+
+
+class MissingFrames(Exception):  # noqa: N818 - no error of the video's: another look at it may find them
+    """Decoding gave other frames than the packets promised."""
+
+
+@dataclass(frozen=True)
+class SeenFrame:
+    """One of a video's frames, its place in the presentation, and the times in seconds, float64 (n,), of all n."""
+
+    source: VideoSource
+    number: int
+    frame: VideoFrame
+    times: Seconds
+
+
+def all_frames(path: Path, *, counted: bool = False) -> Generator[SeenFrame]:
+    """Every frame of a video in the order of presentation, one at a time: those that ``decode_clip`` counts.
+
+    Args:
+        path: the video.
+        counted: decode it all once before, where the packets' promise of so many frames at such times is not kept.
+
+    Raises:
+        MissingFrames: so it is, and they were not counted.
+        VideoError: the file is unreadable, truncated or corrupt, or its frames come in another order.
+    """
+    with open_video(path) as opened:
+        table = read_frame_table(opened)
+        check_not_empty(path, table)
+        shown, time_base = np.sort(table.pts[table.is_shown]), opened.stream.time_base
+    if table.damage is not None:
+        raise TruncatedVideo(path, table.damage)
+    trusted = table.trusted and not counted
+    if trusted:
+        times = seconds_of(shown, time_base)
+    else:
+        count = count_frames(path, table)
+        if count.missing is not None or not count.num_frames:
+            detail = count.missing or "it opens, but no frame can be decoded"
+            raise (CorruptVideo if count.decoder_failed or not count.num_frames else TruncatedVideo)(path, detail)
+        if (count.order != np.arange(count.num_frames)).any():
+            raise UnsupportedVideo(path, "its frames are not decoded in the order in which they are shown")
+        times = count.seconds
+    number = 0
+    with open_video(path, thorough=True) as source:
+        for frame in _decode_all(source, table):
+            if trusted and (number >= len(shown) or frame.pts != shown[number]):
+                raise MissingFrames(path)
+            if frame.is_corrupt or number >= len(times):
+                raise CorruptVideo(path, f"frame {number} is damaged")
+            yield SeenFrame(source, number, frame, times)
+            number += 1
+    if number < len(times):
+        if trusted:
+            raise MissingFrames(path)
+        raise CorruptVideo(path, "decoding it twice gives different frames")
 
 
 def first_frame(path: Path, table: FrameTable) -> VideoFrame:

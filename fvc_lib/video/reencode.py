@@ -1,0 +1,424 @@
+"""Videos written anew by a named recipe: encoded again, made smaller, blurred, cut; one frame in memory at a time.
+
+``canonical`` is one fixed encoding for all videos of a corpus, after which the container and the encoder's settings
+tell nothing any more. The others are what happens to videos on their way: how a detector stands them is measured by
+the robustness sweep. Only the pictures of the best video stream are written: no sound, no metadata, no rotation flag
+(pictures are upright), the times of the frames from 0 on, be the rate variable. Shape of pixels and colour tags stay.
+High dynamic range is not tone mapped, as nowhere here: ``decode_clip`` sees the same values before and after.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, cast
+
+import av
+import av.error
+import numpy as np
+import numpy.typing as npt
+from av.video.frame import VideoFrame
+from av.video.reformatter import ColorRange, VideoReformatter
+from av.video.stream import VideoStream
+from PIL import Image
+
+from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_file, sha256_of_json
+from fvc_lib.services.code_version import code_hash
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.video.augmentations import Blur, Noise
+from fvc_lib.video.decode.readers import SCALER, FrameConverter, MissingFrames, Orientation, all_frames
+from fvc_lib.video.decode.source import RefusedVideo, UnreadableVideo, UnsupportedVideo, VideoError, VideoSource
+
+Pixels = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is done to every frame, and how the frames are written.
+
+    Attributes:
+        name: what commands and tables call it.
+        kind: recipes of one kind differ in their level only.
+        level: how strong it is, in words with the unit.
+        codec: the encoder.
+        crf: its constant rate factor; 0: every bit is kept, so that what is done to the frames is all that changes.
+        options: of the encoder, besides.
+        scale: of width and height.
+        jpeg_quality: each frame goes through a JPEG of this quality (Pillow's scale, colour at half the resolution).
+        blur_sigma: of a Gaussian, in pixels of the video.
+        noise_sigma: of Gaussian noise, in grey levels; another pattern in every frame.
+        every: of so many frames the first stays.
+        trim_front, trim_back: share of the frames, rounded down, that is cut off; at least one frame stays.
+    """
+
+    name: str
+    kind: str
+    level: str
+    codec: str = "libx264"
+    crf: int = 0
+    options: tuple[tuple[str, str], ...] = ()
+    scale: Fraction = Fraction(1)
+    jpeg_quality: int | None = None
+    blur_sigma: float = 0
+    noise_sigma: float = 0
+    every: int = 1
+    trim_front: float = 0
+    trim_back: float = 0
+
+    @property
+    def is_available(self) -> bool:
+        """Whether this PyAV has the encoder."""
+        try:
+            av.codec.Codec(self.codec, "w")
+        except (ValueError, av.error.FFmpegError):
+            return False
+        return True
+
+    @property
+    def digest(self) -> str:
+        """Hex SHA-256 of all that decides a file besides the video's content: recipe, code, and PyAV's build."""
+        fields = {**asdict(self), "scale": str(self.scale)}
+        return sha256_of_json([fields, code_hash(__name__, "fvc_lib.video"), av.__version__])
+
+    def chosen(self, num_frames: int) -> range:
+        """The places, of so many in the order of presentation, that stay."""
+        first = min(int(num_frames * self.trim_front), num_frames - 1)
+        end = max(num_frames - int(num_frames * self.trim_back), first + 1)
+        return range(first, end, self.every)
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the frames are written bit by bit."""
+        return self.crf == 0
+
+    @property
+    def changes_pixels(self) -> bool:
+        """Whether frames are looked at as RGB."""
+        return bool(self.jpeg_quality or self.blur_sigma or self.noise_sigma)
+
+
+# Without macroblock trees: with them x264 gives other bytes from one call to the next at 96 x 64, 112 x 112 and
+# 320 x 240 pixels (core 165, its vector code reads what nobody wrote), and a run could not be repeated.
+_X264 = (("preset", "medium"), ("mbtree", "0"))
+_CLOSED_16 = (("g", "16"), ("keyint_min", "16"), ("sc_threshold", "0"), ("flags", "+cgop"))
+_X265 = (("preset", "medium"), ("x265-params", "pools=none:frame-threads=1:log-level=none"))
+
+RECIPES: Mapping[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("canonical", "canonical", "H.264 CRF 23", "libx264", 23, _X264 + _CLOSED_16),
+        Recipe("lossless", "lossless", "no change"),
+        *(
+            Recipe(f"h264_crf{crf}", "h264", f"CRF {crf}", "libx264", crf, _X264) for crf in (23, 28, 35, 40)
+        ),
+        Recipe("h265_crf28", "h265", "CRF 28", "libx265", 28, _X265),
+        Recipe("size_half", "size", "1/2 width and height", scale=Fraction(1, 2)),
+        Recipe("size_quarter", "size", "1/4 width and height", scale=Fraction(1, 4)),
+        *(Recipe(f"jpeg_{quality}", "jpeg", f"quality {quality}", jpeg_quality=quality) for quality in (90, 70, 50)),
+        *(Recipe(f"blur_{sigma}", "blur", f"sigma {sigma} px", blur_sigma=sigma) for sigma in (1, 2, 4)),
+        *(Recipe(f"noise_{sigma}", "noise", f"sigma {sigma} of 255", noise_sigma=sigma) for sigma in (4, 8, 16)),
+        Recipe("rate_half", "rate", "every 2nd frame", every=2),
+        Recipe("trim_front", "trim", "first 25 % cut off", trim_front=0.25),
+        Recipe("trim_back", "trim", "last 25 % cut off", trim_back=0.25),
+    )
+}  # fmt: skip
+
+
+def recipe_named(name: str) -> Recipe:
+    """The recipe called ``name``.
+
+    Raises:
+        UsageError: there is none, or this PyAV has not its encoder; the message lists those that there are.
+    """
+    recipe = RECIPES.get(name)
+    if recipe is None or not recipe.is_available:
+        have = ", ".join(each.name for each in RECIPES.values() if each.is_available)
+        what = "no such recipe" if recipe is None else f"PyAV {av.__version__} has no encoder {recipe.codec}"
+        raise UsageError(f"recipe {name!r}: {what}. Recipes: {have}.")
+    return recipe
+
+
+# --- Files in the cache, by content and recipe
+
+
+REENCODED_FOLDER = "reencoded"
+# Hours of video take long; a decoder that hangs is ended all the same.
+TIMEOUT_SECONDS = 3600.0
+
+
+def reencoded_path(content_sha256: str, recipe: str, cache_dir: AnyPath) -> Path:
+    """Where the file lies, once it is made, that ``recipe`` makes of a video of this content."""
+    made_by = recipe_named(recipe)
+    folder = Path(cache_dir) / REENCODED_FOLDER / f"{recipe}_{made_by.digest[:32]}"
+    return folder / content_sha256[:2] / f"{content_sha256}.mp4"
+
+
+def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
+    """The file that ``recipe`` makes of the video at ``path``, taken from the cache or made now.
+
+    Raises:
+        VideoError: the video cannot be read, or not be written by the recipe.
+        OSError: the file cannot be written.
+    """
+    source = Path(path)
+    try:
+        target = reencoded_path(sha256_of_file(source), recipe, cache_dir)
+    except OSError as error:
+        raise UnreadableVideo(source, (error.strerror or type(error).__name__).lower()) from error
+    if not target.is_file():  # written atomically: what is there is whole
+        reencode(source, target, RECIPES[recipe])
+    return target
+
+
+@dataclass(frozen=True)
+class Reencoded:
+    """What became of one video: the file that was made of it, or the ``reason`` and ``detail`` why there is none."""
+
+    source: Path
+    path: Path | None
+    reason: str = ""
+    detail: str = ""
+
+
+def reencode_files(
+    sources: Sequence[AnyPath], recipe: str, cache_dir: AnyPath, *, workers: int = 0
+) -> Generator[Reencoded]:
+    """``reencoded`` of many videos in isolated processes, as they are finished: a bad video costs itself alone.
+
+    Args:
+        sources: the videos.
+        recipe: a name in ``RECIPES``.
+        cache_dir: where the files are kept.
+        workers: processes; 0: one per core.
+
+    Raises:
+        UsageError: as ``recipe_named``.
+        OSError: a file cannot be written, so no other could either.
+    """
+    recipe_named(recipe)
+    items = [{"source": str(source), "recipe": recipe, "cache_dir": str(cache_dir)} for source in sources]
+    answers = run_isolated(f"{__name__}:reencode_item", items, workers=workers, timeout_seconds=TIMEOUT_SECONDS)
+    with closing(answers):
+        for answer in answers:
+            source = Path(sources[answer.position])
+            if answer.failure is not None:
+                yield Reencoded(source, None, answer.failure, f"the decoder or encoder gave up: {answer.detail}")
+                continue
+            if "write_error" in answer.value:
+                raise OSError(*answer.value["write_error"])
+            made = answer.value.get("path")
+            said = answer.value
+            yield Reencoded(source, Path(made) if made else None, said.get("reason", ""), said.get("detail", ""))
+
+
+def reencode_item(item: dict[str, Any]) -> dict[str, Any]:
+    """``reencoded`` for ``run_isolated``: ``path``, or ``reason`` and ``detail``, or ``write_error``."""
+    try:
+        return {"path": str(reencoded(item["source"], item["recipe"], item["cache_dir"]))}
+    except VideoError as error:
+        return {"reason": error.reason, "detail": f"{error.detail}. {error.remedy}"}
+    except OSError as error:
+        return {"write_error": [error.errno, error.strerror, error.filename]}
+
+
+# --- One video
+
+
+def reencode(source: AnyPath, target: AnyPath, recipe: Recipe) -> None:
+    """Write the video at ``source`` anew to ``target``, atomically and with the same bytes every time.
+
+    Encoders work on 8 bit 4:2:0 colour: of an odd width or height they drop the last column or row. Where nothing may
+    be lost, frames keep their pixel format if H.264 has it and need not be turned, and are RGB of 8 bit otherwise.
+
+    Raises:
+        VideoError: the video cannot be read, or the encoder refuses it.
+        OSError: as the file system gave it.
+    """
+    source = Path(source)
+    try:
+        with atomic_output(target) as temporary:
+            try:
+                _write(source, temporary, recipe, counted=False)
+            except MissingFrames:  # the packets promised other frames than come out: counted first, they are known
+                _write(source, temporary, recipe, counted=True)
+    except MemoryError as error:
+        raise RefusedVideo(source, "its frames need more memory than can be had") from error
+
+
+def _write(path: Path, target: Path, recipe: Recipe, *, counted: bool) -> None:
+    writer: _Writer | None = None
+    container = av.open(str(target), "w", format="mp4", options={"fflags": "+bitexact"})
+    with container, closing(all_frames(path, counted=counted)) as frames:
+        for each in frames:
+            if writer is None:
+                writer = _Writer(container, each.source, recipe, each.times)
+            writer.add(each.number, each.frame)
+        if writer is not None:
+            writer.end()
+
+
+class _Writer:
+    """Frames of one video on their way through a recipe into a container."""
+
+    def __init__(self, output: Any, source: VideoSource, recipe: Recipe, times: npt.NDArray[np.floating]) -> None:
+        self._output, self._source, self._recipe = output, source, recipe
+        self._chosen = recipe.chosen(len(times))
+        self._start, self._times = float(times[self._chosen[0]]), times
+        self._last_pts = -1
+        self._converter = FrameConverter(None, None)  # also tells the orientation of frames that are not converted
+        self._reformatter = VideoReformatter()
+        self._stream: VideoStream | None = None
+        self._format = ""
+        self._size = (0, 0)  # width and height as stored, before frames are turned
+
+    def add(self, number: int, frame: VideoFrame) -> None:
+        """One decoded frame, all of them in the order of presentation."""
+        self._converter.observe(frame)
+        if number not in self._chosen:
+            return
+        try:
+            if self._stream is None:
+                self._begin(frame)
+            stream = cast(VideoStream, self._stream)
+            made = self._made(number, frame)
+            made.time_base = _TIME_BASE
+            # Strictly ascending: two frames at one time would be one to a player.
+            self._last_pts = max(self._last_pts + 1, round((float(self._times[number]) - self._start) / _TIME_BASE))
+            made.pts = self._last_pts
+            self._output.mux(stream.encode(made))
+        except av.error.FFmpegError as error:
+            self._refuse(error)
+
+    def end(self) -> None:
+        """Write what the encoder holds back."""
+        if self._stream is not None:
+            try:
+                self._output.mux(self._stream.encode(None))
+            except av.error.FFmpegError as error:
+                self._refuse(error)
+
+    def _refuse(self, error: av.error.FFmpegError) -> None:
+        if isinstance(error, OSError) and error.errno is not None and 0 < error.errno < 200 and error.errno != 22:
+            raise error  # the disk's, not the video's
+        said = (error.strerror or type(error).__name__).strip().rstrip(".").lower()
+        width, height = self._size
+        what = f"{self._recipe.codec} does not encode {width} x {height} {self._format}: {said}"
+        raise UnsupportedVideo(self._source.path, what, "Leave it out, or take another recipe.") from error
+
+    def _begin(self, frame: VideoFrame) -> None:
+        """Open the encoder for frames like the first that stays."""
+        recipe, turned = self._recipe, self._converter.orientation.transposed
+        self._format, width, height = self._written_as(frame)
+        self._size = (width, height)
+        span = float(self._times[self._chosen[-1]]) - self._start
+        rate = Fraction((len(self._chosen) - 1) / span).limit_denominator(1001) if span > 0 else Fraction(25)
+        options = {**dict(recipe.options), **({"crf": str(recipe.crf)} if recipe.crf else dict(_LOSSLESS))}
+        codec = "libx264rgb" if self._format == _RGB else recipe.codec
+        stream = cast(VideoStream, self._output.add_stream(codec, rate=max(rate, Fraction(1, 1001))))
+        stream.width, stream.height = (height, width) if turned else (width, height)
+        stream.pix_fmt = self._format
+        context = stream.codec_context
+        context.time_base, context.thread_count = _TIME_BASE, 1
+        context.options = {**options, "flags": f"{options.get('flags', '')}+bitexact"}
+        aspect = self._source.sample_aspect_ratio
+        if aspect and aspect > 0:
+            context.sample_aspect_ratio = 1 / aspect if turned else aspect
+        if self._format != _RGB:
+            context.colorspace, context.color_primaries = frame.colorspace, frame.color_primaries
+            context.color_trc = frame.color_trc
+            full = self._keeps_range and _is_full_range(frame)
+            context.color_range = ColorRange.JPEG if full else ColorRange.MPEG
+        self._stream = stream
+
+    def _written_as(self, frame: VideoFrame) -> tuple[str, int, int]:
+        """Pixel format, and width and height before frames are turned."""
+        recipe, name = self._recipe, str(frame.format.name)
+        width, height = frame.width, frame.height
+        turned = self._converter.orientation != Orientation()
+        if recipe.scale == 1 and (recipe.changes_pixels or (recipe.is_lossless and (width % 2 or height % 2))):
+            return _RGB, width, height
+        if recipe.scale != 1:
+            width, height = (max(2, 2 * round(side * recipe.scale / 2)) for side in (width, height))
+        elif recipe.is_lossless and turned and name != _PACKED:
+            return _RGB, width, height
+        width, height = width - width % 2, height - height % 2
+        if not (width and height):
+            detail = f"a picture of {frame.width} x {frame.height} pixels, of which {recipe.name!r} leaves none"
+            raise UnsupportedVideo(self._source.path, detail, "Leave it out.")
+        if not recipe.is_lossless or turned:
+            return _PACKED, width, height
+        known = {each.name for each in av.codec.Codec(recipe.codec, "w").video_formats or ()}
+        return (name if name in known else _PACKED if recipe.scale != 1 else _RGB), width, height
+
+    @property
+    def _keeps_range(self) -> bool:
+        """Whether full-range levels stay so; the encodings of the wild have limited ones."""
+        return self._recipe.is_lossless
+
+    def _made(self, number: int, frame: VideoFrame) -> VideoFrame:
+        width, height = self._size
+        if self._format == _RGB:
+            pixels = np.empty((3, *self._converter.output_shape(frame)), np.uint8)
+            self._converter.convert(frame, pixels)
+            rows = np.ascontiguousarray(np.moveaxis(self._changed(number, pixels), 0, -1))
+            return VideoFrame.from_ndarray(rows, format="rgb24").reformat(format=_RGB)
+        full = _is_full_range(frame)
+        limited = full and not self._keeps_range
+        # An odd side is cut, not scaled, so that nothing is interpolated.
+        is_cut = self._recipe.scale == 1 and (frame.width - frame.width % 2, frame.height - frame.height % 2) == (
+            width,
+            height,
+        )
+        made = self._reformatter.reformat(
+            frame, *((frame.width, frame.height) if is_cut else (width, height)), self._format,
+            interpolation=int(SCALER), threads=1,
+            src_color_range=ColorRange.JPEG if full else None,
+            dst_color_range=None if not full else ColorRange.MPEG if limited else ColorRange.JPEG,
+        )  # fmt: skip
+        if self._format != _PACKED:
+            return made
+        return _packed(made, width, height, self._converter.orientation)
+
+    def _changed(self, number: int, pixels: Pixels) -> Pixels:
+        recipe = self._recipe
+        if recipe.jpeg_quality:
+            stream = io.BytesIO()
+            picture = Image.fromarray(np.ascontiguousarray(np.moveaxis(pixels, 0, -1)))
+            picture.save(stream, "JPEG", quality=recipe.jpeg_quality)
+            pixels = np.moveaxis(np.asarray(Image.open(stream)), -1, 0)
+        if recipe.blur_sigma or recipe.noise_sigma:
+            values: npt.NDArray[np.float32] = pixels[None].astype(np.float32)
+            if recipe.blur_sigma:
+                values = Blur(recipe.blur_sigma).apply(values)
+            if recipe.noise_sigma:
+                seed = int.from_bytes(hashlib.sha256(f"{recipe.name} {number}".encode()).digest()[:7], "big")
+                values = Noise(recipe.noise_sigma, seed).apply(values)
+            pixels = np.rint(values).clip(0, 255).astype(np.uint8)[0]
+        return pixels
+
+
+_TIME_BASE = Fraction(1, 90_000)
+_PACKED, _RGB = "yuv420p", "bgr0"
+_LOSSLESS = (("qp", "0"), ("preset", "ultrafast"))
+
+
+def _is_full_range(frame: VideoFrame) -> bool:
+    return frame.color_range == ColorRange.JPEG or str(frame.format.name).startswith("yuvj")
+
+
+def _packed(frame: VideoFrame, width: int, height: int, orientation: Orientation) -> VideoFrame:
+    """The upper left ``width`` x ``height`` (even) of a yuv420p frame, turned upright."""
+    planes = []
+    for plane, sides in zip(frame.planes, ((height, width), (height // 2, width // 2), (height // 2, width // 2)),
+                            strict=True):  # fmt: skip
+        rows = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
+        planes.append(np.ascontiguousarray(orientation.apply(rows[: sides[0], : sides[1]])).reshape(-1))
+    shown = (width, height)[::-1] if orientation.transposed else (width, height)
+    array = np.concatenate(planes).reshape(shown[1] * 3 // 2, shown[0])
+    return VideoFrame.from_ndarray(array, format=_PACKED)
