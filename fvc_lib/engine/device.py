@@ -9,10 +9,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory.policy import DeviceKind, DeviceMemory, MemoryPolicy, resolve_memory_policy
@@ -233,6 +234,77 @@ class CacheClearing:
         self._batches += 1
         if self._every and self._batches % self._every == 0:
             release_cached_memory(self._device)
+
+
+# ----------------------------------------------------------------------------------------------------
+# Gradient checkpointing: computing again in place of keeping.
+
+
+@runtime_checkable
+class Recomputable(Protocol):
+    """A model that can compute activations again in the backward pass instead of keeping them (gradient checkpointing,
+    Chen et al., "Training deep nets with sublinear memory cost", 2016).
+    """
+
+    def recomputable_blocks(self) -> Sequence[nn.Module]:
+        """Modules, none inside another, whose forward depends on inputs, weights and torch's random state only."""
+        ...
+
+
+def recompute_activations(model: nn.Module) -> None:
+    """From now on keep only the inputs of ``model``'s blocks for the backward pass. Done twice it is done once.
+
+    Parameter and buffer names stay, and the model can still be pickled and copied. Torch's random state is restored
+    for the second forward pass, so dropout drops the same. A block in training mode that changes a buffer of its own
+    (batch norm's running statistics) would change it twice and is refused.
+
+    Raises:
+        UsageError: the model names no blocks, or a block holds a batch norm.
+    """
+    name = type(model).__name__
+    if not isinstance(model, Recomputable):
+        raise UsageError(
+            f"gradient_checkpointing: model {name!r} names no blocks to compute again (a method recomputable_blocks). "
+            "Turn gradient_checkpointing off or take another model."
+        )
+    blocks = model.recomputable_blocks()
+    for block in blocks:
+        _refuse_batch_norm(name, model, block)
+    for block in blocks:
+        if not isinstance(block.__dict__.get("forward"), _RecomputedForward):
+            # On the instance, where nn.Module.__call__ finds it first: wrapping the block would rename its parameters.
+            block.__dict__["forward"] = _RecomputedForward(block)
+
+
+def recomputes_activations(model: nn.Module) -> bool:
+    """Whether ``recompute_activations`` was done to ``model``."""
+    return any(isinstance(module.__dict__.get("forward"), _RecomputedForward) for module in model.modules())
+
+
+class _RecomputedForward:
+    """Stands in for a block's ``forward``; a class rather than a closure so that the model can be pickled."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self._block = block
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        forward = type(self._block).forward
+        if not torch.is_grad_enabled():
+            return forward(self._block, *inputs, **named)
+        return checkpoint(forward, self._block, *inputs, use_reentrant=False, preserve_rng_state=True, **named)
+
+
+def _refuse_batch_norm(name: str, model: nn.Module, block: nn.Module) -> None:
+    mode = model.training
+    model.train()  # a published network's own keep their statistics in training as well
+    updated = [part for part in block.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training]
+    model.train(mode)
+    for module in updated:
+        if module.track_running_stats:
+            raise UsageError(
+                f"gradient_checkpointing: a block of {name!r} holds a {type(module).__name__}, whose running "
+                "statistics would be updated twice a step. Use group norm or turn gradient_checkpointing off."
+            )
 
 
 # ----------------------------------------------------------------------------------------------------

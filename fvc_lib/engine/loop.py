@@ -206,7 +206,7 @@ class Engine:
         settings, device = self.settings, self.compute.device
         self._model = self.task.build_model().to(device)
         if settings.gradient_checkpointing:
-            stepping.recompute_activations(self._model)
+            devices.recompute_activations(self._model)
         shares = self.task.rate_shares(self._model) if isinstance(self.task, tasks.ScalesRates) else None
         self._stepper = Stepper(
             self._model,

@@ -23,14 +23,20 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from fvc_lib.engine import joint_loss
-from fvc_lib.engine.device import Precision, build_optimizer, finish_gradients, release_cached_memory, set_learning_rate
+from fvc_lib.engine.device import (
+    Precision,
+    build_optimizer,
+    finish_gradients,
+    recomputes_activations,
+    release_cached_memory,
+    set_learning_rate,
+)
 from fvc_lib.engine.distributed.ranks import Agreement, OwnGradients, Ranks, is_usable
 from fvc_lib.engine.dropout import SampleDropout, Samples
 from fvc_lib.engine.joint_loss import Compared, FirstPass, JointPart
@@ -38,7 +44,7 @@ from fvc_lib.engine.oom_detection import MemoryState, OutOfMemory, Place, is_out
 from fvc_lib.engine.random_state import capture_random_state, restore_random_state
 from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
-from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.errors import FvcError
 from fvc_lib.services.memory.policy import memory_advice
 
 _logger = logging.getLogger(__name__)
@@ -69,23 +75,14 @@ class BatchGradients:
 
 @dataclass(frozen=True)
 class _Work:
-    """One effective batch (on several ranks: this rank's share) and everything as it was before it.
+    """One effective batch (on several ranks: this rank's share) and everything as it was before it."""
 
-    Attributes:
-        batch: the samples, maybe none.
-        num_samples: of the effective batch, over all ranks.
-        first_sample: the place of the first one of ``batch`` among them.
-        draws: from what dropout's draws follow, beside the samples' places.
-        random_state: of all generators.
-        buffers: the model's, copied.
-    """
-
-    batch: Batch
-    num_samples: int
-    first_sample: int
-    draws: int
-    random_state: dict[str, Tensor]
-    buffers: dict[str, Tensor]
+    batch: Batch  # the samples, maybe none
+    num_samples: int  # of the effective batch, over all ranks
+    first_sample: int  # the place of the first one of ``batch`` among them
+    draws: int  # from what dropout's draws follow, beside the samples' places
+    random_state: dict[str, Tensor]  # of all generators
+    buffers: dict[str, Tensor]  # the model's, copied
 
     def parts(self, micro_batch: int) -> list[tuple[int, Batch]]:
         """The micro-batches, each with its first sample's number."""
@@ -215,13 +212,8 @@ class BatchTransaction:
             loss, failure = self._attempt(partial(self._carry_joint_loss_back, part, found, work, micro_batch))
             if loss is not None:
                 return self._shared.agree(micro_batch, loss)
-        comparing = failure is not None and self._where == "joint_loss"
         del found, part  # the graph of a share that was one micro-batch is memory that can be freed
-        if comparing and failure is not None:
-            smaller = self._after_comparing_failed(failure, work, micro_batch, alone)
-        else:
-            smaller = self._smaller(failure, work, micro_batch)
-        return self._shared.agree(smaller, LossMean(), again=True)
+        return self._shared.agree(self._smaller(failure, work, micro_batch, alone=alone), LossMean(), again=True)
 
     def _joint_part(
         self, joint: JointLoss, own: Compared, num_samples: int
@@ -248,8 +240,7 @@ class BatchTransaction:
         losses = [LossSum(compared.total, torch.zeros_like(compared.total))]
         self._where = "forward"
         if found.with_graph is None and len(work.batch):
-            restore_random_state(work.random_state, self._device)
-            self._put_back_buffers(work)
+            self._restore(work)
         for start, part in work.parts(micro_batch):
             self._where = "forward"
             self._dropout.of(self._samples(work, start, part))
@@ -260,29 +251,6 @@ class BatchTransaction:
             losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
         self._shared.complete()
         return _mean_of(losses)
-
-    def _after_comparing_failed(self, failure: MemoryState, work: _Work, micro_batch: int, alone: bool) -> int:
-        """What to begin again with, once. ``alone``: no activations were in memory beside what is compared, so a
-        smaller micro-batch has no more to give.
-
-        Raises:
-            MemoryExhaustedError: it is not the first time, and there is nothing left to free.
-        """
-        used = work.used(micro_batch)
-        smaller = used // 2 or 1
-        last = self._comparing_failed and (alone or used == 1)
-        self._comparing_failed = True
-        self._roll_back(work)
-        following = None if last else smaller
-        shapes = sample_shapes(work.batch)
-        self._report(OutOfMemory("joint_loss", failure, used, following, shapes, len(work.batch)))
-        if last:
-            raise MemoryExhaustedError(comparison_too_large(failure, work.num_samples))
-        _logger.warning(
-            "out of memory (%s) in comparing the %d samples of an effective batch: once more, without anything else in "
-            "memory (micro-batch %d -> %d)", failure.message, work.num_samples, used, smaller,
-        )  # fmt: skip
-        return smaller
 
     def _until_it_fits(self, compute: Callable[[int], T], work: _Work, micro_batch: int) -> tuple[T, int]:
         """What ``compute`` gives on this rank, and the micro-batch that fitted."""
@@ -298,20 +266,34 @@ class BatchTransaction:
                 return result, micro_batch
             micro_batch = self._smaller(failure, work, micro_batch)
 
-    def _smaller(self, failure: MemoryState | None, work: _Work, micro_batch: int) -> int:
-        """Half the micro-batch, or one sample once more, with everything as it was before the batch."""
+    def _smaller(self, failure: MemoryState | None, work: _Work, micro_batch: int, *, alone: bool = False) -> int:
+        """Half the micro-batch, or one sample once more, with everything as it was before the batch. ``alone``: no
+        activations were in memory beside what is compared, so a smaller micro-batch has no more to give.
+
+        Raises:
+            MemoryExhaustedError: it is not the first time, and there is nothing left to free.
+        """
         if failure is None:
             raise RuntimeError("an attempt gave neither a result nor an out-of-memory")
-        used, shapes = work.used(micro_batch), sample_shapes(work.batch)
+        used, shapes, comparing = work.used(micro_batch), sample_shapes(work.batch), self._where == "joint_loss"
         self._roll_back(work)
-        again = used == 1 and not self._alone_failed
-        self._alone_failed = used == 1
-        self._report(
-            OutOfMemory(self._where, failure, used, 1 if again else used // 2 or None, shapes, len(work.batch))
-        )
-        if again:
-            return used
-        return smaller_micro_batch(failure, used, work.batch, recomputes=recomputes_activations(self._model))
+        if comparing:
+            smaller = None if self._comparing_failed and (alone or used == 1) else used // 2 or 1
+            self._comparing_failed = True
+        else:
+            smaller = 1 if used == 1 and not self._alone_failed else used // 2 or None
+            self._alone_failed = used == 1
+        self._report(OutOfMemory(self._where, failure, used, smaller, shapes, len(work.batch)))
+        if comparing and smaller is None:
+            raise MemoryExhaustedError(comparison_too_large(failure, work.num_samples))
+        if comparing:
+            _logger.warning(
+                "out of memory (%s) in comparing the %d samples of an effective batch: once more, without anything "
+                "else in memory (micro-batch %d -> %d)", failure.message, work.num_samples, used, smaller,
+            )  # fmt: skip
+        elif smaller != used:
+            return smaller_micro_batch(failure, used, work.batch, recomputes=recomputes_activations(self._model))
+        return smaller or used
 
     def _attempt(self, compute: Callable[[], T]) -> tuple[T | None, MemoryState | None]:
         """The result, or what memory held. Returns from outside ``except``, whose traceback holds the tensors."""
@@ -343,10 +325,10 @@ class BatchTransaction:
         self._before_retry()
         gc.collect()
         release_cached_memory(self._device)
-        restore_random_state(work.random_state, self._device)
-        self._put_back_buffers(work)
+        self._restore(work)
 
-    def _put_back_buffers(self, work: _Work) -> None:
+    def _restore(self, work: _Work) -> None:
+        restore_random_state(work.random_state, self._device)
         for name, buffer in self._model.named_buffers():
             buffer.copy_(work.buffers[name])
 
@@ -356,8 +338,7 @@ class BatchTransaction:
             return
         forward = partial(self._forward, work, split=True)
         _, failure = self._attempt(partial(self._dropout.check, work.batch, forward))
-        restore_random_state(work.random_state, self._device)
-        self._put_back_buffers(work)
+        self._restore(work)
         if failure is not None:
             release_cached_memory(self._device)
             _logger.warning("no memory to compare two samples' dropout with one's: %s", failure.message)
@@ -420,15 +401,8 @@ def take_together(
 ) -> tuple[float, bool]:
     """One step on every rank, or none: where one rank ran out of memory in it, the others' are lost with it.
 
-    Args:
-        stepper: of this rank's model.
-        ranks: all of which are here.
-        result: the gradients that all ranks have; None: no step is taken.
-        learning_rate: of this step.
-        save_is_due: what rank 0 says decides.
-
-    Returns:
-        The gradient's norm before clipping (NaN without a step), and whether a checkpoint is due.
+    Without a ``result``, which all ranks have alike, no step is taken. Gives the gradient's norm before clipping (NaN
+    without a step), and whether a checkpoint is due, as rank 0 says.
 
     Raises:
         StepLostError: out of memory; the weights of one rank are undefined now.
@@ -623,70 +597,3 @@ class Stepper:
         if math.isfinite(norm):
             self._update_average()
         return norm
-
-
-@runtime_checkable
-class Recomputable(Protocol):
-    """A model that can compute activations again in the backward pass instead of keeping them (gradient checkpointing,
-    Chen et al., "Training deep nets with sublinear memory cost", 2016).
-    """
-
-    def recomputable_blocks(self) -> Sequence[nn.Module]:
-        """Modules, none inside another, whose forward depends on inputs, weights and torch's random state only."""
-        ...
-
-
-def recompute_activations(model: nn.Module) -> None:
-    """From now on keep only the inputs of ``model``'s blocks for the backward pass. Done twice it is done once.
-
-    Parameter and buffer names stay, and the model can still be pickled and copied. Torch's random state is restored
-    for the second forward pass, so dropout drops the same. A block in training mode that changes a buffer of its own
-    (batch norm's running statistics) would change it twice and is refused.
-
-    Raises:
-        UsageError: the model names no blocks, or a block holds a batch norm.
-    """
-    name = type(model).__name__
-    if not isinstance(model, Recomputable):
-        raise UsageError(
-            f"gradient_checkpointing: model {name!r} names no blocks to compute again (a method recomputable_blocks). "
-            "Turn gradient_checkpointing off or take another model."
-        )
-    blocks = model.recomputable_blocks()
-    for block in blocks:
-        _refuse_batch_norm(name, model, block)
-    for block in blocks:
-        if not isinstance(block.__dict__.get("forward"), _RecomputedForward):
-            # On the instance, where nn.Module.__call__ finds it first: wrapping the block would rename its parameters.
-            block.__dict__["forward"] = _RecomputedForward(block)
-
-
-def recomputes_activations(model: nn.Module) -> bool:
-    """Whether ``recompute_activations`` was done to ``model``."""
-    return any(isinstance(module.__dict__.get("forward"), _RecomputedForward) for module in model.modules())
-
-
-class _RecomputedForward:
-    """Stands in for a block's ``forward``; a class rather than a closure so that the model can be pickled."""
-
-    def __init__(self, block: nn.Module) -> None:
-        self._block = block
-
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        forward = type(self._block).forward
-        if not torch.is_grad_enabled():
-            return forward(self._block, *inputs, **named)
-        return checkpoint(forward, self._block, *inputs, use_reentrant=False, preserve_rng_state=True, **named)
-
-
-def _refuse_batch_norm(name: str, model: nn.Module, block: nn.Module) -> None:
-    mode = model.training
-    model.train()  # a published network's own keep their statistics in training as well
-    updated = [part for part in block.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training]
-    model.train(mode)
-    for module in updated:
-        if module.track_running_stats:
-            raise UsageError(
-                f"gradient_checkpointing: a block of {name!r} holds a {type(module).__name__}, whose running "
-                "statistics would be updated twice a step. Use group norm or turn gradient_checkpointing off."
-            )

@@ -8,7 +8,7 @@ from torch import nn
 from fvc_lib.detectors.frames.backbone import ImageModel
 from fvc_lib.detectors.network import Normalised, num_trained_stages
 from fvc_lib.detectors.own.small_resnet import SmallResnet
-from fvc_lib.engine.step import recompute_activations
+from fvc_lib.engine.device import recompute_activations
 
 WIDTHS = (8, 16)
 

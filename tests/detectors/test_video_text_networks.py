@@ -4,7 +4,7 @@ from itertools import product
 import pytest
 import torch
 
-from fvc_lib.engine.step import recompute_activations
+from fvc_lib.engine.device import recompute_activations
 from tests.kits.video_text_kit import PLAN, network, pairs, planned
 
 ATTENTION = ("query.weight", "query.bias", "key.weight", "value.weight", "value.bias", "output.weight", "output.bias")

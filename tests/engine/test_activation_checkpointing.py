@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
+from fvc_lib.engine.device import recompute_activations
 from fvc_lib.engine.random_state import forked_random_state
-from fvc_lib.engine.step import recompute_activations
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS
 

@@ -32,7 +32,7 @@ from fvc_lib.engine.joint_loss import COMPARING, joint_part
 from fvc_lib.engine.loading import load_batches
 from fvc_lib.engine.oom_detection import OutOfMemory, is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state
-from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper, recompute_activations
+from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper
 from fvc_lib.engine.task import Batch, Task
 from fvc_lib.engine.training_state import copy_weights
 from fvc_lib.services.atomic_files import sha256_of_json
@@ -441,7 +441,7 @@ class StepProbe:
         with devices.deterministic_algorithms(device):
             model = request.task.build_model().to(device).train()
             if request.gradient_checkpointing:
-                recompute_activations(model)
+                devices.recompute_activations(model)
             stepper = Stepper(
                 model, precision, learning_rate=1e-6, weight_decay=0.0, max_gradient_norm=1.0, device=device,
                 ema_decay=0.5 * request.averages,

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fvc_lib.engine.device import Precision, resolve_device
+from fvc_lib.engine.device import Precision, recompute_activations, resolve_device
 from fvc_lib.engine.random_state import forked_random_state
-from fvc_lib.engine.step import BatchTransaction, recompute_activations
+from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.engine.task import stack_samples
 from fvc_lib.services.errors import StoppedError, UsageError
 from tests.detectors.published.networks import ONE_OF_EACH, SMALL, SmallTasks, noise, trunk_of
