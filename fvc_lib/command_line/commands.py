@@ -303,7 +303,7 @@ def print_plan(
 ) -> None:
     """What would run and why, and the memory each task is expected to take."""
     click.echo(f"task: {config.task}")
-    click.echo(f"corpus: {config.corpus or 'the generated sample corpus'}")
+    click.echo(f"corpus: {' + '.join([config.corpus or 'the generated sample corpus', *config.more_corpora])}")
     click.echo(f"run: {run.root if run else 'a new folder under ' + str(Path(config.runs_dir) / config.experiment)}")
     for planned in plan:
         peak = predicted.get(planned.task.stage.name)

@@ -435,5 +435,6 @@ _OF_A_DEVICE = re.compile(r"cuda|gpu|nvidia|triton|device", re.IGNORECASE)
 
 def _refuse_missing_corpus(config: RunConfig) -> None:
     """The index stage would find out as well, after a kernel has started and a run has begun."""
-    if config.corpus and not Path(config.corpus).exists():
-        raise UsageError(f"corpus {config.corpus!r}: no such file or folder. Wanted: {config.meaning('corpus')}.")
+    for name, corpus in (("corpus", config.corpus), *(("more_corpora", each) for each in config.more_corpora)):
+        if corpus and not Path(corpus).exists():
+            raise UsageError(f"{name} {corpus!r}: no such file or folder. Wanted: {config.meaning('corpus')}.")

@@ -1,6 +1,8 @@
 """The index: every usable video of a corpus with its label, its leakage group and what the probe found."""
 
-from collections import defaultdict
+import hashlib
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from operator import attrgetter
@@ -10,8 +12,9 @@ import polars as pl
 
 from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_copies
-from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Listing, Refusal, Rejections, counted, read_corpus, refuse_lost
-from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
+from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Listing, Refusal, Rejections, counted, refuse_lost
+from fvc_lib.corpus.probing import VIDEO_FILES, FileKind, ProbeResult, probe_files
+from fvc_lib.corpus.several import place, read_corpora
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import (
@@ -75,8 +78,9 @@ def _sources(listing: Listing) -> list[str]:
 class IndexReport:
     """What the index holds and what it leaves out, for printing."""
 
-    root: Path  # the corpus folder that ``path`` is relative to
-    kind: str  # name of the corpus' loader
+    where: str  # the corpus folder, or those of several
+    kind: str  # name of the corpus' loader, or of those of several
+    annotated: tuple[str, ...]  # of several corpora how paths of those begin whose absent videos are no loss
     num_listed: int  # rows or files of the label source, used or not
     num_indexed: int  # videos in the index
     num_known: int  # files that were not probed again because they are unchanged
@@ -138,10 +142,13 @@ def report_of(
     sizes = index.group_by("group_id").agg(
         pl.len(), *((pl.col("label") == label).sum().alias(label) for label in LABELS)
     )
-    lost = rejected.filter(~pl.col("reason").is_in(sorted(no_loss(listing.kind)))).height
+    annotated = tuple(f"{name}/" for name, part in listing.parts.items() if no_loss(part.kind) > NOT_A_LOSS)
+    losses = _without_expected(rejected, annotated)
+    lost = losses.filter(~pl.col("reason").is_in(sorted(no_loss(listing.kind)))).height
     return IndexReport(
-        root=listing.root,
+        where=listing.shown,
         kind=listing.kind,
+        annotated=annotated,
         num_listed=listing.annotations.height,
         num_indexed=index.height,
         num_known=num_known,
@@ -160,6 +167,12 @@ def report_of(
     )
 
 
+def _without_expected(rejected: pl.DataFrame, annotated: Iterable[str]) -> pl.DataFrame:
+    """``rejected`` without the absent videos of those of several corpora that are annotations."""
+    below = [pl.col("path").str.starts_with(start) for start in annotated]
+    return rejected.filter(~((pl.col("reason") == "missing_video") & pl.any_horizontal(pl.lit(False), *below)))
+
+
 def refuse_unusable(report: IndexReport, rejected: pl.DataFrame, max_rejected_share: float) -> None:
     """Stop on an index that nothing honest can be made of; ``rejected`` is its REJECTED table.
 
@@ -167,8 +180,9 @@ def refuse_unusable(report: IndexReport, rejected: pl.DataFrame, max_rejected_sh
         DataError: no usable video, only one label, or more than ``max_rejected_share`` of the labelled videos lost.
     """
     try:
+        losses = _without_expected(rejected, report.annotated) if report.num_indexed else rejected
         refuse_lost(
-            report.root, "labelled video", rejected, report.num_indexed, max_rejected_share, no_loss(report.kind)
+            report.where, "labelled video", losses, report.num_indexed, max_rejected_share, no_loss(report.kind)
         )
     except DataError as error:
         hint = " The rejected table says it file by file."
@@ -179,7 +193,7 @@ def refuse_unusable(report: IndexReport, rejected: pl.DataFrame, max_rejected_sh
     if missing:
         reasons = ", ".join(f"{count:,} x {reason}" for reason, count in report.rejected.items()) or "nothing rejected"
         raise DataError(
-            f"corpus {str(report.root)!r}: has no usable video labelled {missing[0]!r}, only {report.num_indexed} of "
+            f"corpus {report.where!r}: has no usable video labelled {missing[0]!r}, only {report.num_indexed} of "
             f"the other label ({reasons}). Add {missing[0]} videos: one class alone cannot be told from anything."
         )
 
@@ -214,6 +228,7 @@ _FOUND_IN = {
 def build_index(
     corpus: AnyPath,
     *,
+    more_corpora: Sequence[AnyPath] = (),
     index_path: AnyPath,
     rejected_path: AnyPath,
     work_dir: AnyPath,
@@ -231,11 +246,12 @@ def build_index(
 ) -> IndexReport:
     """Probe a corpus and write its index, what was rejected, what joined groups, and every annotation.
 
-    The tables depend on the files and labels only: not on file order, worker count, working directory or where the
-    corpus lies.
+    The tables depend on the files and labels and on what the corpus is called: not on file order, worker count,
+    working directory or where the corpus lies.
 
     Args:
         corpus: folder, manifest or FVC-2018 folder; see ``listing.read_corpus``.
+        more_corpora: further ones, indexed together with it; see ``several.read_corpora``.
         index_path: where the INDEX table goes, sorted by ``video_id``.
         rejected_path: where the REJECTED table goes.
         work_dir: probe results are kept here as they come; a killed index continues from them.
@@ -253,18 +269,16 @@ def build_index(
         probe_function: ``module:name`` run in the workers.
 
     Raises:
-        UsageError: ``corpus`` is not a corpus.
+        UsageError: ``corpus`` or one of ``more_corpora`` is not a corpus, is given twice or lies within another.
         DataError: after the tables were written: no usable video, only one label, or too many lost; with
             ``annotations_only``: no row.
     """
-    corpus, work_dir = Path(corpus), Path(work_dir)
-    listing = read_corpus(corpus, allow_outside=allow_outside, label_map=label_map)
+    listing = read_corpora([corpus, *more_corpora], work_dir, allow_outside=allow_outside, label_map=label_map)
     annotated = group_annotations(listing)
     if annotations_only:
         listing = _unopened(listing)
     kind = replace(VIDEO_FILES, function=probe_function, timeout_seconds=timeout_seconds)
-    paths = [entry.path for entry in listing.entries]
-    results, num_known = probe_files(kind, listing.root, paths, work_dir, workers=workers, progress=progress)
+    results, num_known = _probed(listing, kind, Path(work_dir), workers, progress)
     index, rejected, merges, num_near_copies = _tables(listing, results, near_duplicate_bits)
     del results  # the tables hold what is needed of them, in a third of the memory
     if annotations_only:
@@ -279,8 +293,33 @@ def build_index(
     if not annotations_only:
         refuse_unusable(report, rejected, max_rejected_share)
     elif not report.num_listed:
-        raise DataError(f"corpus {str(report.root)!r}: its label tables hold no row. Give a corpus with annotations.")
+        raise DataError(f"corpus {report.where!r}: its label tables hold no row. Give a corpus with annotations.")
     return report
+
+
+def _probed(
+    listing: Listing,
+    kind: FileKind[ProbeResult],
+    work_dir: Path,
+    workers: int,
+    progress: Callable[[int, int], None] | None,
+) -> tuple[dict[str, ProbeResult], int]:
+    """What became of each file, and how many were known; what is known of a corpus is known of it among others."""
+    results: dict[str, ProbeResult] = {}
+    num_known = 0
+    for name, part in (listing.parts or {"": listing}).items() if listing.entries else ():
+        before = len(results)
+
+        def told(done: int, total: int, before: int = before) -> None:
+            del total
+            if progress is not None:
+                progress(before + done, len(listing.entries))
+
+        paths = [entry.path for entry in part.entries]
+        found, known = probe_files(kind, part.root, paths, work_dir, workers=workers, progress=told)
+        results |= {place(name, path): result for path, result in found.items()}
+        num_known += known
+    return results, num_known
 
 
 def video_ids(contents: Iterable[str], length: int = 16) -> dict[str, str]:
@@ -295,6 +334,12 @@ def video_ids(contents: Iterable[str], length: int = 16) -> dict[str, str]:
             needed += 1
         ids.update({content: content[:needed] for content in sharing})
     return ids
+
+
+def _in_ids(corpus: str) -> str:
+    """The name of a corpus as the end of an id: ids name files, so they have letters, digits, ``_`` and ``-`` alone."""
+    plain = re.sub("[^0-9A-Za-z_-]+", "-", corpus)[:40].strip("-")
+    return plain if plain == corpus else f"{plain}-{hashlib.sha256(corpus.encode()).hexdigest()[:4]}"
 
 
 def _unopened(listing: Listing) -> Listing:
@@ -323,7 +368,7 @@ def _tables(
     ]
     grouping = join_groups(members, copies, listing.memberships)
     remaining = _settle_contents(probed, rejections)
-    index = _index_table(probed, remaining, grouping, listing.kind)
+    index = _index_table(probed, remaining, grouping)
     num_near_copies = len({position for pair in copies for position in pair})
     return index, rejections.frame(listing.rejected), grouping.merges, num_near_copies
 
@@ -340,34 +385,42 @@ def _readable(entries: Sequence[Entry], results: dict[str, ProbeResult], rejecti
 
 
 def _settle_contents(probed: Sequence[_Probed], rejections: Rejections) -> list[int]:
-    """Places in ``probed`` to keep: the first path of each content whose files all have one label."""
+    """Places in ``probed`` to keep: of each corpus the first path of each content whose files all have one label."""
     sharing: defaultdict[str, list[int]] = defaultdict(list)
     for position, item in enumerate(probed):  # sorted by path, as the listing is
         sharing[item.result.content_sha256].append(position)
     remaining = []
     for places in sharing.values():
-        first = probed[places[0]].entry
         if len({probed[position].entry.label for position in places}) > 1:
             paths = ", ".join(f"{probed[p].entry.path!r} ({probed[p].entry.label})" for p in places)
             refusal = Refusal("conflicting_labels", f"one content with two labels: {paths}. Keep the right one.")
             for position in places:
                 rejections.add(probed[position].entry, refusal)
             continue
-        remaining.append(places[0])
-        for position in places[1:]:
-            detail = f"same content as {first.path!r}, which is used."
-            rejections.add(probed[position].entry, Refusal("duplicate_content", detail))
+        kept: dict[str, Entry] = {}
+        for position in places:
+            entry = probed[position].entry
+            if entry.corpus not in kept:
+                kept[entry.corpus] = entry
+                remaining.append(position)
+                continue
+            detail = f"same content as {kept[entry.corpus].path!r}, which is used."
+            rejections.add(entry, Refusal("duplicate_content", detail))
     return remaining
 
 
-def _index_table(probed: Sequence[_Probed], remaining: Sequence[int], grouping: Grouping, kind: str) -> pl.DataFrame:
-    id_of = video_ids(probed[position].result.content_sha256 for position in remaining)
-    ids = {position: id_of[probed[position].result.content_sha256] for position in remaining}
+def _index_table(probed: Sequence[_Probed], remaining: Sequence[int], grouping: Grouping) -> pl.DataFrame:
+    contents = {position: probed[position].result.content_sha256 for position in remaining}
+    id_of, times = video_ids(contents.values()), Counter(contents.values())
+    ends = {name: f"-{_in_ids(name)}" for name in {item.entry.corpus for item in probed}}
+    ids = {
+        position: id_of[content] + (ends[probed[position].entry.corpus] if times[content] > 1 else "")
+        for position, content in contents.items()
+    }
     places = sorted(remaining, key=ids.__getitem__)
     made: dict[str, list[object]] = {
         "video_id": [ids[position] for position in places],
         "group_id": [grouping.group_ids[position] for position in places],
-        "label_source": [kind] * len(places),
     }
     # Column by column: rows of Python objects would take several times the memory of the table.
     columns = []

@@ -82,6 +82,8 @@ class Entry:
     official_split: str | None = None  # train, validation or test, as the corpus's own lists have it
     attributes: str | None = None  # JSON object of text: whatever else the corpus says of it
     links: tuple[str, ...] = ()  # further groups that it belongs to, beside ``stated_group``
+    corpus: str = ""  # what its corpus is called; ``read_corpus`` fills in what the loader leaves empty
+    label_source: str = ""  # name of the loader, likewise
 
 
 @dataclass
@@ -120,7 +122,7 @@ def written_when_refused(rejections: Rejections, path: AnyPath | None) -> Iterat
 
 
 def refuse_lost(
-    root: Path, what: str, rejected: pl.DataFrame, num_used: int, max_rejected_share: float,
+    root: AnyPath, what: str, rejected: pl.DataFrame, num_used: int, max_rejected_share: float,
     no_loss: Iterable[str] = NOT_A_LOSS,
 ) -> None:  # fmt: skip
     """Raise ``DataError`` where nothing is left of what the corpus at ``root`` lists, or too little.
@@ -343,6 +345,8 @@ class Listing:
         annotations: every row of the label source, used or not, with the columns of the ANNOTATIONS table but for
             ``group_id``: a video that is gone or not used still proves that its groups belong together.
         notes: sentences on what the loader could not map, with the remedy.
+        name: what the corpus is called, as table text; ``read_corpus`` fills it in.
+        parts: of several corpora that were joined, each by its name, as it was read; none of one alone.
     """
 
     root: Path
@@ -351,6 +355,13 @@ class Listing:
     rejected: pl.DataFrame
     annotations: pl.DataFrame
     notes: tuple[str, ...] = ()
+    name: str = ""
+    parts: Mapping[str, "Listing"] = field(default_factory=dict)
+
+    @property
+    def shown(self) -> str:
+        """Where it lies, or where each of several lies, for messages."""
+        return ", ".join(str(part.root) for part in (self.parts or {"": self}).values())
 
     @cached_property
     def memberships(self) -> tuple[tuple[str, str], ...]:
@@ -512,7 +523,9 @@ class CorpusLoader:
         lacks: for a path that nothing recognises: what it lacks of this layout, in a sentence, where it is near it.
         rank: layouts are tried in this order; 0 for one that nothing else looks like.
         title, paper, licence, fetch: of a published corpus: its name, where it is described, under which terms it may
-            be used, and from whom it is to be had.
+            be used, and from whom it is to be had. Its groups mean the same in every folder that it lies in, and in
+            other published corpora, so that they are named after it or after what is known everywhere.
+        corpus: what the corpus is called in tables; empty: after its folder or manifest.
         bibtex: the entry of the paper that published the corpus; empty for a layout that any corpus may have.
     """
 
@@ -523,6 +536,7 @@ class CorpusLoader:
     lacks: Callable[[Path], str] = lambda path: ""
     rank: int = 0
     title: str = ""
+    corpus: str = ""
     paper: str = ""
     licence: str = ""
     fetch: str = ""
@@ -571,10 +585,21 @@ def read_corpus(corpus: AnyPath, *, allow_outside: bool = False, label_map: Mapp
     corpus = Path(corpus)
     token = _READING.set(Reading(allow_outside, label_map or {}))
     try:
-        listing: Listing = _recognised(CORPORA, corpus).read(corpus)
+        loader = _recognised(CORPORA, corpus)
+        listing: Listing = loader.read(corpus)
     finally:
         _READING.reset(token)
-    return listing
+    name = loader.corpus or _name_of(corpus)
+    entries = tuple(replace(entry, corpus=entry.corpus or name, label_source=listing.kind) for entry in listing.entries)
+    names = {entry.corpus for entry in entries}
+    return replace(listing, name=names.pop() if len(names) == 1 else name, entries=entries)
+
+
+def _name_of(corpus: Path) -> str:
+    """After its folder; a manifest after itself, unless it is only called that."""
+    path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps the name it was given by
+    own = path.name if path.is_dir() else path.stem
+    return path_to_text(path.parent.name if own.lower() == "manifest" else own) or "corpus"
 
 
 def stated_label(cell: str) -> str | None:

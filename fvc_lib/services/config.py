@@ -109,6 +109,15 @@ class RunConfig(BaseModel):
         memory=_CORPUS_STAGES,
         meaning=_CORPUS_OF,
     )
+    more_corpora: Annotated[tuple[str, ...], BeforeValidator(split_names)] = field(
+        (),
+        "data",
+        "further corpora, indexed together with it: A,B",
+        _VIDEO,
+        hashed=False,
+        path=True,
+        instead="Task image takes a folder of several corpora.",
+    )
     allow_outside: bool = field(False, "data", "read listed files outside the corpus folder, and follow links")
     label_map: Annotated[dict[str, Literal["real", "fake"]], BeforeValidator(split_pairs)] = field(
         {}, "data", "what a manifest's labels other than real and fake mean: 1=fake,0=real", _VIDEO

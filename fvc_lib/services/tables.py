@@ -99,12 +99,16 @@ def read_table(path: AnyPath, schema: pa.DataFrameSchema) -> pl.DataFrame:
 
 
 def _with_newer_columns(frame: pl.DataFrame, schema: pa.DataFrameSchema) -> pl.DataFrame:
-    """The table of an older version with the columns that it did not have yet, empty."""
-    lacking = [name for name in _NEWER_COLUMNS.get(schema.name or "", ()) if name not in frame.columns]
+    """The table of an older version with the columns that it did not have yet, filled with what stands for them."""
+    newer = _NEWER_COLUMNS.get(schema.name or "", {})
+    lacking = {name: filled for name, filled in newer.items() if name not in frame.columns}
     if not lacking:
         return frame
     types = column_types(schema)
-    return frame.with_columns(pl.lit(None, types[name]).alias(name) for name in lacking).select(
+    return frame.with_columns(
+        pl.lit(None, types[name]).alias(name) if filled is None else pl.col(filled).alias(name)
+        for name, filled in lacking.items()
+    ).select(
         *(name for name in schema.columns if name in frame.columns or name in lacking),
         *(name for name in frame.columns if name not in schema.columns),
     )
@@ -144,13 +148,13 @@ def _table(name: str, key: list[str] | None = None, /, **columns: pa.Column) -> 
     return pa.DataFrameSchema(columns, unique=key, strict=True, ordered=True, name=name)
 
 
-# Columns that tables of older versions lack, where empty says what those knew.
-_NEWER_COLUMNS = {
-    "index": (
+# Columns that tables of older versions lack, each with the column that says what those knew; none: empty says it.
+_NEWER_COLUMNS: Mapping[str, Mapping[str, str | None]] = {
+    "index": {"corpus": "label_source"} | dict.fromkeys((
         "generator", "real_source", "official_split", "attributes", "packet_bytes_mean", "packet_bytes_std",
         "packet_bytes_p10", "packet_bytes_median", "packet_bytes_p90", "key_bytes_ratio", "key_distance_mean",
         "key_distance_max", "reordered_share", "bits_per_second_std", "bits_per_second_max",
-    )
+    ))
 }  # fmt: skip
 
 # Of task video
@@ -163,6 +167,7 @@ INDEX = _table(
     group_id=group_column(),
     source_id=text_column(),  # the platform's id, or the path: what the label source calls the video
     label_source=text_column(),  # name of the layout: folder, manifest, fvc2018, faceforensics ...
+    corpus=text_column(),  # what its corpus is called: FaceForensics++, or after the folder or manifest
     stated_group=text_column(nullable=True),  # the group the label source gave, before any were joined
     manipulation=text_column(nullable=True),
     platform=text_column(nullable=True),

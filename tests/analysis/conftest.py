@@ -88,7 +88,7 @@ def write_index(run: RunPaths, seed: int) -> pl.DataFrame:
             {
                 "video_id": f"{number:016x}", "path": f"clips/clip {number} <b>&'\".mp4",
                 "label": tables.LABELS[number // 4 % 2], "group_id": f"group_{number // 4:03d}",
-                "source_id": f"s{number}", "label_source": "folder",
+                "source_id": f"s{number}", "label_source": "folder", "corpus": "clips",
                 "stated_group": None, "manipulation": None, "platform": "camera" if number % 3 else None,
                 "generator": None, "real_source": None, "official_split": None, "attributes": None,
                 "codec": CODECS[generator.integers(4)], "container": "mp4", "pixel_format": "yuv420p",

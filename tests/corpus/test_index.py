@@ -133,7 +133,7 @@ def test_tables_do_not_depend_on_place_order_workers_or_working_directory(
     (corpus / "real/broken.mp4").write_bytes(b"no video")
     first = Built(tmp_path / "first")
     first(corpus, workers=1)
-    moved = tmp_path / "elsewhere" / "deep"
+    moved = tmp_path / "elsewhere" / "corpus"
     files = [path for path in corpus.rglob("*") if path.is_file()]
     random.Random(5).shuffle(files)
     for path in files:
@@ -142,7 +142,7 @@ def test_tables_do_not_depend_on_place_order_workers_or_working_directory(
         shutil.copyfile(path, target)
     monkeypatch.chdir(moved.parent)
     second = Built(tmp_path / "second")
-    second(Path("deep"), workers=2)
+    second(Path("corpus"), workers=2)
     assert (first.folder / "index.parquet").read_bytes() == (second.folder / "index.parquet").read_bytes()
     assert first.rejected.equals(second.rejected)
     assert first.rejected.height == 2

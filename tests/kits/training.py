@@ -57,6 +57,7 @@ class ScoredTables:
             "group_id": folds["group_id"],
             "source_id": ids,
             "label_source": ["folder"] * count,
+            "corpus": ["clips"] * count,
             "codec": ["h264"] * count,
             "container": ["mov,mp4"] * count,
             "width": [64] * count,

@@ -560,7 +560,7 @@ def bibliography(found: DetectorComparison) -> str:
     for detector in found.detectors:
         model = detector.config.model
         texts.append(_bibtex_of(model) or f"% {clean_text(model)}: declares no publication")
-        texts += _bibtex_of_corpus(detector.config.corpus, detector.runs[0].run)
+        texts += _bibtex_of_corpora(detector.config, detector.runs[0].run)
     entries = (entry.strip() for text in texts for entry in re.split(r"\n(?=@)", text))
     return "\n\n".join(dict.fromkeys(entries)) + "\n"
 
@@ -572,16 +572,17 @@ def _bibtex_of(model: str) -> str:
         return ""
 
 
-def _bibtex_of_corpus(corpus: str, run: RunPaths) -> list[str]:
-    """Of each layout as which ``run`` read its corpus: what lies there today may be another."""
-    if not corpus:
+def _bibtex_of_corpora(config: RunConfig, run: RunPaths) -> list[str]:
+    """Of each layout as which ``run`` read its corpora: what lies there today may be another."""
+    paths = [*filter(None, (config.corpus, *config.more_corpora))]
+    if not paths:
         return ["% the built-in sample corpus is generated and has no publication"]
     loaders, texts = dict(CORPORA.items()), []
     with suppress(DataError):
         for layout in read_table(run.index, INDEX)["label_source"].unique().sort():
             loader = loaders.get(layout)
             texts.append(loader.bibtex.strip() or (f"% {loader.paper}" if loader.paper else "") if loader else "")
-    unknown = f"% corpus {clean_text(Path(corpus).name)}: no publication is known here"
+    unknown = f"% corpus {clean_text(' + '.join(Path(path).name for path in paths))}: no publication is known here"
     return [text or unknown for text in texts] or [unknown]
 
 

@@ -16,6 +16,7 @@ from fvc_lib.corpus.samples import files, scenes
 from fvc_lib.corpus.samples.files import Encoding, PlannedFiles, decode_frames
 from fvc_lib.corpus.samples.forgeries import MANIPULATIONS, Change, forge
 from fvc_lib.corpus.samples.scenes import Camera, Planes, Shot
+from fvc_lib.corpus.several import read_corpora
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 
@@ -256,3 +257,14 @@ def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None
     if config.corpus:
         return Path(config.corpus)
     return generate_sample_corpus(Path(config.data_dir) / "sample_corpus", progress=progress)
+
+
+def corpus_root(config: RunConfig) -> Path:
+    """The folder that the paths in the index of the run are relative to; of several corpora, one of links to them."""
+    listing = read_corpora(
+        [run_corpus(config), *config.more_corpora],
+        Path(config.cache_dir) / "index",
+        allow_outside=config.allow_outside,
+        label_map=config.label_map,
+    )
+    return listing.root

@@ -36,6 +36,7 @@ class Described:
     real_source: str | None = None
     split: str | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
+    corpus: str = ""  # where the layout holds several; else the loader's
 
 
 def read_published(
@@ -85,6 +86,7 @@ def _entry(path: str, found: Described) -> Entry:
         official_split=found.split,
         attributes=attributes_text(found.attributes),
         links=tuple(each for each in others if each is not None),
+        corpus=found.corpus,
     )
 
 

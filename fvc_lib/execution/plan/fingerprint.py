@@ -56,7 +56,7 @@ def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunCon
         inputs=_hashes(task.stage.inputs(run, task.fold), run),
         notebook=notebook.source_hash,
         helpers=code_behind([*notebook_sources(notebook.path), *config.code_chosen(notebook.parameters)]),
-        corpus=corpus_hash(config.corpus) if "corpus" in notebook.parameters else "",
+        corpus=_corpora_hash(config) if "corpus" in notebook.parameters else "",
     )
 
 
@@ -110,6 +110,12 @@ def _some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
+def _corpora_hash(config: RunConfig) -> str:
+    """That of the one corpus; of several over theirs, in any order."""
+    hashes = [corpus_hash(each) for each in (config.corpus, *config.more_corpora)]
+    return sha256_of_json(sorted(hashes)) if config.more_corpora else hashes[0]
+
+
 def corpus_hash(corpus: str) -> str:
     """Over what a corpus lists: a manifest's content, or names, sizes and times of a folder's files.
 
@@ -133,14 +139,25 @@ _LABELS = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".txt")  # files from 
 
 
 def corpus_record(config: RunConfig) -> dict[str, str]:
-    """``name`` and ``listing_sha256`` of a run's corpus, as far as it is known before a video is read.
+    """``name`` and ``listing_sha256`` of a run's corpora in any order, as far as they are known before a video is read.
 
     The name is that of its folder, and of its manifest. The hash is over a manifest's bytes, or over the paths and
     sizes of a folder's files and the bytes of those that may hold labels: equal on any machine, wherever it lies.
     """
-    if not config.corpus:
-        return {"name": TASKS[config.task].sample, "listing_sha256": ""}
-    path = Path(os.path.abspath(config.corpus))  # noqa: PTH100 - a link keeps the name it was given by
+    records = [_record_of(each, TASKS[config.task].sample) for each in (config.corpus, *config.more_corpora)]
+    if len(records) == 1:
+        return records[0]
+    records.sort(key=lambda record: (record["name"], record["listing_sha256"]))
+    return {
+        "name": " + ".join(record["name"] for record in records),
+        "listing_sha256": sha256_of_json([record["listing_sha256"] for record in records]),
+    }
+
+
+def _record_of(corpus: str, sample: str) -> dict[str, str]:
+    if not corpus:
+        return {"name": sample, "listing_sha256": ""}
+    path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps the name it was given by
     if not path.is_dir():
         return {"name": path_to_text(Path(path.parent.name, path.name)), "listing_sha256": content_hash(path)}
     found: dict[str, object] = {}

@@ -239,8 +239,16 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         fetched = local_weights(config.model_weights, allow_download=config.allow_download)
         config = config.model_copy(update={"model_weights": str(fetched)})
     paths = {name: getattr(config, name) for name, declared in DECLARED.items() if declared.path}
-    absolute = {name: str(Path(path).expanduser().absolute()) for name, path in paths.items() if path}
+    absolute = {
+        name: _absolute(path) if isinstance(path, str) else tuple(map(_absolute, path))
+        for name, path in paths.items()
+        if path
+    }
     return config.model_copy(update=absolute)
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def config_to_resume(run: RunPaths, asked: Asked, arguments: Sequence[str]) -> RunConfig:

@@ -222,7 +222,7 @@ RESOLUTION_EDGES = ((320, 240), (640, 360), (1280, 720), (1920, 1080))
 MANIPULATION = "manipulation"
 REAL_SOURCE = "real_source"
 GENERATOR = "generator"
-_CATEGORIES = ("platform", "label_source", REAL_SOURCE, MANIPULATION, GENERATOR, "codec", "attributes")
+_CATEGORIES = ("platform", "corpus", "label_source", REAL_SOURCE, MANIPULATION, GENERATOR, "codec", "attributes")
 # What takes more values than that, or one for fewer videos each on average, names videos.
 _MOST_ATTRIBUTE_VALUES = 50
 _FEWEST_VIDEOS_A_VALUE = 5
@@ -252,7 +252,7 @@ class _Slice:
 def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
     """AUC within folds, balanced accuracy, and the shares of fakes and of reals called fake, in every slice (SLICES).
 
-    Slices are by ``platform``, ``label_source``, ``real_source``, ``manipulation`` (or what made the fake),
+    Slices are by ``platform``, ``corpus``, ``label_source``, ``real_source``, ``manipulation`` (or what made the fake),
     ``generator`` where that says something else, ``duration``, ``resolution``, ``codec``, and by what else the corpus
     says of its videos (``attributes``, such as compression; one that is called like another column is ``stated_...``).
     Each source of reals is set against all fakes, and each manipulation or generator against all reals. What the index
@@ -301,7 +301,7 @@ def _binned(value: pl.Expr, edges: Sequence[int], names: Sequence[str]) -> pl.Ex
 
 
 def _slices(known: pl.DataFrame) -> Iterator[_Slice]:
-    for column in ("platform", "label_source"):
+    for column in ("platform", "corpus", "label_source"):
         yield from _by_value(known, column)
     real, fake = (known.filter(pl.col("label") == label) for label in LABELS)
     makers = [MANIPULATION]

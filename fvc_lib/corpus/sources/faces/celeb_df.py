@@ -88,6 +88,7 @@ CORPORA.register(
         recognises=lambda path: (path / "Celeb-real").is_dir() or (path / "Celeb-synthesis").is_dir(),
         read=read_celeb_df,
         title="Celeb-DF v2",
+        corpus="Celeb-DF",
         paper="Li et al., CVPR 2020, arXiv:1909.12962",
         licence="Celeb-DF terms: research only, on request",
         fetch="https://github.com/yuezunli/celeb-deepfakeforensics (a form)",

@@ -78,6 +78,7 @@ CORPORA.register(
         recognises=lambda path: (path / "manipulated_videos").is_dir(),
         read=read_deeperforensics,
         title="DeeperForensics-1.0",
+        corpus="DeeperForensics",
         paper="Jiang et al., CVPR 2020, arXiv:2001.03024",
         licence="DeeperForensics terms: research only, on request",
         fetch="https://github.com/EndlessSora/DeeperForensics-1.0 (a form); the reals are FaceForensics++'s",

@@ -138,13 +138,14 @@ def _described(path: str, youtube: Mapping[str, str], split: Mapping[str, str]) 
             groups, part = sequence_groups(found[1], youtube), split.get(found[1])
             return Described("real", groups, None, source, part, attributes)
         if found := _ACTOR.fullmatch(name):
-            return Described("real", (f"dfd actor {found[1]}",), None, source, None, attributes)
+            return Described("real", (f"dfd actor {found[1]}",), None, source, None, attributes, "DFD")
         return unknown_name(path, "a sequence such as 000.mp4 or an actor's scene such as 01__kitchen_pan.mp4")
     if found := _SWAP.fullmatch(name):
         groups = tuple(dict.fromkeys(each for key in found.groups() for each in sequence_groups(key, youtube)))
         return Described("fake", groups, source, None, split.get(found[1]), attributes)
     if found := _ACTOR_SWAP.fullmatch(name):
-        return Described("fake", (f"dfd actor {found[1]}", f"dfd actor {found[2]}"), source, None, None, attributes)
+        actors = (f"dfd actor {found[1]}", f"dfd actor {found[2]}")
+        return Described("fake", actors, source, None, None, attributes, "DFD")
     return unknown_name(path, "target_source such as 000_003.mp4")
 
 
@@ -169,6 +170,7 @@ CORPORA.register(
         read=read_faceforensics,
         lacks=_lacks,
         title="FaceForensics++ (with FaceShifter) and DeepFakeDetection",
+        corpus="FaceForensics++",
         paper="Rossler et al., ICCV 2019, arXiv:1901.08971",
         licence="FaceForensics terms of use: research only, on request",
         fetch="https://github.com/ondyari/FaceForensics (a form); its dataset/ has splits/ and conversion_dict.json",

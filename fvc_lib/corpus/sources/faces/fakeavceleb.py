@@ -91,6 +91,7 @@ CORPORA.register(
         ),
         read=read_fakeavceleb,
         title="FakeAVCeleb",
+        corpus="FakeAVCeleb",
         paper="Khalid et al., NeurIPS 2021 (datasets and benchmarks), arXiv:2108.05080",
         licence="FakeAVCeleb terms: research only, on request",
         fetch="https://github.com/DASH-Lab/FakeAVCeleb (a form)",

@@ -163,6 +163,7 @@ CORPORA.register(
         recognises=lambda path: not _missing(path),
         read=read_fvc2018,
         lacks=_lacks,
+        corpus="FVC-2018",
         bibtex=_BIBTEX,
     )
 )

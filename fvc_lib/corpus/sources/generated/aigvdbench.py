@@ -94,6 +94,7 @@ CORPORA.register(
         recognises=lambda path: (path / "OpenSource").is_dir() or (path / "ClosedSource").is_dir(),
         read=read_aigvdbench,
         title="AIGVDBench",
+        corpus="AIGVDBench",
         paper="AIGVDBench, the corpus's own page",
         licence="as its page says",
         fetch="the authors' page; not fetched by FVC",

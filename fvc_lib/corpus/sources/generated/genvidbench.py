@@ -101,6 +101,7 @@ CORPORA.register(
         recognises=lambda path: (path / "Pair1").is_dir() or (path / "Pair2").is_dir(),
         read=read_genvidbench,
         title="GenVidBench",
+        corpus="GenVidBench",
         paper="Ni et al., arXiv:2501.11340",
         licence="CC BY-NC-SA 4.0 as its page says; the sources' own terms hold beside it",
         fetch="https://genvidbench.github.io",

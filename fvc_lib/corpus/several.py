@@ -1,0 +1,150 @@
+"""Several corpora as one: what each is called, and one listing of all of them.
+
+Paths begin with the name of their corpus, below one folder of links that lead to where each lies, so that whatever
+reads a video goes on taking a folder and a path. Groups that a corpus states are its own, whatever another one calls
+its groups; those of published corpora mean the same everywhere (the YouTube video behind a sequence, a sequence of
+FaceForensics++), so they join across corpora, as equal contents and near-duplicates do.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+
+from fvc_lib.corpus.listing import Entry, Listing, joined, read_corpus
+from fvc_lib.services.atomic_files import AnyPath, path_from_text, path_to_text, sha256_of_json
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import CORPORA
+
+_OUTSIDE = " outside"  # ends the name of the link by which files outside a corpus's folder are found
+
+
+def read_corpora(
+    corpora: Sequence[AnyPath],
+    links: AnyPath,
+    *,
+    allow_outside: bool = False,
+    label_map: Mapping[str, str] | None = None,
+) -> Listing:
+    """List what the corpora hold, without opening a video; their order does not matter. One alone is as it is.
+
+    Args:
+        corpora: folders and manifests.
+        links: folder in which those of several are linked, in a folder for each set of them.
+        allow_outside: as of ``listing.read_corpus``.
+        label_map: likewise.
+
+    Raises:
+        UsageError: one cannot be read, is given twice or lies within another one.
+        DataError: of one of them, as of ``listing.read_corpus``.
+    """
+    paths = [Path(each) for each in corpora]
+    read = [read_corpus(path, allow_outside=allow_outside, label_map=label_map) for path in paths]
+    if len(read) == 1:
+        return read[0]
+    _refuse_overlap(paths)
+    names = _names(paths, read)
+    parts = {of[listing.name]: _called(listing, of) for of, listing in zip(names, read, strict=True)}
+    parts = dict(sorted(parts.items()))
+    places = {name: str(part.root.absolute()) for name, part in parts.items()}
+    outside = {name for name, part in parts.items() if any(entry.path.startswith("/") for entry in part.entries)}
+    places |= {f"{name}{_OUTSIDE}": "/" for name in outside}
+    placed = [_placed(name, part) for name, part in parts.items()]
+    return Listing(
+        root=_linked(places, Path(links)),
+        kind=" + ".join(sorted({part.kind for part in placed})),
+        name=" + ".join(parts),
+        entries=tuple(sorted((entry for part in placed for entry in part.entries), key=lambda entry: entry.path)),
+        rejected=pl.concat([part.rejected for part in placed]),
+        annotations=pl.concat([part.annotations for part in placed]),
+        notes=tuple(f"{part.name}: {note}" for part in placed for note in part.notes),
+        parts=parts,
+    )
+
+
+def place(name: str, path: str) -> str:
+    """Table text of where the file ``path`` of the corpus ``name`` lies among several; without a name it is alone."""
+    return f"{name}{_OUTSIDE}{path}" if name and path.startswith("/") else joined(name, path)
+
+
+def _refuse_overlap(paths: Sequence[Path]) -> None:
+    """Two manifests in one folder are two corpora; a folder that holds another corpus would list its videos again."""
+    real = [Path(os.path.realpath(path)) for path in paths]
+    for number, path in enumerate(real):
+        if path in real[:number]:
+            raise UsageError(f"more_corpora: {str(paths[number])!r} is given twice. Leave it out once.")
+    for inner, path in zip(real, paths, strict=True):
+        for outer, folder in zip(real, paths, strict=True):
+            if outer != inner and outer.is_dir() and inner.is_relative_to(outer):
+                raise UsageError(
+                    f"more_corpora: {str(path)!r} lies within {str(folder)!r}, so its videos could be listed twice. "
+                    "Move it beside that folder, or give one of the two."
+                )
+
+
+def _names(paths: Sequence[Path], listings: Sequence[Listing]) -> list[dict[str, str]]:
+    """Of each corpus, what the names in it become: those that two share get the end of the path that tells them apart.
+
+    That end is the same in whatever order the corpora are given.
+    """
+    own = [{listing.name, *(entry.corpus for entry in listing.entries)} for listing in listings]
+    names: list[dict[str, str]] = [{} for _ in own]
+    for name in sorted(set().union(*own)):
+        alike = [number for number, each in enumerate(own) if name in each]
+        ends = [Path(os.path.realpath(paths[number])).parts for number in alike]
+        length = next(n for n in range(1, 10_000) if len({end[-n:] for end in ends}) == len(ends))
+        for number, end in zip(alike, ends, strict=True):
+            suffix = path_to_text(" ".join(end[-length:]).replace("/", " ").strip())
+            names[number][name] = name if len(alike) == 1 else f"{name} ({suffix})"
+    return names
+
+
+def _called(listing: Listing, names: Mapping[str, str]) -> Listing:
+    entries = tuple(replace(entry, corpus=names[entry.corpus]) for entry in listing.entries)
+    return replace(listing, name=names[listing.name], entries=entries)
+
+
+def _placed(name: str, part: Listing) -> Listing:
+    """``part`` with the name of its corpus before its paths and sources, and before groups that are its own."""
+    is_published = bool(dict(CORPORA.items())[part.kind].title)
+
+    def group(stated: str) -> str:
+        return stated if is_published else f"{name}: {stated}"
+
+    def moved(entry: Entry) -> Entry:
+        return replace(
+            entry,
+            path=place(name, entry.path),
+            source_id=joined(name, entry.source_id),
+            stated_group=entry.stated_group and group(entry.stated_group),
+            links=tuple(map(group, entry.links)),
+        )
+
+    rejected = _behind(f"{name}/", part.rejected, "path", "source_id")
+    annotations = _behind(f"{name}/", part.annotations, "source_id", "origin")
+    if not is_published:
+        annotations = _behind(f"{name}: ", annotations, "stated_group")
+    return replace(part, entries=tuple(map(moved, part.entries)), rejected=rejected, annotations=annotations)
+
+
+def _behind(text: str, frame: pl.DataFrame, *columns: str) -> pl.DataFrame:
+    """``frame`` with ``text`` before what stands in ``columns``; null stays null."""
+    return frame.with_columns((pl.lit(text) + pl.col(name)).alias(name) for name in columns)
+
+
+def _linked(places: Mapping[str, str], links: Path) -> Path:
+    """A folder below ``links`` with a link for each of ``places``: by name (table text), where it leads to."""
+    folder = links / f"corpora_{sha256_of_json(places)[:16]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, target in places.items():
+        link = folder / path_from_text(name)
+        if not link.is_symlink():
+            try:
+                link.symlink_to(target)
+            except FileExistsError:  # another stage made it meanwhile
+                continue
+            except OSError as error:
+                raise UsageError(f"{str(link)!r}: {error.strerror}. cache_dir must allow links.") from error
+    return folder.absolute()

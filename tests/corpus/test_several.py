@@ -1,0 +1,169 @@
+"""Several corpora in one index: their names, ids and groups, and what is refused."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fvc_lib.corpus.index import build_index, group_annotations
+from fvc_lib.corpus.listing import Listing
+from fvc_lib.corpus.several import read_corpora
+from fvc_lib.services.atomic_files import path_from_text
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.tables import GROUP_LINKS, INDEX, frame_of, read_table, write_table
+from tests.corpus.published import MINIATURES, text, touch
+
+
+def groups_of(listing: Listing) -> dict[str, str]:
+    sources = listing.annotations["source_id"].unique().sort().to_list()
+    return dict(zip(sources, group_annotations(listing).group_ids, strict=True))
+
+
+@pytest.fixture(scope="module")
+def corpora(make_video, tmp_path_factory) -> list[Path]:
+    """A folder and a manifest whose first real videos are one file; a fake is a re-encoded copy of the other's."""
+    folder = tmp_path_factory.mktemp("several")
+    make_video(folder / "clips/real/one.mp4", 1)
+    make_video(folder / "clips/fake/two.mp4", 2)
+    make_video(folder / "clips/fake/three.mp4", 3)
+    make_video(folder / "listed/a.mp4", 1)
+    make_video(folder / "listed/b.mp4", 3, crf=30)
+    make_video(folder / "listed/c.mp4", 5)
+    text(folder, "listed/list.csv", ["path,label,group", "a.mp4,real,g", "b.mp4,fake,h", "c.mp4,fake,i"])
+    return [folder / "clips", folder / "listed/list.csv"]
+
+
+def indexed(corpora: list[Path], out: Path) -> pl.DataFrame:
+    build_index(
+        corpora[0], more_corpora=corpora[1:], index_path=out / "index.parquet", rejected_path=out / "rejected.parquet",
+        group_links_path=out / "links.parquet", annotations_path=out / "annotations.parquet", work_dir=out / "work",
+        near_duplicate_bits=10, max_rejected_share=0.5, workers=1,
+    )  # fmt: skip
+    return read_table(out / "index.parquet", INDEX)
+
+
+def test_several_corpora_are_one_index_in_any_order(corpora, tmp_path):
+    index = indexed(corpora, tmp_path)
+    assert indexed(corpora[::-1], tmp_path).equals(index)
+    assert dict(index.select("path", "corpus").iter_rows()) == {
+        "clips/real/one.mp4": "clips", "clips/fake/two.mp4": "clips", "clips/fake/three.mp4": "clips",
+        "list/a.mp4": "list", "list/b.mp4": "list", "list/c.mp4": "list",
+    }  # fmt: skip
+    assert dict(index.group_by("corpus").agg(pl.col("label_source").unique().first()).iter_rows()) == {
+        "clips": "folder", "list": "manifest",
+    }  # fmt: skip
+    ids = dict(index.select("path", "video_id").iter_rows())
+    shared = ids["clips/real/one.mp4"].removesuffix("-clips")
+    assert len(shared) == 16
+    assert ids["list/a.mp4"] == f"{shared}-list"
+    alone = dict(indexed(corpora[:1], tmp_path / "alone").select("path", "video_id").iter_rows())
+    assert alone["real/one.mp4"] == shared
+    assert alone["fake/two.mp4"] == ids["clips/fake/two.mp4"]  # no other corpus has it: its id stays
+    group = dict(index.select("path", "group_id").iter_rows())
+    assert group["clips/real/one.mp4"] == group["list/a.mp4"]  # one content
+    assert group["clips/fake/three.mp4"] == group["list/b.mp4"]  # looks alike
+    assert len(set(group.values())) == 4
+    why = dict(read_table(tmp_path / "links.parquet", GROUP_LINKS).select("group_id", "why").iter_rows())
+    assert why == {"list: g": "same_content", "list: h": "near_duplicate"}
+    root = read_corpora(corpora, tmp_path / "work").root
+    assert all((root / path_from_text(path)).is_file() for path in index["path"])
+
+
+def test_what_is_known_of_a_corpus_is_known_of_it_among_others(corpora, tmp_path):
+    indexed(corpora[:1], tmp_path)
+    report = build_index(
+        corpora[1], more_corpora=corpora[:1], index_path=tmp_path / "index.parquet", workers=1,
+        rejected_path=tmp_path / "rejected.parquet", work_dir=tmp_path / "work", near_duplicate_bits=10,
+        max_rejected_share=0.5,
+    )  # fmt: skip
+    assert (report.num_known, report.num_indexed) == (3, 6)
+
+
+def test_equal_group_names_of_two_corpora_join_nothing(tmp_path):
+    for name in ("one", "two"):
+        touch(tmp_path, f"{name}/a.mp4", f"{name}/b.mp4")
+        text(tmp_path, f"{name}/manifest.csv", ["path,label,group", "a.mp4,real,1", "b.mp4,fake,1"])
+    listing = read_corpora([tmp_path / "one/manifest.csv", tmp_path / "two/manifest.csv"], tmp_path / "links")
+    assert groups_of(listing) == {
+        "one/a.mp4": "one: 1", "one/b.mp4": "one: 1", "two/a.mp4": "two: 1", "two/b.mp4": "two: 1",
+    }  # fmt: skip
+
+
+def test_deeperforensics_joins_the_sequences_of_faceforensics_and_dfd_is_a_corpus_of_its_own(tmp_path):
+    MINIATURES["faceforensics"](tmp_path / "ff")
+    MINIATURES["dfd"](tmp_path / "ff")
+    MINIATURES["deeperforensics"](tmp_path / "deeper")
+    listing = read_corpora([tmp_path / "deeper", tmp_path / "ff"], tmp_path / "links")
+    groups = groups_of(listing)
+    original = groups["FaceForensics++/original_sequences/youtube/c23/videos/000.mp4"]
+    assert groups["DeeperForensics/manipulated_videos/end_to_end/000_M101.mp4"] == original
+    assert {entry.corpus for entry in listing.entries} == {"FaceForensics++", "DFD", "DeeperForensics"}
+
+
+def test_two_corpora_of_one_name_are_told_apart_by_their_paths_in_any_order(tmp_path):
+    for above in ("c23", "c40"):
+        touch(tmp_path, f"{above}/clips/real/a.mp4", f"{above}/clips/fake/b.mp4")
+    paths = [tmp_path / "c40/clips", tmp_path / "c23/clips"]
+    names = {entry.path: entry.corpus for entry in read_corpora(paths, tmp_path / "links").entries}
+    assert names == {entry.path: entry.corpus for entry in read_corpora(paths[::-1], tmp_path / "links").entries}
+    assert set(names.values()) == {"clips (c23 clips)", "clips (c40 clips)"}
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["clips"], "is given twice. Leave it out once."),
+        (["linked"], "is given twice"),
+        (["clips/real/inner"], "lies within .*clips', so its videos could be listed twice"),
+        ([""], "lies within"),
+        (["absent"], "no such file or folder"),
+    ],
+)
+def test_corpora_that_overlap_or_are_not_there_are_refused(more, message, tmp_path):
+    touch(
+        tmp_path, "clips/real/a.mp4", "clips/fake/b.mp4", "clips/real/inner/real/a.mp4", "clips/real/inner/fake/b.mp4"
+    )
+    touch(tmp_path, "real/a.mp4", "fake/b.mp4")
+    (tmp_path / "linked").symlink_to(tmp_path / "clips")
+    with pytest.raises(UsageError, match=message):
+        read_corpora([tmp_path / "clips", *(tmp_path / each for each in more)], tmp_path / "links")
+
+
+def test_files_outside_a_manifest_s_folder_are_found_among_several_corpora(tmp_path):
+    touch(tmp_path, "far/a.mp4", "near/real/b.mp4", "near/fake/c.mp4", "lists/d.mp4")
+    rows = [f"{tmp_path}/far/a.mp4,fake", "../far/a.mp4,fake", "d.mp4,real"]
+    text(tmp_path, "lists/list.csv", ["path,label", *rows])
+    listing = read_corpora([tmp_path / "near", tmp_path / "lists/list.csv"], tmp_path / "links", allow_outside=True)
+    assert len(listing.entries) == 5
+    found = {(listing.root / path_from_text(entry.path)).resolve() for entry in listing.entries}
+    assert found == {path.resolve() for path in tmp_path.rglob("*.mp4") if "links" not in path.parts}
+
+
+def test_an_index_of_before_is_called_after_its_layout(corpora, tmp_path):
+    path = tmp_path / "index.parquet"
+    write_table(frame_of(None, INDEX), INDEX, path)
+    row = {"video_id": "0" * 16, "path": "a.mp4", "label": "real", "group_id": "g", "source_id": "a", "codec": "h264",
+           "label_source": "faceforensics", "container": "mp4", "width": 8, "height": 8, "num_frames": 1,
+           "rotation_degrees": 0, "has_audio": False, "size_bytes": 1, "content_sha256": "0" * 64}  # fmt: skip
+    types = {name: column.dtype.type for name, column in INDEX.columns.items()}
+    pl.DataFrame([row], schema=types).drop("corpus", "generator").write_parquet(path)
+    assert read_table(path, INDEX).select("corpus", "generator").rows() == [("faceforensics", None)]
+
+
+def test_the_order_of_corpora_is_no_part_of_a_run_and_their_contents_are(tmp_path):
+    from fvc_lib.execution.plan.fingerprint import corpus_record
+    from fvc_lib.services.config import resolve_config
+
+    touch(tmp_path, "one/real/a.mp4", "two/real/b.mp4")
+
+    def record(first: str, *more: str) -> dict[str, str]:
+        values = {"corpus": str(tmp_path / first), "more_corpora": [str(tmp_path / each) for each in more]}
+        return corpus_record(resolve_config(values, environ={}))
+
+    assert record("one", "two") == record("two", "one")
+    assert record("one", "two")["name"] == "one + two"
+    before = json.dumps([record("one"), record("one", "two")])
+    touch(tmp_path, "two/real/c.mp4")
+    assert json.loads(before)[0] == record("one")
+    assert json.loads(before)[1] != record("one", "two")
