@@ -23,6 +23,7 @@ from fvc_lib.services.config_fields import (
     Declaration,
     NameIn,
     field,
+    known_operating_point,
     known_task,
     known_tuning,
     or_empty,
@@ -320,6 +321,14 @@ class RunConfig(BaseModel):
     )
     shuffled_label_control: bool = field(
         True, "recipe", "train each fold again on shuffled labels, as a control", _VIDEO, instead=_BY_LABEL
+    )
+
+    operating_point: Annotated[str, AfterValidator(known_operating_point)] = field(
+        "best",
+        "recipe",
+        "which threshold inner validation chooses: best (balanced accuracy), fpr=0.01 or cost=FALSE_ALARM:MISS",
+        _VIDEO,
+        later=True,
     )
 
     # Memory; none of it changes a number beyond rounding

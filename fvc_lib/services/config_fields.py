@@ -134,6 +134,18 @@ def known_tuning(what: str) -> str:
     return what
 
 
+_NUMBER = r"(\d+\.?\d*|\.\d+)"
+
+
+def known_operating_point(what: str) -> str:
+    """``what`` without blanks, as ``metrics.operating_points`` reads it; ``ValueError`` where it is no such point."""
+    bare = what.strip().lower().replace(" ", "")
+    found = re.fullmatch(rf"best|fpr={_NUMBER}|cost={_NUMBER}:{_NUMBER}", bare)
+    if not found or any(float(number) <= 0 for number in found.groups() if number) or float(found[1] or 0) >= 1:
+        raise ValueError("wanted best, fpr=SHARE inside (0, 1) such as fpr=0.01, or cost=FALSE_ALARM:MISS such as 5:1")
+    return bare
+
+
 def possible_side(side: int) -> int:
     """``side`` in pixels, 0 for the model's own; ``ValueError`` for one too small to show anything."""
     if 0 < side < 16:

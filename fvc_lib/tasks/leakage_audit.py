@@ -82,6 +82,7 @@ def leakage_audit(
 
 _CARRIES_AUC = 0.6  # from here on what metadata tells is worth naming
 _MOST_CARRIERS = 3
+_ROUNDS_ALONE = 25  # a column by itself needs fewer trees
 
 
 def _metadata_carriers(index: pl.DataFrame, predictions: pl.DataFrame) -> Iterator[Row]:
@@ -94,7 +95,7 @@ def _metadata_carriers(index: pl.DataFrame, predictions: pl.DataFrame) -> Iterat
         return
     names = [name for name in (*controls.CATEGORIES, *controls.NUMBERS) if name in index.columns]
     names = [name for name in names if index[name].n_unique() > 1]
-    alone = {name: _auc_of(controls.metadata_only(index, folds, [name])) for name in names}
+    alone = {name: _auc_of(controls.metadata_only(index, folds, [name], rounds=_ROUNDS_ALONE)) for name in names}
     ranked = sorted(names, key=lambda name: -alone[name])
     named = [f"{name} ({alone[name]:.2f})" for name in ranked[:_MOST_CARRIERS] if alone[name] >= _CARRIES_AUC]
     carriers = ", ".join(named) or "no column by itself, only several together"

@@ -3,6 +3,7 @@ import logging
 from dataclasses import replace
 
 import numpy as np
+import polars as pl
 import pytest
 
 from fvc_lib.engine.training_state import EpochRecord
@@ -10,7 +11,11 @@ from fvc_lib.execution.plan.fingerprint import set_aside
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.metrics.calibration import fit_temperature, probabilities
 from fvc_lib.metrics.classification import balanced_accuracy, best_threshold
+from fvc_lib.metrics.operating_points import operating_point
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config_fields import known_operating_point
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.tasks.video.operating import confusion_table, operating_sentence
 from fvc_lib.tasks.video.selection import (
     SELECTION,
     EarlierOpenings,
@@ -43,6 +48,62 @@ def test_temperature_and_threshold_are_those_of_the_metrics_room_on_calibrated_s
     assert found.log_loss < found.log_loss_uncalibrated
     assert (found.best_epoch, found.num_epochs, found.validation_loss) == (2, 3, 0.3)
     assert (found.num_videos, found.num_groups, found.num_real, found.num_fake) == (60, 12, 30, 30)
+
+
+def test_a_share_of_false_alarms_and_costs_move_the_threshold_and_too_few_reals_are_told():
+    lenient, strict = (
+        select(HISTORY, 2, LABELS, LOGITS, num_groups=12, point=point) for point in ("fpr=0.1", "fpr=0.01")
+    )
+    scores = probabilities(LOGITS, lenient.temperature)
+    assert (scores[LABELS == 0] >= lenient.threshold).sum() == 3
+    assert (scores[LABELS == 0] >= strict.threshold).sum() == 0
+    assert (lenient.is_resolved, strict.is_resolved) == (True, False)
+    assert strict.table()["by"][2] == "at most 1 % of the reals called fake, which 30 reals cannot resolve: none was"
+    assert select(HISTORY, 2, LABELS, LOGITS, num_groups=12, point="cost=5:1").threshold > chosen().threshold
+    told = operating_sentence(
+        pl.DataFrame({"label": ["real"] * 50}), [recorded(operating_point="fpr=0.01"), recorded()]
+    )
+    assert told.startswith("What the thresholds were chosen for is not recorded, or differs")
+    told = operating_sentence(pl.DataFrame({"label": ["real"] * 50}), [recorded(operating_point="fpr=0.01")])
+    assert "In 1 of 1 folds that part has too few reals to resolve it (the least 30)" in told
+    assert "Nor can the 50 reals that were tested" in told
+
+
+def test_a_record_of_another_operating_point_is_not_taken_over(tmp_path):
+    record_selection(tmp_path, recorded())
+    kept = record_selection(tmp_path, recorded(operating_point="fpr=0.1", threshold=0.9))
+    assert (kept.selection.threshold, kept.earlier) == (0.9, 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["best", "fpr=.01", "FPR = 0.05", "cost=5:1", "fpr=1", "fpr=0", "cost=0:1", "fpr", "0.5"]
+)
+def test_configuration_and_metrics_read_the_same_operating_points(text):
+    try:
+        read = known_operating_point(text)
+    except ValueError:
+        with pytest.raises(ValueError, match="operating point: got"):
+            operating_point(text)
+    else:
+        assert operating_point(read) == operating_point(text)
+
+
+def test_the_confusion_and_its_shares_are_scikit_learns(tables):
+    from sklearn.metrics import confusion_matrix, precision_score, recall_score
+
+    folds = tables.folds()
+    truth = (folds["label"] == "fake").to_numpy().astype(int)
+    scores = np.clip(truth * 0.3 + np.random.default_rng(1).uniform(0, 0.7, truth.size), 0.01, 0.99)
+    predictions = tables.predictions(folds, scores, threshold_of_fold={0: 0.4, 1: 0.6})
+    called = (scores >= predictions["threshold"].to_numpy()).astype(int)
+    fakes, reals, precision = confusion_table(predictions, RunConfig(bootstrap_replicates=200)).rows()
+    (tn, fp), (fn, tp) = confusion_matrix(truth, called)
+    assert (fakes[1:3], reals[1:3], precision[1]) == ((tp, fn), (fp, tn), tp + fp)
+    assert fakes[3] == pytest.approx(recall_score(truth, called), abs=1e-12)
+    assert reals[3] == pytest.approx(fp / (fp + tn), abs=1e-12)
+    assert precision[3] == pytest.approx(precision_score(truth, called), abs=1e-12)
+    assert all(low <= share <= high for *_, share, low, high, _ in (fakes, reals, precision))
+    assert (fakes[-1], reals[-1], precision[-1]) == (10, 10, 20)
 
 
 def test_the_choice_does_not_depend_on_the_order_of_the_videos():

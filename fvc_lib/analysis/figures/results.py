@@ -228,11 +228,17 @@ def _chance(metric: str) -> float | None:
 def slices_figure(
     slices: pl.DataFrame, metric: str = headline.HEADLINE_METRIC, *, confidence: float = 0.95
 ) -> go.Figure:
-    """One metric in each slice as a point with its interval; small slices are pale, undefined ones without a point."""
+    """One metric in each slice as a point with its interval, the property with the largest gap first.
+
+    Small slices are pale, undefined ones without a point.
+    """
     rows = slices.filter(pl.col("metric") == metric)
     if rows.is_empty():
         return theme.nothing_to_show("Slices", f"No {metric_name(metric)} by slice is recorded.")
-    rows = rows.with_columns(order=pl.col("slice_by").rank("dense")).sort("order", -pl.col("num_videos"), "value")
+    # What parts its slices most comes first; of small slices chance alone makes a gap.
+    number = pl.col("number").filter(~pl.col("is_small"))
+    gap = (number.max() - number.min()).over("slice_by").fill_null(0)
+    rows = rows.sort(-gap, "slice_by", -pl.col("num_videos"), "value")
     figure = theme.figure(
         _slice_finding(rows, metric), _slice_subtitle(rows, confidence), height=150 + 27 * rows.height
     )

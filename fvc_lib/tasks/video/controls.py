@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+from threadpoolctl import threadpool_limits
 
 from fvc_lib.corpus.folds import make_folds
 from fvc_lib.metrics.classification import FloatArray, IntArray, roc_auc
@@ -76,14 +77,14 @@ def constant(folds: pl.DataFrame) -> pl.DataFrame:
 
 
 def metadata_only(
-    index: pl.DataFrame, folds: pl.DataFrame, names: Sequence[str] = (*CATEGORIES, *NUMBERS)
+    index: pl.DataFrame, folds: pl.DataFrame, names: Sequence[str] = (*CATEGORIES, *NUMBERS), *, rounds: int = 100
 ) -> pl.DataFrame:
     """Gradient boosting on ``names`` (codec, size, rate, length, packets ...), trained on a fold's training videos.
 
     Where it beats chance the corpus gives its labels away, and a model that looks at pixels may be using the
     same hint (a frame size survives as sharpness). That a value is missing may tell as much as a value, and
     may be learned. A category that training does not show is unknown. Source of the model: scikit-learn's
-    ``HistGradientBoostingClassifier`` (after LightGBM, Ke et al., NIPS 2017).
+    ``HistGradientBoostingClassifier`` (after LightGBM, Ke et al., NIPS 2017), of ``rounds`` trees.
 
     Raises:
         DataError: fewer than two folds, or a video that the index does not hold.
@@ -102,9 +103,11 @@ def metadata_only(
         if np.unique(is_fake[~test]).size == 2:  # of one class there is nothing to learn but the prior
             features, num_categories = _metadata_features(known, ~test, names)
             if features.shape[1]:
-                model = _boosting(int((~test).sum()), num_categories)
-                model.fit(features[~test], is_fake[~test])
-                scores[test] = model.predict_proba(features[test])[:, 1]
+                model = _boosting(int((~test).sum()), num_categories, rounds)
+                # Of so few rows threads take a hundred times longer than one, where others want the cores as well.
+                with threadpool_limits(1, user_api="openmp"):
+                    model.fit(features[~test], is_fake[~test])
+                    scores[test] = model.predict_proba(features[test])[:, 1]
     return _scored(folds, scores)
 
 
@@ -200,13 +203,13 @@ def _category_codes(column: pl.Series, training: npt.NDArray[np.bool_]) -> Float
     return np.array([codes.get(value, np.nan) for value in column])
 
 
-def _boosting(num_training: int, num_categories: int) -> Any:
+def _boosting(num_training: int, num_categories: int, rounds: int) -> Any:
     """Small trees with leaves of at least a tenth of few videos: with 50 videos the default of 20 allows one split."""
     from sklearn.ensemble import HistGradientBoostingClassifier  # a second to load, for a stage that only looks up
 
     return HistGradientBoostingClassifier(
         learning_rate=0.1,
-        max_iter=100,
+        max_iter=rounds,
         max_leaf_nodes=15,
         min_samples_leaf=min(max(num_training // 10, 3), 20),
         l2_regularization=1.0,

@@ -17,7 +17,8 @@ import polars as pl
 from pydantic import TypeAdapter, ValidationError
 
 from fvc_lib.metrics.calibration import fit_temperature, probabilities
-from fvc_lib.metrics.classification import balanced_accuracy, best_threshold, check_labels, decide, log_loss
+from fvc_lib.metrics.classification import balanced_accuracy, check_labels, decide, log_loss
+from fvc_lib.metrics.operating_points import operating_point, threshold_at
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 
@@ -41,9 +42,10 @@ class Selection:
         temperature: that logits are divided by (``metrics.calibration.fit_temperature``; few videos move it little).
         log_loss: in nats per video, of the calibrated probabilities.
         log_loss_uncalibrated: the same at a temperature of 1.
-        threshold: of the calibrated probability; it has the best balanced accuracy (``classification.best_threshold``).
+        threshold: of the calibrated probability, at the operating point.
         balanced_accuracy: at the threshold; None where the part has one class.
         num_videos: of the inner validation part; and its groups, its real and its fake videos.
+        operating_point: what the threshold was asked for (``metrics.operating_points``).
     """
 
     num_epochs: int
@@ -59,6 +61,12 @@ class Selection:
     num_groups: int
     num_real: int
     num_fake: int
+    operating_point: str = "best"
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether the inner validation part has reals enough for the share of false alarms that was asked for."""
+        return operating_point(self.operating_point).is_resolved_by(self.num_real)
 
     def table(self) -> pl.DataFrame:
         """One row per choice: ``chosen value among by reached``."""
@@ -68,9 +76,13 @@ class Selection:
         rows = [
             ("epoch", f"{self.best_epoch}", f"{self.num_epochs} trained", "lowest loss", f"{self.validation_loss:.4f}"),
             ("temperature", f"{self.temperature:.4g}", "0.05 to 20", likelihood, calibrated),
-            ("threshold", f"{self.threshold:.4f}", "all of 0 to 1", "best balanced accuracy", accuracy),
+            ("threshold", f"{self.threshold:.4f}", "all of 0 to 1", self._aim(), accuracy),
         ]
         return pl.DataFrame(rows, schema=["chosen", "value", "among", "by", "reached"], orient="row")
+
+    def _aim(self) -> str:
+        says = operating_point(self.operating_point).says
+        return says if self.is_resolved else f"{says}, which {self.num_real} reals cannot resolve: none was"
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,7 @@ def select(
     num_groups: int,
     *,
     prior_logit: float = 0.0,
+    point: str = "best",
 ) -> Selection:
     """Choose temperature and threshold for the weights of ``best_epoch`` (1-based).
 
@@ -143,8 +156,9 @@ def select(
     checked = check_labels(labels)
     temperature = fit_temperature(checked, logits)
     scores = probabilities(logits, temperature)
-    threshold = best_threshold(checked, scores)
     has_both = checked.min() != checked.max()
+    # No probability lies above 1, where not one real may be called fake.
+    threshold = min(threshold_at(operating_point(point), checked, scores), 1.0) if has_both else 0.5
     return Selection(
         num_epochs=len(history),
         best_epoch=best_epoch,
@@ -159,6 +173,7 @@ def select(
         num_groups=num_groups,
         num_real=int((checked == 0).sum()),
         num_fake=int((checked == 1).sum()),
+        operating_point=point,
     )
 
 
@@ -182,7 +197,8 @@ def record_selection(folder: Path, found: RecordedSelection) -> RecordedSelectio
         )  # fmt: skip
     elif before is not None:
         kept = replace(found, openings=before.openings + 1, earlier=before.earlier, is_complete=before.is_complete)
-        if (before.clips, before.weights) == (found.clips, found.weights):
+        same_point = before.selection.operating_point == found.selection.operating_point
+        if same_point and (before.clips, before.weights) == (found.clips, found.weights):
             kept = replace(kept, selection=before.selection)
         elif before.selection != found.selection:
             kept = replace(kept, earlier=before.earlier + 1)

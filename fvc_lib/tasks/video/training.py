@@ -194,7 +194,7 @@ def choose(trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config
         prior = data.prior_logit(clips.train, config.class_balance)
         chosen = select(
             state.history, state.best_epoch, validation.labels, validation.logits + prior, clips.num_validation_groups,
-            prior_logit=prior,
+            prior_logit=prior, point=config.operating_point,
         )  # fmt: skip
         weights = hashlib.sha256(safetensors.torch.save(state.best_model)).hexdigest()
         return asdict(record_selection(trained.checkpoints, RecordedSelection(chosen, clips.fingerprint, weights)))
