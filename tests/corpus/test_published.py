@@ -211,7 +211,7 @@ def test_fakes_alone_come_with_what_can_be_done_about_it(tmp_path: Path) -> None
     MINIATURES["deeperforensics"](tmp_path)
     advice = read_corpus(tmp_path).notes[0]
     assert "cannot be run by itself" in advice
-    assert "manifest of both" in advice
+    assert "-p more_corpora DEEPERFORENSICS" in advice
 
 
 def test_lists_of_an_official_split_that_are_missing_are_named(tmp_path: Path) -> None:

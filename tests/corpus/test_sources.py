@@ -206,8 +206,10 @@ class TestManifest:
             (("path", "group", "group_id", "label"), "mean the same"),
             (("path", "path", "label"), "exists twice"),
             (("path|label",), "wanted columns separated by comma, semicolon or tab"),
-            (("path", "label", "Split"), "'Split'.*not used yet.*rename the column, such as to 'official_split'"),
-            (("path", "label", "part"), "column 'part'.*not used yet"),
+            (("path", "label", "Split"), "column 'Split' has 1 x 'x'; wanted one of train, .*, or nothing.*'my_Split'"),
+            (("path", "label", "part"), "column 'part' has 1 x 'x'"),
+            (("path", "label", "split", "part"), "mean the same"),
+            (("path", "label", "splt"), "'splt' is not known. Did you mean 'split'"),
             (("path", "label", "Manipulaton"), "'Manipulaton' is not known. Did you mean 'manipulation'"),
             (("path", "label", "Group"), "'Group' is not known. Did you mean 'group'"),
             (("path", "label", "grup"), "'grup' is not known. Did you mean 'group'"),
@@ -218,6 +220,16 @@ class TestManifest:
         manifest = write_csv(tmp_path / "m.csv", header, tuple("x" for _ in header))
         with pytest.raises(UsageError, match=message):
             read_corpus(manifest)
+
+    def test_a_split_is_the_official_one(self, tmp_path: Path) -> None:
+        said = {"Train": "train", "training": "train", "val": "validation", "dev": "validation", " TEST ": "test",
+                "": None}  # fmt: skip
+        names = [f"{number}.mp4" for number in range(len(said))]
+        touch(tmp_path, *names)
+        rows = [(name, "real", part) for name, part in zip(names, said, strict=True)]
+        entries = read_corpus(write_csv(tmp_path / "m.csv", ("path", "label", "Split"), *rows)).entries
+        assert [entry.official_split for entry in entries] == list(said.values())
+        assert {entry.attributes for entry in entries} == {None}
 
     def test_labels_outside_the_vocabulary_are_counted(self, tmp_path: Path) -> None:
         touch(tmp_path, "a.mp4")

@@ -2,8 +2,8 @@
 
 ``manipulated_videos/VARIANT/TTT_ACTOR.mp4`` are fake. Its reals are *FaceForensics++'s* originals at c23, which the
 release does not bring (``source_videos`` are recordings of the actors, no reals of the same kind): it is run together
-with them, by a manifest of both. ``lists/splits/{train,val,test}.txt`` are its official split. Source: Jiang et al.,
-"DeeperForensics-1.0: a large-scale dataset for real-world face forgery detection", CVPR 2020.
+with them, as one of several corpora. ``lists/splits/{train,val,test}.txt`` are its official split. Source: Jiang et
+al., "DeeperForensics-1.0: a large-scale dataset for real-world face forgery detection", CVPR 2020.
 """
 
 import re
@@ -13,7 +13,7 @@ from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, read_lines
 from fvc_lib.corpus.sources.faces.faceforensics import sequence_groups, youtube_ids
 from fvc_lib.corpus.sources.published import Described, first_of, folders_in, read_published, unknown_name
 from fvc_lib.services.atomic_files import AnyPath
-from fvc_lib.services.errors import DataError
+from fvc_lib.services.errors import DataError, command_text
 from fvc_lib.services.registry import CORPORA
 
 _NAME = re.compile(r"(\d{3})_([MW]\d+)\.\w+")
@@ -29,8 +29,8 @@ def read_deeperforensics(folder: AnyPath) -> Listing:
     folder = Path(folder)
     split, youtube = _official_parts(folder), youtube_ids(folder)
     alone = "DeeperForensics brings fakes alone and cannot be run by itself; its reals are FaceForensics++'s originals"
-    both = "Write one manifest of both, in a folder that holds both, with the actor in the column 'group'"
-    notes = [f"{alone} at c23. {both}: of a fake, and of the original of the same sequence."]
+    both = command_text("-p", "corpus", "FACEFORENSICS", "-p", "more_corpora", "DEEPERFORENSICS")
+    notes = [f"{alone} at c23. Give both: {both}"]
     if not split:
         notes.append("lists/splits is not there, so there is no official split.")
     if (folder / "source_videos").is_dir():

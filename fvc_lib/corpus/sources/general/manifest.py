@@ -4,7 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from fvc_lib.corpus import listing
-from fvc_lib.corpus.label_table import GROUP_COLUMNS, SPLIT_COLUMNS, SUFFIXES, cell_text, file_rows, read_label_table
+from fvc_lib.corpus.label_table import (
+    GROUP_COLUMNS,
+    PART_NAMES,
+    SPLIT_COLUMNS,
+    SUFFIXES,
+    LabelTable,
+    cell_text,
+    file_rows,
+    read_label_table,
+    stated_part,
+)
 from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Rejections
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import DataError, UsageError
@@ -17,39 +27,41 @@ _OPTIONAL = ("manipulation", "platform", "generator", "real_source", "source")
 def read_manifest(manifest: AnyPath) -> Listing:
     """The listing of a manifest with ``path`` or ``video_path``, ``label`` and optional columns.
 
-    Optional are ``group`` (or ``group_id``), ``manipulation``, ``platform``, ``generator`` and ``real_source`` (or
-    ``source``); every other column is kept as an attribute by which results are sliced, unless it is named nearly like
-    one of these. Labels are compared without case and surrounding space; those outside real and fake are counted
-    exclusions.
+    Optional are ``group`` (or ``group_id``), ``manipulation``, ``platform``, ``generator``, ``real_source`` (or
+    ``source``) and ``split`` (or ``part``), the official one; every other column is kept as an attribute by which
+    results are sliced, unless it is named nearly like one of these. Labels are compared without case and surrounding
+    space; those outside real and fake are counted exclusions.
 
     Raises:
-        UsageError: not a table, a needed column is missing, one is misspelt, or it has a split, which is not used yet.
+        UsageError: not a table, a needed column is missing, one is misspelt, or a split has parts that are not known.
         DataError: no row has a usable label.
     """
     manifest = Path(manifest)
     table, files, rejections = read_label_table(manifest), CorpusFiles(manifest.parent), Rejections()
     path, label, group = table.require(("path", "video_path")), table.require(("label",)), table.optional(GROUP_COLUMNS)
-    split = next((name for name in table.columns if name.lower() in SPLIT_COLUMNS), None)
-    if split is not None:
-        raise UsageError(
-            f"{table.name}: has the column {split!r}, and a video manifest's own split is not used yet: folds are made "
-            f"of all its videos. To go on without it, rename the column, such as to 'official_{split.lower()}'."
-        )
+    split = table.optional([name for name in table.columns if name.lower() in SPLIT_COLUMNS])
+    _refuse_unknown_parts(table, split)
     source = table.optional(("real_source", "source"))
-    named = (path, label, group, "manipulation", "platform", "generator", source)
-    table.refuse_misspelt(("path", "video_path", "label", *GROUP_COLUMNS, *_OPTIONAL))
+    named = (path, label, group, "manipulation", "platform", "generator", source, split)
+    table.refuse_misspelt(("path", "video_path", "label", split or "split", *SPLIT_COLUMNS, *GROUP_COLUMNS, *_OPTIONAL))
     others = [name for name in table.columns if name and name not in named]
     listing.refuse_unused_labels(table.name, (cells[label] for _, cells in table.records([label], Rejections())))
     rows, places = [], []
     for row in file_rows(table, files, rejections, path, [*named[1:], *others]):
         stated = listing.stated_label(row.cells[label])
-        group_name, manipulation, platform, generator, real_source = (cell_text(row.cells, each) for each in named[2:])
+        group_name, manipulation, platform, generator, real_source = (cell_text(row.cells, each) for each in named[2:7])
         entry = Entry(
             row.path, stated, row.path, group_name, manipulation or generator, platform, row.number, table.name
         )
         known = {name: text for name in others if (text := cell_text(row.cells, name)) is not None}
         rows.append(
-            replace(entry, generator=generator, real_source=real_source, attributes=listing.attributes_text(known))
+            replace(
+                entry,
+                generator=generator,
+                real_source=real_source,
+                official_split=stated_part(row.cells, split)[0],
+                attributes=listing.attributes_text(known),
+            )
         )
         places.append(row.why_not() or row.path)
     if not any(row.label in LABELS for row in rows):
@@ -61,6 +73,18 @@ def read_manifest(manifest: AnyPath) -> Listing:
             f"-p label_map {values[0]}=fake,{values[1]}=real."
         )
     return listing.listing_of_rows(files, "manifest", rows, places, rejections)
+
+
+def _refuse_unknown_parts(table: LabelTable, split: str | None) -> None:
+    """Stop where the column ``split`` holds what is no part: left out, those videos would be tested or trained on."""
+    cells = (cells for _, cells in table.records([split], Rejections()))
+    unknown = [cell_text(each, split) or "" for each in cells if stated_part(each, split)[1] is not None]
+    if unknown:
+        parts = ", ".join(PART_NAMES)
+        raise UsageError(
+            f"{table.name}: the column {split!r} has {listing.counts_text(unknown)}; wanted one of {parts}, or nothing."
+            f" Write these, or, where it is no split, rename the column, such as to 'my_{split}'."
+        )
 
 
 CORPORA.register(
