@@ -8,7 +8,6 @@ What is hashed, what a checkpoint is bound to, what a run may be resumed with an
 follow from that; nothing else lists fields.
 """
 
-import dataclasses
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,10 +17,13 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
 
 from fvc_lib.services import tasks as stages
-from fvc_lib.services.atomic_files import AnyPath, content_digest, sha256_of_json
+from fvc_lib.services.atomic_files import AnyPath, sha256_of_json
+from fvc_lib.services.clip_settings import ClipSettings, View, known_fit, known_sampling
 from fvc_lib.services.config_fields import (
+    RETIRED,
     Declaration,
     NameIn,
+    digest_of_weights,
     field,
     known_operating_point,
     known_task,
@@ -39,35 +41,9 @@ from fvc_lib.services.registry import (
     CROPS,
     DETECTORS,
     IMAGE_LAYOUTS,
-    ClipSettings,
-    View,
-    known_fit,
-    known_sampling,
 )
 from fvc_lib.services.run_paths import RunPaths, beside_the_code
 from fvc_lib.services.tasks import DEFAULT_TASK, TASKS, TRAINING_STAGES
-
-
-@dataclasses.dataclass(frozen=True)
-class Retired:
-    """A field of an earlier version: its default then, the field in its place, and why there is none, a sentence."""
-
-    default: Any
-    successor: str = ""
-    why: str = ""
-
-
-RETIRED: Mapping[str, Retired] = {
-    "clear_cache_training_batches": Retired(None, "clear_cache_batches"),
-    "clear_cache_validation_batches": Retired(None, "clear_cache_batches"),
-    "measure_fits": Retired(True, "batch_size_sweep"),
-    "micro_batch_recovery_steps": Retired(
-        0, why="After an out-of-memory the micro-batch climbs back by itself: leave it out."
-    ),
-    "replay_run": Retired(
-        "", why="A micro-batch that changed shows in rounding alone, and is not repeated: leave it out."
-    ),
-}
 
 _VIDEO, _IMAGE, _PAIRS = ("video",), ("image",), ("video_text",)
 _CLIPS, _LABELLED, _SPLIT = ("video", "video_text"), ("video", "image"), ("image", "video_text")
@@ -502,7 +478,7 @@ class RunConfig(BaseModel):
         """What the field's value counts as, a JSON value: of a file that it names the content, not the place."""
         value = self.model_dump(mode="json", include={name})[name]
         if DECLARED[name].content and value:
-            return _digest_of_weights(Path(value))
+            return digest_of_weights(Path(value))
         for _, mark in self._marks([name]):
             value = mark.identity(value)
         return value
@@ -543,14 +519,6 @@ class RunConfig(BaseModel):
             text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").rstrip()
             lines.append(f"{name}: {text}  # {self.meaning(name)}")
         return "\n".join(lines) + "\n"
-
-
-def _digest_of_weights(path: Path) -> str:
-    """Of an own run the digest of its folds' best weights: nothing else in its folder counts."""
-    if not (path / "run.json").is_file():
-        return content_digest(path)
-    best = sorted(path.glob("checkpoints/fold_*/best_model.safetensors"))
-    return sha256_of_json([[each.parent.name, content_digest(each)] for each in best])
 
 
 def _declaration(name: str) -> Declaration:

@@ -3,15 +3,39 @@
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 from pydantic import AfterValidator, Field
 from pydantic_core import CoreSchema, core_schema
 
+from fvc_lib.services.atomic_files import content_digest, sha256_of_json
 from fvc_lib.services.errors import did_you_mean
 from fvc_lib.services.registry import Registry
 from fvc_lib.services.tasks import TASKS
+
+
+@dataclasses.dataclass(frozen=True)
+class Retired:
+    """A field of an earlier version: its default then, the field in its place, and why there is none, a sentence."""
+
+    default: Any
+    successor: str = ""
+    why: str = ""
+
+
+RETIRED: Mapping[str, Retired] = {
+    "clear_cache_training_batches": Retired(None, "clear_cache_batches"),
+    "clear_cache_validation_batches": Retired(None, "clear_cache_batches"),
+    "measure_fits": Retired(True, "batch_size_sweep"),
+    "micro_batch_recovery_steps": Retired(
+        0, why="After an out-of-memory the micro-batch climbs back by itself: leave it out."
+    ),
+    "replay_run": Retired(
+        "", why="A micro-batch that changed shows in rounding alone, and is not repeated: leave it out."
+    ),
+}
 
 # What the value of a field may change:
 #   data      which samples there are and which part they play; checkpoints are bound to the samples themselves
@@ -156,3 +180,11 @@ def possible_side(side: int) -> int:
 def or_empty(check: Callable[[str], str]) -> AfterValidator:
     """A check of text that may also be empty."""
     return AfterValidator(lambda text: text and check(text))
+
+
+def digest_of_weights(path: Path) -> str:
+    """Of an own run the digest of its folds' best weights: nothing else in its folder counts."""
+    if not (path / "run.json").is_file():
+        return content_digest(path)
+    best = sorted(path.glob("checkpoints/fold_*/best_model.safetensors"))
+    return sha256_of_json([[each.parent.name, content_digest(each)] for each in best])

@@ -8,6 +8,7 @@ import pytest
 import yaml
 from hypothesis import given, strategies as st
 
+from fvc_lib.services.clip_settings import ClipSettings
 from fvc_lib.services.config import (
     ENVIRONMENT,
     NOT_HASHED,
@@ -18,7 +19,6 @@ from fvc_lib.services.config import (
     run_config,
 )
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.registry import ClipSettings
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import TASKS
 

@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib.services.atomic_files import sha256_of_file
+from fvc_lib.services.clip_settings import PLAIN_VIEW, View
 from fvc_lib.services.errors import DataError, FvcError
-from fvc_lib.services.registry import CROPS, NOT_FOUND, PLAIN_VIEW, View
+from fvc_lib.services.registry import CROPS
 from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, read_table
 from fvc_lib.video.augmentations import AugmentationSettings, apply_augmentation
 from fvc_lib.video.clips.making import make_clips, write_seen
 from fvc_lib.video.clips.shards import ClipShards, write_shards
 from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.decode.readers import FrameConverter
-from fvc_lib.video.decode.views import clip_places, decode_view, square_boxes, with_box
+from fvc_lib.video.decode.views import NOT_FOUND, clip_places, decode_view, square_boxes, with_box
 from tests.video.conftest import plan_of
 
 HARD = {

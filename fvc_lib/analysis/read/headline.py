@@ -24,7 +24,8 @@ from fvc_lib.analysis.wording import (
 )  # fmt: skip
 from fvc_lib.metrics.paired_difference import is_above_control
 from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.config import NOT_HASHED, RETIRED, read_params_file
+from fvc_lib.services.config import NOT_HASHED, read_params_file
+from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.digests import run_damage
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths, list_runs

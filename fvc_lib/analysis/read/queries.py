@@ -19,7 +19,8 @@ from fvc_lib.analysis.read.records import Answer, entries, log_files, read_json_
 from fvc_lib.analysis.read.sql import Limits, ask, ask_isolated
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.config import NOT_HASHED, RETIRED, read_params_file
+from fvc_lib.services.config import NOT_HASHED, read_params_file
+from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory.policy import MEASURING
 from fvc_lib.services.run_paths import RunPaths

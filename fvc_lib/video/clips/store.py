@@ -18,10 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_json, write_json
+from fvc_lib.services.clip_settings import PLAIN_VIEW, View
 from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.services.registry import CROPS, PLAIN_VIEW, View
+from fvc_lib.services.registry import CROPS
 from fvc_lib.video.augmentations import AugmentationSettings
 
 # One clip as a file: uint8 pixels behind numpy's plain ``.npy`` header, of which there is exactly one per shape.

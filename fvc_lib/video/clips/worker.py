@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.services.atomic_files import sha256_of_file, write_json
+from fvc_lib.services.clip_settings import PLAIN_VIEW, View
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.registry import PLAIN_VIEW, View
 from fvc_lib.video.clips.store import Pixels, crop_code, decode_code, write_clip_file
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.source import UnreadableVideo, VideoError

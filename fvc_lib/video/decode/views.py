@@ -11,13 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.services.atomic_files import AnyPath
+from fvc_lib.services.clip_settings import View
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.registry import CROPS, NOT_FOUND, View
+from fvc_lib.services.registry import CROPS
 from fvc_lib.video.decode.clip import decode_places, uniform_places
 from fvc_lib.video.decode.frame_table import IntArray
 from fvc_lib.video.decode.readers import Pixels
 from fvc_lib.video.decode.source import open_video
 
+NOT_FOUND = "nothing found to crop to: the middle of the picture"
 _MOST_ASPECT = 4  # a picture longer than this is cropped with black bars: the square it is decoded into is bounded
 # A box is looked for, and cut out, in frames of at most this side and so many bytes together.
 _CROP_SIDE, _CROP_BYTES = 1280, 256 << 20
