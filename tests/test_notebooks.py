@@ -16,7 +16,7 @@ import pytest
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, read_notebook, stage_named
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import DETECTOR_COMPARISON, STAGES, TASK_OF_STAGE
+from fvc_lib.services.tasks import DETECTOR_COMPARISON, ROBUSTNESS, STAGES, TASK_OF_STAGE
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
@@ -33,7 +33,8 @@ def cells(path: Path) -> list[Any]:
 
 
 def test_every_stage_has_its_notebook_and_every_notebook_its_stage():
-    assert [path.stem for path in PATHS] == sorted([DETECTOR_COMPARISON, *(stage.name for stage in STAGES)])
+    no_stages = [DETECTOR_COMPARISON, ROBUSTNESS]
+    assert [path.stem for path in PATHS] == sorted([*no_stages, *(stage.name for stage in STAGES)])
 
 
 def test_parameters_are_the_configurations_own_with_its_defaults(path):
@@ -58,8 +59,9 @@ def test_a_notebook_opens_with_its_question_its_contract_and_its_parameters(path
     for word in ("Purpose", "Reads", "Writes", "Runtime", "Headless"):
         assert f"**{word}**" in cells[1].source
     assert cells[2].metadata["tags"] == ["parameters"]
-    if path.stem == DETECTOR_COMPARISON:  # of several runs
-        assert "run_notebooks.py sweep" in cells[1].source
+    command = {DETECTOR_COMPARISON: "sweep", ROBUSTNESS: "robustness"}.get(path.stem)
+    if command:  # of several runs, or of a finished one where it is asked for
+        assert f"run_notebooks.py {command}" in cells[1].source
         return
     assert f"--only {path.stem[:2]}" in cells[1].source
     only_looks = not stage_named(path.stem).outputs(RunPaths(Path()), 0)

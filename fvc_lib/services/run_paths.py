@@ -90,6 +90,8 @@ class RunPaths:
     seen_clips = _Path("tables/seen_clips.csv")  # which frames and part of the picture each clip shows, where chosen
     results = _Path("kfold_results.feather")  # metrics, intervals and controls over all folds
     slices = _Path("tables/slices.parquet")  # the results by platform, codec, length and the like
+    robustness = _Path("tables/robustness.parquet")  # scores of the test videos, disturbed, where that was asked for
+    robustness_results = _Path("tables/robustness_results.csv")  # and what they come to
     leakage_audit = _Path("tables/leakage_audit.parquet")  # what was looked at to say that nothing leaked
     images = _Path("tables/images.parquet")  # usable images, with their part of the split
     image_targets = _Path("tables/image_targets.parquet")  # the numbers that are known of them, one per row
@@ -125,6 +127,10 @@ class RunPaths:
     def predictions(self, fold: int) -> Path:
         """Outer-fold predictions of one fold."""
         return self.tables / f"predictions_fold_{fold}.parquet"
+
+    def robustness_scores(self, level: str) -> Path:
+        """What was scored at one level of disturbance so far, one line per video."""
+        return self.root / "robustness" / f"{level}.jsonl"
 
     def training_checkpoints(self, stage: str, fold: int | None = None) -> Path:
         """Folder of the checkpoints of a stage that trains, with or without folds."""

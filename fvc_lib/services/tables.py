@@ -270,6 +270,44 @@ PREDICTIONS = _table(
     control_label=text_column(checks=pa.Check.isin(LABELS), nullable=True),
 )
 
+# What the run's networks say of its test videos once these are disturbed; of each level all videos.
+ROBUSTNESS = _table(
+    "robustness",
+    ["video_id", "level"],
+    video_id=text_column(),
+    group_id=group_column(),
+    label=label_column(),
+    fold=pa.Column(pl.Int64, pa.Check.ge(0)),
+    threshold=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # the fold's, as stored
+    level=text_column(),  # undisturbed, or the recipe's name
+    kind=text_column(),  # levels of one kind differ in strength only
+    score=pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),  # null: see failure
+    logit=finite_column(nullable=True),
+    failure=text_column(nullable=True),  # why there is no score
+)
+
+# Of each level and metric, on the videos that have a score both undisturbed and at the level.
+ROBUSTNESS_RESULTS = _table(
+    "robustness_results",
+    ["level", "metric"],
+    level=text_column(),
+    kind=text_column(),
+    strength=text_column(),
+    metric=text_column(),
+    value=pa.Column(pl.Float64, nullable=True),
+    low=pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups
+    high=pa.Column(pl.Float64, nullable=True),
+    undisturbed=pa.Column(pl.Float64, nullable=True),  # the same metric of the same videos
+    difference=pa.Column(pl.Float64, nullable=True),  # value minus undisturbed, paired
+    difference_low=pa.Column(pl.Float64, nullable=True),
+    difference_high=pa.Column(pl.Float64, nullable=True),
+    p_value=pa.Column(pl.Float64, nullable=True),
+    holm_p_value=pa.Column(pl.Float64, nullable=True),  # corrected for the number of levels
+    num_videos=pa.Column(pl.Int64, pa.Check.ge(0)),
+    num_groups=pa.Column(pl.Int64, pa.Check.ge(0)),
+    num_failed=pa.Column(pl.Int64, pa.Check.ge(0)),  # videos that have no score at the level
+)
+
 RESULTS = _table(
     "kfold_results",
     source=text_column(),  # model, or the control's name

@@ -19,6 +19,7 @@ KFOLD_RESULTS = "05_kfold_results"
 ANALYSIS_DASHBOARD = "06_analysis_dashboard"
 MEMORY_REPORT = "07_memory_report"
 DETECTOR_COMPARISON = "08_detector_comparison"  # of several runs, and so no stage of one
+ROBUSTNESS = "09_robustness"  # of a finished run, where it is asked for
 IMAGE_RECOGNITION = "10_image_recognition"
 VIDEO_TEXT = "20_video_text"
 

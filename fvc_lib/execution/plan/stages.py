@@ -118,6 +118,8 @@ STAGE_PARAMETERS = {
     "compared_runs": "the runs that are compared; empty: all of the newest run's experiment",
     "reference_run": "the run whose detector the others are compared with; empty: the first that can be compared",
     "without_run": "set by sweep: combinations that have no run, each with the reason",
+    "levels": "kinds or levels of disturbance; empty: all there are",
+    "decode_workers": "videos decoded and encoded at once; 0: one per core",
     "output_folder": "folder for a comparison's files; empty: comparison/ beside the runs",
 }
 

@@ -95,6 +95,13 @@ def bar_reporter(what: str) -> Report:
     return report
 
 
+def progress_reporter(run: RunPaths, stage: str, what: str) -> Report:
+    """Of a notebook that is no stage of the run: a bar when live, the task's progress file when a command runs it."""
+    return (
+        file_reporter(progress_path(run, stage, None), what) if ATTEMPT_VARIABLE in os.environ else bar_reporter(what)
+    )
+
+
 @dataclass
 class StageSession:
     """One notebook at work: its run, configuration and logs."""

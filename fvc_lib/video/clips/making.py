@@ -27,6 +27,7 @@ from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, frame_of, write_table
 from fvc_lib.video.augmentations import apply_augmentation, draw_augmentation
 from fvc_lib.video.clips.store import CLIPS_FOLDER, ClipStore, Pixels, contact_sheet
 from fvc_lib.video.decode.views import SeenClip, with_box
+from fvc_lib.video.reencode import TIMEOUT_SECONDS as REENCODE_SECONDS
 
 TIMEOUT_SECONDS = 120.0  # for decoding one video; then it is given up
 CROP_BYTES, CROP_ADDRESS_BYTES = 1 << 30, 24 << 30  # that one decoding process takes with a crop; its address space
@@ -220,14 +221,24 @@ def _decoded(
         }
         for source, video in zip(sources, todo, strict=True)
     ]
-    limits: dict[str, Any] = {"workers": workers, "timeout_seconds": TIMEOUT_SECONDS * store.view.clips}
-    if store.view.crop:  # torch, of whose CUDA build the libraries alone are gigabytes of addresses
-        most = max(1, int(memory_budget().total_bytes // CROP_BYTES))
-        limits |= {"workers": min(workers or available_cores(), most), "memory_bytes": CROP_ADDRESS_BYTES}
+    limits = decode_limits(store, workers)
     answers = run_isolated(DECODE_FUNCTION, items, **limits)
     with closing(answers):
         for answer in answers:
             yield todo[answer.position], _failure(answer, sources[answer.position])
+
+
+def decode_limits(store: ClipStore, workers: int, *, recipes: bool = False) -> dict[str, Any]:
+    """How many processes decode for ``store``, for how long a video, and in how much memory: for ``run_isolated``.
+
+    With ``recipes`` videos are written anew first, as a whole.
+    """
+    seconds = REENCODE_SECONDS if recipes else TIMEOUT_SECONDS * store.view.clips
+    limits: dict[str, Any] = {"workers": workers, "timeout_seconds": seconds}
+    if store.view.crop:  # torch, of whose CUDA build the libraries alone are gigabytes of addresses
+        most = max(1, int(memory_budget().total_bytes // CROP_BYTES))
+        limits |= {"workers": min(workers or available_cores(), most), "memory_bytes": CROP_ADDRESS_BYTES}
+    return limits
 
 
 def _failure(answer: Answer, source: str) -> str | None:

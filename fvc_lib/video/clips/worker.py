@@ -23,7 +23,8 @@ def make_original(item: dict[str, Any]) -> dict[str, Any]:
         item: ``source`` and ``target`` (paths), ``content_sha256`` (of the video as it was indexed), ``num_frames``
             and ``fixed_size``; ``view`` (of a ``View``); ``code`` (the hash under which ``target`` is stored, of the
             code that makes clips); ``crop`` (likewise, as ``crop_code`` has it); ``seen`` (where to
-            put what the clips show; empty: nowhere).
+            put what the clips show; empty: nowhere). An empty ``content_sha256`` is not compared; with ``recipe`` the
+            video is written anew by that one first, beside ``target``, and goes again.
 
     Returns:
         ``code_changed`` when this process has loaded other code than the one ``target`` is named after; else
@@ -52,14 +53,28 @@ def make_original(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decode(item: dict[str, Any], view: View) -> tuple[Pixels, list[SeenClip]]:
-    path, num_frames, side = Path(item["source"]), item["num_frames"], item["fixed_size"]
+    path = Path(item["source"])
     try:
-        content = sha256_of_file(path)
+        content = sha256_of_file(path) if item["content_sha256"] else ""
     except OSError as error:
         raise UnreadableVideo(path, (error.strerror or type(error).__name__).lower()) from error
     if content != item["content_sha256"]:
         # Stored under the id of what was indexed, it would be taken for that by every later run.
         raise UnreadableVideo(path, "its content has changed since it was indexed; build the index again")
+    recipe = item.get("recipe")
+    if not recipe:
+        return _frames(path, item, view)
+    from fvc_lib.video.reencode import recipe_named, reencode
+
+    anew = Path(item["target"]).with_suffix(".mp4")
+    try:
+        reencode(path, anew, recipe_named(recipe))
+        return _frames(anew, item, view)
+    finally:
+        anew.unlink(missing_ok=True)
+
+
+def _frames(path: Path, item: dict[str, Any], view: View) -> tuple[Pixels, list[SeenClip]]:
     if view == PLAIN_VIEW:
-        return decode_clip(path, num_frames, side).frames, []
-    return decode_view(path, num_frames, side, view)
+        return decode_clip(path, item["num_frames"], item["fixed_size"]).frames, []
+    return decode_view(path, item["num_frames"], item["fixed_size"], view)

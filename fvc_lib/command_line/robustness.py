@@ -1,0 +1,114 @@
+"""``run_notebooks.py robustness``: a finished run's test videos, disturbed, scored by its own networks."""
+
+import os
+import threading
+from pathlib import Path
+
+import click
+
+from fvc_lib import CHECKOUT
+from fvc_lib.command_line import commands
+from fvc_lib.command_line.run_command import NOTEBOOKS
+from fvc_lib.execution.run.exit_codes import EXIT_OF_ERROR
+from fvc_lib.execution.run.lock import run_lock
+from fvc_lib.execution.run.session import progress_path, read_progress
+from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill, kernel_environment
+from fvc_lib.services.config import resolve_config, run_config
+from fvc_lib.services.config_fields import split_names
+from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run
+from fvc_lib.services.tasks import DEFAULT_TASK, ROBUSTNESS
+
+_TELL_SECONDS = 15.0
+
+
+@click.command(short_help="Score a run's test videos after compression, blur, cuts and the like.")
+@click.argument("run", default="latest")
+@click.option(
+    "--levels", multiple=True, metavar="NAMES",
+    help="Levels or kinds with commas between them: --levels h264,jpeg_50. Without: all of them.",
+)  # fmt: skip
+@click.option(
+    "-j", "--jobs", type=click.IntRange(min=1), help="Videos decoded and encoded at once. Without: one per core."
+)
+@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+@click.pass_context
+def robustness(
+    context: click.Context, run: str, levels: tuple[str, ...], jobs: int | None, runs_dir: Path | None
+) -> None:
+    """Score the test videos of RUN again after each of some disturbances, and say what the number loses.
+
+    RUN is 'latest', a run id, a part of one, or a run folder; its folds must all be trained. Every video is judged by
+    the network that was not trained on its group, decoded as the run decoded it. First all are scored undisturbed,
+    which must give the stored scores.
+
+    \b
+    python run_notebooks.py robustness latest                      every level
+    python run_notebooks.py robustness latest --levels h264,size   two kinds
+    python run_notebooks.py robustness latest --levels jpeg_50     one level
+
+    Kinds: lossless (a control: written anew, nothing changed), h264 (CRF 23, 28, 35, 40), h265, size (1/2, 1/4), jpeg
+    (quality 90, 70, 50), blur, noise, rate (every 2nd frame), trim (first or last 25 %).
+
+    What is scored is kept at once: after a kill the same command goes on. Other levels can be added later. Written:
+    tables/robustness.parquet, tables/robustness_results.csv, and the executed notebook 09_robustness with its page.
+
+    Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the undisturbed scores are not the stored ones.
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    from fvc_lib.tasks.video.robustness import levels_named  # torch takes a second to load
+
+    found = find_run(runs_dir or Path(resolve_config().runs_dir), run)
+    if (task := run_config(found).task) != DEFAULT_TASK:
+        raise UsageError(f"{found.run_id} is of task {task}; robustness is measured of runs of task {DEFAULT_TASK}.")
+    names = [name for text in levels for name in split_names(text)]
+    chosen = levels_named(names)
+    click.echo(f"run {found.root}\n{len(chosen)} levels: {', '.join(chosen)}")
+    with run_lock(found):
+        code = _execute(found, {"run_dir": str(found.root), "levels": names, "decode_workers": jobs or 0})
+    reported = commands.report_run(found)
+    if not code:
+        click.echo(f"  robustness    {found.record_html(ROBUSTNESS)}\n  table         {found.robustness_results}")
+    context.exit(code or reported)
+
+
+def _execute(run: RunPaths, parameters: dict[str, object]) -> int:
+    """Run the notebook into the run's own records; returns the exit code."""
+    config = run_config(run)
+    path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
+    request = KernelRequest(
+        record=run.executed_notebook(ROBUSTNESS),
+        root=run.root,
+        folder=NOTEBOOKS,
+        environment={**kernel_environment(os.environ), "PYTHONPATH": path, ATTEMPT_VARIABLE: "1"},
+        log=run.stage_log(ROBUSTNESS),
+        on_start=lambda _: None,
+    )
+    settings = {"bootstrap_replicates": config.bootstrap_replicates, "confidence": config.confidence}
+    ended = threading.Event()
+    progress_path(run, ROBUSTNESS, None).unlink(missing_ok=True)
+    teller = threading.Thread(target=_tell, args=(run, ended), daemon=True)
+    teller.start()
+    try:
+        execute_with_papermill(NOTEBOOKS / f"{ROBUSTNESS}.ipynb", {**parameters, **settings}, request)
+    finally:
+        ended.set()
+        teller.join()
+        progress_path(run, ROBUSTNESS, None).unlink(missing_ok=True)
+    outcome = request.outcome
+    if outcome is not None and outcome.ok:
+        return 0
+    why = f"{outcome.error.name}: {outcome.error.message}" if outcome and outcome.error else "its kernel died"
+    click.echo(f"error: {why}\n  its record: {request.record}\n  to go on: {_again(run)}", err=True)
+    return EXIT_OF_ERROR.get(outcome.error.name, 1) if outcome and outcome.error else 1
+
+
+def _again(run: RunPaths) -> str:
+    return command_text("robustness", run.root)
+
+
+def _tell(run: RunPaths, ended: threading.Event) -> None:
+    """A line now and then, so that a sweep of hours can be watched."""
+    while not ended.wait(_TELL_SECONDS):
+        progress = read_progress(progress_path(run, ROBUSTNESS, None))
+        if progress is not None:
+            click.echo(f"  {progress.what} {progress.done:,} of {progress.total:,}")

@@ -1,0 +1,291 @@
+"""Scores of video files by the networks of a finished run, with the run's own eyes.
+
+Files are decoded by the code that makes training clips (``video/clips/worker.py``): the same frames, fit, crop and
+normalisation, in isolated processes, so that a bad file costs itself alone. Clips lie on the disk until they are
+scored, a batch at a time; no more networks than ``held`` are in memory. Which folds judge a file its caller says: a
+fold's network must not judge what it was trained on.
+"""
+
+import logging
+import os
+import shutil
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fvc_lib.detectors.network import build_detector
+from fvc_lib.detectors.weights import OwnWeights, first_weights
+from fvc_lib.engine.device import Precision, deterministic_algorithms, release_cached_memory, resolve_device
+from fvc_lib.engine.oom_detection import is_out_of_memory
+from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.engine.training_state import weights_digest
+from fvc_lib.metrics.calibration import probabilities
+from fvc_lib.services.atomic_files import process_lives, this_host
+from fvc_lib.services.checkpoint_files import BEST
+from fvc_lib.services.config import RunConfig, run_config
+from fvc_lib.services.errors import DataError, FvcError, StoppedError, UsageError, command_text
+from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.services.registry import DETECTORS
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tasks import DEFAULT_TASK
+from fvc_lib.tasks.recipe import TrainingOutcome, code_of_network, read_outcome
+from fvc_lib.tasks.video.training import TrainingSummary
+from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_limits
+from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
+
+_logger = logging.getLogger(__name__)
+
+
+class RunNetworks:
+    """The folds' networks of a run of task video, best weights of each, loaded where they are first needed.
+
+    Attributes:
+        config: the run's.
+        outcomes: of the folds that are there, by number.
+
+    Raises:
+        UsageError: the run is of another task, or one of ``folds`` is not finished.
+    """
+
+    def __init__(self, paths: RunPaths, folds: Collection[int] | None = None, *, held: int = 1) -> None:
+        self.paths, self.config = paths, run_config(paths)
+        if self.config.task != DEFAULT_TASK:
+            raise UsageError(
+                f"{paths.run_id} is of task {self.config.task}; videos are scored by runs of {DEFAULT_TASK}."
+            )
+        wanted = range(self.config.num_folds) if folds is None else sorted(folds)
+        found = {fold: read_outcome(paths.fold_outcome(fold), TrainingSummary) for fold in wanted}
+        missing = [fold for fold, outcome in found.items() if outcome is None]
+        if missing:
+            raise UsageError(
+                f"{paths.run_id}: fold {', '.join(map(str, missing))} is not finished, so there is no network to ask. "
+                f"Finish the run: {command_text('--resume', paths.root)}"
+            )
+        self.outcomes: dict[int, TrainingOutcome[TrainingSummary]] = {f: o for f, o in found.items() if o is not None}
+        self.compute = resolve_device(self.config.device, self.config.amp)
+        self._precision = Precision(self.compute)
+        self._batch = self.config.batch_size or DETECTORS.get(self.config.model).micro_batch
+        self._held, self._networks = held, OrderedDict[int, nn.Module]()
+
+    @property
+    def store(self) -> ClipStore:
+        """What names the run's settings of decoding; nothing is written to it."""
+        return ClipStore.of(self.config)
+
+    @property
+    def batch_size(self) -> int:
+        """Clips in a network at once."""
+        return self._batch
+
+    def weights(self, fold: int) -> str:
+        """Hex SHA-256 of the weights of ``fold``, as its training noted it."""
+        return self.outcomes[fold].training.best_weights
+
+    def logits(self, fold: int, clips: Pixels) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """float64 (V,) of videos uint8 (V, N, T, 3, S, S), N clips each: their mean, on the share of fakes of training.
+
+        Raises:
+            DataError: the network says nothing finite.
+        """
+        flat = torch.from_numpy(clips.reshape(-1, *clips.shape[2:]))
+        network, found, done = self._network(fold), [], 0
+        with torch.inference_mode(), deterministic_algorithms(self.compute.device):
+            while done < len(flat):
+                try:
+                    with self._precision.autocast():
+                        some = network(flat[done : done + self._batch].to(self.compute.device))
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error) or self._batch == 1:
+                        raise
+                    self._batch = max(1, self._batch // 2)
+                    release_cached_memory(self.compute.device)
+                    continue
+                found.append(some.double().cpu())
+                done += len(some)
+        values = torch.cat(found).reshape(len(clips), -1).mean(1).numpy()
+        if not np.isfinite(values).all():
+            raise DataError(f"{self.paths.run_id}, fold {fold}: the network says nothing finite of a video.")
+        return np.asarray(values + self.outcomes[fold].training.selection.prior_logit)
+
+    def score(self, fold: int, logit: float) -> float:
+        """The calibrated probability of fake."""
+        return float(probabilities(np.array([logit]), self.outcomes[fold].training.temperature)[0])
+
+    def _network(self, fold: int) -> nn.Module:
+        if fold not in self._networks:
+            while len(self._networks) >= self._held:
+                self._networks.popitem(last=False)
+            self._networks[fold] = self._loaded(fold)
+        self._networks.move_to_end(fold)
+        return self._networks[fold]
+
+    def _loaded(self, fold: int) -> nn.Module:
+        """With the weights whose digest the training noted.
+
+        Raises:
+            FvcError: the file is damaged or another's.
+            UsageError: the network's code has changed, or what it is built with is gone.
+        """
+        path, outcome = self.paths.fold_checkpoints(fold) / BEST, self.outcomes[fold]
+        own = OwnWeights(path, first_weights(self.config), f"{self.paths.run_id}, fold {fold}")
+        with forked_random_state(0, torch.device("cpu")):
+            network = build_detector(self.config, own).eval()
+        if weights_digest(network.state_dict()) != self.weights(fold):
+            raise FvcError(
+                f"{str(path)!r}: is not what fold {fold} was judged by (its outcome has another digest). Train the "
+                f"fold again: {command_text('--force', '04', '--resume', self.paths.root)}"
+            )
+        if outcome.network is not None and code_of_network(network) != outcome.network.code:
+            raise UsageError(
+                f"{self.paths.run_id}: the code of {outcome.network.name} is not what it was when fold {fold} was "
+                "trained, so it may see something else. Bring that code back, or train anew."
+            )
+        return network.to(self.compute.device)
+
+
+# --- Files
+
+
+@dataclass(frozen=True)
+class FileToScore:
+    """One file, and who judges it.
+
+    Attributes:
+        path: of the video.
+        folds: whose networks judge it.
+        recipe: of ``video.reencode.RECIPES``, by which it is written anew before it is looked at; empty: as it is.
+        content_sha256: of the file; another content is refused. Empty: whatever it is.
+    """
+
+    path: Path
+    folds: tuple[int, ...]
+    recipe: str = ""
+    content_sha256: str = ""
+
+
+@dataclass(frozen=True)
+class FileScores:
+    """What was found of a file, by fold; or the ``failure`` why nothing was.
+
+    Attributes:
+        position: of the file in the list.
+        logits: mean over its clips, on the share of fakes of training.
+        scores: calibrated probabilities of fake.
+    """
+
+    position: int
+    logits: Mapping[int, float] = field(default_factory=dict)
+    scores: Mapping[int, float] = field(default_factory=dict)
+    failure: str = ""
+
+
+def score_files(
+    networks: RunNetworks,
+    files: Sequence[FileToScore],
+    *,
+    workers: int = 0,
+    stop: Callable[[], bool] = lambda: False,
+) -> Generator[FileScores]:
+    """Decode ``files`` and have them judged; what is finished comes at once, in any order.
+
+    Files that one fold judges should stand together: its network is then loaded once.
+
+    Args:
+        networks: of the run.
+        files: N.
+        workers: processes that decode; 0: one per core.
+        stop: asked between batches.
+
+    Raises:
+        StoppedError: ``stop`` said so.
+        OSError: a clip cannot be written.
+        FvcError: as ``RunNetworks`` has it, or the code that decodes was changed since it was loaded here.
+    """
+    store, config = networks.store, networks.config
+    waiting: list[int] = []
+    with _scratch(config) as folder:
+        clips = [folder / f"{number}.npy" for number in range(len(files))]
+        items = [_item(store, file, clip) for file, clip in zip(files, clips, strict=True)]
+        limits = decode_limits(store, workers, recipes=any(file.recipe for file in files))
+        with closing(run_isolated(DECODE_FUNCTION, items, **limits)) as answers:
+            for answer in answers:
+                if stop():
+                    raise StoppedError("stopped as asked; what was scored is kept, and the same command goes on")
+                value = answer.value or {}
+                if "code_changed" in value:
+                    raise FvcError("the code that decodes was changed since it was loaded here. Start anew.")
+                if "crop_error" in value:
+                    raise DataError(f"{value['crop_error']}. Mend the function that crops.")
+                if "write_error" in value:
+                    raise OSError(*value["write_error"])
+                failure = f"the decoder gave up: {answer.detail}" if answer.failure else value.get("video_error", "")
+                if failure:
+                    yield FileScores(answer.position, failure=failure)
+                    continue
+                waiting.append(answer.position)
+                if len(waiting) * config.clips_per_video >= networks.batch_size:
+                    yield from _scored(networks, files, clips, waiting)
+                    waiting = []
+            yield from _scored(networks, files, clips, waiting)
+
+
+def _item(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
+    """As ``worker.make_original`` takes it."""
+    return {
+        "source": str(file.path),
+        "target": str(clip),
+        "content_sha256": file.content_sha256,
+        "num_frames": store.num_frames,
+        "fixed_size": store.fixed_size,
+        "view": asdict(store.view),
+        "code": store.decode_code,
+        "crop": store.crop_code,
+        "seen": "",
+        "recipe": file.recipe,
+    }
+
+
+def _scored(
+    networks: RunNetworks, files: Sequence[FileToScore], clips: Sequence[Path], positions: Sequence[int]
+) -> Iterator[FileScores]:
+    config, shape = networks.config, networks.store.shape
+    found: dict[int, dict[int, float]] = {position: {} for position in positions}
+    pixels = np.empty((len(positions), *shape), np.uint8)
+    for place, position in enumerate(positions):
+        load_clip_file(clips[position], pixels[place], shape)
+        clips[position].unlink()
+    number = config.clips_per_video
+    videos = pixels.reshape(len(positions), number, shape[0] // number, *shape[1:])
+    for fold in sorted({fold for position in positions for fold in files[position].folds}):
+        places = [place for place, position in enumerate(positions) if fold in files[position].folds]
+        for place, logit in zip(places, networks.logits(fold, videos[places]).tolist(), strict=True):
+            found[positions[place]][fold] = logit
+    for position, logits in found.items():
+        yield FileScores(position, logits, {fold: networks.score(fold, logit) for fold, logit in logits.items()})
+
+
+_SCRATCH = "scoring"
+
+
+@contextmanager
+def _scratch(config: RunConfig) -> Iterator[Path]:
+    """A folder of this process in the cache; what killed ones left there goes."""
+    above = Path(config.cache_dir) / _SCRATCH
+    above.mkdir(parents=True, exist_ok=True)
+    for left in above.glob(f"{this_host()}.*.*"):
+        pid = left.name.rsplit(".", 2)[1]
+        if pid.isdecimal() and not process_lives(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{this_host()}.{os.getpid()}.", dir=above))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
