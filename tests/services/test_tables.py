@@ -1,16 +1,55 @@
 """Schemas stop a bad table at the border, on writing and on reading, and name the column."""
 
+import math
 import shlex
 from pathlib import Path
 
+import pandera.polars as pa
 import polars as pl
 import pytest
 from hypothesis import given, strategies as st
+from pandera.errors import SchemaError, SchemaErrors
 
+from fvc_lib.services import tables
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import FOLDS, read_table, write_table
 
 FRAME = pl.DataFrame({"video_id": ["a", "b"], "group_id": ["g", "h"], "label": ["real", "fake"], "fold": [0, 1]})
+
+
+KINDS = {
+    str(
+        (column.dtype, column.nullable, column.unique, [(check.name, check.statistics) for check in column.checks])
+    ): column
+    for schema in vars(tables).values()
+    if isinstance(schema, pa.DataFrameSchema)
+    for column in schema.columns.values()
+}
+VALUES = {
+    pl.String: ["real", "train", "", "a" * 64, "\u00e9" * 8, "x" * 7, None],
+    pl.Int64: [0, 1, 90, -1, None],
+    pl.Float64: [0.0, 0.5, 1.0, 1.001, -0.5, math.inf, math.nan, None],
+    pl.Boolean: [True, None],
+}
+
+
+@pytest.mark.parametrize("column", KINDS.values(), ids=range(len(KINDS)))
+def test_what_fits_is_what_pandera_says(column):
+    """Of every kind of column that a table has: each value alone and twice, no row, another type."""
+    schema = pa.DataFrameSchema({"x": column, "y": pa.Column(pl.Int64)}, unique=["x", "y"], strict=True, ordered=True)
+    kind = column.dtype.type
+    contents = [[value] for value in VALUES[kind]] + [[value] * 2 for value in VALUES[kind][:2]] + [[]]
+    frames = [pl.DataFrame({"x": pl.Series(values, dtype=kind)}).with_columns(y=1) for values in contents]
+    frames = [frame.cast({"y": pl.Int64}) for frame in frames]
+    frames += [frames[1].cast({"x": pl.Float32}, strict=False), frames[1].select("y", "x"), frames[1].select("x")]
+    frames += [pl.concat([frames[1], frames[1].with_columns(y=pl.lit(2, pl.Int64))])]
+    for frame in frames:
+        try:
+            schema.validate(frame, lazy=True)
+            expected = True
+        except (SchemaError, SchemaErrors):
+            expected = False
+        assert tables._fits(frame, schema) == expected, frame
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".feather", ".csv"])
