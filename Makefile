@@ -76,7 +76,7 @@ lab: $(STAMP)  ## Open the notebooks in JupyterLab
 doctor: $(STAMP)  ## Check Python, torch, codecs, disk, memory, SLURM and installed versions, and say what to do
 	$(RUN) run_notebooks.py doctor
 
-test: $(STAMP)  ## Run all tests; WORKERS=n at once, else one more than cores
+test: $(STAMP)  ## Run all tests; WORKERS=n at once, else two more than cores
 	$(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
 test-quick: $(STAMP)  ## Run the tests that take less than ten seconds each

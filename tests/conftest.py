@@ -38,8 +38,8 @@ MakeVideo = Callable[..., Path]
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_xdist_auto_num_workers() -> Generator[None, int, int]:
-    """With ``-n auto`` one worker more than cores: while a test waits for a process or a disk, another computes."""
-    return (yield) + 1
+    """With ``-n auto`` two workers more than cores: while a test waits for a process or a disk, another computes."""
+    return (yield) + 2
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

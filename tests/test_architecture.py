@@ -30,10 +30,15 @@ MODULES = sorted((ROOT / "fvc_lib").rglob("*.py"))
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def all_imports(path: Path) -> set[str]:
     """Every dotted name that ``path`` imports, at any depth of the file."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -129,7 +134,7 @@ NOT_OURS = {"a.b", "a.b.c", "fvc.run_key", "mlflow.note.content", "p.grad", "pap
 def defined_in(path: Path) -> set[str]:
     """The names at the top of a module, and the modules of a package."""
     names = {each.stem for each in path.parent.iterdir()} if path.name == "__init__.py" else set()
-    for node in ast.parse(path.read_text()).body:
+    for node in tree_of(path).body:
         names |= {node.name} if isinstance(node, ast.ClassDef | ast.FunctionDef) else set()
         names |= {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
     return names
@@ -139,7 +144,7 @@ def test_dotted_names_in_docstrings_are_of_something_that_is_there():
     names = {dotted(path): defined_in(path) for path in MODULES}
     wrong = []
     for path in MODULES:
-        nodes = list(ast.walk(ast.parse(path.read_text())))
+        nodes = list(ast.walk(tree_of(path)))
         local = {node.arg for node in nodes if isinstance(node, ast.arg)}
         local |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
         local |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -162,7 +167,7 @@ def test_a_message_with_a_command_has_it_as_it_can_be_typed():
     for path in MODULES:
         if str(path.relative_to(ROOT / "fvc_lib")) in filled_in:
             continue
-        tree = ast.parse(path.read_text())
+        tree = tree_of(path)
         docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         for node in ast.walk(tree):
             text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""

@@ -118,6 +118,7 @@ def measured(run: RunPaths, fold: int) -> list[dict[str, object]]:
     return [{name: value for name, value in line.items() if name not in {"run_id", "ts"}} for line in lines]
 
 
+@pytest.mark.long
 def test_the_straight_pass_elsewhere_gives_the_same_bits_and_tracks_nothing(finished, elsewhere, monkeypatch):
     """``USE_MLOPS_PIPELINE=false``, in other folders, with loader and probe processes, clips out of shards, and no step
     measured beforehand.

@@ -13,7 +13,7 @@ import pytest
 from fvc_lib.services.stage_logs import MetricLog
 from tests.browser.runs import EXPERIMENT, RUN
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.mark.fault(38, 39)

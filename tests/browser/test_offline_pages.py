@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 WIDE, PHONE = (1200, 900), (390, 844)
 PAPER = (688, 900)  # A4 less the margins of the style sheet, in CSS pixels
 RECORD = "05_kfold_results"
-PAGES = ["report", "index", RECORD]
+PAGES = ["report", pytest.param("index", marks=pytest.mark.long), RECORD]
 
 
 def path_of(name: str, runs: Runs) -> Path:

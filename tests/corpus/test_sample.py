@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from sklearn.ensemble import GradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
@@ -140,7 +141,11 @@ def test_the_manifest_lists_every_clip_with_its_group_and_says_what_was_done(few
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory) -> Path:
-    return generate_sample_corpus(tmp_path_factory.mktemp("sample"))
+    """Made once for all test processes: whoever comes second waits, and finds it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "whole_sample"
+    with FileLock(f"{folder}.lock"):
+        return generate_sample_corpus(folder)
 
 
 def metadata_features(manifest: Path, rows: list[dict[str, str]]) -> np.ndarray:

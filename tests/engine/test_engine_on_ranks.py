@@ -82,7 +82,7 @@ def trained(tmp_path, known):
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.long)])
-@each_task()
+@each_task(long=("image",))
 def test_ranks_find_what_one_process_finds(tasks, trained, size):
     """Windows of 8, 8 and 6, which three ranks cannot share evenly."""
     whole, found = trained(1, "whole", tasks), trained(size, "whole", tasks)
@@ -99,7 +99,7 @@ def test_ranks_repeat_to_the_bit(tasks, trained):
     assert same_result(trained(3, "again", tasks), trained(3, "whole", tasks))
 
 
-@each_task(long=("image",))
+@each_task(long=("image", "video_text"))
 def test_a_last_window_smaller_than_the_ranks_leaves_some_without_samples(tasks, trained):
     tasks = tasks.sized(rows=17)
     whole, found = trained(1, "whole", tasks), trained(3, "ranks", tasks)
@@ -108,7 +108,7 @@ def test_a_last_window_smaller_than_the_ranks_leaves_some_without_samples(tasks,
 
 
 @pytest.mark.parametrize("validation", [pytest.param(1, marks=pytest.mark.long), 6])
-@each_task()
+@each_task(long=("image", "video"))
 def test_metrics_of_given_weights_are_equal_to_the_bit_on_any_number_of_ranks(tasks, trained, validation):
     """Without a learning rate all trainings have the same weights; windows of 2 are shared."""
     tasks = tasks.sized(rows=8, validation=validation)
@@ -132,7 +132,8 @@ def test_balanced_sampling_is_shared_as_well(tasks, trained):
 @pytest.mark.parametrize(
     ("kind", "where"),
     [
-        ("video", "backward"), ("image", "backward"), ("video_text", "backward"), ("video_text", "joint_loss"),
+        ("video", "backward"), ("video_text", "joint_loss"),
+        *(pytest.param(kind, "backward", marks=pytest.mark.long) for kind in ("image", "video_text")),
         *(pytest.param(kind, "forward", marks=pytest.mark.long) for kind in KINDS),
     ],
     indirect=["kind"],

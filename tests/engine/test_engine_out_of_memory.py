@@ -11,7 +11,7 @@ from fvc_lib.services.checkpoint_files import FORK_NOTE, CheckpointFolder
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.tasks.video.task import BinaryScores
 from tests.kits.engine_kit import HALF, EndsOnce, StepsEnd, draining, same_end, stop_after, tight, weight_distance
-from tests.kits.task_kit import KINDS, changed, each_task
+from tests.kits.task_kit import changed, each_task
 
 
 def distance(state, other):
@@ -24,9 +24,11 @@ SETTINGS = {"micro_batch": 8, "learning_rate": 1e-4}
 # that is nought: there weights that began at nought differ by more than gradients do.
 BOUND = {"video": 1e-6, "image": 1e-6, "video_text": 1e-6}
 PLACES = [
-    *((kind, where) for kind in KINDS for where in ("forward", "backward", "validation")),
-    ("video_text", "joint_loss"),
-]
+    *(("video", where) for where in ("forward", "backward", "validation")),
+    ("image", "backward"), ("video_text", "joint_loss"), ("video_text", "validation"),
+    *(pytest.param(*place, marks=pytest.mark.long) for place in (
+        ("image", "forward"), ("image", "validation"), ("video_text", "forward"), ("video_text", "backward"))),
+]  # fmt: skip
 
 
 def alike(metric, wanted):
@@ -96,7 +98,7 @@ def test_in_double_precision_the_result_is_the_same_to_twelve_digits(make_engine
 
 
 @pytest.mark.fault(16)
-@each_task()
+@each_task(long=("image", "video_text"))
 def test_a_kill_after_a_back_off_resumes_with_the_smaller_micro_batch(make_engine, tasks):
     task = tasks()
     whole = make_engine("whole", task=tight(task, EndsOnce("forward", 2)), micro_batch=8).fit()
@@ -179,7 +181,7 @@ def test_an_out_of_memory_leaves_a_file_that_says_what_memory_held(make_engine, 
 
 @pytest.mark.fault(19)
 @pytest.mark.parametrize("call", [5, *(pytest.param(call, marks=pytest.mark.long) for call in (1, 2))])
-@each_task()
+@each_task(long=("image",))
 def test_memory_that_ends_in_the_optimizers_step_goes_back_to_a_checkpoint(
     make_engine, observer, monkeypatch, call, tmp_path
 ):
@@ -209,7 +211,7 @@ def test_a_step_that_never_fits_ends_with_the_checkpoint_and_what_to_try(make_en
 
 
 @pytest.mark.fault(20)
-@each_task()
+@each_task(long=("image",))
 def test_memory_that_never_suffices_ends_with_sizes_and_the_checkpoint(make_engine, tasks, observer):
     def never(kind):
         if kind == "forward":
@@ -297,27 +299,6 @@ def test_memory_that_ends_in_scoring_withdraws_the_claim(make_engine, tasks):
     engine.task.ends = twice
     engine.predict(engine.task.validation_data, state.best_model, BinaryScores())
     assert state.inexact_because == ["out of memory while a finished model was scored"]
-
-
-@each_task()
-def test_an_out_of_memory_lowers_the_micro_batch_and_keeps_the_result(make_engine, tasks):
-    """Whatever holds more than two samples does not fit from the third step on."""
-    whole = make_engine("whole", task=tight(tasks(), draws=False)).fit()
-
-    class _Small:
-        def forward(self, model, batch):
-            if model.training and engine.state.step > 2 and len(batch) > 2:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return super().forward(model, batch)
-
-    engine = make_engine("tight", task=changed(tasks(), _Small))
-    state = engine.fit()
-    assert state.micro_batch == 2
-    assert engine.log.values("train", "micro_batch") == [2.0]
-    for record, wanted in zip(state.history, whole.history, strict=True):
-        assert record.train_loss == pytest.approx(wanted.train_loss, rel=1e-4)
-    for name, tensor in whole.best_model.items():
-        torch.testing.assert_close(state.best_model[name], tensor, rtol=1e-3, atol=1e-3)
 
 
 def test_a_resumed_training_may_use_smaller_micro_batches_but_not_larger(make_engine, tasks):

@@ -96,6 +96,7 @@ def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(re
         assert setting in hopeless.message()
 
 
+@pytest.mark.long
 def test_the_average_of_the_weights_is_one_more_copy():
     request = StepRequest(WideTask("raise", 99), 1, effective_batch_size=1, compute=CPU)
     averaging = replace(request, averages=True)

@@ -149,22 +149,16 @@ def test_a_device_that_does_not_work_is_told_with_its_own_words(config, tmp_path
     assert said in findings[name].found
 
 
-@pytest.mark.parametrize(
-    ("init", "said"),
-    [("os.kill(os.getpid(), 11)", "SIGSEGV"), ("__import__('time').sleep(600)", "no answer within 6 s")],
-)
-def test_a_driver_that_crashes_or_hangs_is_not_taken_for_a_torch_to_install_anew(
-    config, tmp_path, monkeypatch, init, said
-):
-    monkeypatch.setattr(doctor, "CHILD_SECONDS", 6.0 if "sleep" in init else 600.0)
-    fake_module(tmp_path, monkeypatch, "torch", FAKE_TORCH.format(init=init, ones="raise RuntimeError('x')"))
+def test_a_driver_that_crashes_is_not_taken_for_a_torch_to_install_anew(config, tmp_path, monkeypatch):
+    crash = FAKE_TORCH.format(init="os.kill(os.getpid(), 11)", ones="raise RuntimeError('x')")
+    fake_module(tmp_path, monkeypatch, "torch", crash)
     findings = {finding.name: finding for finding in doctor.torch(config)}
     assert list(findings) == ["torch", "devices", "device cpu"]
     assert findings["torch"].state == "ok"
     assert findings["devices"].state == "problem"
     unused = {each.name: each.state for each in doctor.torch(config.model_copy(update={"device": "cpu"}))}
     assert unused["devices"] == "warning", "no training of this run comes near the driver"
-    assert said in findings["devices"].found
+    assert "SIGSEGV" in findings["devices"].found
     assert "driver" in findings["devices"].remedy
     assert "-p device cpu" in findings["devices"].remedy
     assert "install" not in findings["devices"].remedy

@@ -141,10 +141,8 @@ def test_a_file_is_hashed_again_only_when_it_has_changed(tmp_path, monkeypatch):
     assert digests.content_hash(path) == ""
 
 
-def test_a_record_of_another_version_is_no_record(make_project):
-    project = make_project(one=[ONE])
-    run = project.begin()
-    project.execute(run)
+def test_a_record_of_another_version_is_no_record(finished):
+    project, run = finished
     record = run.stage_checkpoint("one")
     record.write_text(record.read_text().replace('"helpers"', '"library"'))
-    assert reasons(project, run) == [(True, "not finished yet")]
+    assert reasons(project, run) == [(True, "not finished yet"), (True, "after one")]

@@ -203,6 +203,7 @@ def test_a_job_that_died_without_a_word_is_not_said_to_run_while_another_lives(p
     assert status_now(run).state == "interrupted"
 
 
+@pytest.mark.long
 def test_jobs_at_the_same_time_lose_nothing_of_each_others_status(project):
     run = project.begin()
     project.execute(run, only_tasks=frozenset({"one"}))

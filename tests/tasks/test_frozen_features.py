@@ -179,7 +179,7 @@ def test_how_many_clips_at_once_is_planned_once_where_some_are_missing(frozen):
     assert asked == [True, False]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ranks_share_the_features_and_who_starts_them_computes_none(tiny_training, list_log, monkeypatch):
     monkeypatch.setattr("fvc_lib.tasks.video.training.with_features", lambda *_, **__: pytest.fail("in the starter"))
     tiny = tiny_training.with_config(model="efficientnet_lite0", epochs=1, num_ranks=2, shuffled_label_control=False)
