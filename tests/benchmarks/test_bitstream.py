@@ -3,7 +3,7 @@ from __future__ import annotations
 import av
 import pytest
 
-from benchmarks.decode.bitstream import is_reference, nal_length_bytes, nal_units
+from benchmarks.decode.bitstream import is_reference, nal_length_bytes
 from benchmarks.decode.videos import Encoding, Video, make_video
 
 X264 = Encoding("libx264", 96, 64, 40, 20, 200, (("preset", "veryfast"), ("bf", "3")))
@@ -47,15 +47,3 @@ def test_references_are_what_ffmpegs_decoder_keeps_when_told_to_skip_the_others(
     assert references == times_that_the_decoder_keeps(path)
     assert len(everything) == 40
     assert 10 < len(references) < 35
-
-
-def test_units_are_found_behind_lengths_and_between_start_codes():
-    units = [b"\x67abc", b"\x65picture"]
-    with_lengths = b"".join(len(unit).to_bytes(2, "big") + unit for unit in units)
-    assert list(nal_units(with_lengths, 2)) == units
-    assert list(nal_units(b"\0\0\0\1" + units[0] + b"\0\0\1" + units[1], 0)) == units
-
-
-def test_formats_whose_decoders_cannot_leave_pictures_out_have_references_only():
-    assert is_reference("vp9", b"\x86", 0)
-    assert is_reference("av1", b"\x12\0", 0)

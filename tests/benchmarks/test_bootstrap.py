@@ -9,9 +9,7 @@ from benchmarks.bootstrap import (
     NINE_METRICS,
     SAME_DRAWS,
     Sample,
-    main,
     nine_by_scikit_learn,
-    report,
     take_turns,
 )
 from fvc_lib.metrics.cross_validation import measure_over_folds
@@ -38,16 +36,3 @@ def test_a_contestant_who_computes_something_else_stops_the_benchmark(monkeypatc
     monkeypatch.setitem(CONTESTANTS, bootstrap.OURS, lambda sample: (0.0, 1.0))
     with pytest.raises(SystemExit, match="ours, AUC gives"):
         take_turns(SMALL, 1)
-
-
-def test_the_report_has_ratios_of_processor_time_and_peaks() -> None:
-    seconds = {name: [2.0, 4.0] for name in CONTESTANTS} | {bootstrap.OURS: [0.5, 0.5], bootstrap.NINE: [1.0, 2.0]}
-    lines = report(SMALL, seconds, dict.fromkeys(CONTESTANTS, 3_000_000))
-    assert lines[0].startswith("120 rows in 40 groups, 40 replicates")
-    assert lines[1].split() == ["ours,", "AUC", "0.50", "4.0", "(6.0)", "3.0"]
-    assert next(line for line in lines if line.startswith(bootstrap.NINE)).split()[-3:] == ["2.0", "(2.0)", "3.0"]
-
-
-def test_peak_memory_is_that_of_the_work_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--measure", bootstrap.OURS, "120", "40", "60"])
-    assert 0 <= int(capsys.readouterr().out) < 50_000_000

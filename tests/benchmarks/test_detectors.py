@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import detectors
-from benchmarks.detectors import BARE, ENGINE, SIDES, Round, Spent, figures_of, main, take_turns
+from benchmarks.detectors import BARE, ENGINE, SIDES, Round, main, take_turns
 from benchmarks.training.cases import Case, Training
 
 
@@ -37,20 +37,6 @@ def test_a_side_that_trains_otherwise_or_dies_stops_the_benchmark(small, tmp_pat
     monkeypatch.setitem(SIDES, "dead", lambda own, folder, pause: torch.load(folder / "nothing"))
     with pytest.raises(RuntimeError, match="process of dead ended"):
         take_turns(small, ["dead"], tmp_path)
-
-
-def test_figures_leave_the_first_step_out_and_compare_with_the_leanest_of_each_round():
-    def spent(step, megabytes):
-        return Spent((99.0, step, step), megabytes * 1_000_000)
-
-    rounds = [
-        {ENGINE: spent(1.02, 104), BARE: spent(1.0, 100), "Lightning Fabric": spent(1.1, 110)},
-        {ENGINE: spent(1.08, 110), BARE: spent(2.0, 120), "Lightning Fabric": spent(1.0, 100)},
-    ]
-    found = {figure.what: figure for figure in figures_of("net", rounds)}
-    assert found["CPU time, engine over bare loop"].values == pytest.approx((2, -46))
-    assert found["peak memory, engine over the leanest"].values == pytest.approx((4, 10))
-    assert found["CPU time of a step, bare loop"].verdict == "missed"  # a second is too long
 
 
 def test_peers_that_are_not_installed_are_left_out_by_name(capsys, tmp_path, monkeypatch):

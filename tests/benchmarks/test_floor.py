@@ -19,10 +19,6 @@ def test_a_wanted_frame_needs_its_keyframe_the_references_between_and_itself():
     assert necessary_runs(group, {0, 4}) == [[0, 1, 2, 4]]
 
 
-def test_each_group_of_pictures_is_a_run_of_its_own():
-    assert necessary_runs(packets("K0 P2 b1 K3 P5 b4"), {2, 5}) == [[0, 1, 2], [3, 4, 5]]
-
-
 def test_a_leading_picture_of_an_open_group_needs_the_group_before_and_later_frames_do_not_need_it():
     open_group = packets("K0 P3 b1 b2 K6 r4 b5 P9 b7 b8")
     assert necessary_runs(open_group, {6}) == [[0, 1, 4, 5, 6]]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.queries import READERS, Result, Shape, least_of, measure, problems, table_lines, write_runs
+from benchmarks.queries import READERS, Result, Shape, measure, problems, write_runs
 
 SMALL = Shape(num_runs=2, num_folds=2, num_steps=40)
 RESULT = Result(1.0, 0.5, 100_000_000, 1000, (1000.0, 2.0, 3.0))
@@ -26,16 +26,3 @@ def test_a_wrong_answer_and_a_slow_one_are_told():
         "polars answers (1000.0, 2.5, 3.0), fvc (1000.0, 2.0, 3.0)",
         "fvc, logs took 2.000 s, allowed 1.5 s",
     ]
-
-
-def test_a_reader_of_some_of_the_lines_is_compared_by_line_and_not_by_answer():
-    some = replace(RESULT, curves_seconds=0.2, num_lines=100, answer=(100.0, 1.0, 1.0))
-    results = {"fvc, logs": RESULT, "mlflow, sqlite": some}
-    assert problems(results, judge_time=False) == []
-    assert " 2.00x " in table_lines(results)[2]
-
-
-def test_of_several_turns_the_least_disturbed_counts():
-    turns = [replace(RESULT, curves_seconds=seconds, peak_bytes=peak) for seconds, peak in ((3, 5), (2, 9), (4, 7))]
-    least = least_of(turns)
-    assert (least.curves_seconds, least.peak_bytes) == (2, 7)

@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from benchmarks.decode.comparison import count_wrong_frames, worst_difference
 from benchmarks.decode.peers import decode_pyav, uniform_places
-from benchmarks.decode.videos import Encoding, Scene, Video, make_video, number_strip, read_numbers
+from benchmarks.decode.videos import Encoding, Video, make_video, number_strip, read_numbers
 from fvc_lib.video.decode.clip import decode_clip
 
 SMALL = Video("small", Encoding("libx264", 160, 96, 30, 10, 300, (("preset", "veryfast"), ("bf", "2"))))
@@ -19,22 +19,6 @@ SMALL = Video("small", Encoding("libx264", 160, 96, 30, 10, 300, (("preset", "ve
 def test_a_number_is_read_back_from_its_strip(number, width):
     picture = np.broadcast_to(number_strip(number, width)[None, None, None], (1, 3, 40, width))
     assert read_numbers(picture) == [number]
-
-
-def test_equal_frames_of_a_scene_are_equal_and_others_are_not():
-    scene = Scene(160, 96)
-    np.testing.assert_array_equal(scene.picture(3), Scene(160, 96).picture(3))
-    assert np.abs(scene.picture(3).astype(int) - scene.picture(20)).mean() > 5
-
-
-def test_a_video_is_made_once_and_named_by_what_is_in_it(tmp_path):
-    path = make_video(SMALL, tmp_path)
-    written = path.stat().st_mtime_ns
-    assert make_video(dataclasses.replace(SMALL, name="other words"), tmp_path) == path
-    assert path.stat().st_mtime_ns == written
-    assert [found.name for found in tmp_path.iterdir()] == [path.name]
-    longer = dataclasses.replace(SMALL, encoding=dataclasses.replace(SMALL.encoding, keyframe_interval=5))
-    assert longer.file_name != SMALL.file_name
 
 
 @pytest.mark.parametrize("suffix", [".mp4", ".mkv"])

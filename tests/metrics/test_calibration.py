@@ -49,20 +49,10 @@ def test_integer_weights_are_repeated_rows(rows: list[tuple[int, float]], data: 
     np.testing.assert_allclose(expected_calibration_error(labels, scores, counts), expected, atol=1e-12)
 
 
-def test_certain_and_right_is_calibrated_certain_and_wrong_is_not() -> None:
-    assert expected_calibration_error([0, 1], [0.0, 1.0]) == 0.0
-    assert expected_calibration_error([1, 0], [0.0, 1.0]) == 1.0
-
-
 @pytest.mark.parametrize("edges", [[0, 1, 1], [0.1, 1], [0, 0.9], [0], [[0, 1]], [0, np.nan, 1]])
 def test_edges_that_do_not_ascend_from_0_to_1_are_refused(edges: list) -> None:
     with pytest.raises(ValueError, match="edges"):
         expected_calibration_error([0, 1], [0.2, 0.7], edges=edges)
-
-
-def test_no_bin_at_all_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_bins"):
-        equal_width_edges(0)
 
 
 def test_scores_that_are_no_probabilities_are_refused() -> None:

@@ -34,12 +34,6 @@ def test_the_number_of_points_found_by_bisection_is_that_of_counting(
     assert found.tolist() == holds.sum(axis=1).tolist()
 
 
-def test_no_point_is_nothing_called_fake() -> None:
-    curve = confusion_curve(np.array([1, 0]), np.array([0.9, 0.1]), np.array([[2.0, 1.0], [1.0, 3.0]]))
-    hits, alarms = curve.counts_at(np.array([-1, 1]))
-    assert (hits.tolist(), alarms.tolist()) == ([0.0, 1.0], [0.0, 3.0])
-
-
 def test_some_rows_are_ranked_among_themselves_fakes_first() -> None:
     labels, scores = np.array([1, 0, 1, 0, 1]), np.array([0.1, 0.9, 0.8, 0.2, 0.5])
     ranked = rank_rows(labels, scores, np.array([0, 2, 3]))

@@ -26,7 +26,7 @@ from fvc_lib.metrics.classification import (
     true_positive_rate_at_1_percent,
     weighted_metric,
 )
-from fvc_lib.metrics.cross_validation import METRICS, measure_over_folds, within_folds
+from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import (
     cluster_bootstrap,
     cluster_bootstrap_many,
@@ -34,7 +34,6 @@ from fvc_lib.metrics.intervals import (
     group_codes,
     one_vote_per_group,
 )
-from fvc_lib.metrics.paired_difference import is_above_control
 
 SCORED = (
     roc_auc, average_precision, equal_error_rate, true_positive_rate_at, brier_score, log_loss,
@@ -151,20 +150,6 @@ def test_one_fold_with_too_few_reals_leaves_the_whole_undefined() -> None:
         assert interval.replicates == 50 * defined
 
 
-def test_many_metrics_at_once_are_exactly_those_one_by_one() -> None:
-    labels, scores, groups = clustered(5)
-    measures = [measure_over_folds(name, scores, 0.5, groups % 3) for name in METRICS]
-    together = cluster_bootstrap_many(labels, measures, groups, replicates=100, seed=1)
-    alone = [cluster_bootstrap(labels, values, groups, metric, replicates=100, seed=1) for metric, values in measures]
-    assert list(map(repr, together)) == list(map(repr, alone))  # some are undefined, and no NaN equals another
-    assert len(together) == len(measures)
-
-
-def test_no_metric_is_no_interval() -> None:
-    labels, _, groups = clustered(5)
-    assert cluster_bootstrap_many(labels, [], groups) == ()
-
-
 def test_with_one_vote_per_group_copies_change_neither_value_nor_interval() -> None:
     labels, scores, groups = clustered(6, per_group=2)
     copies = np.where(groups < 5, 9, 1)
@@ -176,18 +161,6 @@ def test_with_one_vote_per_group_copies_change_neither_value_nor_interval() -> N
         )
         np.testing.assert_allclose([other.value, other.low, other.high], [one.value, one.low, one.high], rtol=1e-9)
         assert cluster_bootstrap(*more, metric, replicates=200).value != pytest.approx(one.value, abs=1e-4)
-
-
-def test_a_group_s_votes_sum_to_one() -> None:
-    votes = one_vote_per_group(["b", "a", "b", "c", "b"])
-    np.testing.assert_allclose(votes, [1 / 3, 1, 1 / 3, 1, 1 / 3])
-
-
-def test_the_block_size_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    labels, scores, groups = clustered(1, num_groups=21)
-    before = cluster_bootstrap(labels, scores, groups, roc_auc, replicates=200)
-    monkeypatch.setattr(intervals, "_WEIGHTS_PER_BLOCK", 7 * labels.size)
-    assert cluster_bootstrap(labels, scores, groups, roc_auc, replicates=200) == before
 
 
 def test_the_order_of_rows_does_not_matter_and_the_seed_does() -> None:
@@ -211,37 +184,12 @@ def test_every_replicate_draws_as_many_groups_and_keeps_each_stratum(rows: list[
         assert (counts[:, members].sum(axis=1) == members.size).all()
 
 
-def test_a_replicate_has_as_many_groups_of_each_kind_as_the_sample() -> None:
-    # Two groups of reals, three with both, two of fakes.
-    labels = np.array([0, 0, 0, 1, 0, 1, 0, 1, 1, 1, 1])
-    groups = np.array([0, 1, 2, 2, 3, 3, 4, 4, 5, 6, 6])
-    counts = np.concatenate(list(draw_group_counts(labels, groups, 7, replicates=200, seed=0)))
-    for kind, size in (([0, 1], 2), ([2, 3, 4], 3), ([5, 6], 2)):
-        assert (counts[:, kind].sum(axis=1) == size).all()
-        assert counts[:, kind].max() == size  # drawn with replacement, within its kind
-        np.testing.assert_allclose(counts[:, kind].mean(axis=0), 1, atol=0.2)
-
-
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 1)), min_size=2, max_size=30))
 def test_no_stratum_of_one_group_where_both_classes_have_two(rows: list[tuple[int, int]]) -> None:
     labels = np.array([label for _, label in rows])
     codes, num_groups = group_codes([group for group, _ in rows], labels.size)
     if intervals._groups_per_class(labels, codes, num_groups).min() >= 2:
         assert all(members.size > 1 for members in intervals._strata(labels, codes, num_groups))
-
-
-@pytest.mark.parametrize("metric", [roc_auc, brier_score])
-def test_copies_of_a_row_in_its_group_do_not_narrow_the_interval(metric: Metric) -> None:
-    labels, scores, groups = clustered(4, per_group=1, num_groups=40)
-    once = cluster_bootstrap(labels, scores, groups, metric, replicates=300)
-    copied = cluster_bootstrap(
-        np.repeat(labels, 20), np.repeat(scores, 20), np.repeat(groups, 20), metric, replicates=300
-    )
-    np.testing.assert_allclose([copied.low, copied.high], [once.low, once.high], rtol=1e-9)
-    by_row = cluster_bootstrap(
-        np.repeat(labels, 20), np.repeat(scores, 20), np.arange(labels.size * 20), metric, replicates=300
-    )
-    assert by_row.high - by_row.low < 0.5 * (once.high - once.low)
 
 
 def test_intervals_cover_the_truth_about_as_often_as_they_say_and_row_intervals_do_not() -> None:
@@ -274,50 +222,10 @@ def test_one_group_of_a_class_gives_a_value_without_ends(labels: list[int], grou
     assert interval.replicates == 0
 
 
-def test_an_undefined_value_has_no_ends() -> None:
-    interval = cluster_bootstrap([1, 1, 1], [0.1, 0.4, 0.3], ["a", "b", "c"], roc_auc, replicates=100)
-    assert np.isnan([interval.value, interval.low, interval.high]).all()
-    defined = cluster_bootstrap([1, 1, 1], [0.1, 0.4, 0.3], ["a", "b", "c"], brier_score, replicates=100)
-    assert defined.low < defined.value < defined.high
-
-
-def test_a_constant_score_has_no_spread_and_nothing_beats_it_by_its_interval_alone() -> None:
-    labels, _, groups = clustered(7)
-    constant = cluster_bootstrap(labels, np.full(labels.size, 0.5), groups, roc_auc, replicates=200)
-    assert (constant.value, constant.low, constant.high) == (0.5, 0.5, 0.5)
-    # Noise that came out above 0.5: its own interval is what keeps it from counting as a success.
-    noise = next(
-        interval
-        for seed in range(20)
-        if 0.5
-        < (
-            interval := cluster_bootstrap(
-                labels, np.random.default_rng(seed).random(labels.size), groups, roc_auc, replicates=200
-            )
-        ).value
-        < 0.56
-    )
-    assert not is_above_control(noise.value, noise.low, constant.value, constant.high)
-
-
 def test_a_perfect_ranking_has_no_width_and_says_how_many_groups_it_is_of() -> None:
     labels, _, groups = clustered(7, num_groups=4)
     perfect = cluster_bootstrap(labels, labels * 1.0, groups, roc_auc, replicates=100)
     assert (perfect.value, perfect.low, perfect.high, perfect.num_groups) == (1.0, 1.0, 1.0, 4)
-
-
-def test_fewer_groups_give_wider_intervals() -> None:
-    widths = []
-    for num_groups in (6, 24, 96):
-        found = [cluster_bootstrap(*clustered(seed, num_groups), roc_auc, replicates=200) for seed in range(8)]
-        widths.append(np.mean([interval.high - interval.low for interval in found]))
-    assert widths[0] > 1.4 * widths[1] > 1.4**2 * widths[2]
-
-
-def test_one_group_with_both_classes_beside_pure_ones_gives_an_interval() -> None:
-    labels, groups = np.array([0, 1, 0, 0, 1, 1]), np.array(["m", "m", "r", "r", "f", "f"])
-    interval = cluster_bootstrap(labels, [0.3, 0.6, 0.1, 0.5, 0.4, 0.9], groups, roc_auc, replicates=300)
-    assert interval.low < interval.value < interval.high
 
 
 def test_a_fold_of_one_class_still_leaves_an_interval_of_the_others() -> None:

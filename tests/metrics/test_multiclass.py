@@ -5,7 +5,6 @@ import pytest
 import sklearn.metrics
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.metrics import multiclass
 from fvc_lib.metrics.intervals import draw_group_counts, intervals_over_groups
 from fvc_lib.metrics.multiclass import (
     class_scores,
@@ -46,15 +45,6 @@ def test_a_rank_is_the_worst_place_among_equal_scores(seed: int, num_rows: int, 
     assert ranks_of_class(scores, labels).tolist() == naive
 
 
-def test_ranks_do_not_depend_on_the_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = np.random.default_rng(0)
-    scores, labels = generator.normal(size=(50, 4)).astype(np.float32), generator.integers(0, 4, 50)
-    whole = ranks_of_class(scores, labels)
-    monkeypatch.setattr(multiclass, "_SCORES_PER_BLOCK", 9)
-    assert ranks_of_class(scores, labels).tolist() == whole.tolist()
-    assert whole.dtype == np.int64
-
-
 def test_a_collapsed_model_is_not_right_by_the_order_of_the_classes() -> None:
     ranks = ranks_of_class(np.zeros((6, 3)), np.array([0, 0, 0, 1, 2, 2]))
     assert ranks.tolist() == [3] * 6
@@ -88,13 +78,6 @@ def test_class_scores_and_macro_equal_scikit_learn_with_zero_division_zero(
     )[:3]
     np.testing.assert_allclose(macro_scores(labels, predicted), averaged, atol=1e-12)
     assert macro_f1(labels, predicted) == pytest.approx(averaged[-1], abs=1e-12)
-
-
-@settings(max_examples=20)
-@given(decisions())
-def test_the_confusion_matrix_equals_scikit_learn(sample: tuple[np.ndarray, np.ndarray]) -> None:
-    expected = sklearn.metrics.confusion_matrix(*sample, labels=np.arange(CLASSES))
-    assert confusion_matrix(*sample, CLASSES).tolist() == expected.tolist()
 
 
 def test_what_a_class_is_given_that_is_never_predicted_or_never_there() -> None:

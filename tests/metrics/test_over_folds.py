@@ -32,8 +32,3 @@ def test_each_fold_is_judged_by_itself() -> None:
     assert areas[1] == roc_auc(labels[20:40], scores[20:40])
     assert np.isnan(areas[2])
     assert fold_values("f1", labels, scores, thresholds, folds)[1] == f1(labels[20:40], decide(scores[20:40], 0.5))
-
-
-def test_an_unknown_metric_is_a_key_error() -> None:
-    with pytest.raises(KeyError):
-        measure_over_folds("accuracy", [0.1], 0.5, [0])

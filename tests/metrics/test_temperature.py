@@ -3,16 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from scipy.optimize import minimize_scalar
 
 from fvc_lib.metrics.calibration import (
     HIGHEST_TEMPERATURE,
     LOWEST_TEMPERATURE,
-    expected_calibration_error,
     fit_temperature,
     probabilities,
 )
-from fvc_lib.metrics.classification import brier_score, log_loss
+from fvc_lib.metrics.classification import brier_score
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 1), st.one_of(st.floats(-30, 30), st.sampled_from([-2.0, 0.0, 2.0]))),
@@ -38,24 +36,6 @@ def naive_loss(labels: np.ndarray, logits: np.ndarray, temperature: float) -> fl
 def test_logits_that_were_scaled_get_their_scale_back(factor: float) -> None:
     labels, logits = calibrated(0, 20_000)
     assert fit_temperature(labels, factor * logits) == pytest.approx(factor, rel=0.03)
-
-
-def test_overconfident_logits_become_calibrated_on_rows_that_were_not_fitted() -> None:
-    labels, logits = calibrated(1, 8000)
-    temperature = fit_temperature(labels[:4000], 5 * logits[:4000])
-    before, after = (probabilities(5 * logits[4000:], t) for t in (1.0, temperature))
-    assert expected_calibration_error(labels[4000:], after) < 0.3 * expected_calibration_error(labels[4000:], before)
-    assert log_loss(labels[4000:], after) < log_loss(labels[4000:], before)
-
-
-def test_on_many_rows_it_is_the_maximum_of_the_plain_likelihood() -> None:
-    labels, logits = calibrated(2, 5000)
-
-    def loss(log_temperature: float) -> float:
-        return log_loss(labels, probabilities(3 * logits, np.exp(log_temperature)))
-
-    plain = np.exp(minimize_scalar(loss, bounds=(-3, 3), method="bounded", options={"xatol": 1e-9}).x)
-    assert fit_temperature(labels, 3 * logits) == pytest.approx(plain, rel=5e-3)
 
 
 @given(ROWS)
@@ -127,16 +107,6 @@ def test_probabilities_are_the_sigmoid_and_huge_logits_do_not_overflow() -> None
     got = probabilities([0.0, 1.0, -1.0, 800.0, -800.0, 1e308], 1.0)
     np.testing.assert_allclose(got[:3], [0.5, 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))], rtol=1e-15)
     np.testing.assert_array_equal(got[3:], [1.0, 0.0, 1.0])
-
-
-def test_each_row_may_have_the_temperature_of_its_fold() -> None:
-    np.testing.assert_allclose(probabilities([2.0, 2.0], [1.0, 2.0]), probabilities([2.0, 1.0], 1.0))
-
-
-@given(st.lists(st.floats(-40, 40), min_size=2, max_size=20), st.floats(0.1, 10))
-def test_a_temperature_changes_no_ranking(logits: list[float], temperature: float) -> None:
-    ordered = np.sort(logits)
-    assert (np.diff(probabilities(ordered, temperature)) >= 0).all()
 
 
 @pytest.mark.parametrize(("logits", "temperature"), [([np.nan], 1.0), ([1.0], 0.0), ([1.0], -2.0), ([1.0], np.nan)])

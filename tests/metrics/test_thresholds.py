@@ -32,10 +32,6 @@ def test_the_order_of_rows_does_not_matter(rows: list[tuple[int, float]], random
     assert best_threshold(*columns(rows)) == before
 
 
-def test_it_lies_midway_between_the_scores_it_separates() -> None:
-    assert best_threshold([0, 0, 1, 1], [0.1, 0.2, 0.6, 0.9]) == pytest.approx(0.4)
-
-
 def test_among_equals_the_nearest_to_a_half_wins_then_the_lower() -> None:
     # 0.05 | 0.15 and 0.55 | 0.75 split equally well; 0.65 is nearer to 0.5 than 0.1.
     assert best_threshold([0, 1, 0, 1], [0.05, 0.15, 0.55, 0.75]) == pytest.approx(0.65)
@@ -52,15 +48,6 @@ def test_neighbouring_floats_are_still_separated() -> None:
     second = np.nextafter(first, 1)
     for scores in ([0.3, first], [first, second]):  # one midpoint rounds up, the other down
         assert decide(scores, best_threshold([0, 1], scores)).tolist() == [0, 1]
-
-
-def test_scores_of_one_and_zero_stay_in_range() -> None:
-    assert best_threshold([1, 0], [0.0, 1.0]) == 0.0
-    assert best_threshold([0, 1], [0.0, 1.0]) == 0.5
-
-
-def test_a_threshold_per_row() -> None:
-    assert decide([0.4, 0.4, 0.6], [0.3, 0.5, 0.6]).tolist() == [1, 0, 1]
 
 
 @pytest.mark.parametrize("scores", [[0.1, 1.5], [0.1, np.nan], [0.1]])

@@ -38,11 +38,6 @@ def test_weights_are_repeated_rows(seed: int) -> None:
         assert value == pytest.approx(within_folds(average_precision, folds[rows])(labels[rows], scores[rows]))
 
 
-def test_one_fold_is_the_metric_itself() -> None:
-    labels, scores, _ = sample(0)
-    assert within_folds(roc_auc, np.zeros(labels.size))(labels, scores) == pytest.approx(roc_auc(labels, scores))
-
-
 def test_a_score_that_is_constant_in_each_fold_is_chance_though_pooled_it_is_not() -> None:
     labels = np.array([0, 0, 1, 0, 1, 1])
     folds = np.array([0, 0, 0, 1, 1, 1])
@@ -55,8 +50,3 @@ def test_a_fold_of_one_class_has_no_say() -> None:
     labels, scores, folds = np.array([0, 1, 1, 1]), np.array([0.1, 0.9, 0.0, 0.0]), np.array([0, 0, 1, 1])
     assert within_folds(roc_auc, folds)(labels, scores) == 1.0
     assert np.isnan(within_folds(roc_auc, folds[2:])(labels[2:], scores[2:]))
-
-
-def test_another_number_of_rows_is_refused() -> None:
-    with pytest.raises(ValueError, match="one per entry of folds"):
-        within_folds(roc_auc, [0, 0, 1])([0, 1], [0.1, 0.9])
