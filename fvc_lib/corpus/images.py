@@ -14,8 +14,9 @@ from fvc_lib.corpus.copies.groups import GroupMember, join_groups
 from fvc_lib.corpus.copies.likeness import SamePictures
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.folds import split_parts
+from fvc_lib.corpus.image_listing import ImageListing, ListedImage, list_images
 from fvc_lib.corpus.index import video_ids
-from fvc_lib.corpus.listing import NOT_A_LOSS, CorpusFiles, ImageListing, ListedImage, Refusal, Rejections
+from fvc_lib.corpus.listing import NOT_A_LOSS, CorpusFiles, Refusal, Rejections
 from fvc_lib.corpus.probing import IMAGE_FILES, ProbedImage, probe_files
 from fvc_lib.corpus.samples.dishes import generate_sample_dishes
 from fvc_lib.services.atomic_files import AnyPath
@@ -462,12 +463,10 @@ def index_images(
         StoppedError: ``stop`` said so.
     """
     if config.corpus:
-        files, layout, listings = listing.list_images(
-            config.corpus, config.image_layout, allow_outside=config.allow_outside
-        )
+        files, layout, listings = list_images(config.corpus, config.image_layout, allow_outside=config.allow_outside)
     else:
         sample = generate_sample_dishes(_sample_folder(config), progress=progress, stop=stop)
-        files, layout, listings = listing.list_images(sample, "manifest")
+        files, layout, listings = list_images(sample, "manifest")
     units = wanted_targets(config.targets, joined_units(listings))
     rejections = Rejections([row for each in listings for row in each.rejections.rows])
     with listing.written_when_refused(rejections, rejected_path):

@@ -19,7 +19,7 @@ import polars as pl
 
 from fvc_lib.services.atomic_files import AnyPath, escape_text, message_text, path_to_text
 from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.services.registry import CORPORA, IMAGE_LAYOUTS, Registry
+from fvc_lib.services.registry import CORPORA, Registry
 from fvc_lib.services.tables import ANNOTATIONS, LABELS, REJECTED, column_types, frame_of, write_table
 
 # --- What cannot be used, and what to do about it.
@@ -441,47 +441,7 @@ def _annotations(rows: Sequence[Entry], places: Sequence[str | Refusal]) -> pl.D
     return pl.DataFrame(values, schema=schema, orient="row")
 
 
-# --- A corpus of images.
-
-
-@dataclass(frozen=True, slots=True)
-class ListedImage:
-    """One image of a corpus. Text is table text (``atomic_files.path_to_text``)."""
-
-    path: str  # relative to the corpus root, with '/'
-    source: str  # food101, nutrition5k, folder or manifest
-    class_label: str | None = None
-    stated_group: str | None = None  # None: nothing but its content
-    part: str | None = None  # the corpus's own
-    targets: tuple[tuple[str, float], ...] = ()
-    row: int | None = None  # 1-based row of the table that listed it
-    corpus: str = ""  # folder of the corpus among several in a combined one
-
-
-@dataclass
-class ImageListing:
-    """A corpus, or one of several in a folder, as it describes itself; made by one of the layouts' readers.
-
-    Attributes:
-        images: what is to be opened.
-        rejections: files and rows that are not, with reasons.
-        units: the unit of each numeric target that the layout has, empty text for none.
-        notes: sentences on what was found and done.
-        folder: of the corpus among several in a combined one; empty: it is the only one.
-    """
-
-    images: list[ListedImage] = field(default_factory=list)
-    rejections: Rejections = field(default_factory=Rejections)
-    units: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    folder: str = ""
-
-    def note_empty_classes(self, names: Iterable[str]) -> None:
-        """Add a sentence on those classes that the corpus names and has no image of, if there are any."""
-        empty = sorted(set(names) - {image.class_label for image in self.images})
-        if empty:
-            shown = some_of([escape_text(name) for name in empty], 8)
-            self.notes.append(f"{len(empty):,} classes have no image, so nothing is said of them: {shown}.")
+# --- Folders and paths.
 
 
 def folders_of(folder: AnyPath) -> list[str]:
@@ -548,7 +508,8 @@ def by_rank(registry: Registry[Any]) -> list[CorpusLoader]:
     return sorted((loader for _, loader in registry.items()), key=lambda loader: loader.rank)
 
 
-def _recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
+def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
+    """The layout that ``corpus`` has; ``UsageError``, which names them all, where it has none or cannot be read."""
     loaders = by_rank(registry)
     layouts = [loader.accepted for loader in loaders if not loader.title]
     accepted = f"A corpus is {', or '.join(f'({number}) {each}' for number, each in enumerate(layouts, start=1))}."
@@ -585,7 +546,7 @@ def read_corpus(corpus: AnyPath, *, allow_outside: bool = False, label_map: Mapp
     corpus = Path(corpus)
     token = _READING.set(Reading(allow_outside, label_map or {}))
     try:
-        loader = _recognised(CORPORA, corpus)
+        loader = recognised(CORPORA, corpus)
         listing: Listing = loader.read(corpus)
     finally:
         _READING.reset(token)
@@ -621,33 +582,3 @@ def refuse_unused_labels(table: str, cells: Iterable[str]) -> None:
             f"label_map: no row of {table} is labelled {some_of(unused)}; got {counts_text(said) or 'no data row'}. "
             "Leave it out of label_map, or spell it as the table does."
         )
-
-
-def list_images(
-    corpus: AnyPath, layout: str = "auto", *, allow_outside: bool = False
-) -> tuple[CorpusFiles, str, tuple[ImageListing, ...]]:
-    """List what a corpus of images holds, without opening an image.
-
-    Args:
-        corpus: a folder, or a manifest file.
-        layout: one of ``IMAGE_LAYOUTS``, or auto: by what lies in the folder.
-        allow_outside: as of ``read_corpus``.
-
-    Returns:
-        Its files, the layout it has, and one listing, or one for each folder of a combined corpus.
-
-    Raises:
-        UsageError: it is none of the layouts, or lacks what the one asked for needs; the message tells which there are.
-        LeakageError: the official lists of Nutrition5k share dishes.
-    """
-    corpus = Path(corpus)
-    if layout == "auto" or not corpus.exists():
-        loader = _recognised(IMAGE_LAYOUTS, corpus)
-    else:
-        loader = IMAGE_LAYOUTS.get(layout)
-        if corpus.is_file() and not loader.recognises(corpus):
-            raise UsageError(f"image_layout: got {layout!r}, but corpus {str(corpus)!r} is a file. Use auto.")
-    folder, below = (corpus, "") if corpus.is_dir() else (corpus.parent, corpus.name)
-    files = CorpusFiles(folder, "image", allow_outside)
-    listed = loader.read(files, below)
-    return files, loader.name, (listed,) if isinstance(listed, ImageListing) else tuple(listed)

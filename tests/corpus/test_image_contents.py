@@ -1,7 +1,8 @@
 from collections import Counter
 
+from fvc_lib.corpus.image_listing import ListedImage
 from fvc_lib.corpus.images import settle_contents
-from fvc_lib.corpus.listing import ListedImage, Rejections
+from fvc_lib.corpus.listing import Rejections
 
 
 def settled(images: list[ListedImage], contents: dict[str, str]) -> tuple[list[ListedImage], Counter[str], list[str]]:

@@ -2,8 +2,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from fvc_lib.corpus.image_listing import ListedImage
 from fvc_lib.corpus.images import Copies, copies_among, groups_of_images, known_parts, without_copies_across
-from fvc_lib.corpus.listing import ListedImage, Rejections
+from fvc_lib.corpus.listing import Rejections
 from fvc_lib.corpus.probing import ProbedImage
 from fvc_lib.video.decode.still_image import ImageFacts
 from tests.corpus.edited_pictures import drawn, saved_anew, signature

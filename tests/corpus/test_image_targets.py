@@ -1,7 +1,7 @@
 import pytest
 
+from fvc_lib.corpus.image_listing import ImageListing, ListedImage
 from fvc_lib.corpus.images import joined_units, strata_of, wanted_targets
-from fvc_lib.corpus.listing import ImageListing, ListedImage
 from fvc_lib.services.errors import UsageError
 
 UNITS = {"calories": "kcal", "mass": "g", "rating": ""}

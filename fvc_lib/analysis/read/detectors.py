@@ -5,6 +5,7 @@ beside it as their smallest and largest value, which is a spread over trainings 
 judged is left out with its reason, and a detector of which a run is not above its controls is never marked as best.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -70,21 +71,15 @@ class Cost:
 
 @dataclass(frozen=True)
 class Detector:
-    """One detector: its runs, which differ in their seeds alone, and what they say together.
-
-    Attributes:
-        intervals: by metric the mean over its runs, with an interval over groups.
-        spread: by metric the smallest and the largest value of a run.
-        is_above_controls: whether every run is.
-    """
+    """One detector: its runs, which differ in their seeds alone, and what they say together."""
 
     name: str
     config: RunConfig  # of its first run
     runs: tuple[JudgedRun, ...]
     seeds: tuple[int, ...]
     headlines: tuple[ReportHeadline, ...]
-    intervals: Mapping[str, Interval]
-    spread: Mapping[str, tuple[float, float]]
+    intervals: Mapping[str, Interval]  # by metric the mean over its runs, with an interval over groups
+    spread: Mapping[str, tuple[float, float]]  # by metric the smallest and the largest value of a run
     cost: Cost = field(default_factory=Cost)
 
     @property
@@ -107,20 +102,15 @@ class Detector:
 
 @dataclass(frozen=True)
 class DetectorComparison:
-    """What ``compare_detectors`` found, the reference first.
-
-    Attributes:
-        differences: of every other detector from the reference, by the main metric, Holm over these.
-        best: by metric the name of the detector with the best value, and whether the mark may say so (``MARKS``).
-        left_out: runs that were not compared, and why.
-        cautions: what must be known of all of it, sentences.
-    """
+    """What ``compare_detectors`` found, the reference first."""
 
     detectors: tuple[Detector, ...]
-    differences: tuple[PairComparison, ...]
-    best: Mapping[str, tuple[str, bool]]
-    left_out: tuple[Refusal, ...]
-    cautions: tuple[str, ...]
+    differences: tuple[
+        PairComparison, ...
+    ]  # of every other one from the reference, by the main metric, Holm over these
+    best: Mapping[str, tuple[str, bool]]  # by metric whose value is best, and whether the mark may say so (``MARKS``)
+    left_out: tuple[Refusal, ...]  # runs that were not compared, and why
+    cautions: tuple[str, ...]  # what must be known of all of it, sentences
     confidence: float
 
     def with_costs(self, measured: Sequence[Mapping[str, Any]]) -> "DetectorComparison":
@@ -193,13 +183,15 @@ def compare_detectors(
     )
     main, _ = drawn[metrics[0]]
     against = [_pair(detectors, main, 0, number, confidence) for number in range(1, len(detectors))]
-    few = [*_of_the_reference(readings[0], names[0]), *interval_cautions(main.num_groups, None, None)]
+    cautions = [*interval_cautions(main.num_groups, None, None), *_cautions(detectors)]
+    if isinstance(first := readings[0], Refusal):
+        cautions.insert(0, f"{first.runs[0]}, the first run, is left out: the reference is {names[0]}.")
     return DetectorComparison(
         detectors,
         _with_controls(run_comparison.adjusted(against, metrics[0], confidence), detectors),
         {metric: _best(detectors, metric, drawn[metric][0], confidence) for metric in metrics},
         tuple(left_out),
-        tuple(dict.fromkeys((*few, *_cautions(detectors)))),
+        tuple(dict.fromkeys(cautions)),
         confidence,
     )
 
@@ -330,13 +322,6 @@ def _detector(
     )
 
 
-def _of_the_reference(first: _Reading | Refusal, reference: str) -> list[str]:
-    """That the first run is not the reference, where it is not."""
-    if not isinstance(first, Refusal):
-        return []
-    return [f"{first.runs[0]}, the first run, is left out: the reference is {reference}."]
-
-
 def _pair(
     detectors: Sequence[Detector], drawn: ReplicateValues, one: int, other: int, confidence: float
 ) -> PairComparison:
@@ -383,8 +368,8 @@ def _best(detectors: Sequence[Detector], metric: str, drawn: ReplicateValues, co
     if not any(map(math.isfinite, values)):
         return "", False
     best = int(np.nanargmax(values))
-    numbers = range(len(detectors))
-    pairs = [_pair(detectors, drawn, one, other, confidence) for one in numbers for other in numbers if one < other]
+    numbered = itertools.combinations(range(len(detectors)), 2)
+    pairs = [_pair(detectors, drawn, one, other, confidence) for one, other in numbered]
     told = run_comparison.adjusted(pairs, metric, confidence)
     name = detectors[best].name
     shown = all(pair.is_shown for pair in told if name in (pair.first, pair.second))
@@ -498,16 +483,17 @@ def number_table(found: DetectorComparison) -> pl.DataFrame:
 def latex_table(found: DetectorComparison) -> str:
     """The main table for a paper that uses booktabs: bold where ``BEST`` marks, underlined where ``HIGHEST`` does."""
     by_name = {pair.second: pair for pair in found.differences}
-    level = f"{found.confidence:.0%}".replace("%", r"\%")
+    caption = (
+        rf"\caption{{Detectors on the same folds. AUC: mean over seeds with {100 * found.confidence:.0f}\% "
+        r"cluster-bootstrap interval over groups; min--max over seeds is a spread, no interval; $\Delta$: paired "
+        r"difference from the first row, $p$ corrected by Holm. Bold: best, and shown to differ from all others; "
+        r"underlined: best, not shown.}"
+    )
     lines = [
         r"% \usepackage{booktabs}",
         r"\begin{table}",
         r"\centering",
-        r"\caption{Detectors on the same folds. AUC: mean over seeds with "
-        + level
-        + " cluster-bootstrap interval over "
-        r"groups; min--max over seeds is a spread, no interval; $\Delta$: paired difference from the first row, $p$ "
-        r"corrected by Holm. Bold: best, and shown to differ from all others; underlined: best, not shown.}",
+        caption,
         r"\begin{tabular}{lllllrrrr}",
         r"\toprule",
         r"Detector & AUC & min--max & $\Delta$ & $p$ & above controls & parameters & ms/clip & training \\",

@@ -5,8 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fvc_lib.corpus import listing
+from fvc_lib.corpus.image_listing import ImageListing, ListedImage
 from fvc_lib.corpus.label_table import PART_NAMES, tables_in
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, ImageListing, ListedImage, Refusal
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import IMAGE_LAYOUTS

@@ -7,7 +7,8 @@ Gool, "Food-101 - Mining discriminative components with random forests", ECCV 20
 from pathlib import Path, PurePosixPath
 
 from fvc_lib.corpus import listing
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, ImageListing, ListedImage, Refusal
+from fvc_lib.corpus.image_listing import ImageListing, ListedImage
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.registry import IMAGE_LAYOUTS
 

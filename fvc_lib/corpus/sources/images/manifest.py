@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fvc_lib.corpus import label_table, listing
+from fvc_lib.corpus.image_listing import ImageListing, ListedImage
 from fvc_lib.corpus.label_table import LabelTable, cell_text
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, ImageListing, ListedImage, Rejections
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Rejections
 from fvc_lib.services.atomic_files import escape_text
 from fvc_lib.services.registry import IMAGE_LAYOUTS
 

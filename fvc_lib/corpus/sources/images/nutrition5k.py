@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from fvc_lib.corpus import listing
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, ImageListing, ListedImage, Refusal
+from fvc_lib.corpus.image_listing import ImageListing, ListedImage
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.errors import LeakageError, UsageError
 from fvc_lib.services.registry import IMAGE_LAYOUTS
