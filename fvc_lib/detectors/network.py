@@ -124,13 +124,6 @@ class Trunk(nn.Module):
             raise self._refused(frames, error) from error
         return features if self.per_frame else features.unsqueeze(1)
 
-    def frame_features(self, frames: Tensor) -> Tensor:
-        """(B, T, F), for task video_text; ``UsageError`` for a network on whole clips."""
-        if not self.per_frame:
-            raise UsageError(f"a {type(self.network).__name__} gives no features of single frames. Take another model.")
-        features: Tensor = self(frames)
-        return features
-
     def _refused(self, frames: Tensor, error: Exception) -> UsageError:
         reason = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
         num_frames, _, height, width = frames.shape[1:]
@@ -188,13 +181,7 @@ class Detector(nn.Module):
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
         """The trunk's."""
-        if not hasattr(self.trunk, "recomputable_blocks"):
-            raise UsageError(
-                f"gradient_checkpointing: {type(self.trunk).__name__} names no blocks to compute again (a method "
-                "recomputable_blocks). Turn gradient_checkpointing off or add it."
-            )
-        blocks: tuple[nn.Module, ...] = tuple(self.trunk.recomputable_blocks())
-        return blocks
+        return recomputable_blocks_of(self.trunk)
 
     def forward(self, frames: Tensor) -> Tensor:
         """Logits float (B,), positive for fake, from frames uint8 (B, T, 3, H, W)."""
@@ -206,6 +193,17 @@ class Detector(nn.Module):
             features = features.unsqueeze(1)
         logits: Tensor = self.head(F.normalize(features, dim=-1) if self._l2_normalise else features)
         return logits
+
+
+def recomputable_blocks_of(trunk: Any) -> tuple[nn.Module, ...]:
+    """Those that ``trunk`` names; ``UsageError`` where it names none."""
+    if not hasattr(trunk, "recomputable_blocks"):
+        raise UsageError(
+            f"gradient_checkpointing: {type(trunk).__name__} names no blocks to compute again (a method "
+            "recomputable_blocks). Turn gradient_checkpointing off or add it."
+        )
+    blocks: tuple[nn.Module, ...] = tuple(trunk.recomputable_blocks())
+    return blocks
 
 
 def build_detector(config: RunConfig, own: OwnWeights | None = None) -> nn.Module:

@@ -59,7 +59,8 @@ _CLIP_STAGES = (*_AUGMENT, *_NET_STAGES)
 _ONE_SPLIT = "There is one split: split_validation_share and split_test_share say how large its parts are."
 _BY_LABEL = "Labels are shuffled where videos are told real from fake."
 _SIDE = "The side of an image is image_size, of a video's frames fixed_size."
-_NET = "The network on images is backbone, on videos model."
+_NET = "The network on images is backbone, on videos model; with -p task beside it either name does."
+_ONE_CLIP = "Task video_text takes one clip of each video, of the whole picture."
 _STORE = "Task video_text reads the store's files; images are read where they lie."
 _CORPUS_OF = {
     "image": "folder or manifest of images; empty: the generated pictures of dishes",
@@ -175,6 +176,7 @@ class RunConfig(BaseModel):
         le=64,
         later=True,
         memory=_AUGMENT,
+        instead=_ONE_CLIP,
     )
     crop: Annotated[str, NameIn(CROPS, or_else="")] = field(
         "",
@@ -183,6 +185,7 @@ class RunConfig(BaseModel):
         _VIDEO,
         later=True,
         memory=_AUGMENT,
+        instead=_ONE_CLIP,
     )
     crop_margin: float = field(0.3, "weights", "share by which a crop's side grows", _VIDEO, ge=0, le=4, later=True)
 
@@ -217,7 +220,7 @@ class RunConfig(BaseModel):
         instead="The weights of a network on images are backbone_weights.",
     )
     allow_download: bool = field(
-        False, "nothing", "fetch model_weights from the hub where it is a name there: organisation/name", _CLIPS
+        False, "nothing", "fetch the network's weights from the hub where they are a name there: organisation/name"
     )
     head: Literal["", "mean", "attention", "gru", "path"] = field(
         "", "weights", "mean, attention, gru or path; empty: the model's", _VIDEO, later=True, memory=_NET_STAGES
@@ -375,7 +378,9 @@ class RunConfig(BaseModel):
         memory=_OF_IMAGES,
         instead=_NET,
     )
-    backbone_weights: str = field("", "weights", "file of the backbone's weights; empty: from scratch", _IMAGE)
+    backbone_weights: str = field(
+        "", "weights", "file of the backbone's weights; empty: from scratch", _IMAGE, path=True
+    )
     regression_weight: float = field(1.0, "recipe", "of the regression loss beside the class loss's 1", _IMAGE, ge=0)
     batch_size_sweep: bool = field(
         False, "nothing", "measure which batch sizes fit, in child processes", _IMAGE, memory=_OF_IMAGES
@@ -602,11 +607,25 @@ def resolve_config(
     Raises:
         UsageError: an unknown name or a value out of range; the message names the field and what is allowed.
     """
-    merged: dict[str, Any] = dict(params or {})
+    params, typed = dict(params or {}), dict(command_line or {})
+    task = typed.get("task", params.get("task"))
+    merged: dict[str, Any] = by_own_names(params, task)
     _validated(merged, "params file")  # so that a bad file is named even where the environment would hide it
     merged.update({k: parse_text_value(k, v) for k, v in environment_values(environ).items()})
-    merged.update(command_line or {})
+    merged.update(by_own_names(typed, task))
     return _validated({**_task_defaults(merged.get("task")), **merged}, "parameters")
+
+
+def by_own_names(values: Mapping[str, Any], task: object) -> dict[str, Any]:
+    """``values`` with ``model`` and ``backbone``, and their weights, under the name that ``task`` knows them by.
+
+    Where no task is given, or the values have its own name as well, they stay as they are.
+    """
+    own = TASKS[task].network if isinstance(task, str) and task in TASKS else ""
+    other = {"model": "backbone", "backbone": "model"}.get(own, "")
+    renamed = {other: own, f"{other}_weights": f"{own}_weights"} if other else {}
+    free = {name: new for name, new in renamed.items() if new not in values}
+    return {free.get(name, name): value for name, value in values.items()}
 
 
 def refuse_fields_of_another_task(config: RunConfig, given: Iterable[str]) -> None:

@@ -259,8 +259,8 @@ class DetectorSpec:
     ``build`` gives a complete network, initialised from torch's current random state. It takes frames uint8
     (B, T, 3, H, W), gives logits (B,), positive for fake, and names in ``recomputable_blocks()`` the parts whose
     activations gradient checkpointing may compute again. ``build_trunk`` gives a network from such frames to features
-    (B, T, F), or (B, 1, F) of whole clips, with ``frame_feature_size`` F; task video_text takes its ``frame_features``
-    of frames.
+    (B, T, F), or (B, 1, F) of whole clips, with ``frame_feature_size`` F. Task video_text takes these, or where there
+    is a method ``frame_features`` what that gives.
     """
 
     name: str  # what the parameter ``model`` calls it; "timm:NAME" stands for a family

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fvc_lib.engine.device import recompute_activations
+from fvc_lib.services.errors import UsageError
 from tests.kits.video_text_kit import PLAN, network, pairs, planned
 
 ATTENTION = ("query.weight", "query.bias", "key.weight", "value.weight", "value.bias", "output.weight", "output.bias")
@@ -106,6 +107,55 @@ def test_what_is_foretold_does_not_depend_on_the_hidden_frame():
     assert losses[0].equal(losses[1])
     hiding_none = torch.zeros_like(tensors["hidden"])
     assert model.masked(model.video, features, narrowed, hiding_none).tolist() == [0.0] * len(narrowed)
+
+
+CLIP_TRUNK = """
+from torch import nn
+
+from fvc_lib.detectors.network import Trunk
+
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(3, 5)
+
+    def forward(self, clips):
+        return self.line(clips.float().mean({over}))
+
+
+class Clips(Trunk):
+    num_features = 5
+
+    def __init__(self):
+        super().__init__(Pooled(), 5, recomputable=(nn.Identity(),))
+
+    def encode(self, clips):
+        return self.network(clips)
+
+
+class Own(Pooled):
+    num_features = 5
+"""
+
+
+@pytest.mark.parametrize(("kind", "over"), [("Clips", "(1, 3, 4)"), ("Own", "(1, 3, 4)"), ("Own", "(3, 4)")])
+def test_networks_on_whole_clips_and_of_one_s_own_are_video_encoders(kind, over, tmp_path):
+    path = tmp_path / f"net_{kind}_{over.count('1')}.py"
+    path.write_text(CLIP_TRUNK.format(over=over))
+    plan = planned(trunk=f"{path}:{kind}", masked=False)
+    model, tensors = network(plan), batch(plan)
+    features, _ = model.video.frame_features(tensors["frames"])
+    assert features.shape == (6, 1 if "1" in over else plan.num_frames, 5)
+    total_loss(model, tensors).backward()
+    assert {name for name, p in model.named_parameters() if p.grad is None} == set()
+    assert model.video.trunk.get_parameter("network.line.weight" if kind == "Clips" else "line.weight").grad.any()
+    if kind == "Clips":
+        with pytest.raises(UsageError, match=r"masked_weight: model .* sees a clip as a whole.*on frames"):
+            network(planned(trunk=plan.trunk, masked=True))
+    else:
+        with pytest.raises(UsageError, match="gradient_checkpointing: Own names no blocks"):
+            model.recomputable_blocks()
 
 
 @pytest.mark.parametrize("trunk", ["frame_cnn", "r2plus1d"])

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+from fvc_lib.execution.run.which_run import ask
 from fvc_lib.services.config import (
     DECLARED,
     MAY_CHANGE_ON_RESUME,
@@ -99,7 +100,8 @@ def test_a_field_that_a_notebook_offers_is_one_that_its_task_takes(task):
         ("video", {"split_test_share": 0.3}, "read by task image and video_text alone"),
         ("image", {"num_folds": 3}, r"num_folds: read by task video alone.*split_test_share.*-p task video"),
         ("image", {"num_frames": 4}, "num_frames: read by task video and video_text alone"),
-        ("image", {"model": "r2plus1d"}, "is backbone"),
+        ("image", {"model": "r2plus1d", "backbone": "small_resnet"}, "is backbone"),
+        ("video_text", {"crop": "face"}, "crop: read by task video alone.*one clip of each video"),
         ("video_text", {"clip_source": "shards"}, "clip_source: read by task video alone.*the store's files"),
         ("image", {"clip_source": "shards"}, "clip_source: read by task video alone.*images are read where they lie"),
         ("video_text", {"shuffled_label_control": False}, "shuffled_label_control: read by task video alone"),
@@ -114,6 +116,20 @@ def test_what_would_change_nothing_is_refused_with_whose_it_is_and_what_to_give_
     config = resolve_config({"task": task, **given}, environ={})
     with pytest.raises(UsageError, match=words):
         refuse_fields_of_another_task(config, [*given, "task"])
+
+
+def test_the_network_and_its_weights_are_known_by_either_name_where_the_task_is_given(tmp_path):
+    params = tmp_path / "p.yaml"
+    params.write_text("task: image\nmodel: efficientnet_lite0\n")
+    asked = ask([params], [], [("model_weights", "w.pt")], {})
+    weights = str(Path("w.pt").absolute())
+    assert (asked.config.backbone, asked.config.backbone_weights) == ("efficientnet_lite0", weights)
+    refuse_fields_of_another_task(asked.config, asked.written)
+    assert {"backbone", "backbone_weights"} <= asked.written
+    other = ask([], [], [("backbone", "timm:resnet18"), ("backbone_weights", "w.pt")], {"task": "video_text"})
+    assert (other.config.model, other.config.model_weights) == ("timm:resnet18", weights)
+    resumed = ask([], [], [("backbone", "efficientnet_lite0")], {})  # of a run whose task is not said again
+    assert "backbone" in resumed.written
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -281,6 +281,8 @@ def test_a_part_without_a_clip_is_named(run):
         ({"contrastive_weight": 0.0, "caption_weight": 0.0}, "are both 0"),
         ({"text_heads": 3}, "wanted a divisor of text_width 16"),
         ({"masked_weight": 1.0, "num_frames": 1}, "num_frames"),
+        ({"model_weights": "/nowhere"}, "model_weights '/nowhere': no such file or folder"),
+        ({"model_weights": __file__}, "model_weights .*: neither weights of torch.save nor safetensors"),
         ({"text_encoder": "/nowhere"}, "wanted own or the folder of a transformers model"),
     ],
 )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.network import built_trunk
+from fvc_lib.detectors.network import Trunk, built_trunk, recomputable_blocks_of
 from fvc_lib.detectors.own.transformer import CaptionDecoder, TokenNumbers, Transformer, token_embedding
 from fvc_lib.detectors.texts.transformers_encoders import TransformersEncoder
 from fvc_lib.engine.task import Outputs
@@ -177,25 +177,39 @@ class NetworkPlan:
 
 
 class VideoEncoder(nn.Module):
-    """The trunk that the video task has, and a transformer over its frames."""
+    """The trunk that the video task has, and a transformer over its frames, or its one vector of the whole clip."""
 
     def __init__(self, plan: NetworkPlan) -> None:
         super().__init__()
         spec = DETECTORS.get(plan.trunk)
         trunk = built_trunk(spec, plan.trunk_options)
-        if trunk is None or not getattr(trunk, "per_frame", True):
+        if trunk is None:
             raise UsageError(
-                f"model {plan.trunk!r} gives no features of single frames, which task video_text needs. Take "
-                "frame_cnn, efficientnet_lite0 or another network on frames."
+                f"model {plan.trunk!r} gives one logit and no features, which task video_text needs. Take frame_cnn, "
+                "efficientnet_lite0 or another network; give a class of your own an attribute num_features."
             )
+        per_frame = getattr(trunk, "per_frame", True)
+        if plan.masked and not per_frame:
+            raise UsageError(
+                f"masked_weight: model {plan.trunk!r} sees a clip as a whole and has no features of single frames to "
+                "foretell. Leave masked_weight 0, or take a network on frames such as efficientnet_lite0."
+            )
+        if isinstance(trunk, Trunk) and trunk.weights is None and (weights := DETECTORS.get(plan.trunk).weights):
+            trunk.notes = (*trunk.notes, f"trained from scratch, without its published weights ({weights})")
         self.trunk = trunk
-        self.norm = nn.LayerNorm(self.trunk.frame_feature_size)
-        self.narrow = nn.Linear(self.trunk.frame_feature_size, plan.width)
-        self.transformer = Transformer(plan.width, plan.heads, _TEMPORAL_LAYERS, plan.num_frames)
+        self.feature_size: int = getattr(trunk, "frame_feature_size", None) or trunk.num_features
+        self.norm = nn.LayerNorm(self.feature_size)
+        self.narrow = nn.Linear(self.feature_size, plan.width)
+        num_places = plan.num_frames if per_frame else 1
+        self.transformer = Transformer(plan.width, plan.heads, _TEMPORAL_LAYERS, num_places)
 
     def frame_features(self, frames: Tensor) -> tuple[Tensor, Tensor]:
-        """Of frames uint8 (B, T, 3, H, W): the trunk's features (B, T, F), and the transformer's input (B, T, W)."""
-        features = self.trunk.frame_features(frames)
+        """Of frames uint8 (B, T, 3, H, W): the trunk's features (B, T, F), and the transformer's input (B, T, W).
+
+        T is 1 for a trunk on whole clips.
+        """
+        features = getattr(self.trunk, "frame_features", self.trunk)(frames)
+        features = features.unsqueeze(1) if features.dim() == 2 else features
         return features, self.narrow(self.norm(features))
 
     def forward(self, narrowed: Tensor) -> Tensor:
@@ -282,12 +296,12 @@ class VideoTextNetwork(nn.Module):
             if plan.captions
             else None
         )  # fmt: skip
-        self.masked = MaskedFrames(plan, self.video.trunk.frame_feature_size) if plan.masked else None
+        self.masked = MaskedFrames(plan, self.video.feature_size) if plan.masked else None
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
         """Parts whose activations gradient checkpointing computes again instead of keeping them."""
         transformers = [module for module in self.modules() if isinstance(module, Transformer)]
-        return *self.video.trunk.recomputable_blocks(), *(layer for each in transformers for layer in each.layers)
+        return *recomputable_blocks_of(self.video.trunk), *(layer for each in transformers for layer in each.layers)
 
     def forward(self, tensors: Mapping[str, Tensor], beam_width: int = 0) -> Outputs:
         """What the losses and metrics need, per sample.

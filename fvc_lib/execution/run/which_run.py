@@ -197,6 +197,8 @@ def ask(
         typed.update(_yaml_mapping(text))
     typed.update({name: configuration.parse_text_value(name, value) for name, value in values})
     typed.update(options)
+    task = typed.get("task", from_files.get("task"))
+    from_files, typed = (configuration.by_own_names(each, task) for each in (from_files, typed))
     config = resolve_config(from_files, command_line=typed)
     from_environment = configuration.environment_values()
     return Asked(
@@ -235,9 +237,10 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
     ``UsageError`` where weights are to come from the hub and may not, or cannot; else they are fetched now.
     """
-    if is_hub_id(config.model_weights):
-        fetched = local_weights(config.model_weights, allow_download=config.allow_download)
-        config = config.model_copy(update={"model_weights": str(fetched)})
+    for name in ("model_weights", "backbone_weights"):
+        if is_hub_id(named := getattr(config, name)):
+            fetched = local_weights(named, allow_download=config.allow_download)
+            config = config.model_copy(update={name: str(fetched)})
     paths = {name: getattr(config, name) for name, declared in DECLARED.items() if declared.path}
     absolute = {
         name: _absolute(path) if isinstance(path, str) else tuple(map(_absolute, path))

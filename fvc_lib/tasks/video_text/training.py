@@ -16,11 +16,12 @@ from torch import Tensor
 
 from fvc_lib.detectors.network import weights_path
 from fvc_lib.detectors.own.transformer import TokenNumbers
-from fvc_lib.detectors.own.video_text import NetworkPlan
+from fvc_lib.detectors.own.video_text import NetworkPlan, VideoEncoder
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, TextTokenizer
 from fvc_lib.detectors.texts.transformers_encoders import OWN, encoder_fingerprint, encoder_tensors
+from fvc_lib.engine.device import without_memory
 from fvc_lib.engine.distributed.ranks import Ranks
-from fvc_lib.engine.random_state import stable_seed
+from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.metrics.retrieval import RetrievalMetrics, least_memory_bytes
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
@@ -103,7 +104,9 @@ def refuse_nonfinite(outputs: VideoTextOutputs) -> None:
 
 
 def check_config(config: RunConfig) -> None:
-    """Raise ``UsageError`` for parameters that cannot go together, or a text encoder that cannot be begun with."""
+    """Raise ``UsageError`` for parameters that cannot go together, or a network or text encoder that cannot be begun
+    with: its weights are compared by name and shape.
+    """
     if not config.contrastive_weight and not config.caption_weight:
         raise UsageError(
             "contrastive_weight and caption_weight are both 0: nothing would be learned that can be measured. Give one "
@@ -115,6 +118,13 @@ def check_config(config: RunConfig) -> None:
         raise UsageError("masked_weight: a clip of one frame has none left to foretell it from. Take more num_frames.")
     if _encoder_folder(config):
         encoder_tensors(_encoder_folder(config), ["a text"], config.max_text_tokens)
+    plan = network_plan(config, config.vocabulary_size)
+    with forked_random_state(0, torch.device("cpu")):
+        try:
+            with without_memory():
+                VideoEncoder(plan)
+        except (RuntimeError, NotImplementedError):  # its set-up computes with values
+            VideoEncoder(plan)
 
 
 def check_retrieval_memory(pairs: pl.DataFrame, config: RunConfig) -> None:
