@@ -103,6 +103,9 @@ def test_a_choice_that_no_training_could_be_built_of_is_found_before_a_run_begin
     assert bool(words) == bool(found)
 
 
+INIT = "\n    def __init__(self):\n        super().__init__()\n        "
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -113,6 +116,8 @@ def test_a_choice_that_no_training_could_be_built_of_is_found_before_a_run_begin
         ("frames.float().cuda('nowhere')", ""),
         ("frames.float().mean((3, 4))\n    num_features = 3", ""),
         ("frames.float().mean((3, 4))\n    num_features = 5", "features of 3 numbers, num_features says 5"),
+        (f"frames.float().mean((3, 4)){INIT}self.num_features = 3", "not __init__: its features get a head"),
+        (f"frames.float().mean((1, 2, 3, 4)){INIT}self.norm = nn.BatchNorm2d(3)", "'norm' is a batch norm in training"),
         ("frames.float()\n    num_features = 8", "gives features (2, 3, 3, 8, 8), wanted (2, F) or (2, T, F)"),
     ],
 )

@@ -399,12 +399,16 @@ def _try_two_clips(config: RunConfig, build: Callable[[], Any]) -> None:
 
     from fvc_lib.detectors.network import Detector
     from fvc_lib.engine.oom_detection import is_out_of_memory
+    from fvc_lib.engine.step import refuse_split_batch_norm
 
     clips, model = config.clips, f"model {config.model!r}"
     frames = torch.randint(0, 256, (2, clips.num_frames, 3, clips.side, clips.side), dtype=torch.uint8)
     try:
         with torch.no_grad():
-            network = build().eval()
+            network = build().train()
+            if (at_once := config.batch_size or DETECTORS.get(config.model).micro_batch) < config.effective_batch_size:
+                refuse_split_batch_norm(network, at_once, config.effective_batch_size)
+            network.eval()
             if isinstance(network, Detector):
                 trunk: Any = network.trunk
                 features, size = trunk(frames), getattr(trunk, "frame_feature_size", None) or trunk.num_features
@@ -418,6 +422,8 @@ def _try_two_clips(config: RunConfig, build: Callable[[], Any]) -> None:
             logits = network(frames)
     except UsageError:
         raise
+    except FvcError as error:
+        raise UsageError(f"{model}: {error}") from error
     except Exception as error:  # whatever a user's class raises
         if is_out_of_memory(error) or _OF_A_DEVICE.search(str(error)):
             return  # the machine that trains may be another one
@@ -427,7 +433,11 @@ def _try_two_clips(config: RunConfig, build: Callable[[], Any]) -> None:
         raise UsageError(f"{model} fails on uint8 clips {tuple(frames.shape)}: {reason}. {remedy}.") from error
     got = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if got != (2,):
-        raise UsageError(f"{model}: of 2 clips it gives {got}, wanted logits (2,), one per clip.")
+        remedy = " Or put num_features into the class's body, not __init__: its features get a head."
+        raise UsageError(
+            f"{model}: of 2 clips it gives {got}, wanted logits (2,), one per clip."
+            f"{remedy if hasattr(network, 'num_features') else ''}"
+        )
 
 
 _OF_A_DEVICE = re.compile(r"cuda|gpu|nvidia|triton|device", re.IGNORECASE)

@@ -14,6 +14,7 @@ from fvc_lib.detectors.network import build_detector
 from fvc_lib.detectors.packages import REMEDY
 from fvc_lib.detectors.weights import without_folds
 from fvc_lib.engine.device import finished_at, resolve_device
+from fvc_lib.engine.step import training_batch_norms
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
@@ -29,6 +30,7 @@ class DetectorFacts:
         num_parameters: without a publisher's class layer and our head; None where it cannot be built here.
         gflops: 1e9 floating-point operations (a multiply-add counts as two) for one clip forward; None as above.
         trouble: why it cannot be built here; empty where it can.
+        batch_norms: names of those that would take their statistics from what is in memory.
     """
 
     spec: DetectorSpec
@@ -36,6 +38,7 @@ class DetectorFacts:
     num_parameters: int | None
     gflops: float | None
     trouble: str
+    batch_norms: tuple[str, ...] = ()
 
     @property
     def clip(self) -> str:
@@ -72,6 +75,11 @@ class DetectorFacts:
         if spec.weights:
             how = "taken by themselves" if spec.brings_weights else "fetch them, then -p model_weights FILE_OR_FOLDER"
             lines += [f"  weights        {spec.weights}: {how}", f"                 {spec.weights_licence}"]
+        if self.batch_norms:
+            lines.append(
+                f"  batch norms    {len(self.batch_norms)}, the first {self.batch_norms[0]}: trained only where "
+                "-p batch_size is the effective_batch_size; use group norm, or freeze them"
+            )
         if self.trouble:
             lines.append(f"  not here       {self.trouble}")
         use = spec.name.replace("NAME", "resnet50") + (" -p model_weights FILE_OR_FOLDER" if spec.weights else "")
@@ -90,7 +98,8 @@ def facts_of(name: str) -> DetectorFacts:
     if spec.build is None and spec.build_trunk is None:
         return DetectorFacts(spec, (), None, None, "")  # a family
     try:
-        return DetectorFacts(spec, (), *_built(spec), "")
+        number, operations, batch_norms = _built(spec)
+        return DetectorFacts(spec, (), number, operations, "", batch_norms)
     except FvcError as error:
         return DetectorFacts(spec, (), None, None, str(error))
 
@@ -101,20 +110,21 @@ def all_facts() -> Iterator[DetectorFacts]:
         yield facts_of(name)
 
 
-def _built(spec: DetectorSpec) -> tuple[int, float | None]:
-    """Parameters, and GFLOPs where a network can be counted without values."""
+def _built(spec: DetectorSpec) -> tuple[int, float | None, tuple[str, ...]]:
+    """Parameters, GFLOPs where a network can be counted without values, and its ``training_batch_norms``."""
     with torch.device("meta"):
         options = TrunkOptions(spec.name, spec.num_frames, spec.side, pretrained=False)
         network: Any = spec.build() if spec.build else spec.build_trunk(options) if spec.build_trunk else None
         number = sum(parameter.numel() for parameter in network.parameters())
+        batch_norms = tuple(training_batch_norms(network.train()))
         clip = torch.zeros(1, spec.num_frames, 3, spec.side, spec.side, dtype=torch.uint8)
         counter = FlopCounterMode(display=False)
         try:
             with torch.no_grad(), counter:
                 network.eval()(clip)
         except (NotImplementedError, RuntimeError, FvcError):  # its forward pass looks at values
-            return number, None
-    return number, counter.get_total_flops() / 1e9
+            return number, None, batch_norms
+    return number, counter.get_total_flops() / 1e9, batch_norms
 
 
 _TIMED_PASSES, _TIMED_SECONDS = 15, 6.0

@@ -257,7 +257,7 @@ class BatchTransaction:
         while True:
             largest = min(micro_batch, len(work.batch))
             if largest < work.num_samples:
-                self._refuse_batch_norm(largest, work.num_samples)
+                refuse_split_batch_norm(self._model, largest, work.num_samples)
                 self._check_dropout(work)
             self._model.zero_grad(set_to_none=True)
             self._where = "forward"
@@ -343,14 +343,21 @@ class BatchTransaction:
             release_cached_memory(self._device)
             _logger.warning("no memory to compare two samples' dropout with one's: %s", failure.message)
 
-    def _refuse_batch_norm(self, micro_batch: int, num_samples: int) -> None:
-        for name, module in self._model.named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
-                raise BatchNormSplitError(
-                    f"layer {name!r} is a batch norm in training mode and the effective batch of {num_samples} must be "
-                    f"split into parts of {micro_batch}: its statistics, and so the result, would change. Use group "
-                    "norm, freeze the layer (eval mode), or train on one rank with batch_size the effective batch size."
-                )
+
+def training_batch_norms(model: nn.Module) -> list[str]:
+    """Names of the batch norms that take their statistics from what is in memory, as ``model`` stands now."""
+    batch_norm = nn.modules.batchnorm._BatchNorm
+    return [name for name, part in model.named_modules() if isinstance(part, batch_norm) and part.training]
+
+
+def refuse_split_batch_norm(model: nn.Module, micro_batch: int, num_samples: int) -> None:
+    """Raise ``BatchNormSplitError`` where ``model`` could not be trained ``micro_batch`` samples at a time."""
+    for name in training_batch_norms(model):
+        raise BatchNormSplitError(
+            f"layer {name!r} is a batch norm in training mode and the effective batch of {num_samples} must be split "
+            f"into parts of {micro_batch}: its statistics, and so the result, would change. Use group norm, freeze the "
+            "layer (eval mode), or train on one rank with batch_size the effective batch size."
+        )
 
 
 def _mean_of(losses: Sequence[LossSum]) -> LossMean:

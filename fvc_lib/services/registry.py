@@ -413,12 +413,25 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
             self._in_files[Path(file).name, name] = item
             return True
         if _is_cell(file) and (code := "".join(linecache.getlines(file))):
-            if not name.isidentifier():
-                raise UsageError(f"{self.kind} {name!r}: in a cell a name is of letters, digits and underscores alone.")
-            path = cells_folder() / f"{name}_{hashlib.sha256(code.encode()).hexdigest()[:12]}.py"
-            write_text(path, code)
-            self._of_cells[name] = str(path)
+            self.know_cell(name, code)
         return False
+
+    def know_cell(self, name: str, code: str) -> None:
+        """Write the ``code`` of a notebook's cell, which registers ``name``, into a file by which the name is known."""
+        if not name.isidentifier():
+            raise UsageError(f"{self.kind} {name!r}: in a cell a name is of letters, digits and underscores alone.")
+        path = cells_folder() / f"{name}_{hashlib.sha256(code.encode()).hexdigest()[:12]}.py"
+        write_text(path, code)
+        self._of_cells[name] = str(path)
+
+    def find_cell(self, name: str, cells: Sequence[str]) -> bool:
+        """Whether one of the code ``cells`` of a notebook that has not run registers ``name``, which is then known."""
+        quoted = re.compile(rf"""["']{re.escape(name)}["']""")
+        codes = [code for code in cells if "DETECTORS.register" in code and quoted.search(code)]
+        if codes:
+            self._refuse_taken((name,))
+            self.know_cell(name, codes[-1].rstrip("\n") + "\n")
+        return bool(codes)
 
     def _registered_by(self, path: Path, item: str) -> Any:
         return self._in_files.get((path.name, item))

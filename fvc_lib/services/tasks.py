@@ -133,7 +133,7 @@ _VIDEO = TaskSpec(
             lambda run, _: (run.index,),
             lambda run, _: (run.augmented_metadata,),
             schemas=("AUGMENTED",),
-            kernel_bytes=330_000_000,
+            kernel_bytes=480_000_000,  # with torch, which the model's file imports
         ),
         Stage(
             FOLD_TRAINING,

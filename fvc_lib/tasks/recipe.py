@@ -40,6 +40,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.memory.budget import peak_rss_bytes
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
+from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.tasks import FOLD_TRAINING
 
@@ -65,7 +66,7 @@ class TrainedClass:
         num_frozen: parameters that are not.
         weights, weights_sha256, weights_licence: what it began with, where that was a publisher's file or folder.
         left_out: names in that file which the network does not have: its publisher's class layer.
-        notes: in what it is not the network that its publisher describes.
+        notes: in what it is not the network that its publisher describes; of a user's file what and where it is.
     """
 
     name: str
@@ -123,6 +124,16 @@ class TrainedClass:
         return " ".join([*said, *(f"{note[0].upper()}{note[1:]}." for note in self.notes)])
 
 
+def note_of_own_file(name: str) -> tuple[str, ...]:
+    """Which class of which user's file the model ``name`` is, with digest and licence; nothing for any other."""
+    file = DETECTORS.file_of(name)
+    if file is None:
+        return ()
+    kind, digest = name.rpartition(":")[2], DETECTORS.identity(name).rpartition("@")[2]
+    licence = DETECTORS.get(name).licence
+    return (f"the network is {kind} of {file.name} (SHA-256 {digest[:12]}, licence: {licence})",)
+
+
 def code_of_network(model: nn.Module) -> str:
     """Hex SHA-256 over the code of its class and its parts' classes, comments and torch's own left out."""
     parts = sorted({f"{part.__module__}.{part.__qualname__}": part for part in map(type, model.modules())}.items())
@@ -159,7 +170,7 @@ class TrainingOutcome(Generic[R]):
         num_train_samples: those of the training part with its augmented copies.
         missing: ids that could not take part, because they have no clip.
         control: the same recipe on shuffled labels; None where it was turned off.
-        predicted_peak_bytes: of the training, before it; None without a preflight.
+        predicted_peak_bytes: of the training and of a frozen trunk's features, before them; None without a preflight.
         peak_rss_bytes: of this process; of several ranks, the largest one's.
         peak_device_bytes: of an accelerator; None on the CPU.
         fingerprint: of the parameters and data it was made with.
@@ -308,6 +319,7 @@ class Training(Generic[R]):
     finish: Callable[[Sequence[TrainedNetwork]], Finished[R]]
     # What ``finish`` has written; a training is finished when its outcome and these are there.
     outputs: Sequence[Path] = ()
+    peak_bytes_before: int | None = None  # predicted of what this process computed first, such as a trunk's features
 
     @property
     def task(self) -> Task:
@@ -405,6 +417,7 @@ def train(
     ranks = ranks or Ranks()
     training = read(ranks)
     kind = TrainedClass.of(training.task)
+    kind = replace(kind, notes=(*note_of_own_file(training.model_name), *kind.notes))
     if begun_with and (begun_with["name"], begun_with["code"]) != (kind.name, kind.code):
         raise UsageError(
             f"num_ranks {ranks.size}: the ranks would train {kind.name} in {kind.file!r}, and the notebook that began "
@@ -429,6 +442,8 @@ def train(
                 paths, config, training.task, training.settings, compute, kept.observer, num_ranks=ranks.size
             ),
         )
+        if predicted is not None:
+            predicted = max(predicted, training.peak_bytes_before or 0)
         settings = replace(training.settings, micro_batch=micro_batch)
         for number, each in enumerate(training.networks):
             started, is_control = time.monotonic(), number > 0

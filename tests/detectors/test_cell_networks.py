@@ -10,11 +10,13 @@ import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 
+from fvc_lib.analysis.pages.report import provenance_html
 from fvc_lib.detectors.network import build_detector
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services.config import resolve_config, run_config
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS
+from fvc_lib.tasks.recipe import note_of_own_file
 from fvc_lib.tasks.video.task import VideoTask
 
 CELL = """
@@ -107,7 +109,24 @@ def test_the_run_keeps_the_cell_s_code_and_its_hash_follows_it(run_cell, tmp_pat
     (kept,) = run.networks.iterdir()
     assert kept.read_text().strip() == CELL.strip()
     assert run_config(run).config_hash == config.config_hash
-    assert ":mine" in json.loads(run.run_json.read_text())["params"]["model"]
+    record = json.loads(run.run_json.read_text())
+    assert ":mine" in record["params"]["model"]
+    assert record["contents"] == {"model": DETECTORS.identity(config.model)}
+    assert f"{kept.name}:mine: " in provenance_html(run)
+    digest = record["contents"]["model"].partition("@")[2]
+    said = f"the network is mine of {kept.name} (SHA-256 {digest[:12]}, licence: not stated)"
+    assert note_of_own_file(config.model) == (said,)
+
+
+@pytest.mark.parametrize(("name", "code"), [("mine", CELL), ("narrow", SPEC)])
+def test_a_notebook_that_has_not_run_tells_the_network_of_its_cell(name, code, run_cell):
+    """As papermill asks for it with -p model."""
+    code = code.strip()
+    assert DETECTORS.find_cell(name, ["import os", f"model = '{name}'", code])
+    before = config_of(model=name).model
+    run_cell(code)
+    assert config_of(model=name).model == before
+    assert not DETECTORS.find_cell("other", [code])
 
 
 def test_a_declaration_in_a_cell_works_like_a_class(run_cell):

@@ -140,6 +140,9 @@ def test_the_next_fold_decides_the_same_without_measuring_whatever_was_measured_
     request = troubled("take_64_gib", from_size=3)
     first = check(request, MemoryBudget(8 << 30, "8 GiB"), store)
     assert (first.micro_batch, first.reused) == (2, False)  # 4 ran out of memory in the child
+    less, more = (check(request, MemoryBudget(size << 30, "another"), store) for size in (7, 16))
+    assert (less.micro_batch, less.reused) == (2, True)
+    assert (more.micro_batch, more.reused) == (2, False), "with more room it might have fitted"
     document = json.loads(store.read_text())
     for entry in document["measurements"].values():
         assert sorted(entry["found"]["failures"]) == ["4"]

@@ -336,7 +336,7 @@ def provenance_html(run: RunPaths) -> Markup:
     return render(
         "provenance.html",
         commands=[line for line in _list(record.get("repeat")) if isinstance(line, str)],
-        code=_code_facts(run, first),
+        code=_code_facts(run, first) | _content_facts(as_mapping(record.get("contents"))),
         machine=_machine_facts(as_mapping(first.get("hardware")), first),
         attempts=_attempts(attempts),
         jobs=_accounting(run),
@@ -357,6 +357,12 @@ def _code_facts(run: RunPaths, attempt: Mapping[str, Any]) -> dict[str, str]:
         "Git said": _text(code.get("problem")),
     }
     return {name: value for name, value in facts.items() if value}
+
+
+def _content_facts(contents: Mapping[str, Any]) -> dict[str, str]:
+    """The digests of the user's files and of the weights that the parameters name."""
+    named = {name: _text(value) for name, value in contents.items()}
+    return {f"SHA-256 of {name}": value.replace("@", ": ") for name, value in named.items() if value}
 
 
 def _changes(run: RunPaths, code: Mapping[str, Any]) -> str:

@@ -52,6 +52,7 @@ from fvc_lib.services.memory.budget import (
 from fvc_lib.services.memory.policy import memory_advice
 
 TIME_LIMIT_SECONDS = 120.0
+_MORE_ROOM = 1.1  # what ran out of memory is measured again where there is so much as much room
 PREFETCHED_BATCHES = 2  # torch's loader keeps so many effective batches ready per process
 _AFTER_TRAINING_BYTES = 50_000_000  # tables and figures after training: 29 to 47 MB in four folds
 _LEAST_ROOM_BYTES = 1 << 30
@@ -115,6 +116,11 @@ class Prediction:
         first_use = 0 if self.footprint.trained_before else self.found.first_use_bytes
         workers = self.footprint.num_workers * self.found.worker_bytes
         return self.footprint.resident_bytes + first_use + step + workers
+
+    @property
+    def room_bytes(self) -> int:
+        """Of the budget, beside the training process as it stands."""
+        return self.budget.total_bytes - self.footprint.resident_bytes
 
     @property
     def reserved_bytes(self) -> int:
@@ -270,6 +276,8 @@ def preflight(
         known, decision = stored.measurements.get(key), stored.decisions.get(decision_key)
         if known is not None:
             prediction = replace(prediction, found=known.found)
+            if prediction.room_bytes > _MORE_ROOM * known.found.room_bytes:  # what ran out of memory may have room now
+                prediction = replace(prediction, found=replace(known.found, failures={}))
             reused = decision is not None or prediction.next_to_measure() is None
         if known is None or decision is None:
             problem = ""
@@ -304,12 +312,13 @@ def footprint_of(request: StepRequest, baseline_bytes: int) -> Footprint:
 def _measured(request: StepRequest, prediction: Prediction, time_limit_seconds: float) -> tuple[StepMeasurement, str]:
     """What a child process found, and why it found no more (empty when it was done, or had no room)."""
     device, found, problem = request.compute.device, prediction.found, ""
-    budget_bytes, held_bytes = prediction.budget.total_bytes, prediction.footprint.resident_bytes
-    if device.type != "cuda" and held_bytes + MEASURING_BYTES > budget_bytes:
+    found.room_bytes = prediction.room_bytes
+    held_bytes = prediction.footprint.resident_bytes
+    if device.type != "cuda" and prediction.room_bytes < MEASURING_BYTES:
         return found, ""  # the budget may be a limit that kills, so what will not fit is not started
     free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     try:
-        job = pickle.dumps((request, torch.get_num_threads(), budget_bytes - held_bytes, free_bytes))
+        job = pickle.dumps((request, torch.get_num_threads(), prediction.room_bytes, free_bytes))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return found, f"the task cannot be sent to another process: {error}"
     sizes, first = _sizes(prediction.micro_batch_planned), (sys.path, base64.b64encode(job).decode())

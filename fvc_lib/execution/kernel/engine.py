@@ -56,6 +56,7 @@ from fvc_lib.execution.run.which_run import run_to_work_on
 from fvc_lib.services.atomic_files import temporary_of, write_bytes
 from fvc_lib.services.errors import FvcError, UsageError, did_you_mean
 from fvc_lib.services.redaction import Redactor
+from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import stage_key
 
 START_TIMEOUT_SECONDS = 300.0  # a cold, shared file system can take minutes to import a scientific stack
@@ -335,7 +336,10 @@ class FvcEngine(Engine):  # type: ignore[misc]  # papermill ships no types
             PapermillException: the notebook did not run to its end, and its record shows no error of a cell.
         """
         notebook = notebook_of(nb, Path(input_path))
-        parameters = check_parameters(notebook, nb.metadata.papermill.get("parameters", {}))
+        given = nb.metadata.papermill.get("parameters", {})
+        if isinstance(given.get("model"), str):  # a class in a cell, which has not run yet
+            DETECTORS.find_cell(given["model"], [cell.source for cell in nb.cells if cell.cell_type == "code"])
+        parameters = check_parameters(notebook, given)
         if request is None:
             _refuse_unwritable(nb.metadata.papermill.get("output_path"))
             return _run_interactively(notebook, parameters)

@@ -226,10 +226,10 @@ def begin_training_state(run: RunPaths, task: Task, config: RunConfig) -> None:
     code = [f"import {task.stage.training_module}", *config.code_chosen(config.relevant())]
     if folder.exists() and not trained_by_this_code(folder, task):
         set_aside(run, [task])
-    write_json(folder / _CODE_NOTE, {"sha256": helpers_hash(code), "of": code, "files": _content_chosen(config)})
+    write_json(folder / _CODE_NOTE, {"sha256": helpers_hash(code), "of": code, "files": content_chosen(config)})
 
 
-def _content_chosen(config: RunConfig) -> dict[str, Any]:
+def content_chosen(config: RunConfig) -> dict[str, Any]:
     """By parameter, what the user's files that it names count as: their content."""
     return {name: found for name, value in config.relevant().items() if (found := config.identity(name)) != value}
 
@@ -241,7 +241,7 @@ def trained_by_this_code(folder: Path, task: Task, config: RunConfig | None = No
     try:
         note = json.loads((folder / _CODE_NOTE).read_text())
         noted, code = note["sha256"], note["of"]
-        if config is not None and note.get("files", found := _content_chosen(config)) != found:
+        if config is not None and note.get("files", found := content_chosen(config)) != found:
             return False
         return bool(code[0] == f"import {task.stage.training_module}" and noted == helpers_hash(code))
     except (OSError, ValueError, LookupError, TypeError):

@@ -23,7 +23,7 @@ import psutil
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.plan.fingerprint import corpus_record
+from fvc_lib.execution.plan.fingerprint import content_chosen, corpus_record
 from fvc_lib.execution.run.lock import NO_LOCKS
 from fvc_lib.execution.run.status import RunState, RunStatus
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, utc_now, write_bytes, write_text
@@ -354,6 +354,7 @@ def begin_run(
         "config_hash": digest,
         "corpus": corpus | _indexed(run),
         "params": config.model_dump(mode="json"),
+        "contents": content_chosen(config),
         "repeat": repeat_commands(code, run.params_yaml, run.code_patch, command=needed),
         **prepared,
         "attempts": [_attempt(command, code)],

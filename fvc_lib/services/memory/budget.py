@@ -289,6 +289,7 @@ class StepMeasurement:
     step_bytes: dict[int, int] = field(default_factory=dict)  # by micro-batch, the peak of training steps above that
     seconds_per_sample: dict[int, float] = field(default_factory=dict)  # by micro-batch, of a training step
     failures: dict[int, str] = field(default_factory=dict)  # by micro-batch, why it could not run: out of memory
+    room_bytes: int = 0  # of the budget, beside the training process, when it was measured; 0: not known
 
 
 class MeasuredStep(BaseModel):

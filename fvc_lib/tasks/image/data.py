@@ -348,7 +348,8 @@ class ImageDataset:
     def _mix(self, index: int) -> Mix | None:
         if self.mixing is None:
             return None
-        return draw_mix(self.mixing, len(self), self.size, self._generator("mix", index))
+        labels = self.records.class_indices if self.mixing.balanced else None
+        return draw_mix(self.mixing, len(self), self.size, self._generator("mix", index), labels)
 
     def _own_tensors(self, index: int) -> dict[str, Tensor]:
         """Of one picture by itself."""

@@ -139,7 +139,8 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
     """What ``config`` asks to be learned from ``parts``; nothing is scored or written. Raises as ``train_images``."""
     balanced = config.class_balance == "loss" and parts.labels.classes
     weights = data.balancing_weights(parts.train, len(parts.labels.classes)) if balanced else None
-    mixing = MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha)
+    evenly = config.class_balance in ("sampler", "batch")
+    mixing = MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha, evenly)
     validation = ImageDataset(root, parts.validation, parts.labels, config.image_size, weights)
     training = replace(validation, records=parts.train, mixing=mixing, seed=stable_seed("images", config.seed))
     task = ImageTask(training, validation, config)

@@ -105,8 +105,9 @@ def fold_training(
     source, clips, shuffled = data.read_fold(paths, config, fold)
     validation = frozenset(row.video_id for row in clips.validation)
     own = weights_to_go_on_from(paths, config, fold, validation)
+    peak_bytes = None
     if features is not None and own is None:  # else the trunk is another one in every fold
-        source = _with_features(paths, source, clips, config, features)
+        source, peak_bytes = _with_features(paths, source, clips, config, features)
     both = [clips] if shuffled is None else [clips, shuffled]
     tasks = [_task(source, clips, config, own)]
     if shuffled is not None:
@@ -138,18 +139,26 @@ def fold_training(
         },
         finish=finish,
         outputs=[paths.predictions(fold)],
+        peak_bytes_before=peak_bytes,
     )
 
 
-def _with_features(paths: RunPaths, source: ClipSource, clips: FoldClips, config: RunConfig, work: FeatureWork) -> Any:
-    """``with_features``, in batches that the memory plan allows a step on the clips themselves."""
+def _with_features(
+    paths: RunPaths, source: ClipSource, clips: FoldClips, config: RunConfig, work: FeatureWork
+) -> tuple[Any, int | None]:
+    """``with_features``, in batches that the memory plan allows a step on the clips themselves, and the peak in bytes
+    that was predicted of that; None where nothing was predicted, or all features were there.
+    """
     compute, ranks = resolve_device(config.device, config.amp), work.ranks
+    peaks: list[int | None] = []
 
     def planned() -> int:
         task, settings = _task(source, clips, config), engine_settings(config, clips.fold)
-        return planned_micro_batch(paths, config, task, settings, compute, work.memory, num_ranks=ranks.size)[0]
+        plan = planned_micro_batch(paths, config, task, settings, compute, work.memory, num_ranks=ranks.size)
+        peaks.append(plan[1])
+        return plan[0]
 
-    return with_features(
+    featured = with_features(
         source,
         data.made_clips(paths),
         config,
@@ -158,6 +167,7 @@ def _with_features(paths: RunPaths, source: ClipSource, clips: FoldClips, config
         stop=work.stop,
         batch_size=lambda missing: ranks.from_leader("features", lambda: planned() if missing else 1),
     )
+    return featured, max((peak for peak in peaks if peak is not None), default=None)
 
 
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig, own: OwnWeights | None = None) -> VideoTask:
