@@ -6,18 +6,23 @@ in any order, process, fold, run and folder.
 
 Plain numpy instead of torch: every operation is elementwise IEEE arithmetic in a fixed order on one thread, so a clip
 has the same bytes whatever the number of threads, and making clips does not need torch in memory. torch splits its
-kernels by thread, and the vectorised and the left-over part of a split need not round alike.
+kernels by thread, and the vectorised and the left-over part of a split need not round alike. Codecs are run on one
+thread, and what goes into them is converted in integers.
 """
 
 import hashlib
+import io
 import json
 import math
 from dataclasses import asdict, dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import ClassVar, Self
 
+import av
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.errors import UsageError
@@ -234,6 +239,125 @@ class Cutout(Operation, name="cutout", probability=0.3):
         mean = pixels.mean(axis=(0, 2, 3), dtype=np.float64).astype(np.float32)
         pixels[:, :, top:bottom, left:right] = mean[:, None, None]
         return pixels
+
+
+# What platforms do to videos. These act on the frames that were sampled, one after the other as if they were the video,
+# not on the file: neighbours in a clip lie further apart than in a video, so less is saved between them. What files
+# lose is measured by the robustness sweep (``video/reencode.py``).
+
+
+@AUGMENTATIONS.register
+@dataclass(frozen=True)
+class Downscale(Operation, name="downscale", probability=0.3):
+    """Made smaller and brought back to size, as for a small screen."""
+
+    scale: float
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
+        return cls(round(2 ** -_between(generator, 0.5 * strength, 2 * strength), 6))
+
+    def apply(self, pixels: Float) -> Float:
+        """Bilinear with a support that widens as the picture shrinks, then bilinear."""
+        height, width = pixels.shape[-2:]
+        small = max(1, round(width * self.scale)), max(1, round(height * self.scale))
+        result = np.empty_like(pixels)
+        for frame in np.ndindex(pixels.shape[:2]):
+            plane = Image.fromarray(pixels[frame])
+            resized = plane.resize(small, Image.Resampling.BILINEAR).resize((width, height), Image.Resampling.BILINEAR)
+            result[frame] = np.asarray(resized)
+        return result
+
+
+@AUGMENTATIONS.register
+@dataclass(frozen=True)
+class Recompress(Operation, name="recompress", probability=0.4):
+    """H.264 at one constant rate factor, encoded and decoded in memory: the sampled frames, not the file."""
+
+    crf: int
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
+        return cls(min(51, round(_between(generator, 23, 23 + 14 * strength))))
+
+    def apply(self, pixels: Float) -> Float:
+        """8 bit 4:2:0 as nearly all videos; an odd side is encoded with its last row or column twice."""
+        height, width = pixels.shape[-2:]
+        frames = _encoded_and_decoded(_to_planes(_as_uint8(pixels)), self.crf)
+        return _from_planes(frames)[..., :height, :width].astype(np.float32)
+
+
+@AUGMENTATIONS.register
+@dataclass(frozen=True)
+class Jpeg(Operation, name="jpeg", probability=0.3):
+    """Each frame through a JPEG of one quality: Pillow's scale, colour at half the resolution."""
+
+    quality: int
+
+    @classmethod
+    def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
+        return cls(max(5, round(_between(generator, 90 - 45 * strength, 90))))
+
+    def apply(self, pixels: Float) -> Float:
+        frames = [through_jpeg(frame, self.quality) for frame in _as_uint8(pixels)]
+        return np.stack(frames).astype(np.float32)
+
+
+def _as_uint8(pixels: Float) -> Pixels:
+    return np.rint(pixels).clip(0, 255).astype(np.uint8)
+
+
+def through_jpeg(frame: Pixels, quality: int) -> Pixels:
+    """uint8 RGB (3, H, W) after a JPEG of ``quality`` (Pillow's 1 to 100), colour at half the resolution."""
+    stream = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(np.moveaxis(frame, 0, -1))).save(stream, "JPEG", quality=quality)
+    return np.moveaxis(np.asarray(Image.open(stream)), -1, 0)
+
+
+def _to_planes(frames: Pixels) -> Pixels:
+    """(T, 3, H, W) as packed yuv420p (T, 3 H' / 2, W') with even sides; Pillow's integers, equal on every machine."""
+    height, width = (side + side % 2 for side in frames.shape[-2:])
+    packed = np.empty((len(frames), height * 3 // 2, width), np.uint8)
+    for frame, planes in zip(frames, packed, strict=True):
+        whole = np.pad(frame, ((0, 0), (0, height - frame.shape[1]), (0, width - frame.shape[2])), mode="edge")
+        coded = np.asarray(Image.fromarray(np.ascontiguousarray(np.moveaxis(whole, 0, -1))).convert("YCbCr"))
+        planes[:height] = coded[..., 0]
+        blocks = coded[..., 1:].reshape(height // 2, 2, width // 2, 2, 2).astype(np.uint16).sum((1, 3))
+        planes[height:] = np.moveaxis((blocks + 2) // 4, -1, 0).reshape(height // 2, width)
+    return packed
+
+
+def _from_planes(packed: Pixels) -> Pixels:
+    """The inverse, each colour for its four pixels."""
+    height, width = packed.shape[1] * 2 // 3, packed.shape[2]
+    frames = np.empty((len(packed), 3, height, width), np.uint8)
+    for planes, frame in zip(packed, frames, strict=True):
+        colors = planes[height:].reshape(2, height // 2, width // 2).repeat(2, 1).repeat(2, 2)
+        coded = np.moveaxis(np.concatenate([planes[None, :height], colors]), 0, -1)
+        frame[:] = np.moveaxis(np.asarray(Image.fromarray(coded, "YCbCr").convert("RGB")), -1, 0)
+    return frames
+
+
+# Without macroblock trees, with which x264 does not give the same bytes every time (``reencode.py``).
+_X264 = {"preset": "medium", "mbtree": "0", "threads": "1", "flags": "+bitexact"}
+
+
+def _encoded_and_decoded(packed: Pixels, crf: int) -> Pixels:
+    """Packed yuv420p (T, 3 H / 2, W) after H.264 in memory."""
+    encoder = av.CodecContext.create("libx264", "w")
+    encoder.height, encoder.width = packed.shape[1] * 2 // 3, packed.shape[2]
+    encoder.pix_fmt, encoder.time_base, encoder.thread_count = "yuv420p", Fraction(1, 25), 1
+    encoder.options = {**_X264, "crf": str(crf)}
+    packets = []
+    for number, planes in enumerate(packed):
+        frame = av.VideoFrame.from_ndarray(planes, format="yuv420p")
+        frame.pts = number
+        packets += encoder.encode(frame)
+    packets += encoder.encode(None)
+    decoder = av.CodecContext.create("h264", "r")
+    decoder.thread_count = 1
+    frames = [frame for packet in [*packets, None] for frame in decoder.decode(packet)]
+    return np.stack([frame.to_ndarray() for frame in frames]).astype(np.uint8, copy=False)
 
 
 def _between(generator: np.random.Generator, low: float, high: float) -> float:

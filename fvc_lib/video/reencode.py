@@ -10,7 +10,6 @@ High dynamic range is not tone mapped, as nowhere here: ``decode_clip`` sees the
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -25,13 +24,12 @@ import numpy.typing as npt
 from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, VideoReformatter
 from av.video.stream import VideoStream
-from PIL import Image
 
 from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_file, sha256_of_json
 from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.video.augmentations import Blur, Noise
+from fvc_lib.video.augmentations import Blur, Noise, through_jpeg
 from fvc_lib.video.decode.readers import SCALER, FrameConverter, MissingFrames, Orientation, all_frames
 from fvc_lib.video.decode.source import RefusedVideo, UnreadableVideo, UnsupportedVideo, VideoError, VideoSource
 
@@ -388,10 +386,7 @@ class _Writer:
     def _changed(self, number: int, pixels: Pixels) -> Pixels:
         recipe = self._recipe
         if recipe.jpeg_quality:
-            stream = io.BytesIO()
-            picture = Image.fromarray(np.ascontiguousarray(np.moveaxis(pixels, 0, -1)))
-            picture.save(stream, "JPEG", quality=recipe.jpeg_quality)
-            pixels = np.moveaxis(np.asarray(Image.open(stream)), -1, 0)
+            pixels = through_jpeg(pixels, recipe.jpeg_quality)
         if recipe.blur_sigma or recipe.noise_sigma:
             values: npt.NDArray[np.float32] = pixels[None].astype(np.float32)
             if recipe.blur_sigma:

@@ -3,7 +3,8 @@ import math
 import numpy as np
 import pytest
 
-from fvc_lib.video.augmentations import Affine, Blur, Color, Cutout, FrameDrop, Noise
+from fvc_lib.video.augmentations import Affine, Blur, Color, Cutout, Downscale, FrameDrop, Jpeg, Noise, Recompress
+from tests.video.mutations import textured_frames
 
 
 @pytest.fixture
@@ -77,3 +78,46 @@ def test_a_cutout_hides_one_rectangle_in_all_frames_under_the_mean_colour(pixels
 
 def test_an_order_picks_frames(pixels):
     np.testing.assert_array_equal(FrameDrop((0, 2, 2)).apply(pixels), pixels[[0, 2, 2]])
+
+
+@pytest.fixture(scope="module")
+def clip():
+    """Frames (6, 3, 46, 63) in grey levels with detail, an odd side, and colour."""
+    frames = np.stack(textured_frames(6, 64, 48))[:, :46, :63]
+    return np.moveaxis(frames, -1, 1).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("weak", "strong"), [(Recompress(23), Recompress(40)), (Jpeg(90), Jpeg(40)), (Downscale(0.7), Downscale(0.25))]
+)
+def test_what_platforms_do_keeps_the_picture_and_takes_more_of_it_at_a_stronger_level(clip, weak, strong):
+    loss = [np.abs(operation.apply(clip.copy()) - clip).mean() for operation in (weak, strong)]
+    assert 0 < loss[0] < loss[1] < 60
+    once, again = (strong.apply(clip.copy()) for _ in range(2))
+    np.testing.assert_array_equal(once, again)
+    assert once.shape == clip.shape
+    grey = np.full((2, 3, 15, 20), 77, np.float32)
+    np.testing.assert_allclose(weak.apply(grey.copy()), grey, atol=1.5)  # no shift of light or colour
+
+
+def _grainy_scene(number):
+    generator = np.random.default_rng(number)
+    y, x = np.mgrid[:48, :64]
+    wave = np.sin(x / generator.uniform(8, 20) + generator.uniform(0, 6)) * np.cos(y / generator.uniform(8, 20))
+    frames = np.stack([np.roll(128 + 60 * wave, shift, 1) for shift in range(4)])[:, None].repeat(3, 1)
+    return (frames + generator.normal(0, 5, frames.shape)).clip(0, 255).astype(np.float32)
+
+
+def test_a_detector_that_reads_compression_alone_is_lost_when_all_is_recompressed():
+    real = [_grainy_scene(number) for number in range(20)]
+    fake = [Recompress(30).apply(_grainy_scene(number)) for number in range(20, 40)]
+
+    def grain(clip):  # which an encoder takes first
+        return np.abs(np.diff(clip, n=2, axis=-1)).mean()
+
+    def auc(reals, fakes):
+        return np.mean([grain(one) > grain(other) for one in reals for other in fakes])
+
+    assert auc(real, fake) == 1
+    again = Recompress(40)
+    assert 0.3 < auc(*([again.apply(clip) for clip in clips] for clips in (real, fake))) < 0.7
