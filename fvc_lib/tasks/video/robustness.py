@@ -21,8 +21,7 @@ import av
 import numpy as np
 import polars as pl
 
-from fvc_lib.corpus import listing
-from fvc_lib.corpus.samples.videos import run_corpus
+from fvc_lib.corpus.samples.videos import corpus_root
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
 from fvc_lib.services.errors import DataError, UsageError, command_text, did_you_mean
 from fvc_lib.services.run_paths import RunPaths
@@ -136,8 +135,7 @@ def _videos(paths: RunPaths, networks: RunNetworks) -> pl.DataFrame:
     """PREDICTIONS of all folds with ``path`` (whole) and ``content_sha256``, by fold and id."""
     predictions = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in networks.outcomes])
     index = read_table(paths.index, INDEX).select("video_id", "path", "content_sha256")
-    config = networks.config
-    root = Path(listing.read_corpus(run_corpus(config), label_map=config.label_map).root)
+    root = corpus_root(networks.config)
     joined = predictions.join(index, on="video_id", how="inner", validate="1:1").sort("fold", "video_id")
     files = [str(root / path_from_text(text)) for text in joined["path"]]
     return joined.with_columns(pl.Series("path", files, dtype=pl.String))
