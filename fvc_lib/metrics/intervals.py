@@ -289,7 +289,7 @@ def draw_group_counts(
         replicates: rows to draw.
         seed: of the draws; each stratum has a generator of its own.
     """
-    strata = _strata(labels, group_of_row, num_groups)
+    strata = strata_of_groups(labels, group_of_row, num_groups)
     generators = [np.random.default_rng([seed, number]) for number in range(len(strata))]
     block = max(1, _WEIGHTS_PER_BLOCK // max(labels.size, num_groups))
     for start in range(0, replicates, block):
@@ -303,7 +303,7 @@ def draw_group_counts(
         yield counts
 
 
-def _strata(labels: IntArray, group_of_row: IntArray, num_groups: int) -> list[IntArray]:
+def strata_of_groups(labels: IntArray, group_of_row: IntArray, num_groups: int) -> list[IntArray]:
     """Group codes by composition; a stratum of one group would never vary, so it joins one it shares a class with."""
     has_fake = np.bincount(group_of_row, weights=labels, minlength=num_groups) > 0
     has_real = np.bincount(group_of_row, weights=1 - labels, minlength=num_groups) > 0

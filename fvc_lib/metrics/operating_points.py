@@ -5,6 +5,7 @@ A threshold is chosen on some videos and means something on others only: choose 
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,12 +14,16 @@ import numpy.typing as npt
 
 from fvc_lib.metrics.classification import (
     FloatArray,
+    IntArray,
     best_threshold,
     check_labels,
     check_scores,
     confusion_curve,
     decide,
-)  # fmt: skip
+    divide,
+    sums_metric,
+)
+from fvc_lib.metrics.intervals import group_codes, strata_of_groups
 
 WANTED = "'best', 'fpr=SHARE' such as fpr=0.01, or 'cost=FALSE_ALARM:MISS' such as cost=5:1"
 _NUMBER = r"(\d+\.?\d*|\.\d+)"
@@ -167,3 +172,57 @@ def confusion_at(labels: npt.ArrayLike, scores: npt.ArrayLike, threshold: npt.Ar
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else math.nan
+
+
+# Chosen on one half of the groups, applied to the other.
+
+
+def halves(labels: npt.ArrayLike, groups: npt.ArrayLike, *, seed: int = 0) -> IntArray:
+    """Which half, 0 or 1, each row is in, int64 (N,): groups are whole, and dealt out evenly by which labels they have.
+
+    Raises:
+        ValueError: bad labels, or not one group per row.
+    """
+    checked = check_labels(labels)
+    group_of_row, num_groups = group_codes(groups, checked.size)
+    generator = np.random.default_rng([seed, 1])
+    half = np.zeros(num_groups, dtype=np.int64)
+    start = 0
+    for members in strata_of_groups(checked, group_of_row, num_groups):
+        half[generator.permutation(members)] = (np.arange(members.size) + start) % 2
+        start += members.size
+    return half[group_of_row]
+
+
+def crossed_thresholds(
+    point: OperatingPoint, labels: npt.ArrayLike, scores: npt.ArrayLike, half: npt.ArrayLike
+) -> FloatArray:
+    """(N,), the threshold of each row: that of ``point`` on the other half; ``half`` (N,) is of 0 and 1.
+
+    Raises:
+        ValueError: as of ``threshold_at``, for either half.
+    """
+    checked, of_row = check_labels(labels), np.asarray(half)
+    values = check_scores(scores, checked.size)
+    chosen = [threshold_at(point, checked[of_row == each], values[of_row == each]) for each in (0, 1)]
+    return np.where(of_row == 0, chosen[1], chosen[0])
+
+
+def _of_class(label: int) -> Callable[[IntArray, FloatArray], FloatArray]:
+    def columns(labels: IntArray, decisions: FloatArray) -> FloatArray:
+        is_of_class = labels == label
+        return np.stack([is_of_class * decisions, is_of_class], axis=1).astype(np.float64)
+
+    return columns
+
+
+@sums_metric(_of_class(1))
+def share_of_fakes_called(sums: FloatArray) -> FloatArray:
+    """Of ``decisions`` (N,) of 0 and 1, the share of fakes called fake: the true-positive rate."""
+    return divide(sums[:, 0], sums[:, 1])
+
+
+@sums_metric(_of_class(0))
+def share_of_reals_called(sums: FloatArray) -> FloatArray:
+    """Of ``decisions`` (N,) of 0 and 1, the share of reals called fake: the false-positive rate."""
+    return divide(sums[:, 0], sums[:, 1])

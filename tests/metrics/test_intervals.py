@@ -178,7 +178,7 @@ def test_every_replicate_draws_as_many_groups_and_keeps_each_stratum(rows: list[
     blocks = list(draw_group_counts(labels, codes, num_groups, replicates=9, seed=seed))
     counts = np.concatenate(blocks)
     assert counts.shape == (9, num_groups)
-    strata = intervals._strata(labels, codes, num_groups)
+    strata = intervals.strata_of_groups(labels, codes, num_groups)
     assert sorted(np.concatenate(strata).tolist()) == list(range(num_groups))
     for members in strata:
         assert (counts[:, members].sum(axis=1) == members.size).all()
@@ -189,7 +189,7 @@ def test_no_stratum_of_one_group_where_both_classes_have_two(rows: list[tuple[in
     labels = np.array([label for _, label in rows])
     codes, num_groups = group_codes([group for group, _ in rows], labels.size)
     if intervals._groups_per_class(labels, codes, num_groups).min() >= 2:
-        assert all(members.size > 1 for members in intervals._strata(labels, codes, num_groups))
+        assert all(members.size > 1 for members in intervals.strata_of_groups(labels, codes, num_groups))
 
 
 def test_intervals_cover_the_truth_about_as_often_as_they_say_and_row_intervals_do_not() -> None:

@@ -8,7 +8,15 @@ import sklearn.metrics
 from hypothesis import given, strategies as st
 
 from fvc_lib.metrics.classification import best_threshold, decide
-from fvc_lib.metrics.operating_points import confusion_at, operating_point, threshold_at
+from fvc_lib.metrics.operating_points import (
+    confusion_at,
+    crossed_thresholds,
+    halves,
+    operating_point,
+    share_of_fakes_called,
+    share_of_reals_called,
+    threshold_at,
+)
 
 SCORE = st.one_of(st.sampled_from([-3.0, 0.0, 0.5, 7.0]), st.floats(-1e3, 1e3, allow_subnormal=False))
 ROWS = st.lists(st.tuples(st.integers(0, 1), SCORE), min_size=2, max_size=25)
@@ -74,3 +82,22 @@ def test_the_confusion_is_that_of_scikit_learn(rows: list[tuple[int, float]], th
 def test_a_threshold_of_nan_is_refused() -> None:
     with pytest.raises(ValueError, match="NaN"):
         confusion_at([0, 1], [0, 1], math.nan)
+
+
+def test_halves_keep_groups_whole_and_both_labels_even():
+    generator = np.random.default_rng(0)
+    groups = generator.integers(0, 60, 300)
+    labels = groups % 2
+    half = halves(labels, groups, seed=3)
+    assert all(np.unique(half[groups == group]).size == 1 for group in np.unique(groups))
+    for label in (0, 1):
+        in_each = [np.unique(groups[(half == each) & (labels == label)]).size for each in (0, 1)]
+        assert abs(in_each[0] - in_each[1]) <= 1
+
+
+def test_a_row_is_judged_by_the_threshold_of_the_other_half():
+    labels, half = np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
+    thresholds = crossed_thresholds(operating_point("cost=1:1"), labels, [1.0, 3.0, 10.0, 30.0], half)
+    assert thresholds.tolist() == [20, 20, 2, 2]
+    called = decide([1.0, 3.0, 10.0, 30.0], thresholds)
+    assert (share_of_fakes_called(labels, called), share_of_reals_called(labels, called)) == (0.5, 0.5)

@@ -1,0 +1,326 @@
+"""Tables of scores that anyone's detectors gave to videos: CSV, TSV or Parquet, brought to one row per video."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import polars as pl
+
+from fvc_lib.corpus.label_table import GROUP_COLUMNS, SPLIT_COLUMNS, LabelTable, read_label_table
+from fvc_lib.corpus.listing import counts_text, some_of
+from fvc_lib.services.atomic_files import AnyPath, escape_text
+from fvc_lib.services.errors import DataError, UsageError, did_you_mean
+
+VIDEO_COLUMNS = ("video", "video_id", "path", "video_path", "id", "filename", "file")
+FACTS = ("group_id", "generator", "real_source", "corpus")  # what may be known of a video beside its label
+_ALTERNATIVES = {
+    "group_id": GROUP_COLUMNS, "generator": ("generator", "manipulation"), "real_source": ("real_source", "source"),
+    "corpus": ("corpus", "dataset"),
+}  # fmt: skip
+# Numbers that tables carry beside scores, this project's own predictions among them.
+_NO_SCORES = frozenset(
+    {
+        *SPLIT_COLUMNS, "fold", "seed", "row", "frame", "threshold", "temperature", "logit", "control_score",
+        "control_label", "control_logit", "duration_seconds", "num_frames", "width", "height", "frames_per_second",
+        "size_bytes", "bits_per_second",
+    }
+)  # fmt: skip
+_MISSING = ("", "nan", "null", "none", "na", "n/a", "<na>", "-")
+_PREFIX = "score_"
+ONE_DETECTOR = "score"  # what the only detector is called where the table does not name it
+
+
+@dataclass(frozen=True)
+class ScoreTable:
+    """Scores of detectors, one row per video in the order of the ids.
+
+    Attributes:
+        videos: ``video_id label group_id generator real_source corpus``, text, null where nothing is known.
+        scores: a Float64 column per detector, null where it gave no score; rows as in ``videos``.
+        notes: what was left out or assumed, sentences.
+    """
+
+    videos: pl.DataFrame
+    scores: pl.DataFrame
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether the table says of any video which group it belongs to."""
+        return self.videos["group_id"].null_count() < self.videos.height
+
+
+def read_score_table(
+    path: AnyPath,
+    *,
+    label_map: Mapping[str, str] | None = None,
+    detectors: Sequence[str] = (),
+    higher_is_real: bool = False,
+) -> ScoreTable:
+    """Read and check a table: one row per video and detector (``detector``, ``score``) or a column per detector.
+
+    Args:
+        path: CSV or TSV (separated by comma, semicolon or tab; UTF-8 or UTF-16) or Parquet.
+        label_map: labels in lower case that mean real or fake, beside these themselves.
+        detectors: names of those that count; none: all. Of a table with a column each, they say which columns.
+        higher_is_real: scores rank reals above fakes, and are turned round (1 - score of probabilities, else -score).
+
+    Raises:
+        UsageError: no such table, a column is missing or cannot be meant, or ``detectors`` names an unknown one.
+        DataError: a cell that is no finite number, a video with two labels or two scores of one detector, or labels
+            that are not two kinds; the message names the row.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UsageError(f"{str(path)!r}: no such file. Give a CSV, TSV or Parquet table of scores.")
+    table = read_label_table(path)
+    text = _as_frame(table)
+    video = _one_of(table, VIDEO_COLUMNS)
+    label = _one_of(table, ("label", "class"))
+    facts = {fact: table.optional(names) for fact, names in _ALTERNATIVES.items()}
+    notes: list[str] = []
+    given = pl.col(video).str.strip_chars()
+    text = text.with_columns(video_id=given, said=pl.col(label).str.strip_chars().str.to_lowercase())
+    if (empty := text.filter(pl.col("video_id") == "")).height:
+        raise DataError(f"{table.name} row {empty['row'][0]}: the cell of {video!r} is empty. Every row needs a video.")
+    text = _with_labels(table.name, label, text, label_map or {}, notes)
+    is_long = "detector" in table.columns
+    if is_long:
+        found = _long(table, text, detectors)
+    else:
+        named = {video, label, *filter(None, facts.values())}
+        found = _wide(table, text, _detector_columns(table, text, named, detectors, notes))
+    _refuse_duplicates(table.name, found)
+    videos = _videos(table.name, text, facts)
+    wide = found.pivot("detector", index="video_id", values="score", maintain_order=True)
+    scores = videos.select("video_id").join(wide, on="video_id", how="left", maintain_order="left").drop("video_id")
+    if empty_ones := [name for name in scores.columns if scores[name].null_count() == scores.height]:
+        raise DataError(f"{table.name}: no video has a score of {some_of(empty_ones)}. Leave it out, or fill it.")
+    if higher_is_real:
+        scores = scores.with_columns(_turned(scores[name]) for name in scores.columns)
+        notes.append("Scores were turned round: the table's own are higher for reals.")
+    return ScoreTable(videos, scores, tuple(notes))
+
+
+def _as_frame(table: LabelTable) -> pl.DataFrame:
+    """All cells as text, with ``row``, the 1-based number of the data row."""
+    if not table.rows:
+        raise DataError(f"{table.name}: has a header and no row. Give a table with scores.")
+    for number, row in enumerate(table.rows, start=1):
+        if row is None:
+            raise DataError(f"{table.name} row {number}: its number of cells is not the header's. Quote or repair it.")
+    columns = zip(*table.rows, strict=True)
+    named = {name: [escape_text(cell) for cell in cells] for name, cells in zip(table.columns, columns, strict=True)}
+    return pl.DataFrame({name: cells for name, cells in named.items() if name}).with_row_index("row", offset=1)
+
+
+def _one_of(table: LabelTable, names: Sequence[str]) -> str:
+    """The first column of ``names`` that is there."""
+    lower = {column.lower(): column for column in reversed(table.columns)}
+    for name in names:
+        if name in lower:
+            return lower[name]
+    near = did_you_mean(names[0], table.columns)
+    wanted = " or ".join(map(repr, names[:3]))
+    raise UsageError(f"{table.name}: wanted a column {wanted}, found {some_of(table.columns)}.{near}")
+
+
+def _with_labels(
+    name: str, column: str, text: pl.DataFrame, label_map: Mapping[str, str], notes: list[str]
+) -> pl.DataFrame:
+    """The rows labelled real or fake; others are counted in ``notes``."""
+    meaning = {"real": "real", "fake": "fake", **label_map}
+    labelled = text.with_columns(label=pl.col("said").replace_strict(meaning, default=None, return_dtype=pl.String))
+    counts = counts_text(text["said"].to_list())
+    if unused := sorted(set(label_map).difference(text["said"])):
+        raise UsageError(f"label_map: no row of {name} is labelled {some_of(unused)}; got {counts}.")
+    kinds = labelled["label"].drop_nulls().unique().to_list()
+    if len(kinds) < 2:
+        values = ("1", "0") if set(text["said"]) <= {"0", "1"} else ("...", "...")
+        raise DataError(
+            f"{name}: wanted both real and fake in the column {column!r}; got {counts}. Say what its values mean, if "
+            f"it is this: --label-map {values[0]}=fake,{values[1]}=real."
+        )
+    left = labelled.filter(pl.col("label").is_null())
+    if left.height:
+        notes.append(
+            f"{left.height:,} rows are labelled neither real nor fake and are left out: "
+            f"{counts_text(left['said'].to_list())}."
+        )
+    return labelled.filter(pl.col("label").is_not_null())
+
+
+def _long(table: LabelTable, text: pl.DataFrame, wanted: Sequence[str]) -> pl.DataFrame:
+    """``row video_id detector score`` of a table with a row for each."""
+    table.require(("score",))
+    named = text.with_columns(detector=pl.col("detector").str.strip_chars())
+    if (empty := named.filter(pl.col("detector") == "")).height:
+        raise DataError(f"{table.name} row {empty['row'][0]}: the cell of 'detector' is empty. Every row needs one.")
+    _refuse_unknown(table.name, wanted, named["detector"].unique().to_list())
+    chosen = named.filter(pl.col("detector").is_in(wanted)) if wanted else named
+    return chosen.select("row", "video_id", "detector", score=_numbers(table.name, chosen, "score"))
+
+
+def _wide(table: LabelTable, text: pl.DataFrame, columns: Mapping[str, str]) -> pl.DataFrame:
+    parts = [
+        text.select("row", "video_id", detector=pl.lit(name), score=_numbers(table.name, text, column))
+        for column, name in columns.items()
+    ]
+    return pl.concat(parts)
+
+
+def _detector_columns(
+    table: LabelTable, text: pl.DataFrame, named: set[str], wanted: Sequence[str], notes: list[str]
+) -> dict[str, str]:
+    """Which columns have scores, and the detector of each."""
+    others = [name for name in table.columns if name and name not in named and name.lower() not in _NO_SCORES]
+    prefixed = [name for name in others if name.lower().startswith(_PREFIX) and len(name) > len(_PREFIX)]
+    if wanted:
+        by_name = {name: name for name in table.columns} | {name[len(_PREFIX) :]: name for name in prefixed}
+        _refuse_unknown(table.name, wanted, list(by_name))
+        return {by_name[name]: name for name in wanted}
+    if "score" in others:
+        chosen = {"score": ONE_DETECTOR}
+    elif prefixed:
+        chosen = {name: name[len(_PREFIX) :] for name in prefixed}
+    else:
+        # A column without a single number holds something else.
+        chosen = {name: name for name in others if _parsed(text[name].str.strip_chars()).is_not_null().any()}
+    if not chosen:
+        raise UsageError(
+            f"{table.name}: no column has scores; found {some_of(table.columns)}. Wanted a column 'score', or one per "
+            "detector."
+        )
+    if ignored := [name for name in others if name not in chosen]:
+        notes.append(f"Columns that were not read: {some_of(ignored)}.")
+    return chosen
+
+
+def _refuse_unknown(name: str, wanted: Sequence[str], known: Sequence[str]) -> None:
+    for detector in wanted:
+        if detector not in known:
+            near = did_you_mean(detector, known)
+            raise UsageError(f"{name}: no detector {detector!r}; found {some_of(sorted(known))}.{near}")
+
+
+def _numbers(name: str, text: pl.DataFrame, column: str) -> pl.Series:
+    """The cells as Float64, null where there is none.
+
+    Raises:
+        DataError: a cell is no finite number.
+    """
+    cells = text[column].str.strip_chars()
+    is_missing = cells.str.to_lowercase().is_in(_MISSING)
+    numbers = _parsed(cells)
+    bad = ~is_missing & ~(numbers.is_not_null() & numbers.is_finite().fill_null(value=False))
+    if bad.any():
+        place = bad.arg_true()[0]
+        raise DataError(
+            f"{name} row {text['row'][place]}: the score in column {column!r} is {cells[place]!r}, wanted a finite "
+            f"number or an empty cell; {int(bad.sum()):,} of {cells.len():,} are so. Name the columns that are scores "
+            "with --detectors, if this is none."
+        )
+    return pl.select(pl.when(is_missing).then(None).otherwise(numbers)).to_series().alias("score")
+
+
+def _parsed(cells: pl.Series) -> pl.Series:
+    """Float64, null where a cell is no number; of a column with decimal commas, as many spreadsheets write, too."""
+    has_comma = cells.str.contains(",", literal=True).any()
+    points = cells.str.replace(",", ".", literal=True) if has_comma else cells
+    return points.cast(pl.Float64, strict=False)
+
+
+def _refuse_duplicates(name: str, found: pl.DataFrame) -> None:
+    twice = found.group_by("video_id", "detector", maintain_order=True).agg(pl.col("row"), number=pl.len())
+    if (twice := twice.filter(pl.col("number") > 1)).height:
+        video, detector, rows, _ = twice.row(0)
+        raise DataError(
+            f"{name} rows {rows[0]} and {rows[1]}: video {video!r} has two scores of detector {detector!r}; "
+            f"{twice.height:,} videos are so. Keep one row each, or give frames' scores as their mean per video."
+        )
+
+
+def _videos(name: str, text: pl.DataFrame, facts: Mapping[str, str | None]) -> pl.DataFrame:
+    """One row per video; what its rows say differently is refused."""
+    missing = list(_MISSING)
+    known = {"label": pl.col("label")}
+    for fact, column in facts.items():
+        cell = pl.lit(None, pl.String) if column is None else pl.col(column).str.strip_chars()
+        known[fact] = pl.when(~cell.str.to_lowercase().is_in(missing)).then(cell)
+    rows = text.select("row", "video_id", **known)
+    for fact in known:
+        kinds = rows.drop_nulls(fact).group_by("video_id").agg(pl.col(fact).unique().sort(), pl.col("row").min())
+        if (differing := kinds.filter(pl.col(fact).list.len() > 1).sort("row")).height:
+            video, said, row = differing.row(0)
+            raise DataError(
+                f"{name} row {row}: video {video!r} has more than one {fact}: {some_of(said)}; {differing.height:,} "
+                "videos are so. A video has one."
+            )
+    first = [pl.col(fact).drop_nulls().first() for fact in known]
+    return rows.group_by("video_id").agg(first).sort("video_id").select("video_id", "label", *FACTS)
+
+
+def _turned(scores: pl.Series) -> pl.Series:
+    is_probability = scores.min() >= 0 and scores.max() <= 1  # type: ignore[operator]  # of numbers
+    return 1 - scores if is_probability else -scores
+
+
+def with_corpus(table: ScoreTable, index: pl.DataFrame) -> tuple[ScoreTable, pl.DataFrame]:
+    """``table`` with what a corpus says of its videos, and the index's rows of these, ``video_id`` being the table's.
+
+    A row is a video of the corpus where its id is the index's path, id or source id, or the only file name alike, with
+    or without folder and ending. What the table says itself stands.
+
+    Args:
+        table: the scores.
+        index: INDEX schema.
+
+    Raises:
+        DataError: no video is of that corpus.
+    """
+    places = {name: number for name, number in _index_names(index).items() if number is not None}
+    ids = table.videos["video_id"].to_list()
+    found = [_place(video, places) for video in ids]
+    if not any(place is not None for place in found):
+        raise DataError(
+            f"corpus: none of the table's {len(ids):,} videos is in it. The table has such as {ids[0]!r}, the corpus "
+            f"such as {index['path'][0]!r}. Ids are to be paths, or names, of the corpus."
+        )
+    rows = [place for place in found if place is not None]
+    matched = pl.Series("video_id", [video for video, place in zip(ids, found, strict=True) if place is not None])
+    of_corpus = index[rows].with_columns(matched)
+    if (twice := of_corpus.filter(pl.col("content_sha256").is_duplicated())).height:
+        note_twice = f" {twice.height:,} of them are files of the same content, or named twice."
+    else:
+        note_twice = ""
+    said = of_corpus.select("video_id", *(pl.col(name).alias(f"{name}_of_corpus") for name in (*FACTS[:3], "label")))
+    joined = table.videos.join(said, on="video_id", how="left", maintain_order="left")
+    differing = joined.filter(pl.col("label") != pl.col("label_of_corpus")).height
+    notes = [f"{len(rows):,} of {len(ids):,} videos were found in the corpus.{note_twice}"]
+    if differing:
+        notes.append(f"{differing:,} videos have another label in the corpus; the table's counts.")
+    videos = joined.select(
+        "video_id", "label", *(pl.coalesce(name, f"{name}_of_corpus").alias(name) for name in FACTS[:3]), "corpus"
+    )
+    return ScoreTable(videos, table.scores, (*table.notes, *notes)), of_corpus
+
+
+def _index_names(index: pl.DataFrame) -> dict[str, int | None]:
+    """Where each name that a row may be called by is; None for one that several have."""
+    places: dict[str, int | None] = {}
+    for number, (path, *ids) in enumerate(index.select("path", "video_id", "source_id").iter_rows()):
+        pure = PurePosixPath(path)
+        for name in dict.fromkeys((path, *ids, str(pure.with_suffix("")), pure.name, pure.stem)):
+            places[name] = None if name in places else number
+    return places
+
+
+def _place(video: str, places: Mapping[str, int]) -> int | None:
+    pure = PurePosixPath(video.replace("\\", "/"))
+    names = (video, str(pure), str(pure.with_suffix("")), *(str(part) for part in _tails(pure)), pure.stem)
+    return next((places[name] for name in names if name in places), None)
+
+
+def _tails(path: PurePosixPath) -> list[PurePosixPath]:
+    """``a/b/c`` without its first folders: ``b/c`` and ``c``."""
+    return [PurePosixPath(*path.parts[start:]) for start in range(1, len(path.parts))]
