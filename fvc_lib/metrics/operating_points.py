@@ -68,6 +68,9 @@ class OperatingPoint:
         return self.kind != "fpr" or num_real * self.false_positive_rate > 1 - 1e-9
 
 
+BEST = OperatingPoint()
+
+
 def operating_point(text: str) -> OperatingPoint:
     """Read ``best``, ``fpr=0.01`` or ``cost=5:1`` (a false alarm costs five times what a missed fake does).
 
@@ -76,7 +79,7 @@ def operating_point(text: str) -> OperatingPoint:
     """
     bare = text.strip().lower().replace(" ", "")
     if bare == "best":
-        return OperatingPoint()
+        return BEST
     if (found := re.fullmatch(rf"fpr={_NUMBER}", bare)) and 0 < float(found[1]) < 1:
         return OperatingPoint("fpr", float(found[1]))
     costs = re.fullmatch(rf"cost={_NUMBER}:{_NUMBER}", bare)

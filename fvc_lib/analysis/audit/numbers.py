@@ -1,0 +1,533 @@
+"""Every number of an audit: what a table of scores says of its detectors, with intervals over groups.
+
+Replicates are drawn once for all detectors that answered the same videos, so intervals are paired and 20 detectors cost
+little more than their rankings. A detector is judged on the videos it answered; detectors are compared, averaged and
+set against each other on those that all of them answered.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from fvc_lib.metrics import agreement
+from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide, roc_auc
+from fvc_lib.metrics.cross_validation import (
+    DECISION_METRICS,
+    METRICS,
+    PROBABILITY_METRICS,
+    RANKING_METRICS,
+    within_folds,
+)
+from fvc_lib.metrics.intervals import (
+    Interval,
+    ReplicateValues,
+    draw_group_counts,
+    group_codes,
+    percentile_intervals,
+    replicate_values,
+)
+from fvc_lib.metrics.operating_points import (
+    BEST,
+    OperatingPoint,
+    crossed_thresholds,
+    halves,
+    operating_point,
+    share_of_fakes_called,
+    share_of_reals_called,
+)
+from fvc_lib.metrics.paired_difference import holm, is_above_control, paired_difference
+from fvc_lib.metrics.slice_auc import sliced_class
+from fvc_lib.metrics.source_floor import SourceFloor, real_source_floor
+
+MAIN_METRIC = "roc_auc"
+AVERAGE, ORACLE = "average of all", "oracle over all"
+FALSE_ALARM_RATES = ("fpr=0.05", "fpr=0.01", "fpr=0.001")
+NOT_KNOWN, ALL_OTHERS = "not known", "all others"
+OTHER_SPLIT = "group_lookup_by_row"  # what a careless split would claim: no honest control
+SMALL_BELOW_GROUPS = 20
+_MOST_SLICES = 30
+# Reals that a rate needs at least, by the metric that is NaN with fewer.
+NEEDS_REALS = {"true_positive_rate_at_1_percent": 100, "true_positive_rate_at_0_1_percent": 1000}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How an audit computes.
+
+    Attributes:
+        point: where decisions are made, chosen on one half of the groups for the other.
+        threshold: a threshold that comes with the scores, used in place of ``point``; None: there is none.
+    """
+
+    point: OperatingPoint = BEST
+    threshold: float | None = None
+    replicates: int = 1000
+    seed: int = 0
+    confidence: float = 0.95
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some of the table's videos.
+
+    Attributes:
+        places: int64 (n,), which rows of the table.
+        labels: int64 (n,) of 0 (real) and 1 (fake).
+        groups: (n,) group ids.
+        half: int64 (n,) of 0 and 1, for thresholds; None where a half would lack a class.
+    """
+
+    places: IntArray
+    labels: IntArray
+    groups: npt.NDArray[np.object_]
+    half: IntArray | None
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found; frames have a row for each detector and thing, undefined numbers being null.
+
+    Attributes:
+        detectors: their names, the highest main metric first.
+        numbers: ``detector metric value low high num_videos num_groups``.
+        common: the main metric on the videos that all answered, the ensembles included: ``detector value low high``.
+        controls: ``source value low high``.
+        shuffled: ``detector value low high``, on labels that were dealt to other groups.
+        differences: ``first second difference low high p holm_p is_shown``, all pairs.
+        slices: ``detector slice_by value auc low high called_share num_videos num_groups is_small``, worst first.
+        floors: by detector.
+        thresholds: ``detector point fpr fpr_low fpr_high tpr tpr_low tpr_high first_threshold second_threshold
+            is_resolved``.
+        coverage: ``detector num_videos share num_real num_fake``.
+        correlations: (D, D) on the common videos; ``equal_decisions`` alike; None without common videos.
+        regrouped: ``detector value low high`` with groups that were suspected; empty where nothing was.
+    """
+
+    detectors: tuple[str, ...]
+    numbers: pl.DataFrame
+    common: pl.DataFrame
+    controls: pl.DataFrame
+    shuffled: pl.DataFrame
+    differences: pl.DataFrame
+    slices: pl.DataFrame
+    floors: Mapping[str, SourceFloor]
+    thresholds: pl.DataFrame
+    coverage: pl.DataFrame
+    correlations: FloatArray | None
+    equal_decisions: FloatArray | None
+    regrouped: pl.DataFrame
+    num_common: int
+    num_videos: int
+    num_groups: int
+    settings: Settings
+
+    def interval(self, detector: str, metric: str = MAIN_METRIC) -> tuple[float | None, float | None, float | None]:
+        """``value low high`` of one detector's metric on its own videos; None where undefined."""
+        row = self.numbers.filter((pl.col("detector") == detector) & (pl.col("metric") == metric))
+        return row.select("value", "low", "high").row(0) if row.height else (None, None, None)
+
+    def above_controls(self, detector: str) -> bool:
+        """Whether a detector's main metric is above every honest control's."""
+        value, low, _ = self.interval(detector)
+        honest = self.controls.filter(pl.col("source") != OTHER_SPLIT)
+        return all(is_above_control(value, low, *ends) for ends in honest.select("value", "high").iter_rows())
+
+
+def audit_scores(
+    videos: pl.DataFrame,
+    scores: pl.DataFrame,
+    settings: Settings | None = None,
+    *,
+    controls: pl.DataFrame | None = None,
+    shuffled: pl.DataFrame | None = None,
+    suspected: Sequence[str] | None = None,
+) -> Audit:
+    """Compute all of it.
+
+    Args:
+        videos: ``video_id label group_id generator real_source corpus``; a video without a group is its own.
+        scores: a Float64 column per detector, null where it did not answer; rows as in ``videos``.
+        settings: how.
+        controls: ``fold`` and a column of scores per control, for rows as in ``videos``.
+        shuffled: ``label`` of each row after labels were dealt to other groups.
+        suspected: group ids (N,) as they would be if videos with similar ids belonged together.
+
+    Raises:
+        ValueError: lengths that differ, or only one label.
+    """
+    how = settings or Settings()
+    groups = group_ids(videos)
+    labels = (videos["label"] == "fake").cast(pl.Int64).to_numpy()
+    table = scores.to_numpy().astype(np.float64)  # (N, D), NaN where there is no score
+    every = _rows(np.arange(videos.height), labels, groups, how)
+    names = scores.columns
+    by_pattern = _by_pattern(table)
+    numbers: list[tuple[object, ...]] = []
+    thresholds: list[tuple[object, ...]] = []
+    slices: list[tuple[object, ...]] = []
+    floors: dict[str, SourceFloor] = {}
+    common_rows = np.flatnonzero(~np.isnan(table).any(axis=1))
+    common = _rows(common_rows, labels, groups, how)
+    drawn_of_common: ReplicateValues | None = None
+    compared = len(names) > 1 and np.unique(common.labels).size == 2
+    for answered, members in by_pattern.items():
+        rows = _rows(np.flatnonzero(np.frombuffer(answered, dtype=bool)), labels, groups, how)
+        if np.unique(rows.labels).size < 2:
+            numbers += [(names[member], MAIN_METRIC, None, None, None, rows.labels.size, 0) for member in members]
+            continue
+        ensembles = rows.places.size == common.places.size and compared
+        columns = {names[member]: table[rows.places, member] for member in members}
+        both = _ensembles(table, common) if ensembles else {}
+        found = [_measures(column, rows, how) for column in columns.values()]
+        measures = [measure for each in found for measure in each.all]
+        drawn = _drawn(rows, [*measures, *((roc_auc, column) for column in both.values())], how)
+        ends = iter(percentile_intervals(drawn, how.confidence))
+        for name, each in zip(columns, found, strict=True):
+            for metric in each.metrics:
+                numbers.append((name, metric, *next(ends).row()))
+            thresholds += list(_threshold_rows(name, each, ends, rows))
+        if ensembles and len(members) == len(names):
+            first = np.cumsum([0, *(len(each.all) for each in found)])
+            drawn_of_common = _some(drawn, [*first[:-1].tolist(), *range(int(first[-1]), len(drawn.values))])
+        slices += list(_slices(videos[rows.places], columns, rows, found, how))
+        floors |= _floors(videos[rows.places], columns, rows, how)
+    if compared and drawn_of_common is None:
+        columns = {name: table[common.places, number] for number, name in enumerate(names)}
+        measured = [(roc_auc, column) for column in (columns | _ensembles(table, common)).values()]
+        drawn_of_common = _drawn(common, measured, how)
+    frame = pl.DataFrame(numbers, schema=_NUMBERS, orient="row")
+    main = frame.filter(pl.col("metric") == MAIN_METRIC).sort("value", descending=True, nulls_last=True)
+    order = main["detector"].to_list()
+    places = [names.index(name) for name in order]
+    decisions = _decisions(table[common.places], common, how) if compared else None
+    return Audit(
+        detectors=tuple(order),
+        numbers=frame,
+        common=_named([*names, AVERAGE, ORACLE], drawn_of_common, how),
+        controls=_controls(controls, every, how),
+        shuffled=_shuffled(table, names, shuffled, groups, how),
+        differences=_differences(names, drawn_of_common, how),
+        slices=pl.DataFrame(slices, schema=_SLICES, orient="row").sort(
+            "auc", "slice_by", "value", nulls_last=True, maintain_order=True
+        ),
+        floors={name: floors[name] for name in order if name in floors},
+        thresholds=pl.DataFrame(thresholds, schema=_THRESHOLDS, orient="row"),
+        coverage=_coverage(table, names, labels),
+        correlations=agreement.rank_correlations(table[common.places][:, places]) if compared else None,
+        equal_decisions=(
+            None if decisions is None else agreement.shares_of_equal_decisions(decisions[:, places])
+        ),
+        regrouped=_regrouped(table, names, labels, suspected, how),
+        num_common=int(common.places.size),
+        num_videos=videos.height,
+        num_groups=len(set(groups.tolist())),
+        settings=how,
+    )  # fmt: skip
+
+
+def group_ids(videos: pl.DataFrame) -> npt.NDArray[np.object_]:
+    """(N,), the group of each row; a video without one is its own."""
+    pairs = videos.select("video_id", "group_id").iter_rows()
+    # Whatever a group is called, it is none of the videos that stand alone.
+    return np.array([f"alone {video}" if group is None else f"group {group}" for video, group in pairs], dtype=object)
+
+
+_TEXT, _NUMBER, _COUNT = pl.String, pl.Float64, pl.Int64
+_NUMBERS = {
+    "detector": _TEXT, "metric": _TEXT, "value": _NUMBER, "low": _NUMBER, "high": _NUMBER, "num_videos": _COUNT,
+    "num_groups": _COUNT,
+}  # fmt: skip
+_NAMED = {"detector": _TEXT, "value": _NUMBER, "low": _NUMBER, "high": _NUMBER}
+_SLICES = {
+    "detector": _TEXT, "slice_by": _TEXT, "value": _TEXT, "auc": _NUMBER, "low": _NUMBER, "high": _NUMBER,
+    "called_share": _NUMBER, "num_videos": _COUNT, "num_groups": _COUNT, "is_small": pl.Boolean,
+}  # fmt: skip
+_THRESHOLDS = {
+    "detector": _TEXT, "point": _TEXT, "fpr": _NUMBER, "fpr_low": _NUMBER, "fpr_high": _NUMBER, "tpr": _NUMBER,
+    "tpr_low": _NUMBER, "tpr_high": _NUMBER, "first_threshold": _NUMBER, "second_threshold": _NUMBER,
+    "is_resolved": pl.Boolean,
+}  # fmt: skip
+_DIFFERENCES = {
+    "first": _TEXT, "second": _TEXT, "difference": _NUMBER, "low": _NUMBER, "high": _NUMBER, "p": _NUMBER,
+    "holm_p": _NUMBER, "is_shown": pl.Boolean,
+}  # fmt: skip
+
+
+# --- Which rows, and the same draws for all that are measured on them
+
+
+def _rows(places: IntArray, labels: IntArray, groups: npt.NDArray[np.object_], how: Settings) -> Rows:
+    of_rows, own = labels[places], groups[places]
+    half = halves(of_rows, own, seed=how.seed) if places.size else None
+    enough = half is not None and all(np.unique(of_rows[half == each]).size == 2 for each in (0, 1))
+    return Rows(places, of_rows, own, half if enough else None)
+
+
+def _by_pattern(table: FloatArray) -> dict[bytes, list[int]]:
+    """Columns by which rows have a score in them."""
+    found: dict[bytes, list[int]] = {}
+    for number, column in enumerate(table.T):
+        found.setdefault((~np.isnan(column)).tobytes(), []).append(number)
+    return found
+
+
+def _drawn(rows: Rows, measures: Sequence[tuple[Metric, npt.ArrayLike]], how: Settings) -> ReplicateValues:
+    return replicate_values(rows.labels, measures, rows.groups, replicates=how.replicates, seed=how.seed)
+
+
+def _some(drawn: ReplicateValues, numbers: Sequence[int]) -> ReplicateValues:
+    chosen = np.array(numbers, dtype=np.int64)
+    return ReplicateValues(drawn.values[chosen], drawn.replicates[chosen], drawn.num_groups, drawn.num_rows)
+
+
+def _named(names: Sequence[str], drawn: ReplicateValues | None, how: Settings) -> pl.DataFrame:
+    found = percentile_intervals(drawn, how.confidence) if drawn else ()
+    rows = [(name, *each.row()[:3]) for name, each in zip(names, found, strict=bool(drawn))]
+    return pl.DataFrame(rows, schema=_NAMED, orient="row")
+
+
+# --- The numbers of one detector
+
+
+@dataclass(frozen=True)
+class _Measures:
+    """What is measured of one detector's scores.
+
+    Attributes:
+        all: the metrics by name first, then two shares of each operating point.
+        decisions: (n,) of 0 and 1; None where no threshold can be chosen.
+        thresholds: of each point, the two that the halves chose.
+    """
+
+    metrics: tuple[str, ...]
+    all: tuple[tuple[Metric, npt.ArrayLike], ...]
+    decisions: IntArray | None
+    thresholds: Mapping[OperatingPoint, tuple[float, float]]
+
+
+def _measures(scores: FloatArray, rows: Rows, how: Settings) -> _Measures:
+    decided = _decided(scores, rows, how)
+    values: dict[str, npt.ArrayLike] = dict.fromkeys(RANKING_METRICS, scores)
+    if decided is not None:
+        values |= dict.fromkeys(DECISION_METRICS, decided.astype(np.float64))
+    if is_probability(scores):
+        values |= dict.fromkeys(PROBABILITY_METRICS, scores)
+    points: dict[OperatingPoint, tuple[float, float]] = {}
+    shares: list[tuple[Metric, npt.ArrayLike]] = []
+    for point in dict.fromkeys((*map(operating_point, FALSE_ALARM_RATES), how.point)):
+        if rows.half is not None:
+            limits = crossed_thresholds(point, rows.labels, scores, rows.half)
+            points[point] = (float(limits[rows.half == 1][0]), float(limits[rows.half == 0][0]))
+            called = decide(scores, limits).astype(np.float64)
+            shares += [(share_of_reals_called, called), (share_of_fakes_called, called)]
+    measured = [(METRICS[name], column) for name, column in values.items()]
+    return _Measures(tuple(values), (*measured, *shares), decided, points)
+
+
+def is_probability(scores: FloatArray) -> bool:
+    """Whether all lie in [0, 1], so that they may be read as probabilities."""
+    return bool(scores.size and scores.min() >= 0 and scores.max() <= 1)
+
+
+def _decided(scores: FloatArray, rows: Rows, how: Settings) -> IntArray | None:
+    if how.threshold is not None:
+        return decide(scores, how.threshold)
+    if rows.half is None:
+        return None
+    return decide(scores, crossed_thresholds(how.point, rows.labels, scores, rows.half))
+
+
+def _decisions(table: FloatArray, rows: Rows, how: Settings) -> FloatArray | None:
+    columns = [_decided(column, rows, how) for column in table.T]
+    known = [column for column in columns if column is not None]
+    return np.stack(known, axis=1).astype(np.float64) if len(known) == len(columns) else None
+
+
+def _threshold_rows(
+    name: str, measures: _Measures, ends: Iterator[Interval], rows: Rows
+) -> Iterator[tuple[object, ...]]:
+    if rows.half is None:
+        return
+    fewest = min(int(((rows.half == each) & (rows.labels == 0)).sum()) for each in (0, 1))
+    for point, chosen in measures.thresholds.items():
+        called = (*next(ends).row()[:3], *next(ends).row()[:3])
+        yield (name, str(point), *called, *chosen, point.is_resolved_by(fewest))
+
+
+# --- Slices and floors
+
+
+def _slices(
+    videos: pl.DataFrame, columns: Mapping[str, FloatArray], rows: Rows, found: Sequence[_Measures], how: Settings
+) -> Iterator[tuple[object, ...]]:
+    codes, num_groups = group_codes(rows.groups, rows.labels.size)
+    for by, label in (("generator", 1), ("real_source", 0)):
+        values, of_row = _sliced(videos[by], rows.labels == label)
+        if len(values) < 2:
+            continue
+        cuts = [sliced_class(rows.labels, column, of_row, sliced_label=label) for column in columns.values()]
+        blocks = draw_group_counts(rows.labels, codes, num_groups, replicates=how.replicates, seed=how.seed)
+        parts = []
+        for counts in blocks:
+            weights = counts[:, codes]
+            parts.append(np.stack([cut.aucs(weights) for cut in cuts]))
+        replicates = np.concatenate(parts, axis=2)  # (D, S, R)
+        plain = np.ones((1, rows.labels.size))
+        for number, (name, cut, measures) in enumerate(zip(columns, cuts, found, strict=True)):
+            drawn = ReplicateValues(cut.aucs(plain)[:, 0], replicates[number], num_groups, rows.labels.size)
+            for place, interval in enumerate(percentile_intervals(drawn, how.confidence)):
+                yield _slice_row(name, by, values[place], interval, of_row == place, rows, measures)
+    values, of_row = _sliced(videos["corpus"], np.ones(rows.labels.size, dtype=bool))
+    for place, value in enumerate(values if len(values) > 1 else ()):
+        inside = of_row == place
+        if np.unique(rows.labels[inside]).size < 2:
+            continue
+        part = Rows(rows.places[inside], rows.labels[inside], rows.groups[inside], None)
+        drawn = _drawn(part, [(roc_auc, column[inside]) for column in columns.values()], how)
+        ends = percentile_intervals(drawn, how.confidence)
+        for name, measures, interval in zip(columns, found, ends, strict=True):
+            yield _slice_row(name, "corpus", value, interval, inside, rows, measures)
+
+
+def _slice_row(
+    name: str, by: str, value: str, interval: Interval, inside: npt.NDArray[np.bool_], rows: Rows, measures: _Measures
+) -> tuple[object, ...]:
+    called = None if measures.decisions is None else float(measures.decisions[inside].mean())
+    num_groups = len(set(rows.groups[inside].tolist()))
+    small = num_groups < SMALL_BELOW_GROUPS
+    # With one group of the slice nothing was drawn of it, and the interval would be of the other class alone.
+    ends = interval.row()[:3] if num_groups > 1 else (interval.row()[0], None, None)
+    return (name, by, value, *ends, called, int(inside.sum()), num_groups, small)
+
+
+def _sliced(column: pl.Series, of_class: npt.NDArray[np.bool_]) -> tuple[list[str], IntArray]:
+    """The values of ``column`` in the class, and which of them each row has, -1 outside the class."""
+    known = column.to_numpy()[of_class]
+    present = pl.Series("value", known, dtype=pl.String)
+    counts = present.drop_nulls().value_counts(sort=True).sort("count", "value", descending=[True, False])
+    values = counts["value"].to_list()
+    if not values:
+        return [], np.empty(0, dtype=np.int64)
+    shown = values if len(values) <= _MOST_SLICES else values[: _MOST_SLICES - 1]
+    code_of = {value: number for number, value in enumerate(shown)}
+    names = list(shown)
+    if len(values) > len(shown):
+        code_of |= dict.fromkeys(values[len(shown) :], len(names))
+        names.append(ALL_OTHERS)
+    if present.null_count():
+        code_of[None] = len(names)
+        names.append(NOT_KNOWN)
+    of_row = np.full(of_class.size, -1, dtype=np.int64)
+    of_row[of_class] = [code_of[value] for value in known.tolist()]
+    return names, of_row
+
+
+def _floors(
+    videos: pl.DataFrame, columns: Mapping[str, FloatArray], rows: Rows, how: Settings
+) -> dict[str, SourceFloor]:
+    reals = np.flatnonzero(rows.labels == 0)
+    sources = videos["real_source"].to_numpy()[reals]
+    drawn = {"replicates": how.replicates, "seed": how.seed, "confidence": how.confidence}
+    found = {
+        name: real_source_floor(column[reals], sources, rows.groups[reals], **drawn)  # type: ignore[arg-type]
+        for name, column in columns.items()
+    }
+    return {name: floor for name, floor in found.items() if floor is not None}
+
+
+# --- Detectors together
+
+
+def _ensembles(table: FloatArray, common: Rows) -> dict[str, FloatArray]:
+    scores = table[common.places]
+    return {
+        AVERAGE: agreement.average_scores(scores),
+        ORACLE: agreement.oracle_scores(common.labels, scores),
+    }
+
+
+def _differences(names: Sequence[str], drawn: ReplicateValues | None, how: Settings) -> pl.DataFrame:
+    """Of every pair of detectors; p-values are corrected for all pairs."""
+    if drawn is None:
+        return pl.DataFrame(schema=_DIFFERENCES)
+    pairs = list(combinations(range(len(names)), 2))
+    found = [paired_difference(drawn, one, other, confidence=how.confidence) for one, other in pairs]
+    adjusted = holm([each.p_value for each in found])
+    rows = [
+        (names[one], names[other], each.value, each.low, each.high, each.p_value, p, bool(p <= 1 - how.confidence))
+        for (one, other), each, p in zip(pairs, found, adjusted.tolist(), strict=True)
+    ]
+    return pl.DataFrame(rows, schema=_DIFFERENCES, orient="row").fill_nan(None)
+
+
+def _coverage(table: FloatArray, names: Sequence[str], labels: IntArray) -> pl.DataFrame:
+    answered = ~np.isnan(table)
+    rows = [
+        (
+            name,
+            int(each.sum()),
+            float(each.mean()),
+            int((each & (labels == 0)).sum()),
+            int((each & (labels == 1)).sum()),
+        )
+        for name, each in zip(names, answered.T, strict=True)
+    ]
+    return pl.DataFrame(rows, schema=["detector", "num_videos", "answered_share", "num_real", "num_fake"], orient="row")
+
+
+# --- What has no detector, or other groups
+
+
+def _controls(controls: pl.DataFrame | None, every: Rows, how: Settings) -> pl.DataFrame:
+    schema = {"source": _TEXT, "value": _NUMBER, "low": _NUMBER, "high": _NUMBER}
+    if controls is None:
+        return pl.DataFrame(schema=schema)
+    within = within_folds(roc_auc, controls["fold"].to_numpy())
+    scores = controls.drop("fold")
+    drawn = _drawn(every, [(within, column.to_numpy()) for column in scores.iter_columns()], how)
+    found = percentile_intervals(drawn, how.confidence)
+    rows = [(name, *each.row()[:3]) for name, each in zip(scores.columns, found, strict=True)]
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _shuffled(
+    table: FloatArray, names: Sequence[str], shuffled: pl.DataFrame | None, groups: npt.NDArray[np.object_],
+    how: Settings,
+) -> pl.DataFrame:  # fmt: skip
+    """Every detector judged by labels dealt to other groups: an audit that is in order finds chance."""
+    if shuffled is None:
+        return pl.DataFrame(schema=_NAMED)
+    labels = (shuffled["label"] == "fake").cast(pl.Int64).to_numpy()
+    return _aucs(table, names, labels, groups, how)
+
+
+def _regrouped(
+    table: FloatArray, names: Sequence[str], labels: IntArray, suspected: Sequence[str] | None, how: Settings
+) -> pl.DataFrame:
+    if suspected is None:
+        return pl.DataFrame(schema=_NAMED)
+    return _aucs(table, names, labels, np.array(suspected, dtype=object), how)
+
+
+def _aucs(
+    table: FloatArray, names: Sequence[str], labels: IntArray, groups: npt.NDArray[np.object_], how: Settings
+) -> pl.DataFrame:
+    rows = []
+    for answered, members in _by_pattern(table).items():
+        part = _rows(np.flatnonzero(np.frombuffer(answered, dtype=bool)), labels, groups, how)
+        if np.unique(part.labels).size < 2:
+            continue
+        drawn = _drawn(part, [(roc_auc, table[part.places, member]) for member in members], how)
+        found = percentile_intervals(drawn, how.confidence)
+        rows += [(names[member], *each.row()[:3]) for member, each in zip(members, found, strict=True)]
+    return pl.DataFrame(rows, schema=_NAMED, orient="row")
+
+
+def is_finite(value: float | None) -> bool:
+    """Whether there is a number."""
+    return value is not None and math.isfinite(value)
