@@ -16,10 +16,11 @@ import pytest
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, read_notebook, stage_named
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import DETECTOR_COMPARISON, ROBUSTNESS, STAGES, TASK_OF_STAGE
+from fvc_lib.services.tasks import DETECTOR_COMPARISON, ROBUSTNESS, SCORE_AUDIT, STAGES, TASK_OF_STAGE
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
+OF_NO_RUN = {DETECTOR_COMPARISON: "sweep", ROBUSTNESS: "robustness", SCORE_AUDIT: "audit"}  # and its command
 
 
 @pytest.fixture(params=PATHS, ids=lambda path: path.stem)
@@ -33,8 +34,7 @@ def cells(path: Path) -> list[Any]:
 
 
 def test_every_stage_has_its_notebook_and_every_notebook_its_stage():
-    no_stages = [DETECTOR_COMPARISON, ROBUSTNESS]
-    assert [path.stem for path in PATHS] == sorted([*no_stages, *(stage.name for stage in STAGES)])
+    assert [path.stem for path in PATHS] == sorted([*OF_NO_RUN, *(stage.name for stage in STAGES)])
 
 
 def test_parameters_are_the_configurations_own_with_its_defaults(path):
@@ -59,9 +59,8 @@ def test_a_notebook_opens_with_its_question_its_contract_and_its_parameters(path
     for word in ("Purpose", "Reads", "Writes", "Runtime", "Headless"):
         assert f"**{word}**" in cells[1].source
     assert cells[2].metadata["tags"] == ["parameters"]
-    command = {DETECTOR_COMPARISON: "sweep", ROBUSTNESS: "robustness"}.get(path.stem)
-    if command:  # of several runs, or of a finished one where it is asked for
-        assert f"run_notebooks.py {command}" in cells[1].source
+    if path.stem in OF_NO_RUN:
+        assert f"run_notebooks.py {OF_NO_RUN[path.stem]}" in cells[1].source
         return
     assert f"--only {path.stem[:2]}" in cells[1].source
     only_looks = not stage_named(path.stem).outputs(RunPaths(Path()), 0)

@@ -128,3 +128,12 @@ def clean_text(text: object) -> str:
 def figure_text(text: object) -> str:
     """``text`` for titles, names and ticks of a plotly figure, which reads ``<b>``, ``<a>`` and entities there."""
     return escape(clean_text(text), quote=False)
+
+
+_ESCAPED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_LATEX = str.maketrans(_ESCAPED | {character: "\\" + character for character in "&%$#_{}"})
+
+
+def latex_text(text: object) -> str:
+    """``text`` for LaTeX, where ``&`` and the like are commands."""
+    return clean_text(text).translate(_LATEX)

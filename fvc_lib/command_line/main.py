@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from fvc_lib.command_line import commands
+from fvc_lib.command_line.audit import audit
 from fvc_lib.command_line.robustness import robustness
 from fvc_lib.command_line.run_command import NOTEBOOKS, RunCommand, Wanted
 from fvc_lib.command_line.sweep import sweep
@@ -218,5 +219,5 @@ def main(
     context.exit(command.execute())
 
 
-for command in (*commands.COMMANDS, robustness, sweep):
+for command in (*commands.COMMANDS, robustness, sweep, audit):
     main.add_command(command)

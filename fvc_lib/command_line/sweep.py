@@ -7,7 +7,6 @@ same command again, after whatever end, skips what is finished and goes on with 
 
 import itertools
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +15,13 @@ from typing import Any
 
 import click
 
-from fvc_lib import CHECKOUT
+from fvc_lib.command_line.records import execute_record
 from fvc_lib.command_line.run_command import NOTEBOOKS, Executor, RunCommand, Wanted
 from fvc_lib.execution.plan.fingerprint import corpus_record
 from fvc_lib.execution.run import which_run
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import run_hash
 from fvc_lib.execution.run.status import read_status, status_now
-from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill, kernel_environment
 from fvc_lib.execution.slurm.queue import SlurmError, job_states
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import DECLARED, NOT_HASHED, RunConfig, parse_text_value
@@ -242,7 +240,7 @@ class Sweep:
 
     def compare(self) -> int:
         """Run the comparison's notebook over the finished runs; returns the exit code."""
-        from fvc_lib.analysis.pages.report import write_report, write_runs_index  # plotly takes a second to load
+        from fvc_lib.analysis.pages.report import write_runs_index  # plotly takes a second to load
         from fvc_lib.analysis.read.detectors import TABLE_FILES
 
         name = sha256_of_json(sorted(one.run_hash for one in self.members))[:8]
@@ -250,18 +248,6 @@ class Sweep:
         folder.mkdir(parents=True, exist_ok=True)
         for table in TABLE_FILES:  # an earlier comparison's are not those of one that fails
             (folder / table).unlink(missing_ok=True)
-        record = folder / f"{DETECTOR_COMPARISON}.ipynb"
-        path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
-        request = KernelRequest(
-            record=record,
-            root=folder,
-            folder=NOTEBOOKS,
-            environment={
-                **kernel_environment(os.environ), "PYTHONPATH": path, "FVC_RUNS_DIR": self._config.runs_dir,
-            },
-            log=folder / f"{DETECTOR_COMPARISON}.log",
-            on_start=lambda _: None,
-        )  # fmt: skip
         finished = [one for one in self.members if one.state == "finished"]
         click.echo(f"\ncomparing {len(finished)} runs")
         if finished and finished[0] is not self.members[0]:
@@ -273,14 +259,13 @@ class Sweep:
             "bootstrap_replicates": self._config.bootstrap_replicates,
             "confidence": self._config.confidence,
         }
-        execute_with_papermill(NOTEBOOKS / record.name, parameters, request)
         page = folder / "comparison.html"
-        write_report([record], page, title=f"FVC comparison {self._config.experiment}")
+        made = execute_record(
+            DETECTOR_COMPARISON, folder, parameters, page=page, title=f"FVC comparison {self._config.experiment}",
+            runs_dir=self._config.runs_dir, what="the comparison",
+        )  # fmt: skip
         write_runs_index(Path(self._config.runs_dir))
-        outcome = request.outcome
-        if outcome is None or not outcome.ok:
-            why = f"{outcome.error.name}: {outcome.error.message}" if outcome and outcome.error else "its kernel died"
-            click.echo(f"error: the comparison was not made: {why}\n  its record: {record}", err=True)
+        if not made:
             return 1
         click.echo(f"  comparison    {page}\n  tables        {folder}")
         return 0

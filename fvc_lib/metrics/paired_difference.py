@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtr
+from scipy.special import ndtr, stdtr
 
 from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.metrics.intervals import ReplicateValues, check_confidence, percentiles
@@ -67,6 +67,24 @@ def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confid
     low, high = percentiles(differences, confidence)
     p_value = _two_sided_p(differences)
     return PairedDifference(value, low, high, p_value, confidence, differences.size, drawn.num_groups, drawn.num_rows)
+
+
+def p_value_beyond_replicates(drawn: ReplicateValues, first: int, second: int) -> float:
+    """The p-value of ``paired_difference``, smaller than B replicates can say where none lies beyond zero.
+
+    Of B replicates the smallest p-value is 2 / (B + 1), so that of many pairs none could be shown after a correction
+    for their number. There the tail is taken from a normal distribution with the replicates' standard deviation (A. C.
+    Davison and D. V. Hinkley, section 4.2.3); never above 2 / (B + 1), and NaN where nothing was drawn.
+    """
+    differences = _without_rounding(drawn.replicates[second] - drawn.replicates[first])
+    differences = differences[np.isfinite(differences)]
+    plain = _two_sided_p(differences)
+    beyond = differences.size and not ((differences <= 0).any() and (differences >= 0).any())
+    spread = float(differences.std(ddof=1)) if differences.size > 1 else 0.0
+    if not beyond or spread <= _ROUNDING:
+        return plain
+    value = float(drawn.values[second] - drawn.values[first])
+    return min(plain, 2 * float(ndtr(-abs(value) / spread)))
 
 
 def corrected_resampled_t(differences: npt.ArrayLike, *, num_train: float, num_test: float) -> CorrectedT:

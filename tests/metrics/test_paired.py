@@ -16,7 +16,12 @@ from fvc_lib.metrics.intervals import (
     one_vote_per_group,
     replicate_values,
 )
-from fvc_lib.metrics.paired_difference import corrected_resampled_t, holm, paired_difference
+from fvc_lib.metrics.paired_difference import (
+    corrected_resampled_t,
+    holm,
+    p_value_beyond_replicates,
+    paired_difference,
+)
 
 
 def two_models(seed: int, *, gain: float = 0.0, num_groups: int = 30, per_group: int = 3) -> tuple[np.ndarray, ...]:
@@ -166,3 +171,19 @@ def test_adjusted_p_values_reject_what_holms_procedure_rejects(sixty_fourths: li
 def test_what_is_no_p_value_is_refused(p_values: list) -> None:
     with pytest.raises(ValueError, match="p_values"):
         holm(p_values)
+
+
+def test_a_sure_difference_has_a_p_value_that_many_pairs_can_be_corrected_for():
+    labels, worse, better, groups = two_models(0, gain=1.0, num_groups=300)
+    drawn = replicate_values(labels, [(roc_auc, worse), (roc_auc, better)], groups, replicates=100)
+    plain = paired_difference(drawn, 0, 1).p_value
+    assert plain == pytest.approx(2 / 101)
+    assert p_value_beyond_replicates(drawn, 0, 1) < 0.001
+    assert p_value_beyond_replicates(drawn, 1, 0) == p_value_beyond_replicates(drawn, 0, 1)
+
+
+def test_where_replicates_lie_on_both_sides_of_zero_they_alone_decide():
+    labels, one, other, groups = two_models(1)
+    drawn = replicate_values(labels, [(roc_auc, one), (roc_auc, other)], groups, replicates=100)
+    assert p_value_beyond_replicates(drawn, 0, 1) == paired_difference(drawn, 0, 1).p_value > 0.05
+    assert p_value_beyond_replicates(drawn, 0, 0) == 1

@@ -5,10 +5,10 @@ little more than their rankings. A detector is judged on the videos it answered;
 set against each other on those that all of them answered.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from fvc_lib.metrics.intervals import (
     draw_group_counts,
     group_codes,
     percentile_intervals,
+    percentiles,
     replicate_values,
 )
 from fvc_lib.metrics.operating_points import (
@@ -40,9 +41,16 @@ from fvc_lib.metrics.operating_points import (
     share_of_fakes_called,
     share_of_reals_called,
 )
-from fvc_lib.metrics.paired_difference import holm, is_above_control, paired_difference
+from fvc_lib.metrics.paired_difference import (
+    holm,
+    is_above_control,
+    p_value_beyond_replicates,
+    paired_difference,
+)
+from fvc_lib.metrics.shuffled import shuffled_label_aucs
 from fvc_lib.metrics.slice_auc import sliced_class
 from fvc_lib.metrics.source_floor import SourceFloor, real_source_floor
+from fvc_lib.services.errors import UsageError
 
 MAIN_METRIC = "roc_auc"
 AVERAGE, ORACLE = "average of all", "oracle over all"
@@ -51,6 +59,7 @@ NOT_KNOWN, ALL_OTHERS = "not known", "all others"
 OTHER_SPLIT = "group_lookup_by_row"  # what a careless split would claim: no honest control
 SMALL_BELOW_GROUPS = 20
 _MOST_SLICES = 30
+_SHUFFLES = 200
 # Reals that a rate needs at least, by the metric that is NaN with fewer.
 NEEDS_REALS = {"true_positive_rate_at_1_percent": 100, "true_positive_rate_at_0_1_percent": 1000}
 
@@ -69,6 +78,21 @@ class Settings:
     replicates: int = 1000
     seed: int = 0
     confidence: float = 0.95
+
+
+def settings(decide_at: str, **others: Any) -> Settings:
+    """Settings that decide at ``best``, ``fpr=0.01``, ``cost=5:1`` or ``threshold=0.5``; others as in ``Settings``.
+
+    Raises:
+        UsageError: ``decide_at`` is none of these.
+    """
+    kind, _, number = decide_at.partition("=")
+    try:
+        if kind.strip().lower() == "threshold":
+            return Settings(threshold=float(number), **others)
+        return Settings(point=operating_point(decide_at), **others)
+    except ValueError as error:
+        raise UsageError(f"{error} Or threshold=NUMBER, one that comes with the scores.") from error
 
 
 @dataclass(frozen=True)
@@ -97,7 +121,7 @@ class Audit:
         numbers: ``detector metric value low high num_videos num_groups``.
         common: the main metric on the videos that all answered, the ensembles included: ``detector value low high``.
         controls: ``source value low high``.
-        shuffled: ``detector value low high``, on labels that were dealt to other groups.
+        shuffled: ``detector value low high``, the mean and range of 200 deals of the labels to other groups.
         differences: ``first second difference low high p holm_p is_shown``, all pairs.
         slices: ``detector slice_by value auc low high called_share num_videos num_groups is_small``, worst first.
         floors: by detector.
@@ -141,10 +165,9 @@ class Audit:
 def audit_scores(
     videos: pl.DataFrame,
     scores: pl.DataFrame,
-    settings: Settings | None = None,
+    how: Settings | None = None,
     *,
-    controls: pl.DataFrame | None = None,
-    shuffled: pl.DataFrame | None = None,
+    controls: Mapping[str, pl.DataFrame] | None = None,
     suspected: Sequence[str] | None = None,
 ) -> Audit:
     """Compute all of it.
@@ -152,15 +175,14 @@ def audit_scores(
     Args:
         videos: ``video_id label group_id generator real_source corpus``; a video without a group is its own.
         scores: a Float64 column per detector, null where it did not answer; rows as in ``videos``.
-        settings: how.
-        controls: ``fold`` and a column of scores per control, for rows as in ``videos``.
-        shuffled: ``label`` of each row after labels were dealt to other groups.
+        how: the settings.
+        controls: by name ``fold`` and ``score``, rows as in ``videos``.
         suspected: group ids (N,) as they would be if videos with similar ids belonged together.
 
     Raises:
         ValueError: lengths that differ, or only one label.
     """
-    how = settings or Settings()
+    how = how or Settings()
     groups = group_ids(videos)
     labels = (videos["label"] == "fake").cast(pl.Int64).to_numpy()
     table = scores.to_numpy().astype(np.float64)  # (N, D), NaN where there is no score
@@ -210,7 +232,7 @@ def audit_scores(
         numbers=frame,
         common=_named([*names, AVERAGE, ORACLE], drawn_of_common, how),
         controls=_controls(controls, every, how),
-        shuffled=_shuffled(table, names, shuffled, groups, how),
+        shuffled=_shuffled(table, names, labels, groups, how),
         differences=_differences(names, drawn_of_common, how),
         slices=pl.DataFrame(slices, schema=_SLICES, orient="row").sort(
             "auc", "slice_by", "value", nulls_last=True, maintain_order=True
@@ -457,10 +479,11 @@ def _differences(names: Sequence[str], drawn: ReplicateValues | None, how: Setti
         return pl.DataFrame(schema=_DIFFERENCES)
     pairs = list(combinations(range(len(names)), 2))
     found = [paired_difference(drawn, one, other, confidence=how.confidence) for one, other in pairs]
-    adjusted = holm([each.p_value for each in found])
+    p_values = [p_value_beyond_replicates(drawn, one, other) for one, other in pairs]
+    adjusted = holm(p_values)
     rows = [
-        (names[one], names[other], each.value, each.low, each.high, each.p_value, p, bool(p <= 1 - how.confidence))
-        for (one, other), each, p in zip(pairs, found, adjusted.tolist(), strict=True)
+        (names[one], names[other], each.value, each.low, each.high, p, corrected, bool(corrected <= 1 - how.confidence))
+        for (one, other), each, p, corrected in zip(pairs, found, p_values, adjusted.tolist(), strict=True)
     ]
     return pl.DataFrame(rows, schema=_DIFFERENCES, orient="row").fill_nan(None)
 
@@ -483,27 +506,27 @@ def _coverage(table: FloatArray, names: Sequence[str], labels: IntArray) -> pl.D
 # --- What has no detector, or other groups
 
 
-def _controls(controls: pl.DataFrame | None, every: Rows, how: Settings) -> pl.DataFrame:
-    schema = {"source": _TEXT, "value": _NUMBER, "low": _NUMBER, "high": _NUMBER}
-    if controls is None:
-        return pl.DataFrame(schema=schema)
-    within = within_folds(roc_auc, controls["fold"].to_numpy())
-    scores = controls.drop("fold")
-    drawn = _drawn(every, [(within, column.to_numpy()) for column in scores.iter_columns()], how)
-    found = percentile_intervals(drawn, how.confidence)
-    rows = [(name, *each.row()[:3]) for name, each in zip(scores.columns, found, strict=True)]
-    return pl.DataFrame(rows, schema=schema, orient="row")
+def _controls(controls: Mapping[str, pl.DataFrame] | None, every: Rows, how: Settings) -> pl.DataFrame:
+    measured: list[tuple[Metric, npt.ArrayLike]] = [
+        (within_folds(roc_auc, each["fold"].to_numpy()), each["score"].to_numpy()) for each in (controls or {}).values()
+    ]
+    found = percentile_intervals(_drawn(every, measured, how), how.confidence) if measured else ()
+    rows = [(name, *each.row()[:3]) for name, each in zip(controls or (), found, strict=True)]
+    return pl.DataFrame(rows, schema={"source": _TEXT, "value": _NUMBER, "low": _NUMBER, "high": _NUMBER}, orient="row")
 
 
 def _shuffled(
-    table: FloatArray, names: Sequence[str], shuffled: pl.DataFrame | None, groups: npt.NDArray[np.object_],
-    how: Settings,
-) -> pl.DataFrame:  # fmt: skip
-    """Every detector judged by labels dealt to other groups: an audit that is in order finds chance."""
-    if shuffled is None:
-        return pl.DataFrame(schema=_NAMED)
-    labels = (shuffled["label"] == "fake").cast(pl.Int64).to_numpy()
-    return _aucs(table, names, labels, groups, how)
+    table: FloatArray, names: Sequence[str], labels: IntArray, groups: npt.NDArray[np.object_], how: Settings
+) -> pl.DataFrame:
+    rows = []
+    for answered, members in _by_pattern(table).items():
+        part = np.flatnonzero(np.frombuffer(answered, dtype=bool))
+        found = shuffled_label_aucs(labels[part], table[part][:, members], groups[part], num=_SHUFFLES, seed=how.seed)
+        rows += [
+            (names[member], float(np.mean(aucs)), *percentiles(aucs, how.confidence))
+            for member, aucs in zip(members, found, strict=True)
+        ]
+    return pl.DataFrame(rows, schema=_NAMED, orient="row").fill_nan(None)
 
 
 def _regrouped(
@@ -526,8 +549,3 @@ def _aucs(
         found = percentile_intervals(drawn, how.confidence)
         rows += [(names[member], *each.row()[:3]) for member, each in zip(members, found, strict=True)]
     return pl.DataFrame(rows, schema=_NAMED, orient="row")
-
-
-def is_finite(value: float | None) -> bool:
-    """Whether there is a number."""
-    return value is not None and math.isfinite(value)

@@ -130,6 +130,25 @@ class HtmlTable:
         return f'<p class="fvc-remark">and {wording.count_text(more, "more row")}</p>' if more > 0 else ""
 
 
+@dataclass(frozen=True)
+class HtmlSentences:
+    """Sentences as paragraphs, plain text; with ``has_lead`` the first stands out as the answer."""
+
+    sentences: Sequence[str]
+    has_lead: bool = False
+
+    def _repr_html_(self) -> str:
+        lines = [escape(wording.clean_text(line)) for line in self.sentences] or ["none"]
+        lead = f'<p class="lead">{lines.pop(0)}</p>' if self.has_lead else ""
+        return lead + "".join(f"<p>{line}</p>" for line in lines)
+
+    def __repr__(self) -> str:
+        return "\n".join(map(wording.clean_text, self.sentences)) or "none"
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        return {"text/html": self._repr_html_(), "text/plain": repr(self)}
+
+
 def _words(name: str) -> str:
     known = wording.metric_name(name)
     if known != name.replace("_", " "):

@@ -28,6 +28,7 @@ from fvc_lib.analysis.wording import (
     count_text,
     duration_text,
     interval_text,
+    latex_text,
     number_text,
     source_name,
 )  # fmt: skip
@@ -506,7 +507,7 @@ def latex_table(found: DetectorComparison) -> str:
         whole = interval_text(interval.value, interval.low, interval.high)
         low, high = detector.spread[MAIN_METRIC]
         cells = [
-            _latex(detector.name) + _cited(detector.config.model),
+            latex_text(detector.name) + _cited(detector.config.model),
             mark % value + whole[len(value) :],
             f"{number_text(low)}--{number_text(high)}" if len(detector.runs) > 1 else "one seed",
             run_comparison.difference_text(pair).replace("-", "$-$") if pair else "--",
@@ -518,14 +519,6 @@ def latex_table(found: DetectorComparison) -> str:
         ]
         lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
-
-
-_ESCAPED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_LATEX = str.maketrans(_ESCAPED | {character: "\\" + character for character in "&%$#_{}"})
-
-
-def _latex(text: str) -> str:
-    return text.translate(_LATEX)
 
 
 def _cited(model: str) -> str:

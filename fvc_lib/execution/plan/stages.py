@@ -120,7 +120,11 @@ STAGE_PARAMETERS = {
     "without_run": "set by sweep: combinations that have no run, each with the reason",
     "levels": "kinds or levels of disturbance; empty: all there are",
     "decode_workers": "videos decoded and encoded at once; 0: one per core",
-    "output_folder": "folder for a comparison's files; empty: comparison/ beside the runs",
+    "output_folder": "folder for a comparison's or an audit's files; empty: comparison/ beside the runs, ./audit",
+    "score_table": "table of scores: video, label, and score or a column per detector",
+    "which_detectors": "names of those that count; empty: all in the table",
+    "higher_is_real": "whether the table's scores are higher for reals",
+    "decide_at": "best, fpr=0.01, cost=5:1 or threshold=0.5",
 }
 
 

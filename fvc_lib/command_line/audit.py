@@ -1,0 +1,135 @@
+"""``run_notebooks.py audit``: what a table of anyone's scores shows about its detectors."""
+
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fvc_lib.command_line.records import execute_record
+from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
+from fvc_lib.services.config import resolve_config
+from fvc_lib.services.config_fields import split_names, split_pairs
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.tables import LABELS
+from fvc_lib.services.tasks import SCORE_AUDIT
+
+_SHOWN_DETECTORS = 8
+
+
+@click.command(short_help="Audit anyone's scores: numbers with intervals, controls, floors, slices, thresholds.")
+@click.argument("table", type=click.Path(path_type=Path))
+@click.option(
+    "--corpus", type=click.Path(path_type=Path),
+    help="The videos, as -p corpus of a run: gives groups, near-duplicates, and the metadata and clip length controls.",
+)  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for all of it; else runs/audits/NAME_TIME_HASH.")
+@click.option("--label-map", metavar="PAIRS", help="What labels other than real and fake mean: 1=fake,0=real.")
+@click.option("--detectors", metavar="NAMES", help="Only these, with commas between them; else all in the table.")
+@click.option("--higher-is-real", is_flag=True, help="The scores are higher for reals; they are turned round.")
+@click.option(
+    "--operating-point", "decide_at", default="best", show_default=True,
+    metavar="best|fpr=0.01|cost=5:1|threshold=0.5",
+    help="Where decisions are made: the highest balanced accuracy, a share of false alarms, what a false alarm and a "
+    "miss cost (these three are chosen on one half of the groups for the other), or a threshold that comes with the "
+    "scores.",
+)  # fmt: skip
+@click.option("--replicates", type=click.IntRange(min=1), default=1000, show_default=True, help="Of the bootstrap.")
+@click.option("--confidence", type=click.FloatRange(0.5, 1, min_open=True, max_open=True), default=0.95,
+              show_default=True, help="Coverage of every interval.")  # fmt: skip
+@click.option("--seed", type=int, default=0, show_default=True, help="Of replicates, halves and shuffled labels.")
+@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+@click.pass_context
+def audit(
+    context: click.Context,
+    table: Path,
+    corpus: Path | None,
+    out: Path | None,
+    label_map: str | None,
+    detectors: str | None,
+    higher_is_real: bool,
+    decide_at: str,
+    replicates: int,
+    confidence: float,
+    seed: int,
+    runs_dir: Path | None,
+) -> None:
+    """Audit TABLE, scores of any detectors: CSV, TSV or Parquet with a row per video.
+
+    \b
+    video,label,group,generator,score              one detector
+    video,label,group,generator,det_a,det_b        a column per detector; a cell may be empty
+    video,label,detector,score                     a row per video and detector
+
+    'video' is an id or a path; labels are real and fake; group (of videos that belong together), generator,
+    real_source and corpus may be missing, and what that costs is said. Scores are higher for fakes, on any scale.
+
+    \b
+    python run_notebooks.py audit scores.csv
+    python run_notebooks.py audit scores.csv --corpus ~/videos --operating-point fpr=0.01
+    python run_notebooks.py audit vendor.tsv --label-map 1=fake,0=real --out audit_of_vendor
+
+    Out come audit.html (opens offline), tables as CSV and LaTeX, and notebook 40_score_audit as executed.
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    from fvc_lib.analysis.audit.findings import ANSWER
+    from fvc_lib.analysis.audit.numbers import settings
+    from fvc_lib.corpus.score_table import read_score_table
+
+    settings(decide_at)
+    meaning = _meaning(label_map)
+    names = list(split_names(detectors or ""))
+    read = read_score_table(table, label_map=meaning, detectors=names, higher_is_real=higher_is_real)
+    shown = ", ".join(read.scores.columns[:_SHOWN_DETECTORS])
+    more = f" and {read.scores.width - _SHOWN_DETECTORS} more" if read.scores.width > _SHOWN_DETECTORS else ""
+    fakes = int((read.videos["label"] == "fake").sum())
+    click.echo(
+        f"{table.name}: {read.videos.height:,} videos ({read.videos.height - fakes:,} real, {fakes:,} fake), "
+        f"{read.scores.width} detectors: {shown}{more}"
+    )
+    if corpus is not None and not corpus.exists():
+        raise UsageError(f"--corpus {str(corpus)!r}: no such file or folder.")
+    folder_of_runs = runs_dir or Path(resolve_config().runs_dir)
+    parameters: dict[str, Any] = {
+        "score_table": str(table.absolute()),
+        "corpus": "" if corpus is None else str(corpus.expanduser().absolute()),
+        "which_detectors": names,
+        "label_map": dict(meaning),
+        "higher_is_real": higher_is_real,
+        "decide_at": decide_at,
+        "bootstrap_replicates": replicates,
+        "confidence": confidence,
+        "seed": seed,
+    }
+    folder = (out or folder_of_runs / "audits" / _folder_name(table, parameters)).expanduser().absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    page = folder / "audit.html"
+    made = execute_record(
+        SCORE_AUDIT, folder, {**parameters, "output_folder": str(folder)}, page=page, title=f"Audit of {table.name}",
+        runs_dir=str(folder_of_runs), what="the audit",
+    )  # fmt: skip
+    if not made:
+        context.exit(1)
+    click.echo((folder / ANSWER).read_text(encoding="utf-8", errors="replace"))
+    click.echo(f"  audit         {page}\n  tables        {folder}")
+
+
+def _meaning(label_map: str | None) -> Mapping[str, str]:
+    """What ``1=fake,0=real`` says.
+
+    Raises:
+        UsageError: it does not say real or fake of each.
+    """
+    meaning = split_pairs(label_map or {})
+    if not isinstance(meaning, dict) or not set(meaning.values()) <= set(LABELS):
+        raise UsageError(f"--label-map: got {label_map!r}, wanted such as 1=fake,0=real.")
+    return meaning
+
+
+def _folder_name(table: Path, parameters: Mapping[str, Any]) -> str:
+    """The table's name, the time, and a digest of its content and of what was asked."""
+    asked = {name: value for name, value in parameters.items() if name != "score_table"}
+    digest = sha256_of_json([sha256_of_file(table), asked])[:8]
+    name = re.sub(r"[^\w.-]+", "_", table.stem)[:60] or "scores"
+    return f"{name}_{time.strftime('%Y%m%d_%H%M%S')}_{digest}"

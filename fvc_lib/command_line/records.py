@@ -1,0 +1,44 @@
+"""Notebooks that belong to no run: executed by the engine that runs use, the executed copy being the record."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fvc_lib import CHECKOUT
+from fvc_lib.command_line.run_command import NOTEBOOKS
+from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill, kernel_environment
+
+
+def execute_record(
+    name: str, folder: Path, parameters: Mapping[str, Any], *, page: Path, title: str, runs_dir: str, what: str
+) -> bool:
+    """Execute the notebook ``name`` into ``folder`` and write its offline ``page``; whether it came to its end.
+
+    What went wrong is told, ``what`` being the thing that was not made.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    from fvc_lib.analysis.pages.report import write_report  # plotly takes a second to load
+
+    record = folder / f"{name}.ipynb"
+    path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
+    request = KernelRequest(
+        record=record,
+        root=folder,
+        folder=NOTEBOOKS,
+        environment={**kernel_environment(os.environ), "PYTHONPATH": path, "FVC_RUNS_DIR": runs_dir},
+        log=folder / f"{name}.log",
+        on_start=lambda _: None,
+    )
+    execute_with_papermill(NOTEBOOKS / record.name, dict(parameters), request)
+    write_report([record], page, title=title)
+    outcome = request.outcome
+    if outcome is None or not outcome.ok:
+        why = f"{outcome.error.name}: {outcome.error.message}" if outcome and outcome.error else "its kernel died"
+        click.echo(f"error: {what} was not made: {why}\n  its record: {record}", err=True)
+        return False
+    return True

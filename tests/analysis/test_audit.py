@@ -1,0 +1,211 @@
+"""An audit finds what was planted in a table of scores, and its numbers are scikit-learn's."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pytest
+import sklearn.metrics
+
+from fvc_lib.analysis.audit import findings, numbers
+from fvc_lib.analysis.audit.similar_ids import suspected_groups, suspicions
+from fvc_lib.analysis.figures import audit as figures
+from fvc_lib.metrics.classification import roc_auc
+from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.services.errors import UsageError
+from fvc_lib.tasks.video.table_controls import controls_of_scores
+
+HOW = numbers.Settings(replicates=200)
+
+
+def sigmoid(values: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-values))
+
+
+def unknown(ids: list[str], labels: list[str]) -> pl.DataFrame:
+    """Videos of which nothing but the label is known."""
+    facts = {name: pl.lit(None, pl.String) for name in ("group_id", "generator", "real_source", "corpus")}
+    return pl.DataFrame({"video_id": ids, "label": labels}).with_columns(**facts)
+
+
+@pytest.fixture(scope="module")
+def planted() -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Groups of three: ``weak`` and ``same`` are alike, ``strong`` is better, ``source`` reads where reals are from."""
+    generator = np.random.default_rng(0)
+    groups = np.repeat(np.arange(160), 3)
+    labels = groups % 2
+    by_group = generator.normal(0, 1, 160)[groups]
+    is_web = (groups // 2) % 2 == 0
+    is_hard = (labels == 1) & (groups % 4 == 1)
+    videos = pl.DataFrame(
+        {
+            "video_id": [f"v{number:04}" for number in range(480)],
+            "label": np.where(labels == 1, "fake", "real").tolist(),
+            "group_id": [f"g{group}" for group in groups],
+            "generator": [
+                None if not fake else "hard" if hard else "easy" for fake, hard in zip(labels, is_hard, strict=True)
+            ],
+            "real_source": [
+                None if fake else "web" if web else "phone" for fake, web in zip(labels, is_web, strict=True)
+            ],
+            "corpus": ["one"] * 480,
+        }
+    )
+    weak = sigmoid(labels + by_group + generator.normal(0, 0.3, 480) - 1.5 * is_hard)
+    scores = pl.DataFrame(
+        {
+            "weak": weak,
+            "same": sigmoid(np.log(weak / (1 - weak)) + generator.normal(0, 0.05, 480)),
+            "strong": 5 * labels + by_group + generator.normal(0, 0.3, 480),
+            "source": sigmoid(3 * labels - 6 * (is_web & (labels == 0)) + generator.normal(0, 1, 480)),
+        }
+    )
+    answered = np.arange(480) % 10 != 0
+    return videos, scores.with_columns(same=pl.when(pl.Series(answered)).then("same"))
+
+
+@pytest.fixture(scope="module")
+def audit(planted) -> numbers.Audit:
+    videos, scores = planted
+    controls, _ = controls_of_scores(videos, numbers.group_ids(videos).tolist())
+    return numbers.audit_scores(videos, scores, HOW, controls=controls)
+
+
+def test_the_better_detector_is_shown_and_the_equal_ones_are_not(audit):
+    shown = {frozenset(row[:2]): row[2] for row in audit.differences.select("first", "second", "is_shown").iter_rows()}
+    assert audit.detectors[0] == "strong"
+    assert shown[frozenset({"weak", "strong"})]
+    assert not shown[frozenset({"weak", "same"})]
+    assert len(shown) == 6
+    assert audit.num_common == 432
+    answer = " ".join(findings.answer(audit))
+    assert "strong has the highest of 4 detectors" in answer
+    assert "above every control that could be computed" in answer
+
+
+def test_numbers_are_scikit_learns_on_the_videos_that_each_detector_answered(planted, audit):
+    videos, scores = planted
+    for name in scores.columns:
+        rows = scores[name].is_not_null()
+        labels = (videos.filter(rows)["label"] == "fake").to_numpy()
+        column = scores[name].drop_nulls().to_numpy()
+        wanted = {
+            "roc_auc": sklearn.metrics.roc_auc_score(labels, column),
+            "partial_auc_to_10_percent": sklearn.metrics.roc_auc_score(labels, column, max_fpr=0.1),
+            "average_precision": sklearn.metrics.average_precision_score(labels, column),
+        }
+        if name != "strong":
+            wanted["brier_score"] = sklearn.metrics.brier_score_loss(labels, column)
+        for metric, value in wanted.items():
+            assert audit.interval(name, metric)[0] == pytest.approx(value, abs=1e-12), (name, metric)
+    assert audit.interval("strong", "brier_score") == (None, None, None), "its scores are no probabilities"
+    assert audit.interval("weak", "true_positive_rate_at_0_1_percent")[0] is None, "240 reals cannot resolve it"
+
+
+def test_intervals_are_those_of_the_cluster_bootstrap(planted, audit):
+    videos, scores = planted
+    rows = scores["same"].is_not_null()
+    part, groups = videos.filter(rows), numbers.group_ids(videos.filter(rows))
+    labels = (part["label"] == "fake").cast(pl.Int64).to_numpy()
+    found = cluster_bootstrap(labels, scores["same"].drop_nulls().to_numpy(), groups, roc_auc, replicates=200)
+    assert audit.interval("same") == pytest.approx(found.row()[:3], abs=1e-12)
+
+
+def test_a_detector_that_reads_the_source_of_reals_is_caught_by_its_floor(audit):
+    assert audit.floors["source"].interval.value > 0.95
+    assert {audit.floors["source"].higher, audit.floors["source"].lower} == {"phone", "web"}
+    assert audit.floors["weak"].interval.low < 0.5
+
+
+def test_slices_come_worst_first_and_are_scikit_learns(planted, audit):
+    videos, scores = planted
+    own = audit.slices.filter(detector="weak")
+    assert own["auc"].to_list() == sorted(own["auc"].to_list())
+    hard = own.filter(value="hard").row(0, named=True)
+    rows = (videos["label"] == "real") | (videos["generator"] == "hard")
+    labels = (videos.filter(rows)["label"] == "fake").to_numpy()
+    assert hard["auc"] == pytest.approx(sklearn.metrics.roc_auc_score(labels, scores.filter(rows)["weak"]), abs=1e-12)
+    assert hard["auc"] < own.filter(value="easy")["auc"].item()
+    assert hard["num_groups"] == 40
+    assert "Its worst" in " ".join(findings.answer(audit))
+
+
+def test_thresholds_are_judged_on_the_half_that_did_not_choose_them(audit):
+    row = audit.thresholds.filter(detector="strong", point="fpr=0.05").row(0, named=True)
+    assert 0 <= row["fpr_low"] <= row["fpr"] <= row["fpr_high"] < 0.2
+    assert row["tpr"] > 0.8
+    assert row["first_threshold"] != row["second_threshold"]
+    assert not audit.thresholds.filter(point="fpr=0.001")["is_resolved"].any()
+
+
+def test_the_average_is_named_and_the_oracle_is_above_all_of_them(audit):
+    values = dict(audit.common.select("detector", "value").iter_rows())
+    assert values[numbers.ORACLE] >= max(values.values())
+    assert "nobody can use" in findings.ensemble_sentence(audit)
+    assert audit.correlations[1:, 1:].min() < 0.99
+    same, weak = audit.detectors.index("same"), audit.detectors.index("weak")
+    assert audit.correlations[same, weak] > 0.95
+    assert audit.equal_decisions[same, weak] > 0.8
+
+
+def test_a_group_lookup_by_row_is_no_control_to_be_above(audit):
+    values = dict(audit.controls.select("source", "value").iter_rows())
+    assert values["constant"] == pytest.approx(0.5)
+    assert values["group_lookup_by_row"] > 0.9
+    assert audit.above_controls("strong")
+    low, high = audit.shuffled.filter(detector="strong").select("low", "high").row(0)
+    assert low < 0.5 < high
+
+
+def test_copies_with_similar_ids_are_suspected_and_what_they_cost_is_told():
+    generator = np.random.default_rng(1)
+    source = np.repeat(np.arange(60), 8)
+    labels = source % 2
+    names = [
+        f"{chr(97 + number % 26)}{chr(97 + number // 26)}scene_{copy}" for number in range(60) for copy in range(8)
+    ]
+    videos = unknown(names, np.where(labels == 1, "fake", "real").tolist()).sort("video_id")
+    order = np.argsort(names)
+    scores = pl.DataFrame({"one": (labels + generator.normal(0, 1, 60)[source] + generator.normal(0, 0.1, 480))[order]})
+    ids = videos["video_id"].to_list()
+    found = suspicions(ids, videos["label"].to_list(), [None] * 480)
+    assert [each.kind for each in found] == ["name and suffix"]
+    assert found[0].num_videos == 480
+    joined = suspected_groups(ids, [None] * 480, found)
+    audit = numbers.audit_scores(videos, scores, HOW, suspected=joined)
+    told = " ".join(findings.cautions(audit, has_groups=False, found=found))
+    assert "each video is taken for a group of its own" in told
+    assert "480 videos have ids that look related" in told
+    assert "would be wider" in told
+    _, low, high = audit.interval("one")
+    _, wide_low, wide_high = audit.regrouped.select("value", "low", "high").row(0)
+    assert wide_high - wide_low > 2 * (high - low)
+
+
+def test_a_detector_that_ranks_the_other_way_is_told_and_a_threshold_that_was_given_is_used(planted):
+    videos, scores = planted
+    how = numbers.settings("threshold=2.5", replicates=100)
+    audit = numbers.audit_scores(videos, scores.select(pl.col("strong"), turned=-pl.col("weak")), how)
+    told = findings.cautions(audit, has_groups=True, found=[])
+    assert any("turned ranks reals above fakes" in line and "--higher-is-real" in line for line in told)
+    labels, strong = (videos["label"] == "fake").to_numpy(), scores["strong"].to_numpy()
+    wanted = sklearn.metrics.balanced_accuracy_score(labels, strong >= 2.5)
+    assert audit.interval("strong", "balanced_accuracy")[0] == pytest.approx(wanted, abs=1e-12)
+    with pytest.raises(UsageError, match="threshold=NUMBER"):
+        numbers.settings("fpr=2")
+
+
+def test_one_detector_without_anything_known_gives_what_can_be_given(tmp_path):
+    videos = unknown(["a", "b", "c"], ["real", "fake", "fake"])
+    scores = pl.DataFrame({"one": [0.1, 0.9, None]})
+    controls, missing = controls_of_scores(videos, numbers.group_ids(videos).tolist())
+    audit = numbers.audit_scores(videos, scores, HOW, controls=controls)
+    assert audit.interval("one") == (1.0, None, None)
+    assert "No control" in missing[0]
+    assert "No control could be computed" in " ".join(findings.answer(audit))
+    assert findings.write_tables(audit, [], tmp_path)
+    for drawn in (
+        figures.detectors_figure(audit), figures.roc_figure(audit, videos, scores), figures.slices_figure(audit, "one"),
+        figures.calibration_figure(audit, videos, scores), figures.agreement_figure(audit),
+    ):  # fmt: skip
+        assert drawn.layout.title.text

@@ -1,0 +1,124 @@
+"""Tables of anyone's scores: what is read from them, and what is refused with its row and a remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fvc_lib.corpus.score_table import ONE_DETECTOR, read_score_table, with_corpus
+from fvc_lib.services.errors import DataError, UsageError
+
+
+@pytest.fixture
+def table(tmp_path: Path):
+    def write(text: str, name: str = "scores.csv", encoding: str = "utf-8") -> Path:
+        (tmp_path / name).write_text(text, encoding=encoding)
+        return tmp_path / name
+
+    return write
+
+
+def test_a_column_per_detector_a_row_per_detector_and_parquet_are_the_same(table, tmp_path):
+    wide = read_score_table(table("video,label,group,A,B\nx,real,g,0.25,1\ny,fake,,0.5,\n"))
+    long = read_score_table(
+        table("video,label,group,detector,score\nx,real,g,A,0.25\ny,fake,,A,0.5\nx,real,g,B,1\n", "long.csv")
+    )
+    assert wide.scores.to_dict(as_series=False) == {"A": [0.25, 0.5], "B": [1.0, None]}
+    assert long.scores.equals(wide.scores)
+    assert long.videos.equals(wide.videos)
+    assert wide.videos["group_id"].to_list() == ["g", None]
+    assert wide.has_groups
+    pl.DataFrame({"path": ["x", "y"], "label": ["real", "fake"], "group": ["g", None], "A": [0.25, 0.5],
+                  "B": [1, None]}).write_parquet(tmp_path / "t.parquet")  # fmt: skip
+    assert read_score_table(tmp_path / "t.parquet").scores.equals(wide.scores)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_separators_byte_order_marks_and_decimal_commas(table, separator, encoding):
+    text = separator.join(["id", "Label", "score"]) + "".join(
+        f"\n{separator.join(row)}" for row in [("x", "REAL", "0,25"), ("y", "Fake ", "0,5")]
+    )
+    found = read_score_table(table(text, encoding=encoding))
+    assert found.scores[ONE_DETECTOR].to_list() == [0.25, 0.5]
+    assert found.videos["label"].to_list() == ["real", "fake"]
+    assert not found.has_groups
+
+
+def test_labels_mean_what_the_map_says_and_others_are_counted(table):
+    path = table("video,label,score\nx,1,0.1\ny,0,0.2\nz,unsure,0.3\n")
+    found = read_score_table(path, label_map={"1": "fake", "0": "real"})
+    assert found.videos["label"].to_list() == ["fake", "real"]
+    assert "1 rows are labelled neither real nor fake" in found.notes[0]
+
+
+def test_columns_that_are_no_scores_are_left_alone_and_prefixed_ones_are_the_detectors(table):
+    found = read_score_table(table("video,label,note,num_frames,A\nx,real,hi,7,1\ny,fake,ho,8,2\n"))
+    assert found.scores.columns == ["A"]
+    assert "'note'" in found.notes[0]
+    named = table("video,label,score_A,rank\nx,real,1,4\ny,fake,2,5\n")
+    assert read_score_table(named).scores.columns == ["A"]
+    assert read_score_table(named, detectors=["rank"]).scores["rank"].to_list() == [4, 5]
+
+
+def test_scores_that_are_higher_for_reals_are_turned_round(table):
+    path = table("video,label,A,B\nx,real,0.75,5\ny,fake,0.25,2\n")
+    found = read_score_table(path, higher_is_real=True)
+    assert found.scores.to_dict(as_series=False) == {"A": [0.25, 0.75], "B": [-5.0, -2.0]}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("video,label,score\nx,real,0.1\ny,fake,inf\n", "row 2: the score in column 'score' is 'inf'"),
+        ("video,label,score\nx,real,0.1\ny,fake,high\n", "row 2: the score in column 'score' is 'high'.*--detectors"),
+        ("video,label,score\nx,real,0.1\nx,real,0.2\ny,fake,1\n", "rows 1 and 2: video 'x' has two scores"),
+        ("video,label,detector,score\nx,real,A,1\nx,fake,B,1\n", "row 1: video 'x' has more than one label"),
+        ("video,label,score\nx,1,0.1\ny,0,0.2\n", "got 1 x '0', 1 x '1'.*--label-map 1=fake,0=real"),
+        ("video,label,score\nx,real,0.1\ny,real,0.2\n", "both real and fake in the column 'label'"),
+        ("video,label,score\nx,real,0.1,7\n", "row 1: its number of cells"),
+        ("video,label,score\n,real,0.1\ny,fake,1\n", "row 1: the cell of 'video' is empty"),
+        ("video,label,detector,score\nx,real,,1\ny,fake,A,1\n", "row 1: the cell of 'detector' is empty"),
+        ("video,label,score\n", "a header and no row"),
+    ],
+)
+def test_what_gives_no_honest_number_is_refused_with_its_row(table, text, words):
+    with pytest.raises(DataError, match=words):
+        read_score_table(table(text))
+
+
+def test_a_table_without_what_is_needed_or_with_unknown_names_is_refused(table, tmp_path):
+    with pytest.raises(UsageError, match=r"wanted a column 'video'.*Did you mean 'vidoe'"):
+        read_score_table(table("vidoe,label,score\nx,real,1\n"))
+    with pytest.raises(UsageError, match="no column has scores"):
+        read_score_table(table("video,label,note\nx,real,a\ny,fake,b\n"))
+    with pytest.raises(UsageError, match=r"no detector 'C'.*'A', 'B'"):
+        read_score_table(table("video,label,detector,score\nx,real,A,1\ny,fake,B,1\n"), detectors=["C"])
+    with pytest.raises(UsageError, match=r"no row of scores\.csv is labelled '2'"):
+        read_score_table(table("video,label,score\nx,real,1\ny,fake,1\n"), label_map={"2": "fake"})
+    with pytest.raises(UsageError, match="no such file"):
+        read_score_table(tmp_path / "gone.csv")
+
+
+def test_a_corpus_gives_groups_to_videos_known_by_path_id_or_name(table):
+    index = pl.DataFrame(
+        {
+            "path": ["real/a.mp4", "fake/b.mp4", "fake/c.mp4", "real/c.mp4"], "video_id": ["1111", "2222", "3333", "4"],
+            "source_id": ["s1", "s2", "s3", "s4"], "label": ["real", "fake", "fake", "real"],
+            "group_id": ["g1", "g2", "g3", "g3"], "generator": [None, "Sora", None, None],
+            "real_source": ["web", None, None, None], "content_sha256": ["1", "2", "3", "4"],
+        }
+    )  # fmt: skip
+    text = "video,label,group,score\n/data/real/a.mp4,real,,1\n2222,fake,own,2\nfake/c,fake,,3\nc,real,,4\nz,real,,5\n"
+    found, of_corpus = with_corpus(read_score_table(table(text)), index)
+    rows = {row["video_id"]: row for row in found.videos.iter_rows(named=True)}
+    assert rows["/data/real/a.mp4"]["group_id"] == "g1"
+    assert (rows["2222"]["group_id"], rows["2222"]["generator"]) == ("own", "Sora")
+    assert rows["fake/c"]["group_id"] == "g3"
+    assert rows["c"]["group_id"] is None, "two files are called so"
+    assert sorted(of_corpus["video_id"]) == ["/data/real/a.mp4", "2222", "fake/c"]
+    assert "3 of 5 videos were found" in found.notes[-1]
+    with pytest.raises(DataError, match="none of the table's 2 videos"):
+        with_corpus(read_score_table(table("video,label,score\nu,real,1\nv,fake,1\n")), index)
