@@ -38,10 +38,13 @@ _REMEDY_OF_REASON = {
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def status(run: str, runs_dir: Path | None) -> None:
     """Show how far RUN is ('latest', a run id, a part of one, or a run folder)."""
+    from fvc_lib.analysis.read.headline import run_labels  # polars takes a second to load
+
     paths = find_run(runs_dir or Path(resolve_config().runs_dir), run)
     state = status_now(paths)
     gone_on = "; go on with --resume" if state.state in {"interrupted", "requeue", "failed"} else ""
     click.echo(f"{paths.root}: {state.state}{gone_on}")
+    click.echo(f"  {run_labels([paths])[0]}")
     for key, stage in state.stages.items():
         seconds = "" if stage.duration_seconds is None else f"{stage.duration_seconds:8.1f} s"
         click.echo(f"  {key:<28} {stage.state:<12} {seconds:>10}  {_details(key, stage, paths)}".rstrip())
@@ -75,6 +78,7 @@ def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
     Exit codes: 0 some pair was compared, 2 usage, 3 none could be.
     """
     from fvc_lib.analysis.read import run_comparison  # sklearn and polars take a second to load
+    from fvc_lib.analysis.read.headline import run_labels
 
     config = resolve_config()
     found = [find_run(runs_dir or Path(config.runs_dir), name) for name in runs]
@@ -83,7 +87,7 @@ def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
     compared = run_comparison.compare(
         found, metric=metric, replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence
     )
-    for line in run_comparison.lines(compared):
+    for line in (*run_labels(found), "", *run_comparison.lines(compared)):
         click.echo(line)
     if not compared.pairs:
         raise DataError("no two of these runs can be compared; the lines above say why.")

@@ -17,6 +17,7 @@ from fvc_lib.analysis.read.headline import (
     judge,
     overall_scores,
     run_headline,
+    run_labels,
     runs_table,
 )
 from fvc_lib.analysis.read.queries import results
@@ -97,6 +98,20 @@ def test_a_failed_stage_is_told_with_its_error(run: RunPaths) -> None:
         run.status_json, {"state": "failed", "stages": {"02_folds": {"state": "failed", "error": error}, "x": None}}
     )
     assert run_headline(run).failure == "Stage 02_folds failed: ValueError: no such <codec>"
+
+
+def test_runs_of_different_data_never_look_alike_on_a_list(make_run: Callable[..., RunPaths]) -> None:
+    runs = [make_run(name=f"run_20250401_00000{number}_abcdef01") for number in range(3)]
+    records = (("clips", "a1"), ("clips", "b2"), ("FaceForensics++", "c3"))
+    for run, (corpus, digits) in zip(runs, records, strict=True):
+        known = {"name": "folder", "listing_sha256": "0" * 64, "fingerprint": digits * 32, "corpora": [corpus]}
+        write_json(run.run_json, {"run_id": run.run_id, "corpus": known})
+    labels = run_labels(runs)
+    starts = ("clips a1a1a1 · ", "clips b2b2b2 · ", "FaceForensics++ · ")
+    assert all(label.startswith(start) for label, start in zip(labels, starts, strict=True))
+    assert all(label.endswith(f" / {run.run_id}") for label, run in zip(labels, runs, strict=True))
+    html = write_runs_index(runs[0].root.parent.parent).read_text(encoding="utf-8")
+    assert all(html.index(start) < html.index(f">{run.run_id}<") for start, run in zip(starts, runs, strict=True))
 
 
 @pytest.mark.parametrize("stages", [None, [], "x", {"a": {"state": 3, "attempts": "two", "duration_seconds": None}}])

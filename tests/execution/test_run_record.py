@@ -197,8 +197,10 @@ def test_the_corpus_is_recorded_with_a_fingerprint_of_its_contents_once_it_is_in
         assert json.loads(run.run_json.read_text())["corpus"].keys() == {"name", "listing_sha256"}
         path = getattr(run, table)
         path.parent.mkdir(parents=True, exist_ok=True)
-        pl.DataFrame({"content_sha256": contents}).write_parquet(path)
+        names = {"corpus": ["two", "one", "two"][: len(contents)]} if table == "index" else {}
+        pl.DataFrame({"content_sha256": contents, **names}).write_parquet(path)
         record_corpus(run)
+        assert json.loads(run.run_json.read_text())["corpus"].get("corpora", []) == sorted(set(names.get("corpus", [])))
         found.append(json.loads(run.run_json.read_text())["corpus"])
     assert found[0] == found[1]
     assert (found[0]["name"], found[0]["num_contents"]) == ("clips", 2)

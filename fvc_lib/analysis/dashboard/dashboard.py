@@ -15,6 +15,7 @@ from typing import Any
 from fvc_lib.analysis.dashboard import panels
 from fvc_lib.analysis.dashboard.panels import MOST_METRICS, Bundle, Selection
 from fvc_lib.analysis.pages.display import PLOTLY, show_bundle
+from fvc_lib.analysis.read.headline import run_labels
 from fvc_lib.analysis.read.records import run_status
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import path_to_text
@@ -163,7 +164,7 @@ class Controls:
         metrics, folds = panels.metric_options(selection.detailed)
         with self._quietly():
             _set_options(self.widgets["runs"], panels.run_options(self._runs_dir), selection.runs)
-            beside = list(zip(panels.run_labels(selection.runs), selection.runs, strict=True))
+            beside = list(zip(run_labels(selection.runs), selection.runs, strict=True))
             _set_options(self.widgets["detail"], beside, selection.detailed)
             _set_options(self.widgets["metrics"], [(clean_text(name), name) for name in metrics], selection.metrics)
             _set_options(self.widgets["folds"], [(f"fold {fold}", fold) for fold in folds], selection.folds)

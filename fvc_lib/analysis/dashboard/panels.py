@@ -8,7 +8,7 @@ choice that it follows or a file that it reads has changed, so a slider answers 
 
 import fnmatch
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,8 @@ import polars as pl
 
 from fvc_lib.analysis.figures.theme import with_fold_highlighted
 from fvc_lib.analysis.pages.display import figure_bundle
-from fvc_lib.analysis.read.headline import run_marks, run_parameters, run_task
+from fvc_lib.analysis.read.headline import run_labels, run_parameters, run_task
 from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves, memory_samples, results, task_results
-from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.registry import Registry
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
@@ -86,14 +85,6 @@ def run_options(runs_dir: Path) -> list[tuple[str, RunPaths]]:
     """Every run under ``runs_dir`` by what it is called on a list, newest first; one that was copied in is there."""
     runs = list_runs(runs_dir)[::-1]
     return list(zip(run_labels(runs), runs, strict=True))
-
-
-def run_labels(runs: Sequence[RunPaths]) -> list[str]:
-    """``experiment / run_id · corpus · detector · what differs`` on one line each."""
-    return [
-        " · ".join(filter(None, (f"{path_to_text(run.experiment)} / {path_to_text(run.run_id)}", *mark)))
-        for run, mark in zip(runs, run_marks(runs), strict=True)
-    ]
 
 
 def metric_options(run: RunPaths) -> tuple[list[str], list[int]]:

@@ -597,8 +597,8 @@ def _row(run: RunPaths, headline: ReportHeadline, runs_dir: Path, mark: Sequence
         trouble="",
         headline=headline,
         report=_address(run.report_html, runs_dir) if run.report_html.is_file() else "",
-        about=" · ".join(filter(None, (headline.experiment, headline.model, wording.time_text(headline.started_utc)))),
-        differs=mark[2],
+        title=" · ".join(filter(None, mark)),
+        about=" · ".join(filter(None, (headline.experiment, wording.time_text(headline.started_utc)))),
         damaged=[path.name for path in (run.run_json, run.status_json) if not read_json_object(path)],
         records=_records(run, runs_dir),
     )

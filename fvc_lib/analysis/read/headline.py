@@ -490,7 +490,7 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
     """By what each of ``runs`` is told from the others on a list: corpus, detector, and how its parameters differ.
 
     A parameter that can change a number is named where its value is not the one that most of ``runs`` of its task have;
-    at most ``_MOST_MARKS`` of them.
+    at most ``_MOST_MARKS`` of them. Corpora of one name that hold other files have the beginning of their fingerprints.
     """
     asked = [_readable_parameters(run) for run in runs]
     usual: dict[tuple[str, str], str] = {}
@@ -500,12 +500,26 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
             counts = Counter(str(each.get(name)) for each in reversed(alike))  # of equally many the oldest run's
             usual[task, name] = counts.most_common(1)[0][0]
     marks = []
-    for run, each in zip(runs, asked, strict=True):
+    corpora = [_corpus_name(run, each) for run, each in zip(runs, asked, strict=True)]
+    contents = [_fingerprint(run) for run in runs]
+    known: dict[str, set[str]] = {}
+    for corpus, content in zip(corpora, contents, strict=True):
+        known.setdefault(corpus, set()).update(filter(None, [content]))
+    for each, corpus, content in zip(asked, corpora, contents, strict=True):
         named = [name for name in each if name not in _NO_MARKS and name not in NOT_HASHED | RETIRED.keys()]
         own = [f"{name} {each[name]}" for name in named if str(each[name]) != usual[run_task(each), name]]
         more = f", {len(own) - _MOST_MARKS} more" if len(own) > _MOST_MARKS else ""
-        marks.append((_corpus_name(run, each), _model_name(each) or "", ", ".join(own[:_MOST_MARKS]) + more))
+        shown = f"{corpus} {content[:6]}" if content and corpus and len(known[corpus]) > 1 else corpus
+        marks.append((shown, _model_name(each) or "", ", ".join(own[:_MOST_MARKS]) + more))
     return marks
+
+
+def run_labels(runs: Sequence[RunPaths]) -> list[str]:
+    """``corpus · detector · what differs · experiment / run_id`` on one line each."""
+    return [
+        " · ".join(filter(None, (*mark, f"{path_to_text(run.experiment)} / {path_to_text(run.run_id)}")))
+        for run, mark in zip(runs, run_marks(runs), strict=True)
+    ]
 
 
 def _readable_parameters(run: RunPaths) -> dict[str, object]:
@@ -517,9 +531,25 @@ def _readable_parameters(run: RunPaths) -> dict[str, object]:
 
 def _corpus_name(run: RunPaths, parameters: Mapping[str, object]) -> str:
     """As recorded, else the last part of its path; empty where neither is known."""
-    recorded, path = read_json_object(run.run_json).get("corpus"), parameters.get("corpus")
-    name = _text(recorded.get("name")) if isinstance(recorded, dict) else None
-    return name or (Path(path).name if isinstance(path, str) and path else "")
+    path = parameters.get("corpus")
+    return _recorded_name(_recorded_corpus(run)) or (Path(path).name if isinstance(path, str) and path else "")
+
+
+def _recorded_corpus(run: RunPaths) -> dict[str, object]:
+    recorded = read_json_object(run.run_json).get("corpus")
+    return recorded if isinstance(recorded, dict) else {}
+
+
+def _recorded_name(recorded: Mapping[str, object]) -> str | None:
+    """What the index calls the corpora; before there is one, and of the built-in corpus, what was recorded at first."""
+    corpora, name = recorded.get("corpora"), _text(recorded.get("name"))
+    if not isinstance(corpora, list) or not corpora or recorded.get("listing_sha256") == "":
+        return name
+    return " + ".join(map(str, corpora))
+
+
+def _fingerprint(run: RunPaths) -> str:
+    return _text(_recorded_corpus(run).get("fingerprint")) or ""
 
 
 def run_task(parameters: Mapping[str, object]) -> str:
@@ -591,10 +621,9 @@ def _model_name(asked: Mapping[str, object]) -> str | None:
 
 def corpus_text(run: RunPaths) -> str | None:
     """The name of a run's corpus and the beginning of its fingerprint; None where none is recorded."""
-    corpus = read_json_object(run.run_json).get("corpus")
-    if not isinstance(corpus, dict) or not (name := _text(corpus.get("name"))):
+    name, fingerprint = _recorded_name(_recorded_corpus(run)), _fingerprint(run)
+    if not name:
         return None
-    fingerprint = _text(corpus.get("fingerprint"))
     return f"{name}, fingerprint {fingerprint[:12]}" if fingerprint else f"{name}, not indexed yet"
 
 

@@ -415,15 +415,18 @@ def record_corpus(run: RunPaths) -> None:
 def _indexed(run: RunPaths) -> dict[str, object]:
     """``fingerprint``, over the contents of the files in the run's index, whatever they are called, and their number.
 
+    Of videos also ``corpora``: what the corpora that they are from are called.
+
     Nothing where there is no index yet, or one of annotations only.
     """
     import polars as pl
 
     for path in (run.index, run.images, run.video_texts):
         with contextlib.suppress(OSError, DataError, pl.exceptions.PolarsError):  # missing or damaged
-            table = pl.read_parquet(undamaged_content(path), columns=["content_sha256"])
+            table = pl.read_parquet(undamaged_content(path))
             contents = sorted(set(table["content_sha256"]))
-            return {"fingerprint": sha256_of_json(contents), "num_contents": len(contents)} if contents else {}
+            names = {"corpora": sorted(set(table["corpus"]))} if "corpus" in table.columns else {}
+            return {"fingerprint": sha256_of_json(contents), "num_contents": len(contents)} | names if contents else {}
     return {}
 
 
