@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import graphlib
-import importlib.metadata
 import re
 import subprocess
 import sys
@@ -119,12 +118,6 @@ def test_torchvision_and_timm_are_imported_nowhere():
     for path in MODULES:
         names = {n.split(".")[0] for n in all_imports(path)}
         assert not names & {"torchvision", "timm", "torchmetrics"}, path
-
-
-def test_the_version_is_said_once():
-    import fvc_lib
-
-    assert importlib.metadata.version("fvc_lib") == fvc_lib.__version__
 
 
 FILES = {"cfg", "conf", "csv", "feather", "html", "json", "lock", "pt", "py", "safetensors", "txt", "yaml"}

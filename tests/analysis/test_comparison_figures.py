@@ -1,5 +1,4 @@
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -40,12 +39,6 @@ def test_zero_is_drawn_and_in_the_middle_and_the_axis_says_which_side_is_better(
     assert figure.layout.xaxis.title.text == "Brier score, second run minus first (below 0: the second is better)"
 
 
-def test_n_and_confidence_stand_below_the_title(comparison: Comparison) -> None:
-    below = difference_figure(comparison).layout.title.subtitle.text
-    assert "n = 96 videos in 24 groups" in below
-    assert "95% cluster bootstrap" in below
-
-
 def test_names_are_text(comparison: Comparison) -> None:
     figure = difference_figure(comparison)
     assert figure.data[1].y == ("run_&lt;b&gt;<br>minus run_1.6",)
@@ -70,13 +63,3 @@ def test_without_a_pair_the_figure_says_why(make_run: MakeRun) -> None:
     reasons = difference_figure(compare(runs)).layout.title.subtitle.text.replace("<br>", " ")
     assert " | run_c: there are no predictions of fold 1 of 5" in reasons
     assert "Choose two" in difference_figure(compare(runs[:0])).layout.title.subtitle.text
-
-
-def test_a_pair_without_an_interval_is_a_point_without_a_bar(comparison: Comparison) -> None:
-    nan = float("nan")
-    pair = comparison.pairs[0]
-    bare = replace(pair, difference=replace(pair.difference, low=nan, high=nan), holm_p_value=nan, is_shown=False)
-    trace = difference_figure(replace(comparison, pairs=(bare,))).data[0]
-    assert (trace.error_x.array, trace.error_x.arrayminus) == ((0.0,), (0.0,))
-    undefined = replace(bare, difference=replace(bare.difference, value=nan))
-    assert difference_figure(replace(comparison, pairs=(undefined,))).data[0].x == (None,)

@@ -12,7 +12,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from fvc_lib.analysis.dashboard.dashboard import NO_FOLD, Controls, Dashboard, LiveRefresh, any_at_work, dashboard
+from fvc_lib.analysis.dashboard.dashboard import NO_FOLD, Controls, Dashboard, LiveRefresh, dashboard
 from fvc_lib.analysis.dashboard.panels import (
     MOST_METRICS,
     Panel,
@@ -23,7 +23,7 @@ from fvc_lib.analysis.dashboard.panels import (
     panels,
 )
 from fvc_lib.analysis.figures.theme import with_fold_highlighted
-from fvc_lib.analysis.pages.display import PLOTLY, figure_bundle
+from fvc_lib.analysis.pages.display import PLOTLY
 from fvc_lib.analysis.pages.notebook_html import WIDGET
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.errors import UsageError
@@ -143,12 +143,6 @@ def test_skipped_lines_are_told(runs: list[RunPaths]) -> None:
     assert "04_fold_training_fold_2" in notes[0]
 
 
-def test_a_figure_is_stored_small_and_without_html(runs: list[RunPaths]) -> None:
-    bundle = figure_bundle(shown("controls", default_selection(runs_dir(runs))))
-    assert set(bundle) == {PLOTLY, "text/plain"}
-    assert bundle["text/plain"].startswith("The model is")
-
-
 def test_refreshing_goes_on_until_nothing_is_at_work_and_then_says_so() -> None:
     looks, told = iter([True, True, False]), []
 
@@ -187,11 +181,6 @@ def test_refreshing_that_fails_says_why_and_one_that_is_stopped_says_nothing() -
 
     asyncio.run(live())
     assert told == ["Refreshing stopped: OSError: the disk is gone"]
-
-
-def test_a_run_that_only_says_it_is_running_is_not_waited_for(runs: list[RunPaths]) -> None:
-    write_json(runs[0].status_json, {"state": "running", "stages": {}})
-    assert not any_at_work(runs)
 
 
 @pytest.mark.fault(39)

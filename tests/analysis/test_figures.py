@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-import plotly.io
 import polars as pl
 import pytest
 
@@ -133,12 +132,6 @@ def test_every_figure_of_an_empty_run_says_why_it_is_empty(tmp_path_factory: pyt
         assert not figure.data
 
 
-def test_making_figures_changes_nothing_global(run: RunPaths) -> None:
-    before = plotly.io.templates.default, plotly.io.renderers.default
-    all_figures(run)
-    assert (plotly.io.templates.default, plotly.io.renderers.default) == before
-
-
 def test_a_share_that_never_moves_has_an_axis_from_nothing_to_all(run):
     curves = queries.learning_curves([run]).frame.filter(pl.col("metric") == "loss")
     flat = curves.with_columns(metric=pl.lit("top1"), value=pl.lit(0.25))
@@ -211,14 +204,6 @@ def test_memory_of_a_device_and_of_its_process_are_two_lines(tmp_path: Path) -> 
     assert queries.memory_peaks([run]).frame["peak_rss_bytes"].item() == 700_000_000
 
 
-def test_panels_are_one_per_fold_and_share_one_legend(run: RunPaths) -> None:
-    figure = learning_curves_figure(queries.learning_curves([run]).frame)
-    assert [note.text for note in figure.layout.annotations] == [f"fold {fold}" for fold in range(5)]
-    assert [trace.name for trace in figure.data if trace.showlegend] == ["train", "validation"]
-    assert len(figure.data) == 10
-    assert len(learning_curves_figure(queries.learning_curves([run]).frame, smoothing=0.5).data) == 20
-
-
 def test_smoothing_is_a_weighted_mean_of_what_came_before() -> None:
     values = pl.Series([1.0, 5.0, 2.0])
     weights = [np.array([0.6**k for k in range(n, -1, -1)]) for n in range(3)]
@@ -272,7 +257,3 @@ def test_long_findings_are_wrapped_and_the_figure_grows() -> None:
     assert long.layout.height > short.layout.height
     assert long.layout.margin.t > short.layout.margin.t
     assert long.layout.title.y < short.layout.title.y == 1
-
-
-def test_series_styles_do_not_repeat() -> None:
-    assert len({theme.series_style(position) for position in range(32)}) == 32

@@ -15,12 +15,10 @@ from fvc_lib.analysis.read.headline import (
     Score,
     interval_cautions,
     judge,
-    overall_scores,
     run_headline,
     run_labels,
     runs_table,
 )
-from fvc_lib.analysis.read.queries import results
 from fvc_lib.analysis.wording import source_name
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json, write_text
@@ -54,13 +52,6 @@ def test_the_standing_beside_the_best_honest_control(scores: list[Score], standi
     verdict = judge(scores)
     assert verdict.standing == standing
     assert (verdict.best_control.source if verdict.best_control else None) == best
-
-
-def test_scores_come_model_first_and_demonstrations_last(run: RunPaths) -> None:
-    sources = [score.source for score in overall_scores(results([run]).frame)]
-    assert sources[0] == "model"
-    assert sources[-1] == "group_lookup_by_row"
-    assert len(sources) == 7
 
 
 def test_the_headline_repeats_what_the_run_recorded(run: RunPaths) -> None:

@@ -73,20 +73,6 @@ def test_numbers_with_intervals_are_numbers_too() -> None:
     assert page.count('style="text-align:left">') == 3
 
 
-def test_text_says_itself_that_it_begins_at_the_left_and_numbers_do_not() -> None:
-    page = HtmlTable(pl.DataFrame({"source": ["model", None], "num_videos": [1, None]}))._repr_html_()
-    left = ' style="text-align:left"'
-    assert f'<th{left}>Source</th><th class="number">Videos</th>' in page
-    assert f'<td{left}>model</td><td class="number">1</td>' in page
-    assert f'<td class="missing"{left}>not recorded</td><td class="number missing">not recorded</td>' in page
-
-
-def test_plain_text_is_the_same_table_aligned() -> None:
-    table = HtmlTable(pl.DataFrame({"source": ["model", "constant"], "num_videos": [12_000, 5]}), caption="Both")
-    assert repr(table).splitlines() == ["Both", "Source    Videos", "model     12,000", "constant       5"]
-    assert table._repr_mimebundle_() == {"text/html": table._repr_html_(), "text/plain": repr(table)}
-
-
 def test_long_tables_say_what_they_leave_out() -> None:
     table = HtmlTable(pl.DataFrame({"n": range(250)}))
     assert "and 50 more rows" in table._repr_html_()

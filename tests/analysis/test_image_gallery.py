@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-import pytest
 from PIL import Image
 
 from fvc_lib.analysis.figures.gallery import (
@@ -113,13 +112,6 @@ def test_a_picture_that_is_gone_is_said_to_be_and_names_stay_text_in_the_report(
     assert "here are all of them" in gallery.caption
 
 
-def test_nothing_mistaken_is_a_sentence() -> None:
-    none = image_predictions_of(images_of()).clear()
-    gallery = mistaken_images(none, 30, 0, ROOT, read_picture)
-    assert gallery.caption == "0 of n = 30 test images are recognised wrongly."
-    assert pictures(gallery._repr_html_()) == []
-
-
 def test_an_output_stays_far_below_what_a_record_may_hold() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8)
     cards = tuple(Card(thumbnail(noise), "noise", f"picture {n}") for n in range(100))
@@ -146,9 +138,3 @@ def test_captions_are_shown_beside_their_references_right_and_wrong_ones() -> No
     assert written.count("(nothing was written)") == 2
     assert len(written) == 4
     assert all(card.lines[0].startswith("reference: a red circle") for card in gallery.cards)
-
-
-@pytest.mark.parametrize("right", [True, False])
-def test_with_captions_of_one_kind_alone_there_are_still_as_many(right: bool) -> None:
-    captions = captions_of(pairs_of()).with_columns(caption=pl.col("references") if right else pl.lit("no"))
-    assert len(caption_gallery(captions, read_clip, count=5).cards) == 5

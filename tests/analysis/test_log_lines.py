@@ -153,12 +153,6 @@ def test_a_file_that_cannot_be_opened_is_named_and_the_others_are_read(tmp_path:
     assert "gone.jsonl could not be read: No such file" in answer.notes[0]
 
 
-def test_no_files_give_an_empty_frame_with_its_columns() -> None:
-    frame = read_log_lines([], METRIC_LINES).frame
-    assert frame.height == 0
-    assert frame.schema["value"] == pl.Float64
-
-
 @given(
     st.lists(st.sampled_from([*BROKEN, metric_line(8), b"\xc3", b"x" * 90]), min_size=1, max_size=30),
     st.integers(1, 400),

@@ -43,13 +43,6 @@ def test_near_the_limit_a_smaller_batch_or_a_larger_limit_is_named_in_numbers(ru
     assert "gradient_checkpointing" in changes(run, batch_size=1)[0]
 
 
-def test_a_stage_that_does_not_train_has_no_batch_to_lower(run: RunPaths) -> None:
-    StoryWriter(run, "01_data_index", None).sample(1900, "setup")
-    assert changes(run, batch_size=8) == [
-        "Give it more memory: a limit of FVC_MEM_GB=2.4 (or --mem=2300M) would leave room."
-    ]
-
-
 def test_room_is_offered_as_a_larger_batch_and_a_smaller_limit(run: RunPaths) -> None:
     StoryWriter(run, budget_mb=4000).sample(500, "setup").sample(900, epoch=1)
     larger, smaller = changes(run, batch_size=4, effective_batch_size=16)
@@ -76,13 +69,6 @@ def test_the_micro_batch_that_events_tell_counts_before_the_one_asked_for(run: R
     writer = StoryWriter(run, budget_mb=4000).sample(500, "setup")
     writer.event("preflight", predicted_peak_mb=800.0, micro_batch=2, micro_batch_planned=2).sample(900)
     assert "-p batch_size 4 would" in changes(run, batch_size=8)[0]
-
-
-def test_workers_are_named_where_they_hold_much_of_a_full_budget(run: RunPaths) -> None:
-    StoryWriter(run).sample(500, "setup").sample(1500, children_mb=800)
-    told = run_advice(run_memory(run), {"num_workers": 4})
-    assert told[0].seen == "Worker processes hold 53% of the peak (800 MB, about 200 MB each)."
-    assert "-p num_workers" in told[0].change
 
 
 def measured_run(
@@ -137,15 +123,6 @@ def test_a_training_that_was_lowered_to_fill_its_budget_is_told_once_what_would_
     assert "lowered the micro-batch from 8 to 2" in told[0].seen
     assert told[0].change == ("The result stays the same; a limit of FVC_MEM_GB=2.5 (or --mem=2400M) would leave room.")
     assert sum("FVC_MEM_GB" in advice.change for advice in told) == 1
-
-
-def test_where_nothing_stands_out_nothing_is_made_up(run: RunPaths) -> None:
-    StoryWriter(run).sample(500, "setup").sample(1400)
-    assert changes(run) == ["Leave it as it is."]
-
-
-def test_without_samples_nothing_is_said(run: RunPaths) -> None:
-    assert changes(run) == ["Nothing can be said before a stage has run."]
 
 
 def test_the_reports_head_tells_what_is_recorded_and_nothing_else(tmp_path: Path, run: RunPaths) -> None:

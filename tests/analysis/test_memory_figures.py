@@ -49,14 +49,6 @@ def test_nothing_recorded_is_said(draw: Draw, run: RunPaths) -> None:
 
 
 @pytest.mark.parametrize("draw", FIGURES)
-def test_one_sample_of_a_run_still_going_is_enough(draw: Draw, run: RunPaths) -> None:
-    StoryWriter(run).sample(500, "setup", seconds=0)
-    draw(run_memory(run))
-    StoryWriter(run, clock=1).sample(500, epoch=1).event("near_limit")
-    draw(run_memory(run))
-
-
-@pytest.mark.parametrize("draw", FIGURES)
 def test_names_are_text(draw: Draw, run: RunPaths) -> None:
     hostile = "<a href='http:x'>b</a>".replace("/", "|")
     writer = StoryWriter(run, stage=hostile)

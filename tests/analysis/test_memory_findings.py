@@ -4,7 +4,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.memory.findings import MemoryFindings, parts_sentence, peak_sentence, run_memory
+from fvc_lib.analysis.memory.findings import MemoryFindings, parts_sentence, run_memory
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter, troubled_run
 
@@ -62,16 +62,6 @@ def test_measuring_beforehand_is_told_apart_from_the_work(run: RunPaths) -> None
     assert found.before_training_mb(found.peak) == 500
 
 
-def test_a_stage_without_phases_is_not_called_set_up(run: RunPaths) -> None:
-    StoryWriter(run, "01_data_index", None).sample(1900, "setup").event("near_limit", phase="setup", used_mb=1900.0)
-    StoryWriter(run).sample(500, "setup")
-    found = run_memory(run)
-    assert found.peaks.select("stage", "phase").rows() == [
-        ("01_data_index", "whole_stage"), ("04_fold_training", "setup")]  # fmt: skip
-    assert found.near_limit["phase"].to_list() == ["whole_stage"]
-    assert peak_sentence(found).endswith("in 01_data_index, whole stage")
-
-
 def test_a_high_water_mark_of_an_earlier_attempt_does_not_count_again(run: RunPaths) -> None:
     writer = StoryWriter(run).sample(500, "setup").sample(600, "train").sample(900, "train", highest_mb=1200)
     writer.resume().sample(400, "setup", highest_mb=400).sample(450, "train", highest_mb=450)
@@ -91,13 +81,6 @@ def test_an_accelerator_is_told_from_the_process_it_belongs_to(run: RunPaths) ->
     device = one(found.peaks, place="cuda:0")
     assert (device["used_mb"], device["reserved_mb"], device["usage_percent"]) == (6000, 6500, 75)
     assert found.peak["place"] == "cuda:0"  # nearer to its own limit, though a line of the process came first
-
-
-def test_a_log_with_lines_of_a_device_alone_still_tells_of_the_process(run: RunPaths) -> None:
-    StoryWriter(run).sample(3000, device="cuda:0", rss_mb=800)
-    found = run_memory(run)
-    assert one(found.peaks, place="process")["used_mb"] == 800
-    assert one(found.peaks, place="process")["usage_percent"] is None
 
 
 def test_spells_above_the_limit_are_the_runs_of_samples_above_it(run: RunPaths) -> None:
@@ -134,12 +117,6 @@ def test_each_shortage_says_what_was_done(run: RunPaths) -> None:
     ]  # fmt: skip
 
 
-def test_a_shortage_is_not_mended_by_another_folds_restoration(run: RunPaths) -> None:
-    StoryWriter(run, fold=0).sample(1).event("out_of_memory", where="optimizer_step", micro_batch=4)
-    StoryWriter(run, fold=1).sample(1).event("policy").event("step_restored", to_step=1, lost_steps=1)
-    assert run_memory(run).out_of_memory["done"].to_list() == ["no remedy recorded"]
-
-
 def test_a_prediction_is_held_against_training_and_validation_only(run: RunPaths) -> None:
     writer = StoryWriter(run).sample(1500, "setup").event("preflight", predicted_peak_mb=900.0, used_mb=1.0)
     writer.sample(800, "train").sample(1000, "validation").sample(1900, "test")
@@ -154,23 +131,11 @@ def test_a_prediction_is_off_beyond_a_quarter(run: RunPaths, predicted: float, o
     assert run_memory(run).predictions["is_off"].to_list() == [off]
 
 
-def test_each_attempt_has_its_own_prediction(run: RunPaths) -> None:
-    writer = StoryWriter(run).sample(1, "setup").event("preflight", predicted_peak_mb=900.0).sample(1000)
-    writer.resume().sample(1, "setup").event("preflight", predicted_peak_mb=500.0).sample(600)
-    assert run_memory(run).predictions["measured_mb"].to_list() == [1000, 600]
-
-
 def test_a_prediction_for_an_accelerator_is_held_against_it(run: RunPaths) -> None:
     writer = StoryWriter(run).sample(1, "setup").event("preflight", predicted_peak_mb=5000.0)
     writer.sample(700).sample(4000, device="cuda:0", rss_mb=600)
     row = run_memory(run).predictions.row(0, named=True)
     assert (row["place"], row["measured_mb"], row["error_percent"]) == ("cuda:0", 4000, 25)
-
-
-def test_before_training_a_prediction_stands_alone(run: RunPaths) -> None:
-    StoryWriter(run).sample(1, "setup").event("preflight", predicted_peak_mb=900.0)
-    row = run_memory(run).predictions.row(0, named=True)
-    assert (row["measured_mb"], row["error_percent"], row["is_off"]) == (None, None, None)
 
 
 def test_growth_is_judged_for_each_training_of_each_attempt(troubled: MemoryFindings) -> None:
@@ -180,19 +145,3 @@ def test_growth_is_judged_for_each_training_of_each_attempt(troubled: MemoryFind
     assert set(others.select("attempt", "phase", "verdict").rows()) == {
         (1, "train", "too few epochs"), (2, "train", "no leak"), (2, "control_train", "no leak"),
     }  # fmt: skip
-
-
-def test_stages_can_be_left_out(tmp_path: Path) -> None:
-    run = troubled_run(tmp_path / "e" / "run_x")
-    found = run_memory(run, leave_out=["04_fold_training"])
-    assert found.usage["stage"].unique().sort().to_list() == ["01_data_index", "02_folds"]
-    assert found.events.is_empty()
-
-
-def test_an_empty_run_has_empty_findings(run: RunPaths) -> None:
-    found = run_memory(run)
-    assert found.peak is None
-    for frame in (found.usage, found.events, found.peaks, found.near_limit, found.growth, found.out_of_memory):
-        assert frame.is_empty()
-    assert found.predictions.is_empty()
-    assert found.notes == ()

@@ -38,14 +38,6 @@ def test_a_clock_that_jumps_back_does_not_turn_time_round(run: RunPaths, timed: 
     assert seconds == ([1, 2, 3, 4] if timed else [0, 1, 1, 2])
 
 
-def test_a_clock_that_jumps_forward_adds_nothing_where_the_sampler_had_its_own(run: RunPaths) -> None:
-    writer = StoryWriter(run).sample(1)
-    writer.wall += 7200
-    writer.sample(2)
-    assert samples(run)["seconds"].to_list() == [1, 2]
-    assert samples(run)["attempt"].to_list() == [1, 1]
-
-
 def test_each_attempt_goes_on_where_the_one_before_ended(run: RunPaths) -> None:
     writer = StoryWriter(run).sample(1).sample(2).resume(pause=86400).sample(3).sample(4)
     writer.resume().sample(5, seconds=0.25)
@@ -60,21 +52,6 @@ def test_coming_back_to_setup_is_no_new_attempt_and_a_start_after_a_moment_is_on
     writer.sample(4, "train").resume().sample(5, "setup", seconds=9)
     assert samples(run)["attempt"].to_list() == [1, 1, 1, 1, 2]
     assert samples(run)["seconds"].to_list() == [1, 2, 3, 4, 13]
-
-
-def test_setting_up_goes_on_after_the_preflight_whatever_the_wall_clock_did_meanwhile(run: RunPaths) -> None:
-    writer = StoryWriter(run).sample(1, "setup").sample(2, "preflight")
-    writer.wall += 0.02
-    writer.sample(3, "setup").sample(4, "train")
-    assert samples(run)["attempt"].to_list() == [1, 1, 1, 1]
-
-
-def test_a_log_that_began_before_the_samplers_clock_goes_on_with_it(run: RunPaths) -> None:
-    old = StoryWriter(run, timed=False).sample(1).sample(2)
-    StoryWriter(run, wall=old.wall + 60).sample(3)
-    frame = samples(run)
-    assert frame["seconds"].to_list() == [0, 1, 2]
-    assert frame["attempt"].to_list() == [1, 1, 2]
 
 
 def test_files_of_one_run_have_clocks_of_their_own(run: RunPaths) -> None:
@@ -99,18 +76,6 @@ def test_an_event_stands_at_its_own_moment_in_its_own_attempt(run: RunPaths) -> 
     writer.resume().sample(3).sample(4).event("near_limit", seconds=0.75)
     assert events(run)["seconds"].to_list() == [1.5, 4.75]
     assert events(run)["attempt"].to_list() == [1, 2]
-
-
-def test_an_event_after_a_jump_of_the_clock_is_still_of_its_attempt(run: RunPaths) -> None:
-    writer = StoryWriter(run).sample(1, seconds=2).resume().sample(2)
-    writer.wall -= 3000
-    writer.sample(3).event("micro_batch")
-    assert events(run).select("attempt", "seconds").row(0) == (2, 4.0)
-
-
-def test_events_without_samples_keep_the_samplers_time(run: RunPaths) -> None:
-    StoryWriter(run).event("policy", seconds=2.5)
-    assert events(run).select("attempt", "seconds").row(0) == (1, 2.5)
 
 
 def test_an_events_numbers_are_columns_and_its_details_stay_whole(run: RunPaths) -> None:
@@ -145,11 +110,6 @@ def test_odd_events_cost_their_numbers_and_not_the_answer(run: RunPaths) -> None
     assert answer.notes == (
         "3 lines of 6 could not be read and are left out (run_x/04_fold_training_fold_0.jsonl: lines 4, 5, 6).",
     )
-
-
-def test_free_sql_sees_events(run: RunPaths) -> None:
-    StoryWriter(run).sample(1).event("near_limit").event("near_limit")
-    assert queries.ask_sql([run], "SELECT count(*) FROM memory_events WHERE kind = 'near_limit'").frame.item() == 2
 
 
 def test_what_the_sampler_writes_is_what_is_read(run: RunPaths) -> None:

@@ -8,7 +8,7 @@ from click.testing import CliRunner, Result
 
 from fvc_lib.analysis.memory.report import main
 from fvc_lib.services.run_paths import RunPaths
-from tests.analysis.memory_story import StoryWriter, troubled_run
+from tests.analysis.memory_story import troubled_run
 
 
 def report(*arguments: object) -> Result:
@@ -95,20 +95,6 @@ def test_a_log_that_was_only_just_opened_has_nothing_yet(tmp_path: Path) -> None
         shown = report(subject)
         assert shown.exit_code == 0
         assert shown.stdout.splitlines()[1:] == ["", "No memory samples are recorded."]
-
-
-def test_no_sentence_ends_twice(troubled: RunPaths, tmp_path: Path) -> None:
-    StoryWriter(RunPaths(tmp_path / "e" / "run_y")).event("policy")
-    for subject in (troubled.root, tmp_path / "e" / "run_y"):
-        shown = report(subject)
-        assert shown.exit_code == 0
-        assert ".." not in shown.stdout
-
-
-def test_help_teaches_by_example() -> None:
-    shown = report("--help").stdout
-    assert "python -m fvc_lib.analysis.memory.report runs/demo/run_" in shown
-    assert "Exit codes: 0 reported, 2" in shown.replace("\n  ", " ")
 
 
 def test_it_needs_no_terminal_and_no_unicode(troubled: RunPaths) -> None:

@@ -1,6 +1,5 @@
 """What of an export needs no MLflow."""
 
-import json
 import re
 import sys
 
@@ -22,7 +21,6 @@ from fvc_lib.command_line.commands import export_mlflow, export_when_asked
 from fvc_lib.command_line.main import Commands
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from tests.analysis.mlflow_store import shorten
 from tests.analysis.task_runs import write_image_run, write_video_text_run
 
 TRAINING = "04_fold_training"
@@ -37,14 +35,6 @@ def test_without_mlflow_the_error_names_the_command_that_installs_it(run, monkey
 def test_the_default_is_the_variable_or_a_database_beside_the_runs(tmp_path):
     assert default_tracking_uri(tmp_path, {}) == f"sqlite:///{tmp_path}/mlflow.db"
     assert default_tracking_uri(tmp_path, {"MLFLOW_TRACKING_URI": "http://x"}) == "http://x"
-
-
-def test_a_fold_that_has_not_begun_has_no_run(make_run):
-    run = shorten(make_run(), 1)
-    status = json.loads(run.status_json.read_text())
-    status["stages"] |= {f"{TRAINING}_fold_1": {"state": "pending"}, f"{TRAINING}_fold_2": {"state": "running"}}
-    run.status_json.write_text(json.dumps(status))
-    assert [fold.name for fold in run_content(run).folds] == ["fold 0", "fold 2"]
 
 
 def test_an_unknown_run_is_a_usage_error(tmp_path):
@@ -102,11 +92,6 @@ def test_a_hostile_name_becomes_one_part_of_a_key(name):
     assert key == f"train/{part}"
     assert re.fullmatch(r"[\w.\- ]+", part)
     assert part not in (".", "..")
-
-
-def test_usual_names_stay_as_they_are():
-    assert key_of("validation", "roc_auc") == "validation/roc_auc"
-    assert key_of("train", "max_xyz 0.5-a") == "train/max_xyz 0.5-a"
 
 
 def test_names_that_are_too_long_stay_apart():

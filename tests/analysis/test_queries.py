@@ -28,13 +28,6 @@ def test_learning_curves_hold_every_logged_value_in_step_order(run: RunPaths) ->
     assert curve["stage"].unique().to_list() == ["04_fold_training"]
 
 
-def test_learning_curves_can_be_narrowed(run: RunPaths) -> None:
-    frame = queries.learning_curves([run], metrics=["roc_auc"], phases=["validation"], folds=[1, 3]).frame
-    assert set(frame["fold"]) == {1, 3}
-    assert set(frame["metric"]) == {"roc_auc"}
-    assert queries.learning_curves([run], metrics=["' OR 1=1 --"]).frame.is_empty()
-
-
 LOGGED = st.tuples(
     st.integers(1, 3),
     st.integers(0, 4),
@@ -107,14 +100,6 @@ def test_predictions_are_all_folds_in_order_and_nothing_else(run: RunPaths) -> N
     assert answer.frame["fold"].is_sorted()
 
 
-def test_runs_are_compared_in_the_order_they_were_chosen(make_run: Callable[..., RunPaths]) -> None:
-    first, second = make_run(), make_run(name="run_20250305_000000_abcdef02", seed=4, skill=0.2)
-    rows = queries.compare_runs([second, first], metrics=["brier_score", "roc_auc"]).frame
-    assert rows.select("run_id", "metric").rows() == [
-        (run.run_id, metric) for run in (second, first) for metric in ("brier_score", "roc_auc")
-    ]
-
-
 def test_index_counts_agree_with_counting_by_hand(run: RunPaths) -> None:
     index = tables.read_table(run.index, tables.INDEX)
     for by in ("codec", "platform", "size"):
@@ -126,17 +111,6 @@ def test_index_counts_agree_with_counting_by_hand(run: RunPaths) -> None:
     assert row["num_videos"].item() == real.height
     assert row["num_groups"].item() == real["group_id"].n_unique()
     assert "not known" in queries.index_counts(run, "platform").frame["value"].to_list()
-
-
-def test_an_unknown_column_is_refused_with_the_known_ones(run: RunPaths) -> None:
-    with pytest.raises(ValueError, match="'codec; DROP', wanted one of video_id"):
-        queries.index_counts(run, "codec; DROP")
-
-
-def test_fold_balance_counts_every_video_once(run: RunPaths) -> None:
-    balance = queries.fold_balance(run).frame
-    assert balance["num_videos"].sum() == 96
-    assert balance["num_groups"].sum() == 24
 
 
 def test_augmentation_counts_leave_out_the_originals_and_say_what_they_could_not_read(run: RunPaths) -> None:

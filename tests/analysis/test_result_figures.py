@@ -23,8 +23,6 @@ from fvc_lib.analysis.figures.roc_and_calibration import (
     binned_shares,
     calibration_figure,
     pr_band,
-    pr_figure,
-    risk_coverage_figure,
     share_of_fakes,
 )
 from fvc_lib.analysis.figures.training import BEFORE, pipeline_figure, pipeline_spans
@@ -72,10 +70,6 @@ def test_the_area_under_each_folds_precision_curve_is_its_average_precision(seed
     assert within_folds(share_of_fakes, folds)(labels, scores) == pytest.approx(np.average(shares, weights=weights))
 
 
-def test_without_fakes_or_reals_there_is_no_precision_to_show(predictions: pl.DataFrame) -> None:
-    assert "nothing to show" in title(pr_figure(predictions.filter(pl.col("label") == "real")))
-
-
 def test_bins_hold_the_shares_and_one_group_gives_no_interval() -> None:
     labels = np.array([0, 0, 1, 1, 1, 0], np.int64)
     scores = np.array([0.11, 0.12, 0.15, 0.91, 0.95, 0.99])
@@ -99,27 +93,6 @@ def test_calibration_is_shown_before_and_after_the_temperature(predictions: pl.D
     assert {"Before temperature", "Score"} <= {trace.name for trace in figure.data}
 
 
-def test_the_last_point_of_the_risk_curve_is_the_error_rate(predictions: pl.DataFrame) -> None:
-    wrong = ((predictions["score"] >= predictions["threshold"]) != (predictions["label"] == "fake")).mean()
-    figure = risk_coverage_figure(predictions, replicates=20)
-    curve = next(trace for trace in figure.data if trace.name == "Model")
-    assert curve.y[-1] == pytest.approx(wrong)
-    assert title(figure).startswith(f"Deciding every video, {wrong:.0%} are wrong")
-
-
-def test_small_slices_are_pale_and_say_that_they_are_small(run: RunPaths) -> None:
-    slices = tables.read_table(run.slices, tables.SLICES)
-    figure = slices_figure(slices)
-    ticks = [trace.y[1][0] for trace in figure.data]
-    small = slices.filter("is_small").height
-    assert 0 < small < slices.height
-    assert sum("small" in tick for tick in ticks) == small
-    assert all(f"n = {n}" in "".join(ticks) for n in slices["num_videos"])
-    pale = {trace.marker.color == "white" for trace in figure.data if "small" in trace.y[1][0]}
-    assert pale == {True}
-    assert f"n = {96} videos" in figure.layout.title.subtitle.text
-
-
 def test_slices_of_one_class_or_none_at_all_are_said_in_words(run: RunPaths) -> None:
     slices = tables.read_table(run.slices, tables.SLICES)
     nothing = pl.lit(None, pl.Float64)
@@ -127,13 +100,6 @@ def test_slices_of_one_class_or_none_at_all_are_said_in_words(run: RunPaths) -> 
     assert title(figure).startswith("Every slice is too small")
     assert {"one class only"} == {note.text for note in figure.layout.annotations}
     assert "nothing to show" in title(slices_figure(slices.clear()))
-
-
-def test_slices_that_are_alike_are_not_called_lowest_and_highest(run: RunPaths) -> None:
-    slices = tables.read_table(run.slices, tables.SLICES).with_columns(is_small=pl.lit(value=False))
-    alike = slices_figure(slices.with_columns(number=pl.lit(0.999)))
-    assert title(alike) == f"ROC AUC is 1.00 in each of the {len(alike.data)} slices that are large enough"
-    assert "is lowest for" in title(slices_figure(slices))
 
 
 def test_every_metric_is_told_by_video_and_by_group(run: RunPaths) -> None:

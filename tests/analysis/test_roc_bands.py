@@ -43,16 +43,6 @@ def test_the_mean_curve_is_the_folds_curves_weighted_by_pairs(seed: int) -> None
     assert band.area == pytest.approx(np.average(areas, weights=weights))
 
 
-def test_the_band_holds_the_curve_and_repeats() -> None:
-    rows = sample(3)
-    band, again = (roc_band(*rows, replicates=300, seed=5) for _ in range(2))
-    assert band.has_interval
-    np.testing.assert_array_equal(band.low, again.low)
-    assert (band.low <= band.high).all()
-    middle = (band.grid > 0.1) & (band.grid < 0.9)
-    assert ((band.low <= band.mean) & (band.mean <= band.high))[middle].mean() > 0.95
-
-
 def test_a_class_of_one_group_has_no_band_as_it_has_no_interval() -> None:
     labels, scores, groups, folds = sample(3)
     groups = np.where(labels == 0, "all reals", groups)

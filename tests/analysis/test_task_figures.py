@@ -16,11 +16,7 @@ from fvc_lib.analysis.figures.tasks import (
     beside_controls_figure,
     class_table,
     metric_and_control_table,
-    part_table,
-    rejected_table,
     runs_beside_controls_figure,
-    sweep_shown,
-    target_table,
     training_means,
 )
 from fvc_lib.analysis.figures.video_text import chance_within, found_within_figure, parts_table, text_use_figure
@@ -34,8 +30,6 @@ from tests.analysis.task_runs import (
     images_of,
     pairs_of,
     ranks_of,
-    rejected,
-    sweep_of,
     target_predictions_of,
     targets_of,
     video_text_results_of,
@@ -162,12 +156,6 @@ def test_predicted_numbers_stand_in_their_unit_beside_the_mean() -> None:
     assert means["mass"] == pytest.approx(known["value"].mean())
 
 
-def test_what_did_not_fit_and_what_was_not_tried_is_said() -> None:
-    table = sweep_shown(sweep_of())
-    assert table["fits"].to_list()[:5] == ["yes", "yes", "yes", "no", "not known"]
-    assert table["remark"][3] == "memory ended: killed"
-
-
 def test_the_models_numbers_stand_above_their_best_controls() -> None:
     shown = [("all", "top1"), ("target:calories", "r2"), ("all", "not_there")]
     figure = beside_controls_figure(RESULTS, shown, counted=("image", "images"))
@@ -178,14 +166,6 @@ def test_the_models_numbers_stand_above_their_best_controls() -> None:
         video_text_results_of(), [("video_to_text", "recall@1")], counted=("query", "queries")
     )
     assert title(texts) == "Recall@1, video to text is 0.720 [0.620, 0.820]; chance reaches 0.067"
-
-
-def test_an_interval_without_end_leaves_the_others_their_room() -> None:
-    wild = RESULTS.with_columns(low=pl.when(pl.col("metric") == "r2").then(-35.0).otherwise("low"))
-    figure = beside_controls_figure(wild, [("all", "top1"), ("target:mass", "r2")], counted=("image", "images"))
-    assert figure.layout.xaxis.range[0] == pytest.approx(-1.03)
-    assert figure.data[2].x[0] - figure.data[2].error_x.arrayminus[0] == pytest.approx(-1)
-    assert any("[-35.000, " in note.text for note in figure.layout.annotations)
 
 
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), min_size=1, max_size=6))
@@ -214,25 +194,6 @@ def test_the_curves_count_the_queries_that_found_theirs() -> None:
     assert figure.data[0].y[-1] == figure.data[1].y[-1] == 1
     wide = ranks.with_columns(num_candidates=pl.lit(100_000, pl.Int64))
     assert all(len(trace.x) <= 400 for trace in found_within_figure(wide).data)
-
-
-def test_texts_are_counted_by_the_videos_they_stand_beside() -> None:
-    figure = text_use_figure(PAIRS)
-    assert title(figure) == "20 of 40 texts stand beside more than one video"
-    assert list(figure.data[0].y) == [20, 20]
-
-
-def test_the_parts_of_a_split_are_counted_also_empty_ones() -> None:
-    table = part_table(IMAGES.filter(pl.col("part") != "validation"), {"num_groups": "group_id"})
-    assert table.rows() == [("train", "made", 70, 35), ("validation", "none", 0, 0), ("test", "made", 30, 15)]
-
-
-def test_numbers_and_refusals_are_counted() -> None:
-    table = target_table(IMAGES, TARGETS)
-    assert table["target"].to_list() == ["calories", "mass"]
-    assert table["num_images"].to_list() == [96, 96]
-    left_out = rejected_table(rejected())
-    assert left_out.select("reason", "number").rows() == [("unreadable", 3), ("unknown_class", 1)]
 
 
 def test_a_table_has_a_column_for_each_control_and_says_which_way_is_better() -> None:

@@ -10,12 +10,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, writes
 
 from fvc_lib.analysis.dashboard.dashboard import Dashboard
 from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, default_selection, is_nothing, panels
-from fvc_lib.analysis.figures.theme import STANDING_COLORS
-from fvc_lib.analysis.memory.findings import run_memory
 from fvc_lib.analysis.mlflow.export import run_tags
-from fvc_lib.analysis.pages.display import HtmlTable
-from fvc_lib.analysis.pages.notebook_html import clean_html
-from fvc_lib.analysis.pages.report import interval_bar, summary_lines, write_run_report, write_runs_index
+from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
 from fvc_lib.analysis.read.headline import Score, judge, run_headline, runs_table, task_scores
 from fvc_lib.analysis.read.queries import SQL_TABLES, ask_sql
 from fvc_lib.analysis.read.run_comparison import compare
@@ -156,15 +152,6 @@ def test_images_tested_on_their_numbers_only_are_counted_beside_those_with_a_cla
     assert told in "\n".join(summary_lines(run))
 
 
-def test_the_list_notices_a_changed_result(task_run: RunPaths) -> None:
-    runs_dir = task_run.root.parent.parent
-    write_runs_index(runs_dir)
-    changed = pl.read_ipc(task_run.task_results.read_bytes()).with_columns(value=pl.col("value") - 0.111)
-    write_table(changed, TASK_RESULTS, task_run.task_results)
-    value = run_headline(task_run).model_score.value
-    assert f"{value:.3f}" in write_runs_index(runs_dir).read_text(encoding="utf-8")
-
-
 def test_all_tasks_stand_in_one_table_of_runs(make_run: Callable[..., RunPaths], tmp_path: Path) -> None:
     run = make_run()
     runs_dir = run.root.parent.parent
@@ -245,16 +232,6 @@ def test_before_there_are_results_a_panel_says_so_or_keeps_away(task: str, task_
     assert shown["captions"] == NOTHING
 
 
-def test_the_standing_has_the_colour_of_the_figures_beside_its_word(tmp_path: Path) -> None:
-    write_image_run(tmp_path)
-    weak = write_image_run(tmp_path, "run_20250307_101500_abcdef04")
-    write_table(image_results_of(top1=0.2), TASK_RESULTS, weak.task_results)
-    html = HtmlTable(runs_table(tmp_path).frame.select("run_id", "standing"))._repr_html_()
-    for standing in ("above control", "not above control"):
-        assert f'<span style="color:{STANDING_COLORS[standing]};font-weight:600">{standing}</span>' in html
-    assert clean_html(html).count("color:") == 2  # on the offline pages as well
-
-
 def title(figure: go.Figure) -> str:
     return str(figure.layout.title.text).replace("<br>", " ")
 
@@ -273,12 +250,6 @@ def test_tables_of_all_tasks_can_be_asked_in_sql(tmp_path: Path) -> None:
             assert SQL_TABLES[name]([run]).notes == ()
 
 
-def test_the_memory_report_knows_the_stage(task: str, task_run: RunPaths) -> None:
-    found = run_memory(task_run)
-    assert found.peaks["stage"].to_list() == [{"image": "10_image_recognition", "video_text": "20_video_text"}[task]]
-    assert found.notes == ()
-
-
 def test_tags_for_mlflow_say_what_was_judged(task: str, task_run: RunPaths) -> None:
     tags = run_tags(run_headline(task_run), {})
     assert tags["fvc.num_images" if task == "image" else "fvc.num_texts"] == "30"
@@ -291,10 +262,3 @@ def test_dev_mode_is_said_beside_the_number(tmp_path: Path) -> None:
     config = resolve_config({"task": "image", "dev_samples_per_class": 20}, environ={})
     run.params_yaml.write_text(config.to_yaml())
     assert "Trained in dev mode, on at most 20 images of each class." in run_headline(run).cautions
-
-
-def test_a_value_outside_the_drawing_stays_at_its_edge() -> None:
-    drawn = interval_bar(Score("model", -3.0, -5.0, 0.4), control=-0.2)
-    assert 'cx="0.00%"' in drawn
-    assert 'x2="40.00%"' in drawn
-    assert "-500" not in drawn

@@ -2,7 +2,6 @@ import hashlib
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib.corpus.copies.groups import GroupMember, join_groups
@@ -49,11 +48,6 @@ def test_stated_names_that_look_like_made_up_ones_stay_apart() -> None:
     assert ids[4] == "f1+1 more"
     assert len({ids[0], ids[1], ids[2], ids[4]}) == 4
     assert ids[2] == ids[3]
-
-
-def test_a_position_out_of_range_is_refused() -> None:
-    with pytest.raises(IndexError):
-        join_groups([member("a")], [(0, 1)])
 
 
 MEMBERS = st.lists(
@@ -112,18 +106,6 @@ def test_ids_and_merges_do_not_depend_on_order(members: list[GroupMember], data:
     second = join_groups([members[place] for place in order], [(moved[b], moved[a]) for a, b in reversed(pairs)])
     assert [first.group_ids[place] for place in order] == list(second.group_ids)
     assert first.merges == second.merges
-
-
-@given(MEMBERS)
-def test_each_merge_lowers_the_number_of_groups_by_one(members: list[GroupMember]) -> None:
-    grouping = join_groups(members)
-    by_source: defaultdict[str, set[str]] = defaultdict(set)
-    for one in members:
-        by_source[one.source_id] |= {one.stated_group} - {None}  # type: ignore[arg-type]
-    apart = {group for groups in by_source.values() for group in groups} | {
-        source for source, groups in by_source.items() if not groups
-    }
-    assert len(set(grouping.group_ids)) == len(apart) - len(grouping.merges)
 
 
 def test_fvc2018_cascades_that_share_a_video_are_one_group(shared: Path) -> None:

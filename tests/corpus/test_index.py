@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib.corpus.folds import make_folds
-from fvc_lib.corpus.index import IndexReport, build_index, no_loss, video_ids
+from fvc_lib.corpus.index import IndexReport, build_index, video_ids
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_file
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.tables import INDEX, REJECTED, read_table
@@ -278,15 +278,6 @@ class TestRefusals:
         assert build.index.height == 3
         assert build.rejected.height == 3
 
-    def test_no_readable_video(self, tmp_path: Path, build: Built) -> None:
-        for name in ("real/a.mp4", "fake/b.mp4"):
-            (tmp_path / "corpus" / name).parent.mkdir(parents=True)
-            (tmp_path / "corpus" / name).touch()
-        with pytest.raises(DataError, match=r"no usable labelled video \(2 x unreadable\)"):
-            build(tmp_path / "corpus", max_rejected_share=1.0)
-        assert build.index.is_empty()
-        assert build.rejected.height == 2
-
     def test_what_lies_outside_is_not_to_be_repaired(self, tmp_path: Path, make_video: MakeVideo, build: Built) -> None:
         make_video(tmp_path / "elsewhere/a.mp4", 1)
         manifest = write_manifest(tmp_path / "m/list.csv", ("../elsewhere/a.mp4", "real", ""))
@@ -328,9 +319,6 @@ class TestRefusals:
         report = build(write_manifest(tmp_path / "m.csv", *rows), max_rejected_share=0.0)
         assert report.rejected == {"duplicate_path": 5, "label_not_used": 5}
         assert list(report.rejected_table().rows()) == [("duplicate_path", 5), ("label_not_used", 5)]
-
-    def test_a_missing_video_is_a_loss_except_in_fvc2018(self) -> None:
-        assert "missing_video" in no_loss("fvc2018") - no_loss("manifest")
 
     def test_fewer_groups_than_folds(self, corpus: Path, build: Built) -> None:
         build(corpus)

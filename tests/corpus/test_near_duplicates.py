@@ -164,13 +164,6 @@ def connected(count, pairs):
     return smallest
 
 
-def test_block_borders_change_nothing(monkeypatch):
-    hashes = [perceptual_hash(noisy(footage(seed // 2), 3 + seed % 2)) for seed in range(11)]
-    whole = near_duplicate_pairs(hashes, 10)
-    monkeypatch.setattr(near_duplicates, "_BLOCK_PAIRS", 4)
-    assert near_duplicate_pairs(hashes, 10) == whole == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
-
-
 def shrunk(frames):
     grid = np.linspace(0, 1, 70), np.linspace(0, 1, 110)
     rows, columns = (
@@ -202,12 +195,6 @@ def test_copies_are_found_and_strangers_are_not(copy):
     copies = [COPIES[copy](frames) for frames in originals]
     hashes = [perceptual_hash(np.ascontiguousarray(frames)) for frames in [*originals, *copies]]
     assert near_duplicate_pairs(hashes, 10) == [(i, i + 6) for i in range(6)]
-
-
-def test_mirroring_turns_the_same_bits_in_every_hash():
-    frames = footage(3)
-    hashes, _ = parse_hashes([perceptual_hash(frames), perceptual_hash(frames[..., ::-1])])
-    assert [mirror_bit_by_bit(int(value)) for value in hashes[0, :, 0]] == hashes[1, :, 0].tolist()
 
 
 PLAIN = {
@@ -255,20 +242,6 @@ def test_missing_hashes_are_skipped_and_indices_kept():
 def test_a_text_that_is_no_hash_is_refused(text):
     with pytest.raises(ValueError, match="240 bytes per frame"):
         near_duplicate_pairs([perceptual_hash(footage(1)), text], 10)
-
-
-@pytest.mark.parametrize("max_bits", [-1, 65])
-def test_a_distance_that_cannot_be_is_refused(max_bits):
-    with pytest.raises(ValueError, match="0 to 64"):
-        near_duplicate_pairs([], max_bits)
-
-
-@pytest.mark.parametrize(
-    "frames", [np.zeros((6, 90, 120), np.uint8), np.zeros((6, 3, 9, 9), np.float32), np.zeros((0, 3, 9, 9), np.uint8)]
-)
-def test_frames_of_another_kind_are_refused(frames):
-    with pytest.raises(ValueError, match="wanted non-empty uint8"):
-        perceptual_hash(frames)
 
 
 @pytest.mark.long

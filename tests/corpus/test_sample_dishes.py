@@ -1,6 +1,5 @@
 import csv
 import io
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from fvc_lib.corpus.samples.dishes import (
     photograph,
     plan_dishes,
 )
-from fvc_lib.services.errors import StoppedError
 
 
 def decoded(content: bytes) -> np.ndarray:
@@ -78,13 +76,6 @@ def test_a_photograph_depends_on_its_dish_and_number_alone() -> None:
     assert decoded(first).std() > 20
 
 
-def test_pieces_of_all_foods_cover_one_area() -> None:
-    steps = np.linspace(-0.5, 0.5, 401, dtype=np.float32)
-    x, y = np.meshgrid(steps, steps)
-    areas = {food: float((shape(x, y) < 0).mean()) for food, shape in SHAPES.items()}
-    assert max(areas.values()) / min(areas.values()) < 1.05
-
-
 def test_neither_mean_colour_nor_file_size_tells_the_food() -> None:
     foods, features = [], []
     for number, food in enumerate(sorted(SHAPES) * 12):
@@ -119,13 +110,3 @@ def test_the_corpus_is_written_once_and_mended_where_it_was_damaged(tmp_path: Pa
     assert [path.stat().st_mtime_ns for path in files][2:] == times[2:]
     assert (tmp_path / "images" / "mine.txt").exists()
     assert "synthetic" in (tmp_path / "NOTICE.txt").read_text()
-
-
-@pytest.mark.usefixtures("few_dishes")
-def test_a_stopped_generation_goes_on(tmp_path: Path) -> None:
-    with pytest.raises(StoppedError, match=r"stopped after \d of \d+ files of the sample corpus"):
-        generate_sample_dishes(tmp_path, stop=lambda: True)
-    assert not (tmp_path / "manifest.csv").exists()
-    recorded = json.loads((tmp_path / "sample_dishes.json").read_text())["sha256"]
-    assert set(recorded) == set(plan_dishes()[0].paths)
-    assert generate_sample_dishes(tmp_path).is_file()

@@ -39,12 +39,6 @@ def test_shape_is_kept_and_inputs_are_not_written_to(name, base, donor):
     assert np.array_equal(donor, before[1])
 
 
-@pytest.mark.parametrize("name", MANIPULATIONS)
-def test_the_donor_is_read_where_that_is_said(name, base, donor):
-    with_other = forge(name, base, donor[::-1])
-    assert np.array_equal(forge(name, base, donor), with_other) == (not MANIPULATIONS[name].uses_donor)
-
-
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", ["region_splice", "local_resynthesis"])
 def test_a_region_changes_in_every_frame_and_moves(name, seed, base, donor):
@@ -59,34 +53,6 @@ def test_a_region_changes_in_every_frame_and_moves(name, seed, base, donor):
 def test_a_spliced_region_shows_the_donor(seed, base, donor):
     forged = forge("region_splice", base, donor, seed)
     assert np.array_equal(forged[forged != base], donor[forged != base])
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_resynthesised_region_has_lost_its_grain(seed, base, donor):
-    forged = forge("local_resynthesis", base, donor, seed)
-    region = (forged != base)[:, :HEIGHT]
-    # The lattice alternates; between frames it stands still where the grain does not.
-    flicker = np.abs(np.diff(forged[:, :HEIGHT].astype(float), axis=0))
-    stays = region[1:] & region[:-1]
-    assert np.median(flicker[stays]) < np.median(flicker[~stays])
-
-
-def repeated(frames):
-    return (frames[1:] == frames[:-1]).all(axis=(1, 2))
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_one_frame_is_held_for_about_half_of_the_clip(seed, base, donor):
-    still = np.flatnonzero(repeated(forge("frame_duplication", base, donor, seed)))
-    assert 0.4 * FRAMES <= len(still) + 1 <= 0.65 * FRAMES
-    assert (np.diff(still) == 1).all(), "one stretch"
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_dropped_frames_leave_three_or_four_pictures(seed, base, donor):
-    forged = forge("frame_drop", base, donor, seed)
-    assert 3 <= 1 + np.count_nonzero(~repeated(forged)) <= 5
-    assert all((base == frame).all(axis=(1, 2)).any() for frame in forged)
 
 
 @pytest.mark.parametrize("seed", range(5))

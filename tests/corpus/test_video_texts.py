@@ -74,12 +74,6 @@ def test_files_of_one_content_are_one_video():
     assert "1 files have the content of another one: their texts stand beside that video." in index.notes
 
 
-def test_a_repeated_row_is_used_once():
-    index = indexed([*SPLIT, SPLIT[0], SPLIT[0]], max_rejected_share=0.0)  # nothing is lost by it
-    assert index.pairs.height == 9
-    assert index.rejected.select("row", "reason").rows() == [(10, "duplicate_pair"), (11, "duplicate_pair")]
-
-
 def test_groups_join_what_is_stated_and_what_is_the_same_file():
     rows = [("a", "x", None, "g1"), ("b", "y", None, "g1"), ("c", "z", None, "g2"), ("c", "w", None, "g3"),
             ("d", "v", None, "g3"), *plain(12)]  # fmt: skip

@@ -91,11 +91,6 @@ def test_a_classifier_is_taken_off_with_its_hidden_layer():
     assert not [name for name in backbone.state_dict() if "classifier" in name]
 
 
-def test_a_resnets_class_layer_is_taken_off():
-    backbone = adapt_torchvision(LikeResnet(), "it")
-    assert backbone(pictures()).shape == (4, backbone.num_features) == (4, 4)
-
-
 def test_torchvisions_other_networks_are_refused_with_what_is_known():
     with pytest.raises(UsageError, match=r"torchvision:odd_net.*efficientnet_b0"):
         adapt_torchvision(nn.Sequential(nn.Linear(1, 1)), "odd_net")
@@ -148,10 +143,6 @@ def test_a_part_that_is_nearly_all_stands_for_its_parts_and_every_parameter_is_i
     assert stages[-1][-2:] == ["norm.weight", "norm.bias"]
     everything = [name for stage in stages for name in stage]
     assert sorted(everything) == sorted(name for name, _ in LikeVit().named_parameters())
-
-
-def test_a_network_of_layers_only_is_one_stage():
-    assert names_by_stage(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))[0] == ["0.weight", "0.bias"]
 
 
 def test_an_unknown_backbone_is_named_with_the_nearest():

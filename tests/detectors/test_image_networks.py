@@ -47,12 +47,6 @@ def test_a_picture_is_answered_alike_whatever_stands_beside_it(model):
         torch.testing.assert_close(alone["class_logits"][0], together["class_logits"][number])
 
 
-def test_the_numbers_may_be_negative(model):
-    with torch.no_grad():
-        model.target_head.bias.fill_(-5.0)
-    assert (model(pictures())["values"] < 0).all()
-
-
 def test_pictures_are_normalised_as_published_weights_want_it():
     white = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
     expected = [
@@ -103,10 +97,6 @@ def test_stages_are_freed_one_after_the_other_and_never_frozen_again(epoch, stag
     assert following - now <= (1 if each else stages)
     last = freeze + each * (stages - 1)
     assert (now == stages) == (epoch >= last)
-
-
-def test_nothing_is_frozen_unless_asked():
-    assert num_trained_stages(0, 5, freeze_epochs=0, stage_epochs=0) == 5
 
 
 def test_every_weight_gets_a_gradient(model):

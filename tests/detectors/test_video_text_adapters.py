@@ -60,12 +60,6 @@ def test_a_text_without_a_token_has_a_place_all_the_same(tiny_bert):
     assert found.isfinite().all()
 
 
-def test_a_text_longer_than_the_encoder_has_places_for_is_cut(tiny_bert):
-    tensors = encoder_tensors(tiny_bert, ["a red square " * 20], 128)
-    assert tensors["encoder_tokens"].shape == (1, 32)
-    assert TransformersEncoder(tiny_bert)(tensors).isfinite().all()
-
-
 def test_a_tokenizer_that_cannot_fill_texts_up_is_refused(tiny_bert, tmp_path):
     from transformers import AutoTokenizer
 
@@ -75,12 +69,6 @@ def test_a_tokenizer_that_cannot_fill_texts_up_is_refused(tiny_bert, tmp_path):
     tokenizer.save_pretrained(tmp_path / "bert")
     with pytest.raises(UsageError, match="has no pad_token"):
         encoder_tensors(str(tmp_path / "bert"), TEXTS, 8)
-
-
-def test_the_encoder_begins_with_the_folder_s_weights_whatever_the_seed(tiny_bert):
-    first, second = (network(planned(text_encoder=tiny_bert), seed) for seed in (0, 1))
-    for (name, a), b in zip(first.joint.text.named_parameters(), second.joint.text.parameters(), strict=True):
-        assert a.equal(b), name
 
 
 def test_the_fingerprint_is_of_the_files(tiny_bert, tmp_path):

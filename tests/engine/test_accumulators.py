@@ -46,12 +46,6 @@ def test_scores_keep_order_and_give_the_field_s_metrics():
     assert scores.compute()["roc_auc"] == pytest.approx(roc_auc_score(labels, logits))
 
 
-def test_one_class_has_no_auc():
-    scores = BinaryScores()
-    scores.update({"logits": torch.tensor([0.1, 0.2])}, batch([1, 1]))
-    assert math.isnan(scores.compute()["roc_auc"])
-
-
 def test_what_several_gathered_in_turn_is_what_one_gathered():
     logits, labels = torch.randn(9, generator=torch.Generator().manual_seed(1)), [0.0, 1, 1, 0, 1, 0, 0, 1, 1]
     one, parts = BinaryScores(), [BinaryScores() for _ in range(3)]

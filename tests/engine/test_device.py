@@ -67,19 +67,6 @@ def test_a_cuda_policy_sets_tf32_and_everything_is_put_back(amp, tf32):
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_other_policies_leave_tf32_alone():
-    before = tf32_settings()
-    with apply_policy(resolve_memory_policy("cpu")):
-        assert tf32_settings() == before
-
-
-def test_of_the_cpu_there_is_nothing_to_verify(monkeypatch):
-    policy = resolve_policy(resolve_device("cpu"))
-    for name in [name for name in os.environ if "ALLOC" in name]:
-        monkeypatch.delenv(name)
-    assert verify_policy(policy) == []
-
-
 def test_what_cannot_be_told_is_said_to_be_so(monkeypatch):
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
     assert verify_policy(resolve_memory_policy("cpu")) == [
@@ -113,10 +100,6 @@ def test_torch_tells_whether_it_started_with_the_allocators_settings():
     late, early = done.stdout.splitlines()
     assert early == "allocator: expandable_segments:True: active"
     assert late.startswith("allocator: 'expandable_segments:True' is not active, torch started with ''")
-
-
-def test_the_cpu_has_no_memory_of_its_own_to_probe():
-    assert device_memory_probe(torch.device("cpu")) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -74,19 +74,6 @@ def test_stopping_at_any_step_and_going_on_changes_nothing(make_engine, tmp_path
     assert all(tensor.equal(wanted[name]) for name, tensor in latest_weights(tmp_path, "parts").items())
 
 
-@each_task()
-def test_a_finished_training_returns_at_once(make_engine):
-    state = make_engine(epochs=2).fit()
-    again = make_engine(before=lambda model, batch: pytest.fail("it computes"), epochs=2)
-    assert same_end(again.fit(), state)
-    assert again.log.lines == []
-
-
-@each_task()
-def test_loader_processes_change_nothing(make_engine):
-    assert same_end(make_engine("none", epochs=2).fit(), make_engine("two", num_workers=2, epochs=2).fit())
-
-
 def samples_of(data, epoch):
     data = data.at_epoch(epoch) if hasattr(data, "at_epoch") else data
     return [data[index] for index in range(len(data))]

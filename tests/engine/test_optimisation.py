@@ -29,11 +29,6 @@ def test_the_rate_rises_to_its_peak_and_falls(total, share, peak):
     assert max(rates) == pytest.approx(peak)
 
 
-def test_the_cosine_is_at_half_height_half_way():
-    assert learning_rate_at(60, 100, 2.0, 0.2) == pytest.approx(1.0)
-    assert learning_rate_at(100, 100, 2.0, 0.2) == pytest.approx(0.0)
-
-
 def test_only_matrices_decay():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.Linear(4, 1))
     model[2].weight.requires_grad_(False)

@@ -46,11 +46,3 @@ def test_a_slower_pace_is_noticed_within_the_window():
     fast = [0.1 * step for step in range(100)]
     slow = [fast[-1] + 3.0 * step for step in range(1, 100)]
     assert watch([*fast, *slow], total=300)[-1] == pytest.approx(101 * 3.0, rel=0.05)
-
-
-def test_another_kind_of_work_begins_anew():
-    meter = RateMeter()
-    for step in range(20):
-        meter.see(float(step), "clips", step, 20)
-    meter.see(21.0, "steps", 0, 40)
-    assert meter.seconds_left(30.0) is None

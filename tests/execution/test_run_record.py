@@ -222,11 +222,6 @@ def test_an_older_record_without_a_corpus_gets_one_and_a_broken_one_stays(run):
     assert run.run_json.read_text() == "{"
 
 
-def test_what_was_prepared_is_recorded(config):
-    run = begin_run(config, command="test", prepare=lambda run: {"forked_from": f"the one before {run.run_id}"})
-    assert json.loads(run.run_json.read_text())["forked_from"] == f"the one before {run.run_id}"
-
-
 def test_four_jobs_that_resume_at_once_all_stand_in_the_record(run, config):
     """Four processes, released together, on a slow disk: without a lock, most attempts are lost."""
     program = f"""
@@ -307,21 +302,9 @@ def test_changed_code_leaves_its_patch_and_other_code_on_resume_a_second_one(con
     assert record["repeat"][:2] == ["git checkout abc", f"git apply --whitespace=nowarn {run.code_patch}"]
 
 
-def test_a_clean_checkout_leaves_no_patch(config, monkeypatch):
-    monkeypatch.setattr(run_record, "code_state", lambda: CodeState("abc", "main", False))
-    run = begin_run(config, command="first")
-    assert not run.code_patch.exists()
-    assert len(json.loads(run.run_json.read_text())["repeat"]) == 2
-
-
 def test_a_secret_that_was_typed_is_not_recorded(config, monkeypatch):
     monkeypatch.setenv("SITE_API_KEY", "s3cret-value")
     run = begin_run(config, command="run --key s3cret-value", prepare=lambda _: {"noted": ["with s3cret-value"]})
     record_resumption(run, config, command="run again s3cret-value")
     assert "s3cret-value" not in run.run_json.read_text()
     assert run.run_json.read_text().count("[secret]") == 3
-
-
-def test_a_fork_is_repeated_by_its_own_command(config):
-    run = begin_run(config, command="python run_notebooks.py --fork", prepare=lambda _: {"forked_from": "run_x"})
-    assert json.loads(run.run_json.read_text())["repeat"][-1].endswith("python run_notebooks.py --fork")

@@ -95,16 +95,6 @@ def test_embeddings_may_come_in_any_container(convert) -> None:
     assert given.as_metrics() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
-def test_halves_are_what_they_are_as_float32(kind: torch.dtype) -> None:
-    videos, texts, text_of_video = embedded()
-    halves = [torch.from_numpy(rows).to(kind) for rows in (videos, texts)]
-    wide = [rows.float() for rows in halves]
-    assert (
-        retrieval_metrics(*halves, text_of_video).as_metrics() == retrieval_metrics(*wide, text_of_video).as_metrics()
-    )
-
-
 def with_value(value: float) -> np.ndarray:
     rows = np.ones((3, 2))
     rows[1, 1] = value

@@ -180,18 +180,6 @@ def test_the_labels_of_a_fold_do_not_reach_its_own_scores(tables: Any) -> None:
             assert not after.filter(~in_fold)[name].equals(before.filter(~in_fold)[name])
 
 
-def test_a_category_unseen_in_training_counts_as_missing(tables: Any) -> None:
-    folds = tables.folds()
-    alone = [f"codec{fold}" for fold in folds["fold"]]  # each fold has a codec of its own
-    assert auc(controls.metadata_only(tables.index(folds, codec=alone), folds)) == 0.5
-
-
-def test_more_categories_than_the_model_takes(tables: Any) -> None:
-    folds = tables.folds(num_groups=600, per_group=1)
-    index = tables.index(folds, codec=[f"codec\n{row}" for row in range(folds.height)])
-    assert 0.3 < auc(controls.metadata_only(index, folds)) < 0.7
-
-
 def test_training_on_one_class_gives_the_prior(tables: Any) -> None:
     folds = tables.folds(num_folds=2).with_columns(
         label=pl.when(pl.col("fold") == 0).then(pl.lit("real")).otherwise("label")
@@ -222,13 +210,6 @@ def test_shuffled_labels_are_judged_by_the_shuffled_labels(tables: Any) -> None:
     assert scored["score"].equals(predictions["control_score"].alias("score"))
     absent = predictions.with_columns(control_score=pl.lit(None, pl.Float64))
     assert controls.shuffled_labels(absent) is None
-
-
-def test_one_fold_leaves_nothing_to_train_on(tables: Any) -> None:
-    folds = tables.folds().with_columns(fold=pl.lit(0, pl.Int64))
-    for control in (controls.constant, controls.group_lookup):
-        with pytest.raises(DataError, match="at least 2"):
-            control(folds)
 
 
 def test_a_video_the_index_does_not_hold_is_named(tables: Any) -> None:

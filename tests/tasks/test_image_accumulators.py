@@ -1,6 +1,5 @@
 """What is gathered of a pass over pictures: the metrics of all at once, however it was gathered."""
 
-import copy
 import itertools
 import math
 import pickle
@@ -84,14 +83,6 @@ def test_what_several_gathered_is_what_one_gathers_to_the_bit(cuts):
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_an_empty_one_can_be_handed_on():
-    empty = ImageScores(LABELS)
-    assert empty.compute() == {}
-    other = copy.deepcopy(empty)
-    other.add_document(empty.to_document())
-    assert other.sample_ids == ()
-
-
 @pytest.mark.parametrize("labels", [ImageLabels(("a", "b")), ImageLabels((), ("mass",), ("g",), (1.0,), (2.0,))])
 def test_without_classes_or_without_numbers_the_others_stand(labels):
     metrics = filled([outputs_and_batch(labels=labels)], labels).compute()
@@ -113,16 +104,3 @@ def test_what_is_no_number_makes_its_metrics_undefined_and_no_others(bad):
     metrics = filled([(outputs, batch)]).compute()
     undefined = {name for name, value in metrics.items() if math.isnan(value)}
     assert undefined == {"top1", "top5", "macro_f1", "mae_mass", "r2_mass"}
-
-
-def test_outputs_with_a_graph_are_refused():
-    outputs, batch = outputs_and_batch()
-    outputs["class_logits"].requires_grad_()
-    with pytest.raises(ValueError, match="requires grad"):
-        ImageScores(LABELS).update(outputs, batch)
-
-
-def test_memory_does_not_grow_with_the_number_of_classes():
-    labels = ImageLabels(tuple(f"class{number:04d}" for number in range(1000)))
-    document = filled([outputs_and_batch(labels=labels)], labels).to_document()
-    assert sum(value.numel() for value in document.values() if isinstance(value, torch.Tensor)) <= 20 * 4

@@ -11,9 +11,7 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.tasks.image.data import (
     ImageDataset,
     balancing_weights,
-    decoded_side,
     image_parts,
-    labels_of_training,
     middle_view,
     require_files,
     training_view,
@@ -89,11 +87,6 @@ def test_an_epoch_is_the_same_again_and_another_one_is_not(corpus):
     assert not torch.equal(whole(data.at_epoch(2)).tensors["image"], whole(data.at_epoch(3)).tensors["image"])
     other_seed = dataset(corpus, MixSettings(0.5, 0.3, 1.0), seed=1)
     assert not torch.equal(whole(other_seed).tensors["image"], whole(data).tensors["image"])
-
-
-def test_what_is_looked_at_only_is_the_same_in_every_epoch(corpus):
-    data = dataset(corpus, None, part="validation")
-    assert data.at_epoch(5) is data
 
 
 def test_the_tables_order_and_the_corpus_place_change_nothing(corpus, tmp_path):
@@ -179,11 +172,6 @@ def test_pictures_of_which_nothing_is_known_take_no_part(corpus):
     assert np.isfinite(parts.train.values).any(axis=1).all()
 
 
-def test_equal_numbers_are_scaled_without_dividing_by_nothing():
-    labels = labels_of_training((), ("a",), ("g",), np.full((4, 1), 0.1))
-    assert labels.deviations == (1.0,)
-
-
 def test_the_middle_view_is_the_largest_centred_square():
     pixels = torch.zeros(3, 10, 20, dtype=torch.uint8)
     pixels[:, :, 5:15] = 200
@@ -198,18 +186,6 @@ def test_every_training_view_has_its_size_and_most_of_the_middle(shape):
         view = training_view(pixels, 16, np.random.default_rng(seed))
         assert view.shape == (3, 16, 16)
         assert 80 <= view.float().mean() <= 120
-
-
-def test_training_views_stay_within_what_evaluation_sees_and_show_at_least_half_of_it():
-    pixels = torch.zeros(3, 40, 120, dtype=torch.uint8)
-    pixels[:, :, :36], pixels[:, :, 84:] = 255, 255  # outside of the middle square, beside a little
-    flat = [training_view(pixels, 16, np.random.default_rng(seed)) for seed in range(30)]
-    assert max(float((view > 128).float().mean()) for view in flat) < 0.1
-
-
-def test_as_many_pixels_are_decoded_as_the_smallest_crop_needs():
-    assert decoded_side(224, training=False) == 224
-    assert 224 / decoded_side(224, training=True) <= (0.7 / 1.15) ** 0.5
 
 
 def test_a_picture_larger_than_needed_is_seen_alike(tmp_path):

@@ -8,20 +8,9 @@ from hypothesis import given, settings, strategies as st
 from fvc_lib.tasks.image.data import mixed_values
 from fvc_lib.tasks.mixing import Mix, MixSettings, draw_mix, mixed_pixels, mixed_target
 
-BOTH = MixSettings(share=1.0, mixup_alpha=0.2, cutmix_alpha=1.0)
-
 
 def drawn(settings, count=300, size=32):
     return [draw_mix(settings, 50, size, np.random.default_rng(seed)) for seed in range(count)]
-
-
-@pytest.mark.parametrize("off", [MixSettings(0.0, 1.0, 1.0), MixSettings(1.0, 0.0, 0.0)], ids=["no share", "no kind"])
-def test_mixing_can_be_turned_off(off):
-    assert drawn(off) == [None] * 300
-
-
-def test_a_single_picture_has_no_partner():
-    assert draw_mix(BOTH, 1, 16, np.random.default_rng(0)) is None
 
 
 def test_the_share_and_both_kinds_are_as_asked():

@@ -9,7 +9,6 @@ from fvc_lib.detectors.frames.backbone import ImageModel
 from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.step import BatchTransaction
-from fvc_lib.engine.task import EpochSampleSet, FollowsEpochs
 from fvc_lib.tasks.class_losses import class_losses
 from fvc_lib.tasks.image.task import value_losses
 from tests.kits.image_kit import image_tables, image_task
@@ -51,13 +50,6 @@ def test_the_gradients_of_24_at_once_are_those_of_any_parts(task, micro_batch):
         assert (got[name] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-9, name
 
 
-def test_the_loss_weighs_every_picture_alike(task):
-    batch = task.training_data.__getitems__(range(7))
-    loss = task.loss(task.forward(small_model(task), batch), batch)
-    assert loss.weight.item() == 7
-    assert not loss.weight.requires_grad
-
-
 def test_a_number_that_nobody_knows_leaves_its_head_exactly_alone(task):
     model, batch = small_model(task), task.training_data.__getitems__(range(8))
     batch.tensors["known"][:, 0] = 0
@@ -88,13 +80,6 @@ def test_what_is_not_known_cannot_spoil_a_loss_with_infinities():
     assert torch.isfinite(loss)
     assert logits.grad[0].tolist() == [0.0, 0.0]
     assert predicted.grad[0].item() == 0
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_without_mixing_the_class_loss_is_torchs(smoothing):
-    logits, labels = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 0, 1])
-    expected = F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="none")
-    torch.testing.assert_close(class_losses(logits, F.one_hot(labels, 4).float(), label_smoothing=smoothing), expected)
 
 
 def test_a_mixed_target_costs_its_parts_shares():
@@ -173,8 +158,3 @@ def test_the_task_says_which_epochs_train_what(corpus):
     assert all(p.requires_grad for p in model.class_head.parameters())
     with pytest.raises(TypeError, match="wanted the ImageModel"):
         task.begin_epoch(nn.Linear(1, 1), 0)
-
-
-def test_the_engine_sees_what_the_task_can(task):
-    assert isinstance(task, FollowsEpochs)
-    assert isinstance(task.training_data, EpochSampleSet)

@@ -193,13 +193,6 @@ def test_videos_whose_groups_are_all_new_claim_nothing_more_by_row(tables) -> No
     assert of(audit, "interval_by_row")["number"] == pytest.approx(1.0, abs=0.2)  # other draws
 
 
-def test_the_order_of_the_rows_changes_nothing(tables, folds, predictions, hashes) -> None:
-    index, order = tables.index(folds, perceptual_hash=hashes), np.random.default_rng(5).permutation(folds.height)
-    first = leakage_audit(index, folds, predictions, LINKS, CONFIG)
-    again = leakage_audit(index[order], folds[order[::-1]], predictions[order], LINKS[::-1], CONFIG)
-    assert again.equals(first)
-
-
 def test_near_duplicates_that_were_not_looked_for_are_no_pass(tables, folds, predictions) -> None:
     config = RunConfig(bootstrap_replicates=200, near_duplicate_bits=0)
     audit = leakage_audit(tables.index(folds), folds, predictions, LINKS, config)

@@ -106,17 +106,6 @@ def test_the_confusion_and_its_shares_are_scikit_learns(tables):
     assert (fakes[-1], reals[-1], precision[-1]) == (10, 10, 20)
 
 
-def test_the_choice_does_not_depend_on_the_order_of_the_videos():
-    order = GENERATOR.permutation(LABELS.size)
-    assert select(HISTORY, 2, LABELS[order], LOGITS[order], num_groups=12).threshold == chosen().threshold
-    assert select(HISTORY, 2, LABELS[order], LOGITS[order], num_groups=12).temperature == chosen().temperature
-
-
-def test_what_was_added_to_the_logits_is_on_record():
-    assert chosen().prior_logit == 0
-    assert select(HISTORY, 2, LABELS, LOGITS, num_groups=12, prior_logit=1.4).prior_logit == 1.4
-
-
 def test_one_class_of_validation_videos_chooses_nothing_and_says_so():
     found = select(HISTORY, 1, [1, 1], [0.5, 2.0], num_groups=1)
     assert (found.temperature, found.threshold, found.balanced_accuracy) == (1.0, 0.5, None)

@@ -96,15 +96,6 @@ def test_an_attribute_with_few_videos_a_value_makes_no_slice(tables, folds, pred
     assert slice_table(tables.index(few, attributes=said), scored, CONFIG)["slice_by"].unique().to_list() == ["scene"]
 
 
-def test_an_attribute_called_like_a_column_of_the_result_makes_a_slice_of_its_own(tables, folds, predictions) -> None:
-    names = ["codec", "duration", "score", "fold", "threshold", "stated_fold"]
-    said = [json.dumps(dict.fromkeys(names, f"value {row % 2}")) for row in range(folds.height)]
-    table = slice_table(tables.index(folds, attributes=said), predictions, CONFIG)
-    stated = {f"stated_{name}" for name in names[:5]} - {"stated_fold"} | {"stated_stated_fold"}
-    assert set(table["slice_by"]) == stated | {"stated_fold"}
-    assert set(table["value"]) == {"value 0", "value 1"}
-
-
 def test_a_generator_that_is_not_the_manipulation_makes_slices_against_all_reals(tables, folds, predictions) -> None:
     manipulation = kinds(folds)
     same = tables.index(folds, manipulation=manipulation, generator=manipulation)
@@ -163,13 +154,6 @@ def test_rare_values_are_put_together(tables, folds, predictions) -> None:
 
 def test_what_is_the_same_for_all_or_unknown_of_all_makes_no_slice(tables, folds, predictions) -> None:
     assert slice_table(tables.index(folds), predictions, CONFIG).is_empty()
-
-
-def test_the_order_of_the_rows_changes_nothing(tables, folds, predictions) -> None:
-    platforms = np.random.default_rng(4).choice(["a", "b", None], folds.height).tolist()
-    index = tables.index(folds, platform=platforms, manipulation=kinds(folds))
-    order = np.random.default_rng(5).permutation(folds.height)
-    assert slice_table(index[order[::-1]], predictions[order], CONFIG).equals(slice_table(index, predictions, CONFIG))
 
 
 def test_a_video_that_the_index_does_not_hold_is_named(tables, folds, predictions) -> None:

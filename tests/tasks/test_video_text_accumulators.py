@@ -96,14 +96,6 @@ def test_parts_added_in_order_are_the_whole_to_the_bit():
     assert whole.caption_tokens.tolist() == np.arange(15).reshape(5, 3).tolist()
 
 
-def test_what_was_not_asked_for_is_not_there():
-    found = VideoTextOutputs(CONFIG)
-    found.update({"caption_loss": torch.ones(5)}, batch())
-    assert found.compute() == {"caption_loss": 1.0}
-    assert found.retrieval_set() is None
-    assert found.caption_tokens is None
-
-
 def test_embeddings_that_are_no_numbers_measure_nothing():
     broken = outputs()
     broken["video_embedding"][2, 0] = math.nan
@@ -112,8 +104,3 @@ def test_embeddings_that_are_no_numbers_measure_nothing():
     metrics = found.compute()
     assert set(metrics) == set(gathered(5).compute())
     assert all(math.isnan(value) for name, value in metrics.items() if name != "caption_loss")
-
-
-def test_a_graph_is_not_kept():
-    with pytest.raises(ValueError, match="requires grad"):
-        VideoTextOutputs(CONFIG).update({"caption_loss": torch.ones(5, requires_grad=True)}, batch())

@@ -1,6 +1,5 @@
 import pickle
 
-import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
@@ -44,17 +43,6 @@ def test_every_epoch_hides_others_and_an_epoch_always_the_same():
     first, second = (data.at_epoch(epoch).__getitems__(range(6)).tensors["hidden"] for epoch in (1, 2))
     assert not first.equal(second)
     assert data.at_epoch(2).at_epoch(1).__getitems__(range(6)).tensors["hidden"].equal(first)
-
-
-def test_without_masked_modelling_nothing_is_hidden():
-    data = PreparedSamples(pairs(plan=PLAN), {})
-    assert "hidden" not in data[0].tensors
-    assert data.at_epoch(3) is data
-
-
-@pytest.mark.parametrize(("frames", "share", "expected"), [(6, 0.3, 2), (6, 0.01, 1), (6, 0.99, 5), (2, 0.5, 1)])
-def test_some_frames_are_hidden_and_some_left(frames, share, expected):
-    assert num_hidden_frames(frames, share) == expected
 
 
 @settings(max_examples=20, deadline=None)

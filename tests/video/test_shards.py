@@ -94,12 +94,6 @@ def test_the_bytes_depend_on_the_clips_alone(written, tmp_path):
         }
 
 
-def test_other_clips_have_another_folder(written):
-    store, clips, folder = written
-    assert shards_folder(store, clips.head(9)) != folder
-    assert shards_folder(store, clips.with_columns(label=pl.lit("real"))) != folder
-
-
 def test_tar_files_hold_a_clip_and_its_row_side_by_side_as_webdataset_wants_them(written):
     store, clips, folder = written
     rows = {row["clip_id"]: row for row in clips.iter_rows(named=True)}
