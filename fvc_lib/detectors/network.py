@@ -17,9 +17,8 @@ from fvc_lib.detectors.effort import adapt
 from fvc_lib.detectors.heads.temporal import HEADS, Mean
 from fvc_lib.detectors.weights import LoadedWeights, OwnWeights, load_weights, run_of_weights
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.config_fields import TUNE, TUNE_WORDS
+from fvc_lib.services.config_fields import TUNE, TUNE_WORDS, local_weights
 from fvc_lib.services.errors import UsageError, did_you_mean
-from fvc_lib.services.hub import local_weights
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 # Fractions of white, per colour, that published weights were trained with.

@@ -1,6 +1,7 @@
 """How a field of the configuration is declared: what its value may change, how text becomes it, what it may be."""
 
 import dataclasses
+import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import CoreSchema, core_schema
 
 from fvc_lib.services.atomic_files import content_digest, sha256_of_json
-from fvc_lib.services.errors import did_you_mean
+from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import Registry
 from fvc_lib.services.tasks import TASKS
 
@@ -182,9 +183,61 @@ def or_empty(check: Callable[[str], str]) -> AfterValidator:
     return AfterValidator(lambda text: text and check(text))
 
 
+# What ``model_weights`` may name: a file or folder, a run of one's own, or weights of the hub of huggingface, which are
+# fetched only where that was allowed.
+
+# ``organisation/name``, and behind an @ a branch, tag or commit.
+_HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
+_WANTED = ["*.json", "*.safetensors"]
+_ELSE = ["*.json", "*.bin", "*.pth", "*.pyth"]
+
+
 def digest_of_weights(path: Path) -> str:
     """Of an own run the digest of its folds' best weights: nothing else in its folder counts."""
     if not (path / "run.json").is_file():
         return content_digest(path)
     best = sorted(path.glob("checkpoints/fold_*/best_model.safetensors"))
     return sha256_of_json([[each.parent.name, content_digest(each)] for each in best])
+
+
+def is_hub_id(text: str) -> bool:
+    """Whether ``model_weights`` names a hub's repository: it looks like one, and nothing here has that name."""
+    return bool(_HUB_ID.fullmatch(text)) and not Path(text).exists()
+
+
+def local_weights(hub_id: str, *, allow_download: bool) -> Path:
+    """The folder of this machine with the weights of ``hub_id``, fetched into the hub's cache where they are not there.
+
+    The folder's name is that of the commit.
+
+    Raises:
+        UsageError: it is not allowed, or not possible; the message says what to fetch and where to put it.
+    """
+    match = _HUB_ID.fullmatch(hub_id)
+    name, revision = (match["name"], match["revision"]) if match else ("NAME", None)
+    by_hand = (
+        f"On a machine with a network: 'hf download {name}{f' --revision {revision}' if revision else ''} --local-dir "
+        "FOLDER'; copy the folder here, and give -p model_weights FOLDER"
+    )
+    if not allow_download:
+        raise UsageError(
+            f"model_weights {hub_id!r}: no such file or folder on this machine. If it is a hub's name, "
+            f"-p allow_download true fetches it. {by_hand}."
+        )
+    try:
+        hub = importlib.import_module("huggingface_hub")  # takes a second to load
+    except ImportError as error:
+        raise UsageError(
+            f"model_weights {hub_id!r}: fetching needs the package huggingface_hub, which transformers brings (pip "
+            f"install 'fvc_lib[detectors]'). {by_hand}."
+        ) from error
+    reason = "it holds no weights"
+    for patterns in (_WANTED, _ELSE):
+        try:
+            folder = Path(hub.snapshot_download(name, revision=revision, allow_patterns=patterns))
+        except Exception as error:  # noqa: BLE001 - a network can fail in ways that are another library's at each layer
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            break
+        if any(each.suffix != ".json" for each in folder.iterdir()):
+            return folder
+    raise UsageError(f"model_weights {hub_id!r}: cannot be fetched from here: {reason}. {by_hand}.")

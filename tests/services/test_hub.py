@@ -5,8 +5,8 @@ import pytest
 from fvc_lib.detectors.network import weights_path
 from fvc_lib.execution.run.which_run import with_absolute_paths
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config_fields import is_hub_id, local_weights
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.hub import is_hub_id, local_weights
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

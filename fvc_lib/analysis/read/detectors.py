@@ -106,9 +106,7 @@ class DetectorComparison:
     """What ``compare_detectors`` found, the reference first."""
 
     detectors: tuple[Detector, ...]
-    differences: tuple[
-        PairComparison, ...
-    ]  # of every other one from the reference, by the main metric, Holm over these
+    differences: tuple[PairComparison, ...]  # of every other one from the reference, by the main metric (Holm)
     best: Mapping[str, tuple[str, bool]]  # by metric whose value is best, and whether the mark may say so (``MARKS``)
     left_out: tuple[Refusal, ...]  # runs that were not compared, and why
     cautions: tuple[str, ...]  # what must be known of all of it, sentences

@@ -25,8 +25,8 @@ from fvc_lib.execution.run.status import read_status
 from fvc_lib.services import config as configuration
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, write_json
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig, resolve_config, run_config
+from fvc_lib.services.config_fields import is_hub_id, local_weights
 from fvc_lib.services.errors import UsageError, command_text
-from fvc_lib.services.hub import is_hub_id, local_weights
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, STAGES, TASK_OF_STAGE, TASKS
 
