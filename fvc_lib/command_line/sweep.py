@@ -37,20 +37,13 @@ _STOPPED = (75, 130, 143)
 
 @dataclass(frozen=True)
 class Combination:
-    """One run of a sweep, made or to be made.
+    """One run of a sweep, made or to be made."""
 
-    Attributes:
-        chosen: the value of each field that is swept over, as typed.
-        run_hash: what its run is known by.
-        run: the run that is there already; None: there is none.
-        state: new, finished, at work, queued or unfinished.
-    """
-
-    chosen: tuple[tuple[str, str], ...]
+    chosen: tuple[tuple[str, str], ...]  # the value of each field that is swept over, as typed
     asked: which_run.Asked
-    run_hash: str
-    run: RunPaths | None = None
-    state: str = "new"
+    run_hash: str  # what its run is known by
+    run: RunPaths | None = None  # the run that is there already; None: there is none
+    state: str = "new"  # new, finished, at work, queued or unfinished
 
     @property
     def name(self) -> str:

@@ -26,21 +26,14 @@ class ListedImage:
 
 @dataclass
 class ImageListing:
-    """A corpus, or one of several in a folder, as it describes itself; made by one of the layouts' readers.
+    """A corpus, or one of several in a folder, as it describes itself; made by one of the layouts' readers."""
 
-    Attributes:
-        images: what is to be opened.
-        rejections: files and rows that are not, with reasons.
-        units: the unit of each numeric target that the layout has, empty text for none.
-        notes: sentences on what was found and done.
-        folder: of the corpus among several in a combined one; empty: it is the only one.
-    """
-
-    images: list[ListedImage] = field(default_factory=list)
-    rejections: Rejections = field(default_factory=Rejections)
+    images: list[ListedImage] = field(default_factory=list)  # what is to be opened
+    rejections: Rejections = field(default_factory=Rejections)  # files and rows that are not, with reasons
+    # The unit of each numeric target that the layout has, empty text for none.
     units: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    folder: str = ""
+    notes: list[str] = field(default_factory=list)  # sentences on what was found and done
+    folder: str = ""  # of the corpus among several in a combined one; empty: it is the only one
 
     def note_empty_classes(self, names: Iterable[str]) -> None:
         """Add a sentence on those classes that the corpus names and has no image of, if there are any."""

@@ -29,16 +29,11 @@ _MISSING = frozenset({"", "nan", "null", "none", "<na>"})
 
 @dataclass(frozen=True)
 class LabelTable:
-    """A table of text cells.
+    """A table of text cells."""
 
-    Attributes:
-        name: the file's name, for messages.
-        columns: stripped column names.
-        rows: one tuple of cells per data row, or None where the number of cells is not the header's.
-    """
-
-    name: str
-    columns: tuple[str, ...]
+    name: str  # the file's name, for messages
+    columns: tuple[str, ...]  # stripped column names
+    # One tuple of cells per data row, or None where the number of cells is not the header's.
     rows: tuple[tuple[str, ...] | None, ...]
 
     def records(self, wanted: Sequence[str | None], rejections: Rejections) -> Iterator[tuple[int, dict[str, str]]]:

@@ -335,27 +335,18 @@ def read_lines(path: AnyPath) -> list[str]:
 
 @dataclass(frozen=True)
 class Listing:
-    """A corpus as its label source describes it.
+    """A corpus as its label source describes it."""
 
-    Attributes:
-        root: absolute folder that every path is relative to.
-        kind: name of the loader that read it.
-        entries: usable files, each path once, sorted by path.
-        rejected: REJECTED table of what is not used.
-        annotations: every row of the label source, used or not, with the columns of the ANNOTATIONS table but for
-            ``group_id``: a video that is gone or not used still proves that its groups belong together.
-        notes: sentences on what the loader could not map, with the remedy.
-        name: what the corpus is called, as table text; ``read_corpus`` fills it in.
-        parts: of several corpora that were joined, each by its name, as it was read; none of one alone.
-    """
-
-    root: Path
-    kind: str
-    entries: tuple[Entry, ...]
-    rejected: pl.DataFrame
+    root: Path  # absolute folder that every path is relative to
+    kind: str  # name of the loader that read it
+    entries: tuple[Entry, ...]  # usable files, each path once, sorted by path
+    rejected: pl.DataFrame  # REJECTED table of what is not used
+    # Every row of the label source, used or not, with the columns of the ANNOTATIONS table but for ``group_id``: a
+    # video that is gone or not used still proves that its groups belong together.
     annotations: pl.DataFrame
-    notes: tuple[str, ...] = ()
-    name: str = ""
+    notes: tuple[str, ...] = ()  # sentences on what the loader could not map, with the remedy
+    name: str = ""  # what the corpus is called, as table text; ``read_corpus`` fills it in
+    # Of several corpora that were joined, each by its name, as it was read; none of one alone.
     parts: Mapping[str, "Listing"] = field(default_factory=dict)
 
     @property

@@ -32,17 +32,11 @@ ONE_DETECTOR = "score"  # what the only detector is called where the table does 
 
 @dataclass(frozen=True)
 class ScoreTable:
-    """Scores of detectors, one row per video in the order of the ids.
+    """Scores of detectors, one row per video in the order of the ids."""
 
-    Attributes:
-        videos: ``video_id label group_id generator real_source corpus``, text, null where nothing is known.
-        scores: a Float64 column per detector, null where it gave no score; rows as in ``videos``.
-        notes: what was left out or assumed, sentences.
-    """
-
-    videos: pl.DataFrame
-    scores: pl.DataFrame
-    notes: tuple[str, ...] = ()
+    videos: pl.DataFrame  # ``video_id label group_id generator real_source corpus``, text, null where nothing is known
+    scores: pl.DataFrame  # a Float64 column per detector, null where it gave no score; rows as in ``videos``
+    notes: tuple[str, ...] = ()  # what was left out or assumed, sentences
 
     @property
     def has_groups(self) -> bool:

@@ -23,22 +23,15 @@ from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 @dataclass(frozen=True)
 class DetectorFacts:
-    """One detector: its declaration, and what building it without memory shows.
-
-    Attributes:
-        missing: packages that are not installed.
-        num_parameters: without a publisher's class layer and our head; None where it cannot be built here.
-        gflops: 1e9 floating-point operations (a multiply-add counts as two) for one clip forward; None as above.
-        trouble: why it cannot be built here; empty where it can.
-        batch_norms: names of those that would take their statistics from what is in memory.
-    """
+    """One detector: its declaration, and what building it without memory shows."""
 
     spec: DetectorSpec
-    missing: tuple[str, ...]
-    num_parameters: int | None
+    missing: tuple[str, ...]  # packages that are not installed
+    num_parameters: int | None  # without a publisher's class layer and our head; None where it cannot be built here
+    # 1e9 floating-point operations (a multiply-add counts as two) for one clip forward; None as above.
     gflops: float | None
-    trouble: str
-    batch_norms: tuple[str, ...] = ()
+    trouble: str  # why it cannot be built here; empty where it can
+    batch_norms: tuple[str, ...] = ()  # names of those that would take their statistics from what is in memory
 
     @property
     def clip(self) -> str:

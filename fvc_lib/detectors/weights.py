@@ -38,35 +38,23 @@ _UNREADABLE = (
 
 @dataclass(frozen=True)
 class LoadedWeights:
-    """Where a network's weights came from.
+    """Where a network's weights came from."""
 
-    Attributes:
-        source: the file or folder, or the package that brings them.
-        sha256: hex, of the file, or of a folder's files with their names.
-        licence: of the weights, as far as known.
-        left_out: names in the source that the network does not have: its publisher's class layer.
-    """
-
-    source: str
-    sha256: str
-    licence: str
-    left_out: tuple[str, ...] = ()
+    source: str  # the file or folder, or the package that brings them
+    sha256: str  # hex, of the file, or of a folder's files with their names
+    licence: str  # of the weights, as far as known
+    left_out: tuple[str, ...] = ()  # names in the source that the network does not have: its publisher's class layer
 
 
 @dataclass(frozen=True)
 class OwnWeights:
-    """The best weights of one fold of an own run, a whole network's.
+    """The best weights of one fold of an own run, a whole network's."""
 
-    Attributes:
-        path: the file; None: the network begins as that run's did, and is not given its weights (of a control, or where
-            shapes are enough).
-        built_with: the ``model_weights`` that the run's network was built with, before it was trained.
-        said: the run and its fold.
-    """
-
+    # The file; None: the network begins as that run's did, and is not given its weights (of a control, or where shapes
+    # are enough).
     path: Path | None
-    built_with: str
-    said: str
+    built_with: str  # the ``model_weights`` that the run's network was built with, before it was trained
+    said: str  # the run and its fold
 
     @property
     def is_split(self) -> bool:

@@ -40,19 +40,12 @@ class DropoutSplitError(FvcError):
 
 @dataclass(frozen=True)
 class Samples:
-    """Which samples a forward pass is of.
+    """Which samples a forward pass is of."""
 
-    Attributes:
-        first: the first one's place in the effective batch.
-        count: how many.
-        draws: from what their draws follow, beside their places: another number for every step.
-        split: whether the effective batch has others beside them.
-    """
-
-    first: int
-    count: int
-    draws: int
-    split: bool
+    first: int  # the first one's place in the effective batch
+    count: int  # how many
+    draws: int  # from what their draws follow, beside their places: another number for every step
+    split: bool  # whether the effective batch has others beside them
 
 
 class SampleDropout:

@@ -27,25 +27,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FirstStep:
-    """What one step on ``batch`` showed.
+    """What one step on ``batch`` showed."""
 
-    Attributes:
-        network: class of the network.
-        parts: its children: name, class, number of trainable parameters.
-        tensors: what goes in and comes out: name, shape, dtype.
-        batch: the samples, on the CPU.
-        loss: mean over the batch, before the step.
-        gradient_norm: L2 norm over all parameters, before clipping.
-        setup: lines about device, precision and when cached memory is given back.
-    """
-
-    network: str
-    parts: tuple[tuple[str, str, int], ...]
-    tensors: tuple[tuple[str, str, str], ...]
-    batch: Batch
-    loss: float
-    gradient_norm: float
-    setup: tuple[str, ...]
+    network: str  # class of the network
+    parts: tuple[tuple[str, str, int], ...]  # its children: name, class, number of trainable parameters
+    tensors: tuple[tuple[str, str, str], ...]  # what goes in and comes out: name, shape, dtype
+    batch: Batch  # the samples, on the CPU
+    loss: float  # mean over the batch, before the step
+    gradient_norm: float  # L2 norm over all parameters, before clipping
+    setup: tuple[str, ...]  # lines about device, precision and when cached memory is given back
 
     @property
     def num_parameters(self) -> int:

@@ -35,39 +35,27 @@ MAX_TIMES_LOST = 2  # at one step; after the first time the optimizer saves memo
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How to train, for any task.
-
-    Attributes:
-        micro_batch: samples in memory at once, to begin with.
-        balance_classes: draw classes evenly (the training data must name them).
-        balance_batches: draw them evenly in every effective batch, not only over the epoch.
-        early_stopping_epochs: 0 means never.
-        max_nonfinite_steps: so many skipped steps are borne; one more ends the training.
-        checkpoint_seconds: at most this long between checkpoints within an epoch.
-        checkpoint_epochs: a checkpoint at the end of every so many epochs, and of the last.
-        gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
-        ema_decay: what the weights' moving average, which validation and test see, keeps of itself; 0: there is none.
-        training_metrics: measure the training data after each epoch too, as the validation data are.
-    """
+    """How to train, for any task."""
 
     epochs: int
     effective_batch_size: int
-    micro_batch: int
+    micro_batch: int  # samples in memory at once, to begin with
     learning_rate: float
     weight_decay: float
     warmup_share: float
     max_gradient_norm: float
-    early_stopping_epochs: int
+    early_stopping_epochs: int  # 0 means never
     seed: int
-    balance_classes: bool = False
-    balance_batches: bool = False
+    balance_classes: bool = False  # draw classes evenly (the training data must name them)
+    balance_batches: bool = False  # draw them evenly in every effective batch, not only over the epoch
     num_workers: int = 0
-    max_nonfinite_steps: int = 5
-    checkpoint_seconds: float = 120.0
-    checkpoint_epochs: int = 1
-    gradient_checkpointing: bool = False
+    max_nonfinite_steps: int = 5  # so many skipped steps are borne; one more ends the training
+    checkpoint_seconds: float = 120.0  # at most this long between checkpoints within an epoch
+    checkpoint_epochs: int = 1  # a checkpoint at the end of every so many epochs, and of the last
+    gradient_checkpointing: bool = False  # compute activations again in the backward pass instead of keeping them
+    # What the weights' moving average, which validation and test see, keeps of itself; 0: there is none.
     ema_decay: float = 0.0
-    training_metrics: bool = False
+    training_metrics: bool = False  # measure the training data after each epoch too, as the validation data are
 
 
 class TrainingDivergedError(FvcError):

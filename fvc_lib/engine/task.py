@@ -58,14 +58,10 @@ class LossSum:
     """A loss not yet divided: the weighted sum over samples, and the sum of the weights.
 
     Kept apart because the mean of micro-batches' means is not the batch's mean when weights differ.
-
-    Attributes:
-        total: scalar, carries the gradient.
-        weight: scalar, carries none.
     """
 
-    total: Tensor
-    weight: Tensor
+    total: Tensor  # scalar, carries the gradient
+    weight: Tensor  # scalar, carries none
 
 
 def require_detached(values: Tensor, name: str) -> Tensor:

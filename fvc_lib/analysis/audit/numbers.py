@@ -66,14 +66,10 @@ NEEDS_REALS = {"true_positive_rate_at_1_percent": 100, "true_positive_rate_at_0_
 
 @dataclass(frozen=True)
 class Settings:
-    """How an audit computes.
+    """How an audit computes."""
 
-    Attributes:
-        point: where decisions are made, chosen on one half of the groups for the other.
-        threshold: a threshold that comes with the scores, used in place of ``point``; None: there is none.
-    """
-
-    point: OperatingPoint = BEST
+    point: OperatingPoint = BEST  # where decisions are made, chosen on one half of the groups for the other
+    # A threshold that comes with the scores, used in place of ``point``; None: there is none.
     threshold: float | None = None
     replicates: int = 1000
     seed: int = 0
@@ -97,54 +93,35 @@ def settings(decide_at: str, **others: Any) -> Settings:
 
 @dataclass(frozen=True)
 class Rows:
-    """Some of the table's videos.
+    """Some of the table's videos."""
 
-    Attributes:
-        places: int64 (n,), which rows of the table.
-        labels: int64 (n,) of 0 (real) and 1 (fake).
-        groups: (n,) group ids.
-        half: int64 (n,) of 0 and 1, for thresholds; None where a half would lack a class.
-    """
-
-    places: IntArray
-    labels: IntArray
-    groups: npt.NDArray[np.object_]
-    half: IntArray | None
+    places: IntArray  # int64 (n,), which rows of the table
+    labels: IntArray  # int64 (n,) of 0 (real) and 1 (fake)
+    groups: npt.NDArray[np.object_]  # (n,) group ids
+    half: IntArray | None  # int64 (n,) of 0 and 1, for thresholds; None where a half would lack a class
 
 
 @dataclass(frozen=True)
 class Audit:
-    """What was found; frames have a row for each detector and thing, undefined numbers being null.
+    """What was found; frames have a row for each detector and thing, undefined numbers being null."""
 
-    Attributes:
-        detectors: their names, the highest main metric first.
-        numbers: ``detector metric value low high num_videos num_groups``.
-        common: the main metric on the videos that all answered, the ensembles included: ``detector value low high``.
-        controls: ``source value low high``.
-        shuffled: ``detector value low high``, the mean and range of 200 deals of the labels to other groups.
-        differences: ``first second difference low high p holm_p is_shown``, all pairs.
-        slices: ``detector slice_by value auc low high called_share num_videos num_groups is_small``, worst first.
-        floors: by detector.
-        thresholds: ``detector point fpr fpr_low fpr_high tpr tpr_low tpr_high first_threshold second_threshold
-            is_resolved``.
-        coverage: ``detector num_videos share num_real num_fake``.
-        correlations: (D, D) on the common videos; ``equal_decisions`` alike; None without common videos.
-        regrouped: ``detector value low high`` with groups that were suspected; empty where nothing was.
-    """
-
-    detectors: tuple[str, ...]
-    numbers: pl.DataFrame
+    detectors: tuple[str, ...]  # their names, the highest main metric first
+    numbers: pl.DataFrame  # ``detector metric value low high num_videos num_groups``
+    # The main metric on the videos that all answered, the ensembles included: ``detector value low high``.
     common: pl.DataFrame
-    controls: pl.DataFrame
-    shuffled: pl.DataFrame
-    differences: pl.DataFrame
+    controls: pl.DataFrame  # ``source value low high``
+    shuffled: pl.DataFrame  # ``detector value low high``, the mean and range of 200 deals of the labels to other groups
+    differences: pl.DataFrame  # ``first second difference low high p holm_p is_shown``, all pairs
+    # ``detector slice_by value auc low high called_share num_videos num_groups is_small``, worst first.
     slices: pl.DataFrame
-    floors: Mapping[str, SourceFloor]
+    floors: Mapping[str, SourceFloor]  # by detector
+    # ``detector point fpr fpr_low fpr_high tpr tpr_low tpr_high first_threshold second_threshold is_resolved``.
     thresholds: pl.DataFrame
-    coverage: pl.DataFrame
+    coverage: pl.DataFrame  # ``detector num_videos share num_real num_fake``
+    # (D, D) on the common videos; ``equal_decisions`` alike; None without common videos.
     correlations: FloatArray | None
     equal_decisions: FloatArray | None
-    regrouped: pl.DataFrame
+    regrouped: pl.DataFrame  # ``detector value low high`` with groups that were suspected; empty where nothing was
     num_common: int
     num_videos: int
     num_groups: int
@@ -318,18 +295,12 @@ def _named(names: Sequence[str], drawn: ReplicateValues | None, how: Settings) -
 
 @dataclass(frozen=True)
 class _Measures:
-    """What is measured of one detector's scores.
-
-    Attributes:
-        all: the metrics by name first, then two shares of each operating point.
-        decisions: (n,) of 0 and 1; None where no threshold can be chosen.
-        thresholds: of each point, the two that the halves chose.
-    """
+    """What is measured of one detector's scores."""
 
     metrics: tuple[str, ...]
-    all: tuple[tuple[Metric, npt.ArrayLike], ...]
-    decisions: IntArray | None
-    thresholds: Mapping[OperatingPoint, tuple[float, float]]
+    all: tuple[tuple[Metric, npt.ArrayLike], ...]  # the metrics by name first, then two shares of each operating point
+    decisions: IntArray | None  # (n,) of 0 and 1; None where no threshold can be chosen
+    thresholds: Mapping[OperatingPoint, tuple[float, float]]  # of each point, the two that the halves chose
 
 
 def _measures(scores: FloatArray, rows: Rows, how: Settings) -> _Measures:

@@ -30,18 +30,13 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Suspicion:
-    """One kind of likeness between ids.
+    """One kind of likeness between ids."""
 
-    Attributes:
-        kind: its name, and ``says``, what it is in words.
-        families: ids that share it, two or more each, of more than one group where groups are known.
-        num_both_labels: families that hold reals and fakes.
-    """
-
-    kind: str
+    kind: str  # its name, and ``says``, what it is in words
     says: str
+    # Ids that share it, two or more each, of more than one group where groups are known.
     families: tuple[tuple[str, ...], ...]
-    num_both_labels: int
+    num_both_labels: int  # families that hold reals and fakes
 
     @property
     def num_videos(self) -> int:

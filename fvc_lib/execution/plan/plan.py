@@ -14,17 +14,14 @@ from fvc_lib.services.tasks import STAGES, Stage
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """One task and the decision about it.
-
-    Attributes:
-        redo: what it wrote before counts no more and makes room; otherwise it goes on from what is there. Also of a
-            task that does not run itself now but rests on one that is made anew.
-    """
+    """One task and the decision about it."""
 
     task: Task
     run: bool  # whether this command runs it
     reason: str
     finished_before: bool = False  # it has been finished at some time, with whatever parameters and code
+    # What it wrote before counts no more and makes room; otherwise it goes on from what is there. Also of a task that
+    # does not run itself now but rests on one that is made anew.
     redo: bool = False
 
 

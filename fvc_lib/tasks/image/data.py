@@ -72,19 +72,13 @@ def labels_of_training(
 
 @dataclass(frozen=True)
 class ImageRecords:
-    """N pictures in the order of their ids.
-
-    Attributes:
-        paths: relative to the corpus' root, as tables have them.
-        class_indices: int64 (N,), places in ``ImageLabels.classes``; -1 where none is known.
-        values: float64 (N, T) in the targets' units; NaN where not known.
-    """
+    """N pictures in the order of their ids."""
 
     image_ids: tuple[str, ...]
     group_ids: tuple[str, ...]
-    paths: tuple[str, ...]
-    class_indices: IntArray
-    values: FloatArray
+    paths: tuple[str, ...]  # relative to the corpus' root, as tables have them
+    class_indices: IntArray  # int64 (N,), places in ``ImageLabels.classes``; -1 where none is known
+    values: FloatArray  # float64 (N, T) in the targets' units; NaN where not known
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -296,26 +290,17 @@ class ImageDataset:
     A sample has ``image`` uint8 (3, S, S); ``class_target`` float32 (C,), what each class weighs in its loss, all zero
     where no class is known; ``class_index`` int64 (), -1 likewise, of the picture itself even where another one is
     mixed in; ``values`` float32 (T,), scaled, 0 where not known; and ``known`` float32 (T,) of 0 and 1.
-
-    Attributes:
-        root: of the corpus.
-        records: the pictures.
-        labels: what is to be said of them, with the scaling.
-        size: S, in pixels.
-        class_weights: float64 (C,) of each class in the loss; None: 1 each.
-        mixing: of training, where pictures also differ from epoch to epoch; None: every picture as it is.
-        seed: with the picture and the epoch decides all that is drawn.
-        epoch: whose samples these are.
     """
 
-    root: Path
-    records: ImageRecords
-    labels: ImageLabels
-    size: int
-    class_weights: FloatArray | None = None
+    root: Path  # of the corpus
+    records: ImageRecords  # the pictures
+    labels: ImageLabels  # what is to be said of them, with the scaling
+    size: int  # S, in pixels
+    class_weights: FloatArray | None = None  # float64 (C,) of each class in the loss; None: 1 each
+    # Of training, where pictures also differ from epoch to epoch; None: every picture as it is.
     mixing: MixSettings | None = None
-    seed: int = 0
-    epoch: int = 0
+    seed: int = 0  # with the picture and the epoch decides all that is drawn
+    epoch: int = 0  # whose samples these are
 
     @property
     def classes(self) -> tuple[int, ...] | None:

@@ -37,17 +37,11 @@ Clip = tuple[str, int, int]  # video id, augmentation index, and which of the vi
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """Clips (``data.ClipSource``) with the features that a frozen trunk gives of them.
+    """Clips (``data.ClipSource``) with the features that a frozen trunk gives of them."""
 
-    Attributes:
-        clips: where the clips are.
-        folder: where their features are.
-        feature_shape: (T', F).
-    """
-
-    clips: Any
-    folder: Path
-    feature_shape: tuple[int, int]
+    clips: Any  # where the clips are
+    folder: Path  # where their features are
+    feature_shape: tuple[int, int]  # (T', F)
 
     @property
     def settings_hash(self) -> str:

@@ -32,36 +32,23 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Selection:
-    """All that was chosen for one training, and at which value on the inner validation part.
+    """All that was chosen for one training, and at which value on the inner validation part."""
 
-    Attributes:
-        num_epochs: that were trained, and could be chosen.
-        best_epoch: 1-based, the one of the lowest inner validation loss.
-        validation_loss: of that epoch, weighted as in training.
-        prior_logit: added to the network's logits first (``data.prior_logit``); no choice, but part of the score.
-        temperature: that logits are divided by (``metrics.calibration.fit_temperature``; few videos move it little).
-        log_loss: in nats per video, of the calibrated probabilities.
-        log_loss_uncalibrated: the same at a temperature of 1.
-        threshold: of the calibrated probability, at the operating point.
-        balanced_accuracy: at the threshold; None where the part has one class.
-        num_videos: of the inner validation part; and its groups, its real and its fake videos.
-        operating_point: what the threshold was asked for (``metrics.operating_points``).
-    """
-
-    num_epochs: int
-    best_epoch: int
-    validation_loss: float
-    prior_logit: float
+    num_epochs: int  # that were trained, and could be chosen
+    best_epoch: int  # 1-based, the one of the lowest inner validation loss
+    validation_loss: float  # of that epoch, weighted as in training
+    prior_logit: float  # added to the network's logits first (``data.prior_logit``); no choice, but part of the score
+    # That logits are divided by (``metrics.calibration.fit_temperature``; few videos move it little).
     temperature: float
-    log_loss: float
-    log_loss_uncalibrated: float
-    threshold: float
-    balanced_accuracy: float | None
-    num_videos: int
+    log_loss: float  # in nats per video, of the calibrated probabilities
+    log_loss_uncalibrated: float  # the same at a temperature of 1
+    threshold: float  # of the calibrated probability, at the operating point
+    balanced_accuracy: float | None  # at the threshold; None where the part has one class
+    num_videos: int  # of the inner validation part; and its groups, its real and its fake videos
     num_groups: int
     num_real: int
     num_fake: int
-    operating_point: str = "best"
+    operating_point: str = "best"  # what the threshold was asked for (``metrics.operating_points``)
 
     @property
     def is_resolved(self) -> bool:
@@ -87,22 +74,15 @@ class Selection:
 
 @dataclass(frozen=True)
 class RecordedSelection:
-    """A selection that is on the disk.
-
-    Attributes:
-        clips: fingerprint of the fold's clips, labels and parts; only that fold's seal opens for it.
-        weights: hex SHA-256 of the weights that were judged.
-        openings: how often the outer fold was opened in this training's folder, this time included.
-        earlier: other selections that it had been opened for before, whose weights were lost.
-        is_complete: whether the record before this one could be read, if there was one; where not, the outer fold was
-            opened more often than is counted here, and for what is not known.
-    """
+    """A selection that is on the disk."""
 
     selection: Selection
-    clips: str
-    weights: str
-    openings: int = 1
-    earlier: int = 0
+    clips: str  # fingerprint of the fold's clips, labels and parts; only that fold's seal opens for it
+    weights: str  # hex SHA-256 of the weights that were judged
+    openings: int = 1  # how often the outer fold was opened in this training's folder, this time included
+    earlier: int = 0  # other selections that it had been opened for before, whose weights were lost
+    # Whether the record before this one could be read, if there was one; where not, the outer fold was opened more
+    # often than is counted here, and for what is not known.
     is_complete: bool = True
 
     def sentence(self) -> str:
@@ -123,17 +103,14 @@ class RecordedSelection:
 
 @dataclass(frozen=True)
 class EarlierOpenings:
-    """What a run's own records of its trainings do not know: outer folds that had been looked at before.
+    """What a run's own records of its trainings do not know: outer folds that had been looked at before."""
 
-    Attributes:
-        replaced: trainings of this run that had opened their outer fold, for other weights, and were then replaced.
-        forked_from: the run that this one was made from, whose results may have been seen; empty where there is none.
-        unknown: trainings of this run that were replaced and have left a record that cannot be read: whether they had
-            opened their outer fold, and for which weights, is not known.
-    """
-
+    # Trainings of this run that had opened their outer fold, for other weights, and were then replaced.
     replaced: int = 0
+    # The run that this one was made from, whose results may have been seen; empty where there is none.
     forked_from: str = ""
+    # Trainings of this run that were replaced and have left a record that cannot be read: whether they had opened their
+    # outer fold, and for which weights, is not known.
     unknown: int = 0
 
 

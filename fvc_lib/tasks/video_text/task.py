@@ -223,21 +223,13 @@ _TOKENS = "caption_tokens"
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """The different videos and the different texts that are to find one another.
+    """The different videos and the different texts that are to find one another."""
 
-    Attributes:
-        video_embeddings: float32 (N, E), unit vectors.
-        text_embeddings: float32 (M, E), unit vectors.
-        pairs: int64 (P, 2), rows of a video and a text that belong together; each pair once.
-        video_places: int64 (N,), an accumulated pair that each video stands in.
-        text_places: int64 (M,), likewise for texts.
-    """
-
-    video_embeddings: Tensor
-    text_embeddings: Tensor
-    pairs: npt.NDArray[np.int64]
-    video_places: npt.NDArray[np.int64]
-    text_places: npt.NDArray[np.int64]
+    video_embeddings: Tensor  # float32 (N, E), unit vectors
+    text_embeddings: Tensor  # float32 (M, E), unit vectors
+    pairs: npt.NDArray[np.int64]  # int64 (P, 2), rows of a video and a text that belong together; each pair once
+    video_places: npt.NDArray[np.int64]  # int64 (N,), an accumulated pair that each video stands in
+    text_places: npt.NDArray[np.int64]  # int64 (M,), likewise for texts
 
     @property
     def is_finite(self) -> bool:

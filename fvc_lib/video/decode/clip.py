@@ -27,22 +27,15 @@ PlacesOf = Callable[[int], npt.NDArray[np.int64]]  # of the number of frames tha
 
 @dataclass(frozen=True)
 class Clip:
-    """Frames of one video.
+    """Frames of one video."""
 
-    Attributes:
-        frames: uint8 (T, 3, H, W), RGB, upright.
-        pts_seconds: float64 (T,), presentation times on the container's own clock; from the nominal rate where the
-            container has no usable times.
-        frame_indices: int64 (T,), places in the presentation order, 0 to ``num_source_frames - 1``.
-        num_source_frames: frames the video has.
-        content: where the picture lies in ``frames``; the rest is black.
-    """
-
-    frames: npt.NDArray[np.uint8]
+    frames: npt.NDArray[np.uint8]  # uint8 (T, 3, H, W), RGB, upright
+    # Float64 (T,), presentation times on the container's own clock; from the nominal rate where the container has no
+    # usable times.
     pts_seconds: Seconds
-    frame_indices: npt.NDArray[np.int64]
-    num_source_frames: int
-    content: Box
+    frame_indices: npt.NDArray[np.int64]  # int64 (T,), places in the presentation order, 0 to ``num_source_frames - 1``
+    num_source_frames: int  # frames the video has
+    content: Box  # where the picture lies in ``frames``; the rest is black
 
 
 def decode_clip(path: AnyPath, num_frames: int, size: int | None = None) -> Clip:

@@ -27,29 +27,18 @@ NO_PTS = int(np.iinfo(np.int64).min)
 
 @dataclass(frozen=True)
 class FrameTable:
-    """The packets of one stream in decoding order, N of them.
+    """The packets of one stream in decoding order, N of them."""
 
-    Attributes:
-        pts: int64 (N,), in ``time_base`` units; ``NO_PTS`` where a packet has none.
-        dts: int64 (N,), the same for decoding times.
-        num_bytes: int64 (N,), size of each packet.
-        is_key: bool (N,), decoding can start here.
-        is_shown: bool (N,), the packet yields a frame (not trimmed by an edit list, not a hidden reference).
-        trusted: frame i of the presentation is the packet with the i-th smallest pts, and can be found by its pts.
-        begins_anew: every keyframe does, by ``VideoSource.begins_anew``: after a seek, a missing reference is damage.
-        stores_pts: the container states presentation times, so that their order is the order of the frames.
-        damage: what the container promises and the file does not hold, or none.
-    """
-
-    pts: IntArray
-    dts: IntArray
-    num_bytes: IntArray
-    is_key: BoolArray
-    is_shown: BoolArray
-    trusted: bool
+    pts: IntArray  # int64 (N,), in ``time_base`` units; ``NO_PTS`` where a packet has none
+    dts: IntArray  # int64 (N,), the same for decoding times
+    num_bytes: IntArray  # int64 (N,), size of each packet
+    is_key: BoolArray  # bool (N,), decoding can start here
+    is_shown: BoolArray  # bool (N,), the packet yields a frame (not trimmed by an edit list, not a hidden reference)
+    trusted: bool  # frame i of the presentation is the packet with the i-th smallest pts, and can be found by its pts
+    # Every keyframe does, by ``VideoSource.begins_anew``: after a seek, a missing reference is damage.
     begins_anew: bool
-    stores_pts: bool
-    damage: str | None
+    stores_pts: bool  # the container states presentation times, so that their order is the order of the frames
+    damage: str | None  # what the container promises and the file does not hold, or none
 
     @property
     def num_packets(self) -> int:

@@ -350,19 +350,13 @@ _PACKETS_TO_JOIN = 3
 
 @dataclass(frozen=True)
 class FrameCount:
-    """What decoding a whole video found.
+    """What decoding a whole video found."""
 
-    Attributes:
-        order: int64 (n,), for each place in the presentation the number of the frame as the decoder puts them out.
-        seconds: float64 (n,), presentation times, ascending.
-        missing: why there are fewer frames than promised, or none.
-        decoder_failed: it was the decoder that gave up.
-    """
-
+    # Int64 (n,), for each place in the presentation the number of the frame as the decoder puts them out.
     order: IntArray
-    seconds: Seconds
-    missing: str | None
-    decoder_failed: bool
+    seconds: Seconds  # float64 (n,), presentation times, ascending
+    missing: str | None  # why there are fewer frames than promised, or none
+    decoder_failed: bool  # it was the decoder that gave up
 
     @property
     def num_frames(self) -> int:
