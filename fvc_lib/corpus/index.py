@@ -5,17 +5,20 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
 import polars as pl
 
+from fvc_lib.corpus.canonical import measured_again
 from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_copies
 from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Listing, Refusal, Rejections, counted, refuse_lost
 from fvc_lib.corpus.probing import VIDEO_FILES, FileKind, ProbeResult, probe_files
 from fvc_lib.corpus.several import place, read_corpora
-from fvc_lib.services.atomic_files import AnyPath
+from fvc_lib.corpus.trial import trial_groups
+from fvc_lib.services.atomic_files import AnyPath, path_from_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import (
     ANNOTATIONS,
@@ -211,6 +214,9 @@ def refuse_empty_index(index: pl.DataFrame) -> None:
         )
 
 
+Measuring = Callable[[Mapping[str, Path]], Mapping[str, ProbeResult]]  # of files by the hash of their content
+
+
 @dataclass(frozen=True, slots=True)
 class _Probed:
     entry: Entry
@@ -239,6 +245,9 @@ def build_index(
     annotations_only: bool = False,
     allow_outside: bool = False,
     label_map: Mapping[str, str] | None = None,
+    dev_groups: int = 0,
+    seed: int = 0,
+    canonical_cache: AnyPath | None = None,
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
     timeout_seconds: float = VIDEO_FILES.timeout_seconds,
@@ -263,8 +272,12 @@ def build_index(
             rejected as ``not_opened``, the index has no rows, and the links are those of the annotations.
         allow_outside: take listed files outside the corpus folder as well, and follow links.
         label_map: labels of its table, in lower case, that mean real or fake.
+        dev_groups: take so many whole groups, drawn by ``seed`` (``trial.trial_groups``); 0: all.
+        seed: of that draw.
+        canonical_cache: measure videos as the recipe ``canonical`` re-encodes them, and keep those files here; None:
+            as they are.
         workers: probing processes; 0: one per available core.
-        progress: called with (done, total) as files are probed.
+        progress: called with (done, total) as files are probed, then as they are re-encoded.
         timeout_seconds: per file.
         probe_function: ``module:name`` run in the workers.
 
@@ -279,7 +292,12 @@ def build_index(
         listing = _unopened(listing)
     kind = replace(VIDEO_FILES, function=probe_function, timeout_seconds=timeout_seconds)
     results, num_known = _probed(listing, kind, Path(work_dir), workers, progress)
-    index, rejected, merges, num_near_copies = _tables(listing, results, near_duplicate_bits)
+    index, rejected, merges, num_near_copies = _tables(
+        listing, results, near_duplicate_bits, dev_groups, seed,
+        None if canonical_cache is None else partial(
+            measured_again, cache_dir=canonical_cache, work_dir=work_dir, workers=workers, progress=progress
+        ),
+    )  # fmt: skip
     del results  # the tables hold what is needed of them, in a third of the memory
     if annotations_only:
         merges = annotated.merges
@@ -351,7 +369,12 @@ def _unopened(listing: Listing) -> Listing:
 
 
 def _tables(
-    listing: Listing, results: dict[str, ProbeResult], near_duplicate_bits: int
+    listing: Listing,
+    results: dict[str, ProbeResult],
+    near_duplicate_bits: int,
+    dev_groups: int,
+    seed: int,
+    measure: Measuring | None,
 ) -> tuple[pl.DataFrame, pl.DataFrame, tuple[Merge, ...], int]:
     """The INDEX and REJECTED tables, what was merged, and how many files have a near-copy."""
     rejections = Rejections()
@@ -368,6 +391,10 @@ def _tables(
     ]
     grouping = join_groups(members, copies, listing.memberships)
     remaining = _settle_contents(probed, rejections)
+    if dev_groups:
+        remaining = _of_trial(probed, remaining, grouping, dev_groups, seed, rejections)
+    if measure is not None:
+        remaining = _measured_again(listing, probed, remaining, measure, rejections)
     index = _index_table(probed, remaining, grouping)
     num_near_copies = len({position for pair in copies for position in pair})
     return index, rejections.frame(listing.rejected), grouping.merges, num_near_copies
@@ -407,6 +434,51 @@ def _settle_contents(probed: Sequence[_Probed], rejections: Rejections) -> list[
             detail = f"same content as {kept[entry.corpus].path!r}, which is used."
             rejections.add(entry, Refusal("duplicate_content", detail))
     return remaining
+
+
+def _of_trial(
+    probed: Sequence[_Probed],
+    remaining: Sequence[int],
+    grouping: Grouping,
+    dev_groups: int,
+    seed: int,
+    rejections: Rejections,
+) -> list[int]:
+    """Those of the places ``remaining`` that lie in groups of the trial."""
+    labels: defaultdict[str, list[str]] = defaultdict(list)
+    for position in remaining:
+        labels[grouping.group_ids[position]].append(str(probed[position].entry.label))
+    chosen = trial_groups(labels, dev_groups, seed)
+    refusal = Refusal("not_in_trial", f"its group is not among the {len(chosen)} of the trial (dev_groups).")
+    for position in remaining:
+        if grouping.group_ids[position] not in chosen:
+            rejections.add(probed[position].entry, refusal)
+    return [position for position in remaining if grouping.group_ids[position] in chosen]
+
+
+def _measured_again(
+    listing: Listing, probed: list[_Probed], remaining: Sequence[int], measure: Measuring, rejections: Rejections
+) -> list[int]:
+    """Put what ``measure`` finds of each content into ``probed``; of ``remaining`` the places where it found that.
+
+    Content and pictures, and so ids and groups, stay those of the files as they are.
+    """
+    files = {
+        place(name, entry.path): part.root / path_from_text(entry.path)
+        for name, part in (listing.parts or {"": listing}).items()
+        for entry in part.entries
+    }
+    sources = {probed[each].result.content_sha256: files[probed[each].entry.path] for each in remaining}
+    found, kept = measure(sources), []
+    for position in remaining:
+        entry, result = probed[position].entry, probed[position].result
+        again = found[result.content_sha256]
+        if again.probe is None:
+            rejections.add(entry, Refusal(again.reason, again.detail))
+        else:
+            probed[position] = _Probed(entry, replace(result, probe=again.probe))
+            kept.append(position)
+    return kept
 
 
 def _index_table(probed: Sequence[_Probed], remaining: Sequence[int], grouping: Grouping) -> pl.DataFrame:

@@ -28,7 +28,7 @@ from fvc_lib.services.tables import ANNOTATIONS, LABELS, REJECTED, column_types,
 NOT_A_LOSS = frozenset(
     {
         "label_not_used", "duplicate_path", "duplicate_content", "unknown_extension", "not_listed", "surplus_file",
-        "not_opened",
+        "not_opened", "not_in_trial",
     }
 )  # fmt: skip
 _REPAIR = "Repair or fetch again the files that cannot be read."

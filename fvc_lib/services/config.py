@@ -114,6 +114,23 @@ class RunConfig(BaseModel):
         False, "results", "index the label tables of a corpus whose videos are not here; only 01 can run", _VIDEO
     )
 
+    dev_groups: int = field(
+        0,
+        "data",
+        "trial: so many whole groups, drawn by seed, which claim nothing; 0: all",
+        _VIDEO,
+        later=True,
+        ge=0,
+    )
+    canonical: bool = field(
+        False,
+        "data",
+        "re-encode every video by one recipe before it is decoded or measured: containers then tell nothing",
+        _VIDEO,
+        later=True,
+        memory=_INDEX,
+    )
+
     # Folds
     num_folds: int = field(
         5, "weights", "outer folds; each group is tested once", _VIDEO, ge=2, memory=_FOLD_STAGES, instead=_ONE_SPLIT

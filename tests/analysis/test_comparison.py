@@ -66,6 +66,21 @@ def test_the_difference_is_that_of_the_runs_numbers_second_minus_first(two_runs:
     assert pair.over_folds.degrees_of_freedom == 4
 
 
+def test_of_two_runs_that_differ_in_the_re_encode_alone_the_difference_is_what_the_container_gave_away(
+    two_runs: list[RunPaths],
+) -> None:
+    def told(*configs: RunConfig) -> str:
+        for run, config in zip(two_runs, configs, strict=True):
+            run.params_yaml.write_text(config.to_yaml())
+        return compare(two_runs, replicates=300).pairs[0].finding
+
+    sentence = "run_b is run_a on re-encoded videos: the difference is what the container gave away."
+    assert told(RunConfig(), RunConfig(canonical=True)).endswith(sentence)
+    assert "run_a is run_b on re-encoded" in told(RunConfig(canonical=True), RunConfig())
+    for other in (RunConfig(), RunConfig(canonical=True, epochs=3), RunConfig(epochs=3)):
+        assert "container" not in told(RunConfig(), other)
+
+
 def test_a_shown_difference_is_said_with_its_interval_and_p(two_runs: list[RunPaths]) -> None:
     (pair,) = compare(two_runs).pairs
     assert pair.is_shown

@@ -17,11 +17,13 @@ from fvc_lib.analysis.read.headline import (
     judge,
     run_headline,
     run_labels,
+    run_marks,
     runs_table,
 )
 from fvc_lib.analysis.wording import source_name
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json, write_text
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter
@@ -224,6 +226,18 @@ def test_the_numbers_of_an_earlier_attempt_are_marked_as_such(run: RunPaths, sta
     assert mark in run.report_html.read_text()
     assert "no result" in (run.root.parents[1] / "index.html").read_text()
     assert mark in run_content(run).whole.tags["fvc.verdict"]
+
+
+def test_a_trial_is_marked_wherever_the_run_is_named_and_claims_nothing(run: RunPaths) -> None:
+    assert run_headline(run).verdict.standing == "above control"
+    write_text(run.params_yaml, RunConfig(dev_groups=20).to_yaml())
+    write_json(run.run_json, {"corpus": {"name": "mine"}})
+    told = run_headline(run)
+    assert (told.verdict.standing, told.verdict.sentence) == (
+        "not shown", "This is a trial on 20 groups: it claims nothing of the corpus.",
+    )  # fmt: skip
+    assert told.corpus == "mine, not indexed yet, trial on 20 groups"
+    assert run_marks([run])[0][2] == "trial on 20 groups"
 
 
 def test_the_numbers_that_the_last_attempt_wrote_before_it_failed_are_its_own(run: RunPaths) -> None:

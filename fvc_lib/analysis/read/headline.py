@@ -156,6 +156,7 @@ def _score(source: str, value: float | None, low: float | None, high: float | No
 # Parameter, value, and what a reader of the number must then know.
 _OF_PARAMETERS = (
     ("shuffle_labels", True, "Labels were shuffled by group on purpose: anything but chance would be a leak."),
+    ("canonical", True, "Every video was re-encoded by one recipe before it was decoded or measured."),
 )
 _FEW_GROUPS = 100  # from here on intervals hold what they promise to within two or three in a hundred
 FEW_GROUPS_TOLD = (
@@ -417,6 +418,9 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
     verdict = judge(measured.scores, audit_failures(run), measured.measure)
     if "earlier attempt" in measured.earlier and verdict.standing != "no result":
         return Verdict("no result", f"The last attempt has no result. The numbers here are {measured.earlier}.")
+    trial = trial_text(run_parameters(run))
+    if trial and verdict.standing == "above control":
+        return replace(verdict, standing="not shown", sentence=f"This is a {trial}: it claims nothing of the corpus.")
     # Where a missing control is got: of this run, as it is typed here.
     sentence = verdict.sentence.replace("run_notebooks.py", command_text())
     sentence = sentence.replace("--resume RUN", shlex.join(["--resume", path_to_text(run.root)]))
@@ -483,7 +487,7 @@ def run_parameters(run: RunPaths) -> dict[str, object]:
 
 
 _MOST_MARKS = 3
-_NO_MARKS = frozenset({"corpus", "model", "backbone", "experiment", "task"})  # said anyway
+_NO_MARKS = frozenset({"dev_groups", "corpus", "model", "backbone", "experiment", "task"})  # said anyway
 
 
 def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
@@ -507,7 +511,8 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
         known.setdefault(corpus, set()).update(filter(None, [content]))
     for each, corpus, content in zip(asked, corpora, contents, strict=True):
         named = [name for name in each if name not in _NO_MARKS and name not in NOT_HASHED | RETIRED.keys()]
-        own = [f"{name} {each[name]}" for name in named if str(each[name]) != usual[run_task(each), name]]
+        own = [trial] if (trial := trial_text(each)) else []
+        own += [f"{name} {each[name]}" for name in named if str(each[name]) != usual[run_task(each), name]]
         more = f", {len(own) - _MOST_MARKS} more" if len(own) > _MOST_MARKS else ""
         shown = f"{corpus} {content[:6]}" if content and corpus and len(known[corpus]) > 1 else corpus
         marks.append((shown, _model_name(each) or "", ", ".join(own[:_MOST_MARKS]) + more))
@@ -624,7 +629,15 @@ def corpus_text(run: RunPaths) -> str | None:
     name, fingerprint = _recorded_name(_recorded_corpus(run)), _fingerprint(run)
     if not name:
         return None
-    return f"{name}, fingerprint {fingerprint[:12]}" if fingerprint else f"{name}, not indexed yet"
+    trial = trial_text(run_parameters(run))
+    known = f"fingerprint {fingerprint[:12]}" if fingerprint else "not indexed yet"
+    return ", ".join(filter(None, (name, known, trial)))
+
+
+def trial_text(parameters: Mapping[str, object]) -> str:
+    """``trial on 20 groups`` of a run on a part of its corpus (``dev_groups``); empty for one on all of it."""
+    number = parameters.get("dev_groups")
+    return f"trial on {count_text(number, 'group')}" if isinstance(number, int) and number > 0 else ""
 
 
 def _peak_rss_bytes(run: RunPaths, status: dict[str, object]) -> int | None:

@@ -7,7 +7,7 @@ difference that is not shown is never called equality.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,6 +29,8 @@ from fvc_lib.metrics.paired_difference import (
     paired_difference,
 )
 from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.config import DEFAULTS, NOT_HASHED
+from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.errors import DataError, UsageError, command_text, did_you_mean
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table
@@ -240,7 +242,23 @@ def compare(
         numbered = itertools.combinations(range(len(together)), 2)
         pairs += [_pair(together, drawn, one, other, metric, confidence) for one, other in numbered]
     refusals = (*(run for run in read if isinstance(run, Refusal)), *not_alike)
-    return Comparison(metric, confidence, replicates, values, adjusted(pairs, metric, confidence), refusals)
+    asked = {run.name: run_parameters(run.run) for run in read if isinstance(run, JudgedRun)}
+    told = tuple(_with_container(pair, asked) for pair in adjusted(pairs, metric, confidence))
+    return Comparison(metric, confidence, replicates, values, told, refusals)
+
+
+def _with_container(pair: PairComparison, asked: Mapping[str, Mapping[str, object]]) -> PairComparison:
+    """With a sentence where the two runs differ in the canonical re-encode and in nothing else that can count."""
+    one, other = ({**DEFAULTS, **asked[name]} for name in (pair.first, pair.second))
+    names = {
+        name for name in {*one, *other} - NOT_HASHED - RETIRED.keys() if str(one.get(name)) != str(other.get(name))
+    }
+    is_canonical = [bool(each.get("canonical")) for each in (one, other)]
+    if names != {"canonical"} or is_canonical[0] == is_canonical[1]:
+        return pair
+    plain, encoded = (pair.first, pair.second) if is_canonical[1] else (pair.second, pair.first)
+    what = "is what the container gave away" if pair.is_shown else "would be what the container gave away"
+    return replace(pair, finding=f"{pair.finding} {encoded} is {plain} on re-encoded videos: the difference {what}.")
 
 
 def lines(comparison: Comparison) -> tuple[str, ...]:

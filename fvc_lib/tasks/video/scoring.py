@@ -214,7 +214,7 @@ def score_files(
     with _scratch(config) as folder:
         clips = [folder / f"{number}.npy" for number in range(len(files))]
         items = [_item(store, file, clip) for file, clip in zip(files, clips, strict=True)]
-        limits = decode_limits(store, workers, recipes=any(file.recipe for file in files))
+        limits = decode_limits(store, workers, recipes=bool(store.recipe) or any(file.recipe for file in files))
         with closing(run_isolated(DECODE_FUNCTION, items, **limits)) as answers:
             for answer in answers:
                 if stop():
@@ -250,6 +250,7 @@ def _item(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
         "crop": store.crop_code,
         "seen": "",
         "recipe": file.recipe,
+        "encoded": [store.recipe, str(store.cache_dir)] if store.recipe else [],
     }
 
 

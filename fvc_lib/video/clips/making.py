@@ -217,11 +217,12 @@ def _decoded(
             "view": asdict(store.view),
             "code": store.decode_code,
             "crop": store.crop_code,
+            "encoded": [store.recipe, str(store.cache_dir)] if store.recipe else [],
             "seen": str(store.seen_path(video.video_id).absolute()) if store.view != PLAIN_VIEW else "",
         }
         for source, video in zip(sources, todo, strict=True)
     ]
-    limits = decode_limits(store, workers)
+    limits = decode_limits(store, workers, recipes=bool(store.recipe))
     answers = run_isolated(DECODE_FUNCTION, items, **limits)
     with closing(answers):
         for answer in answers:

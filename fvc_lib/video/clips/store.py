@@ -24,6 +24,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CROPS
 from fvc_lib.video.augmentations import AugmentationSettings
+from fvc_lib.video.reencode import recipe_named
 
 # One clip as a file: uint8 pixels behind numpy's plain ``.npy`` header, of which there is exactly one per shape.
 
@@ -129,18 +130,21 @@ class ClipStore:
     fixed_size: int
     augmentation: AugmentationSettings
     view: View = PLAIN_VIEW
+    recipe: str = ""  # by which videos are re-encoded before they are decoded (``video.reencode``); empty: not at all
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
         """The shared store that ``config``'s decode and augmentation settings name."""
         augmentation = AugmentationSettings(names=config.augmentations, strength=config.augmentation_strength)
         clips = config.clips
-        return cls(Path(config.cache_dir), clips.num_frames, clips.side, augmentation, clips.view)
+        recipe = "canonical" if config.canonical else ""
+        return cls(Path(config.cache_dir), clips.num_frames, clips.side, augmentation, clips.view, recipe)
 
     @cached_property
     def decode_hash(self) -> str:
         """Hex SHA-256 of what decides an original clip besides the video's content: settings, code and PyAV's build."""
         made_by = {"code": self.decode_code, "av": av.__version__, **self._view}
+        made_by |= {"recipe": recipe_named(self.recipe).digest} if self.recipe else {}
         return sha256_of_json({**made_by, "frames": self.num_frames, "size": self.fixed_size})
 
     @property

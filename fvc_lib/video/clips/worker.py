@@ -14,6 +14,7 @@ from fvc_lib.video.clips.store import Pixels, crop_code, decode_code, write_clip
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.source import UnreadableVideo, VideoError
 from fvc_lib.video.decode.views import CropError, SeenClip, decode_view
+from fvc_lib.video.reencode import recipe_named, reencode, reencoded
 
 
 def make_original(item: dict[str, Any]) -> dict[str, Any]:
@@ -24,7 +25,8 @@ def make_original(item: dict[str, Any]) -> dict[str, Any]:
             and ``fixed_size``; ``view`` (of a ``View``); ``code`` (the hash under which ``target`` is stored, of the
             code that makes clips); ``crop`` (likewise, as ``crop_code`` has it); ``seen`` (where to
             put what the clips show; empty: nowhere). An empty ``content_sha256`` is not compared; with ``recipe`` the
-            video is written anew by that one first, beside ``target``, and goes again.
+            video is written anew by that one first, beside ``target``, and goes again; ``encoded`` (the recipe by which
+            the run re-encodes every video, and the cache that keeps those).
 
     Returns:
         ``code_changed`` when this process has loaded other code than the one ``target`` is named after; else
@@ -61,17 +63,18 @@ def _decode(item: dict[str, Any], view: View) -> tuple[Pixels, list[SeenClip]]:
     if content != item["content_sha256"]:
         # Stored under the id of what was indexed, it would be taken for that by every later run.
         raise UnreadableVideo(path, "its content has changed since it was indexed; build the index again")
-    recipe = item.get("recipe")
+    recipe, encoded = item.get("recipe"), item.get("encoded")
     if not recipe:
-        return _frames(path, item, view)
-    from fvc_lib.video.reencode import recipe_named, reencode
-
-    anew = Path(item["target"]).with_suffix(".mp4")
+        return _frames(reencoded(path, *encoded) if encoded else path, item, view)
+    anew, again = (Path(item["target"]).with_suffix(suffix) for suffix in (".mp4", ".again.mp4"))
     try:
         reencode(path, anew, recipe_named(recipe))
-        return _frames(anew, item, view)
+        if encoded:
+            reencode(anew, again, recipe_named(encoded[0]))
+        return _frames(again if encoded else anew, item, view)
     finally:
         anew.unlink(missing_ok=True)
+        again.unlink(missing_ok=True)
 
 
 def _frames(path: Path, item: dict[str, Any], view: View) -> tuple[Pixels, list[SeenClip]]:
