@@ -477,6 +477,8 @@ class CorpusLoader:
             be used, and from whom it is to be had. Its groups mean the same in every folder that it lies in, and in
             other published corpora, so that they are named after it or after what is known everywhere.
         corpus: what the corpus is called in tables; empty: after its folder or manifest.
+        expected: of a published corpus where its reals and its fakes lie, by label; without one of a label that is
+            named here it was unpacked halfway, and is refused.
         bibtex: the entry of the paper that published the corpus; empty for a layout that any corpus may have.
     """
 
@@ -488,6 +490,7 @@ class CorpusLoader:
     rank: int = 0
     title: str = ""
     corpus: str = ""
+    expected: Mapping[str, str] = field(default_factory=dict)
     paper: str = ""
     licence: str = ""
     fetch: str = ""
@@ -541,10 +544,24 @@ def read_corpus(corpus: AnyPath, *, allow_outside: bool = False, label_map: Mapp
         listing: Listing = loader.read(corpus)
     finally:
         _READING.reset(token)
+    _refuse_half(corpus, loader, listing)
     name = loader.corpus or _name_of(corpus)
     entries = tuple(replace(entry, corpus=entry.corpus or name, label_source=listing.kind) for entry in listing.entries)
     names = {entry.corpus for entry in entries}
     return replace(listing, name=names.pop() if len(names) == 1 else name, entries=entries)
+
+
+def _refuse_half(corpus: Path, loader: CorpusLoader, listing: Listing) -> None:
+    there = {entry.label for entry in listing.entries}
+    missing = {label: place for label, place in loader.expected.items() if label not in there}
+    if missing:
+        said = "; ".join(f"{label} videos: expected {place}" for label, place in missing.items())
+        unused = counted(listing.rejected["reason"])
+        found = f" {listing.rejected.height:,} files are there and not used: {', '.join(unused)}." if unused else ""
+        raise DataError(
+            f"corpus {str(corpus)!r}: looks like {loader.title}, but has none of its {said}.{found} Fetch or unpack it "
+            "as it was published; to use what is there as it is, write a manifest."
+        )
 
 
 def _name_of(corpus: Path) -> str:

@@ -122,6 +122,11 @@ def test_the_real_lists_of_faceforensics_make_478_groups_and_have_seven_leaks(sh
         ("deeperforensics", "lists/splits/test.txt", "test.txt is missing"),
         ("fakeavceleb", "meta_data.csv", "lacks its table: expected 'meta_data.csv'"),
         ("aigvdbench", "Real", "lacks its reals: expected 'Real'"),
+        ("fakeavceleb", "RealVideo-RealAudio", "lacks its reals: expected 'RealVideo-RealAudio'"),
+        ("dfdc", "dfdc_train_part_1/metadata.json", "table of dfdc train part 1: expected 'dfdc_train_part_1/metad"),
+        ("dfdc", "test/labels.csv", "table of test: expected 'test/metadata.json' or 'test/labels.csv'"),
+        ("dfdc_preview", "dataset.json", "lacks its table: expected 'dataset.json'"),
+        ("deeperforensics", "manipulated_videos", "lacks its fakes: expected 'manipulated_videos'"),
     ],
 )
 def test_a_tree_unpacked_halfway_is_refused_with_what_was_expected(
@@ -134,6 +139,25 @@ def test_a_tree_unpacked_halfway_is_refused_with_what_was_expected(
 
 
 @pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        (name, label)
+        for name in MINIATURES
+        for label in ("real", "fake")
+        if (name, label) != ("deeperforensics", "real")
+    ],
+)
+def test_folders_that_were_made_and_not_filled_are_refused_with_what_was_expected(name, label, tmp_path):
+    MINIATURES[name](tmp_path)
+    for entry in read_corpus(tmp_path).entries:
+        if entry.label == label:
+            (tmp_path / entry.path).unlink()
+    with pytest.raises(DataError, match=rf"({label} videos|lacks its {label}s): expected ") as caught:
+        read_corpus(tmp_path)
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
     ("name", "file", "content", "message"),
     [
         ("faceforensics", "conversion_dict.json", "[1]", "wanted an object of sequence"),
@@ -141,6 +165,7 @@ def test_a_tree_unpacked_halfway_is_refused_with_what_was_expected(
         ("celeb_df", "List_of_testing_videos.txt", "0 YouTube-real/00170.mp4", "in this list 1 is real"),
         ("celeb_df", "List_of_testing_videos.txt", "YouTube-real/00170.mp4", "line 1: got 'YouTube-real/00170.mp4'"),
         ("dfdc", "dfdc_train_part_0/metadata.json", '{"a.mp4": {"label": "?"}}', "wanted REAL or FAKE"),
+        ("dfdc", "test/labels.csv", "", "labels.csv: is empty"),
         ("dfdc", "test/labels.csv", "filename,label\nc.mp4,real", "row 1: got the label 'real', wanted 0 or 1"),
         ("dfdc_preview", "dataset.json", '{"method_A/1/1.mp4": {}}', "got the label ''"),
         ("fakeavceleb", "meta_data.csv", "source\nid1,id2", "row 1: got 2 values, wanted 10"),

@@ -101,12 +101,14 @@ def first_of(root: Path, *names: str) -> Path | None:
 
 
 def require(root: Path, title: str, **wanted: Sequence[str]) -> None:
-    """Stop where a part of a published corpus is missing; of each part one of the names has to be there.
+    """Stop where a part of a published corpus is missing or empty; of each part one of the names has to be there.
 
     Raises:
         DataError: names the parts, and where they were expected.
     """
-    missing = {part: names for part, names in wanted.items() if first_of(root, *names) is None}
+    missing = {
+        part: names for part, names in wanted.items() if not any(_holds_something(root / name) for name in names)
+    }
     if missing:
         said = "; ".join(
             f"{part.replace('_', ' ')}: expected {' or '.join(map(repr, names))}" for part, names in missing.items()
@@ -115,6 +117,10 @@ def require(root: Path, title: str, **wanted: Sequence[str]) -> None:
             f"corpus {str(root)!r}: looks like {title}, but lacks its {said}. Fetch or unpack it as it was published; "
             "to use what is there as it is, write a manifest."
         )
+
+
+def _holds_something(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.is_file()
 
 
 def read_json(path: Path) -> Any:

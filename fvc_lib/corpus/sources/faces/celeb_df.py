@@ -89,6 +89,7 @@ CORPORA.register(
         read=read_celeb_df,
         title="Celeb-DF v2",
         corpus="Celeb-DF",
+        expected={"real": "in 'Celeb-real' or 'YouTube-real'", "fake": "in 'Celeb-synthesis'"},
         paper="Li et al., CVPR 2020, arXiv:1909.12962",
         licence="Celeb-DF terms: research only, on request",
         fetch="https://github.com/yuezunli/celeb-deepfakeforensics (a form)",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, read_lines
 from fvc_lib.corpus.sources.faces.faceforensics import sequence_groups, youtube_ids
-from fvc_lib.corpus.sources.published import Described, first_of, folders_in, read_published, unknown_name
+from fvc_lib.corpus.sources.published import Described, first_of, folders_in, read_published, require, unknown_name
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import DataError, command_text
 from fvc_lib.services.registry import CORPORA
@@ -27,6 +27,7 @@ def read_deeperforensics(folder: AnyPath) -> Listing:
         DataError: one list of the official split is there without the others.
     """
     folder = Path(folder)
+    require(folder, "DeeperForensics-1.0", fakes=("manipulated_videos",))
     split, youtube = _official_parts(folder), youtube_ids(folder)
     alone = "DeeperForensics brings fakes alone and cannot be run by itself; its reals are FaceForensics++'s originals"
     both = command_text("-p", "corpus", "FACEFORENSICS", "-p", "more_corpora", "DEEPERFORENSICS")
@@ -75,10 +76,13 @@ CORPORA.register(
     CorpusLoader(
         name="deeperforensics",
         accepted="DeeperForensics-1.0: a folder with 'manipulated_videos/'",
-        recognises=lambda path: (path / "manipulated_videos").is_dir(),
+        recognises=lambda path: (
+            (path / "manipulated_videos").is_dir() or ((path / "source_videos").is_dir() and (path / "lists").is_dir())
+        ),
         read=read_deeperforensics,
         title="DeeperForensics-1.0",
         corpus="DeeperForensics",
+        expected={"fake": "in 'manipulated_videos/VARIANT'"},
         paper="Jiang et al., CVPR 2020, arXiv:2001.03024",
         licence="DeeperForensics terms: research only, on request",
         fetch="https://github.com/EndlessSora/DeeperForensics-1.0 (a form); the reals are FaceForensics++'s",

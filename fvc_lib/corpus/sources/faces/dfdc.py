@@ -24,10 +24,11 @@ from fvc_lib.corpus.sources.published import (
     listed_but_absent,
     read_json,
     read_published,
+    require,
     unknown_name,
 )
 from fvc_lib.services.atomic_files import AnyPath, path_to_text
-from fvc_lib.services.errors import DataError
+from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA
 
 _LABELS = {"0": "real", "1": "fake"}  # of the test part
@@ -42,6 +43,7 @@ def read_dfdc(folder: AnyPath) -> Listing:
     """
     folder = Path(folder)
     rows: dict[str, Described] = {}
+    _refuse_unlabelled(folder)
     parts = [""] if (folder / "metadata.json").is_file() else _parts(folder)
     for part in parts:
         rows.update(_part_rows(folder, part))
@@ -66,6 +68,16 @@ def _parts(folder: Path) -> list[str]:
     # The archives unpack as they are, or each into a folder of its own name.
     nested = [f"{a}/{b}" for a, names in below.items() for b in names if (folder / a / b / "metadata.json").is_file()]
     return found + nested
+
+
+def _refuse_unlabelled(folder: Path) -> None:
+    """A part whose table is missing would be left out without a word: its archive was not unpacked whole."""
+    for name in folders_in(folder):
+        tables = ("metadata.json", "labels.csv") if name == "test" else ("metadata.json",)
+        there = name == "test" or _PART.fullmatch(name)
+        nested = any((folder / name / below / "metadata.json").is_file() for below in folders_in(folder / name))
+        if there and not nested and any((folder / name).iterdir()):
+            require(folder, "DFDC", **{f"table of {name}": [f"{name}/{table}" for table in tables]})
 
 
 def _part_rows(folder: Path, part: str) -> dict[str, Described]:
@@ -99,8 +111,11 @@ def _test_rows(folder: Path) -> dict[str, Described]:
         return {}
     if path.suffix == ".json":
         return _part_rows(folder, "test")
-    table = read_label_table(path)
-    columns = [table.require((name,)) for name in ("filename", "label")]
+    try:
+        table = read_label_table(path)
+        columns = [table.require((name,)) for name in ("filename", "label")]
+    except UsageError as error:
+        raise DataError(f"{error} Fetch it again.") from error
     where = "test/videos" if (folder / "test/videos").is_dir() else "test"
     rows = {}
     for number, cells in table.records(columns, Rejections()):
@@ -126,6 +141,7 @@ def read_dfdc_preview(folder: AnyPath) -> Listing:
         DataError: it is no such table, or a row has no label.
     """
     folder = Path(folder)
+    require(folder, "DFDC preview", table=("dataset.json",))
     table = read_json(folder / "dataset.json")
     if not isinstance(table, dict):
         raise DataError(f"{str(folder / 'dataset.json')!r}: wanted an object of path to label and set.")
@@ -170,10 +186,13 @@ CORPORA.register(
     CorpusLoader(
         name="dfdc_preview",
         accepted="DFDC preview: a folder with 'dataset.json'",
-        recognises=lambda path: (path / "dataset.json").is_file(),
+        recognises=lambda path: (
+            (path / "dataset.json").is_file() or ((path / "method_A").is_dir() and (path / "original_videos").is_dir())
+        ),
         read=read_dfdc_preview,
         title="DFDC preview",
         corpus="DFDC preview",
+        expected={"real": "in 'original_videos'", "fake": "in 'method_A' or 'method_B'"},
         paper="Dolhansky et al., arXiv:1910.08854",
         licence="DFDC terms: research only",
         fetch="https://ai.meta.com/datasets/dfdc (an account)",
@@ -189,11 +208,13 @@ CORPORA.register(
             and (
                 first_of(path, "metadata.json", "test/labels.csv", "test/metadata.json") is not None
                 or bool(_parts(path))
+                or any(name.startswith("dfdc_train_part_") for name in folders_in(path))
             )
         ),
         read=read_dfdc,
         title="DeepFake Detection Challenge",
         corpus="DFDC",
+        expected={"real": "by a metadata.json or labels.csv", "fake": "by a metadata.json or labels.csv"},
         paper="Dolhansky et al., arXiv:2006.07397",
         licence="DFDC terms: research only",
         fetch="https://www.kaggle.com/c/deepfake-detection-challenge or https://ai.meta.com/datasets/dfdc (an account)",

@@ -171,6 +171,10 @@ CORPORA.register(
         lacks=_lacks,
         title="FaceForensics++ (with FaceShifter) and DeepFakeDetection",
         corpus="FaceForensics++",
+        expected={
+            "real": "in 'original_sequences/youtube/c23/videos' or the like",
+            "fake": "in 'manipulated_sequences/Deepfakes/c23/videos' or the like",
+        },
         paper="Rossler et al., ICCV 2019, arXiv:1901.08971",
         licence="FaceForensics terms of use: research only, on request",
         fetch="https://github.com/ondyari/FaceForensics (a form); its dataset/ has splits/ and conversion_dict.json",

@@ -29,7 +29,7 @@ def read_fakeavceleb(folder: AnyPath) -> Listing:
     """
     folder = Path(folder)
     top = folder / "FakeAVCeleb" if (folder / "FakeAVCeleb").is_dir() else folder  # the release's outer folder
-    require(top, "FakeAVCeleb", reals=_FOLDERS[:2], fakes=_FOLDERS[2:], table=("meta_data.csv",))
+    require(top, "FakeAVCeleb", reals=_FOLDERS[:1], fakes=_FOLDERS[2:], table=("meta_data.csv",))
     rows = _table(top / "meta_data.csv")
     audio = "Audio is not judged: RealVideo-FakeAudio counts as real, because what is seen is."
     notes = [audio] if (top / "RealVideo-FakeAudio").is_dir() else []
@@ -92,6 +92,7 @@ CORPORA.register(
         read=read_fakeavceleb,
         title="FakeAVCeleb",
         corpus="FakeAVCeleb",
+        expected={"real": "in 'RealVideo-RealAudio'", "fake": "in 'FakeVideo-RealAudio' or 'FakeVideo-FakeAudio'"},
         paper="Khalid et al., NeurIPS 2021 (datasets and benchmarks), arXiv:2108.05080",
         licence="FakeAVCeleb terms: research only, on request",
         fetch="https://github.com/DASH-Lab/FakeAVCeleb (a form)",

@@ -95,6 +95,7 @@ CORPORA.register(
         read=read_aigvdbench,
         title="AIGVDBench",
         corpus="AIGVDBench",
+        expected={"real": "in 'Real'", "fake": "in 'OpenSource' or 'ClosedSource'"},
         paper="AIGVDBench, the corpus's own page",
         licence="as its page says",
         fetch="the authors' page; not fetched by FVC",

@@ -102,6 +102,10 @@ CORPORA.register(
         read=read_genvidbench,
         title="GenVidBench",
         corpus="GenVidBench",
+        expected={
+            "real": "in 'Pair1/vript' or 'Pair2/hd_vg_130m'",
+            "fake": "in 'Pair1/GENERATOR' or 'Pair2/GENERATOR'",
+        },
         paper="Ni et al., arXiv:2501.11340",
         licence="CC BY-NC-SA 4.0 as its page says; the sources' own terms hold beside it",
         fetch="https://genvidbench.github.io",

@@ -81,6 +81,7 @@ CORPORA.register(
         read=read_genvideo,
         title="GenVideo",
         corpus="GenVideo",
+        expected={"real": "in 'GenVideo-Val/Real'", "fake": "in 'GenVideo-Val/Fake/GENERATOR'"},
         paper="Chen et al., arXiv:2405.19707",
         licence="CC BY-NC 4.0 as its page says; the sources' own terms hold beside it",
         fetch="https://github.com/chenhaoxing/DeMamba and https://modelscope.cn/datasets/cccnju/GenVideo-100K",
