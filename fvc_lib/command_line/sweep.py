@@ -6,7 +6,6 @@ same command again, after whatever end, skips what is finished and goes on with 
 """
 
 import itertools
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import run_hash
 from fvc_lib.execution.run.status import read_status, status_now
 from fvc_lib.execution.slurm.queue import SlurmError, job_states
-from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.atomic_files import read_json_object, sha256_of_json
 from fvc_lib.services.config import DECLARED, NOT_HASHED, RunConfig, parse_text_value
 from fvc_lib.services.digests import undamaged_content
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
@@ -117,16 +116,10 @@ def combinations(
 
 def _as_it_is(one: Combination) -> Combination:
     """``one`` with its newest run, a finished one first, and where that stands."""
-    runs = [run for run in list_runs(one.asked.config.runs_dir, one.asked.config.experiment) if _is_of(run, one)]
+    runs = list_runs(one.asked.config.runs_dir, one.asked.config.experiment)
+    runs = [run for run in runs if read_json_object(run.run_json).get("config_hash") == one.run_hash]
     known = [replace(one, run=run, state=_state(run, one)) for run in reversed(runs)]
     return next((each for each in known if each.state == "finished"), known[0] if known else one)
-
-
-def _is_of(run: RunPaths, one: Combination) -> bool:
-    try:
-        return bool(json.loads(run.run_json.read_bytes())["config_hash"] == one.run_hash)
-    except (OSError, ValueError, LookupError, TypeError):  # a damaged record is no run of ours
-        return False
 
 
 def _state(run: RunPaths, one: Combination) -> str:

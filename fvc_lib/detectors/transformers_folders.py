@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fvc_lib.detectors.weights import LoadedWeights
-from fvc_lib.services.atomic_files import content_digest
+from fvc_lib.services.atomic_files import content_digest, read_json_object
 from fvc_lib.services.errors import UsageError
 
 Colours = tuple[float, float, float]
@@ -74,10 +74,7 @@ def colours_of(folder: Path, otherwise: tuple[Colours, Colours]) -> tuple[Colour
     Some processors (ViViT's) bring pixels to [-1, 1] before they normalise: the two steps are made one.
     """
     for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
-        try:
-            document = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
+        document = read_json_object(folder / name)
         if document.get("image_mean") and document.get("image_std"):
             scale = 255 * float(document.get("rescale_factor", 1 / 255))
             shift = 1.0 if document.get("offset") else 0.0

@@ -157,6 +157,20 @@ def write_json(path: AnyPath, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False) + "\n")
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``, or an empty one: a missing or torn record is simply not recorded."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return as_mapping(value)
+
+
+def as_mapping(value: object) -> dict[str, Any]:
+    """``value`` where it is a JSON object, else an empty one: what a foreign record has there is not recorded."""
+    return value if isinstance(value, dict) else {}
+
+
 def sweep_temporaries(folder: Path) -> list[Path]:
     """Remove what killed writers left anywhere under ``folder``; returns what was removed.
 

@@ -18,9 +18,9 @@ from fvc_lib.analysis.memory.findings import PROCESS, MemoryFindings, phase_text
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.headline import run_parameters
 from fvc_lib.analysis.read.logs import read_events, read_samples
-from fvc_lib.analysis.read.records import LogFile, as_mapping, read_json_object
+from fvc_lib.analysis.read.records import LogFile
 from fvc_lib.analysis.wording import clean_text, count_text, duration_text, megabytes_text
-from fvc_lib.services.atomic_files import message_text, path_to_text
+from fvc_lib.services.atomic_files import as_mapping, message_text, path_to_text, read_json_object
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.memory.policy import MEASURING, PREFLIGHT, next_settings
 from fvc_lib.services.run_paths import RunPaths, stage_key

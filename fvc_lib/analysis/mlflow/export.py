@@ -35,9 +35,9 @@ import polars as pl
 from fvc_lib import CHECKOUT
 from fvc_lib.analysis.read.headline import ReportHeadline, run_headline, run_parameters
 from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves, results
-from fvc_lib.analysis.read.records import as_mapping, read_json_object, run_status
+from fvc_lib.analysis.read.records import run_status
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text, source_name
-from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
+from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object, sha256_of_json
 from fvc_lib.services.digests import run_damage
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.redaction import REPLACEMENT, Redactor

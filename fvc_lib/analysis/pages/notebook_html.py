@@ -21,9 +21,8 @@ from bleach.css_sanitizer import CSSSanitizer
 from nbconvert.filters import Highlight2HTML, ansi2html, markdown2html
 
 from fvc_lib.analysis.pages.display import PLOTLY
-from fvc_lib.analysis.read.records import as_mapping
 from fvc_lib.analysis.wording import clean_text, count_text
-from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.atomic_files import as_mapping, path_to_text
 from fvc_lib.services.digests import undamaged_content
 from fvc_lib.services.errors import DataError
 

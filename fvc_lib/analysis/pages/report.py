@@ -29,9 +29,17 @@ from fvc_lib.analysis.memory.findings import memory_facts, run_memory
 from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
 from fvc_lib.analysis.read import headline as headlines
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline, Score, Verdict
-from fvc_lib.analysis.read.records import as_mapping, read_json_object, read_tables, run_status
+from fvc_lib.analysis.read.records import read_tables, run_status
 from fvc_lib.metrics import paired_difference
-from fvc_lib.services.atomic_files import path_to_text, sha256_of_file, sha256_of_json, write_json, write_text
+from fvc_lib.services.atomic_files import (
+    as_mapping,
+    path_to_text,
+    read_json_object,
+    sha256_of_file,
+    sha256_of_json,
+    write_json,
+    write_text,
+)
 from fvc_lib.services.digests import recorded_files
 from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.run_paths import RunPaths, list_runs

@@ -20,7 +20,6 @@ import polars as pl
 from fvc_lib.analysis.read import run_comparison
 from fvc_lib.analysis.read.headline import ReportHeadline, interval_cautions, run_headline, run_parameters, run_task
 from fvc_lib.analysis.read.queries import memory_peaks, training_summary
-from fvc_lib.analysis.read.records import as_mapping, read_json_object
 from fvc_lib.analysis.read.run_comparison import JudgedRun, PairComparison, Refusal
 from fvc_lib.analysis.wording import (
     bytes_text,
@@ -35,7 +34,7 @@ from fvc_lib.analysis.wording import (
 from fvc_lib.metrics.declaration import direction
 from fvc_lib.metrics.intervals import Interval, ReplicateValues, percentile_intervals
 from fvc_lib.metrics.paired_difference import CorrectedT, paired_difference
-from fvc_lib.services.atomic_files import AnyPath, sha256_of_json, write_text
+from fvc_lib.services.atomic_files import AnyPath, as_mapping, read_json_object, sha256_of_json, write_text
 from fvc_lib.services.config import DECLARED, RunConfig, run_config
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
 from fvc_lib.services.registry import CORPORA, DETECTORS

@@ -11,7 +11,7 @@ from typing import Literal
 import polars as pl
 
 from fvc_lib.analysis.read.queries import memory_peaks, results
-from fvc_lib.analysis.read.records import GONE, Answer, read_json_object, read_tables, run_status, shown_state
+from fvc_lib.analysis.read.records import GONE, Answer, read_tables, run_status, shown_state
 from fvc_lib.analysis.wording import (
     clean_text,
     count_text,
@@ -23,7 +23,7 @@ from fvc_lib.analysis.wording import (
     time_text,
 )  # fmt: skip
 from fvc_lib.metrics.paired_difference import is_above_control
-from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.atomic_files import path_to_text, read_json_object
 from fvc_lib.services.config import NOT_HASHED, read_params_file
 from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.digests import run_damage

@@ -15,10 +15,10 @@ import pandera.polars as pa
 import polars as pl
 
 from fvc_lib.analysis.read.logs import METRIC_LINES, curves, read_events, read_log_lines, read_samples
-from fvc_lib.analysis.read.records import Answer, entries, log_files, read_json_object, read_tables, run_names
+from fvc_lib.analysis.read.records import Answer, entries, log_files, read_tables, run_names
 from fvc_lib.analysis.read.sql import Limits, ask, ask_isolated
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.atomic_files import path_to_text, read_json_object
 from fvc_lib.services.config import NOT_HASHED, read_params_file
 from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.errors import UsageError

@@ -14,7 +14,7 @@ from typing import Any, Self
 import pandera.polars as pa
 import polars as pl
 
-from fvc_lib.services.atomic_files import path_to_text, this_host
+from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object, this_host
 from fvc_lib.services.digests import document_damage
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
@@ -90,20 +90,6 @@ def read_tables(paths: Iterable[tuple[str, Path]], schema: pa.DataFrameSchema) -
         frames.append(frame.select(pl.lit(run_id).alias("run_id"), pl.all()))
     empty = empty.select(pl.lit("").alias("run_id"), pl.all()).clear()
     return Answer(pl.concat([empty, *frames]), tuple(notes))
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``, or an empty one: a missing or torn record is simply not recorded."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return as_mapping(value)
-
-
-def as_mapping(value: object) -> dict[str, Any]:
-    """``value`` where it is a JSON object, else an empty one: what a foreign record has there is not recorded."""
-    return value if isinstance(value, dict) else {}
 
 
 # --- Where a run and its tasks stand, from what they left: also when whoever ran them has died without a word

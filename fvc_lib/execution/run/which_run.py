@@ -6,7 +6,6 @@ nothing changed that says what its network is or which videos it has seen. An in
 run with that run's parameters; a headless stage does not depend on this module, so mending it repeats no training.
 """
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import begin_run, record_corpus
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services import config as configuration
-from fvc_lib.services.atomic_files import atomic_output, sha256_of_file, write_json
+from fvc_lib.services.atomic_files import atomic_output, read_json_object, sha256_of_file, write_json
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig, resolve_config, run_config
 from fvc_lib.services.config_fields import is_hub_id, local_weights
 from fvc_lib.services.errors import UsageError, command_text
@@ -124,7 +123,7 @@ def _carry_training(ancestor: RunPaths, fork: RunPaths, task: Task, config: Mapp
 def _carry_checkpoints(source: Path, target: Path, note: Mapping[str, Any]) -> None:
     """Copy checkpoints that are all bound alike; in a fork of a fork some may still be the first run's."""
     hashes = {path.name: sha256_of_file(path) for path in _checkpoints(source)}
-    earlier = _read_note(source / FORK_NOTE)
+    earlier = read_json_object(source / FORK_NOTE)
     untouched = {name for name, digest in hashes.items() if earlier.get("files", {}).get(name) == digest}
     if untouched == hashes.keys():
         note = {"run_id": earlier.get("run_id"), "config": earlier.get("config")} if untouched else note
@@ -135,14 +134,6 @@ def _carry_checkpoints(source: Path, target: Path, note: Mapping[str, Any]) -> N
             _copy(path, target / path.name)
     if hashes:
         write_json(target / FORK_NOTE, {**note, "files": hashes})
-
-
-def _read_note(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _checkpoints(folder: Path) -> list[Path]:

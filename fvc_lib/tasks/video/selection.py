@@ -4,7 +4,6 @@ The record is a file beside the weights, written and synced before the outer fol
 killed after that leaves it, and the next one takes it as it stands: nothing is chosen twice.
 """
 
-import json
 import logging
 import os
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from fvc_lib.metrics.calibration import fit_temperature, probabilities
 from fvc_lib.metrics.classification import balanced_accuracy, check_labels, decide, log_loss
 from fvc_lib.metrics.operating_points import operating_point, threshold_at
-from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.atomic_files import read_json_object, write_json
 from fvc_lib.services.run_paths import RunPaths
 
 if TYPE_CHECKING:
@@ -205,8 +204,5 @@ def earlier_openings(paths: RunPaths, num_folds: int) -> EarlierOpenings:
         unknown += len(unreadable)
         for place in unreadable:
             _logger.warning("%s: cannot be read; whether this fold was opened by it is not known", place / SELECTION)
-    try:
-        forked_from = json.loads(paths.run_json.read_bytes()).get("forked_from", "")
-    except (OSError, ValueError, AttributeError):
-        forked_from = ""
+    forked_from = read_json_object(paths.run_json).get("forked_from", "")
     return EarlierOpenings(replaced, forked_from if isinstance(forked_from, str) else "", unknown)

@@ -3,7 +3,6 @@
 import contextlib
 import importlib.metadata
 import io
-import json
 import os
 import re
 import stat
@@ -17,7 +16,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_json, write_json
+from fvc_lib.services.atomic_files import AnyPath, atomic_output, read_json_object, sha256_of_json, write_json
 from fvc_lib.services.clip_settings import PLAIN_VIEW, View
 from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.config import RunConfig
@@ -431,16 +430,8 @@ def prune_set(clip_set: ClipSet) -> Pruned:
 def _clip_set(folder: Path, kind: Kind) -> ClipSet:
     found = [path.lstat() for path in _files(folder) if _is_ours(path)]
     last_used = max((status.st_mtime for status in found), default=0.0)
-    return ClipSet(folder, kind, _settings(folder), len(found), sum(status.st_size for status in found), last_used)
-
-
-def _settings(folder: Path) -> dict[str, object]:
-    path = folder / SETTINGS_FILE
-    try:
-        settings = {} if path.is_symlink() else json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return settings if isinstance(settings, dict) else {}
+    settings = {} if (path := folder / SETTINGS_FILE).is_symlink() else read_json_object(path)
+    return ClipSet(folder, kind, settings, len(found), sum(status.st_size for status in found), last_used)
 
 
 def _folders(parent: Path) -> list[Path]:
