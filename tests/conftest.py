@@ -76,6 +76,13 @@ def _write(path: Path, seed: int, num_frames: int, crf: int) -> None:
 
 
 @pytest.fixture(scope="session")
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all test processes of this session: what one made under a lock, the others find."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
 def make_video(tmp_path_factory: pytest.TempPathFactory) -> MakeVideo:
     """``make_video(path, seed)`` writes an MP4; equal arguments give equal bytes, encoded once per test session."""
     made: dict[tuple[int, int, int], bytes] = {}

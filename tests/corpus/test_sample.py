@@ -140,12 +140,10 @@ def test_the_manifest_lists_every_clip_with_its_group_and_says_what_was_done(few
 
 
 @pytest.fixture(scope="module")
-def corpus(tmp_path_factory) -> Path:
+def corpus(session_folder: Path) -> Path:
     """Made once for all test processes: whoever comes second waits, and finds it."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "whole_sample"
-    with FileLock(f"{folder}.lock"):
-        return generate_sample_corpus(folder)
+    with FileLock(session_folder / "whole_sample.lock"):
+        return generate_sample_corpus(session_folder / "whole_sample")
 
 
 def metadata_features(manifest: Path, rows: list[dict[str, str]]) -> np.ndarray:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
+from fvc_lib.services.atomic_files import sha256_of_json, write_json
 from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
@@ -77,18 +79,20 @@ def result_of(paths: RunPaths) -> Result:
 
 
 @pytest.fixture(scope="session")
-def whole_runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Mapping[str, object]], Whole]:
-    """Whole runs by their parameters that nothing disturbs, each run once."""
-    known: dict[str, Whole] = {}
+def whole_runs(session_folder: Path) -> Callable[[Mapping[str, object]], Whole]:
+    """Whole runs by their parameters that nothing disturbs; each run once, by the test process that needs it first."""
 
     def whole_run(values: Mapping[str, object]) -> Whole:
-        key = json.dumps(values, sort_keys=True)
-        if key not in known:
-            folder, task = tmp_path_factory.mktemp("undisturbed"), str(values.get("task", "video"))
-            corpus, began = small_corpus(task, folder / "videos & 'more'"), time.monotonic()
-            run, _ = Place(folder / "work", corpus, values).run()
-            known[key] = Whole(run, corpus, values, time.monotonic() - began)
-        return known[key]
+        task, key = str(values.get("task", "video")), sha256_of_json(dict(values))[:12]
+        folder = session_folder / f"undisturbed {key}"
+        kept = folder / "whole.json"
+        with FileLock(f"{folder}.lock"):
+            if not kept.exists():
+                corpus, began = small_corpus(task, folder / "videos & 'more'"), time.monotonic()
+                run, _ = Place(folder / "work", corpus, values).run()
+                write_json(kept, [str(run.root), str(corpus), time.monotonic() - began])
+        root, corpus_path, seconds = json.loads(kept.read_text())
+        return Whole(RunPaths(Path(root)), Path(corpus_path), values, seconds)
 
     return whole_run
 
