@@ -211,6 +211,8 @@ def score_files(
     """
     store, config = networks.store, networks.config
     waiting: list[int] = []
+    if not files:
+        return
     with _scratch(config) as folder:
         clips = [folder / f"{number}.npy" for number in range(len(files))]
         items = [_item(store, file, clip) for file, clip in zip(files, clips, strict=True)]

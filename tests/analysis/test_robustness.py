@@ -1,0 +1,101 @@
+"""What disturbed videos cost: paired with the same videos undisturbed, worst first, and what is missing is said."""
+
+import numpy as np
+import polars as pl
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from fvc_lib.analysis.figures.robustness import curves_figure, levels_figure
+from fvc_lib.analysis.read.robustness import findings, level_table, robustness_results
+from fvc_lib.services.tables import ROBUSTNESS, check_table, frame_of
+
+STRENGTHS = {"h264_crf23": "CRF 23", "h264_crf40": "CRF 40", "lossless": "no change"}
+
+
+@pytest.fixture
+def scored():
+    """Forty videos in twenty groups, one fold; CRF 40 makes scores noise and loses two videos."""
+    generator = np.random.default_rng(1)
+    labels = np.repeat([0, 1], 20)
+    plain = np.clip(0.5 + 0.25 * (labels - 0.5) + generator.normal(0, 0.1, 40), 0.01, 0.99)
+    levels = {
+        "undisturbed": plain, "lossless": plain, "h264_crf23": np.clip(plain + generator.normal(0, 0.05, 40), 0, 1),
+        "h264_crf40": generator.uniform(size=40),
+    }  # fmt: skip
+    rows = [
+        {
+            "video_id": f"video{number:03d}", "group_id": f"group{number // 2}",
+            "label": ("real", "fake")[labels[number]], "fold": 0, "threshold": 0.5, "level": level,
+            "kind": level.partition("_")[0], "score": None if (lost := level[-2:] == "40" and number < 2) else value,
+            "logit": None if lost else 0.0, "failure": "gone" if lost else None,
+        }
+        for level, values in levels.items()
+        for number, value in enumerate(values)
+    ]  # fmt: skip
+    return check_table(frame_of({name: [row[name] for row in rows] for name in ROBUSTNESS.columns}, ROBUSTNESS),
+                       ROBUSTNESS, "test")  # fmt: skip
+
+
+@pytest.fixture
+def results(scored):
+    return robustness_results(scored, STRENGTHS, replicates=200)
+
+
+def test_each_level_is_compared_with_the_same_videos_undisturbed(scored, results):
+    main = results.filter(metric="roc_auc")
+    assert main["level"].to_list()[:2] == ["undisturbed", "h264_crf40"], "the worst level comes first"
+    worst = main.row(1, named=True)
+    both = scored.filter(level="h264_crf40").drop_nulls("score").join(
+        scored.filter(level="undisturbed"), on="video_id", suffix="_before"
+    )  # fmt: skip
+    fakes = (both["label"] == "fake").to_numpy()
+    now, before = (roc_auc_score(fakes, both[name].to_numpy()) for name in ("score", "score_before"))
+    assert worst["value"] == pytest.approx(now)
+    assert worst["undisturbed"] == pytest.approx(before)
+    assert worst["difference"] == pytest.approx(now - before)
+    assert worst["difference_low"] <= worst["difference"] <= worst["difference_high"] < 0
+    assert (worst["num_videos"], worst["num_failed"]) == (38, 2)
+    assert main.filter(level="lossless")["difference"].to_list() == [0.0]
+    assert main.filter(level="undisturbed")["holm_p_value"].to_list() == [None]
+    assert (main["holm_p_value"] >= main["p_value"]).drop_nulls().all()
+
+
+def test_the_sentences_name_the_worst_level_the_control_and_what_is_missing(results):
+    said = "\n".join(findings(results))
+    assert "Worst: h264, CRF 40: ROC AUC" in said
+    assert "A loss of ROC AUC is shown at 1 of 2 levels" in said
+    assert "Control: written anew without loss, the ROC AUC changes by +0.0000" in said
+    assert "left out on both sides: h264_crf40 2." in said
+    table = level_table(results)
+    assert table["strength"].to_list()[:2] == ["as it is", "CRF 40"]
+    assert table["difference"].to_list()[0] is None
+
+
+def test_a_detector_that_tells_nothing_is_not_called_robust(scored):
+    blind = scored.with_columns(score=pl.when(pl.col("score").is_not_null()).then(0.5))
+    assert "has nothing to lose" in "\n".join(findings(robustness_results(blind, STRENGTHS, replicates=100)))
+
+
+def test_a_level_of_one_class_has_no_number(scored):
+    one = scored.with_columns(
+        score=pl.when((pl.col("level") != "h264_crf40") | (pl.col("label") == "real")).then("score")
+    )
+    results = robustness_results(one, STRENGTHS, replicates=100).filter(metric="roc_auc")
+    assert results["level"].to_list()[-1] == "h264_crf40"
+    assert results["value"].to_list()[-1] is None
+    assert (
+        "Worst: h264, CRF 23" in findings(results.vstack(results.with_columns(metric=pl.lit("balanced_accuracy"))))[0]
+    )
+
+
+def test_figures_show_every_level_and_the_course_of_each_kind(scored, results):
+    levels = levels_figure(results)
+    assert levels.layout.title.text.startswith("Worst is h264, CRF 40")
+    assert [trace.y[0] for trace in levels.data][:2] == ["undisturbed", "h264, CRF 40"]
+    assert len(levels.data) == 4
+    order = scored["level"].unique(maintain_order=True).to_list()
+    (course,) = curves_figure(results, order).data
+    assert list(course.text) == ["as it is", "CRF 23", "CRF 40"]
+    alone = results.filter(level="undisturbed")
+    assert "nothing to show" in levels_figure(alone).layout.title.text
+    assert "nothing to show" in curves_figure(alone, order).layout.title.text

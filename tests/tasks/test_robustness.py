@@ -1,0 +1,179 @@
+"""A finished run asked again: files by its networks, and its test videos disturbed."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import av
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+
+from fvc_lib.services.checkpoint_files import BEST, write_weights_with_digest
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, FvcError, UsageError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
+from fvc_lib.services.tables import FOLDS, INDEX, PREDICTIONS, ROBUSTNESS, read_table, write_table
+from fvc_lib.tasks.video import robustness, scoring
+from fvc_lib.tasks.video.robustness import levels_named, score_levels
+from fvc_lib.tasks.video.scoring import FileToScore, RunNetworks, score_files
+from fvc_lib.tasks.video.training import train_fold
+from fvc_lib.video.clips.making import make_clips
+from fvc_lib.video.clips.store import ClipStore
+from tests.kits.training import ScoredTables, draw_clip
+
+NUM_VIDEOS = 12
+
+
+def _write_video(path: Path, frames: np.ndarray) -> None:
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream("libx264", rate=25, options={"qp": "0", "preset": "ultrafast"})
+        stream.height, stream.width, stream.pix_fmt = *frames.shape[2:], "yuv420p"
+        for frame in np.moveaxis(frames, 1, -1):
+            rows = np.ascontiguousarray(frame)
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(rows, format="rgb24").reformat(format="yuv420p")))
+        output.mux(stream.encode(None))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> RunPaths:
+    """A run of two folds on twelve small videos, trained for an epoch."""
+    home = tmp_path_factory.mktemp("robust")
+    folds = ScoredTables.folds(num_groups=NUM_VIDEOS, per_group=1, num_folds=2)
+    for video_id, label in folds.select("video_id", "label").iter_rows():
+        folder = home / "corpus" / label
+        folder.mkdir(parents=True, exist_ok=True)
+        _write_video(folder / f"{video_id}.mp4", draw_clip(video_id, 0, label == "fake"))
+    paths = [f"{label}/{video_id}.mp4" for video_id, label in folds.select("video_id", "label").iter_rows()]
+    contents = [hashlib.sha256((home / "corpus" / path).read_bytes()).hexdigest() for path in paths]
+    index = ScoredTables.index(folds, path=paths, content_sha256=contents)
+    config = RunConfig(
+        corpus=str(home / "corpus"), cache_dir=str(home / "cache"), runs_dir=str(home / "runs"), num_folds=2,
+        num_frames=4, fixed_size=24, augmentations_per_video=0, model="frame_cnn", epochs=1, batch_size=4,
+        effective_batch_size=4, learning_rate=0.01, device="cpu", memory_preflight=False, shuffled_label_control=False,
+    )  # fmt: skip
+    made = RunPaths(home / "runs" / "default" / "run_20260101_000000_00000000")
+    write_table(index, INDEX, made.index)
+    write_table(folds, FOLDS, made.folds)
+    made.params_yaml.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    store = ClipStore.of(config)
+    assert not make_clips(store, index, home / "corpus", 0, made.augmented_metadata, workers=1).failed
+    for fold in range(2):
+        with MetricLog(made.metrics("04_fold_training", fold), run_id="run", fold=fold, attempt=1) as log:
+            train_fold(made, config, fold, metric_log=log)
+    return made
+
+
+def _lines(run, level):
+    return [json.loads(line) for line in run.robustness_scores(level).read_bytes().splitlines()]
+
+
+def test_a_killed_sweep_goes_on_scores_nothing_twice_and_finds_the_stored_scores(run, monkeypatch):
+    program = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from fvc_lib.services.run_paths import RunPaths\n"
+        "from fvc_lib.tasks.video.robustness import score_levels\n"
+        "def killed(done, total):\n"
+        "    if done == 17: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "score_levels(RunPaths(Path(sys.argv[1])), ('size_half',), workers=1, progress=killed)\n"
+    )
+    child = subprocess.run([sys.executable, "-c", program, str(run.root)], env=os.environ, timeout=300, check=False)
+    assert child.returncode == -signal.SIGKILL
+    assert (len(_lines(run, "undisturbed")), len(_lines(run, "size_half"))) == (12, 5)
+
+    seen = []
+    table, check = score_levels(run, ("size_half", "jpeg_50"), workers=1, progress=lambda *done: seen.append(done))
+    assert (check.num_videos, check.largest_difference) == (NUM_VIDEOS, pytest.approx(0, abs=1e-6))
+    assert seen[-1] == (36, 36)
+    for level in ("undisturbed", "size_half", "jpeg_50"):
+        assert sorted(line["video_id"] for line in _lines(run, level)) == sorted(table["video_id"].unique())
+    assert table["level"].unique(maintain_order=True).to_list() == ["undisturbed", "size_half", "jpeg_50"]
+    assert table["failure"].null_count() == table.height
+    stored = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in range(2)])
+    same = table.filter(level="size_half").join(stored, on=["video_id", "group_id", "label", "fold", "threshold"])
+    assert same.height == NUM_VIDEOS
+    assert (same["score"] != same["score_right"]).any()
+
+    # All is known: another call decodes nothing, and keeps what it was not asked for.
+    monkeypatch.setattr(scoring, "run_isolated", lambda *_, **__: pytest.fail("decoded again"))
+    again, _ = score_levels(run, ("jpeg_50",))
+    assert again.equals(table)
+    assert again.equals(read_table(run.robustness, ROBUSTNESS))
+    assert not list((Path(RunNetworks(run).config.cache_dir) / "scoring").iterdir())
+
+
+def test_scores_that_are_not_the_stored_ones_stop_the_sweep(run, tmp_path):
+    other = run.predictions(0).read_bytes()
+    changed = read_table(run.predictions(0), PREDICTIONS).with_columns(score=1 - pl.col("score"))
+    try:
+        write_table(changed, PREDICTIONS, run.predictions(0))
+        with pytest.raises(DataError, match=r"do not get the score that the run has stored \(most: video"):
+            score_levels(run, (), workers=1)
+    finally:
+        run.predictions(0).write_bytes(other)
+
+
+def test_all_folds_judge_a_foreign_file_and_a_bad_one_costs_itself(run, tmp_path):
+    _write_video(tmp_path / "new.mp4", draw_clip("new", 0, True))
+    (tmp_path / "bad.mp4").write_bytes(b"no video at all")
+    networks = RunNetworks(run, held=2)
+    files = [FileToScore(tmp_path / name, (0, 1)) for name in ("bad.mp4", "new.mp4", "none.mp4")]
+    found = {each.position: each for each in score_files(networks, files, workers=1)}
+    assert "unreadable" in found[0].failure
+    assert "no such file" in found[2].failure
+    assert found[1].scores.keys() == {0, 1}
+    assert all(0 < score < 1 for score in found[1].scores.values())
+    # A file of the run gets its stored score from the fold that it tested.
+    row = read_table(run.predictions(1), PREDICTIONS).row(0, named=True)
+    own = Path(networks.config.corpus) / row["label"] / f"{row['video_id']}.mp4"
+    (again,) = score_files(networks, [FileToScore(own, (1,))], workers=1)
+    assert again.scores == {1: pytest.approx(row["score"], abs=1e-6)}
+    (refused,) = score_files(networks, [FileToScore(own, (1,), content_sha256="0" * 64)], workers=1)
+    assert "content has changed" in refused.failure
+
+
+def test_weights_that_are_not_those_of_the_training_are_refused(run):
+    path = run.fold_checkpoints(0) / BEST
+    before, digest = path.read_bytes(), path.with_name(f"{BEST}.sha256").read_bytes()
+    networks = RunNetworks(run)
+    clips = np.zeros((1, 1, 4, 3, 24, 24), np.uint8)
+    try:
+        weights = {name: tensor + 1e-3 for name, tensor in networks._loaded(0).state_dict().items()}
+        write_weights_with_digest(path, weights, {})
+        with pytest.raises(FvcError, match="is not what fold 0 was judged by"):
+            networks.logits(0, clips)
+        path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        with pytest.raises(FvcError, match=BEST):
+            networks.logits(0, clips)
+    finally:
+        path.write_bytes(before)
+        path.with_name(f"{BEST}.sha256").write_bytes(digest)
+
+
+def test_runs_without_networks_are_refused(run, tmp_path):
+    other = RunPaths(tmp_path / "run_1")
+    other.root.mkdir()
+    config = yaml.safe_load(run.params_yaml.read_text())
+    other.params_yaml.write_text(yaml.safe_dump(config))
+    with pytest.raises(UsageError, match="fold 0, 1 is not finished"):
+        RunNetworks(other)
+    other.params_yaml.write_text("task: image\n")
+    with pytest.raises(UsageError, match="is of task image"):
+        RunNetworks(other)
+
+
+def test_levels_are_named_by_recipe_or_kind():
+    every = levels_named()
+    assert "canonical" not in every
+    assert levels_named(["jpeg"]) == ("jpeg_90", "jpeg_70", "jpeg_50")
+    assert levels_named(["trim_back", "size_half", "size"]) == ("size_half", "size_quarter", "trim_back")
+    assert set(robustness.level_facts()["level"]) >= set(every)
+    with pytest.raises(UsageError, match="got 'jpg'"):
+        levels_named(["jpg"])
