@@ -5,6 +5,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from fvc_lib.corpus.image_listing import list_images
 from fvc_lib.corpus.index import build_index
 from fvc_lib.corpus.label_table import find_table, read_label_table, tables_in
 from fvc_lib.corpus.listing import (
@@ -14,7 +15,6 @@ from fvc_lib.corpus.listing import (
     Listing,
     Rejections,
     folders_of,
-    list_images,
     listing_of_files,
     read_corpus,
     read_lines,
