@@ -30,7 +30,9 @@ from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, DETECTOR_COMPARISON
 
 # With other values other videos are tested, or in other folds, and a difference would say nothing of the detectors.
-_DECIDE_THE_FOLDS = frozenset({"num_folds", "folds_seed"} | {n for n in DECLARED if DECLARED[n].changes == "data"})
+_DECIDE_THE_FOLDS = frozenset(
+    {"protocol", "target_corpora", "num_folds", "folds_seed"} | {n for n in DECLARED if DECLARED[n].changes == "data"}
+)
 _STOPPED = (75, 130, 143)
 
 

@@ -11,7 +11,7 @@ there no move or swap of groups lowers the squared deviation (in 3,600 adversari
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -153,21 +153,28 @@ _MOST_LISTED = 20
 class FoldSplit:
     """FOLDS rows of one outer fold: train and validation from the other folds, test from this one.
 
+    ``leaking`` are groups that the corpus's own split has in several parts, counted and named.
+
     Raises:
-        LeakageError: two parts share a group or a video.
+        LeakageError: two parts share a video, or another group.
     """
 
     train: pl.DataFrame
     validation: pl.DataFrame
     test: pl.DataFrame
+    leaking: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         parts = pl.concat(
             frame.with_columns(pl.lit(name).alias("part"))
             for name, frame in (("train", self.train), ("validation", self.validation), ("test", self.test))
         )
-        for column in ("group_id", "video_id"):
-            _refuse_shared(parts, column, "part")
+        _refuse_shared(_without(parts, self.leaking), "group_id", "part")
+        _refuse_shared(parts, "video_id", "part")
+
+
+def _without(rows: pl.DataFrame, groups: Collection[str]) -> pl.DataFrame:
+    return rows.filter(~pl.col("group_id").is_in(sorted(groups))) if groups else rows
 
 
 def make_folds(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
@@ -203,8 +210,8 @@ def most_folds(index: pl.DataFrame) -> int:
     return min(int((groups[label] > 0).sum()) for label in LABELS)
 
 
-def check_folds(folds: pl.DataFrame) -> None:
-    """The leakage gate.
+def check_folds(folds: pl.DataFrame, leaking: Collection[str] = ()) -> None:
+    """The leakage gate; ``leaking`` groups are known to be in several folds.
 
     Raises:
         LeakageError: a group or a video is in more than one fold, or a video has no group; the ids are listed.
@@ -214,8 +221,8 @@ def check_folds(folds: pl.DataFrame) -> None:
         raise LeakageError(
             f"{lonely.height} videos have no group: {some_of(lonely['video_id'].to_list())}. Build the index again."
         )
-    for column in ("group_id", "video_id"):
-        _refuse_shared(folds, column, "fold")
+    _refuse_shared(_without(folds, leaking), "group_id", "fold")
+    _refuse_shared(folds, "video_id", "fold")
 
 
 def balance_table(folds: pl.DataFrame) -> pl.DataFrame:
@@ -232,7 +239,15 @@ def balance_table(folds: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def split_for_fold(folds: pl.DataFrame, fold: int, *, inner_validation_share: float, seed: int) -> FoldSplit:
+def split_for_fold(
+    folds: pl.DataFrame,
+    fold: int,
+    *,
+    inner_validation_share: float,
+    seed: int,
+    validation: Collection[str] = (),
+    leaking: Collection[str] = (),
+) -> FoldSplit:
     """Split one outer fold's other groups into training and inner validation, grouped and stratified.
 
     Args:
@@ -240,16 +255,28 @@ def split_for_fold(folds: pl.DataFrame, fold: int, *, inner_validation_share: fl
         fold: the outer fold, which becomes the test part.
         inner_validation_share: share of each label's videos wanted in validation, in (0, 1).
         seed: with ``fold`` chooses between equally good splits.
+        validation: the videos of the corpus's own validation part, which is taken as it is; none: one is made.
+        leaking: groups that the corpus's own split has in several parts.
 
     Raises:
-        DataError: no such fold, or a label in fewer than two of the training groups.
-        LeakageError: the folds share groups.
+        DataError: no such fold, a label in fewer than two of the training groups, or one without which the corpus's own
+            validation part is.
+        LeakageError: the folds share other groups.
     """
-    check_folds(folds)
+    check_folds(folds, leaking)
     is_test = pl.col("fold") == fold
     test, rest = folds.filter(is_test).sort("video_id"), folds.filter(~is_test).sort("video_id")
     if not test.height:
         raise DataError(f"fold {fold}: no such fold; there are {sorted(folds['fold'].unique())}.")
+    if validation:
+        own = pl.col("video_id").is_in(sorted(validation))
+        for part, rows in (("training", rest.filter(~own)), ("validation", rest.filter(own))):
+            if lacking := sorted(set(LABELS) - set(rows["label"])):
+                raise DataError(
+                    f"the corpus's own {part} part has no {' and no '.join(lacking)} videos, of {rows.height}. "
+                    f"Train on folds instead: -p protocol kfold."
+                )
+        return FoldSplit(rest.filter(~own), rest.filter(own), test, frozenset(leaking))
     groups = _group_counts(rest)
     matrix = groups.select(*LABELS).to_numpy()
     few = [
@@ -264,7 +291,7 @@ def split_for_fold(folds: pl.DataFrame, fold: int, *, inner_validation_share: fl
     shares = np.array([1 - inner_validation_share, inner_validation_share])
     part_of_group = balance_groups(matrix, shares, np.random.default_rng([seed, _INNER, fold]))
     in_validation = pl.col("group_id").is_in(groups["group_id"].filter(pl.Series(part_of_group == 1)).implode())
-    return FoldSplit(train=rest.filter(~in_validation), validation=rest.filter(in_validation), test=test)
+    return FoldSplit(rest.filter(~in_validation), rest.filter(in_validation), test, frozenset(leaking))
 
 
 def _group_counts(videos: pl.DataFrame) -> pl.DataFrame:

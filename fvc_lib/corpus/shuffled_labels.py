@@ -25,7 +25,9 @@ def shuffle_labels_by_group(folds: pl.DataFrame, seed: int) -> pl.DataFrame:
     Returns:
         FOLDS table sorted by ``video_id`` with the same groups and folds.
     """
-    groups = folds.group_by("group_id", "fold").agg((pl.col("label") == "fake").mean().alias("fake_share"))
+    # A group that an official split has in two parts gets one label for both.
+    home = folds.with_columns(pl.col("fold").min().over("group_id"))
+    groups = home.group_by("group_id", "fold").agg((pl.col("label") == "fake").mean().alias("fake_share"))
     generator = np.random.default_rng([seed, _STREAM])
     drawn = []
     for members in groups.sort("fold", "group_id").partition_by("fold", maintain_order=True):

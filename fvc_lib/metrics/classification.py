@@ -267,8 +267,8 @@ def curve_metric_with_enough_reals(share: float) -> Callable[[Callable[..., Floa
     return decorate
 
 
-def with_reading(metric: Metric, reading: CurveReading) -> Metric:
-    """``metric``, known to be ``reading`` of curves."""
+def with_reading(metric: Metric, reading: CurveReading | SumsReading) -> Metric:
+    """``metric``, known to be ``reading`` of curves or of sums."""
     metric.reading = reading  # type: ignore[attr-defined]  # of a function, which ``intervals`` looks for
     return metric
 

@@ -8,13 +8,13 @@
 - Brier score and calibration error take all rows together: a probability means the same in every fold.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.metrics import classification
-from fvc_lib.metrics.classification import ConfusionCurve, CurveReading, FloatArray, IntArray, Metric
+from fvc_lib.metrics.classification import ConfusionCurve, CurveReading, FloatArray, IntArray, Metric, SumsReading
 from fvc_lib.metrics.declaration import declarations
 
 
@@ -64,6 +64,68 @@ def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
     return classification.with_reading(folded, CurveReading(lambda curves: _by_pairs(of_curves, curves), fold_of_row))
 
 
+def mean_over_targets(metric: Metric, targets: npt.ArrayLike, folds: npt.ArrayLike | None = None) -> Metric:
+    """The plain mean of ``metric`` of each target by itself, within its folds where ``folds`` (N,) are given.
+
+    A target counts as much as any other, however many rows it has; one without a value (in a replicate, too) has no
+    say; NaN when none has one. ``targets`` (N,) are those of the rows the returned metric is called with, which are
+    drawn together: a group that is in two targets is drawn in both.
+    """
+    target_of_row = np.asarray(targets, dtype=object)
+    rows_of = [np.flatnonzero(target_of_row == name) for name in sorted(set(target_of_row.tolist()))]
+    fold_of_row = None if folds is None else np.asarray(folds)
+    of_target = [metric if fold_of_row is None else within_folds(metric, fold_of_row[rows]) for rows in rows_of]
+
+    def definition(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+        values = [
+            np.atleast_1d(each(labels[rows], scores[rows], weights[:, rows]))
+            for each, rows in zip(of_target, rows_of, strict=True)
+        ]
+        return _mean_of_defined(np.stack(values))
+
+    definition.__name__ = metric.__name__
+    mean, reading = classification.weighted_metric(definition), getattr(metric, "reading", None)
+    if isinstance(reading, SumsReading):
+        return classification.with_reading(mean, _sums_of_targets(reading, rows_of, target_of_row.size))
+    if not isinstance(reading, CurveReading) or reading.fold_of_row is not None:
+        return mean
+    codes, parts, first = np.zeros(target_of_row.size, dtype=np.int64), [], 0
+    for rows in rows_of:
+        inner = np.zeros(rows.size) if fold_of_row is None else fold_of_row[rows]
+        found, code = np.unique(inner, return_inverse=True)
+        codes[rows] = first + code
+        parts.append(slice(first, first := first + found.size))
+    of_curves = reading.of_curves
+
+    def of_all(curves: list[ConfusionCurve]) -> FloatArray:
+        return _mean_of_defined(np.stack([_by_pairs(of_curves, curves[part]) for part in parts]))
+
+    return classification.with_reading(mean, CurveReading(of_all, codes))
+
+
+def _sums_of_targets(reading: SumsReading, rows_of: Sequence[IntArray], size: int) -> SumsReading:
+    """The same mean from sums of each target's own columns."""
+
+    def columns(labels: IntArray, scores: FloatArray) -> FloatArray:
+        own = reading.columns(labels, scores)
+        found = np.zeros((size, len(rows_of), own.shape[1]))
+        for number, rows in enumerate(rows_of):
+            found[rows, number] = own[rows]
+        return found.reshape(size, -1)
+
+    def of_sums(sums: FloatArray) -> FloatArray:
+        split = sums.reshape(len(sums), len(rows_of), -1)
+        return _mean_of_defined(np.stack([reading.of_sums(split[:, number]) for number in range(len(rows_of))]))
+
+    return SumsReading(columns, of_sums)
+
+
+def _mean_of_defined(values: FloatArray) -> FloatArray:
+    """(R,) from (T, R): over what is a number."""
+    defined = np.isfinite(values)
+    return classification.divide(np.where(defined, values, 0.0).sum(0), defined.sum(0).astype(np.float64))
+
+
 def _by_pairs(of_curves: Callable[[list[ConfusionCurve]], FloatArray], curves: list[ConfusionCurve]) -> FloatArray:
     """The same mean from each fold's curve."""
     pairs = [curve.num_fake * curve.num_real for curve in curves]
@@ -74,7 +136,11 @@ def _by_pairs(of_curves: Callable[[list[ConfusionCurve]], FloatArray], curves: l
 
 
 def measure_over_folds(
-    name: str, scores: npt.ArrayLike, thresholds: npt.ArrayLike, folds: npt.ArrayLike
+    name: str,
+    scores: npt.ArrayLike,
+    thresholds: npt.ArrayLike,
+    folds: npt.ArrayLike,
+    targets: npt.ArrayLike | None = None,
 ) -> tuple[Metric, FloatArray]:
     """The metric called ``name`` over all folds and the values (N,) it takes, as ``cluster_bootstrap_many`` wants them.
 
@@ -83,13 +149,18 @@ def measure_over_folds(
         scores: float (N,), probabilities of fake.
         thresholds: float, a number or (N,); fake where a score reaches it.
         folds: (N,), the fold of each row.
+        targets: (N,), what each row is a test of; the metric is then the mean over them.
 
     Raises:
         KeyError: another name.
     """
     metric, values = METRICS[name], np.asarray(scores, dtype=np.float64)
     if name in DECISION_METRICS:
-        return metric, classification.decide(values, thresholds).astype(np.float64)
+        values = classification.decide(values, thresholds).astype(np.float64)
+    if targets is not None:
+        return mean_over_targets(metric, targets, folds if name in RANKING_METRICS else None), values
+    if name in DECISION_METRICS:
+        return metric, values
     return (within_folds(metric, folds) if name in RANKING_METRICS else metric), values
 
 

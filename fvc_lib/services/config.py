@@ -35,6 +35,7 @@ from fvc_lib.services.config_fields import (
     split_pairs,
 )
 from fvc_lib.services.errors import UsageError, command_text, did_you_mean
+from fvc_lib.services.protocols import CROSS_CORPUS, KFOLD, PROTOCOLS, known_protocol
 from fvc_lib.services.registry import (
     AUGMENTATIONS,
     BACKBONES,
@@ -131,7 +132,19 @@ class RunConfig(BaseModel):
         memory=_INDEX,
     )
 
-    # Folds
+    # Which videos train and which test
+    protocol: Annotated[str, AfterValidator(known_protocol)] = field(
+        KFOLD,
+        "weights",
+        f"which videos train and which test: {', '.join(PROTOCOLS)}",
+        _VIDEO,
+        later=True,
+        memory=_FOLD_STAGES,
+        instead=_ONE_SPLIT,
+    )
+    target_corpora: Annotated[tuple[str, ...], BeforeValidator(split_names)] = field(
+        (), "weights", "the corpora that cross_corpus tests on, by name; it trains on the others", _VIDEO, later=True
+    )
     num_folds: int = field(
         5, "weights", "outer folds; each group is tested once", _VIDEO, ge=2, memory=_FOLD_STAGES, instead=_ONE_SPLIT
     )
@@ -465,6 +478,11 @@ class RunConfig(BaseModel):
         return known
 
     @property
+    def num_trainings(self) -> int:
+        """How many networks the protocol trains, each tested on videos of its own; ``num_folds`` says so for most."""
+        return 1 if PROTOCOLS[self.protocol].trains_once else self.num_folds
+
+    @property
     def clips(self) -> ClipSettings:
         """How clips are taken: the model's own where a value is 0 or empty, which imports its file."""
         read = self.values_of(lambda declared: True)
@@ -649,8 +667,10 @@ def refuse_fields_of_another_task(config: RunConfig, given: Iterable[str]) -> No
     """Check that ``config.task`` reads the fields named in ``given``, or that they say nothing but the default.
 
     Raises:
-        UsageError: one would be set and change nothing; the message says whose it is and what to give instead.
+        UsageError: target_corpora without the protocol that has them, or the other way round; or one would be set and
+            change nothing; the message says whose it is and what to give instead.
     """
+    _refuse_odd_targets(config)
     foreign = [name for name in sorted(given) if config.task not in DECLARED[name].tasks and _is_set(config, name)]
     if not foreign:
         return
@@ -666,6 +686,18 @@ def refuse_fields_of_another_task(config: RunConfig, given: Iterable[str]) -> No
     raise UsageError(
         f"{' '.join(sentences)} Leave {'them' if len(foreign) > 1 else 'it'} out, or begin a run with {choice}."
     )
+
+
+def _refuse_odd_targets(config: RunConfig) -> None:
+    if config.protocol == CROSS_CORPUS and not config.target_corpora:
+        raise UsageError(
+            "target_corpora: got none, and protocol cross_corpus needs the names of the corpora to test on: "
+            "-p target_corpora NAME."
+        )
+    if config.target_corpora and config.protocol != CROSS_CORPUS:
+        raise UsageError(
+            f"target_corpora: protocol {config.protocol} has none. Leave them out, or say -p protocol {CROSS_CORPUS}."
+        )
 
 
 def _is_set(config: RunConfig, name: str) -> bool:

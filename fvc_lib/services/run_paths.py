@@ -85,7 +85,8 @@ class RunPaths:
     rejected = _Path("tables/rejected.parquet")  # what was listed but cannot be used, with reasons
     group_links = _Path("tables/group_links.parquet")  # what joined videos that the label source kept apart
     annotations = _Path("tables/annotations.parquet")  # every row of the corpus's label tables, videos or not
-    folds = _Path("tables/folds.parquet")  # outer folds
+    folds = _Path("tables/folds.parquet")  # outer folds: by which training each video is tested
+    protocol = _Path("tables/protocol.parquet")  # the part of each video in each training
     augmented_metadata = _Path("tables/augmented_metadata.csv")  # one row per augmented clip of the shared store
     seen_clips = _Path("tables/seen_clips.csv")  # which frames and part of the picture each clip shows, where chosen
     results = _Path("kfold_results.feather")  # metrics, intervals and controls over all folds

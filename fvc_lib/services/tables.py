@@ -24,6 +24,7 @@ from fvc_lib.services.errors import DataError, command_text
 
 LABELS = ("real", "fake")
 PARTS = ("train", "validation", "test")
+LEFT_OUT = "left_out"
 
 
 def check_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, origin: str) -> pl.DataFrame:
@@ -261,6 +262,21 @@ FOLDS = _table(
     group_id=group_column(),
     label=label_column(),
     fold=pa.Column(pl.Int64, pa.Check.ge(0)),
+)
+
+# Which part a video plays in each training of the run's protocol. FOLDS has those that are tested, and by which.
+PROTOCOL = _table(
+    "protocol",
+    ["fold", "video_id"],
+    protocol=text_column(),
+    fold=pa.Column(pl.Int64, pa.Check.ge(0)),  # number of the training
+    target=text_column(nullable=True),  # what a tested video belongs to: a corpus, a generator; null: nothing special
+    part=text_column(checks=pa.Check.isin((*PARTS, LEFT_OUT))),
+    # Why it is left out; of another part that the corpus's own split has its group in several
+    reason=text_column(nullable=True),
+    video_id=text_column(),
+    group_id=group_column(),
+    label=label_column(),
 )
 
 AUGMENTED = _table(

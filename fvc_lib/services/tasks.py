@@ -124,8 +124,8 @@ _VIDEO = TaskSpec(
             FOLD_ASSIGNMENT,
             (DATA_INDEX,),
             lambda run, _: (run.index,),
-            lambda run, _: (run.folds,),
-            schemas=("FOLDS",),
+            lambda run, _: (run.folds, run.protocol),
+            schemas=("FOLDS", "PROTOCOL"),
             kernel_bytes=290_000_000,
         ),
         Stage(
@@ -139,7 +139,7 @@ _VIDEO = TaskSpec(
         Stage(
             FOLD_TRAINING,
             (FOLD_ASSIGNMENT, AUGMENTATION),
-            lambda run, _: (run.index, run.folds, run.augmented_metadata),
+            lambda run, _: (run.index, run.folds, run.protocol, run.augmented_metadata),
             lambda run, fold: (run.predictions(0 if fold is None else fold),),
             per_fold=True,
             trains=True,
@@ -151,7 +151,8 @@ _VIDEO = TaskSpec(
             KFOLD_RESULTS,
             (FOLD_TRAINING,),
             lambda run, _: (
-                run.index, run.group_links, run.folds, *sorted(run.tables.glob("predictions_fold_*.parquet")),
+                run.index, run.group_links, run.folds, run.protocol,
+                *sorted(run.tables.glob("predictions_fold_*.parquet")),
             ),
             lambda run, _: (run.results, run.slices, run.leakage_audit),
             schemas=("RESULTS", "SLICES", "LEAKAGE_AUDIT"),

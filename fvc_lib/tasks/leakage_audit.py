@@ -23,16 +23,19 @@ import polars as pl
 from fvc_lib.corpus.copies.likeness import SamePictures
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.probing import IMAGE_FILES, VIDEO_FILES, FileKind, probe_files
+from fvc_lib.corpus.protocols.protocol import training_rows
 from fvc_lib.metrics.classification import balanced_accuracy, best_threshold, decide, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.tables import LEAKAGE_AUDIT, check_table, frame_of
+from fvc_lib.services.protocols import OFFICIAL
+from fvc_lib.services.tables import LEAKAGE_AUDIT, LEFT_OUT, PARTS, check_table, frame_of
 from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.selection import EarlierOpenings, RecordedSelection
 
 Row = tuple[str, int | None, float | None, str, bool | None]
 T = TypeVar("T")
 
+OFFICIAL_LEAKS = "official_split_leaks"
 _WHY = {
     "same_source": "one source id stands in both",
     "same_content": "files of one content stand in both",
@@ -50,6 +53,7 @@ def leakage_audit(
     augmented: pl.DataFrame | None = None,
     selections: Sequence[RecordedSelection | None] | None = None,
     before: EarlierOpenings | None = None,
+    protocol: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
     """Every check with its count or number, a sentence, and whether it passed (LEAKAGE_AUDIT).
 
@@ -65,17 +69,22 @@ def leakage_audit(
         selections: the record of each fold's training (``selection.read_selection``); without it the times at which
             outer folds were opened are not looked at.
         before: what was opened before those records were made (``selection.earlier_openings``).
+        protocol: PROTOCOL schema; None: that of ``kfold``. What is counted across folds is then counted across the
+            parts of each training, and what the corpus's own split has in several parts is named, not judged.
     """
+    trainings = None if protocol is None else controls.trainings_of(protocol, config)
+    leaking = _leaking(protocol)
     index, folds, predictions = (table.sort("video_id") for table in (index, folds, predictions))
     rows = [
         *_joined(index, links),
-        *_overlaps(index, folds, config.near_duplicate_bits),
+        *_overlaps(index, [folds] if trainings is None else trainings, config.near_duplicate_bits, leaking),
+        *_official_leaks(protocol, leaking),
         _predicted_once(folds, predictions),
-        *([] if augmented is None else [_copies(folds, augmented)]),
+        *([] if augmented is None else [_copies(folds if trainings is None else index, augmented)]),
         *([] if selections is None else [_openings(selections), _as_recorded(predictions, selections)]),
         *([] if before is None else [_opened_before(before)]),
         *_claims(predictions, config),
-        *_metadata_carriers(index, predictions),
+        *_metadata_carriers(index, predictions, trainings),
     ]
     return check_table(frame_of(rows, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "leakage audit")
 
@@ -85,17 +94,25 @@ _MOST_CARRIERS = 3
 _ROUNDS_ALONE = 25  # a column by itself needs fewer trees
 
 
-def _metadata_carriers(index: pl.DataFrame, predictions: pl.DataFrame) -> Iterator[Row]:
+def _metadata_carriers(index: pl.DataFrame, predictions: pl.DataFrame, trainings: controls.Trainings) -> Iterator[Row]:
     """Where metadata alone tells the labels: the columns that tell most, each judged by itself out of fold."""
     folds = predictions.select("video_id", "group_id", "label", "fold")
-    if folds["fold"].n_unique() < 2:
+    if trainings is None and folds["fold"].n_unique() < 2:
         return
-    whole = _auc_of(controls.metadata_only(index, folds))
+
+    def auc(control: Callable[[pl.DataFrame], pl.DataFrame]) -> float:
+        return _auc_of(controls.tested(control, folds, trainings))
+
+    whole = auc(lambda rows: controls.metadata_only(index, rows))
     if not whole >= _CARRIES_AUC:  # NaN where folds are of one class each
         return
     names = [name for name in (*controls.CATEGORIES, *controls.NUMBERS) if name in index.columns]
     names = [name for name in names if index[name].n_unique() > 1]
-    alone = {name: _auc_of(controls.metadata_only(index, folds, [name], rounds=_ROUNDS_ALONE)) for name in names}
+
+    def alone_as(name: str) -> float:
+        return auc(lambda rows: controls.metadata_only(index, rows, [name], rounds=_ROUNDS_ALONE))
+
+    alone = {name: alone_as(name) for name in names}
     ranked = sorted(names, key=lambda name: -alone[name])
     named = [f"{name} ({alone[name]:.2f})" for name in ranked[:_MOST_CARRIERS] if alone[name] >= _CARRIES_AUC]
     carriers = ", ".join(named) or "no column by itself, only several together"
@@ -125,8 +142,45 @@ def _joined(index: pl.DataFrame, links: pl.DataFrame) -> Iterator[Row]:
         yield f"joined_by_{why}", of_kind.height, None, found, None
 
 
-def _overlaps(index: pl.DataFrame, folds: pl.DataFrame, near_duplicate_bits: int) -> Iterator[Row]:
-    """Everything that must not stand in two folds, each counted for itself."""
+def _leaking(protocol: pl.DataFrame | None) -> frozenset[str]:
+    """Groups that the corpus's own split has in several parts, and protocol ``official`` leaves there."""
+    if protocol is None:
+        return frozenset()
+    return frozenset().union(*(training_rows(protocol, fold).leaking for fold in protocol["fold"].unique()))
+
+
+def _official_leaks(protocol: pl.DataFrame | None, leaking: frozenset[str]) -> Iterator[Row]:
+    """No check: the split was published so, and its numbers are compared with others'."""
+    if protocol is None or protocol["protocol"][0] != OFFICIAL:
+        return
+    rows = protocol.filter(pl.col("group_id").is_in(sorted(leaking)), pl.col("part") != LEFT_OUT)
+    counts = ", ".join(f"{_counted(rows.filter(part=part).height, 'video')} of {part}" for part in PARTS)
+    example = f" ({counts}), e.g. {min(leaking)!r}" if leaking else ""
+    lie = "lies" if len(leaking) == 1 else "lie"
+    said = f"{_counted(len(leaking), 'group')} {lie} in several parts of the corpus's own split{example}."
+    yield OFFICIAL_LEAKS, len(leaking), None, said, None
+
+
+def _overlaps(
+    index: pl.DataFrame, trainings: Sequence[pl.DataFrame], near_duplicate_bits: int, leaking: frozenset[str]
+) -> Iterator[Row]:
+    """Everything that must not stand in two folds, each counted for itself; of several trainings added up."""
+    each = [list(_overlaps_of(index, folds, near_duplicate_bits, leaking)) for folds in trainings]
+    if len(each) == 1:
+        yield from each[0]
+        return
+    for rows in zip(*each, strict=True):
+        counts = [row[1] for row in rows if row[1] is not None]
+        worst = max(rows, key=lambda row: row[1] or 0)
+        passed = None if worst[4] is None else all(row[4] for row in rows)
+        said = f"In the worst of {len(rows)} trainings: {worst[3]}"
+        yield worst[0], sum(counts) if counts else None, None, said, passed
+
+
+def _overlaps_of(
+    index: pl.DataFrame, folds: pl.DataFrame, near_duplicate_bits: int, leaking: frozenset[str]
+) -> Iterator[Row]:
+    folds = folds.filter(~pl.col("group_id").is_in(sorted(leaking))) if leaking else folds
     known = folds.join(index.drop("label", "group_id"), on="video_id", how="left", maintain_order="left")
     for check, column, thing in (
         ("groups", "group_id", "group"),

@@ -274,3 +274,23 @@ def write_results(run: RunPaths, frame: pl.DataFrame) -> None:
 def write_report_of(run: RunPaths) -> None:
     write_text(run.notebooks / "05_kfold_results.ipynb", writes(new_notebook(cells=[new_markdown_cell("# Results")])))
     write_run_report(run)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_number_on_a_leaking_official_split_claims_nothing(run: RunPaths, recorded: bool) -> None:
+    audit = tables.read_table(run.leakage_audit, tables.LEAKAGE_AUDIT)
+    said = "7 groups lie in several parts of the corpus's own split."
+    named = pl.DataFrame([("official_split_leaks", 7, None, said, None)], schema=audit.schema, orient="row")
+    tables.write_table(pl.concat([audit, named]) if recorded else audit, tables.LEAKAGE_AUDIT, run.leakage_audit)
+    write_text(
+        run.params_yaml, f"{run.params_yaml.read_text() if run.params_yaml.exists() else ''}\nprotocol: official\n"
+    )
+    headline = run_headline(run)
+    assert headline.verdict.standing == "not shown"
+    assert (said if recorded else "What the official split leaks is not recorded.") in headline.verdict.sentence
+    assert "-p protocol official_strict" in headline.verdict.sentence
+    assert "had seen no video of its group" not in headline.measure.circumstances(10, 5)
+    assert headline.protocol == "official"
+    clean = named.with_columns(count=pl.lit(0, pl.Int64))
+    tables.write_table(pl.concat([audit, clean]), tables.LEAKAGE_AUDIT, run.leakage_audit)
+    assert run_headline(run).verdict.standing == "above control"

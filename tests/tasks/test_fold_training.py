@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from fvc_lib.corpus.folds import split_for_fold
+from fvc_lib.corpus.protocols.protocol import TrainingRows
 from fvc_lib.services.checkpoint_files import BEST, CheckpointMismatchError, load_weights
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.registry import DETECTORS
@@ -255,7 +256,9 @@ def test_shuffled_labels_are_trained_and_tested_on(tiny_training, list_log):
 
 
 def test_training_sees_copies_and_the_rest_originals_only_of_disjoint_groups(tiny_training):
-    clips = fold_clips(read_table(tiny_training.paths.folds, FOLDS), tiny_training.store, tiny_training.config, 1)
+    clips = fold_clips(
+        TrainingRows(read_table(tiny_training.paths.folds, FOLDS)), tiny_training.store, tiny_training.config, 1
+    )
     assert {row.augmentation_index for row in clips.train} == {0, 1}
     outer = clips.test.open(recorded_selection(clips))
     assert {row.augmentation_index for row in (*clips.validation, *outer.rows)} == {0}
@@ -297,7 +300,9 @@ def test_a_clip_that_was_made_and_is_gone_stops_the_fold(tiny_training, list_log
 
 def test_unfinished_augmentation_is_named_before_training(tiny_training, list_log, monkeypatch):
     monkeypatch.setattr(recipe, "Engine", lambda *_, **__: pytest.fail("it trains"))
-    clips = fold_clips(read_table(tiny_training.paths.folds, FOLDS), tiny_training.store, tiny_training.config, 0)
+    clips = fold_clips(
+        TrainingRows(read_table(tiny_training.paths.folds, FOLDS)), tiny_training.store, tiny_training.config, 0
+    )
     video_id = clips.train[0].video_id
     tiny_training.store.clip_path(video_id, 1).unlink()
     with pytest.raises(DataError, match=f"1 clips are not in the clip store: {video_id}#1"):

@@ -201,6 +201,7 @@ def _run_facts(headline: ReportHeadline) -> dict[str, str]:
         "Experiment": headline.experiment,
         "State": headline.state or wording.NOT_RECORDED,
         "Model": headline.model or wording.NOT_RECORDED,
+        **({"Protocol": headline.protocol} if headline.protocol else {}),
         "Corpus": headline.corpus or wording.NOT_RECORDED,
         "Started": wording.time_text(headline.started_utc),
         "Duration": wording.duration_text(headline.duration_seconds),

@@ -10,6 +10,7 @@ from typing import Literal
 
 import polars as pl
 
+from fvc_lib.analysis.read.protocols import official_leaks, protocol_cautions, protocol_text, strict_command
 from fvc_lib.analysis.read.queries import memory_peaks, results
 from fvc_lib.analysis.read.records import GONE, Answer, read_tables, run_status, shown_state
 from fvc_lib.analysis.wording import (
@@ -66,12 +67,15 @@ class Measure:
     is_split_in_folds: bool = False
     strict_controls: Mapping[str, str] = field(default_factory=dict)
     is_of_classes: bool = False
+    leaks: str = ""  # of an official split, which the number was made with all the same
 
     def circumstances(self, num_samples: int | None, num_groups: int | None) -> str:
         """How many were judged and by whom, in sentences."""
         if num_samples is None or num_groups is None:
             return f"How many {self.one}s were judged is not recorded."
         samples, groups = count_text(num_samples, self.one), count_text(num_groups, "group")
+        if self.leaks:
+            return f"Each of {samples}, in {groups}, was judged once. {self.leaks} {self.remark}".strip()
         was, their = ("was", "its") if num_samples == 1 else ("were", "their")
         told = (
             f"Each of {samples} was judged once, by a model that had seen no {self.one} of its group ({groups})."
@@ -255,10 +259,10 @@ METADATA_ONLY = "metadata_only"
 LENGTH_ONLY = "length_only"
 # Of a control that wins: what to do about it.
 _WHAT_TO_DO = {
-    METADATA_ONLY: "To do about it: train and test on videos that are alike in these, or add reals that are like the "
-    "fakes in them.",
+    METADATA_ONLY: "To do about it: train and test on videos that are alike in these (of codec, size and length: -p "
+    "protocol metadata_matched), or add reals that are like the fakes in them.",
     LENGTH_ONLY: "What tells the labels is how long a video is. To do about it: train and test on videos of alike "
-    "lengths, or add reals that are as long as the fakes.",
+    "lengths (-p protocol length_matched), or add reals that are as long as the fakes.",
 }
 METADATA_CARRIERS = "metadata_carriers"  # of the leakage audit: which columns give the labels away
 CHANCE_AUC = 0.5
@@ -295,6 +299,7 @@ class ReportHeadline:
     duration_seconds: float | None = None
     started_utc: str | None = None
     model: str | None = None
+    protocol: str = ""  # empty: folds
     corpus: str | None = None
     failure: str | None = None
     cautions: tuple[str, ...] = ()
@@ -398,6 +403,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         duration_seconds=_number(status.get("duration_seconds")),
         started_utc=_text(status.get("started_utc")) or _started_from_name(run.run_id),
         model=_model_name(asked),
+        protocol=protocol_text(asked),
         corpus=corpus_text(run),
         failure=_failure(status),
         cautions=(
@@ -421,6 +427,10 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
     trial = trial_text(run_parameters(run))
     if trial and verdict.standing == "above control":
         return replace(verdict, standing="not shown", sentence=f"This is a {trial}: it claims nothing of the corpus.")
+    if measured.measure.leaks and verdict.standing == "above control":
+        how = f"Without what leaks: {strict_command(path_to_text(run.root))}"
+        told = f"Not shown to be above its controls. {measured.measure.leaks} {how}"
+        return replace(verdict, standing="not shown", sentence=told)
     # Where a missing control is got: of this run, as it is typed here.
     sentence = verdict.sentence.replace("run_notebooks.py", command_text())
     sentence = sentence.replace("--resume RUN", shlex.join(["--resume", path_to_text(run.root)]))
@@ -487,7 +497,8 @@ def run_parameters(run: RunPaths) -> dict[str, object]:
 
 
 _MOST_MARKS = 3
-_NO_MARKS = frozenset({"dev_groups", "corpus", "model", "backbone", "experiment", "task"})  # said anyway
+# Said anyway
+_NO_MARKS = frozenset({"dev_groups", "corpus", "model", "backbone", "experiment", "task", "protocol", "target_corpora"})
 
 
 def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
@@ -515,7 +526,8 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
         own += [f"{name} {each[name]}" for name in named if str(each[name]) != usual[run_task(each), name]]
         more = f", {len(own) - _MOST_MARKS} more" if len(own) > _MOST_MARKS else ""
         shown = f"{corpus} {content[:6]}" if content and corpus and len(known[corpus]) > 1 else corpus
-        marks.append((shown, _model_name(each) or "", ", ".join(own[:_MOST_MARKS]) + more))
+        by = ", ".join(filter(None, (_model_name(each), protocol_text(each))))
+        marks.append((shown, by, ", ".join(own[:_MOST_MARKS]) + more))
     return marks
 
 
@@ -565,7 +577,8 @@ def run_task(parameters: Mapping[str, object]) -> str:
 
 def measured_scores(run: RunPaths) -> MeasuredScores:
     """The one number of a run, beside its controls; without scores while there is none."""
-    task = run_task(run_parameters(run))
+    asked = run_parameters(run)
+    task = run_task(asked)
     if TASKS[task].headline:
         table, answer = run.task_results, read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS)
         found = replace(task_scores(answer.frame, task), notes=answer.notes)
@@ -574,7 +587,10 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
         model = answer.frame.filter((pl.col("scope") == "all") & (pl.col("source") == "model"))
         videos, groups = model.select("num_videos", "num_groups").row(0) if model.height else (None, None)
         weaker = weaker_than_one_answer(answer.frame)
-        found = MeasuredScores(FORGERIES, overall_scores(answer.frame), videos, groups, answer.notes, weaker)
+        told = protocol_cautions(asked, answer.frame, HEADLINE_METRIC) if model.height else ()
+        measure = replace(FORGERIES, leaks=official_leaks(asked, _audit(run).frame))
+        scores = overall_scores(answer.frame)
+        found = MeasuredScores(measure, scores, videos, groups, answer.notes, (*told, *weaker))
     if found.scores and found.measure.is_of_classes:
         found = replace(found, cautions=(*_untested_classes(run), *found.cautions))
     return replace(found, earlier=_earlier_attempt(run, table) if found.scores else "")

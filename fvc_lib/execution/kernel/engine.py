@@ -409,8 +409,8 @@ def _run_interactively(notebook: Notebook, parameters: Mapping[str, Any]) -> Not
     key = stage_key(stage.name, fold)
     notebooks = {stage.name: notebook}
 
-    if fold is not None and fold >= config.num_folds:
-        raise UsageError(f"fold: got {fold}, and {run.run_id} has folds 0 to {config.num_folds - 1}.")
+    if fold is not None and fold >= config.num_trainings:
+        raise UsageError(f"fold: got {fold}, and {run.run_id} has folds 0 to {config.num_trainings - 1}.")
 
     def plan() -> list[PlannedTask]:
         if not is_new:

@@ -65,7 +65,7 @@ def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[
     return [
         Task(by_name[name], fold)
         for name in names
-        for fold in (range(config.num_folds) if by_name[name].per_fold else (None,))
+        for fold in (range(config.num_trainings) if by_name[name].per_fold else (None,))
     ]
 
 

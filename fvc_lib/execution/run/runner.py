@@ -211,7 +211,7 @@ def folds_at_once(config: RunConfig) -> int:
     if not config.use_mlops_pipeline or _on_gpu(config):
         return 1
     affordable = memory_budget(config.mem_gb).total_bytes // FOLD_BYTES
-    return max(1, min(available_cores() // config.num_ranks, config.num_folds, affordable))
+    return max(1, min(available_cores() // config.num_ranks, config.num_trainings, affordable))
 
 
 def _on_gpu(config: RunConfig) -> bool:
@@ -342,7 +342,7 @@ class Runner:
         """A fold's part of the cores; a job of its own (SLURM) and a GPU's process have them all."""
         if not task.stage.per_fold or self._only_tasks is not None or _on_gpu(self.config):
             return {}
-        return {"OMP_NUM_THREADS": str(threads_of_a_fold(self.config.num_folds, self.config.num_ranks))}
+        return {"OMP_NUM_THREADS": str(threads_of_a_fold(self.config.num_trainings, self.config.num_ranks))}
 
     def _begin(self, task: Task, shares: MemoryShares, pool: ThreadPoolExecutor) -> None:
         before = self._book.stage(task.key)

@@ -243,9 +243,9 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
 
         paths, config = find_or_begin(stage, run_dir, given, only_looks)
     fold = int(namespace["fold"]) if "fold" in namespace else None
-    if fold is not None and not 0 <= fold < config.num_folds:
+    if fold is not None and not 0 <= fold < config.num_trainings:
         raise UsageError(
-            f"fold: got {fold}, wanted 0 to {config.num_folds - 1}: this run has {config.num_folds} folds."
+            f"fold: got {fold}, wanted 0 to {config.num_trainings - 1}: this run has {config.num_trainings} folds."
         )
     if attempt is None and not only_looks:
         note_interactive_training(paths, stage, fold, config)

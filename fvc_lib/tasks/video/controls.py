@@ -4,7 +4,7 @@ Each gives every video an out-of-fold score and threshold. The threshold is the 
 best one for balanced accuracy when the score is a calibrated probability.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -14,12 +14,18 @@ import polars as pl
 from threadpoolctl import threadpool_limits
 
 from fvc_lib.corpus.folds import make_folds
+from fvc_lib.corpus.protocols.matched import Tells
+from fvc_lib.corpus.protocols.protocol import training_rows
 from fvc_lib.metrics.classification import FloatArray, IntArray, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.protocols import KFOLD
 from fvc_lib.video.decode.packets import PacketFacts
+
+# FOLDS of each training by number, of which one fold is tested; None: all folds are.
+Trainings = Sequence[pl.DataFrame] | None
 
 SCORED_COLUMNS = ("video_id", "group_id", "label", "fold", "score", "threshold")
 
@@ -42,7 +48,12 @@ _MAX_CATEGORIES = 200  # the boosting takes at most 255 a feature
 
 
 def all_controls(
-    index: pl.DataFrame, folds: pl.DataFrame, predictions: pl.DataFrame, *, seed: int
+    index: pl.DataFrame,
+    folds: pl.DataFrame,
+    predictions: pl.DataFrame,
+    *,
+    seed: int,
+    trainings: Trainings = None,
 ) -> dict[str, pl.DataFrame]:
     """Every control of ``folds`` (FOLDS schema) by name; ``shuffled_labels`` only where ``predictions`` carry it.
 
@@ -51,20 +62,54 @@ def all_controls(
         folds: the outer folds, with the labels the model was judged by.
         predictions: PREDICTIONS schema.
         seed: of the row-wise split.
+        trainings: of a protocol other than ``kfold`` (``trainings_of``): controls learn from what the model did.
 
     Raises:
         DataError: fewer than two folds, or a video that the index does not hold.
     """
     folds = folds.sort("video_id")  # sums in floating point, and so the boosting, depend on the order
+    every = folds if trainings is None else _dealt_anew(trainings)
+    by_row = group_lookup(split_by_row(every, seed=seed)).join(folds, on="video_id", how="semi", maintain_order="left")
     controls = {
-        CONSTANT: constant(folds),
-        METADATA_ONLY: metadata_only(index, folds),
-        LENGTH_ONLY: metadata_only(index, folds, LENGTH),
-        GROUP_LOOKUP_BY_ROW: group_lookup(split_by_row(folds, seed=seed)),
-        GROUP_LOOKUP_BY_GROUP: group_lookup(folds),
+        CONSTANT: tested(constant, folds, trainings),
+        METADATA_ONLY: tested(lambda rows: metadata_only(index, rows), folds, trainings),
+        LENGTH_ONLY: tested(lambda rows: metadata_only(index, rows, LENGTH), folds, trainings),
+        GROUP_LOOKUP_BY_ROW: by_row,
+        GROUP_LOOKUP_BY_GROUP: tested(group_lookup, folds, trainings),
     }
-    shuffled = shuffled_labels(predictions)
+    shuffled = shuffled_labels(predictions, trainings)
     return controls if shuffled is None else {**controls, SHUFFLED_LABELS: shuffled}
+
+
+def trainings_of(protocol: pl.DataFrame, config: RunConfig, left_out: Collection[str] = ()) -> Trainings:
+    """FOLDS of each training of a PROTOCOL table, with the labels that it had, without what could not be decoded.
+
+    None of protocol ``kfold``: there every video is tested, and the folds say all.
+    """
+    if config.protocol == KFOLD:
+        return None
+    trainings = []
+    for number in range(config.num_trainings):
+        rows = training_rows(protocol, number)
+        if config.shuffle_labels:
+            from fvc_lib.engine.random_state import stable_seed  # brings torch
+
+            rows = rows.shuffled(stable_seed("shuffle_labels", config.seed))
+        trainings.append(rows.folds.filter(~pl.col("video_id").is_in(sorted(left_out))))
+    return trainings
+
+
+def tested(control: Callable[[pl.DataFrame], pl.DataFrame], folds: pl.DataFrame, trainings: Trainings) -> pl.DataFrame:
+    """``control`` of ``folds``; of ``trainings``, each apart, the rows that it tests, sorted by video."""
+    if trainings is None:
+        return control(folds)
+    return pl.concat(control(rows).filter(fold=number) for number, rows in enumerate(trainings)).sort("video_id")
+
+
+def _dealt_anew(trainings: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """All videos of ``trainings`` once, in five folds of any kind."""
+    every = pl.concat(trainings).unique("video_id", keep="first", maintain_order=True).sort("video_id")
+    return every.with_columns(fold=(pl.int_range(pl.len()) % 5).cast(pl.Int64))
 
 
 def constant(folds: pl.DataFrame) -> pl.DataFrame:
@@ -144,16 +189,20 @@ def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
     return folds.select("video_id").join(by_row, on="video_id", how="left", maintain_order="left").select(folds.columns)
 
 
-def shuffled_labels(predictions: pl.DataFrame) -> pl.DataFrame | None:
+def shuffled_labels(predictions: pl.DataFrame, trainings: Trainings = None) -> pl.DataFrame | None:
     """The same training on labels shuffled by group, judged by them; None where it was not run.
 
     Only videos with both a control score and a control label count.
     """
     run = predictions.filter(pl.col("control_score").is_not_null() & pl.col("control_label").is_not_null())
-    if run.is_empty() or run["fold"].n_unique() < 2:
+    if run.is_empty() or (trainings is None and run["fold"].n_unique() < 2):
         return None
-    judged = run.with_columns(label=pl.col("control_label"))
-    return _scored(judged, judged["control_score"].to_numpy())
+    judged, scores = run.with_columns(label=pl.col("control_label")), run["control_score"].to_numpy()
+    if trainings is None:
+        return _scored(judged, scores)
+    # Shuffling keeps the share of fakes that each was trained on, to a group.
+    priors = {n: (rows.filter(pl.col("fold") != n)["label"] == "fake").mean() for n, rows in enumerate(trainings)}
+    return judged.select(*SCORED_COLUMNS[:4], score="control_score", threshold=pl.col("fold").replace_strict(priors))
 
 
 def fake_labels(frame: pl.DataFrame) -> IntArray:
@@ -230,6 +279,15 @@ def auc_within_folds(scored: pl.DataFrame, unit: str, config: RunConfig) -> Inte
         seed=config.seed,
         confidence=config.confidence,
     )
+
+
+def tells_labels(config: RunConfig) -> Tells:
+    """What ``protocols.matched`` asks of a subset: how well columns of the index alone tell its labels, out of fold."""
+
+    def tells(index: pl.DataFrame, folds: pl.DataFrame, columns: Sequence[str]) -> tuple[float | None, float | None]:
+        return auc_within_folds(metadata_only(index, folds, columns), "group_id", config).row()[:2]
+
+    return tells
 
 
 _RECOGNITION = {

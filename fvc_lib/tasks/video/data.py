@@ -13,14 +13,14 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from fvc_lib.corpus.folds import split_for_fold
-from fvc_lib.corpus.shuffled_labels import shuffle_labels_by_group
+from fvc_lib.corpus.protocols.protocol import TrainingRows, training_rows
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, Sample
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, command_text
+from fvc_lib.services.protocols import KFOLD
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import AUGMENTED, FOLDS, LABELS, read_table
+from fvc_lib.services.tables import AUGMENTED, FOLDS, LABELS, PROTOCOL, read_table
 from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels
 from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.tasks.video.selection import RecordedSelection
@@ -365,14 +365,18 @@ def made_clips(paths: RunPaths) -> list[tuple[str, int]]:
     return sorted(set(made.iter_rows()))
 
 
-def folds_to_train_on(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
-    """FOLDS of a run, with the labels that its networks are trained on: shuffled ones with ``shuffle_labels``."""
-    folds = read_table(paths.folds, FOLDS)
-    if config.shuffle_labels:
-        # By group over the whole corpus, the same for every fold of a run; within each outer fold, so that what another
-        # fold's groups are called says nothing of this one's labels.
-        folds = shuffle_labels_by_group(folds, stable_seed("shuffle_labels", config.seed))
-    return folds
+def rows_to_train_on(paths: RunPaths, config: RunConfig, fold: int) -> TrainingRows:
+    """What training ``fold`` of a run is split from, with the labels it is trained on, which may be shuffled.
+
+    Of protocol ``kfold`` the run's folds as they are, also of runs that have no table of the protocol yet.
+    """
+    if config.protocol == KFOLD:
+        rows = TrainingRows(read_table(paths.folds, FOLDS))
+    else:
+        rows = training_rows(read_table(paths.protocol, PROTOCOL), fold)
+    # By group over all that is trained on or tested, within each outer fold, so that what another fold's groups are
+    # called says nothing of this one's labels; the same for every fold of a run with one set of folds.
+    return rows.shuffled(stable_seed("shuffle_labels", config.seed)) if config.shuffle_labels else rows
 
 
 def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource, FoldClips, FoldClips | None]:
@@ -384,12 +388,12 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource
     Raises:
         DataError: as ``open_clips`` and ``fold_clips``, or a clip that was made is gone since.
     """
-    folds, made = folds_to_train_on(paths, config), read_table(paths.augmented_metadata, AUGMENTED)
+    rows, made = rows_to_train_on(paths, config, fold), read_table(paths.augmented_metadata, AUGMENTED)
     try:
         source = open_clips(config, made)
     except DataError as error:
         raise DataError(f"{error} That is: {command_text('--from', '03', '--resume', paths.root)}") from error
-    clips, control = fold_clips(folds, source, config, fold), None
+    clips, control = fold_clips(rows, source, config, fold), None
     known = set(made["video_id"])
     gone = [video_id for video_id in clips.missing if video_id in known]
     if gone:  # folds would train on different videos
@@ -398,16 +402,15 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource
             f"{', '.join(gone[:5])}. Make them again: {command_text('--from', '03', '--resume', paths.root)}"
         )
     if config.shuffled_label_control:
-        shuffled = shuffle_labels_by_group(folds, stable_seed("control", config.seed))
         try:
-            control = fold_clips(shuffled, source, config, fold)
+            control = fold_clips(rows.shuffled(stable_seed("control", config.seed)), source, config, fold)
         except DataError as error:
             _logger.warning("fold %d has no shuffled-label control: %s", fold, error)
     return source, clips, control
 
 
-def fold_clips(folds: pl.DataFrame, source: ClipSource, config: RunConfig, fold: int) -> FoldClips:
-    """Split ``folds`` (FOLDS) for ``fold`` and look up the clips in ``source``.
+def fold_clips(rows: TrainingRows, source: ClipSource, config: RunConfig, fold: int) -> FoldClips:
+    """Split ``rows`` for ``fold`` and look up the clips in ``source``.
 
     A video whose original clip could not be made takes no part and is named; an augmented copy that is missing while
     its original is there means that the stage before did not finish.
@@ -415,17 +418,17 @@ def fold_clips(folds: pl.DataFrame, source: ClipSource, config: RunConfig, fold:
     Raises:
         DataError: too many videos without a clip, unfinished augmentation, no such fold, or one class only.
     """
-    usable, missing = without_missing_originals(folds, source)
-    if len(missing) > config.max_rejected_share * folds.height:
+    _, missing = without_missing_originals(rows.folds, source)
+    if len(missing) > config.max_rejected_share * rows.folds.height:
         raise DataError(
-            f"{len(missing)} of {folds.height} videos have no clip in {config.cache_dir!r} (allowed share: "
+            f"{len(missing)} of {rows.folds.height} videos have no clip in {config.cache_dir!r} (allowed share: "
             f"{config.max_rejected_share:g}), the first: {', '.join(missing[:5])}. Run 03_augmentation with these "
             "parameters and look at what it reports."
         )
     if missing:
         _logger.warning("%d videos have no clip and take no part: %s", len(missing), ", ".join(missing))
     share, seed = config.inner_validation_share, config.seed
-    split = split_for_fold(usable, fold, inner_validation_share=share, seed=seed)
+    split = rows.split(fold, inner_validation_share=share, seed=seed, without=missing)
     train = clip_rows(split.train, config.augmentations_per_video)
     validation, test = clip_rows(split.validation), clip_rows(split.test)
     require_clips(source, train)

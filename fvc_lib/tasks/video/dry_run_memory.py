@@ -55,7 +55,7 @@ def measured_training_peak(config: RunConfig) -> int | None:
     try:
         item = {
             "config": config.model_dump(mode="json"),
-            "threads": threads_of_a_fold(config.num_folds, config.num_ranks),
+            "threads": threads_of_a_fold(config.num_trainings, config.num_ranks),
         }
         (answer,) = run_isolated(_PREDICT, [item], workers=1, timeout_seconds=TIME_LIMIT_SECONDS, memory_bytes=None)
     except (FvcError, OSError):

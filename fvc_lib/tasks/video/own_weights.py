@@ -14,7 +14,6 @@ import polars as pl
 
 from fvc_lib.corpus.copies.groups import Components
 from fvc_lib.corpus.copies.near_duplicates import near_copies
-from fvc_lib.corpus.folds import split_for_fold
 from fvc_lib.detectors.weights import OwnWeights, first_weights, run_of_weights
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.services.checkpoint_files import BEST
@@ -23,7 +22,7 @@ from fvc_lib.services.errors import LeakageError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, INDEX, read_table
 from fvc_lib.tasks.recipe import read_outcome
-from fvc_lib.tasks.video.data import folds_to_train_on
+from fvc_lib.tasks.video.data import rows_to_train_on
 
 _logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ def weights_to_go_on_from(
     if run is None:
         return None
     own = _readable(run, config)
-    number = fold % own.num_folds
+    number = fold % own.num_trainings
     path = run.fold_checkpoints(number) / BEST
     seen = _seen(run, own, number)
     if _is_split_later(run, own, number):
@@ -99,8 +98,10 @@ def _seen(run: RunPaths, own: RunConfig, number: int) -> _Seen:
             f"model_weights: fold {number} of {run.run_id} is not finished, or its {BEST} is gone. Finish that run "
             "first (--resume), or give another one."
         )
-    folds = folds_to_train_on(run, own).filter(~pl.col("video_id").is_in(outcome.missing))
-    split = split_for_fold(folds, number, inner_validation_share=own.inner_validation_share, seed=own.seed)
+    rows = rows_to_train_on(run, own, number)
+    split = rows.split(
+        number, inner_validation_share=own.inner_validation_share, seed=own.seed, without=outcome.missing
+    )
     known = _known(run)
     parts = [
         known.filter(pl.col("video_id").is_in(part["video_id"].to_list())) for part in (split.train, split.validation)
@@ -108,7 +109,7 @@ def _seen(run: RunPaths, own: RunConfig, number: int) -> _Seen:
     before = run_of_weights(own.model_weights)
     if before is not None:
         earlier_config = run_config(before)
-        earlier = _seen(before, earlier_config, number % earlier_config.num_folds)
+        earlier = _seen(before, earlier_config, number % earlier_config.num_trainings)
         parts = [part.vstack(other) for part, other in zip(parts, (earlier.trained, earlier.chosen_on), strict=True)]
     return _Seen(*parts)
 
@@ -119,18 +120,21 @@ def _is_split_later(run: RunPaths, own: RunConfig, number: int) -> bool:
     if before is None or not OwnWeights(run.fold_checkpoints(number) / BEST, "", "").is_split:
         return False
     earlier = run_config(before)
-    number %= earlier.num_folds
+    number %= earlier.num_trainings
     began_whole = not OwnWeights(before.fold_checkpoints(number) / BEST, "", "").is_split
     return began_whole or _is_split_later(before, earlier, number)
 
 
 def _known(run: RunPaths) -> pl.DataFrame:
-    """Columns video_id, fold, group (with the run's name), content_sha256 and perceptual_hash, of all videos."""
-    index = read_table(run.index, INDEX).select("video_id", "content_sha256", "perceptual_hash")
-    folds = read_table(run.folds, FOLDS).select(
-        "video_id", "fold", group=pl.format("{} {}", pl.lit(run.run_id), "group_id")
-    )
-    return folds.join(index, on="video_id", how="left", maintain_order="left")
+    """Columns video_id, fold, group (with the run's name), content_sha256 and perceptual_hash, of all videos.
+
+    The fold is -1 where the run's protocol never tests the video; it may have trained all the same.
+    """
+    group = pl.format("{} {}", pl.lit(run.run_id), "group_id")
+    index = read_table(run.index, INDEX).select("video_id", "content_sha256", "perceptual_hash", group=group)
+    folds = read_table(run.folds, FOLDS).select("video_id", "fold")
+    known = index.join(folds, on="video_id", how="left").with_columns(pl.col("fold").fill_null(-1))
+    return known.select("video_id", "fold", "group", "content_sha256", "perceptual_hash").sort("video_id")
 
 
 def _num_alike(videos: pl.DataFrame, seen: pl.DataFrame, max_bits: int) -> int:

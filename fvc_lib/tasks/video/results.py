@@ -32,11 +32,12 @@ from fvc_lib.metrics.intervals import cluster_bootstrap_many, one_vote_per_group
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import LABELS, RESULTS, SLICES, check_table, frame_of
-from fvc_lib.tasks.video.controls import all_controls, fake_labels
+from fvc_lib.tasks.video.controls import all_controls, fake_labels, trainings_of
 
 MODEL = "model"
 ALL_FOLDS = "all"
 ALL_BY_GROUP = "all_by_group"
+TARGET_SCOPE = "target:"
 
 
 METRIC_NAMES = tuple(METRICS)
@@ -54,8 +55,12 @@ def kfold_results(
     config: RunConfig,
     *,
     left_out: Collection[str] = (),
+    protocol: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
-    """Every metric of the model and of each control, per fold and over all folds (RESULTS schema).
+    """Every metric of the model and of each control, per fold, per target and over all folds (RESULTS schema).
+
+    With targets (corpora, generators) there is a scope ``target:NAME`` for each, and what is called over all folds is
+    the plain mean over them, its interval from draws of all their groups together.
 
     A metric that is undefined (a fold of one class) is null. The result does not depend on the order of any table.
 
@@ -65,6 +70,7 @@ def kfold_results(
         predictions: PREDICTIONS schema, all folds together.
         config: replicates, confidence and seed.
         left_out: videos of the folds that took no part because no clip could be decoded.
+        protocol: PROTOCOL schema; None: that of ``kfold``.
 
     Raises:
         LeakageError: a group in two folds, or a video predicted twice or in another fold than its own.
@@ -74,10 +80,19 @@ def kfold_results(
     check_predictions(folds, predictions, left_out=left_out, labels_were_shuffled=config.shuffle_labels)
     predictions = predictions.sort("video_id")
     judged = predictions.select("video_id", "group_id", "label", "fold")  # with shuffle_labels the shuffled ones
-    rows = _source_rows(MODEL, predictions, METRIC_NAMES + MODEL_ONLY_NAMES, config)
-    for source, scored in all_controls(index, judged, predictions, seed=config.seed).items():
-        rows += _source_rows(source, scored, METRIC_NAMES, config)
+    trainings = None if protocol is None else trainings_of(protocol, config, left_out)
+    rows = _source_rows(MODEL, with_targets(predictions, protocol), METRIC_NAMES + MODEL_ONLY_NAMES, config)
+    for source, scored in all_controls(index, judged, predictions, seed=config.seed, trainings=trainings).items():
+        rows += _source_rows(source, with_targets(scored, protocol), METRIC_NAMES, config)
     return check_table(frame_of(rows, RESULTS), RESULTS, "kfold results")
+
+
+def with_targets(scored: pl.DataFrame, protocol: pl.DataFrame | None) -> pl.DataFrame:
+    """``scored`` with a column ``target`` where ``protocol`` (PROTOCOL) has any."""
+    if protocol is None or protocol["target"].drop_nulls().is_empty():
+        return scored
+    of_video = protocol.filter(pl.col("part") == "test").select("video_id", "target")
+    return scored.join(of_video, on="video_id", how="left", maintain_order="left")
 
 
 def check_predictions(
@@ -124,11 +139,12 @@ def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
 
     Args:
         name: one of ``METRIC_NAMES`` or ``MODEL_ONLY_NAMES``.
-        scored: columns ``fold score threshold``, and for ``MODEL_ONLY_NAMES`` ``logit``.
+        scored: columns ``fold score threshold``, for ``MODEL_ONLY_NAMES`` ``logit``, and maybe ``target``.
     """
     calibrated = name.removesuffix(UNCALIBRATED)
     scores = scored["score"].to_numpy() if name == calibrated else probabilities(scored["logit"].to_numpy(), 1.0)
-    return measure_over_folds(calibrated, scores, scored["threshold"].to_numpy(), scored["fold"].to_numpy())
+    targets = scored["target"].to_numpy() if "target" in scored.columns and scored["target"].n_unique() > 1 else None
+    return measure_over_folds(calibrated, scores, scored["threshold"].to_numpy(), scored["fold"].to_numpy(), targets)
 
 
 def interval_rows(
@@ -170,6 +186,13 @@ def _source_rows(
         for name, found in zip(names, interval_rows(scored, measures, config, scope), strict=True):
             of_folds = [values[name] for values in per_fold.values()] if scope == ALL_FOLDS else []
             rows.append((source, scope, name, *found[:3], *_mean_and_deviation(of_folds), *found[3:]))
+    for target in scored["target"].unique().sort() if "target" in scored.columns else ():
+        part = scored.filter(pl.col("target") == target)
+        found_here = interval_rows(part, [measured(name, part) for name in names], config)
+        rows += [
+            (source, f"{TARGET_SCOPE}{target}", name, *each[:3], None, None, *each[3:])
+            for name, each in zip(names, found_here, strict=True)
+        ]
     for fold, values in per_fold.items():
         part = scored.filter(pl.col("fold") == fold)
         sizes = (part.height, part["group_id"].n_unique())
@@ -182,7 +205,7 @@ def _source_rows(
 
 def _fold_values(part: pl.DataFrame, names: Sequence[str]) -> dict[str, float]:
     """Of one fold by itself."""
-    labels = fake_labels(part)
+    labels, part = fake_labels(part), part.drop("target", strict=False)
     return {name: METRICS[name.removesuffix(UNCALIBRATED)](labels, measured(name, part)[1]) for name in names}
 
 

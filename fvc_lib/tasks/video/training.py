@@ -163,7 +163,7 @@ def _with_features(
         data.made_clips(paths),
         config,
         compute.device,
-        begin=(clips.fold + ranks.rank / ranks.size) / config.num_folds,
+        begin=(clips.fold + ranks.rank / ranks.size) / config.num_trainings,
         stop=work.stop,
         batch_size=lambda missing: ranks.from_leader("features", lambda: planned() if missing else 1),
     )

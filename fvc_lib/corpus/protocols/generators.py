@@ -1,0 +1,132 @@
+"""``leave_one_generator_out``: every generator's fakes are tested by networks that have seen none of that generator.
+
+Each group is dealt to one fold, once, and each fold has one generator as its target. Of the groups dealt to it a fold
+tests the reals and its target's fakes; it trains on the other groups, without its target's fakes. So every video is
+tested at most once, reals included, and what holds for folds holds here: results of two folds share no tested group.
+(Testing the same held-out reals against each generator would make those results depend on one another, and test a fifth
+of the reals instead of all.) Videos that a fold may neither train on nor test are left out of it, with the reason.
+
+Where there are more folds than generators, those with most groups are tested in several. Where there are fewer folds,
+the generators with most groups are tested; the rest train, and are named.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from fvc_lib.corpus.listing import some_of
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.tables import LEFT_OUT
+
+UNKNOWN = "what made it is not known, so it may be what is held out"
+HELD_OUT = "made by the generator held out, and its group is not tested here"
+OTHER = "its group is tested here, and it is not made by the generator held out"
+FEWEST_GROUPS = 2
+
+
+def generator_of(index: pl.DataFrame) -> pl.DataFrame:
+    """``video_id group_id label generator``, sorted by video: the generator of a fake, else its manipulation."""
+    made = pl.coalesce("generator", "manipulation") if "generator" in index.columns else pl.col("manipulation")
+    return index.select(
+        "video_id", "group_id", "label", generator=pl.when(pl.col("label") == "fake").then(made)
+    ).sort("video_id")  # fmt: skip
+
+
+def held_out(index: pl.DataFrame, num_folds: int) -> list[str]:
+    """The target of each fold; the most frequent generators first, some of them several times where folds are left.
+
+    Raises:
+        DataError: fewer than two generators, or too few groups for so many folds.
+    """
+    fakes = generator_of(index).drop_nulls("generator")
+    counts = dict(fakes.group_by("generator").agg(pl.col("group_id").n_unique()).sort("generator").iter_rows())
+    usable = {name: count for name, count in counts.items() if count >= FEWEST_GROUPS}
+    if len(counts) < 2 or not usable:
+        raise DataError(
+            f"protocol leave_one_generator_out: got {len(counts)} generators ({some_of(sorted(counts)) or 'none'}), "
+            f"{len(usable)} of them with {FEWEST_GROUPS} groups or more; wanted at least two, one of them with so "
+            "many. Name what made each fake in a manifest's column generator, or use -p protocol kfold."
+        )
+    most = sorted(usable, key=lambda name: (-usable[name], name))[:num_folds]
+    folds = dict.fromkeys(most, 1)
+    while sum(folds.values()) < num_folds:
+        free = [name for name in most if folds[name] < usable[name]]
+        if not free:
+            raise DataError(
+                f"num_folds: got {num_folds}, but the generators have {sum(usable.values())} groups of fakes to test. "
+                f"Set it to {len(most)}, one fold for each of them: {', '.join(most)}."
+            )
+        name = max(free, key=lambda each: (usable[each] / folds[each], -most.index(each)))
+        folds[name] += 1
+    return [name for name in most for _ in range(folds[name])]
+
+
+def leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
+    """Columns ``video_id group_id label fold target part reason``, of each video one row per fold.
+
+    Raises:
+        DataError: as ``held_out``, or fewer groups with real videos than folds.
+    """
+    targets = held_out(index, num_folds)
+    videos = generator_of(index)
+    fold_of_group = _deal(videos, targets, seed)
+    home = videos["group_id"].replace_strict(fold_of_group, return_dtype=pl.Int64)
+    is_real, unknown = pl.col("label") == "real", (pl.col("label") == "fake") & pl.col("generator").is_null()
+    parts = []
+    for fold, target in enumerate(targets):
+        is_target, here = (pl.col("generator") == target).fill_null(value=False), pl.col("home") == fold
+        reason = (
+            pl.when(unknown).then(pl.lit(UNKNOWN))
+            .when(here & ~is_real & ~is_target).then(pl.lit(OTHER))
+            .when(~here & is_target).then(pl.lit(HELD_OUT))
+        )  # fmt: skip
+        part = pl.when(here).then(pl.lit("test")).otherwise(pl.lit("train"))
+        rows = videos.with_columns(home=home).with_columns(reason=reason, fold=pl.lit(fold, pl.Int64))
+        parts.append(
+            rows.with_columns(
+                part=pl.when(pl.col("reason").is_null()).then(part).otherwise(pl.lit(LEFT_OUT)), target=pl.lit(target)
+            ).select("video_id", "group_id", "label", "fold", "target", "part", "reason")
+        )
+    return pl.concat(parts)
+
+
+def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[str, int]:
+    """The fold of each group: one of a generator that it holds where there is one, and so that reals are even.
+
+    Groups with most videos first; each goes to the fold that has least of what the group has.
+    """
+    groups = videos.group_by("group_id").agg(
+        reals=(pl.col("label") == "real").sum(), made=pl.col("generator").drop_nulls().unique(), size=pl.len()
+    )
+    with_reals = groups.filter(pl.col("reals") > 0).height
+    if with_reals < len(targets):
+        raise DataError(
+            f"num_folds: got {len(targets)}, but the index has {with_reals} groups with real videos; wanted one for "
+            "each fold. Set num_folds lower, or add real videos of other events: each brings a group."
+        )
+    generator = np.random.default_rng([seed, 3])  # 0 to 2 are those of the folds and of shuffled labels
+    drawn = dict(zip(groups["group_id"].sort(), generator.permutation(groups.height).tolist(), strict=True))
+    allowed = defaultdict(list)
+    for fold, target in enumerate(targets):
+        allowed[target].append(fold)
+    every = range(len(targets))
+    reals, fakes = np.zeros(len(targets)), np.zeros(len(targets))
+    found: dict[str, int] = {}
+    rows = [
+        (group, count, [fold for name in sorted(made) for fold in allowed[name]], size)
+        for group, count, made, size in groups.iter_rows()
+    ]
+    # What must go to few folds comes first; what may go to any comes last and evens out the reals.
+    for group, count, own, _ in sorted(rows, key=lambda row: (len(row[2]) or len(targets) + 1, -row[3], drawn[row[0]])):
+        chosen = min(own or every, key=lambda fold: (reals[fold] if count else fakes[fold], fakes[fold], fold))
+        found[group] = chosen
+        reals[chosen] += count > 0
+        fakes[chosen] += bool(own)
+    counts = {group: count for group, count, _, _ in rows if count}
+    for fold in np.flatnonzero(reals == 0).tolist():  # all reals share groups with fakes of other generators
+        fullest = int(np.argmax(reals))
+        moved = min((group for group in counts if found[group] == fullest), key=lambda group: (counts[group], group))
+        found[moved], reals[fullest], reals[fold] = fold, reals[fullest] - 1, 1
+    return found

@@ -1,0 +1,102 @@
+"""``length_matched`` and ``metadata_matched``: folds of a subset in which what is matched tells no label.
+
+Coarsened exact matching (S. Iacus, G. King and G. Porro, "Causal inference without balance checking: coarsened exact
+matching", Political Analysis 20, 2012): videos are sorted into cells of equal codec and of like length and size, and of
+each cell as many reals as fakes are taken. Within a wide cell the rest of a difference can still tell the label, so
+cells are halved until a classifier that sees nothing else is at chance, out of fold; at last a cell holds equal
+values only.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+
+from fvc_lib.corpus.folds import groups_text, make_folds, most_folds
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.protocols import LENGTH_MATCHED
+from fvc_lib.services.tables import LABELS, LEFT_OUT
+
+LENGTH = ("num_frames", "duration_seconds")
+METADATA = (*LENGTH, "codec", "width", "height")
+UNMATCHED = "no video of the other label is left that is like it"
+CELLS_PER_OCTAVE = (1, 2, 4, 8, 16, 0)  # 0: equal values only
+_CHANCE = 0.55  # with few videos an interval holds chance whatever the value is
+
+# From the index's rows that are taken, folds of them, and the columns: AUC of what these columns tell, and its low end.
+Tells = Callable[[pl.DataFrame, pl.DataFrame, tuple[str, ...]], tuple[float | None, float | None]]
+
+
+def matched_columns(protocol: str) -> tuple[str, ...]:
+    """The index's columns that ``protocol`` matches."""
+    return LENGTH if protocol == LENGTH_MATCHED else METADATA
+
+
+def matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tells: Tells) -> pl.DataFrame:
+    """Columns ``video_id group_id label fold target part reason``, of each video one row per fold.
+
+    Raises:
+        DataError: too few videos of both labels are alike for so many folds, or what is matched tells the label still.
+    """
+    columns = matched_columns(protocol)
+    for cells in CELLS_PER_OCTAVE:
+        taken = index.filter(pl.col("video_id").is_in(matched_videos(index, columns, cells, seed).implode()))
+        if taken.is_empty() or most_folds(taken) < num_folds:
+            break
+        folds = make_folds(taken, num_folds, seed)
+        value, low = tells(taken, folds, columns)
+        if low is None or value is None or (low <= 0.5 and value <= _CHANCE) or (cells == 0 and low <= 0.5):
+            return parts_of_folds(index, folds, num_folds)
+    groups = " and ".join(
+        f"{groups_text(taken.filter(pl.col('label') == label)['group_id'].n_unique())} with {label} videos"
+        for label in LABELS
+    )
+    raise DataError(
+        f"protocol {protocol}: where reals and fakes are alike in {', '.join(columns)}, so that these do not tell them "
+        f"apart, {taken.height} of {index.height} videos are left, in {groups}; wanted {num_folds} groups of each "
+        "label or more. Cut or re-encode the videos alike before they are indexed, set num_folds lower, or use -p "
+        "protocol kfold and look at the control on metadata."
+    )
+
+
+def matched_videos(index: pl.DataFrame, columns: tuple[str, ...], cells: int, seed: int) -> pl.Series:
+    """Ids of as many reals as fakes of each cell; ``cells`` are so many per doubling of a number, 0: equal values.
+
+    Of a group that has many in a cell others' come first, so that as many groups as possible stay. The rest is drawn.
+    """
+    known = index.sort("video_id").with_columns(
+        pl.Series("drawn", np.random.default_rng([seed, 4]).permutation(index.height)), cell=_cell(columns, cells)
+    )
+    in_group = pl.col("drawn").rank("ordinal").over("cell", "label", "group_id")
+    known = known.with_columns(in_group=in_group)
+    order = pl.struct("in_group", "drawn").rank("ordinal").over("cell", "label")
+    of_label = [(pl.col("label") == label).sum().over("cell") for label in LABELS]
+    return known.filter(order <= pl.min_horizontal(*of_label))["video_id"].sort()
+
+
+def _cell(columns: tuple[str, ...], cells: int) -> pl.Expr:
+    of = []
+    for name in columns:
+        value = pl.col(name)
+        if name != "codec" and cells:
+            value = (value.cast(pl.Float64).log(2) * cells).floor()
+        of.append(value.cast(pl.String).fill_null("not known"))
+    return pl.concat_str(of, separator="|")
+
+
+def parts_of_folds(index: pl.DataFrame, folds: pl.DataFrame, num_folds: int) -> pl.DataFrame:
+    """Folds as parts of each training, with what was not taken left out of all."""
+    videos = index.select("video_id", "group_id", "label").join(
+        folds.select("video_id", home="fold"), on="video_id", how="left"
+    )
+    part = (
+        pl.when(pl.col("home").is_null()).then(pl.lit(LEFT_OUT))
+        .when(pl.col("home") == pl.col("fold")).then(pl.lit("test"))
+        .otherwise(pl.lit("train"))
+    )  # fmt: skip
+    return (
+        videos.join(pl.DataFrame({"fold": range(num_folds)}, schema={"fold": pl.Int64}), how="cross")
+        .with_columns(part=part, target=pl.lit(None, pl.String))
+        .with_columns(reason=pl.when(pl.col("part") == LEFT_OUT).then(pl.lit(UNMATCHED)))
+        .drop("home")
+    )

@@ -1,0 +1,254 @@
+"""Every protocol: nothing crosses, nothing is lost, nothing depends on the order of the rows."""
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, reject, settings, strategies as st
+
+from fvc_lib.corpus.protocols.generators import HELD_OUT, OTHER, UNKNOWN, held_out
+from fvc_lib.corpus.protocols.protocol import (
+    check_protocol,
+    folds_tested,
+    left_out_table,
+    make_protocol,
+    official_leaks,
+    parts_table,
+    training_rows,
+)
+from fvc_lib.metrics.intervals import Interval
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, LeakageError
+from fvc_lib.services.protocols import PROTOCOLS
+from fvc_lib.tasks.video import controls
+
+GENERATORS = ("mora", "sora", "pika")
+SPLIT = {"inner_validation_share": 0.25, "seed": 0}
+
+
+def corpus(num_groups: int, seed: int, *, mixed: float = 0.2, unknown: float = 0.05) -> pl.DataFrame:
+    """An index of groups of 1 to 4 videos: reals, fakes of one generator, or (``mixed``) anything together."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for number in range(num_groups):
+        kind = "any" if draw.random() < mixed else str(draw.choice(["real", "fake"]))
+        generator, split = (
+            str(draw.choice(GENERATORS)),
+            str(draw.choice(["train", "validation", "test"], p=[0.6, 0.1, 0.3])),
+        )
+        for _ in range(draw.integers(1, 5)):
+            label = kind if kind != "any" else str(draw.choice(["real", "fake"]))
+            made = None if label == "real" or draw.random() < unknown else generator
+            generator = str(draw.choice(GENERATORS)) if kind == "any" else generator
+            split = str(draw.choice(["train", "test"])) if draw.random() < 0.03 else split
+            frames = int(draw.integers(20, 60) if label == "real" else draw.integers(40, 90))
+            rows.append((f"g{number:03d}", label, made, split, str(draw.choice(["a", "b", "c"])), frames))
+    order = draw.permutation(len(rows))
+    columns = ("group_id", "label", "generator", "official_split", "corpus", "num_frames")
+    index = pl.DataFrame(
+        [rows[place] for place in order],
+        schema=dict.fromkeys(columns, pl.String) | {"num_frames": pl.Int64},
+        orient="row",
+    )
+    return index.with_columns(
+        video_id=pl.Series([f"{7919 * place % 104729:08x}" for place in range(len(rows))]),
+        duration_seconds=pl.col("num_frames") / 25,
+        manipulation=pl.lit(None, pl.String),
+        codec=pl.lit("h264"),
+        width=pl.lit(640),
+        height=pl.lit(360),
+    )
+
+
+def config_of(protocol: str, **more: Any) -> RunConfig:
+    targets = {"target_corpora": ("b", "c")} if protocol == "cross_corpus" else {}
+    return RunConfig(protocol=protocol, **{"num_folds": 3, "bootstrap_replicates": 100, **targets, **more})
+
+
+def made(index: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
+    return make_protocol(index, config, controls.tells_labels(config))
+
+
+def never_tells(*_: object) -> tuple[float, float]:
+    """For tests of what crosses: the first cells are narrow enough."""
+    return 0.5, 0.4
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@settings(max_examples=8)
+@given(st.integers(30, 60), st.integers(0, 10_000))
+def test_nothing_crosses_and_no_video_is_lost_or_tested_twice(protocol: str, num_groups: int, seed: int) -> None:
+    index, config = corpus(num_groups, seed), config_of(protocol)
+    try:
+        table = make_protocol(index, config, never_tells)
+    except LeakageError:
+        raise
+    except DataError:  # too few of something, said before anything trains
+        reject()
+    assert table.height == index.height * config.num_trainings
+    assert not folds_tested(table)["video_id"].is_duplicated().any()
+    assert make_protocol(index.sample(fraction=1, shuffle=True, seed=1), config, never_tells).equals(table)
+    leaking = set(official_leaks(index)["group_id"]) if protocol == "official" else set()
+    for fold in range(config.num_trainings):
+        try:
+            split = training_rows(table, fold).split(fold, **SPLIT)
+        except LeakageError:
+            raise
+        except DataError:  # too few groups for an inner validation part
+            continue
+        parts = [set(part["group_id"]) for part in (split.train, split.validation, split.test)]
+        assert (parts[0] & parts[1]) | (parts[0] & parts[2]) | (parts[1] & parts[2]) <= leaking
+
+
+def test_kfold_is_what_it_was() -> None:
+    from fvc_lib.corpus.folds import make_folds, split_for_fold
+
+    index, config = corpus(40, 0), config_of("kfold")
+    folds, table = make_folds(index, 3, 0), made(index, config)
+    assert folds_tested(table).equals(folds)
+    for fold in range(3):
+        own, split = training_rows(table, fold).split(fold, **SPLIT), split_for_fold(folds, fold, **SPLIT)
+        for part in ("train", "validation", "test"):
+            assert getattr(own, part)["video_id"].equals(getattr(split, part)["video_id"])
+
+
+def test_a_generator_is_tested_by_trainings_that_have_seen_none_of_it() -> None:
+    index, config = corpus(60, 3, mixed=0.5), config_of("leave_one_generator_out", num_folds=4)
+    targets = held_out(index, 4)
+    assert set(targets) == set(GENERATORS)  # three of them in four folds
+    assert len(targets) == 4
+    table = made(index, config).join(index.select("video_id", "generator"), on="video_id")
+    for fold, target in enumerate(targets):
+        rows = table.filter(fold=fold)
+        trained, tested = rows.filter(part="train"), rows.filter(part="test")
+        assert target not in trained["generator"].to_list()
+        assert set(tested.filter(label="fake")["generator"]) == {target}
+        assert set(rows["target"]) == {target}
+    reals = table.filter(pl.col("label") == "real", pl.col("part") == "test")
+    assert sorted(reals["video_id"]) == sorted(index.filter(label="real")["video_id"])  # all of them, once
+    assert set(table["reason"].drop_nulls()) == {UNKNOWN, HELD_OUT, OTHER}
+    assert set(table.filter(pl.col("label") == "fake", pl.col("generator").is_null())["part"]) == {"left_out"}
+
+
+def test_more_generators_than_folds_leaves_the_rarest_untested_but_trained_on() -> None:
+    index = corpus(80, 1)
+    targets = held_out(index, 2)
+    table = made(index, config_of("leave_one_generator_out", num_folds=2)).join(index, on="video_id")
+    (rarest,) = set(GENERATORS) - set(targets)
+    assert set(table.filter(generator=rarest)["part"]) <= {"train", "left_out"}
+    assert "train" in table.filter(generator=rarest)["part"].to_list()
+
+
+def test_a_corpus_without_generators_is_refused() -> None:
+    index = corpus(30, 0).with_columns(generator=pl.lit(None, pl.String))
+    with pytest.raises(DataError, match=r"got 0 generators \(none\)"):
+        made(index, config_of("leave_one_generator_out"))
+
+
+def published(**of_group: list[tuple[str, str]]) -> pl.DataFrame:
+    rows = [(group, *row) for group, rows in of_group.items() for row in rows]
+    index = corpus(20, 0).head(len(rows)).drop("group_id", "label", "official_split")
+    return index.with_columns(
+        *(
+            pl.Series(name, [row[place] for row in rows])
+            for place, name in enumerate(("group_id", "label", "official_split"))
+        )
+    )
+
+
+LEAKING = published(
+    a=[("real", "train"), ("fake", "test")],
+    b=[("real", "train")], c=[("fake", "train")], d=[("fake", "train"), ("fake", "validation")],
+    e=[("real", "validation")], f=[("fake", "validation")], g=[("real", "test")], h=[("fake", "test")],
+)  # fmt: skip
+
+
+def test_an_official_split_keeps_its_leaks_and_names_them() -> None:
+    table = made(LEAKING, config_of("official"))
+    assert official_leaks(LEAKING)["group_id"].to_list() == ["a", "d"]
+    assert training_rows(table, 0).leaking == {"a", "d"}
+    assert parts_table(table, config_of("official")).row(0) == (0, "official test", 4, 3, 3, 0)
+    split = training_rows(table, 0).split(0, **SPLIT)
+    assert split.validation.height == 3  # the corpus's own chooses
+    assert "its group is in several official parts: test, train" in left_out_table(table)["reason"].to_list()
+
+
+def test_the_strict_split_drops_what_leaks_from_the_side_that_learns() -> None:
+    table = made(LEAKING, config_of("official_strict"))
+    assert parts_table(table, config_of("official_strict")).row(0) == (0, "official test", 2, 3, 3, 2)
+    assert training_rows(table, 0).leaking == frozenset()
+    left = table.filter(part="left_out")
+    assert sorted(left["group_id"]) == ["a", "d"]
+
+
+def test_the_gate_lets_the_named_leaks_of_official_through_and_no_other() -> None:
+    table = made(LEAKING, config_of("official"))
+    check_protocol(table, LEAKING, 1)
+    unnamed = table.with_columns(reason=pl.when(pl.col("group_id") != "a").then("reason"))
+    with pytest.raises(LeakageError, match="1 group_ids are in more than one"):
+        check_protocol(unnamed, LEAKING, 1)
+    renamed = table.with_columns(protocol=pl.lit("cross_corpus"))  # another protocol has no leaks of its own
+    with pytest.raises(LeakageError, match="2 group_ids are in more than one"):
+        check_protocol(renamed, LEAKING, 1)
+
+
+def test_a_corpus_without_its_own_split_is_refused() -> None:
+    index = corpus(30, 0).with_columns(official_split=pl.lit(None, pl.String))
+    with pytest.raises(DataError, match="this one has none; there is no part train and no test"):
+        made(index, config_of("official"))
+
+
+def test_what_crosses_corpora_is_left_out_of_training_and_never_of_the_test() -> None:
+    index = corpus(50, 2).with_columns(official_split=pl.lit(None, pl.String))
+    table = made(index, config_of("cross_corpus")).join(index.select("video_id", "corpus"), on="video_id")
+    tested = table.filter(part="test")
+    assert sorted(tested["video_id"]) == sorted(index.filter(pl.col("corpus") != "a")["video_id"])
+    assert tested["target"].equals(tested["corpus"])
+    left = table.filter(part="left_out")
+    assert set(left["corpus"]) == {"a"}
+    assert set(left["group_id"]) == set(tested["group_id"]) & set(index.filter(corpus="a")["group_id"])
+
+
+def test_a_target_is_tested_on_its_own_list_where_it_has_one() -> None:
+    index = corpus(50, 2)
+    table = made(index, config_of("cross_corpus")).join(
+        index.select("video_id", "corpus", "official_split"), on="video_id"
+    )
+    assert set(table.filter(part="test")["official_split"]) == {"test"}
+    assert set(table.filter(pl.col("corpus") != "a", pl.col("official_split") != "test")["part"]) == {"left_out"}
+
+
+@pytest.mark.parametrize(
+    ("targets", "said"),
+    [(("d",), "'d' is none of this run's corpora"), (("a", "b", "c"), "nothing is left to train on")],
+)
+def test_targets_that_cannot_be_are_refused(targets: tuple[str, ...], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        made(corpus(40, 0), config_of("cross_corpus", target_corpora=targets))
+
+
+def told_by_length(index: pl.DataFrame, folds: pl.DataFrame, config: RunConfig) -> Interval:
+    return controls.auc_within_folds(controls.metadata_only(index, folds, controls.LENGTH), "group_id", config)
+
+
+@pytest.mark.parametrize("protocol", ["length_matched", "metadata_matched"])
+def test_a_detector_of_length_alone_scores_high_until_lengths_are_matched(protocol: str) -> None:
+    index = corpus(300, 5)
+    before = told_by_length(index, folds_tested(made(index, config_of("kfold"))), config_of("kfold"))
+    assert before.low > 0.75
+    config = config_of(protocol)
+    table = made(index, config)
+    folds = folds_tested(table)
+    after = told_by_length(index, folds, config)
+    assert after.low <= 0.5 <= after.high + 0.05
+    assert (folds["label"] == "fake").mean() == 0.5
+    dropped = left_out_table(table)["videos"].sum()
+    assert dropped == index.height - folds.height > 50
+
+
+def test_lengths_that_no_real_shares_with_a_fake_cannot_be_matched() -> None:
+    index = corpus(60, 5).with_columns(num_frames=pl.when(pl.col("label") == "real").then(50).otherwise(49))
+    index = index.with_columns(duration_seconds=pl.col("num_frames") / 25)
+    with pytest.raises(DataError, match=r"0 of \d+ videos are left"):
+        made(index, config_of("length_matched"))
