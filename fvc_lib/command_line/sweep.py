@@ -5,6 +5,7 @@ swept over, and where the seed is, the folds keep that of the first. A combinati
 same command again, after whatever end, skips what is finished and goes on with the rest.
 """
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ from fvc_lib.execution.run import which_run
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import run_hash
 from fvc_lib.execution.run.status import read_status, status_now
-from fvc_lib.execution.slurm.queue import SlurmError, job_states
+from fvc_lib.execution.slurm.queue import SlurmError, clips_job, job_states
 from fvc_lib.services.atomic_files import read_json_object, sha256_of_json
 from fvc_lib.services.config import DECLARED, NOT_HASHED, RunConfig, parse_text_value
 from fvc_lib.services.digests import undamaged_content
@@ -221,7 +222,18 @@ class Sweep:
 
     def _command(self, one: Combination) -> RunCommand:
         resume = None if one.run is None else str(one.run.root)
-        return RunCommand(NOTEBOOKS, Wanted(resume=resume, jobs=self._jobs, executor=self._executor), one.asked)
+        wanted = Wanted(resume=resume, jobs=self._jobs, executor=self._executor, after_clips=self._clips_jobs(one))
+        return RunCommand(NOTEBOOKS, wanted, one.asked)
+
+    def _clips_jobs(self, one: Combination) -> tuple[str, ...]:
+        """The first job in the queue that makes the clips that ``one`` needs: together they would make them twice."""
+        for other in self.members:
+            if other.state != "queued" or other.run is None or other.asked.config.clips != one.asked.config.clips:
+                continue
+            with contextlib.suppress(FvcError):  # then they are made twice, which harms nothing
+                if job := clips_job(other.run):
+                    return (job,)
+        return ()
 
     def _folder(self) -> Path:
         return Path(self._config.runs_dir) / self._config.experiment

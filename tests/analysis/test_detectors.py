@@ -132,7 +132,7 @@ def test_a_run_that_cannot_be_judged_is_left_out_by_name_and_as_reference_refuse
     found = compare_detectors(runs, replicates=50, metrics=["roc_auc"])
     assert [run.name for run in found.detectors[1].runs] == ["run_b0"]
     (row,) = detectors.left_out_table(found).iter_rows(named=True)
-    assert row["run_id"] == "run_b1"
+    assert (row["detector"], row["run_id"]) == ("seed 1, model r2plus1d_small", "run_b1")
     assert re.search(words, row["why"])
     if spoil is not other_folds:
         with pytest.raises(DataError, match="the reference cannot be compared"):
@@ -152,6 +152,7 @@ def test_without_a_reference_the_first_run_that_can_be_compared_is_taken_and_nam
     assert found.cautions[0] == "run_a0, the first run, is left out: the reference is r2plus1d_small."
     left_out = detectors.left_out_table(found)
     assert left_out["run_id"].to_list() == ["model big", "run_a0"]
+    assert left_out["detector"].to_list() == ["model big", "seed 0, model frame_cnn"]
     assert "exit code 2" in left_out["why"][0]
     for run in runs:
         unfinished(run)

@@ -5,7 +5,9 @@ import pytest
 from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import stages_of, tasks_in_order
 from fvc_lib.execution.slurm.job_scripts import RUNNER_MIB, Site, plan_jobs, plan_one_job
+from fvc_lib.execution.slurm.queue import sbatch_command
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import STAGES, Stage
 
 MIB = 1 << 20
@@ -32,6 +34,14 @@ def test_the_pipeline_is_a_job_an_array_and_a_job_each_after_the_one_before():
     assert (folds.name, folds.folds, folds.needs) == ("04_fold_training", (0, 1, 2), (before.name,))
     assert after.stages == ("05_kfold_results", "06_analysis_dashboard", "07_memory_report")
     assert after.needs == (before.name, folds.name)
+
+
+def test_a_job_that_makes_clips_waits_for_another_run_s_that_makes_the_same(tmp_path):
+    before, folds, _ = plan_jobs(all_tasks(), CONFIG, SITE, {})
+    run, ids = RunPaths(tmp_path), {before.name: "7"}
+    assert "--dependency=afterany:41" in sbatch_command(before, run, {}, ["41"])
+    assert "--dependency=afterok:7" in sbatch_command(folds, run, ids, ["41"])
+    assert not any(word.startswith("--dependency") for word in sbatch_command(before, run, {}))
 
 
 def test_of_a_partly_finished_run_only_what_is_left_is_planned():

@@ -110,6 +110,7 @@ class DetectorComparison:
     left_out: tuple[Refusal, ...]  # runs that were not compared, and why
     cautions: tuple[str, ...]  # what must be known of all of it, sentences
     confidence: float
+    told_apart: Mapping[str, str] = field(default_factory=dict)  # by name of a run the parameters that it differs in
 
     def with_costs(self, measured: Sequence[Mapping[str, Any]]) -> "DetectorComparison":
         """The same with what was measured of each detector, by the names of ``Cost``."""
@@ -155,7 +156,8 @@ def compare_detectors(
         DataError: ``reference`` cannot be judged, or nothing is left to compare it with; the message says why.
     """
     different = list({run.root.resolve(): run for run in (*([reference] if reference else []), *runs)}.values())
-    readings = [_read(run, name) for run, name in zip(different, run_comparison.run_names(different), strict=True)]
+    named = dict(zip(run_comparison.run_names(different), different, strict=True))
+    readings = [_read(run, name) for name, run in named.items()]
     if reference and isinstance(readings[0], Refusal):
         raise DataError(f"the reference cannot be compared. {readings[0].reason}")
     left_out = [Refusal((name,), why) for name, why in without_run]
@@ -191,7 +193,19 @@ def compare_detectors(
         tuple(left_out),
         tuple(dict.fromkeys(cautions)),
         confidence,
+        _told_apart(named),
     )
+
+
+def _told_apart(named: Mapping[str, RunPaths]) -> dict[str, str]:
+    """By name of a run that has parameters those that differ among them: ``model frame_cnn, seed 1``."""
+    asked = {name: values for name, run in named.items() if (values := run_parameters(run))}
+    fields = [name for name, declared in DECLARED.items() if declared.hashed and name != "folds_seed"]
+    differing = [name for name in fields if len({str(values.get(name)) for values in asked.values()}) > 1]
+    return {
+        name: ", ".join(f"{each} {clean_text(values[each])}" for each in differing if each in values)
+        for name, values in asked.items()
+    }
 
 
 # --- Which runs count: finished, whole, with results of their own predictions
@@ -446,8 +460,11 @@ def run_table(found: DetectorComparison) -> pl.DataFrame:
 
 def left_out_table(found: DetectorComparison) -> pl.DataFrame:
     """The runs that were not compared, and why."""
-    rows = [(", ".join(refusal.runs), refusal.reason) for refusal in found.left_out]
-    return pl.DataFrame(rows, schema={"run_id": pl.String, "why": pl.String}, orient="row")
+    rows = [
+        (", ".join(found.told_apart.get(run) or run for run in refusal.runs), ", ".join(refusal.runs), refusal.reason)
+        for refusal in found.left_out
+    ]
+    return pl.DataFrame(rows, schema=dict.fromkeys(("detector", "run_id", "why"), pl.String), orient="row")
 
 
 def number_table(found: DetectorComparison) -> pl.DataFrame:

@@ -17,6 +17,7 @@ from fvc_lib.execution.slurm.job_scripts import Site, SlurmJob, render, script_p
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths, stage_key
+from fvc_lib.services.tasks import AUGMENTATION
 
 # Which SLURM jobs a run was handed to: ``slurm/submitted.json``, the link between a run and a queue.
 
@@ -260,11 +261,16 @@ def _bytes_of(text: str) -> int | None:
     return round(float(match[1]) * _UNITS[match[2]]) if match else None
 
 
-def sbatch_command(job: SlurmJob, run: RunPaths, ids: Mapping[str, str]) -> list[str]:
-    """The command that submits ``job``; ``ids`` has the job ids of those it needs, or what stands for them."""
+def sbatch_command(job: SlurmJob, run: RunPaths, ids: Mapping[str, str], after_clips: Sequence[str] = ()) -> list[str]:
+    """The command that submits ``job``; ``ids`` has the job ids of those it needs, or what stands for them.
+
+    ``after_clips`` are jobs of other runs whose end a job that makes clips waits for, well or not.
+    """
     command = ["sbatch", "--parsable"]
-    if job.needs:
-        command += [f"--dependency=afterok:{':'.join(ids[need] for need in job.needs)}", "--kill-on-invalid-dep=yes"]
+    waits = [f"afterok:{':'.join(ids[need] for need in job.needs)}"] if job.needs else []
+    waits += [f"afterany:{':'.join(after_clips)}"] if after_clips and AUGMENTATION in job.stages else []
+    if waits:
+        command += [f"--dependency={','.join(waits)}", "--kill-on-invalid-dep=yes"]
     return [*command, str(script_path(job, run))]
 
 
@@ -278,8 +284,18 @@ def describe(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path 
     return "\n".join(parts) if parts else "nothing to submit: every task is finished\n"
 
 
-def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = CHECKOUT) -> list[SubmittedJob]:
-    """Write the scripts into the run and submit them in order; all of them, or none.
+def clips_job(run: RunPaths) -> str:
+    """The id of the job that makes the clips of ``run`` and has not ended, or nothing; errors as ``job_states``."""
+    alive = {state.job_id.partition("_")[0] for state in job_states(run) if not state.ended}
+    ids = [job.job_id for job in submitted_jobs(run) if AUGMENTATION in job.stages and job.job_id in alive]
+    return ids[-1] if ids else ""
+
+
+def submit(
+    jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = CHECKOUT, after_clips: Sequence[str] = ()
+) -> list[SubmittedJob]:
+    """Write the scripts into the run and submit them in order; all of them, or none. ``after_clips``: see
+    ``sbatch_command``.
 
     Raises:
         UsageError: jobs of this run still wait or run.
@@ -297,7 +313,7 @@ def submit(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = 
     ids: dict[str, str] = {}
     try:
         for job in jobs:
-            ids[job.name], cluster = _submit_one(job, run, ids)
+            ids[job.name], cluster = _submit_one(job, run, ids, after_clips)
             after = tuple(ids[need] for need in job.needs)
             named = {"job_id": ids[job.name], "name": job.name, "stages": job.stages, "folds": job.folds}
             done.append(SubmittedJob(**named, after=after, cluster=cluster))
@@ -321,8 +337,8 @@ def _refuse_second_submission(run: RunPaths) -> None:
         )
 
 
-def _submit_one(job: SlurmJob, run: RunPaths, ids: Mapping[str, str]) -> tuple[str, str]:
-    answer = output_of(sbatch_command(job, run, ids))
+def _submit_one(job: SlurmJob, run: RunPaths, ids: Mapping[str, str], after_clips: Sequence[str]) -> tuple[str, str]:
+    answer = output_of(sbatch_command(job, run, ids, after_clips))
     job_id, _, cluster = answer.splitlines()[-1].partition(";") if answer else ("", "", "")
     if not job_id.isdecimal():
         raise SlurmError(f"sbatch answered {answer!r}, wanted a job's number.")
