@@ -54,11 +54,12 @@ $(MLFLOW_STAMP): $(STAMP) requirements-mlflow.lock
 	@$(call install,--requirement requirements.lock --requirement requirements-mlflow.lock)
 	@touch $@
 
-setup-detectors: $(DETECTORS_STAMP)  ## Add torchvision, timm and pytorchvideo to .venv, for published networks
+setup-detectors: $(DETECTORS_STAMP)  ## Add torchvision, timm, pytorchvideo and facenet-pytorch to .venv, for published networks and faces
 
-# Without what they ask for, which requirements.lock has: else pip might bring another build of torch.
+# Without what they ask for, which requirements.lock has: else pip might bring another build of torch. facenet-pytorch
+# works with this torch and pins an old one, so that no lock can be resolved with it.
 $(DETECTORS_STAMP): $(STAMP) requirements-detectors.lock
-	@$(call install,--no-deps --requirement requirements-detectors.lock)
+	@$(call install,--no-deps --requirement requirements-detectors.lock facenet-pytorch==2.6.0)
 	@touch $@
 
 demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus and show where the report is

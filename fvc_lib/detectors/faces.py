@@ -14,7 +14,10 @@ from fvc_lib.services.registry import CROPS, Crop
 
 Boxes = npt.NDArray[np.floating]
 
-REMEDY = "pip install 'fvc_lib[faces]' && pip install --no-deps facenet-pytorch==2.6.0 (it pins an old torch)"
+REMEDY = (
+    "make setup-detectors, or pip install 'fvc_lib[faces]' && pip install --no-deps facenet-pytorch==2.6.0 (it pins an "
+    "old torch)"
+)
 _LOOKS = 8  # frames of a clip that are searched, spread evenly
 _SEARCHED_SIDE = 640  # pixels of the longer side; a face must have 20 of them
 _SURE = 0.9  # probability below which a find is none

@@ -41,10 +41,10 @@ _BIBTEX = {
 }""",
 }
 # By name: paper, frames, side, clips in memory at once, stride, and what is cut out of the resized picture (the model
-# zoo's table: 4x12, 13x6, 16x5, 8x8, 8x8 of which the fast path sees 32x2, 8x8).
+# zoo's table: 4x12, 13x6, 16x5, 8x8, 8x8 of which the fast path sees 32x2, 8x8; the hub resizes to 182 or 256).
 _NETWORKS = {
-    "x3d_xs": (_X3D, 4, 160, 4, 12, "crop:0.88"),
-    "x3d_s": (_X3D, 13, 160, 2, 6, "crop:0.88"),
+    "x3d_xs": (_X3D, 4, 160, 4, 12, "crop:0.879"),
+    "x3d_s": (_X3D, 13, 160, 2, 6, "crop:0.879"),
     "x3d_m": (_X3D, 16, 224, 1, 5, "crop:0.875"),
     "slow_r50": (_SLOWFAST, 8, 224, 1, 8, "crop:0.875"),
     "slowfast_r50": (_SLOWFAST, 32, 224, 1, 2, "crop:0.875"),
