@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,14 +155,16 @@ def draw_clip(video_id: str, augmentation_index: int, fake: bool) -> np.ndarray:
     return clip.round().clip(0, 255).astype(np.uint8)
 
 
-@pytest.fixture
-def tiny_training(tmp_path: Path) -> TinyTraining:
+def tiny_training_in(folder: Path) -> TinyTraining:
+    """The tiny training below ``folder``; what is there already stays."""
     config = RunConfig(
-        cache_dir=str(tmp_path / "cache"), num_folds=3, num_frames=4, fixed_size=24, augmentations_per_video=1,
+        cache_dir=str(folder / "cache"), num_folds=3, num_frames=4, fixed_size=24, augmentations_per_video=1,
         model="frame_cnn", epochs=2, batch_size=4, effective_batch_size=8, learning_rate=0.01, device="cpu",
         memory_preflight=False,
     )  # fmt: skip
-    tiny = TinyTraining(RunPaths(tmp_path / "runs" / "tiny" / "run_0"), config)
+    tiny = TinyTraining(RunPaths(folder / "runs" / "tiny" / "run_0"), config)
+    if tiny.paths.folds.exists():
+        return tiny
     folds = ScoredTables.folds(num_groups=18, per_group=2, num_folds=3)
     write_table(folds, FOLDS, tiny.paths.folds)
     for video_id, label in folds.select("video_id", "label").iter_rows():
@@ -169,6 +172,20 @@ def tiny_training(tmp_path: Path) -> TinyTraining:
             tiny.store.write(video_id, index, draw_clip(video_id, index, label == "fake"))
     tiny.note_clips()
     return tiny
+
+
+@pytest.fixture(scope="session")
+def drawn_tiny_training(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its clips and tables, drawn once; only copied."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tiny_training_in(folder)
+    return folder
+
+
+@pytest.fixture
+def tiny_training(drawn_tiny_training: Path, tmp_path: Path) -> TinyTraining:
+    shutil.copytree(drawn_tiny_training, tmp_path, dirs_exist_ok=True)
+    return tiny_training_in(tmp_path)
 
 
 class ListLog:

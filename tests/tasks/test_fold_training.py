@@ -1,4 +1,5 @@
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from fvc_lib.tasks.video.data import ClipDataset, fold_clips, prior_logit, read_
 from fvc_lib.tasks.video.training import TrainingSummary, fold_training, train_fold
 from fvc_lib.video.clips.shards import write_shards
 from tests.kits.selection_kit import recorded_selection
+from tests.kits.training import ListLog, tiny_training_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,22 +80,31 @@ def test_scores_of_an_uneven_corpus_are_brought_to_its_share_of_fakes(tiny_train
             assert network(clip).item() + shift == pytest.approx(logit, abs=1e-4)
 
 
-def test_a_finished_fold_is_not_trained_again(tiny_training, list_log, monkeypatch):
-    outcome = run(tiny_training, list_log())
+@pytest.fixture(scope="module")
+def finished(drawn_tiny_training, tmp_path_factory):
+    """Fold 0, trained once: the run, its outcome, its log and what progress said; only looked at."""
+    folder = tmp_path_factory.mktemp("finished") / "here"
+    shutil.copytree(drawn_tiny_training, folder)
+    tiny, log, seen = tiny_training_in(folder), ListLog(), []
+    outcome = run(tiny, log, progress=lambda done, planned: seen.append((done, planned)))
+    return tiny, outcome, log, seen
+
+
+def test_a_finished_fold_is_not_trained_again(finished, list_log, monkeypatch):
+    tiny, outcome, _, _ = finished
     monkeypatch.setattr(recipe, "Engine", lambda *_, **__: pytest.fail("it trains"))
     log = list_log()
-    assert run(tiny_training, log) == outcome
+    assert run(tiny, log) == outcome
     assert log.lines == []
 
 
-def test_progress_runs_over_model_and_control(tiny_training, list_log):
-    seen = []
-    run(tiny_training, list_log(), progress=lambda done, planned: seen.append((done, planned)))
+def test_progress_runs_over_model_and_control(finished):
+    *_, seen = finished
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1] == seen[0][1]
 
 
-def test_a_fold_stopped_in_model_and_control_goes_on_and_changes_nothing(tiny_training, list_log, tmp_path):
+def test_a_fold_stopped_in_model_and_control_goes_on_and_changes_nothing(tiny_training, list_log, finished):
     log = list_log()
     for after in (0, 3, 1, 19, 4):  # the first is asked before anything
         with pytest.raises(StoppedError):
@@ -101,17 +112,12 @@ def test_a_fold_stopped_in_model_and_control_goes_on_and_changes_nothing(tiny_tr
     assert not tiny_training.paths.predictions(0).exists()
     assert log.values("control", "train_loss")
     run(tiny_training, log)
-    stopped = read_table(tiny_training.paths.predictions(0), PREDICTIONS)
-    whole_paths = type(tiny_training.paths)(tmp_path / "runs" / "tiny" / "run_1")
-    whole_paths.tables.mkdir(parents=True)
-    whole_paths.folds.write_bytes(tiny_training.paths.folds.read_bytes())
-    whole_paths.augmented_metadata.write_bytes(tiny_training.paths.augmented_metadata.read_bytes())
-    whole_log = list_log()
-    train_fold(whole_paths, tiny_training.config, 0, metric_log=whole_log)
-    assert stopped.equals(read_table(whole_paths.predictions(0), PREDICTIONS))
+    whole, _, whole_log, _ = finished
+    stopped, wanted = (read_table(each.paths.predictions(0), PREDICTIONS) for each in (tiny_training, whole))
+    assert stopped.equals(wanted)
     assert log.lines == whole_log.lines
     for folder in ("fold_checkpoints", "control_checkpoints"):
-        ours, theirs = (getattr(paths, folder)(0) / BEST for paths in (tiny_training.paths, whole_paths))
+        ours, theirs = (getattr(paths, folder)(0) / BEST for paths in (tiny_training.paths, whole.paths))
         assert ours.read_bytes() == theirs.read_bytes()
 
 
@@ -138,15 +144,8 @@ with MetricLog(paths.metrics("04"), run_id="r", fold=0, attempt=int(sys.argv[4])
 
 
 def spawn(tiny, lives, attempt):
-    command = [
-        sys.executable,
-        "-c",
-        CHILD,
-        str(tiny.paths.root),
-        tiny.config.model_dump_json(),
-        str(lives),
-        str(attempt),
-    ]
+    given = [str(tiny.paths.root), tiny.config.model_dump_json(), str(lives), str(attempt)]
+    command = [sys.executable, "-c", CHILD, *given]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -185,25 +184,19 @@ def deduplicated(path: Path) -> dict[tuple[object, ...], object]:
 
 
 @pytest.mark.fault(28)
-def test_other_parameters_are_refused_and_the_machine_s_are_not(tiny_training, list_log):
-    run(tiny_training, list_log())
+def test_other_parameters_are_refused_and_the_machine_s_are_not(finished, list_log):
+    tiny = finished[0]
     with pytest.raises(CheckpointMismatchError, match=r"epochs: 2 -> 4"):
-        run(tiny_training.with_config(epochs=4), list_log())
-    run(tiny_training.with_config(batch_size=2, num_workers=2, bootstrap_replicates=100), list_log())
+        run(tiny.with_config(epochs=4), list_log())
+    run(tiny.with_config(batch_size=2, num_workers=2, bootstrap_replicates=100), list_log())
 
 
-def test_loader_processes_and_the_folder_change_no_prediction(tiny_training, list_log, tmp_path, monkeypatch):
-    run(tiny_training, list_log())
+def test_loader_processes_and_the_folder_change_no_prediction(tiny_training, finished, list_log, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     moved = tiny_training.with_config(cache_dir="cache", num_workers=2)
-    paths = type(moved.paths)(tmp_path / "elsewhere" / "run_9")
-    paths.tables.mkdir(parents=True)
-    paths.folds.write_bytes(moved.paths.folds.read_bytes())
-    paths.augmented_metadata.write_bytes(moved.paths.augmented_metadata.read_bytes())
-    train_fold(paths, moved.config, 0, metric_log=list_log())
-    assert read_table(paths.predictions(0), PREDICTIONS).equals(
-        read_table(tiny_training.paths.predictions(0), PREDICTIONS)
-    )
+    run(moved, list_log())
+    found, wanted = (read_table(each.paths.predictions(0), PREDICTIONS) for each in (moved, finished[0]))
+    assert found.equals(wanted)
 
 
 @pytest.mark.long
