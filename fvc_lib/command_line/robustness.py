@@ -76,7 +76,7 @@ def _execute(run: RunPaths, parameters: dict[str, object]) -> int:
     config = run_config(run)
     path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
     request = KernelRequest(
-        record=run.executed_notebook(ROBUSTNESS),
+        record=run.partial_notebook(ROBUSTNESS),
         root=run.root,
         folder=NOTEBOOKS,
         environment={**kernel_environment(os.environ), "PYTHONPATH": path, ATTEMPT_VARIABLE: "1"},
@@ -96,6 +96,7 @@ def _execute(run: RunPaths, parameters: dict[str, object]) -> int:
         progress_path(run, ROBUSTNESS, None).unlink(missing_ok=True)
     outcome = request.outcome
     if outcome is not None and outcome.ok:
+        request.record.replace(run.executed_notebook(ROBUSTNESS))
         return 0
     why = f"{outcome.error.name}: {outcome.error.message}" if outcome and outcome.error else "its kernel died"
     click.echo(f"error: {why}\n  its record: {request.record}\n  to go on: {_again(run)}", err=True)

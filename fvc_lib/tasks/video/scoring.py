@@ -29,7 +29,7 @@ from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.training_state import weights_digest
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import process_lives, this_host
-from fvc_lib.services.checkpoint_files import BEST
+from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.config import RunConfig, run_config
 from fvc_lib.services.errors import DataError, FvcError, StoppedError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
@@ -135,14 +135,14 @@ class RunNetworks:
             UsageError: the network's code has changed, or what it is built with is gone.
         """
         path, outcome = self.paths.fold_checkpoints(fold) / BEST, self.outcomes[fold]
-        own = OwnWeights(path, first_weights(self.config), f"{self.paths.run_id}, fold {fold}")
-        with forked_random_state(0, torch.device("cpu")):
-            network = build_detector(self.config, own).eval()
-        if weights_digest(network.state_dict()) != self.weights(fold):
+        if weights_digest(load_weights(path)) != self.weights(fold):
             raise FvcError(
                 f"{str(path)!r}: is not what fold {fold} was judged by (its outcome has another digest). Train the "
                 f"fold again: {command_text('--force', '04', '--resume', self.paths.root)}"
             )
+        own = OwnWeights(path, first_weights(self.config), f"{self.paths.run_id}, fold {fold}")
+        with forked_random_state(0, torch.device("cpu")):
+            network = build_detector(self.config, own).eval()
         if outcome.network is not None and code_of_network(network) != outcome.network.code:
             raise UsageError(
                 f"{self.paths.run_id}: the code of {outcome.network.name} is not what it was when fold {fold} was "
