@@ -250,7 +250,6 @@ def build_index(
     canonical_cache: AnyPath | None = None,
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
-    timeout_seconds: float = VIDEO_FILES.timeout_seconds,
     probe_function: str = VIDEO_FILES.function,
 ) -> IndexReport:
     """Probe a corpus and write its index, what was rejected, what joined groups, and every annotation.
@@ -278,7 +277,6 @@ def build_index(
             as they are.
         workers: probing processes; 0: one per available core.
         progress: called with (done, total) as files are probed, then as they are re-encoded.
-        timeout_seconds: per file.
         probe_function: ``module:name`` run in the workers.
 
     Raises:
@@ -290,7 +288,7 @@ def build_index(
     annotated = group_annotations(listing)
     if annotations_only:
         listing = _unopened(listing)
-    kind = replace(VIDEO_FILES, function=probe_function, timeout_seconds=timeout_seconds)
+    kind = replace(VIDEO_FILES, function=probe_function)
     results, num_known = _probed(listing, kind, Path(work_dir), workers, progress)
     index, rejected, merges, num_near_copies = _tables(
         listing, results, near_duplicate_bits, dev_groups, seed,

@@ -298,13 +298,11 @@ class MemorySampler(_Closing):
         *,
         events: Path | None = None,
         mem_gb: float | None = None,
-        rank: int = 0,
         interval_seconds: float = SAMPLE_INTERVAL_SECONDS,
         reads: Collection[str] | None = None,  # fields that the stage reads, for advice that can be followed; None: all
     ) -> None:
         self.budget, self._reads = memory_budget(mem_gb), reads
         self.peak_bytes = 0
-        self._rank = rank
         self._opened = time.monotonic()
         self._position: tuple[str, int | None, int | None, int | None] = ("setup", None, None, None)
         self._tree = ProcessTree()
@@ -405,7 +403,7 @@ class MemorySampler(_Closing):
                 "usage_percent": round(usage_percent, 2),
                 "free_mb": round(memory.free_bytes / 1e6, 2),
                 "device": device,
-                "rank": self._rank,
+                "rank": 0,
                 "rss_mb": round(rss_bytes / 1e6, 2),
                 "elapsed_seconds": elapsed_seconds,
             },

@@ -61,12 +61,12 @@ def card(allocated: int, total: int = 1000 * MEGABYTE) -> Callable[[], DeviceMem
 
 
 def test_a_line_has_the_columns_it_always_had_and_the_monotonic_clock(sampled, tmp_path):
-    observer: MemoryObserver = sampled(mem_gb=1e6, rank=3)
+    observer: MemoryObserver = sampled(mem_gb=1e6)
     observer.at("train", epoch=1, batch_idx=2, global_step=3)
     _, before, after = lines_of(tmp_path / "samples.jsonl")
     assert list(after) == COLUMNS
     assert [after[name] for name in ("phase", "epoch", "batch_idx", "global_step")] == ["train", 1, 2, 3]
-    assert (before["phase"], before["epoch"], after["device"], after["rank"]) == ("setup", None, "cpu", 3)
+    assert (before["phase"], before["epoch"], after["device"], after["rank"]) == ("setup", None, "cpu", 0)
     assert after["elapsed_seconds"] >= before["elapsed_seconds"] >= 0
     assert after["usage_percent"] == pytest.approx(100 * after["allocated_mb"] / after["total_memory_mb"], abs=0.01)
 

@@ -5,7 +5,7 @@
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -109,17 +109,16 @@ def controls_figure(
     metric: str = headline.HEADLINE_METRIC,
     *,
     confidence: float = 0.95,
-    leaks: Sequence[str] = (),
     verdict: headline.Verdict | None = None,
 ) -> go.Figure:
-    """The model's number and its controls' as points with interval bars; with ``leaks`` of the audit none counts.
+    """The model's number and its controls' as points with interval bars.
 
-    ``verdict``: what the run says of the headline's metric; None: what ``results`` and ``leaks`` alone say.
+    ``verdict``: what the run says of the headline's metric; None: what ``results`` alone say.
     """
     scores = [score for score in headline.overall_scores(results, metric) if score.value is not None]
     if not scores:
         return theme.nothing_to_show("Model and controls", f"No {metric_name(metric)} over all folds is recorded.")
-    verdict = verdict or headline.judge(scores, leaks)
+    verdict = verdict or headline.judge(scores, ())
     verdict = verdict if metric == headline.HEADLINE_METRIC else None
     figure = theme.figure(
         verdict.sentence if verdict else f"{metric_name(metric)} of the model beside its controls",
@@ -166,19 +165,15 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
     return figure
 
 
-def run_comparison_figure(comparison: pl.DataFrame, metric: str = headline.HEADLINE_METRIC) -> go.Figure:
-    """The same metric of several runs, rows of ``queries.compare_runs``, as points with their intervals."""
-    rows = comparison.filter((pl.col("metric") == metric) & pl.col("value").is_not_null())
+def run_comparison_figure(comparison: pl.DataFrame) -> go.Figure:
+    """The ROC AUC of several runs, rows of ``queries.compare_runs``, as points with their intervals."""
+    name, rows = metric_name(headline.HEADLINE_METRIC), comparison.filter(pl.col("value").is_not_null())
     if rows.is_empty():
-        return theme.nothing_to_show("Runs compared", f"No chosen run has recorded its {metric_name(metric)}.")
-    is_lower_better = better_direction(metric) == "lower"
-    best = rows.sort("value", descending=not is_lower_better).row(0, named=True)
-    finding = (
-        f"{best['run_id']} has the {'lowest' if is_lower_better else 'highest'} {metric_name(metric)}, "
-        f"{number_text(best['value'])}"
-        if rows.height > 1
-        else f"{metric_name(metric)} of one run: {interval_text(best['value'], best['low'], best['high'])}"
-    )
+        return theme.nothing_to_show("Runs compared", f"No chosen run has recorded its {name}.")
+    best = rows.sort("value", descending=True).row(0, named=True)
+    finding = f"{best['run_id']} has the highest {name}, {number_text(best['value'])}"
+    if rows.height == 1:
+        finding = f"{name} of one run: {interval_text(best['value'], best['low'], best['high'])}"
     figure = theme.figure(
         finding,
         f"n = {count_text(rows.height, 'run')}; how bars overlap does not tell whether a difference is one, the "
@@ -190,7 +185,7 @@ def run_comparison_figure(comparison: pl.DataFrame, metric: str = headline.HEADL
         score = Score("model", row["value"], row["low"], row["high"])
         label = f"{row['run_id']} ({count_text(row['num_videos'], 'video')}, {count_text(row['num_groups'], 'group')})"
         points.append((interval_point(figure_text(label), score, theme.MODEL), score))
-    theme.draw_intervals(figure, points, "Run", metric_name(metric))
+    theme.draw_intervals(figure, points, "Run", name)
     return figure
 
 

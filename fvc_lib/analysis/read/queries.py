@@ -209,15 +209,15 @@ def task_results(runs: Sequence[RunPaths]) -> Answer:
     return _stored("task_results")(runs)
 
 
-def fold_table(runs: Sequence[RunPaths], source: str = "model") -> Answer:
-    """One row per run and fold: ``run_id fold num_videos num_groups`` and one column per metric."""
+def fold_table(runs: Sequence[RunPaths]) -> Answer:
+    """Of the model one row per run and fold: ``run_id fold num_videos num_groups`` and one column per metric."""
     found = results(runs)
     query = """
         SELECT run_id, CAST(regexp_extract(scope, '^fold_([0-9]+)$', 1) AS BIGINT) AS fold,
                num_videos, num_groups, metric, value
-        FROM results WHERE source = $source AND regexp_full_match(scope, 'fold_[0-9]+')
+        FROM results WHERE source = 'model' AND regexp_full_match(scope, 'fold_[0-9]+')
     """
-    rows = ask(query, {"results": found.frame}, {"source": source})
+    rows = ask(query, {"results": found.frame})
     metrics = rows["metric"].unique(maintain_order=True).to_list()
     wide = rows.pivot(
         "metric", index=["run_id", "fold", "num_videos", "num_groups"], values="value", on_columns=metrics
@@ -236,18 +236,17 @@ def predictions(runs: Sequence[RunPaths]) -> Answer:
     return read_tables(files, tables.PREDICTIONS)
 
 
-def compare_runs(runs: Sequence[RunPaths], metrics: Sequence[str] = ("roc_auc",)) -> Answer:
-    """The model's numbers over all folds, one row per run and metric, in the order of ``runs``:
+def compare_runs(runs: Sequence[RunPaths]) -> Answer:
+    """The model's ROC AUC over all folds, one row per run, in the order of ``runs``:
     ``run_id metric value low high fold_mean fold_std num_videos num_groups``.
     """
     found = results(runs)
     query = """
         SELECT run_id, metric, value, low, high, fold_mean, fold_std, num_videos, num_groups FROM results
-        WHERE source = 'model' AND scope = 'all' AND list_contains($metrics, metric)
-        ORDER BY list_position($runs, run_id), list_position($metrics, metric)
+        WHERE source = 'model' AND scope = 'all' AND metric = 'roc_auc'
+        ORDER BY list_position($runs, run_id)
     """
-    asked: dict[str, object] = {"metrics": list(metrics), "runs": _names(runs)}
-    return Answer(ask(query, {"results": found.frame}, asked), found.notes)
+    return Answer(ask(query, {"results": found.frame}, {"runs": _names(runs)}), found.notes)
 
 
 def index_counts(run: RunPaths, by: str) -> Answer:

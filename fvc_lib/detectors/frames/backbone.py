@@ -58,24 +58,14 @@ class AdaptedBackbone(Backbone):
     Args:
         network: from float pictures (B, 3, H, W) to features (B, D) or (B, D, 1, 1); its own class layer is gone.
         num_features: D.
-        mean: of each colour as a fraction of white, that pictures are brought to 0 from.
-        deviation: likewise, brought to 1.
         recomputable: parts of it that are called with one tensor; see ``activation_checkpointing``.
     """
 
-    def __init__(
-        self,
-        network: nn.Module,
-        num_features: int,
-        *,
-        mean: Sequence[float] = IMAGENET_MEAN,
-        deviation: Sequence[float] = IMAGENET_DEVIATION,
-        recomputable: Sequence[nn.Module] = (),
-    ) -> None:
+    def __init__(self, network: nn.Module, num_features: int, *, recomputable: Sequence[nn.Module] = ()) -> None:
         super().__init__()
         self.network = network
         self.num_features = num_features
-        self.normalised = Normalised(mean, deviation)
+        self.normalised = Normalised(IMAGENET_MEAN, IMAGENET_DEVIATION)
         self._recomputable = tuple(recomputable)
         self.network.eval()
 
