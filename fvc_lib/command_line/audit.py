@@ -104,14 +104,15 @@ def audit(
     }
     folder = (out or folder_of_runs / "audits" / _folder_name(table, parameters)).expanduser().absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    page = folder / "audit.html"
+    page, answer = folder / "audit.html", folder / ANSWER
+    answer.unlink(missing_ok=True)  # an earlier audit's
     made = execute_record(
         SCORE_AUDIT, folder, {**parameters, "output_folder": str(folder)}, page=page, title=f"Audit of {table.name}",
-        runs_dir=str(folder_of_runs), what="the audit",
+        runs_dir=str(folder_of_runs), what="the audit", answer=answer,
     )  # fmt: skip
     if not made:
         context.exit(1)
-    click.echo((folder / ANSWER).read_text(encoding="utf-8", errors="replace"))
+    click.echo(answer.read_text(encoding="utf-8", errors="replace"))
     click.echo(f"  audit         {page}\n  tables        {folder}")
 
 

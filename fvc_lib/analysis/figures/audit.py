@@ -35,18 +35,19 @@ def detectors_figure(audit: Audit) -> go.Figure:
     name = metric_name(MAIN_METRIC)
     points = []
     for detector in audit.detectors:
-        score = Score("model", *audit.interval(detector))
+        score = Score("model", *audit.compared(detector))
         above = audit.above_controls(detector) if audit.controls.height else True
         points.append((interval_point(_name(detector), score, theme.MODEL, hollow=not above), score))
     for source, *ends in audit.controls.iter_rows():
         score = Score(source, *ends)
         tick = figure_text(source_name(source))
         points.append((interval_point(tick, score, theme.CONTROL, hollow=source == OTHER_SPLIT), score))
-    value = audit.interval(audit.detectors[0])[0]
+    value = audit.compared(audit.detectors[0])[0]
+    n = _n(audit) if audit.is_complete or not audit.num_common else f"n = the {audit.num_common:,} videos all answered"
     figure = theme.figure(
         f"{audit.detectors[0]} has the highest {name}, {number_text(value)}" if len(audit.detectors) > 1 else
         f"{name} of {audit.detectors[0]}: {number_text(value)}",
-        f"{_n(audit)}; bars: {audit.settings.confidence:.0%} intervals over groups; grey: controls; hollow: not above "
+        f"{n}; bars: {audit.settings.confidence:.0%} intervals over groups; grey: controls; hollow: not above "
         "its controls, or no honest split",
         height=150 + 30 * len(points),
     )  # fmt: skip

@@ -174,11 +174,13 @@ def write_report(
     pages: Mapping[Path, str] | None = None,
     provenance: Markup | str = "",
     notes: Sequence[str] = (),
+    answer: Sequence[str] = (),
 ) -> None:
     """Write ``output``: one HTML file with everything in it that opens without a network or a server.
 
     Executed notebooks come in the order given, the first one open, each with a link to its own page in ``pages``;
-    without a headline the head is ``title`` alone; ``provenance`` is HTML, ``notes`` are plain sentences shown first.
+    without a headline the head is ``title`` alone; ``provenance`` is HTML, ``notes`` are plain sentences shown first,
+    then those of ``answer``, where there is no headline.
 
     Raises:
         DataError: a notebook is missing or unreadable.
@@ -188,7 +190,7 @@ def write_report(
     facts = _run_facts(headline) if headline else {}
     body = render(
         "report.html", title=title, headline=headline, sections=sections, run_facts=facts, provenance=provenance,
-        notes=notes,
+        notes=notes, answer=answer,
     )  # fmt: skip
     # plotly.js is by far the largest part, so a page without figures goes without it.
     scripts = (get_plotlyjs(), SCRIPT) if any(each.num_figures for each in rendered) else (SCRIPT,)
