@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from fvc_lib.analysis.wording import count_text
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
 from fvc_lib.services.config import resolve_config
@@ -86,7 +87,7 @@ def audit(
     fakes = int((read.videos["label"] == "fake").sum())
     click.echo(
         f"{table.name}: {read.videos.height:,} videos ({read.videos.height - fakes:,} real, {fakes:,} fake), "
-        f"{read.scores.width} detectors: {shown}{more}"
+        f"{count_text(read.scores.width, 'detector')}: {shown}{more}"
     )
     if corpus is not None and not corpus.exists():
         raise UsageError(f"--corpus {str(corpus)!r}: no such file or folder.")

@@ -5,15 +5,9 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.analysis.audit.numbers import (
-    MAIN_METRIC,
-    NEEDS_REALS,
-    ORACLE,
-    OTHER_SPLIT,
-    Audit,
-)
+from fvc_lib.analysis.audit.numbers import NEEDS_REALS, ORACLE, Audit
 from fvc_lib.analysis.audit.similar_ids import Suspicion
-from fvc_lib.analysis.read.headline import interval_cautions
+from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, WHAT_TO_DO, interval_cautions
 from fvc_lib.analysis.read.run_comparison import p_text
 from fvc_lib.analysis.wording import (
     count_text,
@@ -68,13 +62,14 @@ def _better_than(audit: Audit, first: str, others: int) -> str:
 
 
 def _against_controls(audit: Audit, first: str) -> str:
-    honest = audit.controls.filter(pl.col("source") != OTHER_SPLIT).drop_nulls("value")
+    honest = audit.honest_controls.drop_nulls("value")
     if honest.is_empty():
         return "No control could be computed: nothing says that this number comes from looking at the videos."
     best = honest.sort("value", descending=True).row(0, named=True)
     name = f"{source_name(best['source'])} ({interval_text(best['value'], best['low'], best['high'])})"
     if not audit.above_controls(first):
-        return f"It is not above its best control, {name}: what tells the labels need not be in the pictures."
+        why = WHAT_TO_DO.get(best["source"], "What tells the labels need not be in the pictures.")
+        return f"It is not above its best control, {name}. {why}"
     if honest["source"].to_list() == ["constant"]:
         return "It is above chance; no other control could be computed, so what it reads is not known."
     return f"It is above every control that could be computed; the best is {name}."

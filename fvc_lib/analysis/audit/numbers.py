@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC as MAIN_METRIC
 from fvc_lib.metrics import agreement
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide, roc_auc
 from fvc_lib.metrics.cross_validation import (
@@ -53,11 +54,9 @@ from fvc_lib.metrics.slice_auc import sliced_class
 from fvc_lib.metrics.source_floor import SourceFloor, real_source_floor
 from fvc_lib.services.errors import UsageError
 
-MAIN_METRIC = "roc_auc"
 AVERAGE, ORACLE = "average of all", "oracle over all"
 FALSE_ALARM_RATES = ("fpr=0.05", "fpr=0.01", "fpr=0.001")
 NOT_KNOWN, ALL_OTHERS = "not known", "all others"
-OTHER_SPLIT = "group_lookup_by_row"  # what a careless split would claim: no honest control
 SMALL_BELOW_GROUPS = 20
 _MOST_SLICES = 30
 _SHUFFLES = 200
@@ -152,8 +151,13 @@ class Audit:
     def above_controls(self, detector: str) -> bool:
         """Whether a detector's main metric is above every honest control's."""
         value, low, _ = self.compared(detector)
-        honest = self.controls.filter(pl.col("source") != OTHER_SPLIT)
-        return all(is_above_control(value, low, *ends) for ends in honest.select("value", "high").iter_rows())
+        ends = self.honest_controls.select("value", "high").iter_rows()
+        return all(is_above_control(value, low, *each) for each in ends)
+
+    @property
+    def honest_controls(self) -> pl.DataFrame:
+        """``controls`` without what only shows how much a careless split would claim."""
+        return self.controls.filter(~pl.col("source").is_in(list(DISHONEST_CONTROLS)))
 
 
 def audit_scores(

@@ -8,10 +8,10 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from fvc_lib.analysis.audit.numbers import MAIN_METRIC, OTHER_SPLIT, Audit
+from fvc_lib.analysis.audit.numbers import Audit
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import interval_point, series_style
-from fvc_lib.analysis.read.headline import Score
+from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC as MAIN_METRIC, Score
 from fvc_lib.analysis.wording import count_text, figure_text, metric_name, number_text, source_name
 from fvc_lib.metrics.calibration import reliability_bins
 from fvc_lib.metrics.classification import FloatArray, IntArray, confusion_curve
@@ -41,7 +41,7 @@ def detectors_figure(audit: Audit) -> go.Figure:
     for source, *ends in audit.controls.iter_rows():
         score = Score(source, *ends)
         tick = figure_text(source_name(source))
-        points.append((interval_point(tick, score, theme.CONTROL, hollow=source == OTHER_SPLIT), score))
+        points.append((interval_point(tick, score, theme.CONTROL, hollow=source in DISHONEST_CONTROLS), score))
     value = audit.compared(audit.detectors[0])[0]
     n = _n(audit) if audit.is_complete or not audit.num_common else f"n = the {audit.num_common:,} videos all answered"
     figure = theme.figure(
