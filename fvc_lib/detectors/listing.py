@@ -13,8 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fvc_lib.detectors.network import build_detector
 from fvc_lib.detectors.packages import REMEDY
 from fvc_lib.detectors.weights import without_folds
-from fvc_lib.engine.device import finished_at, resolve_device
-from fvc_lib.engine.step import training_batch_norms
+from fvc_lib.engine.device import finished_at, resolve_device, training_batch_norms
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, command_text
 from fvc_lib.services.isolated_workers import run_isolated

@@ -294,10 +294,16 @@ class _RecomputedForward:
         return checkpoint(forward, self._block, *inputs, use_reentrant=False, preserve_rng_state=True, **named)
 
 
+def training_batch_norms(model: nn.Module) -> list[str]:
+    """Names of the batch norms that take their statistics from what is in memory, as ``model`` stands now."""
+    batch_norm = nn.modules.batchnorm._BatchNorm
+    return [name for name, part in model.named_modules() if isinstance(part, batch_norm) and part.training]
+
+
 def _refuse_batch_norm(name: str, model: nn.Module, block: nn.Module) -> None:
     mode = model.training
     model.train()  # a published network's own keep their statistics in training as well
-    updated = [part for part in block.modules() if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training]
+    updated = [block.get_submodule(each) for each in training_batch_norms(block)]
     model.train(mode)
     for module in updated:
         if module.track_running_stats:

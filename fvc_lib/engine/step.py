@@ -36,6 +36,7 @@ from fvc_lib.engine.device import (
     recomputes_activations,
     release_cached_memory,
     set_learning_rate,
+    training_batch_norms,
 )
 from fvc_lib.engine.distributed.ranks import Agreement, OwnGradients, Ranks, is_usable
 from fvc_lib.engine.dropout import SampleDropout, Samples
@@ -342,12 +343,6 @@ class BatchTransaction:
         if failure is not None:
             release_cached_memory(self._device)
             _logger.warning("no memory to compare two samples' dropout with one's: %s", failure.message)
-
-
-def training_batch_norms(model: nn.Module) -> list[str]:
-    """Names of the batch norms that take their statistics from what is in memory, as ``model`` stands now."""
-    batch_norm = nn.modules.batchnorm._BatchNorm
-    return [name for name, part in model.named_modules() if isinstance(part, batch_norm) and part.training]
 
 
 def refuse_split_batch_norm(model: nn.Module, micro_batch: int, num_samples: int) -> None:

@@ -46,7 +46,6 @@ class Redactor:
         forms = {form for value in _secret_values(environ) for form in _forms(value)}
         # The longest first: one secret may begin with another.
         self._forms = sorted(forms, key=lambda form: (-len(form), form))
-        self._longest = len(self._forms[0]) if self._forms else 0
 
     def text(self, text: str) -> str:
         """``text`` with each secret replaced by ``[secret]``."""
