@@ -61,20 +61,6 @@ def test_groups_are_counted_by_size_and_by_the_labels_they_hold() -> None:
     assert figure.layout.xaxis.title.text == "Videos in the group"
 
 
-def test_links_are_counted_by_what_they_stand_on() -> None:
-    figure = group_links_figure(links("near_duplicate", "same_source", "near_duplicate"))
-    assert list(figure.data[0].x) == [1, 2]
-    assert title(figure) == "3 links made 2 groups of what stood apart"
-
-
-def test_the_lookup_says_both_numbers_in_its_title() -> None:
-    scores = [
-        {"split": "by row", "value": 0.996, "low": 0.99, "high": 1.0, "num_rows": 10, "num_groups": 4},
-        {"split": "by group", "value": 0.5, "low": 0.5, "high": 0.5, "num_rows": 10, "num_groups": 4},
-    ]
-    assert "0.996 by row and 0.500 by group" in title(group_lookup_figure(pl.DataFrame(scores)))
-
-
 @pytest.mark.parametrize(
     "figure",
     [

@@ -40,12 +40,6 @@ def test_nothing_to_show_is_said_without_an_empty_plot() -> None:
     assert html == '<p class="finding">Slices: nothing to show</p><p class="basis">None are recorded.</p>'
 
 
-def test_a_figure_that_is_not_ours_stays_as_it_is() -> None:
-    html, layout = shown(go.Figure(layout={"title": {"text": "T"}}).add_scatter(x=[1], y=[2]))
-    assert layout["title"]["text"] == "T"
-    assert html.startswith('<div class="figure"')
-
-
 @pytest.mark.fault(39)
 def test_a_title_that_would_like_to_be_markup_is_text() -> None:
     ours, _ = shown(theme.figure(HOSTILE, HOSTILE).add_scatter(x=[1], y=[2]))

@@ -132,13 +132,6 @@ def test_every_figure_of_an_empty_run_says_why_it_is_empty(tmp_path_factory: pyt
         assert not figure.data
 
 
-def test_a_share_that_never_moves_has_an_axis_from_nothing_to_all(run):
-    curves = queries.learning_curves([run]).frame.filter(pl.col("metric") == "loss")
-    flat = curves.with_columns(metric=pl.lit("top1"), value=pl.lit(0.25))
-    assert learning_curves_figure(flat, "top1").layout.yaxis.range == (-0.03, 1.03)
-    assert learning_curves_figure(curves).layout.yaxis.range is None
-
-
 def test_the_controls_figure_shows_each_score_with_its_interval(run: RunPaths) -> None:
     results = tables.read_table(run.results, RESULTS)
     figure = controls_figure(results)
@@ -244,11 +237,3 @@ def test_names_are_text_in_titles_ticks_and_legends() -> None:
         learning_curves_figure(curves, hostile),
     ):
         assert "<a " not in figure.to_json().replace("\\u003c", "<").replace('\\"', '"')
-
-
-def test_long_findings_are_wrapped_and_the_figure_grows() -> None:
-    short, long = theme.figure("Short", "n = 1"), theme.figure("word " * 60, "n = 1")
-    assert long.layout.title.text.count("<br>") == 3
-    assert long.layout.height > short.layout.height
-    assert long.layout.margin.t > short.layout.margin.t
-    assert long.layout.title.y < short.layout.title.y == 1

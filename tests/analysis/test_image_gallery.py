@@ -14,7 +14,6 @@ from fvc_lib.analysis.figures.gallery import (
     Card,
     Gallery,
     caption_gallery,
-    example_clips,
     example_images,
     mistaken_images,
     strip,
@@ -82,15 +81,6 @@ def test_examples_take_classes_in_turn_from_the_training_part_and_one_of_a_group
     assert any("kcal" in line for card in gallery.cards for line in card.lines)
 
 
-def test_what_is_shown_does_not_depend_on_the_order_of_the_rows() -> None:
-    images = images_of()
-    shuffled = images.sample(fraction=1, shuffle=True, seed=3)
-    for targets in (targets_of(images), targets_of(images).sort("value")):
-        assert [card.shows for card in example_images(shuffled, targets, ROOT, read_picture).cards] == [
-            card.shows for card in example_images(images, targets_of(images), ROOT, read_picture).cards
-        ]
-
-
 def test_a_picture_that_is_gone_is_said_to_be_and_names_stay_text_in_the_report() -> None:
     rows = image_predictions_of(images_of()).head(3)
     rows = rows.with_columns(
@@ -119,15 +109,6 @@ def test_an_output_stays_far_below_what_a_record_may_hold() -> None:
     html = gallery._repr_html_()
     assert len(html) < 1_000_000
     assert "and 52 more" in html
-
-
-def test_clips_stand_beside_all_their_texts() -> None:
-    pairs = pairs_of()
-    extra = pairs.head(1).with_columns(pair_id=pl.lit("p"), text_id=pl.lit("t"), text=pl.lit("another text"))
-    gallery = example_clips(pl.concat([pairs, extra]), read_clip, count=3)
-    assert [card.picture is None for card in gallery.cards] == [False, True, False]
-    assert gallery.cards[0].lines == ("another text",)
-    assert "3 of 30 training videos" in gallery.caption
 
 
 def test_captions_are_shown_beside_their_references_right_and_wrong_ones() -> None:

@@ -131,20 +131,6 @@ def test_any_file_name_is_just_a_name(tmp_path: Path, name: str) -> None:
     answer.notes[0].encode()  # encodable whatever the name was
 
 
-def test_lines_are_numbered_within_their_own_file(tmp_path: Path) -> None:
-    for name in ("a", "b", "empty", "c"):
-        lines = [] if name == "empty" else [metric_line(1), b"", b"torn", metric_line(2)]
-        (tmp_path / name).write_bytes(b"\n".join(lines))
-    files = [LogFile(tmp_path / name, f"run_{name}", name, fold) for fold, name in enumerate(("a", "b", "empty", "c"))]
-    answer = read_log_lines(files, METRIC_LINES)
-    assert answer.frame.select("run_id", "file_fold", "line").rows() == [
-        ("run_a", 0, 1), ("run_a", 0, 4), ("run_b", 1, 1), ("run_b", 1, 4), ("run_c", 3, 1), ("run_c", 3, 4)
-    ]  # fmt: skip
-    assert answer.notes == (
-        "3 lines of 9 could not be read and are left out (run_a/a: line 3; run_b/b: line 3; run_c/c: line 3).",
-    )
-
-
 def test_a_file_that_cannot_be_opened_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     (tmp_path / "good.jsonl").write_bytes(metric_line(1))
     files = [LogFile(tmp_path / name, "run", "stage") for name in ("gone.jsonl", "good.jsonl")]

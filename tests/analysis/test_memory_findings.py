@@ -35,13 +35,6 @@ def test_the_peak_of_a_phase_is_its_highest_sample(troubled: MemoryFindings) -> 
     assert (troubled.peak["stage"], troubled.peak["fold"], troubled.peak["used_mb"]) == ("04_fold_training", 1, 1930)
 
 
-def test_a_peak_knows_when_it_was_and_what_was_in_it(run: RunPaths) -> None:
-    StoryWriter(run).sample(500, "setup").sample(900, epoch=2, step=7, children_mb=300).sample(800, epoch=3, step=9)
-    peak = one(run_memory(run).peaks, phase="train")
-    assert (peak["seconds"], peak["epoch"], peak["global_step"]) == (2, 2, 7)
-    assert (peak["used_mb"], peak["alone_mb"], peak["usage_percent"], peak["num_samples"]) == (900, 600, 45, 2)
-
-
 def test_a_peak_between_two_samples_counts_in_the_phase_that_had_it(run: RunPaths) -> None:
     writer = StoryWriter(run).sample(500, "setup", highest_mb=500).sample(600, "train", highest_mb=600)
     writer.sample(620, "train", highest_mb=950).sample(630, "validation", highest_mb=950)

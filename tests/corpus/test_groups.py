@@ -97,17 +97,6 @@ def test_groups_are_the_connected_components(members: list[GroupMember], data: s
     assert {frozenset(paths) for paths in found.values()} == naive_components(members, pairs)
 
 
-@given(MEMBERS, st.data())
-def test_ids_and_merges_do_not_depend_on_order(members: list[GroupMember], data: st.DataObject) -> None:
-    order = data.draw(st.permutations(range(len(members))))
-    pairs = [(0, len(members) - 1), (len(members) // 2, 0)] if members else []
-    moved = {old: new for new, old in enumerate(order)}
-    first = join_groups(members, pairs)
-    second = join_groups([members[place] for place in order], [(moved[b], moved[a]) for a, b in reversed(pairs)])
-    assert [first.group_ids[place] for place in order] == list(second.group_ids)
-    assert first.merges == second.merges
-
-
 def test_fvc2018_cascades_that_share_a_video_are_one_group(shared: Path) -> None:
     listing = read_fvc2018(shared / "fvc2018")
     rows = dict(listing.annotations.select("source_id", "stated_group").iter_rows())

@@ -85,11 +85,6 @@ def test_what_looks_like_the_official_test_is_not_trained_on() -> None:
     assert left(images[::-1], dict(zip("abcdefghi", "111123344", strict=True)))[0] == kept[::-1]
 
 
-def test_without_an_official_split_nothing_is_left_out() -> None:
-    images = [image("a"), image("b"), image("c", "g")]
-    assert left(images, dict.fromkeys("abc", "1")) == (["a", "b", "c"], Counter(), [])
-
-
 def test_equal_files_are_copies_and_equal_looks_when_they_are_asked_for() -> None:
     first, second = drawn(2)
     pictures = {"a": ("3", first), "b": ("2", saved_anew(first)), "c": ("2", saved_anew(first)), "d": ("1", second)}

@@ -103,15 +103,6 @@ def test_an_interrupted_corpus_is_finished_to_the_same_bytes(few_events, made, t
     assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("record", ["", "[]", "{", '{"version": "0", "sha256": {}}', '{"version": "2", "sha256": 3}'])
-def test_a_record_of_another_version_or_none_counts_for_nothing(record, few_events, made, tmp_path):
-    generate_sample_corpus(tmp_path)
-    (tmp_path / "sample_corpus.json").write_text(record)
-    made.clear()
-    generate_sample_corpus(tmp_path)
-    assert sorted(made) == sorted(event.name for event in few_events)
-
-
 def test_bytes_depend_neither_on_place_nor_on_threads_nor_on_hash_seed(few_events, tmp_path):
     here = [hashlib.sha256(content).hexdigest() for content in sample.make_event(few_events[1])]
     program = (

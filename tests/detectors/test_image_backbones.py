@@ -16,7 +16,6 @@ from fvc_lib.detectors.frames.backbone import (
     build_backbone,
 )
 from fvc_lib.detectors.network import parameters_by_stage
-from fvc_lib.detectors.own.small_resnet import SmallResnet
 from fvc_lib.detectors.weights import fitting_weights, read_weights
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import UsageError
@@ -205,14 +204,6 @@ def test_weights_come_from_a_file_without_those_of_its_class_layer(tmp_path, suf
     assert all(torch.equal(tensor, given.state_dict()[name]) for name, tensor in loaded.items())
 
 
-def test_small_resnets_weights_go_out_and_in(tmp_path):
-    torch.manual_seed(2)
-    saved = SmallResnet()
-    torch.save(saved.state_dict(), tmp_path / "w.pt")
-    again = build_backbone("small_resnet", tmp_path / "w.pt")
-    assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), again.parameters(), strict=True))
-
-
 def test_weights_that_do_not_fit_are_named_with_both_shapes(tmp_path):
     weights = LikeResnet().state_dict()
     weights["conv1.weight"] = torch.zeros(4, 3, 5, 5)
@@ -250,9 +241,3 @@ def test_a_file_that_holds_no_weights_is_refused_without_running_it(tmp_path, co
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"nowhere.pt.*No such file"):
         read_weights(tmp_path / "nowhere.pt")
-
-
-def test_where_no_part_can_be_computed_again_this_is_said():
-    backbone = AdaptedBackbone(LikeResnet(num_classes=0), 4)
-    with pytest.raises(UsageError, match=r"gradient_checkpointing: which parts of a LikeResnet"):
-        backbone.recomputable_blocks()

@@ -48,24 +48,10 @@ def test_initialisation_follows_the_random_state(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("num_frames", "size"), [(1, 16), (1, 32), (2, 17), (9, 50)])
-def test_any_configured_size_works(name, num_frames, size):
-    logits = seeded(name)(clips(2, num_frames, size))
-    assert logits.isfinite().all()
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_blank_clips_give_finite_gradients(name):
     model = seeded(name)
     model(torch.zeros(2, 3, 3, 32, 32, dtype=torch.uint8)).sum().backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_recomputable_blocks_hold_everything_but_the_head(name):
-    model = seeded(name)
-    inside = {id(p) for block in model.recomputable_blocks() for p in block.parameters()}
-    assert {key for key, p in model.named_parameters() if id(p) not in inside} == {"head.weight", "head.bias"}
 
 
 @pytest.mark.parametrize(("stem", "maps"), [(FORENSIC, forensic_maps), (PIXELS, pixel_maps)])

@@ -1,9 +1,7 @@
-import pytest
 import torch
 from torch import nn
 
 from fvc_lib.detectors.own.transformer import Attention, Transformer, later_places
-from fvc_lib.services.errors import UsageError
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -44,17 +42,3 @@ def test_a_causal_position_does_not_see_later_ones():
     seen = positions.grad.abs().sum((0, 2)) > 0
     assert seen.tolist() == [True, True, True, False, False]
     assert (memory.grad.abs().sum(2) > 0).all()
-
-
-def test_training_and_scoring_give_the_same_bits():
-    torch.manual_seed(0)
-    transformer = Transformer(8, 2, 2, 5)
-    positions = random(2, 5, 8)
-    trained = transformer.train()(positions)
-    with torch.inference_mode():
-        assert transformer.eval()(positions).equal(trained)
-
-
-def test_heads_that_do_not_divide_the_width_are_refused():
-    with pytest.raises(UsageError, match="text_heads: got 3, wanted a divisor of text_width, which is 8"):
-        Attention(8, 3)

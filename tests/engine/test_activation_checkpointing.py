@@ -97,16 +97,6 @@ def test_names_of_weights_stay_and_the_model_can_be_pickled_and_copied(name):
     assert all(p.any() for p in model.parameters() if p.ndim > 1)
 
 
-def test_evaluation_computes_nothing_twice():
-    model = seeded("dropping").eval()
-    recompute_activations(model)
-    calls = []
-    model.second[0].register_forward_hook(lambda *_: calls.append(1))
-    with torch.inference_mode():
-        model(clips())
-    assert len(calls) == 1
-
-
 def test_a_model_that_names_no_blocks_is_refused():
     with pytest.raises(UsageError, match=r"'Linear' names no blocks.*gradient_checkpointing off"):
         recompute_activations(nn.Linear(2, 2))

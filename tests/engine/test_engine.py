@@ -228,12 +228,6 @@ def test_a_training_whose_loader_process_is_killed_ends_as_if_it_had_not_been(ma
     assert len(observer.of("loader_restarted")) == 1
 
 
-def test_checkpoints_may_be_rarer_than_epochs(make_engine, tmp_path):
-    make_engine(epochs=5, checkpoint_epochs=2).fit()
-    kept = sorted(path.name for path in (tmp_path / "fold").glob("checkpoint_epoch_*.pt"))
-    assert kept == ["checkpoint_epoch_004.pt", "checkpoint_epoch_005.pt"]
-
-
 def test_a_finished_training_keeps_no_gradients_and_moments(make_engine):
     def with_gradients():
         gc.collect()

@@ -1,9 +1,5 @@
-import json
-from dataclasses import asdict
-
 import pytest
 from hypothesis import given, strategies as st
-from pydantic import TypeAdapter
 
 from fvc_lib.engine.memory.preflight import Footprint, Prediction, estimate
 from fvc_lib.services.memory.budget import MemoryBudget, StepMeasurement
@@ -30,11 +26,6 @@ def test_a_measured_step_is_taken_as_it_is_and_larger_ones_lie_on_the_line_throu
     assert [estimate(measured, n) for n in (1, 2, 8)] == [50, 60, 140]
     assert estimate({1: 50, 2: 60}, 16) == 200
     assert estimate(measured, 16) == pytest.approx(140 + 8 * 80 / 6, abs=1)
-
-
-def test_one_measurement_alone_is_taken_as_proportional():
-    assert estimate({1: 50}, 8) == 400
-    assert estimate({}, 8) is None
 
 
 @given(
@@ -110,9 +101,3 @@ def test_a_step_that_takes_more_than_extrapolated_gives_way_to_a_smaller_one():
     assert walk(8, 800, lambda n: 50 * n if n < 8 else 900) == ([1, 2, 4, 8], 4)
     assert walk(8, 10_000, lambda n: 50 * n, failing_from=4) == ([1, 2, 4], 2)
     assert walk(8, 10_000, lambda n: 50 * n, failing_from=1) == ([1], None)
-
-
-def test_findings_survive_the_way_through_json():
-    state = found({1: 5, 2: 7}, first_use_mb=3, failures={4: "SIGKILL"}, batch_bytes=1, worker_bytes=2)
-    state.seconds_per_sample[3] = 0.25
-    assert TypeAdapter(StepMeasurement).validate_json(json.dumps(asdict(state))) == state

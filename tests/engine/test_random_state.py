@@ -26,10 +26,6 @@ def test_a_restored_state_repeats_every_draw(draws_before):
         assert [draw() for _ in range(400)] == first
 
 
-def test_a_state_is_tensors_only():
-    assert all(isinstance(value, torch.Tensor) for value in capture_random_state(CPU).values())
-
-
 def test_a_fork_depends_on_its_seed_alone_and_leaves_no_trace():
     with forked_random_state(7, CPU):
         inside = draw()
@@ -40,13 +36,6 @@ def test_a_fork_depends_on_its_seed_alone_and_leaves_no_trace():
         assert draw() == inside
     after = capture_random_state(CPU)
     assert all(before[name].equal(after[name]) for name in before)
-
-
-def test_a_fork_comes_back_from_an_error():
-    before = capture_random_state(CPU)
-    with pytest.raises(ZeroDivisionError), forked_random_state(7, CPU):
-        draw()[0] / 0
-    assert capture_random_state(CPU)["torch"].equal(before["torch"])
 
 
 @given(st.lists(st.one_of(st.text(), st.integers()), min_size=1, max_size=3))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.execution.plan.stage_memory import KERNEL_ORIGIN, predicted_peaks
-from fvc_lib.execution.plan.stages import stage_named, stages_of, tasks_in_order
+from fvc_lib.execution.plan.stages import stages_of, tasks_in_order
 from fvc_lib.execution.run.record import begin_run, record_resumption
 from fvc_lib.execution.run.status import RunStatus, StageStatus, read_status
 from fvc_lib.services.atomic_files import write_json, write_text
@@ -121,14 +121,6 @@ def test_a_step_is_tried_out_only_where_no_run_tells(config):
     finished(config, 123)
     assert in_megabytes(predicted_peaks(config, None, measure=measure))[TRAINING] == 123
     assert asked == [config]
-
-
-@pytest.mark.parametrize(("task", "stage"), [("image", "10_image_recognition"), ("video_text", "20_video_text")])
-def test_every_rank_of_a_training_without_folds_is_counted(config, task, stage):
-    shared = config.model_copy(update={"task": task, "num_ranks": 3})
-    assert predicted_peaks(shared, None)[stage].peak_bytes > 3 * stage_named(stage).kernel_bytes
-    finished(shared, 100)  # its ranks were children of the kernel that was measured
-    assert in_megabytes(predicted_peaks(shared, None))[stage] == 100
 
 
 def test_a_step_that_cannot_be_tried_out_costs_the_number_and_not_the_plan(config):

@@ -23,10 +23,6 @@ def test_a_steady_pace_is_told_exactly():
     assert told[50] == pytest.approx(100.0)
 
 
-def test_a_resumed_training_is_not_thought_fast_because_it_began_in_the_middle():
-    assert watch([10.0 * step for step in range(11)], first=80)[-1] == pytest.approx(100.0)
-
-
 def test_a_noisy_pace_makes_no_jumps():
     generator = random.Random(0)
     times = list(itertools.accumulate(generator.uniform(0.5, 1.5) for _ in range(80)))

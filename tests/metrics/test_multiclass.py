@@ -45,13 +45,6 @@ def test_a_rank_is_the_worst_place_among_equal_scores(seed: int, num_rows: int, 
     assert ranks_of_class(scores, labels).tolist() == naive
 
 
-def test_a_collapsed_model_is_not_right_by_the_order_of_the_classes() -> None:
-    ranks = ranks_of_class(np.zeros((6, 3)), np.array([0, 0, 0, 1, 2, 2]))
-    assert ranks.tolist() == [3] * 6
-    assert top_k_accuracy(ranks, 1) == 0.0
-    assert top_k_accuracy(ranks, 3) == 1.0
-
-
 @settings(max_examples=20)
 @given(st.integers(0, 1000), st.integers(1, 6))
 def test_top_k_equals_scikit_learn_without_ties(seed: int, k: int) -> None:

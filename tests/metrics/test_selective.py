@@ -48,12 +48,6 @@ def test_a_constant_score_gains_nothing_by_abstaining() -> None:
     assert (curve.coverages.tolist(), curve.risks.tolist(), curve.area) == ([1.0], [0.25], 0.25)
 
 
-def test_each_row_may_have_the_threshold_of_its_fold() -> None:
-    curve = risk_coverage([1, 1], [0.4, 0.9], [0.3, 0.95])
-    np.testing.assert_allclose(curve.confidences, [0.1, 0.05])
-    assert curve.risks.tolist() == [0.0, 0.5]
-
-
 @pytest.mark.parametrize(
     ("labels", "scores", "thresholds"), [([], [], 0.5), ([2], [0.1], 0.5), ([1], [np.nan], 0.5), ([1], [0.1], np.nan)]
 )

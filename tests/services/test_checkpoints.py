@@ -72,11 +72,6 @@ def test_what_is_saved_comes_back(open_folder):
     assert consistent(open_folder()) == 2
 
 
-def test_nothing_saved_is_none(open_folder, reports):
-    assert open_folder().load() is None
-    assert reports == []
-
-
 def test_only_the_last_epochs_are_kept(open_folder, tmp_path):
     folder = open_folder()
     for epoch in range(1, 5):
@@ -166,10 +161,6 @@ def test_other_data_is_refused(open_folder):
     save(open_folder(), 1)
     with pytest.raises(CheckpointMismatchError, match="training data: ffffffffffff -> 000000000000"):
         open_folder(CheckpointBinding(BINDING.config, "0" * 64)).load()
-
-
-def test_the_hash_ignores_the_order_of_keys():
-    assert BINDING.config_hash == CheckpointBinding({"names": ["a", "b"], "epochs": 3}, "").config_hash
 
 
 def put(content, temporary):

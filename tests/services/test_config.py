@@ -10,7 +10,6 @@ from hypothesis import given, strategies as st
 
 from fvc_lib.services.clip_settings import ClipSettings
 from fvc_lib.services.config import (
-    ENVIRONMENT,
     NOT_HASHED,
     RunConfig,
     parse_text_value,
@@ -45,10 +44,6 @@ def test_an_earlier_run_keeps_the_network_and_clips_it_was_made_with(tmp_path, r
     config = run_config(run)
     made = ("r2plus1d_small", 6, 96) if recorded else ("frame_cnn", 6, 112)
     assert (config.model, config.num_frames, config.fixed_size) == made
-
-
-def test_an_empty_variable_is_no_value():
-    assert resolve_config({}, environ={"FVC_FIXED_SIZE": ""}).fixed_size == 0
 
 
 @pytest.mark.parametrize(("text", "expected"), [("true", True), ("false", False), ("1", True), ("0", False)])
@@ -128,10 +123,6 @@ def test_a_params_file_that_is_no_mapping_is_refused_by_name(tmp_path, content, 
 def test_a_missing_params_file_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"no\.yaml.*No such file"):
         read_params_file(tmp_path / "no.yaml")
-
-
-def test_every_documented_variable_sets_a_field():
-    assert set(ENVIRONMENT.values()) <= set(RunConfig.model_fields)
 
 
 def test_a_task_has_defaults_of_its_own_below_everything_that_was_asked_for():

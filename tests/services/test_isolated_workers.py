@@ -61,10 +61,6 @@ def test_every_item_is_answered_once(function: str, workers: int) -> None:
     assert [(a.position, a.value, a.failure) for a in answers] == [(n, item[1], None) for n, item in enumerate(items)]
 
 
-def test_no_items_need_no_worker(function: str) -> None:
-    assert list(run_isolated("no_such_module:f", [])) == []
-
-
 def test_a_crash_costs_one_item(function: str) -> None:
     items = [["echo", 0], ["segfault", 1], ["echo", 2], ["exit", 3], ["raise", 4], ["print", 5], ["echo", 6]]
     answers = by_position(list(run_isolated(function, items, workers=1)))

@@ -83,8 +83,3 @@ def test_a_version_1_group_is_read_beside_groups_of_other_controllers(tree):
 def test_in_a_container_that_hides_its_path_the_mounts_own_root_counts(tree, group):
     root = tree(f"0::{group}\n", memory_DOT_max="123000000")
     assert budget(root) == (123_000_000, "control group /, memory.max")
-
-
-def test_it_reads_as_a_line(tmp_path):
-    line = memory_budget(0.25, environ={}, root=tmp_path).describe()
-    assert line == "memory budget: 0.25 GB (mem_gb / FVC_MEM_GB)"

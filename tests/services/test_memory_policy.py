@@ -19,11 +19,6 @@ def test_a_cuda_device_without_bfloat16_gets_float16():
     assert resolve_memory_policy("cuda", bf16_supported=False).amp_dtype == "float16"
 
 
-def test_amp_off_is_plain_float32_without_tf32():
-    policy = resolve_memory_policy("cuda", amp="off")
-    assert (policy.amp_dtype, policy.tf32, policy.pin_memory) == (None, False, True)
-
-
 def test_mps_computes_in_float32_and_clears_at_intervals():
     assert resolve_memory_policy("mps", environ={}) == MemoryPolicy(
         device="mps",
@@ -31,10 +26,6 @@ def test_mps_computes_in_float32_and_clears_at_intervals():
         clear_cache_validation_batches=3,
         allocator={MPS_HIGH: "1.0", MPS_LOW: "0.9"},
     )
-
-
-def test_the_cpu_computes_in_float32_and_sets_nothing():
-    assert resolve_memory_policy("cpu", environ={}) == MemoryPolicy(device="cpu")
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps", "cpu"])

@@ -130,7 +130,3 @@ def test_one_job_for_all_asks_for_as_many_folds_as_train_at_once(asked, at_once)
     assert (job.at_once, job.cpus, job.gpus) == (at_once, 2 * at_once, at_once)
     assert job.memory_mib == 1000 * at_once + RUNNER_MIB
     assert job.stages == tuple(each.name for each in stages_of(CONFIG))
-
-
-def test_one_job_for_nothing_is_none():
-    assert plan_one_job([], CONFIG, SITE, {}) == []

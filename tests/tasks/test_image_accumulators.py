@@ -61,14 +61,6 @@ def test_the_metrics_are_those_of_the_definitions():
     assert set(metrics) == {"top1", "top5", "macro_f1", "mae_calories", "r2_calories", "mae_mass", "r2_mass"}
 
 
-def test_predicted_numbers_come_in_their_units():
-    outputs, batch = outputs_and_batch()
-    mass = filled([(outputs, batch)]).target("mass")
-    rows = torch.from_numpy(mass.rows)
-    np.testing.assert_allclose(mass.predicted, 80 + 7 * outputs["values"][rows, 1].double().numpy())
-    np.testing.assert_allclose(mass.values, 80 + 7 * batch.tensors["values"][rows, 1].double().numpy())
-
-
 @pytest.mark.parametrize("cuts", [(0, 20), (0, 1, 2, 20), (0, 7, 7, 13, 20)])
 def test_what_several_gathered_is_what_one_gathers_to_the_bit(cuts):
     outputs, batch = outputs_and_batch()
@@ -81,12 +73,6 @@ def test_what_several_gathered_is_what_one_gathers_to_the_bit(cuts):
     assert joined.compute() == one.compute()
     before, after = one.to_document()["columns"], joined.to_document()["columns"]
     assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-@pytest.mark.parametrize("labels", [ImageLabels(("a", "b")), ImageLabels((), ("mass",), ("g",), (1.0,), (2.0,))])
-def test_without_classes_or_without_numbers_the_others_stand(labels):
-    metrics = filled([outputs_and_batch(labels=labels)], labels).compute()
-    assert set(metrics) == ({"top1", "top5", "macro_f1"} if labels.classes else {"mae_mass", "r2_mass"})
 
 
 def test_equal_scores_count_against_the_model():

@@ -20,7 +20,7 @@ from fvc_lib.services.config import RunConfig, read_params_file
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGE_PREDICTIONS, TARGET_PREDICTIONS, TASK_RESULTS, read_table, write_table
-from fvc_lib.tasks.image.results import confusion, image_results, worst_mistakes
+from fvc_lib.tasks.image.results import image_results
 from fvc_lib.tasks.image.training import (
     STAGE,
     image_split_training,
@@ -162,19 +162,6 @@ def test_results_stand_beside_controls_with_intervals(trained, corpus):
     assert rows["model", "target:calories", "r2"]["unit"] == ""
 
 
-def test_results_do_not_depend_on_the_order_of_any_table(trained):
-    run, _ = trained
-    before = image_results(run.paths, run.config)
-    for path, schema in (
-        (run.paths.image_predictions, IMAGE_PREDICTIONS),
-        (run.paths.target_predictions, TARGET_PREDICTIONS),
-    ):
-        table = read_table(path, schema)
-        write_table(table.sample(fraction=1, shuffle=True, seed=3), schema, path)
-        assert image_results(run.paths, run.config).equals(before)
-        write_table(table, schema, path)
-
-
 def test_predictions_that_are_not_the_test_parts_are_refused(trained):
     run, _ = trained
     table = read_table(run.paths.image_predictions, IMAGE_PREDICTIONS)
@@ -188,18 +175,6 @@ def test_predictions_that_are_not_the_test_parts_are_refused(trained):
             image_results(run.paths, run.config)
     finally:
         write_table(table, IMAGE_PREDICTIONS, run.paths.image_predictions)
-
-
-def test_the_worst_mistakes_are_the_surest_ones(trained):
-    run, _ = trained
-    table = read_table(run.paths.image_predictions, IMAGE_PREDICTIONS)
-    wrong = table.filter(pl.col("class_label") != pl.col("predicted_label"))
-    worst = worst_mistakes(run.paths, 3)
-    assert worst.height == min(3, wrong.height)
-    assert worst["probability"].to_list() == sorted(wrong["probability"], reverse=True)[:3]
-    counts = confusion(run.paths)
-    assert counts["count"].sum() == table.height
-    assert counts.filter(pl.col("class_label") != pl.col("predicted_label"))["count"].sum() == wrong.height
 
 
 def test_a_stopped_training_goes_on_to_the_same_bits(run, trained):

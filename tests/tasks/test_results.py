@@ -144,14 +144,6 @@ def test_controls_are_where_they_belong(results: pl.DataFrame) -> None:
     assert (constant["low"], constant["high"]) == (0.5, 0.5)  # nothing about it is uncertain
 
 
-def test_row_order_changes_nothing(
-    tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame, results: pl.DataFrame
-) -> None:
-    order = np.random.default_rng(1).permutation(folds.height)
-    again = kfold_results(tables.index(folds)[order], folds[order[::-1]], predictions[order], CONFIG)
-    assert again.equals(results)
-
-
 def test_a_fold_of_one_class_is_null_and_does_not_stop_the_rest(tables: Any, folds: pl.DataFrame) -> None:
     one_class = folds.with_columns(label=pl.when(pl.col("fold") == 2).then(pl.lit("real")).otherwise("label"))
     predictions = tables.predictions(one_class, good_scores(one_class))

@@ -8,8 +8,7 @@ import polars as pl
 import pytest
 import torch
 
-from fvc_lib.detectors.texts.tokenizer import END, TextTokenizer
-from fvc_lib.engine.loading import load_batches
+from fvc_lib.detectors.texts.tokenizer import TextTokenizer
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError
@@ -105,16 +104,6 @@ def test_a_sample_is_the_clip_the_tokens_and_the_numbers(made, source, tokenizer
     assert [videos[1] == videos[2], len(set(videos)), min(videos), max(videos)] == [True, 4, 0, 3]
 
 
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_batches_are_the_samples_stacked_whoever_loads_them(made, source, tokenizer, num_workers):
-    data = VideoTextDataset(source, made.pairs, tokenizer, 12)
-    batches = [[4, 1], [0], [2, 3, 1]]
-    for indices, batch in zip(batches, load_batches(data, batches, num_workers=num_workers), strict=True):
-        assert batch.sample_ids == tuple(data.sample_ids[index] for index in indices)
-        for name, tensor in batch.tensors.items():
-            assert torch.equal(tensor, torch.stack([data[index].tensors[name] for index in indices]))
-
-
 def test_numbers_of_a_part_are_those_of_the_whole_table(made, source, tokenizer):
     whole = VideoTextDataset(source, made.pairs, tokenizer, 8)
     test = VideoTextDataset(source, made.pairs.filter(part="test"), tokenizer, 8)
@@ -125,12 +114,6 @@ def test_numbers_of_a_part_are_those_of_the_whole_table(made, source, tokenizer)
     assert numbered(shuffled).sort("pair_id").equals(made.pairs.sort("pair_id"))
     alone = VideoTextDataset(source, numbered(made.pairs.filter(part="test")), tokenizer, 8)
     assert sorted(int(alone[i].tensors["text_index"]) for i in range(2)) == [0, 1]
-
-
-def test_a_long_text_is_cut_to_the_tokens_there_are(made, source, tokenizer):
-    data = VideoTextDataset(source, made.pairs, tokenizer, 4)
-    assert data[4].tensors["tokens"].shape == (4,)
-    assert data[4].tensors["tokens"][-1] == END
 
 
 def test_videos_that_cannot_be_decoded_are_named_and_left_out(tmp_path, made, source, tokenizer, caplog):

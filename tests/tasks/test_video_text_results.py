@@ -44,13 +44,6 @@ def test_chance_is_the_mean_over_all_orders(candidates, positives):
     )  # fmt: skip
 
 
-def test_queries_of_several_kinds_are_averaged():
-    apart = [chance_metrics(np.array([m]), np.array([p]), (1,)) for m, p in ((6, 1), (6, 1), (4, 2))]
-    found = chance_metrics(np.array([6, 6, 4]), np.array([1, 1, 2]), (1,))
-    for name in ("recall@1", "mrr", "ndcg", "mean_rank"):
-        assert found[name] == pytest.approx(np.mean([each[name] for each in apart]))
-
-
 @pytest.fixture
 def run(tmp_path):
     """Four test videos of three texts, the third found wrongly; the last text stands beside two videos."""

@@ -5,7 +5,6 @@ from fvc_lib.detectors.own.video_text import positive_pairs, sigmoid_contrastive
 from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.step import BatchTransaction
-from fvc_lib.engine.task import FollowsEpochs, JointLoss
 from fvc_lib.tasks.video_text.task import VideoTextTask
 from tests.kits.video_text_kit import CONFIG, CPU, pairs, planned, tiny_task
 
@@ -49,14 +48,6 @@ def test_every_sample_weighs_one_whatever_losses_there_are():
         loss = task.loss(task.forward(built(task), batch), batch)
         assert float(loss.weight) == 6
         assert (float(loss.total.detach()) == 0) is (not plan.captions)
-
-
-def test_what_is_compared_follows_from_the_plan():
-    task = tiny_task()
-    assert isinstance(task, JointLoss)
-    assert not isinstance(task, FollowsEpochs)
-    assert task.joint_outputs == ("video_embedding", "text_embedding")
-    assert tiny_task(planned(contrastive=None)).joint_outputs == ()
 
 
 def test_captions_are_written_only_when_asked_for():

@@ -71,13 +71,6 @@ def test_frames_are_dropped_and_duplicated_in_order_and_length_is_kept(video_id,
     assert set(order) < set(range(num_frames))  # something is gone: dropped, or pushed over the end
 
 
-def test_flip_is_one_decision_for_the_whole_clip():
-    clip = _clip()
-    chosen = AugmentationSettings(("flip",), 1.0)
-    out = apply_augmentation(clip, draw_augmentation("ab" * 8, 1, chosen, 6))
-    np.testing.assert_array_equal(out, clip[..., ::-1])
-
-
 @pytest.mark.parametrize(("number", "strength", "allowed"), [(0, 1.0, ALL), (1, 0.0, ALL), (1, 1.0, ())])
 def test_the_original_zero_strength_and_no_operations_change_nothing(number, strength, allowed):
     plan = draw_augmentation("ab" * 8, number, AugmentationSettings(allowed, strength), 6)

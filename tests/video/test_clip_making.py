@@ -105,15 +105,6 @@ def test_a_video_that_fails_is_reported_and_the_others_are_made(tmp_path, corpus
     assert read_table(tmp_path / "t.csv", AUGMENTED)["video_id"].unique().to_list() == [ids[paths[2]]]
 
 
-def test_no_readable_video_leaves_a_valid_empty_table(tmp_path, corpus):
-    root, index = corpus
-    for path in root.iterdir():
-        path.unlink()
-    report = make_clips(_store(tmp_path / "cache"), index, root, 1, tmp_path / "t.csv")
-    assert (report.made, report.reused, len(report.failed)) == (0, 0, 3)
-    assert read_table(tmp_path / "t.csv", AUGMENTED).is_empty()
-
-
 def test_the_table_grows_with_each_video_and_a_killed_run_is_continued(tmp_path, corpus):
     root, index = corpus
     store, table = _store(tmp_path / "cache"), tmp_path / "t.csv"

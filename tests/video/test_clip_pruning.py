@@ -52,13 +52,6 @@ def test_sets_are_told_by_settings_size_and_last_use(store):
     assert stored_sets(store.cache_dir)[1].last_used > 10**9
 
 
-def test_looking_changes_nothing(store):
-    before = content(store.cache_dir)
-    stored_sets(store.cache_dir)
-    assert content(store.cache_dir) == before
-    assert stored_sets(store.cache_dir / "absent") == []
-
-
 def test_one_set_goes_and_the_others_stand(store):
     before = content(store.cache_dir)
     augmented = stored_sets(store.cache_dir)[0]
