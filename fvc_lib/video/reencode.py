@@ -152,9 +152,12 @@ TIMEOUT_SECONDS = 3600.0
 
 def reencoded_path(content_sha256: str, recipe: str, cache_dir: AnyPath) -> Path:
     """Where the file lies, once it is made, that ``recipe`` makes of a video of this content."""
-    made_by = recipe_named(recipe)
-    folder = Path(cache_dir) / REENCODED_FOLDER / f"{recipe}_{made_by.digest[:32]}"
-    return folder / content_sha256[:2] / f"{content_sha256}.mp4"
+    return reencoded_folder(recipe, cache_dir) / content_sha256[:2] / f"{content_sha256}.mp4"
+
+
+def reencoded_folder(recipe: str, cache_dir: AnyPath) -> Path:
+    """Where all files lie that ``recipe``, as it is now, makes."""
+    return Path(cache_dir) / REENCODED_FOLDER / f"{recipe}_{recipe_named(recipe).digest[:32]}"
 
 
 def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:

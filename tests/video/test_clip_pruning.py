@@ -10,6 +10,7 @@ from fvc_lib.services.tables import AUGMENTED
 from fvc_lib.video.augmentations import AugmentationSettings
 from fvc_lib.video.clips.shards import write_shards
 from fvc_lib.video.clips.store import ClipStore, prune_set, stored_sets
+from fvc_lib.video.reencode import reencoded
 
 
 def content(folder: Path) -> dict[str, bytes | str]:
@@ -107,3 +108,15 @@ def test_half_pruned_shards_are_none(store, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         prune_set(stored_sets(store.cache_dir)[2])
     assert deleted == ["manifest.json"]
+
+
+def test_re_encoded_videos_are_a_set_that_can_go(tmp_path, make_video):
+    store = ClipStore(tmp_path / "cache", 1, 16, AugmentationSettings(()), recipe="canonical")
+    store.note_use()
+    made = reencoded(make_video("a.mp4", 2), "canonical", store.cache_dir)
+    (made.parent / "notes.txt").write_text("mine")
+    found = next(each for each in stored_sets(store.cache_dir) if each.kind == "reencoded")
+    assert found.settings["recipe"] == "canonical"
+    assert found.folder == made.parents[1]
+    assert prune_set(found).left == (made.parent / "notes.txt",)
+    assert [path.name for path in found.folder.rglob("*") if path.is_file()] == ["notes.txt"]

@@ -23,7 +23,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CROPS
 from fvc_lib.video.augmentations import AugmentationSettings
-from fvc_lib.video.reencode import recipe_named
+from fvc_lib.video.reencode import REENCODED_FOLDER, recipe_named, reencoded_folder
 
 # One clip as a file: uint8 pixels behind numpy's plain ``.npy`` header, of which there is exactly one per shape.
 
@@ -272,6 +272,8 @@ class ClipStore:
         augmentation = {"augmentations": sorted(self.augmentation.names), "strength": self.augmentation.strength}
         note_use(self.originals_folder, decode)
         note_use(self.augmented_folder, {**decode, **augmentation})
+        if self.recipe:
+            note_use(reencoded_folder(self.recipe, self.cache_dir), {"recipe": self.recipe, "av": av.__version__})
 
 
 def decode_code(view: View) -> str:
@@ -353,18 +355,19 @@ def png_bytes(image: Pixels) -> bytes:
 
 # What the store holds, and making room in it: when asked, of our own files only, never through a link.
 
-Kind = Literal["original", "augmented", "shards", "features"]
+Kind = Literal["original", "augmented", "shards", "features", "reencoded"]
 
 _DECODE = re.compile(r"decode_[0-9a-f]{32}")
 _SET = re.compile(r"(?P<kind>original)|(?P<other>augmented|shards|features)_[0-9a-f]{32}")
-_OURS = re.compile(r"[0-9A-Za-z_-]+\.(npy|json)|clips-[0-9]{6}\.tar|\..+\.tmp", re.DOTALL)
+_REENCODED = re.compile(r"[a-z0-9_]+_[0-9a-f]{32}")
+_OURS = re.compile(r"[0-9A-Za-z_-]+\.(npy|json)|[0-9a-f]{64}\.mp4|clips-[0-9]{6}\.tar|\..+\.tmp", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class ClipSet:
-    """Clips of one kind made with one choice of settings: a folder that is kept or deleted as a whole."""
+    """Clips, or re-encoded videos, made with one choice of settings: a folder that is kept or deleted as a whole."""
 
-    folder: Path  # ``clips/decode_<hash>/original``, ``.../{augmented,shards,features}_<hash>``
+    folder: Path  # ``clips/decode_<hash>/original``, ``.../{augmented,shards,features}_<hash>``, ``reencoded/...``
     kind: Kind
     settings: dict[str, object]  # what it was made with, as far as it says so
     num_files: int  # of ours in it
@@ -387,22 +390,24 @@ class Pruned:
 
 
 def stored_sets(cache_dir: AnyPath) -> list[ClipSet]:
-    """Every set of clips under ``cache_dir``, by name. Looks without writing.
+    """Every set of clips under ``cache_dir``, by name, then of re-encoded videos. Looks without writing.
 
     Raises:
-        UsageError: the clips folder is a link; nothing is followed out of the cache.
+        UsageError: one of the folders is a link; nothing is followed out of the cache.
     """
-    clips = Path(cache_dir) / CLIPS_FOLDER
-    if clips.is_symlink():
-        where = str(clips.readlink())
-        raise UsageError(f"{str(clips)!r} is a link to {where!r}. Give the cache folder that really holds the clips.")
+    clips, videos = (Path(cache_dir) / name for name in (CLIPS_FOLDER, REENCODED_FOLDER))
+    for folder in (clips, videos):
+        if folder.is_symlink():
+            where = str(folder.readlink())
+            raise UsageError(f"{str(folder)!r} is a link to {where!r}. Give the cache folder that really holds it.")
     sets = []
     for decode in filter(lambda folder: _DECODE.fullmatch(folder.name), _folders(clips)):
         for folder in _folders(decode):
             if match := _SET.fullmatch(folder.name):
                 kind: Kind = match["kind"] or match["other"]  # type: ignore[assignment]  # the pattern's words
                 sets.append(_clip_set(folder, kind))
-    return sets
+    of_videos = (folder for folder in _folders(videos) if _REENCODED.fullmatch(folder.name))
+    return [*sets, *(_clip_set(folder, "reencoded") for folder in of_videos)]
 
 
 def prune_set(clip_set: ClipSet) -> Pruned:
