@@ -143,6 +143,8 @@ def test_where_no_layer_has_attention_all_linear_layers_are_split():
     assert [name for name, part in network.named_modules() if isinstance(part, Residual)] == [
         "trunk.network.1.parametrizations.weight.0"
     ]
+    with pytest.raises(UsageError, match="some that are split or normalised already"):
+        tune(network, "effort:2")
 
 
 def test_a_rank_that_leaves_nothing_to_freeze_is_refused_and_so_is_a_network_without_a_trunk():

@@ -1,5 +1,7 @@
 """Going on from an own run: with which weights, what the record says, and that no fold's weights see its test."""
 
+import shutil
+
 import numpy as np
 import polars as pl
 import pytest
@@ -15,7 +17,7 @@ from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.errors import LeakageError, UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import FOLDS, INDEX, read_table, write_table
+from fvc_lib.services.tables import FOLDS, INDEX, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.video import own_weights
 from fvc_lib.tasks.video.data import read_fold
 from fvc_lib.tasks.video.dry_run_memory import step_request
@@ -226,3 +228,47 @@ def test_what_a_run_on_shuffled_labels_has_seen_follows_its_own_split(finished, 
 def _seen_parts(tiny):
     found = own_weights._seen(tiny.paths, tiny.config, 0)
     return found.trained, found.chosen_on
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    num_features = 8
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(6, 8)
+
+    def forward(self, frames):
+        colours = frames.float().mean((3, 4)) / 255
+        return torch.relu(self.line(torch.cat([colours, colours.square()], dim=2)))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["effort", "cell", "run"])
+def test_two_ranks_train_as_one_process_does(kind, tiny_training, tables, list_log, tmp_path, monkeypatch):
+    """What ranks must build anew by themselves: split weights, a cell's network, and a run's that is gone on from."""
+    values = {"epochs": 1, "learning_rate": 1e-4, "memory_preflight": False, "shuffled_label_control": False}
+    first = begin(tiny_training.with_config(**values), tables)
+    if kind == "run":
+        train_fold(first.paths, first.config, 0, metric_log=list_log())
+        run = going_on((first,), tables)
+    else:
+        monkeypatch.setenv("FVC_CACHE_DIR", str(tmp_path / "cache"))
+        (tmp_path / "net.py").write_text(OWN)
+        DETECTORS.know_cell("own_net", OWN.replace("class Net", "class own_net"))
+        name = f"{tmp_path / 'net.py'}:Net" if kind == "effort" else DETECTORS.check("own_net")
+        run = begin(first.with_config(model=name, tune="effort" if kind == "effort" else ""), tables)
+    scores = []
+    for size in (1, 2):
+        paths = RunPaths(tmp_path / f"ranks_{size}")
+        begin(TinyTraining(paths, run.config), tables, read_table(run.paths.folds, FOLDS))
+        shutil.copy(first.paths.augmented_metadata, paths.augmented_metadata)
+        outcome = train_fold(paths, run.with_config(num_ranks=size).config, 0, metric_log=list_log())
+        assert outcome.num_ranks == size
+        assert bool(outcome.network.weights) == (kind == "run")
+        scores.append(read_table(paths.predictions(0), PREDICTIONS)["logit"].to_numpy())
+    np.testing.assert_allclose(*scores, atol=1e-5)
