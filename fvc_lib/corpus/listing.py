@@ -240,8 +240,10 @@ class CorpusFiles:
             return self._outside(raw, "leaves it by '..'")
         return path
 
-    def check(self, path: str) -> Refusal | None:
-        """Why the normalized ``path`` cannot be used, or None when it is a regular file inside the corpus."""
+    def check(self, path: str, *, folder: bool = False) -> Refusal | None:
+        """Why the normalized ``path`` cannot be used, or None when it is a regular file (``folder``: a folder of
+        pictures) inside the corpus.
+        """
         # Text: a Path for each of 100,000 files would take longer than their stat.
         full = path if path.startswith("/") else f"{self._root_prefix}{path}"
         try:
@@ -253,7 +255,7 @@ class CorpusFiles:
             return Refusal(f"missing_{self.kind}", detail)
         except OSError as error:
             return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name or the permissions.")
-        if not stat.S_ISREG(mode):
+        if not (stat.S_ISDIR(mode) if folder else stat.S_ISREG(mode)):
             return Refusal("not_a_file", f"{path!r} is not a regular file. List {self.kind} files only.")
         return None
 

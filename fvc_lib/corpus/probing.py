@@ -7,6 +7,7 @@ it, and for that a decoder that crashes or hangs on one file costs that file alo
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -19,13 +20,13 @@ import PIL
 
 from fvc_lib.corpus.copies.likeness import thumbnail_text
 from fvc_lib.corpus.copies.perceptual_hash import GRID_SIDE, hash_of_grids, luma_grids, perceptual_hash, without_bars
-from fvc_lib.services.atomic_files import AnyPath, path_from_text, sha256_of_file, sha256_of_json
+from fvc_lib.services.atomic_files import AnyPath, path_from_text, sha256_of_json
 from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.stage_logs import JsonLines
 from fvc_lib.video.decode.clip import VideoProbe, decode_clip, probe_video
-from fvc_lib.video.decode.source import RefusedVideo, VideoError
+from fvc_lib.video.decode.source import RefusedVideo, VideoError, picture_names, sha256_of_video
 from fvc_lib.video.decode.still_image import ImageFacts, StillImageError, examine_image
 
 # --- What is done with one untrusted file, in a worker process: probe, a few frames for the hash, content hash.
@@ -45,7 +46,7 @@ def probe_file(path_text: str) -> dict[str, Any]:
     try:
         probe = probe_video(path)
         clip = decode_clip(path, HASH_FRAMES, HASH_SIZE)
-        content_sha256 = sha256_of_file(path)
+        content_sha256 = sha256_of_video(path)
     except VideoError as error:
         return {"reason": error.reason, "detail": f"{error.detail}. {error.remedy}"}
     except MemoryError:
@@ -204,9 +205,13 @@ def probe_files(
 
 
 def _file_state(path: Path) -> dict[str, int] | None:
-    """What tells that a file is unchanged; None where it cannot be looked at."""
+    """What tells that a file, or a folder of pictures, is unchanged; None where it cannot be looked at."""
     try:
         status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
+            states = [(path / name).stat() for name in picture_names(path)]
+            newest = max((each.st_mtime_ns for each in (status, *states)), default=0)
+            return {"size_bytes": sum(each.st_size for each in states), "mtime_ns": newest}
     except OSError:
         return None
     return {"size_bytes": status.st_size, "mtime_ns": status.st_mtime_ns}

@@ -25,13 +25,20 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, VideoReformatter
 from av.video.stream import VideoStream
 
-from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_file, sha256_of_json
+from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_json
 from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.video.augmentations import Blur, Noise, through_jpeg
 from fvc_lib.video.decode.readers import SCALER, FrameConverter, MissingFrames, Orientation, all_frames
-from fvc_lib.video.decode.source import RefusedVideo, UnreadableVideo, UnsupportedVideo, VideoError, VideoSource
+from fvc_lib.video.decode.source import (
+    RefusedVideo,
+    UnreadableVideo,
+    UnsupportedVideo,
+    VideoError,
+    VideoSource,
+    sha256_of_video,
+)
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -169,7 +176,7 @@ def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
     """
     source = Path(path)
     try:
-        target = reencoded_path(sha256_of_file(source), recipe, cache_dir)
+        target = reencoded_path(sha256_of_video(source), recipe, cache_dir)
     except OSError as error:
         raise UnreadableVideo(source, (error.strerror or type(error).__name__).lower()) from error
     if not target.is_file():  # written atomically: what is there is whole

@@ -132,10 +132,17 @@ def aigvdbench(root: Path) -> None:
     text(root, "train.jsonl", [json.dumps({"Video_id": "aaaaaaaaaaa_1_0to5.mp4"})])
 
 
+def wilddeepfake(root: Path) -> None:
+    """Two sequences of one archive, and one of each other part; an archive that is not unpacked."""
+    for sequence in ("real_train/1/real/0", "real_train/1/real/12", "fake_train/1/fake/3", "fake_test/7/fake/0"):
+        touch(root, *(f"{sequence}/{number}.png" for number in (0, 9, 10)))
+    touch(root, "real_test/2/real/5/0.png", "real_test/3.tar.gz", "real_train/1.tar.gz")
+
+
 MINIATURES: dict[str, Make] = {
     make.__name__: make
     for make in (
         faceforensics, dfd, celeb_df, dfdc, dfdc_tested_by_metadata, dfdc_preview, deeperforensics, fakeavceleb,
-        genvideo, genvideo_in_the_root_too, genvidbench, aigvdbench,
+        genvideo, genvideo_in_the_root_too, genvidbench, aigvdbench, wilddeepfake,
     )
 }  # fmt: skip

@@ -45,6 +45,7 @@ EXPECTED: dict[str, tuple[str, tuple[int, int], int, dict[str | None, int], set[
         "genvidbench", (4, 4), 4, {"train": 3, "test": 5}, {"pika", "cogvideo", "mora"}, {"vript", "hd_vg_130m"},
     ),
     "aigvdbench": ("aigvdbench", (2, 2), 2, {"test": 3, "train": 1}, {"CogVideoX", "Sora"}, {"youtube"}),
+    "wilddeepfake": ("wilddeepfake", (3, 2), 4, {"train": 3, "test": 2}, {None}, {"internet"}),
 }  # fmt: skip
 
 
@@ -151,7 +152,8 @@ def test_folders_that_were_made_and_not_filled_are_refused_with_what_was_expecte
     MINIATURES[name](tmp_path)
     for entry in read_corpus(tmp_path).entries:
         if entry.label == label:
-            (tmp_path / entry.path).unlink()
+            for path in [*(tmp_path / entry.path).glob("*"), tmp_path / entry.path]:
+                path.rmdir() if path.is_dir() else path.unlink()
     with pytest.raises(DataError, match=rf"({label} videos|lacks its {label}s): expected ") as caught:
         read_corpus(tmp_path)
     assert caught.value.exit_code == 3
@@ -257,6 +259,17 @@ def test_a_generated_video_outside_any_model_s_folder_is_of_no_model(folder: str
     listing = read_corpus(tmp_path)
     assert listing.rejected["reason"].to_list() == ["unknown_name"]
     assert {entry.generator for entry in listing.entries} == {"CogVideoX", "Sora", None}
+
+
+def test_archives_that_are_not_unpacked_and_strange_folders_of_pictures_are_named(tmp_path: Path) -> None:
+    MINIATURES["wilddeepfake"](tmp_path / "whole")
+    touch(tmp_path, "whole/real_train/1/fake/0/0.png", "whole/real_train/1/real/4/.hidden.png")
+    listing = read_corpus(tmp_path / "whole")
+    assert listing.rejected.select("path", "reason").rows() == [("real_train/1/fake/0", "unknown_name")]
+    assert "1 archives are not unpacked and not used, 3.tar.gz among them." in listing.notes
+    touch(tmp_path, "packed/deepfake_in_the_wild/real_train/1.tar.gz", "packed/deepfake_in_the_wild/fake_test/1.tar.gz")
+    with pytest.raises(DataError, match=r"2 archives are not unpacked: expected 1/.../\*.png beside 1.tar.gz"):
+        read_corpus(tmp_path / "packed")
 
 
 def test_no_release_is_taken_for_another(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Several corpora in one index: their names, ids and groups, and what is refused."""
 
 import json
+import shutil
 from pathlib import Path
 
+import av
 import polars as pl
 import pytest
 
@@ -11,7 +13,7 @@ from fvc_lib.corpus.listing import Listing
 from fvc_lib.corpus.several import read_corpora
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.tables import GROUP_LINKS, INDEX, frame_of, read_table, write_table
+from fvc_lib.services.tables import GROUP_LINKS, INDEX, REJECTED, frame_of, read_table, write_table
 from tests.corpus.published import MINIATURES, text, touch
 
 
@@ -68,6 +70,34 @@ def test_several_corpora_are_one_index_in_any_order(corpora, tmp_path):
     assert why == {"list: g": "same_content", "list: h": "near_duplicate"}
     root = read_corpora(corpora, tmp_path / "work").root
     assert all((root / path_from_text(path)).is_file() for path in index["path"])
+
+
+def test_sequences_of_pictures_are_indexed_as_videos_and_damaged_ones_left_out(make_video, tmp_path):
+    """WildDeepfake's layout; one fake is a copy of a real whose pictures are numbered otherwise, another one is cut."""
+    video = make_video(tmp_path / "video.mp4", 1, num_frames=12)
+    other = make_video(tmp_path / "other.mp4", 2, num_frames=12)
+    root = tmp_path / "wild"
+    sequences = {"real_train/1/real/0": video, "fake_train/1/fake/3": video, "fake_train/2/fake/0": other}
+    for name, source in sequences.items():
+        (root / name).mkdir(parents=True)
+        with av.open(str(source)) as container:
+            for number, frame in enumerate(container.decode(video=0), start=10 if "fake" in name else 0):
+                size = (80, 60) if "fake" in name else (frame.width, frame.height)
+                frame.to_image().resize(size).save(root / name / f"{number}.png")
+    shutil.copytree(root / "fake_train/2/fake/0", root / "fake_train/2/fake/1")
+    damaged = root / "fake_train/2/fake/1/15.png"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    index = indexed([root], tmp_path / "out")
+    rows = {row["path"]: row for row in index.iter_rows(named=True)}
+    assert set(rows) == set(sequences)
+    real, copy = rows["real_train/1/real/0"], rows["fake_train/1/fake/3"]
+    assert real["group_id"] == copy["group_id"] != rows["fake_train/2/fake/0"]["group_id"]
+    assert (real["codec"], real["num_frames"], real["frames_per_second"], real["official_split"]) == (
+        "png", 12, None, "train",
+    )  # fmt: skip
+    rejected = read_table(tmp_path / "out/rejected.parquet", REJECTED)
+    assert rejected.select("path", "reason").rows() == [("fake_train/2/fake/1", "corrupt")]
+    assert "15.png" in rejected["detail"].item()
 
 
 def test_what_is_known_of_a_corpus_is_known_of_it_among_others(corpora, tmp_path):

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fvc_lib.services.atomic_files import sha256_of_file, write_json
+from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.clip_settings import PLAIN_VIEW, View
 from fvc_lib.services.errors import UsageError
 from fvc_lib.video.clips.store import Pixels, crop_code, decode_code, write_clip_file
 from fvc_lib.video.decode.clip import decode_clip
-from fvc_lib.video.decode.source import UnreadableVideo, VideoError
+from fvc_lib.video.decode.source import UnreadableVideo, VideoError, sha256_of_video
 from fvc_lib.video.decode.views import CropError, SeenClip, decode_view
 from fvc_lib.video.reencode import recipe_named, reencode, reencoded
 
@@ -57,7 +57,7 @@ def make_original(item: dict[str, Any]) -> dict[str, Any]:
 def _decode(item: dict[str, Any], view: View) -> tuple[Pixels, list[SeenClip]]:
     path = Path(item["source"])
     try:
-        content = sha256_of_file(path) if item["content_sha256"] else ""
+        content = sha256_of_video(path) if item["content_sha256"] else ""
     except OSError as error:
         raise UnreadableVideo(path, (error.strerror or type(error).__name__).lower()) from error
     if content != item["content_sha256"]:

@@ -127,12 +127,13 @@ class VideoProbe(PacketFacts):
         container: ffmpeg's short name, e.g. ``mov`` (also MP4), ``matroska`` (also WebM).
         pixel_format: ffmpeg's name, e.g. ``yuv420p``.
         width, height: pixels as stored, before rotation.
-        frames_per_second: average over the video; none where it has a single frame and states no rate.
+        frames_per_second: average over the video; none where it has a single frame and states no rate, and of a folder
+            of pictures.
         num_frames: counted, from the packets or, where they do not tell, by decoding.
         duration_seconds: from the first frame's start to the last one's end; none where unknown.
         rotation_degrees: clockwise turn in {0, 90, 180, 270} for display.
         has_audio: there is a sound track.
-        size_bytes: of the file.
+        size_bytes: of the file, or of all pictures in a folder.
         bits_per_second: of the file over its duration; none where that is unknown.
     """
 
@@ -163,17 +164,20 @@ def probe_video(path: AnyPath) -> VideoProbe:
         check_not_empty(path, table)
         codec, container = opened.codec_name, opened.container_name
         has_audio = bool(opened.container.streams.audio)
-        nominal_rate = opened.stream.average_rate
-        span = _span_seconds(opened, table)
-        packets = asdict(packet_facts(table, opened.stream.time_base))
+        states_rate = not path.is_dir()  # else the demuxer makes one up
+        nominal_rate = opened.stream.average_rate if states_rate else None
+        span = _span_seconds(opened, table) if states_rate else None
+        packets = asdict(packet_facts(table, opened.stream.time_base if states_rate else None))
     frame = readers.first_frame(path, table)
     source.check_size(path, frame.width, frame.height)
     num_frames = table.num_shown if table.trusted else readers.count_frames(path, table).num_frames
     if not num_frames:
         raise CorruptVideo(path, "it opens, but none of its packets is shown")
+    if num_frames != (pictures := source.num_pictures(path) or num_frames):
+        raise CorruptVideo(path, f"of its {pictures} pictures {num_frames} are decoded")
     rate = (num_frames - 1) / span if span and num_frames > 1 else float(nominal_rate or 0) or None
     duration = num_frames / rate if rate else None
-    size_bytes = path.stat().st_size
+    size_bytes = source.size_of_video(path)
     return VideoProbe(
         codec=codec,
         container=container,

@@ -123,6 +123,8 @@ def missing_bytes(path: Path) -> int:
     Raises:
         OSError: the file cannot be read.
     """
+    if path.is_dir():  # of pictures, each of which was looked at
+        return 0
     with path.open("rb") as file:
         head = file.read(4096)
         num_bytes = file.seek(0, 2)

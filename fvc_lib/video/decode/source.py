@@ -1,10 +1,17 @@
-"""Opening a video safely: local files only, the best video stream, one decoder thread, one family of errors."""
+"""Opening a video safely: local files only, the best video stream, one decoder thread, one family of errors.
+
+A folder of pictures is a video, too: each PNG or JPEG in it is a frame, in the order of the numbers in their names. It
+is read as the pictures one behind the other, states no rate, and its content is the pictures, whatever they are called.
+"""
 
 import errno
+import hashlib
+import io
 import mmap
 import os
 import re
 import stat
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +28,7 @@ from av.stream import Discard, Disposition
 from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 
-from fvc_lib.services.atomic_files import AnyPath
+from fvc_lib.services.atomic_files import AnyPath, sha256_of_file
 from fvc_lib.services.errors import FvcError
 
 # What a file is that is named like a video and is none: told by its first bytes, with what to do about it.
@@ -146,6 +153,9 @@ _CONTAINERS = (
 )
 _NO_CONTAINER = "in no container that is read here, or its header makes no sense", "Convert it to MP4, or leave it out."
 _HEAD_BYTES = 512
+PICTURES = (".png", ".jpg", ".jpeg")
+_PNG, _DIGITS = b"\x89PNG\r\n\x1a\n", re.compile(r"\d+", re.ASCII)
+_MAX_BYTES_OF_PICTURES = 1 << 30  # they are read into memory
 _OPENING_REMEDIES: dict[type[Exception], str] = {
     FileNotFoundError: "Check the name, or restore the file.",
     PermissionError: "Grant the right to read it: chmod u+r, or ask its owner.",
@@ -228,7 +238,7 @@ def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource
     """Open ``path`` and choose its best video stream; the container is closed in any case.
 
     Args:
-        path: a local file.
+        path: a local file, or a folder of pictures.
         thorough: let ffmpeg decode the first frames to learn the rate and how far frames are reordered. Without, MP4
             and Matroska open 5 to 50 times as fast; what only the bitstream tells is then known after the first frame.
 
@@ -236,16 +246,19 @@ def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource
         VideoError: the file cannot be read as a video, or ffmpeg fails inside the ``with`` block.
     """
     path = Path(path)
-    head = _check_file(path)
+    pictures = b"".join(_pictures(path)) if path.is_dir() else b""
+    head = pictures[:_HEAD_BYTES] or _check_file(path)
     if head[:4] == b"RIFF" and head[8:16] == b"WEBPVP8X" and head[20:21] and head[20] & 2:  # RFC 9649, 2.7
         raise UnsupportedVideo(path, "an animated WebP: only still ones are decoded here")
     options = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
     if not thorough and _TELLING_HEADS.match(head):
         options["codec_whitelist"] = "none"  # the one way to keep ffmpeg from decoding frames while it opens a file
+    # An absolute name behind "file:" keeps a colon or a dash in a name from being read as a protocol or option.
+    name = "file:" + os.path.abspath(path)  # noqa: PTH100  Path.absolute() keeps "..", abspath does not
     with _opening_errors(path, head):
-        container = av.open(
-            # An absolute name behind "file:" keeps a colon or a dash in a name from being read as a protocol or option.
-            "file:" + os.path.abspath(path),  # noqa: PTH100  Path.absolute() keeps "..", abspath does not
+        container: InputContainer = av.open(
+            io.BytesIO(pictures) if pictures else name,
+            mode="r",
             metadata_errors="ignore",
             options=options,
         )
@@ -271,6 +284,86 @@ def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource
         context.thread_count = 1  # the callers are parallel over videos
         context.thread_type = ThreadType.NONE
         yield source
+
+
+def num_pictures(path: AnyPath) -> int | None:
+    """How many pictures a folder of them has; None for a file."""
+    return len(picture_names(path)) if os.path.isdir(path) else None  # noqa: PTH112 - also of text
+
+
+def picture_names(folder: AnyPath) -> list[str]:
+    """The names of the PNG and JPEG files in ``folder`` that are not hidden: 9 before 10, whatever stands around it."""
+    names = (name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208 - names, not paths
+    shown = [name for name in names if name.lower().endswith(PICTURES)]
+    return sorted(shown, key=lambda name: ([int(digits) for digits in _DIGITS.findall(name)], name))
+
+
+def sha256_of_video(path: AnyPath) -> str:
+    """Hex SHA-256 of a file; of a folder of pictures that of their contents one behind the other.
+
+    Raises:
+        OSError: it cannot be read.
+        VideoError: a picture is damaged.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return sha256_of_file(path)
+    digest = hashlib.sha256()
+    for content in _pictures(path):
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def size_of_video(path: Path) -> int:
+    """Bytes of a file, or of all pictures in a folder."""
+    return sum((path / name).stat().st_size for name in picture_names(path)) if path.is_dir() else path.stat().st_size
+
+
+def _pictures(folder: Path) -> Iterator[bytes]:
+    """The contents of the pictures in ``folder`` in their order, each whole.
+
+    Raises:
+        VideoError: there is none, one is damaged, they are of two kinds, or they are too large together.
+    """
+    kinds, num_bytes = set(), 0
+    names = picture_names(folder)
+    if not names:
+        raise UnreadableVideo(folder, "not a regular file, nor a folder of PNG or JPEG pictures", "Name videos only.")
+    for name in names:
+        try:
+            content = (folder / name).read_bytes()
+        except OSError as error:
+            raise UnreadableVideo(folder, f"{name}: {(error.strerror or type(error).__name__).lower()}") from error
+        if (problem := _problem_of_picture(content)) is not None:
+            raise CorruptVideo(folder, f"{name}: {problem}", "Unpack its archive again, or leave the folder out.")
+        kinds.add(content[:2])
+        num_bytes += len(content)
+        if len(kinds) > 1:
+            raise UnsupportedVideo(folder, "it holds both PNG and JPEG pictures", "Keep those of one kind.")
+        if num_bytes > _MAX_BYTES_OF_PICTURES:
+            raise RefusedVideo(folder, f"pictures of more than {_MAX_BYTES_OF_PICTURES:,} bytes together")
+        yield content
+
+
+def _problem_of_picture(content: bytes) -> str | None:
+    """What is wrong with a PNG or JPEG as far as its parts tell: behind a cut one the next picture would be lost."""
+    if not content.startswith(_PNG):
+        from fvc_lib.video.decode.still_image import damage_in_scan, reaches_its_end  # Pillow takes a while to load
+
+        if not content.startswith(b"\xff\xd8"):
+            return "no PNG or JPEG picture"
+        return None if reaches_its_end(content) and not damage_in_scan(content) else "its data are damaged or cut off"
+    place, kind = len(_PNG), b""
+    while place < len(content):  # length, kind, data and checksum of each chunk (ISO/IEC 15948, 5.3)
+        length, kind = int.from_bytes(content[place : place + 4], "big"), content[place + 4 : place + 8]
+        end = place + 12 + length
+        checksum = int.from_bytes(content[end - 4 : end], "big")
+        if end > len(content) or zlib.crc32(content[place + 4 : end - 4]) != checksum:
+            return "its data are damaged or cut off"
+        place = end
+        if kind == b"IEND":
+            break
+    return None if kind == b"IEND" and place == len(content) else "its end is missing, or something stands behind it"
 
 
 def check_size(path: Path, width: int, height: int) -> None:
@@ -342,7 +435,7 @@ def _best_stream(path: Path, container: InputContainer) -> VideoStream:
 
 def _check_index(path: Path, stream: VideoStream) -> None:
     """Refuse an index of more frames than the file has bytes: two forged numbers would keep a reader busy for hours."""
-    promised, num_bytes = len(stream.index_entries), path.stat().st_size
+    promised, num_bytes = len(stream.index_entries), size_of_video(path)
     if promised > num_bytes:
         raise CorruptVideo(path, f"its index promises {promised:,} frames in {num_bytes:,} bytes")
 
