@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The slowest first: what is left at the end is short, so all workers end at about the same time, and none takes
     half of a module over whose fixtures are expensive.
     """
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("long", "slow")])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
