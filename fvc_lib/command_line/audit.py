@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from fvc_lib.analysis.wording import count_text
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
 from fvc_lib.services.config import resolve_config
@@ -87,7 +86,7 @@ def audit(
     fakes = int((read.videos["label"] == "fake").sum())
     click.echo(
         f"{table.name}: {read.videos.height:,} videos ({read.videos.height - fakes:,} real, {fakes:,} fake), "
-        f"{count_text(read.scores.width, 'detector')}: {shown}{more}"
+        f"{read.scores.width} detectors: {shown}{more}"
     )
     if corpus is not None and not corpus.exists():
         raise UsageError(f"--corpus {str(corpus)!r}: no such file or folder.")
@@ -105,15 +104,14 @@ def audit(
     }
     folder = (out or folder_of_runs / "audits" / _folder_name(table, parameters)).expanduser().absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    page, answer = folder / "audit.html", folder / ANSWER
-    answer.unlink(missing_ok=True)  # an earlier audit's
+    page = folder / "audit.html"
     made = execute_record(
         SCORE_AUDIT, folder, {**parameters, "output_folder": str(folder)}, page=page, title=f"Audit of {table.name}",
-        runs_dir=str(folder_of_runs), what="the audit", answer=answer,
+        runs_dir=str(folder_of_runs), what="the audit",
     )  # fmt: skip
     if not made:
         context.exit(1)
-    click.echo(answer.read_text(encoding="utf-8", errors="replace"))
+    click.echo((folder / ANSWER).read_text(encoding="utf-8", errors="replace"))
     click.echo(f"  audit         {page}\n  tables        {folder}")
 
 

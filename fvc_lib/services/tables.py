@@ -366,6 +366,27 @@ ROBUSTNESS_RESULTS = _table(
     num_failed=pa.Column(pl.Int64, pa.Check.ge(0)),  # videos that have no score at the level
 )
 
+# Every video that was tested, mistakes first, the furthest from their threshold before the others.
+SCORES = _table(
+    "scores",
+    path=text_column(),
+    video_id=text_column(unique=True),
+    group_id=group_column(),
+    label=label_column(),
+    fold=pa.Column(pl.Int64, pa.Check.ge(0)),
+    score=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
+    threshold=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
+    called=label_column(),
+    is_right=pa.Column(pl.Boolean),
+    score_std=pa.Column(pl.Float64, nullable=True),  # over runs that differ in their seed alone; null: one run
+    num_seeds=pa.Column(pl.Int64, pa.Check.ge(1)),
+)
+
+# A strip of frames of some of them, for the report.
+VIDEO_FRAMES = _table(
+    "video_frames", video_id=text_column(unique=True), group_id=group_column(), jpeg_base64=text_column()
+)
+
 RESULTS = _table(
     "kfold_results",
     source=text_column(),  # model, or the control's name

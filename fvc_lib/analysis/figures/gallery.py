@@ -1,6 +1,7 @@
 """Pictures in a record: small, each with what is known of it, and harmless whatever a file or a class is called."""
 
 import base64
+import contextlib
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from PIL import Image
 from fvc_lib.analysis.wording import clean_text, count_text, number_text
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import FvcError
+from fvc_lib.services.tables import VIDEO_FRAMES, frame_of
 
 Pixels = npt.NDArray[np.uint8]
 ReadPicture = Callable[[Path], Pixels]  # of a file: uint8 (H, W, 3)
@@ -258,6 +260,18 @@ def mistakes_gallery(predictions: pl.DataFrame, index: pl.DataFrame, read_clip: 
     return Gallery(
         clip_cards(rows, read_clip), f"{finding}, with frames as the network got them, compressed for this page"
     )
+
+
+MOST_STRIPS = 300  # about 1.5 MB in a page
+
+
+def frame_strips(scores: pl.DataFrame, read_clip: ReadClip) -> pl.DataFrame:
+    """``video_id group_id jpeg_base64``: frames of the first videos of ``scores``, those whose clip can be read."""
+    rows = []
+    for video_id, group_id in scores.select("video_id", "group_id").head(MOST_STRIPS).iter_rows():
+        with contextlib.suppress(FvcError):
+            rows.append((video_id, group_id, base64.b64encode(strip(read_clip(video_id, 0))).decode()))
+    return frame_of(rows, VIDEO_FRAMES)
 
 
 def _mistake_lines(row: Row) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from pygments.formatters.html import HtmlFormatter
 import fvc_lib
 from fvc_lib.analysis import wording
 from fvc_lib.analysis.memory.findings import memory_facts, run_memory
+from fvc_lib.analysis.pages.all_videos import PAGE_ROWS, videos_data
 from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
 from fvc_lib.analysis.read import headline as headlines
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline, Score, Verdict
@@ -48,6 +49,13 @@ from fvc_lib.services.tasks import STAGES
 
 TEMPLATES = Path(__file__).with_name("templates")
 SCRIPT = (TEMPLATES / "page.js").read_text(encoding="utf-8")
+VIDEOS_SCRIPT = (TEMPLATES / "videos.js").read_text(encoding="utf-8")
+# Of the table of all videos: name in ``videos.js``, heading, class
+_VIDEO_COLUMNS = (
+    ("path", "Video", "path"), ("label", "Label", "label"), ("right", "Decided", "right-or-wrong"),
+    ("score", "Score", "number score"), ("spread", "Spread", "number spread"),
+    ("threshold", "Threshold", "number threshold"), ("fold", "Fold", "number fold"), ("group", "Group", "group"),
+)  # fmt: skip
 PARTIAL = ".partial"
 # Of the report: the answer first, then how it came about.
 SECTION_ORDER = tuple(stage.name for stage in sorted(STAGES, key=lambda stage: (stage.report_rank, stage.name)))
@@ -160,6 +168,7 @@ def write_run_report(run: RunPaths) -> None:
         title=f"FVC {run.run_id}",
         headline=replace(headline, more_facts=(*of_results, *memory_facts(run_memory(run)))),
         pages={path: quote(os.fsencode(run.record_html(key).relative_to(run.root))) for key, path in records.items()},
+        videos="" if headline.earlier else videos_html(run),
         provenance=provenance_html(run),
         notes=[*headline.notes, *(f"A record cannot be shown. {problem}" for problem in unreadable.values())],
     )
@@ -172,15 +181,15 @@ def write_report(
     title: str,
     headline: ReportHeadline | None = None,
     pages: Mapping[Path, str] | None = None,
+    videos: Markup | str = "",
     provenance: Markup | str = "",
     notes: Sequence[str] = (),
-    answer: Sequence[str] = (),
 ) -> None:
     """Write ``output``: one HTML file with everything in it that opens without a network or a server.
 
     Executed notebooks come in the order given, the first one open, each with a link to its own page in ``pages``;
-    without a headline the head is ``title`` alone; ``provenance`` is HTML, ``notes`` are plain sentences shown first,
-    then those of ``answer``, where there is no headline.
+    without a headline the head is ``title`` alone; ``videos`` and ``provenance`` are HTML, ``notes`` plain sentences
+    shown first.
 
     Raises:
         DataError: a notebook is missing or unreadable.
@@ -190,11 +199,19 @@ def write_report(
     facts = _run_facts(headline) if headline else {}
     body = render(
         "report.html", title=title, headline=headline, sections=sections, run_facts=facts, provenance=provenance,
-        notes=notes, answer=answer,
+        notes=notes, videos=videos,
     )  # fmt: skip
     # plotly.js is by far the largest part, so a page without figures goes without it.
-    scripts = (get_plotlyjs(), SCRIPT) if any(each.num_figures for each in rendered) else (SCRIPT,)
-    write_text(output, page(title, body, scripts))
+    plotly = [get_plotlyjs()] if any(each.num_figures for each in rendered) else []
+    write_text(output, page(title, body, (*plotly, SCRIPT, *([VIDEOS_SCRIPT] if videos else []))))
+
+
+def videos_html(run: RunPaths) -> Markup | str:
+    """The table of all tested videos; empty where the run has none (``tables/scores.csv``)."""
+    data, num_videos, num_frames = videos_data(run)
+    if not num_videos:
+        return ""
+    return render("videos.html", data=data, num_frames=num_frames, page_rows=PAGE_ROWS, columns=_VIDEO_COLUMNS)
 
 
 def _run_facts(headline: ReportHeadline) -> dict[str, str]:
@@ -468,7 +485,9 @@ def _number(value: object) -> float | None:
 def summary_lines(run: RunPaths) -> list[str]:
     """The run in a few lines of text: the model's number beside its controls, peak memory and duration."""
     headline = headlines.run_headline(run)
-    lines = ["", f"{headline.run_id}: {headline.state or 'not recorded'}", *(f"  {note}" for note in headline.notes)]
+    trial = headlines.trial_text(headlines.run_parameters(run))
+    name = ", ".join(filter(None, (f"{headline.run_id}: {headline.state or 'not recorded'}", trial)))
+    lines = ["", name, *(f"  {note}" for note in headline.notes)]
     if headline.scores:
         name = wording.clean_text(headline.measure.name).replace("ROC AUC", "ROC-AUC")
         earlier = f", {headline.earlier}" if headline.earlier else ""

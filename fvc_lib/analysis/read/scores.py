@@ -1,0 +1,99 @@
+"""Every tested video with its score, and the results as other programs take them: CSV and LaTeX."""
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, run_parameters
+from fvc_lib.analysis.wording import count_text, interval_text, latex_text, source_name
+from fvc_lib.services.atomic_files import write_text
+from fvc_lib.services.config import NOT_HASHED
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import PREDICTIONS, SCORES, check_table, read_table
+
+
+def score_table(index: pl.DataFrame, predictions: pl.DataFrame, others: Sequence[pl.DataFrame] = ()) -> pl.DataFrame:
+    """Every video of ``predictions`` (SCORES), mistakes first, then right answers, the surest before the others.
+
+    Args:
+        index: INDEX schema, or its columns ``video_id path``.
+        predictions: PREDICTIONS schema, all folds together.
+        others: the same of runs that differ in their seed alone, of which the scores' spread is: the sample standard
+            deviation over all runs that scored the video, this one among them.
+    """
+    every = pl.concat([each.select("video_id", "score") for each in (predictions, *others)])
+    spread = every.group_by("video_id").agg(score_std=pl.col("score").std(), num_seeds=pl.len().cast(pl.Int64))
+    called = pl.when(pl.col("score") >= pl.col("threshold")).then(pl.lit("fake")).otherwise(pl.lit("real"))
+    rows = (
+        predictions.join(index.select("video_id", "path"), on="video_id", how="left")
+        .join(spread, on="video_id", how="left")
+        .with_columns(called=called)
+        .with_columns(is_right=pl.col("called") == pl.col("label"), path=pl.col("path").fill_null(pl.col("video_id")))
+    )
+    sure = (pl.col("score") - pl.col("threshold")).abs()
+    table = rows.sort("is_right", -sure, "video_id").select(list(SCORES.columns))
+    return check_table(table, SCORES, "scores")
+
+
+def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
+    """The predictions, all folds, of the finished runs of this experiment that differ from ``run`` in the seed alone.
+
+    Runs whose folds differ as well count: their network, too, had not seen the group that it scored.
+    """
+    own, found = run_parameters(run), []
+    for folder in sorted(run.root.parent.glob("run_*")):
+        other = RunPaths(folder)
+        if folder == run.root or not other.results.is_file():
+            continue
+        asked = run_parameters(other)
+        differing = {name for name in {*own, *asked} - NOT_HASHED if own.get(name) != asked.get(name)}
+        if differing != {"seed"}:
+            continue
+        try:
+            parts = [read_table(path, PREDICTIONS) for path in sorted(other.tables.glob("predictions_fold_*.parquet"))]
+        except DataError:  # its own report says so
+            continue
+        found += [pl.concat(parts)] if parts else []
+    return found
+
+
+def write_results(run: RunPaths, results: pl.DataFrame, confidence: float) -> None:
+    """Write the table of results (RESULTS) as CSV and, in short, as LaTeX; ``OSError`` where that fails."""
+    write_text(run.results_csv, results.write_csv())
+    write_text(run.results_tex, latex_results(results, confidence))
+
+
+_FOR_A_PAPER = {
+    "roc_auc": "AUC", "partial_auc_to_10_percent": r"pAUC$_{0.1}$", "average_precision": "AP",
+    "true_positive_rate_at_1_percent": r"TPR@1\%", "balanced_accuracy": "bal. acc.", "f1": "F1",
+}  # fmt: skip
+
+
+def latex_results(results: pl.DataFrame, confidence: float) -> str:
+    """The network and its controls over all folds (RESULTS) as a table for a paper that uses booktabs."""
+    rows = results.filter(scope="all")
+    known = {(row["source"], row["metric"]): row for row in rows.iter_rows(named=True)}
+    model = known.get(("model", "roc_auc"))
+    counted = "" if model is None else (
+        f"{count_text(model['num_videos'], 'video')} in {count_text(model['num_groups'], 'group')}; "
+    )  # fmt: skip
+    lines = [
+        r"% \usepackage{booktabs}",
+        r"\begin{table}",
+        r"\centering",
+        rf"\caption{{{counted}{100 * confidence:g}\% cluster-bootstrap intervals over groups.",
+        r"--: undefined, or not resolved by the number of reals. *: what a split by row would claim.}",
+        rf"\begin{{tabular}}{{{'l' * (1 + len(_FOR_A_PAPER))}}}",
+        r"\toprule",
+        " & ".join(["Scored by", *_FOR_A_PAPER.values()]) + r" \\",
+        r"\midrule",
+    ]
+    for source in rows["source"].unique(maintain_order=True):
+        cells = [latex_text(source_name(source)) + "*" * (source in DISHONEST_CONTROLS)]
+        for metric in _FOR_A_PAPER:
+            row = known.get((source, metric))
+            value = row["value"] if row else None
+            cells.append(interval_text(value, row["low"], row["high"]) if row and value is not None else "--")
+        lines.append(" & ".join(cells) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])

@@ -1,0 +1,80 @@
+"""Every tested video as a table, in a file and in the report, and the results as CSV and LaTeX."""
+
+import json
+import re
+from collections.abc import Callable
+
+import polars as pl
+import pytest
+
+from fvc_lib.analysis.pages.all_videos import PAGE_ROWS
+from fvc_lib.analysis.pages.report import videos_html
+from fvc_lib.analysis.read.scores import latex_results, runs_of_other_seeds, score_table, write_results
+from fvc_lib.services import tables
+from fvc_lib.services.atomic_files import write_text
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import read_table, write_table
+
+MakeRun = Callable[..., RunPaths]
+
+
+def predictions_of(run: RunPaths) -> pl.DataFrame:
+    return pl.concat([read_table(run.predictions(fold), tables.PREDICTIONS) for fold in range(5)])
+
+
+@pytest.fixture
+def scores(run: RunPaths) -> pl.DataFrame:
+    return score_table(read_table(run.index, tables.INDEX), predictions_of(run))
+
+
+def test_mistakes_come_first_and_the_surest_before_the_others(run: RunPaths, scores: pl.DataFrame) -> None:
+    assert scores["is_right"].to_list() == sorted(scores["is_right"])
+    assert 0 < scores["is_right"].sum() < scores.height == predictions_of(run).height
+    for part in scores.partition_by("is_right"):
+        far = (part["score"] - part["threshold"]).abs().to_list()
+        assert far == sorted(far, reverse=True)
+    assert (scores["num_seeds"].unique().to_list(), scores["score_std"].null_count()) == ([1], scores.height)
+    write_table(scores, tables.SCORES, run.scores)
+    again = read_table(run.scores, tables.SCORES)
+    assert again["video_id"].equals(scores["video_id"])
+
+
+def test_the_spread_is_over_runs_that_differ_in_the_seed_alone(make_run: MakeRun) -> None:
+    run, same, other = (make_run(name=f"run_{name}") for name in "abc")
+    for each, config in ((run, RunConfig()), (same, RunConfig(seed=1)), (other, RunConfig(seed=2, epochs=3))):
+        write_text(each.params_yaml, config.to_yaml())
+    (found,) = runs_of_other_seeds(run)
+    shifted = found.with_columns(score=(pl.col("score") - 0.1).clip(0, 1))
+    table = score_table(read_table(run.index, tables.INDEX), predictions_of(run), [shifted])
+    mid = table.filter(pl.col("score").is_between(0.1, 1))
+    assert mid["num_seeds"].unique().to_list() == [2]
+    assert mid["score_std"].to_list() == pytest.approx([0.1 / 2**0.5] * mid.height)
+
+
+def test_the_report_has_all_of_them_harmless_whatever_a_path_is_called(run: RunPaths, scores: pl.DataFrame) -> None:
+    assert videos_html(run) == ""
+    evil = "</script><script>alert(1)</script><!--"
+    hostile = scores.with_columns(path=pl.lit(evil) + pl.col("video_id"))
+    write_table(hostile, tables.SCORES, run.scores)
+    strips = hostile.head(2).select("video_id", "group_id", jpeg_base64=pl.lit("/9g="))
+    write_table(strips, tables.VIDEO_FRAMES, run.video_frames)
+    html = str(videos_html(run))
+    found = re.search(r'<script type="application/json" id="videos-data">(.*?)</script>', html, re.DOTALL)
+    data = json.loads(found[1])
+    assert [row[0] for row in data["rows"]] == hostile["path"].to_list()
+    assert (sorted(data["frames"]), data["page"]) == (["0", "1"], PAGE_ROWS)
+    assert html.count("</script>") == 1
+    assert f"{PAGE_ROWS} on a page; 2 videos have frames" in html
+
+
+def test_results_for_other_programs_are_the_same_numbers(run: RunPaths) -> None:
+    results = read_table(run.results, tables.RESULTS)
+    write_results(run, results, 0.95)
+    assert pl.read_csv(run.results_csv).height == results.height
+    text = latex_results(results, 0.95)
+    assert text == run.results_tex.read_text()
+    assert r"Group lookup, split by row* &" in text
+    assert text.count(r" \\") == 1 + results["source"].n_unique()
+    model = results.filter(source="model", scope="all", metric="roc_auc").row(0, named=True)
+    assert f"Model & {model['value']:.3f} [{model['low']:.3f}, {model['high']:.3f}]" in text
