@@ -1,4 +1,4 @@
-"""Figures of where memory went: peaks per phase, growth per epoch, prediction beside measurement."""
+"""Figures of where memory went: peaks per phase, growth per epoch, and a timeline of all stages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -137,41 +137,6 @@ def growth_figure(found: MemoryFindings) -> go.Figure:
     few = max(points["epoch"].to_list()) <= _FEW_EPOCHS
     figure.update_xaxes(title_text="Epoch", tickformat="d", dtick=1 if few else None)
     figure.update_yaxes(title_text="Memory in training (MB)")
-    return figure
-
-
-def prediction_figure(found: MemoryFindings) -> go.Figure:
-    """The preflight's predicted peak beside the measured one, for each training."""
-    rows = found.predictions.filter(pl.col("measured_mb").is_not_null())
-    if rows.is_empty():
-        return theme.nothing_to_show("Prediction and measurement", findings.prediction_sentence(found) + ".")
-    names = [figure_text(_training_name(row, rows)) for row in rows.iter_rows(named=True)]
-    figure = theme.figure(
-        findings.prediction_sentence(found),
-        f"n = {count_text(rows.height, 'training')}; measured: the highest of training and validation",
-        height=150 + 40 * rows.height,
-    )
-    for name, row in zip(names, rows.iter_rows(named=True), strict=True):
-        color = theme.NOT_ABOVE_CONTROL if row["is_off"] else theme.GRID
-        figure.add_shape(
-            type="line", x0=row["predicted_mb"], x1=row["measured_mb"], y0=name, y1=name, layer="below",
-            line={"color": color, "width": 6},
-        )  # fmt: skip
-        figure.add_annotation(
-            x=max(row["predicted_mb"], row["measured_mb"]), y=name, text=f"{row['error_percent']:+.0f}%",
-            xanchor="left", xshift=12, showarrow=False, font={"size": 12, "color": theme.NEUTRAL},
-        )  # fmt: skip
-    for label, symbol, color in (("predicted", "diamond-open", theme.FAKE), ("measured", "circle", theme.MODEL)):
-        figure.add_trace(
-            go.Scatter(
-                x=rows[f"{label}_mb"].to_list(), y=names, mode="markers", name=label,
-                marker={"symbol": symbol, "size": 11, "color": color, "line": {"width": 2, "color": color}},
-                hovertemplate="%{y}<br>" + label + " %{x:.0f} MB<extra></extra>",
-            )
-        )  # fmt: skip
-    figure.update_yaxes(title_text="Training", range=[len(names) - 0.4, -0.6], showgrid=False, type="category")
-    figure.update_xaxes(title_text="Peak memory (MB)", rangemode="tozero")
-    figure.update_layout(margin={"r": 60})
     return figure
 
 

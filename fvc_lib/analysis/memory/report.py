@@ -93,6 +93,19 @@ def out_of_memory_table(found: MemoryFindings) -> pl.DataFrame:
     return _table(found.out_of_memory, columns)
 
 
+def predictions_table(found: MemoryFindings) -> pl.DataFrame:
+    """What the preflight predicted of each training's peak, and what was measured then."""
+    columns: Columns = {
+        **_STAGE,
+        "attempt": (pl.Int64, itemgetter("attempt")),
+        "of": _text("place"),
+        "predicted": (pl.String, lambda row: megabytes_text(row["predicted_mb"])),
+        "measured": _text("measured_mb", megabytes_text),
+        "off_by": _text("error_percent", "{:+.0f}%".format),
+    }
+    return _table(found.predictions, columns)
+
+
 def _context_path(row: Row) -> str:
     path = f"memory/oom/{stage_key(row['stage'], row['fold'])}/{row['context_file']}"
     return NONE if row["context_file"] is None else path
