@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from fvc_lib.analysis.wording import count_text
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
 from fvc_lib.services.config import resolve_config
@@ -86,7 +87,7 @@ def audit(
     fakes = int((read.videos["label"] == "fake").sum())
     click.echo(
         f"{table.name}: {read.videos.height:,} videos ({read.videos.height - fakes:,} real, {fakes:,} fake), "
-        f"{read.scores.width} detectors: {shown}{more}"
+        f"{count_text(read.scores.width, 'detector')}: {shown}{more}"
     )
     if corpus is not None and not corpus.exists():
         raise UsageError(f"--corpus {str(corpus)!r}: no such file or folder.")
@@ -104,14 +105,15 @@ def audit(
     }
     folder = (out or folder_of_runs / "audits" / _folder_name(table, parameters)).expanduser().absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    page = folder / "audit.html"
+    page, answer = folder / "audit.html", folder / ANSWER
+    answer.unlink(missing_ok=True)  # an earlier audit's
     made = execute_record(
         SCORE_AUDIT, folder, {**parameters, "output_folder": str(folder)}, page=page, title=f"Audit of {table.name}",
-        runs_dir=str(folder_of_runs), what="the audit",
+        runs_dir=str(folder_of_runs), what="the audit", answer=answer,
     )  # fmt: skip
     if not made:
         context.exit(1)
-    click.echo((folder / ANSWER).read_text(encoding="utf-8", errors="replace"))
+    click.echo(answer.read_text(encoding="utf-8", errors="replace"))
     click.echo(f"  audit         {page}\n  tables        {folder}")
 
 

@@ -13,11 +13,20 @@ from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill, ke
 
 
 def execute_record(
-    name: str, folder: Path, parameters: Mapping[str, Any], *, page: Path, title: str, runs_dir: str, what: str
+    name: str,
+    folder: Path,
+    parameters: Mapping[str, Any],
+    *,
+    page: Path,
+    title: str,
+    runs_dir: str,
+    what: str,
+    answer: Path | None = None,
 ) -> bool:
     """Execute the notebook ``name`` into ``folder`` and write its offline ``page``; whether it came to its end.
 
-    What went wrong is told, ``what`` being the thing that was not made.
+    What went wrong is told, ``what`` being the thing that was not made. ``answer`` is a file that the notebook writes,
+    a sentence a line; the page begins with them.
 
     Raises:
         OSError: the folder cannot be written.
@@ -35,7 +44,8 @@ def execute_record(
         on_start=lambda _: None,
     )
     execute_with_papermill(NOTEBOOKS / record.name, dict(parameters), request)
-    write_report([record], page, title=title)
+    lines = answer.read_text(encoding="utf-8", errors="replace").splitlines() if answer and answer.is_file() else []
+    write_report([record], page, title=title, answer=lines)
     outcome = request.outcome
     if outcome is None or not outcome.ok:
         why = f"{outcome.error.name}: {outcome.error.message}" if outcome and outcome.error else "its kernel died"

@@ -83,6 +83,32 @@ def test_the_better_detector_is_shown_and_the_equal_ones_are_not(audit):
     assert "above every control that could be computed" in answer
 
 
+def test_who_leaves_out_what_is_hard_is_not_put_first(planted):
+    videos, scores = planted
+    hard = videos["generator"].fill_null("") == "hard"
+    table = scores.select(weak="weak", picky=pl.when(~hard).then(pl.col("weak") - 0.1 * (pl.int_range(480) % 2)))
+    found = numbers.audit_scores(videos, table, HOW)
+    assert found.interval("picky")[0] > found.interval("weak")[0]
+    assert found.detectors == ("weak", "picky")
+    picky = found.coverage.filter(detector="picky").row(0, named=True)
+    assert picky["auc_if_wrong"] < found.interval("weak")[0]
+    assert any(
+        "picky did not answer 120 of 480" in line for line in findings.cautions(found, has_groups=True, found=[])
+    )
+    assert f"the {480 - 120} of 480 videos" in findings.answer(found)[0]
+
+
+def test_one_vote_per_group_is_the_auc_weighted_by_group(planted):
+    videos, scores = planted
+    part = pl.int_range(480) % 7 != 0
+    videos, scores = videos.filter(part), scores.select("strong").filter(part)
+    sizes = videos.select(pl.len().over("group_id"))["len"].to_numpy()
+    labels = (videos["label"] == "fake").to_numpy()
+    wanted = sklearn.metrics.roc_auc_score(labels, scores["strong"], sample_weight=1 / sizes)
+    found = numbers.audit_scores(videos, scores, HOW).by_group
+    assert found["value"].item() == pytest.approx(wanted, abs=1e-12)
+
+
 def test_numbers_are_scikit_learns_on_the_videos_that_each_detector_answered(planted, audit):
     videos, scores = planted
     for name in scores.columns:

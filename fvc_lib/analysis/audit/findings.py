@@ -5,15 +5,9 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.analysis.audit.numbers import (
-    MAIN_METRIC,
-    NEEDS_REALS,
-    ORACLE,
-    OTHER_SPLIT,
-    Audit,
-)
+from fvc_lib.analysis.audit.numbers import NEEDS_REALS, ORACLE, Audit
 from fvc_lib.analysis.audit.similar_ids import Suspicion
-from fvc_lib.analysis.read.headline import interval_cautions
+from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, WHAT_TO_DO, interval_cautions
 from fvc_lib.analysis.read.run_comparison import p_text
 from fvc_lib.analysis.wording import (
     count_text,
@@ -36,11 +30,13 @@ _MUCH_NARROWER = 1.1  # an interval that groups would widen by a tenth is worth 
 def answer(audit: Audit) -> list[str]:
     """The audit in some sentences, the most important first."""
     first = audit.detectors[0]
-    value, low, high = audit.interval(first)
+    value, low, high = audit.compared(first)
     others = len(audit.detectors) - 1
     if value is None:
         return [f"{first} answered videos of one label only, so nothing can be said."]
     where = f"{count_text(audit.num_videos, 'video')} in {count_text(audit.num_groups, 'group')}"
+    if others and not audit.is_complete:
+        where = f"the {audit.num_common:,} of {where} that all answered" if audit.num_common else f"its own of {where}"
     text = f"{metric_name(MAIN_METRIC)} {interval_text(value, low, high)} on {where}"
     lines = [f"{first} has the highest of {others + 1} detectors: {text}." if others else f"{first}: {text}."]
     if others:
@@ -56,7 +52,7 @@ def _better_than(audit: Audit, first: str, others: int) -> str:
     own = audit.differences.filter((pl.col("first") == first) | (pl.col("second") == first))
     ahead = pl.when(pl.col("first") == first).then(-pl.col("difference")).otherwise(pl.col("difference")) > 0
     shown = own.filter(pl.col("is_shown") & ahead).height
-    on = f"on the {audit.num_common:,} videos that all answered, corrected for all {audit.differences.height} pairs"
+    on = f"corrected for {count_text(audit.differences.height, 'pair')}"
     if shown == others:
         return f"It is shown to be better than every other ({on})."
     some = (
@@ -66,20 +62,21 @@ def _better_than(audit: Audit, first: str, others: int) -> str:
 
 
 def _against_controls(audit: Audit, first: str) -> str:
-    honest = audit.controls.filter(pl.col("source") != OTHER_SPLIT).drop_nulls("value")
+    honest = audit.honest_controls.drop_nulls("value")
     if honest.is_empty():
         return "No control could be computed: nothing says that this number comes from looking at the videos."
     best = honest.sort("value", descending=True).row(0, named=True)
     name = f"{source_name(best['source'])} ({interval_text(best['value'], best['low'], best['high'])})"
     if not audit.above_controls(first):
-        return f"It is not above its best control, {name}: what tells the labels need not be in the pictures."
+        why = WHAT_TO_DO.get(best["source"], "What tells the labels need not be in the pictures.")
+        return f"It is not above its best control, {name}. {why}"
     if honest["source"].to_list() == ["constant"]:
         return "It is above chance; no other control could be computed, so what it reads is not known."
     return f"It is above every control that could be computed; the best is {name}."
 
 
 def _floor(audit: Audit, first: str) -> list[str]:
-    floor, (value, low, _) = audit.floors.get(first), audit.interval(first)
+    floor, (value, low, _) = audit.floors.get(first), audit.compared(first)
     if floor is None:
         return []
     ends = floor.interval
@@ -89,6 +86,8 @@ def _floor(audit: Audit, first: str) -> list[str]:
     )
     if is_above_control(value, low, *ends.row()[0:3:2]):
         return [f"{said}; its number is {(value or 0) - ends.value:.3f} above that floor."]
+    if ends.row()[1] is None or ends.low <= 0.5:
+        return [f"{said}; that is too uncertain to say that its number is above it."]
     return [f"{said}; its number is not above that floor: it may recognise where videos come from, and no fakes."]
 
 
@@ -136,7 +135,8 @@ def cautions(audit: Audit, *, has_groups: bool, found: Sequence[Suspicion], note
         lacking = f"{audit.num_videos - row['num_videos']:,} of {audit.num_videos:,} videos"
         lines.append(
             f"{row['detector']} did not answer {lacking}. Its own numbers are of those that it answered; hard videos "
-            "may be missing."
+            f"may be missing. Were all of them wrong, its {metric_name(MAIN_METRIC)} would be "
+            f"{number_text(row['auc_if_wrong'])}."
         )
     for name in audit.detectors:
         value, _, high = audit.interval(name)
@@ -185,6 +185,7 @@ def main_table(audit: Audit) -> pl.DataFrame:
                 "detector": name,
                 "auc": interval_text(*audit.interval(name)),
                 "common": _of(audit.common, name),
+                "by_group": _of(audit.by_group, name),
                 "floor": interval_text(*floor.interval.row()[:3]) if floor else None,
                 "above_controls": audit.above_controls(name) if audit.controls.height else None,
                 "shuffled": _of(audit.shuffled, name),
@@ -199,7 +200,8 @@ def main_table(audit: Audit) -> pl.DataFrame:
 
 
 HEADINGS = {
-    "auc": "ROC AUC", "common": "On the videos all answered", "floor": "Real-versus-real floor",
+    "auc": "ROC AUC", "common": "On the videos all answered", "by_group": "One vote per group",
+    "floor": "Real-versus-real floor",
     "above_controls": "Above controls", "shuffled": "Labels dealt to other groups", "answered_share": "Answered (%)",
     "called_share": "Called fake (%)", "fpr": "Reals called fake", "tpr": "Fakes found", "holm_p": "Holm p",
     "point": "Asked for", "num_videos": "Videos", "num_groups": "Groups",
@@ -313,7 +315,8 @@ def write_tables(audit: Audit, found: Sequence[Suspicion], folder: Path) -> list
     ]
     floor_columns = ["detector", "higher", "lower", "value", "low", "high", "num_higher", "num_lower"]
     frames = {
-        "numbers": audit.numbers, "common": audit.common, "controls": audit.controls, "shuffled": audit.shuffled,
+        "numbers": audit.numbers, "common": audit.common, "by_group": audit.by_group,
+        "controls": audit.controls, "shuffled": audit.shuffled,
         "differences": audit.differences, "slices": audit.slices, "thresholds": audit.thresholds,
         "coverage": audit.coverage, "floors": pl.DataFrame(floors, schema=floor_columns, orient="row"),
         "agreement": _agreement(audit), "similar_ids": similar_table(found),
@@ -378,7 +381,7 @@ def ensemble_sentence(audit: Audit) -> str:
     if len(rows) < 2 or ORACLE not in rows:
         return "No ensemble: fewer than two detectors, or no common videos of both labels."
     average, oracle = (name for name in rows if name not in audit.detectors)
-    best = max(rows[name][0] or 0 for name in audit.detectors if name in rows)
+    best = rows[audit.detectors[0]][0]
     return (
         f"{average.capitalize()}: {interval_text(*rows[average])}, the best single one {number_text(best)}. "
         f"{oracle.capitalize()}: {interval_text(*rows[oracle])}, which asks the label whom to believe: an upper bound "

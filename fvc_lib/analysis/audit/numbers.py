@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC as MAIN_METRIC
 from fvc_lib.metrics import agreement
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide, roc_auc
 from fvc_lib.metrics.cross_validation import (
@@ -28,6 +29,7 @@ from fvc_lib.metrics.intervals import (
     ReplicateValues,
     draw_group_counts,
     group_codes,
+    one_vote_per_group,
     percentile_intervals,
     percentiles,
     replicate_values,
@@ -52,11 +54,9 @@ from fvc_lib.metrics.slice_auc import sliced_class
 from fvc_lib.metrics.source_floor import SourceFloor, real_source_floor
 from fvc_lib.services.errors import UsageError
 
-MAIN_METRIC = "roc_auc"
 AVERAGE, ORACLE = "average of all", "oracle over all"
 FALSE_ALARM_RATES = ("fpr=0.05", "fpr=0.01", "fpr=0.001")
 NOT_KNOWN, ALL_OTHERS = "not known", "all others"
-OTHER_SPLIT = "group_lookup_by_row"  # what a careless split would claim: no honest control
 SMALL_BELOW_GROUPS = 20
 _MOST_SLICES = 30
 _SHUFFLES = 200
@@ -105,10 +105,11 @@ class Rows:
 class Audit:
     """What was found; frames have a row for each detector and thing, undefined numbers being null."""
 
-    detectors: tuple[str, ...]  # their names, the highest main metric first
+    detectors: tuple[str, ...]  # the highest main metric first, on the videos that all answered
     numbers: pl.DataFrame  # ``detector metric value low high num_videos num_groups``
     # The main metric on the videos that all answered, the ensembles included: ``detector value low high``.
     common: pl.DataFrame
+    by_group: pl.DataFrame  # ``detector value low high``: one vote per group, on the videos that each answered
     controls: pl.DataFrame  # ``source value low high``
     shuffled: pl.DataFrame  # ``detector value low high``, the mean and range of 200 deals of the labels to other groups
     differences: pl.DataFrame  # ``first second difference low high p holm_p is_shown``, all pairs
@@ -117,7 +118,9 @@ class Audit:
     floors: Mapping[str, SourceFloor]  # by detector
     # ``detector point fpr fpr_low fpr_high tpr tpr_low tpr_high first_threshold second_threshold is_resolved``.
     thresholds: pl.DataFrame
-    coverage: pl.DataFrame  # ``detector num_videos share num_real num_fake``
+    # ``detector num_videos answered_share num_real num_fake auc_if_wrong``; the last counts every video that was not
+    # answered against the detector.
+    coverage: pl.DataFrame
     # (D, D) on the common videos; ``equal_decisions`` alike; None without common videos.
     correlations: FloatArray | None
     equal_decisions: FloatArray | None
@@ -132,11 +135,29 @@ class Audit:
         row = self.numbers.filter((pl.col("detector") == detector) & (pl.col("metric") == metric))
         return row.select("value", "low", "high").row(0) if row.height else (None, None, None)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether every detector answered every video."""
+        return self.num_common == self.num_videos
+
+    def compared(self, detector: str) -> tuple[float | None, float | None, float | None]:
+        """``value low high`` by which detectors are ordered: on the videos that all answered, where there are such.
+
+        On its own videos one that leaves out what is hard would look better than the others.
+        """
+        row = self.common.filter(pl.col("detector") == detector)
+        return row.select("value", "low", "high").row(0) if row.height else self.interval(detector)
+
     def above_controls(self, detector: str) -> bool:
         """Whether a detector's main metric is above every honest control's."""
-        value, low, _ = self.interval(detector)
-        honest = self.controls.filter(pl.col("source") != OTHER_SPLIT)
-        return all(is_above_control(value, low, *ends) for ends in honest.select("value", "high").iter_rows())
+        value, low, _ = self.compared(detector)
+        ends = self.honest_controls.select("value", "high").iter_rows()
+        return all(is_above_control(value, low, *each) for each in ends)
+
+    @property
+    def honest_controls(self) -> pl.DataFrame:
+        """``controls`` without what only shows how much a careless split would claim."""
+        return self.controls.filter(~pl.col("source").is_in(list(DISHONEST_CONTROLS)))
 
 
 def audit_scores(
@@ -200,14 +221,17 @@ def audit_scores(
         measured = [(roc_auc, column) for column in (columns | _ensembles(table, common)).values()]
         drawn_of_common = _drawn(common, measured, how)
     frame = pl.DataFrame(numbers, schema=_NUMBERS, orient="row")
-    main = frame.filter(pl.col("metric") == MAIN_METRIC).sort("value", descending=True, nulls_last=True)
+    together = _named([*names, AVERAGE, ORACLE], drawn_of_common, how)
+    main = frame.filter(pl.col("metric") == MAIN_METRIC) if together.is_empty() else together
+    main = main.filter(pl.col("detector").is_in(names)).sort("value", descending=True, nulls_last=True)
     order = main["detector"].to_list()
     places = [names.index(name) for name in order]
     decisions = _decisions(table[common.places], common, how) if compared else None
     return Audit(
         detectors=tuple(order),
         numbers=frame,
-        common=_named([*names, AVERAGE, ORACLE], drawn_of_common, how),
+        common=together,
+        by_group=_by_group(table, names, labels, groups, how),
         controls=_controls(controls, every, how),
         shuffled=_shuffled(table, names, labels, groups, how),
         differences=_differences(names, drawn_of_common, how),
@@ -275,8 +299,12 @@ def _by_pattern(table: FloatArray) -> dict[bytes, list[int]]:
     return found
 
 
-def _drawn(rows: Rows, measures: Sequence[tuple[Metric, npt.ArrayLike]], how: Settings) -> ReplicateValues:
-    return replicate_values(rows.labels, measures, rows.groups, replicates=how.replicates, seed=how.seed)
+def _drawn(
+    rows: Rows, measures: Sequence[tuple[Metric, npt.ArrayLike]], how: Settings, votes: FloatArray | None = None
+) -> ReplicateValues:
+    return replicate_values(
+        rows.labels, measures, rows.groups, row_weights=votes, replicates=how.replicates, seed=how.seed
+    )
 
 
 def _some(drawn: ReplicateValues, numbers: Sequence[int]) -> ReplicateValues:
@@ -460,18 +488,16 @@ def _differences(names: Sequence[str], drawn: ReplicateValues | None, how: Setti
 
 
 def _coverage(table: FloatArray, names: Sequence[str], labels: IntArray) -> pl.DataFrame:
-    answered = ~np.isnan(table)
-    rows = [
-        (
-            name,
-            int(each.sum()),
-            float(each.mean()),
-            int((each & (labels == 0)).sum()),
-            int((each & (labels == 1)).sum()),
-        )
-        for name, each in zip(names, answered.T, strict=True)
-    ]
-    return pl.DataFrame(rows, schema=["detector", "num_videos", "answered_share", "num_real", "num_fake"], orient="row")
+    rows = []
+    for name, column in zip(names, table.T, strict=True):
+        answered = ~np.isnan(column)
+        known = column[answered]
+        worst = np.where(labels == 1, known.min() - 1, known.max() + 1)  # a fake below all, a real above all
+        numbers = [int((answered & (labels == label)).sum()) for label in (0, 1)]
+        value = roc_auc(labels, np.where(answered, column, worst))
+        rows.append((name, int(answered.sum()), float(answered.mean()), *numbers, value))
+    columns = ["detector", "num_videos", "answered_share", "num_real", "num_fake", "auc_if_wrong"]
+    return pl.DataFrame(rows, schema=columns, orient="row")
 
 
 # --- What has no detector, or other groups
@@ -508,15 +534,27 @@ def _regrouped(
     return _aucs(table, names, labels, np.array(suspected, dtype=object), how)
 
 
-def _aucs(
+def _by_group(
     table: FloatArray, names: Sequence[str], labels: IntArray, groups: npt.NDArray[np.object_], how: Settings
 ) -> pl.DataFrame:
+    """The main metric with one vote per group; empty where every video is its own."""
+    if len(set(groups.tolist())) == groups.size:
+        return pl.DataFrame(schema=_NAMED)
+    return _aucs(table, names, labels, groups, how, one_vote_each=True)
+
+
+def _aucs(
+    table: FloatArray, names: Sequence[str], labels: IntArray, groups: npt.NDArray[np.object_], how: Settings,
+    *, one_vote_each: bool = False,
+) -> pl.DataFrame:  # fmt: skip
     rows = []
     for answered, members in _by_pattern(table).items():
         part = _rows(np.flatnonzero(np.frombuffer(answered, dtype=bool)), labels, groups, how)
         if np.unique(part.labels).size < 2:
             continue
-        drawn = _drawn(part, [(roc_auc, table[part.places, member]) for member in members], how)
+        measured = [(roc_auc, table[part.places, member]) for member in members]
+        votes = one_vote_per_group(part.groups) if one_vote_each else None
+        drawn = _drawn(part, measured, how, votes)
         found = percentile_intervals(drawn, how.confidence)
         rows += [(names[member], *each.row()[:3]) for member, each in zip(members, found, strict=True)]
     return pl.DataFrame(rows, schema=_NAMED, orient="row")

@@ -8,10 +8,10 @@ import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 
-from fvc_lib.analysis.audit.numbers import MAIN_METRIC, OTHER_SPLIT, Audit
+from fvc_lib.analysis.audit.numbers import Audit
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import interval_point, series_style
-from fvc_lib.analysis.read.headline import Score
+from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC as MAIN_METRIC, Score
 from fvc_lib.analysis.wording import count_text, figure_text, metric_name, number_text, source_name
 from fvc_lib.metrics.calibration import reliability_bins
 from fvc_lib.metrics.classification import FloatArray, IntArray, confusion_curve
@@ -35,18 +35,19 @@ def detectors_figure(audit: Audit) -> go.Figure:
     name = metric_name(MAIN_METRIC)
     points = []
     for detector in audit.detectors:
-        score = Score("model", *audit.interval(detector))
+        score = Score("model", *audit.compared(detector))
         above = audit.above_controls(detector) if audit.controls.height else True
         points.append((interval_point(_name(detector), score, theme.MODEL, hollow=not above), score))
     for source, *ends in audit.controls.iter_rows():
         score = Score(source, *ends)
         tick = figure_text(source_name(source))
-        points.append((interval_point(tick, score, theme.CONTROL, hollow=source == OTHER_SPLIT), score))
-    value = audit.interval(audit.detectors[0])[0]
+        points.append((interval_point(tick, score, theme.CONTROL, hollow=source in DISHONEST_CONTROLS), score))
+    value = audit.compared(audit.detectors[0])[0]
+    n = _n(audit) if audit.is_complete or not audit.num_common else f"n = the {audit.num_common:,} videos all answered"
     figure = theme.figure(
         f"{audit.detectors[0]} has the highest {name}, {number_text(value)}" if len(audit.detectors) > 1 else
         f"{name} of {audit.detectors[0]}: {number_text(value)}",
-        f"{_n(audit)}; bars: {audit.settings.confidence:.0%} intervals over groups; grey: controls; hollow: not above "
+        f"{n}; bars: {audit.settings.confidence:.0%} intervals over groups; grey: controls; hollow: not above "
         "its controls, or no honest split",
         height=150 + 30 * len(points),
     )  # fmt: skip

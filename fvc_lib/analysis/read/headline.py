@@ -258,7 +258,7 @@ SHUFFLED_LABELS = "shuffled_labels"
 METADATA_ONLY = "metadata_only"
 LENGTH_ONLY = "length_only"
 # Of a control that wins: what to do about it.
-_WHAT_TO_DO = {
+WHAT_TO_DO = {
     METADATA_ONLY: "To do about it: train and test on videos that are alike in these (of codec, size and length: -p "
     "protocol metadata_matched), or add reals that are like the fakes in them.",
     LENGTH_ONLY: "What tells the labels is how long a video is. To do about it: train and test on videos of alike "
@@ -440,10 +440,10 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
 def _why_a_control_wins(run: RunPaths, verdict: Verdict) -> tuple[str, ...]:
     """Which features carry the control that the model is not above, as the audit found, and what to do about it."""
     winner = verdict.best_control.source if verdict.best_control else ""
-    if verdict.standing != "not above control" or winner not in _WHAT_TO_DO:
+    if verdict.standing != "not above control" or winner not in WHAT_TO_DO:
         return ()
     carriers = _audit(run).frame.filter(check=METADATA_CARRIERS)["finding"].to_list() if winner == METADATA_ONLY else []
-    return (" ".join([*carriers, _WHAT_TO_DO[winner]]),)
+    return (" ".join([*carriers, WHAT_TO_DO[winner]]),)
 
 
 def _earlier_attempt(run: RunPaths, table: Path) -> str:

@@ -1,0 +1,59 @@
+"""``run_notebooks.py audit``: the example of the docs answers as they say, and what cannot be meant is refused."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+import nbformat
+import polars as pl
+import pytest
+from click.testing import CliRunner
+
+from fvc_lib.command_line.main import main
+
+DOCS = Path(__file__).parents[1] / "docs" / "audit.md"
+
+
+def block(kind: str) -> str:
+    return DOCS.read_text().split(f"```{kind}\n")[1].split("```")[0]
+
+
+@pytest.mark.slow
+def test_the_example_of_the_docs_answers_as_they_say_on_a_page_that_loads_nothing(tmp_path):
+    (tmp_path / "scores.csv").write_text(block("csv"))
+    runs = tmp_path / "runs"
+    ended = CliRunner().invoke(main, ["audit", str(tmp_path / "scores.csv"), "--runs-dir", str(runs)])
+    assert ended.exit_code == 0, ended.output
+    assert block("text") in ended.output
+    (folder,) = (runs / "audits").iterdir()
+    assert folder.name.startswith("scores_")
+    page = html.unescape((folder / "audit.html").read_text())
+    assert "default-src 'none'" in page
+    assert block("text").splitlines()[0] in page
+    record = nbformat.read(folder / "40_score_audit.ipynb", as_version=4)
+    assert all(cell.execution_count for cell in record.cells if cell.cell_type == "code")
+    numbers = pl.read_csv(folder / "numbers.csv")
+    assert set(numbers["detector"]) == {"ours", "theirs"}
+    assert r"ours & 0." in (folder / "audit.tex").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "words"),
+    [
+        (["gone.csv"], 2, "no such file"),
+        (["scores.csv", "--label-map", "1=maybe"], 2, "wanted such as 1=fake,0=real"),
+        (["scores.csv", "--detectors", "our"], 2, "Did you mean 'ours'"),
+        (["scores.csv", "--operating-point", "fpr=5"], 2, "threshold=NUMBER"),
+        (["scores.csv", "--corpus", "nowhere"], 2, "no such file or folder"),
+        (["bad.csv"], 3, "row 1: the score in column 'score' is 'inf'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_written(tmp_path, monkeypatch, given, code, words):
+    monkeypatch.chdir(tmp_path)
+    Path("scores.csv").write_text(block("csv"))
+    Path("bad.csv").write_text("video,label,score\na,real,inf\nb,fake,1\n")
+    ended = CliRunner().invoke(main, ["audit", *given, "--runs-dir", "runs"])
+    assert ended.exit_code == code
+    assert words in ended.output
+    assert not Path("runs").exists()
