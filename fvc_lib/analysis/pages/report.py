@@ -50,7 +50,7 @@ from fvc_lib.services.tasks import STAGES
 TEMPLATES = Path(__file__).with_name("templates")
 SCRIPT = (TEMPLATES / "page.js").read_text(encoding="utf-8")
 VIDEOS_SCRIPT = (TEMPLATES / "videos.js").read_text(encoding="utf-8")
-# Of the table of all videos: name in ``videos.js``, heading, class
+# Of the table of all videos: name in the script, heading, class
 _VIDEO_COLUMNS = (
     ("path", "Video", "path"), ("label", "Label", "label"), ("right", "Decided", "right-or-wrong"),
     ("score", "Score", "number score"), ("spread", "Spread", "number spread"),
@@ -184,12 +184,13 @@ def write_report(
     videos: Markup | str = "",
     provenance: Markup | str = "",
     notes: Sequence[str] = (),
+    answer: Sequence[str] = (),
 ) -> None:
     """Write ``output``: one HTML file with everything in it that opens without a network or a server.
 
     Executed notebooks come in the order given, the first one open, each with a link to its own page in ``pages``;
     without a headline the head is ``title`` alone; ``videos`` and ``provenance`` are HTML, ``notes`` plain sentences
-    shown first.
+    shown first, then those of ``answer``, where there is no headline.
 
     Raises:
         DataError: a notebook is missing or unreadable.
@@ -199,7 +200,7 @@ def write_report(
     facts = _run_facts(headline) if headline else {}
     body = render(
         "report.html", title=title, headline=headline, sections=sections, run_facts=facts, provenance=provenance,
-        notes=notes, videos=videos,
+        notes=notes, answer=answer, videos=videos,
     )  # fmt: skip
     # plotly.js is by far the largest part, so a page without figures goes without it.
     plotly = [get_plotlyjs()] if any(each.num_figures for each in rendered) else []
