@@ -455,7 +455,18 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
 
     def check(self, name: str) -> str:
         """As ``FileRegistry``; of what a cell registered, the cell's file."""
-        return f"{self._of_cells[name]}:{name}" if name in self._of_cells else super().check(name)
+        if name in self._of_cells:
+            return f"{self._of_cells[name]}:{name}"
+        try:
+            return super().check(name)
+        except UsageError as error:
+            written = sorted(cells_folder().glob(f"{name}_*.py"), key=os.path.getmtime) if name.isidentifier() else []
+            if not written:
+                raise
+            raise UsageError(
+                f"{error} A cell of a notebook once had this name, and its network lies in a file: give {written[-1]}:"
+                f"{name}"
+            ) from error
 
 
 def cells_folder() -> Path:

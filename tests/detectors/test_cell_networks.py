@@ -127,6 +127,10 @@ def test_a_notebook_that_has_not_run_tells_the_network_of_its_cell(name, code, r
     run_cell(code)
     assert config_of(model=name).model == before
     assert not DETECTORS.find_cell("other", [code])
+    path = before.rpartition(":")[0]
+    DETECTORS._of_cells.pop(name), DETECTORS._items.pop(name), DETECTORS._sources.pop(name)  # as in another process
+    with pytest.raises(UsageError, match=rf"unknown.*its network lies in a file: give {path}:{name}"):
+        config_of(model=name)
 
 
 def test_a_declaration_in_a_cell_works_like_a_class(run_cell):
