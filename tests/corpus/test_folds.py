@@ -11,9 +11,9 @@ from fvc_lib.corpus.folds import (
     balance_table,
     check_folds,
     make_folds,
+    shuffle_labels_by_group,
     split_for_fold,
 )
-from fvc_lib.corpus.shuffled_labels import shuffle_labels_by_group
 from fvc_lib.corpus.sources.general.fvc2018 import read_fvc2018
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import FOLDS, check_table

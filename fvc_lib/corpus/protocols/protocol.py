@@ -5,14 +5,13 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
-from fvc_lib.corpus.folds import FoldSplit, check_folds, make_folds, split_for_fold
+from fvc_lib.corpus.folds import FoldSplit, check_folds, make_folds, shuffle_labels_by_group, split_for_fold
 from fvc_lib.corpus.index import refuse_empty_index
 from fvc_lib.corpus.listing import some_of
 from fvc_lib.corpus.protocols.cross_corpus import cross_corpus
 from fvc_lib.corpus.protocols.generators import leave_one_generator_out
 from fvc_lib.corpus.protocols.matched import Tells, matched, parts_of_folds
 from fvc_lib.corpus.protocols.official import official
-from fvc_lib.corpus.shuffled_labels import shuffle_labels_by_group
 from fvc_lib.services import protocols as names
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
