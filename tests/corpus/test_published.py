@@ -4,12 +4,15 @@ import json
 from collections import Counter
 from pathlib import Path
 
+import polars as pl
 import pytest
 from click.testing import CliRunner
 
 from fvc_lib.command_line.commands import corpora
 from fvc_lib.corpus.index import group_annotations
 from fvc_lib.corpus.listing import CorpusLoader, Entry, Listing, by_rank, read_corpus
+from fvc_lib.corpus.protocols.protocol import make_protocol, official_leaks, training_rows
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
 from tests.corpus.published import MINIATURES, text, touch
@@ -110,6 +113,15 @@ def test_the_real_lists_of_faceforensics_make_478_groups_and_have_seven_leaks(sh
     assert len(set(groups.values())) == 478
     assert Counter(entry.official_split for entry in reals) == {"train": 720, "validation": 140, "test": 140}
     assert any(note.startswith("7 YouTube videos lie in two parts") for note in listing.notes)
+    rows = [(each.path, groups[each.path], each.label, each.official_split) for each in listing.entries]
+    index = pl.DataFrame(rows, schema=["video_id", "group_id", "label", "official_split"], orient="row")
+    assert official_leaks(index).height == 7
+    for name, leaking in (("official", 7), ("official_strict", 0)):
+        table = make_protocol(index, RunConfig(protocol=name), lambda *_: (None, None))
+        assert len(training_rows(table, 0).leaking) == leaking
+    parts = dict(table.group_by("part").len().iter_rows())
+    assert parts["test"] == 2 * 140
+    assert 0 < parts["left_out"] < 100
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,13 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.read.headline import Verdict, judge, overall_scores
-from fvc_lib.metrics.classification import balanced_accuracy, brier_score, f1, roc_auc
-from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.corpus.protocols.protocol import folds_tested, make_protocol
+from fvc_lib.metrics.classification import balanced_accuracy, brier_score, f1, roc_auc, weighted_metric
+from fvc_lib.metrics.cross_validation import measure_over_folds, within_folds
+from fvc_lib.metrics.intervals import cluster_bootstrap, replicate_values
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
+from fvc_lib.services.tables import PROTOCOL
 from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.results import METRIC_NAMES, check_predictions, kfold_results
 
@@ -225,3 +227,72 @@ def test_labels_shuffled_on_purpose_are_those_the_controls_are_judged_by(tables:
         kfold_results(index, folds, predictions, CONFIG)
     results = kfold_results(index, folds, predictions, RunConfig(bootstrap_replicates=200, shuffle_labels=True))
     assert row(results, "metadata_only", "all", "roc_auc")["value"] == 1.0
+
+
+def test_with_targets_the_number_is_the_plain_mean_over_them_and_each_stands_by_itself(
+    tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame
+) -> None:
+    config = CONFIG.model_copy(update={"protocol": "leave_one_generator_out", "num_folds": 4})
+    parts = [
+        folds.with_columns(
+            protocol=pl.lit("leave_one_generator_out"),
+            target=pl.lit("sora" if fold else "pika"),  # one fold of pika, three of sora
+            part=pl.when(pl.col("fold") == fold).then(pl.lit("test")).otherwise(pl.lit("train")),
+            reason=pl.lit(None, pl.String),
+            fold=pl.lit(fold, pl.Int64),
+        )
+        for fold in range(4)
+    ]
+    protocol = pl.concat(parts).select(*PROTOCOL.columns)
+    found = kfold_results(tables.index(folds), folds, predictions, config, protocol=protocol)
+    labels, scores = controls.fake_labels(predictions), predictions["score"].to_numpy()
+    fold = predictions["fold"].to_numpy()
+    pika, sora = fold == 0, fold != 0
+    each = [roc_auc(labels[pika], scores[pika]), within_folds(roc_auc, fold[sora])(labels[sora], scores[sora])]
+    values = {scope: row(found, "model", scope, "roc_auc")["value"] for scope in ("all", "target:pika", "target:sora")}
+    assert values["target:pika"] == pytest.approx(each[0], abs=1e-12)
+    assert values["target:sora"] == pytest.approx(each[1], abs=1e-12)
+    assert values["all"] == pytest.approx(np.mean(each), abs=1e-12)
+    assert values["all"] != pytest.approx(row(kfold_results(
+        tables.index(folds), folds, predictions, CONFIG), "model", "all", "roc_auc")["value"], abs=1e-6)  # fmt: skip
+    for source in ALL_CONTROLS:  # every target has every control, and learned from the same folds here
+        assert row(found, source, "target:pika", "roc_auc")["num_videos"] == int(pika.sum())
+    decisions = (predictions["score"] >= predictions["threshold"]).to_numpy().astype(float)
+    f1_each = [f1(labels[of], decisions[of]) for of in (pika, sora)]
+    assert row(found, "model", "all", "f1")["value"] == pytest.approx(np.mean(f1_each), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", METRIC_NAMES)
+def test_the_mean_over_targets_is_read_from_curves_and_sums_as_by_its_definition(
+    predictions: pl.DataFrame, name: str
+) -> None:
+    targets = np.where(predictions["fold"].to_numpy() < 2, "a", "b")
+    scores, thresholds, fold = (predictions[each].to_numpy() for each in ("score", "threshold", "fold"))
+    metric, values = measure_over_folds(name, scores, thresholds, fold, targets)
+
+    def by_definition(labels: np.ndarray, of: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        return np.asarray(metric(labels, of, weights))
+
+    labels, groups = controls.fake_labels(predictions), predictions["group_id"].to_list()
+    drawn = [
+        replicate_values(labels, [(each, values)], groups, replicates=20, seed=1).replicates
+        for each in (metric, weighted_metric(by_definition))
+    ]
+    np.testing.assert_allclose(*drawn, atol=1e-12)
+
+
+def test_a_split_of_rows_would_have_recognised_the_groups_of_the_generator_held_out(tables: Any) -> None:
+    """By how much rows without groups inflate leave-one-generator-out: the oracle that only knows groups."""
+    index = tables.index(tables.folds()).with_columns(
+        manipulation=pl.when(pl.col("label") == "fake").then(
+            pl.col("group_id").map_elements(lambda group: f"m{sum(map(ord, group)) % 2}", return_dtype=pl.String)
+        )
+    )  # fmt: skip
+    config = CONFIG.model_copy(update={"protocol": "leave_one_generator_out", "num_folds": 2})
+    protocol = make_protocol(index, config, controls.tells_labels(config))
+    folds = folds_tested(protocol)
+    predictions = tables.predictions(folds, good_scores(folds), threshold_of_fold={0: 0.5, 1: 0.5})
+    found = kfold_results(index, folds, predictions, config, protocol=protocol)
+    honest, by_row = (row(found, f"group_lookup_by_{how}", "all", "roc_auc")["value"] for how in ("group", "row"))
+    assert honest == 0.5
+    assert by_row > 0.9

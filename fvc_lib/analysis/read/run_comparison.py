@@ -15,6 +15,7 @@ import polars as pl
 
 from fvc_lib.analysis.read import records
 from fvc_lib.analysis.read.headline import audit_failures, interval_cautions, run_parameters, run_task
+from fvc_lib.analysis.read.protocols import protocol_text
 from fvc_lib.analysis.read.records import run_status
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text, metric_name, number_text
 from fvc_lib.metrics.classification import FloatArray, IntArray
@@ -32,8 +33,9 @@ from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import DEFAULTS, NOT_HASHED
 from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.errors import DataError, UsageError, command_text, did_you_mean
+from fvc_lib.services.protocols import KFOLD
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table
+from fvc_lib.services.tables import FOLDS, PREDICTIONS, PROTOCOL, read_table
 from fvc_lib.services.tasks import FOLD_TRAINING
 
 # --- Which runs may be compared: trained to the end, on true labels, without a leak, judged on the very same videos
@@ -121,7 +123,10 @@ def _predictions(run: RunPaths) -> pl.DataFrame | str:
         return f"{strange.len()} of its predictions do not fit its own folds{example}. Run {FOLD_TRAINING} again."
     if predictions["video_id"].is_duplicated().any():
         return f"videos are predicted more than once. Run {FOLD_TRAINING} again."
-    return predictions
+    if not protocol_text(run_parameters(run)):
+        return predictions
+    tested = read_table(run.protocol, PROTOCOL).filter(part="test").select("video_id", "target")
+    return predictions.join(tested, on="video_id", how="left", maintain_order="left")
 
 
 def difference_of_data(first: JudgedRun, second: JudgedRun) -> str:
@@ -243,7 +248,7 @@ def compare(
         pairs += [_pair(together, drawn, one, other, metric, confidence) for one, other in numbered]
     refusals = (*(run for run in read if isinstance(run, Refusal)), *not_alike)
     asked = {run.name: run_parameters(run.run) for run in read if isinstance(run, JudgedRun)}
-    told = tuple(_with_container(pair, asked) for pair in adjusted(pairs, metric, confidence))
+    told = tuple(_with_protocols(_with_container(pair, asked), asked) for pair in adjusted(pairs, metric, confidence))
     return Comparison(metric, confidence, replicates, values, told, refusals)
 
 
@@ -259,6 +264,14 @@ def _with_container(pair: PairComparison, asked: Mapping[str, Mapping[str, objec
     plain, encoded = (pair.first, pair.second) if is_canonical[1] else (pair.second, pair.first)
     what = "is what the container gave away" if pair.is_shown else "would be what the container gave away"
     return replace(pair, finding=f"{pair.finding} {encoded} is {plain} on re-encoded videos: the difference {what}.")
+
+
+def _with_protocols(pair: PairComparison, asked: Mapping[str, Mapping[str, object]]) -> PairComparison:
+    """With a sentence where the two were tested alike and trained by different protocols."""
+    first, second = (protocol_text(asked[name]) or KFOLD for name in (pair.first, pair.second))
+    if first == second:
+        return pair
+    return replace(pair, finding=f"{pair.finding} They were trained by different protocols: {first}, {second}.")
 
 
 def lines(comparison: Comparison) -> tuple[str, ...]:
@@ -288,10 +301,10 @@ def replicates_of(runs: Sequence[JudgedRun], metric: str, *, replicates: int, se
     """All runs on the same draws; they share labels, groups and folds (``alike``)."""
     shared = runs[0].predictions
     folds = shared["fold"].to_numpy()
-    measures = [
-        measure_over_folds(metric, run.predictions["score"].to_numpy(), run.predictions["threshold"].to_numpy(), folds)
-        for run in runs
-    ]
+    several = "target" in shared.columns and shared["target"].n_unique() > 1  # then the number is the mean over them
+    targets = shared["target"].to_numpy() if several else None
+    scored = [(run.predictions["score"].to_numpy(), run.predictions["threshold"].to_numpy()) for run in runs]
+    measures = [measure_over_folds(metric, scores, thresholds, folds, targets) for scores, thresholds in scored]
     groups = shared["group_id"].to_list()
     return replicate_values(_fakes(shared), measures, groups, replicates=replicates, seed=seed)
 

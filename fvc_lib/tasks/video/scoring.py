@@ -61,7 +61,7 @@ class RunNetworks:
             raise UsageError(
                 f"{paths.run_id} is of task {self.config.task}; videos are scored by runs of {DEFAULT_TASK}."
             )
-        wanted = range(self.config.num_folds) if folds is None else sorted(folds)
+        wanted = range(self.config.num_trainings) if folds is None else sorted(folds)
         found = {fold: read_outcome(paths.fold_outcome(fold), TrainingSummary) for fold in wanted}
         missing = [fold for fold, outcome in found.items() if outcome is None]
         if missing:
