@@ -30,7 +30,7 @@ from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.digests import run_damage
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths, list_runs
-from fvc_lib.services.tables import IMAGES, LEAKAGE_AUDIT, TASK_RESULTS
+from fvc_lib.services.tables import IMAGES, INDEX, LEAKAGE_AUDIT, TASK_RESULTS
 from fvc_lib.services.tasks import DEFAULT_TASK, STAGES, TASKS
 
 # --- What the one number of a run measures, by the run's task: its name, what was judged, and the scores on record
@@ -212,6 +212,17 @@ def weaker_than_one_answer(results_frame: pl.DataFrame) -> tuple[str, ...]:
             usual = f"always giving the more frequent label ({number_text(one_label)})"
             told.append(f"Accuracy {number_text(accuracy)} is below that of {usual}.")
     return tuple(told)
+
+
+def _of_fake_voices(run: RunPaths) -> tuple[str, ...]:
+    """That audio is not judged, of a corpus that says of some videos that theirs is fake."""
+    index = read_tables([(path_to_text(run.run_id), run.index)], INDEX).frame
+    fake_voices = index.filter(pl.col("attributes").str.json_path_match("$.audio").str.to_lowercase() == "fake")
+    if fake_voices.is_empty():
+        return ()
+    real = fake_voices.filter(label="real").height
+    told = f"Audio is not judged: {count_text(fake_voices.height, 'video')} of the corpus have a fake voice"
+    return (f"{told}; {real} of them count as real, because what is seen is." if real else f"{told}.",)
 
 
 def _untested_classes(run: RunPaths) -> tuple[str, ...]:
@@ -410,6 +421,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
             *([f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []),
             *_why_a_control_wins(run, verdict),
             *parameter_cautions(asked),
+            *_of_fake_voices(run),
             *of_scores,
         ),
         earlier=measured.earlier,
