@@ -26,7 +26,7 @@ def execute_record(
     """Execute the notebook ``name`` into ``folder`` and write its offline ``page``; whether it came to its end.
 
     What went wrong is told, ``what`` being the thing that was not made. ``answer`` is a file that the notebook writes,
-    a sentence a line; the page begins with them.
+    a sentence a line; the page begins with the first.
 
     Raises:
         OSError: the folder cannot be written.
@@ -45,7 +45,7 @@ def execute_record(
     )
     execute_with_papermill(NOTEBOOKS / record.name, dict(parameters), request)
     lines = answer.read_text(encoding="utf-8", errors="replace").splitlines() if answer and answer.is_file() else []
-    write_report([record], page, title=title, answer=lines)
+    write_report([record], page, title=title, answer=lines[:1])
     outcome = request.outcome
     if outcome is None or not outcome.ok:
         why = f"{outcome.error.name}: {outcome.error.message}" if outcome and outcome.error else "its kernel died"

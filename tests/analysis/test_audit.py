@@ -98,6 +98,15 @@ def test_who_leaves_out_what_is_hard_is_not_put_first(planted):
     assert f"the {480 - 120} of 480 videos" in findings.answer(found)[0]
 
 
+def test_who_answers_little_is_no_winner_however_good(planted):
+    videos, scores = planted
+    table = scores.select(weak="weak", shy=pl.when(pl.int_range(480) % 3 == 0).then("strong"))
+    found = numbers.audit_scores(videos, table, HOW)
+    assert found.detectors[0] == "shy"
+    assert found.differences["is_shown"].item()
+    assert "left 320 videos unanswered: call it no winner" in findings.answer(found)[1]
+
+
 def test_one_vote_per_group_is_the_auc_weighted_by_group(planted):
     videos, scores = planted
     part = pl.int_range(480) % 7 != 0
@@ -217,6 +226,9 @@ def test_a_detector_that_ranks_the_other_way_is_told_and_a_threshold_that_was_gi
     labels, strong = (videos["label"] == "fake").to_numpy(), scores["strong"].to_numpy()
     wanted = sklearn.metrics.balanced_accuracy_score(labels, strong >= 2.5)
     assert audit.interval("strong", "balanced_accuracy")[0] == pytest.approx(wanted, abs=1e-12)
+    given = audit.thresholds.filter(detector="strong", point="threshold=2.5").row(0, named=True)
+    assert given["fpr"] == pytest.approx((strong[~labels] >= 2.5).mean(), abs=1e-12)
+    assert "The threshold given, 2.5, calls" in " ".join(findings.answer(audit))
     with pytest.raises(UsageError, match="threshold=NUMBER"):
         numbers.settings("fpr=2")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.analysis.audit.numbers import NEEDS_REALS, ORACLE, Audit
+from fvc_lib.analysis.audit.numbers import GIVEN, NEEDS_REALS, ORACLE, Audit
 from fvc_lib.analysis.audit.similar_ids import Suspicion
 from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, WHAT_TO_DO, interval_cautions
 from fvc_lib.analysis.read.run_comparison import p_text
@@ -18,7 +18,7 @@ from fvc_lib.analysis.wording import (
     source_name,
 )
 from fvc_lib.metrics.cross_validation import DECISION_METRICS, PROBABILITY_METRICS, RANKING_METRICS
-from fvc_lib.metrics.operating_points import operating_point
+from fvc_lib.metrics.operating_points import BEST, operating_point
 from fvc_lib.metrics.paired_difference import is_above_control
 from fvc_lib.services.atomic_files import write_text
 
@@ -54,6 +54,11 @@ def _better_than(audit: Audit, first: str, others: int) -> str:
     shown = own.filter(pl.col("is_shown") & ahead).height
     on = f"corrected for {count_text(audit.differences.height, 'pair')}"
     if shown == others:
+        unanswered = audit.num_videos - audit.of_coverage(first, "num_videos")
+        worst = max(audit.of_coverage(name, "auc_if_wrong") for name in audit.detectors if name != first)
+        if unanswered and audit.of_coverage(first, "auc_if_wrong") <= worst:
+            left = count_text(unanswered, "video")
+            return f"It is better than every other ({on}) there, but left {left} unanswered: call it no winner."
         return f"It is shown to be better than every other ({on})."
     some = (
         f"shown to be better than {shown} of the {others} others" if shown else "not shown to be better than any other"
@@ -103,14 +108,20 @@ def _worst_slice(audit: Audit, first: str) -> list[str]:
 
 def _thresholds(audit: Audit, first: str) -> list[str]:
     own = audit.thresholds.filter((pl.col("detector") == first) & pl.col("is_resolved") & pl.col("fpr").is_not_null())
-    chosen = own.filter(pl.col("point") == _SHOWN_POINT)
+    how = audit.settings
+    asked = f"{GIVEN}{how.threshold:g}" if how.threshold is not None else str(how.point)
+    wanted = _SHOWN_POINT if asked == str(BEST) else asked
+    chosen = own.filter(pl.col("point") == wanted)
     row = (chosen if chosen.height else own.filter(pl.col("point").str.starts_with("fpr"))).head(1)
     if row.is_empty():
         return []
     found = row.row(0, named=True)
-    says = operating_point(found["point"]).says
-    text = f"A threshold for {says}, chosen on one half of the groups, calls {found['fpr']:.1%} of the other half's"
-    return [f"{text} reals fake and finds {found['tpr']:.0%} of its fakes."]
+    if found["point"].startswith(GIVEN):
+        text = f"The threshold given, {how.threshold:g}, calls {found['fpr']:.1%} of the"
+    else:
+        says = operating_point(found["point"]).says
+        text = f"A threshold for {says}, chosen on one half of the groups, calls {found['fpr']:.1%} of the other half's"
+    return [f"{text} reals fake and finds {found['tpr']:.0%} of {'the' if GIVEN in found['point'] else 'its'} fakes."]
 
 
 def cautions(audit: Audit, *, has_groups: bool, found: Sequence[Suspicion], notes: Sequence[str] = ()) -> list[str]:
@@ -189,7 +200,7 @@ def main_table(audit: Audit) -> pl.DataFrame:
                 "floor": interval_text(*floor.interval.row()[:3]) if floor else None,
                 "above_controls": audit.above_controls(name) if audit.controls.height else None,
                 "shuffled": _of(audit.shuffled, name),
-                "answered_share": audit.coverage.filter(pl.col("detector") == name)["answered_share"].item(),
+                "answered_share": audit.of_coverage(name, "answered_share"),
             }
         )
     table = pl.DataFrame(rows, infer_schema_length=None)
@@ -243,21 +254,19 @@ def _metric_table(audit: Audit, metrics: Sequence[str]) -> pl.DataFrame:
 
 
 def threshold_table(audit: Audit, detectors: Sequence[str]) -> pl.DataFrame:
-    """What thresholds do on the half that did not choose them."""
+    """What thresholds do on the half that did not choose them; without rates that the reals cannot resolve."""
     rows = []
     for row in sorted(audit.thresholds.iter_rows(named=True), key=lambda row: audit.detectors.index(row["detector"])):
-        if row["detector"] not in detectors:
-            continue
-        unresolved = "" if row["is_resolved"] else " (too few reals to choose it by)"
-        rows.append(
-            {
-                "detector": row["detector"],
-                "point": row["point"] + unresolved,
-                "fpr": interval_text(row["fpr"], row["fpr_low"], row["fpr_high"]),
-                "tpr": interval_text(row["tpr"], row["tpr_low"], row["tpr_high"]),
-                "thresholds": f"{row['first_threshold']:.4g}, {row['second_threshold']:.4g}",
-            }
-        )
+        if row["detector"] in detectors and row["is_resolved"]:
+            rows.append(
+                {
+                    "detector": row["detector"],
+                    "point": row["point"],
+                    "fpr": interval_text(row["fpr"], row["fpr_low"], row["fpr_high"]),
+                    "tpr": interval_text(row["tpr"], row["tpr_low"], row["tpr_high"]),
+                    "thresholds": f"{row['first_threshold']:.4g}, {row['second_threshold']:.4g}",
+                }
+            )
     return pl.DataFrame(rows, schema=dict.fromkeys(("detector", "point", "fpr", "tpr", "thresholds"), pl.String))
 
 

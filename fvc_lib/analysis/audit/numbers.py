@@ -55,6 +55,7 @@ from fvc_lib.metrics.source_floor import SourceFloor, real_source_floor
 from fvc_lib.services.errors import UsageError
 
 AVERAGE, ORACLE = "average of all", "oracle over all"
+GIVEN = "threshold="  # of a threshold that comes with the scores
 FALSE_ALARM_RATES = ("fpr=0.05", "fpr=0.01", "fpr=0.001")
 NOT_KNOWN, ALL_OTHERS = "not known", "all others"
 SMALL_BELOW_GROUPS = 20
@@ -147,6 +148,10 @@ class Audit:
         """
         row = self.common.filter(pl.col("detector") == detector)
         return row.select("value", "low", "high").row(0) if row.height else self.interval(detector)
+
+    def of_coverage(self, detector: str, column: str) -> Any:
+        """One cell of ``coverage``."""
+        return self.coverage.filter(pl.col("detector") == detector)[column].item()
 
     def above_controls(self, detector: str) -> bool:
         """Whether a detector's main metric is above every honest control's."""
@@ -328,7 +333,7 @@ class _Measures:
     metrics: tuple[str, ...]
     all: tuple[tuple[Metric, npt.ArrayLike], ...]  # the metrics by name first, then two shares of each operating point
     decisions: IntArray | None  # (n,) of 0 and 1; None where no threshold can be chosen
-    thresholds: Mapping[OperatingPoint, tuple[float, float]]  # of each point, the two that the halves chose
+    thresholds: Mapping[str, tuple[float, float]]  # of each point, the two that the halves chose
 
 
 def _measures(scores: FloatArray, rows: Rows, how: Settings) -> _Measures:
@@ -338,14 +343,20 @@ def _measures(scores: FloatArray, rows: Rows, how: Settings) -> _Measures:
         values |= dict.fromkeys(DECISION_METRICS, decided.astype(np.float64))
     if is_probability(scores):
         values |= dict.fromkeys(PROBABILITY_METRICS, scores)
-    points: dict[OperatingPoint, tuple[float, float]] = {}
+    points: dict[str, tuple[float, float]] = {}
     shares: list[tuple[Metric, npt.ArrayLike]] = []
+
+    def note(name: str, limits: FloatArray, chosen: tuple[float, float]) -> None:
+        points[name] = chosen
+        called = decide(scores, limits).astype(np.float64)
+        shares.extend([(share_of_reals_called, called), (share_of_fakes_called, called)])
+
     for point in dict.fromkeys((*map(operating_point, FALSE_ALARM_RATES), how.point)):
         if rows.half is not None:
             limits = crossed_thresholds(point, rows.labels, scores, rows.half)
-            points[point] = (float(limits[rows.half == 1][0]), float(limits[rows.half == 0][0]))
-            called = decide(scores, limits).astype(np.float64)
-            shares += [(share_of_reals_called, called), (share_of_fakes_called, called)]
+            note(str(point), limits, (float(limits[rows.half == 1][0]), float(limits[rows.half == 0][0])))
+    if how.threshold is not None:
+        note(f"{GIVEN}{how.threshold:g}", np.array(how.threshold), (how.threshold, how.threshold))
     measured = [(METRICS[name], column) for name, column in values.items()]
     return _Measures(tuple(values), (*measured, *shares), decided, points)
 
@@ -372,12 +383,11 @@ def _decisions(table: FloatArray, rows: Rows, how: Settings) -> FloatArray | Non
 def _threshold_rows(
     name: str, measures: _Measures, ends: Iterator[Interval], rows: Rows
 ) -> Iterator[tuple[object, ...]]:
-    if rows.half is None:
-        return
-    fewest = min(int(((rows.half == each) & (rows.labels == 0)).sum()) for each in (0, 1))
+    per_half = () if rows.half is None else [((rows.half == each) & (rows.labels == 0)).sum() for each in (0, 1)]
     for point, chosen in measures.thresholds.items():
         called = (*next(ends).row()[:3], *next(ends).row()[:3])
-        yield (name, str(point), *called, *chosen, point.is_resolved_by(fewest))
+        resolved = point.startswith(GIVEN) or operating_point(point).is_resolved_by(int(min(per_half)))
+        yield (name, point, *called, *chosen, resolved)
 
 
 # --- Slices and floors

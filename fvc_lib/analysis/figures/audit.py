@@ -173,7 +173,7 @@ def agreement_figure(audit: Audit) -> go.Figure:
     few = len(ticks) <= 8
     equal = audit.equal_decisions
     figure = theme.figure(
-        f"Detectors rank the videos alike to {np.nanmin(pairs):.2f} to {np.nanmax(pairs):.2f}"
+        f"How alike two detectors rank the videos: from {np.nanmin(pairs):.2f} to {np.nanmax(pairs):.2f}"
         if np.isfinite(pairs).any()
         else "A score is constant, so nothing agrees with it",
         f"Spearman's correlation on the {audit.num_common:,} videos that all answered; hover: share of equal decisions",
