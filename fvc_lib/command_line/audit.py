@@ -37,7 +37,7 @@ _SHOWN_DETECTORS = 8
     "miss cost (these three are chosen on one half of the groups for the other), or a threshold that comes with the "
     "scores.",
 )  # fmt: skip
-@click.option("--replicates", type=click.IntRange(min=1), default=1000, show_default=True, help="Of the bootstrap.")
+@click.option("--replicates", type=click.IntRange(min=100), default=1000, show_default=True, help="Of the bootstrap.")
 @click.option("--confidence", type=click.FloatRange(0.5, 1, min_open=True, max_open=True), default=0.95,
               show_default=True, help="Coverage of every interval.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of replicates, halves and shuffled labels.")
@@ -76,19 +76,11 @@ def audit(
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.analysis.audit.findings import ANSWER
     from fvc_lib.analysis.audit.numbers import settings
-    from fvc_lib.corpus.score_table import read_score_table
 
     settings(decide_at)
     meaning = _meaning(label_map)
     names = list(split_names(detectors or ""))
-    read = read_score_table(table, label_map=meaning, detectors=names, higher_is_real=higher_is_real)
-    shown = ", ".join(read.scores.columns[:_SHOWN_DETECTORS])
-    more = f" and {read.scores.width - _SHOWN_DETECTORS} more" if read.scores.width > _SHOWN_DETECTORS else ""
-    fakes = int((read.videos["label"] == "fake").sum())
-    click.echo(
-        f"{table.name}: {read.videos.height:,} videos ({read.videos.height - fakes:,} real, {fakes:,} fake), "
-        f"{count_text(read.scores.width, 'detector')}: {shown}{more}"
-    )
+    click.echo(_what_was_read(table, meaning, names, higher_is_real))
     if corpus is not None and not corpus.exists():
         raise UsageError(f"--corpus {str(corpus)!r}: no such file or folder.")
     folder_of_runs = runs_dir or Path(resolve_config().runs_dir)
@@ -115,6 +107,20 @@ def audit(
         context.exit(1)
     click.echo(answer.read_text(encoding="utf-8", errors="replace"))
     click.echo(f"  audit         {page}\n  tables        {folder}")
+
+
+def _what_was_read(table: Path, meaning: Mapping[str, str], names: list[str], higher_is_real: bool) -> str:
+    """What the notebook will read, a line; a table that it would refuse is refused here, before anything is written."""
+    from fvc_lib.corpus.score_table import read_score_table
+
+    read = read_score_table(table, label_map=meaning, detectors=names, higher_is_real=higher_is_real)
+    shown = ", ".join(read.scores.columns[:_SHOWN_DETECTORS])
+    more = f" and {read.scores.width - _SHOWN_DETECTORS} more" if read.scores.width > _SHOWN_DETECTORS else ""
+    fakes = int((read.videos["label"] == "fake").sum())
+    return (
+        f"{table.name}: {read.videos.height:,} videos ({read.videos.height - fakes:,} real, {fakes:,} fake), "
+        f"{count_text(read.scores.width, 'detector')}: {shown}{more}"
+    )
 
 
 def _meaning(label_map: str | None) -> Mapping[str, str]:

@@ -1,7 +1,7 @@
 """Tables of scores that anyone's detectors gave to videos: CSV, TSV or Parquet, brought to one row per video."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import polars as pl
@@ -69,6 +69,7 @@ def read_score_table(
         raise UsageError(f"{str(path)!r}: no such file. Give a CSV, TSV or Parquet table of scores.")
     table = read_label_table(path)
     text = _as_frame(table)
+    table = replace(table, rows=())  # which take several times the memory of the frame
     video = _one_of(table, VIDEO_COLUMNS)
     label = _one_of(table, ("label", "class"))
     facts = {fact: table.optional(names) for fact, names in _ALTERNATIVES.items()}
