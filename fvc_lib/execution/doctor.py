@@ -4,7 +4,6 @@ Nothing here may crash or hang: what could take the process down runs in a child
 long is itself a finding.
 """
 
-import errno
 import fcntl
 import io
 import os
@@ -25,6 +24,7 @@ import psutil
 
 import fvc_lib
 from fvc_lib import CHECKOUT
+from fvc_lib.execution.run.lock import NO_LOCKS
 from fvc_lib.execution.run.record import code_state, gpus, slurm_job
 from fvc_lib.execution.slurm.queue import SlurmError, has_command, output_of
 from fvc_lib.services.config import RunConfig
@@ -36,7 +36,6 @@ State = Literal["ok", "warning", "problem"]
 CHILD_SECONDS = 45.0
 PATIENCE_SECONDS = 60.0
 _LITTLE_DISK_BYTES, _NO_DISK_BYTES = 5_000_000_000, 500_000_000
-_NO_LOCKS = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL})
 _INSTALL = "python -m pip install --requirement requirements.lock (with make: make setup)"
 
 
@@ -184,7 +183,7 @@ def _locks_work(folder: Path) -> bool:
         except BlockingIOError:
             return True
         except OSError as error:
-            if error.errno in _NO_LOCKS:
+            if error.errno in NO_LOCKS:
                 return False
             raise
     return False

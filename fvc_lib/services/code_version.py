@@ -9,15 +9,14 @@ once too seldom. Imports are absolute in this project (a test keeps them so); re
 
 import json
 import re
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from hashlib import sha256
 from pathlib import Path
 
 from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.digests import content_hash
 from fvc_lib.services.errors import UsageError
 
 # What a notebook's first call never runs when the runner started it: the run is found, begun and locked before, by the
@@ -29,14 +28,8 @@ NOT_RUN_HEADLESS = frozenset({"fvc_lib.execution.run.which_run"})
 class _Source:
     """One source file as it was read: its digest and the dotted names in it."""
 
-    seen: tuple[int, int]  # time of the last change (ns), size in bytes
     digest: str
     names: frozenset[str]
-
-
-# A file changed again within so short a time after it was read might show the same time and size.
-_SETTLED_NS = 2_000_000_000
-_sources: dict[Path, _Source] = {}
 
 
 def helpers_hash(
@@ -147,15 +140,11 @@ def _files(package: Path) -> dict[str, Path]:
 
 
 def _read(path: Path, package: str) -> _Source:
-    """The file's digest and names; read once as long as its time and size stay."""
-    status = path.stat()
-    changed_ns = max(status.st_mtime_ns, status.st_ctime_ns)
-    known = _sources.get(path)
-    if known is not None and known.seen == (changed_ns, status.st_size):
-        return known
-    content = path.read_bytes()
-    names = names_in(content.decode("utf-8", "replace"), package)
-    source = _Source((changed_ns, status.st_size), sha256(content).hexdigest(), names)
-    if time.time_ns() - changed_ns > _SETTLED_NS:
-        _sources[path] = source
-    return source
+    digest = content_hash(path)
+    return _Source(digest, _names_at(path, digest, package))
+
+
+@cache
+def _names_at(path: Path, digest: str, package: str) -> frozenset[str]:
+    """Of the content with this ``digest``."""
+    return names_in(path.read_text(encoding="utf-8", errors="replace"), package)

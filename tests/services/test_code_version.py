@@ -199,9 +199,8 @@ def test_what_clips_are_stored_under_covers_every_module_that_importing_loads(mo
     code = f"import sys, fvc_lib.video.{module}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     behind = modules_behind([f"import fvc_lib.video.{module}"])
-    assert {name for name in behind if name.startswith("fvc_lib.video")} == {
-        name for name in done.stdout.split() if name.startswith("fvc_lib.video")
-    }
+    loaded = {name for name in done.stdout.split() if name.startswith("fvc_lib.video")}
+    assert {name for name in behind if name.startswith("fvc_lib.video")} >= loaded  # and what is imported later
 
 
 def test_decoding_and_augmenting_have_versions_of_their_own_within_their_room():
