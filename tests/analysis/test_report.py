@@ -222,7 +222,7 @@ def canary() -> Iterator[tuple[str, list[str]]]:
     thread.join()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_browser_draws_every_figure_without_complaint(run: RunPaths, notebooks: list[Path], browser: Browser) -> None:
     write_report(notebooks, run.report_html, title="T", headline=run_headline(run))
     shut, complaints = browser.open(run.report_html, until=lambda dom: dom.count('<svg class="main-svg"') >= 2)
@@ -274,7 +274,7 @@ def test_a_browser_runs_and_fetches_nothing_that_a_notebook_smuggled_in(
     assert is_drawn(dom)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_browser_shows_a_record_and_the_index_from_files_and_asks_nobody_for_anything(
     run: RunPaths, notebooks: list[Path], browser: Browser, canary: tuple[str, list[str]]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,15 +21,17 @@ from fvc_lib.tasks.video.training import TrainingSummary
 from tests.faults.conftest import elsewhere
 from tests.faults.forked import run
 from tests.faults.out_of_memory_lives import train_in_little_memory
-from tests.kits.training import TinyTraining, draw_clip
+from tests.kits.training import TinyTraining, draw_clip, tiny_training_in
 
 PLANNED = 8
 
 
-@pytest.fixture
-def large_clips(tiny_training: TinyTraining) -> TinyTraining:
+@pytest.fixture(scope="module")
+def large_clips(drawn_tiny_training: Path, tmp_path_factory: pytest.TempPathFactory) -> TinyTraining:
     """Clips of 8 x 168 x 168: a micro-batch takes far more than everything else."""
-    tiny = tiny_training.with_config(
+    folder = tmp_path_factory.mktemp("large") / "clips"
+    shutil.copytree(drawn_tiny_training, folder)
+    tiny = tiny_training_in(folder).with_config(
         fixed_size=168, num_frames=8, augmentations_per_video=0, batch_size=PLANNED, effective_batch_size=PLANNED,
         epochs=1, learning_rate=1e-4, shuffled_label_control=False, checkpoint_minutes=0,
     )  # fmt: skip
@@ -82,10 +85,11 @@ class Needs:
     single_bytes: int
 
 
-@pytest.fixture
-def needs(large_clips: TinyTraining, tmp_path: Path) -> Needs:
-    whole = train(large_clips, tmp_path / "whole" / "run_0", 1, None)
-    single = train(large_clips.with_config(batch_size=1), tmp_path / "single" / "run_0", 1, None)
+@pytest.fixture(scope="module")
+def needs(large_clips: TinyTraining, tmp_path_factory: pytest.TempPathFactory) -> Needs:
+    folder = tmp_path_factory.mktemp("needs")
+    whole = train(large_clips, folder / "whole" / "run_0", 1, None)
+    single = train(large_clips.with_config(batch_size=1), folder / "single" / "run_0", 1, None)
     assert distance(single.weights, whole.weights) < 1e-5
     assert single.taken_bytes < whole.taken_bytes
     return Needs(whole, whole.taken_bytes, single.taken_bytes)
