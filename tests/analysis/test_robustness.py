@@ -56,7 +56,9 @@ def test_each_level_is_compared_with_the_same_videos_undisturbed(scored, results
     assert worst["difference_low"] <= worst["difference"] <= worst["difference_high"] < 0
     assert (worst["num_videos"], worst["num_failed"]) == (38, 2)
     assert main.filter(level="lossless")["difference"].to_list() == [0.0]
-    assert main.filter(level="undisturbed")["holm_p_value"].to_list() == [None]
+    for level in ("undisturbed", "lossless"):  # nothing is claimed of these
+        assert main.filter(level=level)["holm_p_value"].to_list() == [None]
+    assert main.filter(level="undisturbed")["difference"].to_list() == [None]
     assert (main["holm_p_value"] >= main["p_value"]).drop_nulls().all()
 
 
@@ -67,8 +69,9 @@ def test_the_sentences_name_the_worst_level_the_control_and_what_is_missing(resu
     assert "Control: written anew without loss, the ROC AUC changes by +0.0000" in said
     assert "left out on both sides: h264_crf40 2." in said
     table = level_table(results)
-    assert table["strength"].to_list()[:2] == ["as it is", "CRF 40"]
-    assert table["difference"].to_list()[0] is None
+    assert table["strength"][0] == "CRF 40"
+    assert table.height == 3
+    assert "Undisturbed: ROC AUC" in said
 
 
 def test_a_detector_that_tells_nothing_is_not_called_robust(scored):
@@ -83,9 +86,8 @@ def test_a_level_of_one_class_has_no_number(scored):
     results = robustness_results(one, STRENGTHS, replicates=100).filter(metric="roc_auc")
     assert results["level"].to_list()[-1] == "h264_crf40"
     assert results["value"].to_list()[-1] is None
-    assert (
-        "Worst: h264, CRF 23" in findings(results.vstack(results.with_columns(metric=pl.lit("balanced_accuracy"))))[0]
-    )
+    both = results.vstack(results.with_columns(metric=pl.lit("balanced_accuracy")))
+    assert "Worst: h264, CRF 23" in "\n".join(findings(both))
 
 
 def test_figures_show_every_level_and_the_course_of_each_kind(scored, results):

@@ -21,6 +21,8 @@ from fvc_lib.analysis.read.headline import Score
 from fvc_lib.analysis.read.robustness import MAIN_METRIC, UNDISTURBED
 from fvc_lib.analysis.wording import count_text, figure_text, metric_name
 
+_WITHOUT_STRENGTH = ("trim",)  # its levels differ in where, not in how much
+
 
 def levels_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
     """ROC AUC of each level of ROBUSTNESS_RESULTS with its interval, worst first, undisturbed at the top."""
@@ -36,7 +38,7 @@ def levels_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figu
         f"{before['value']:.3f}",
         f"{count_text(before['num_videos'], 'video')} in {count_text(before['num_groups'], 'group')}; bars: "
         f"{confidence:.0%} intervals over groups; hollow: undisturbed; line: its value",
-        height=130 + 26 * len(rows),
+        height=130 + 38 * len(rows),  # a phone has a row's numbers below its name
     )
     points = []
     for row in rows:
@@ -63,7 +65,7 @@ def curves_figure(results: pl.DataFrame, order: Sequence[str], *, confidence: fl
         for (kind,), of_kind in main.filter(pl.col("level") != UNDISTURBED)
         .with_columns(place=pl.col("level").replace_strict({each: number for number, each in enumerate(order)}))
         .group_by("kind", maintain_order=True)
-        if of_kind.height > 1
+        if of_kind.height > 1 and kind not in _WITHOUT_STRENGTH
     }
     if not before or not courses:
         return nothing_to_show(f"{name} by strength", "No kind of disturbance has two levels.")

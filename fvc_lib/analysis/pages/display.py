@@ -30,7 +30,7 @@ _HEADINGS = {
 _TEXT_ROW_LIMIT = 30
 # JupyterLab aligns every cell at its right edge; that rule gives way to nothing but a cell's own style.
 TEXT_STYLE = ' style="text-align:left"'
-_INTERVAL = r"^-?[0-9.,]+ \[.*\]$"
+_INTERVAL = r"^[-+]?[0-9.,]+ \[.*\]$"
 
 
 @dataclass(frozen=True)

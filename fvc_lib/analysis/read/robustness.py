@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
+from fvc_lib.analysis.read.headline import interval_cautions
 from fvc_lib.analysis.wording import count_text, interval_text, metric_name
 from fvc_lib.metrics.cross_validation import measure_over_folds
 from fvc_lib.metrics.intervals import percentile_intervals, replicate_values
@@ -15,6 +16,7 @@ UNDISTURBED, WITHOUT_LOSS = "undisturbed", "lossless"
 MAIN_METRIC = "roc_auc"
 # How well it ranks; how good its decisions are at thresholds that were chosen on undisturbed videos.
 METRICS = (MAIN_METRIC, "balanced_accuracy")
+_OWN = ("value", "low", "high")
 HEADINGS = {"strength": "Level", "num_failed": "Without a score"}
 
 
@@ -51,10 +53,12 @@ def robustness_results(
             "num_failed": of_level.height - both.height,
         }
         numbers = _numbers(both, replicates, seed, confidence) if both["label"].n_unique() == 2 else {}
+        if level == UNDISTURBED:  # it is what the others are compared with
+            numbers = {metric: {name: each[name] for name in _OWN} for metric, each in numbers.items()}
         rows += [{**shared, "metric": metric, **numbers.get(metric, {}), **counts} for metric in METRICS]
     table = pl.DataFrame(rows, schema=column_types(ROBUSTNESS_RESULTS))
     for metric in METRICS:
-        tested = (pl.col("metric") == metric) & (pl.col("level") != UNDISTURBED)
+        tested = (pl.col("metric") == metric) & ~pl.col("level").is_in([UNDISTURBED, WITHOUT_LOSS])
         p_values = table.filter(tested)["p_value"].fill_null(np.nan).to_numpy()
         adjusted = dict(zip(table.filter(tested)["level"], holm(p_values).tolist(), strict=True))
         table = table.with_columns(
@@ -95,7 +99,7 @@ def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) 
 
 def level_table(results: pl.DataFrame) -> pl.DataFrame:
     """For people: a row per level, worst first, with intervals as text."""
-    main = results.filter(metric=MAIN_METRIC)
+    main = results.filter(pl.col("level") != UNDISTURBED, metric=MAIN_METRIC)
     decided = {row["level"]: row for row in results.filter(metric="balanced_accuracy").iter_rows(named=True)}
     rows = [
         {
@@ -114,7 +118,7 @@ def level_table(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def _difference(row: Mapping[str, object]) -> str | None:
-    if row["level"] == UNDISTURBED or row["difference"] is None:
+    if row["difference"] is None:
         return None
     value, low, high = (row[name] for name in ("difference", "difference_low", "difference_high"))
     shown = f"{value:+z.3f}"
@@ -125,7 +129,11 @@ def findings(results: pl.DataFrame, confidence: float = 0.95) -> list[str]:
     """What the numbers say, in sentences: the worst level, the losses that are shown, and what limits all of it."""
     main, name = results.filter(metric=MAIN_METRIC), metric_name(MAIN_METRIC)
     before, levels = main.filter(level=UNDISTURBED), main.filter(pl.col("level") != UNDISTURBED)
-    said = []
+    said = [
+        f"Undisturbed: {name} {interval_text(row['value'], row['low'], row['high'])}, "
+        f"{count_text(row['num_videos'], 'video')} in {count_text(row['num_groups'], 'group')}."
+        for row in before.iter_rows(named=True)
+    ]
     known = levels.drop_nulls("value")
     if known.height:
         worst = known.row(0, named=True)
@@ -138,9 +146,11 @@ def findings(results: pl.DataFrame, confidence: float = 0.95) -> list[str]:
         said.append(f"{name} is not defined at any level: a class is missing.")
     disturbing = levels.filter(pl.col("level") != WITHOUT_LOSS)
     shown = disturbing.filter((pl.col("difference") < 0) & (pl.col("holm_p_value") <= round(1 - confidence, 12)))
+    below = disturbing.filter(pl.col("difference_high") < 0).height
     said.append(
         f"A loss of {name} is shown at {shown.height} of {count_text(disturbing.height, 'level')} (Holm-corrected, "
-        f"{confidence:.0%}); elsewhere none is shown, which is not to say that there is none."
+        f"{confidence:.0%}); each level by itself, the interval of the difference lies below 0 at {below}. What is not "
+        "shown may be there all the same."
     )
     control = levels.filter(level=WITHOUT_LOSS)
     if control.height and control["difference"][0] is not None:
@@ -151,9 +161,10 @@ def findings(results: pl.DataFrame, confidence: float = 0.95) -> list[str]:
     chance = [row for row in before.iter_rows(named=True) if row["low"] is None or row["low"] <= 0.5]
     if chance:
         said.append(
-            f"Undisturbed the {name} is not above 0.5 by its interval: a detector that tells nothing has nothing to "
+            f"The {name} undisturbed is not above 0.5 by its interval: a detector that tells nothing has nothing to "
             "lose, and small losses here are no robustness."
         )
+    said += interval_cautions(min(before["num_groups"], default=0), None, None) if before.height else []
     failed = levels.filter(pl.col("num_failed") > 0)
     if failed.height:
         listed = ", ".join(f"{row['level']} {row['num_failed']}" for row in failed.iter_rows(named=True))
