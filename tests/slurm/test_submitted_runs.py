@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
+from fvc_lib.execution.plan.stages import tasks_in_order
 from fvc_lib.execution.run.status import read_status, status_now
-from fvc_lib.execution.slurm.job_scripts import script_path
-from fvc_lib.execution.slurm.queue import SlurmError, job_states, read_accounting, submitted_jobs
+from fvc_lib.execution.slurm.job_scripts import plan_jobs, script_path
+from fvc_lib.execution.slurm.queue import SlurmError, clips_job, job_states, read_accounting, submit, submitted_jobs
 from fvc_lib.services.errors import UsageError
 from tests.slurm.project import log_of, noted, results, told, undisturbed_chain
 
@@ -226,3 +227,16 @@ def test_a_queue_that_has_forgotten_a_job_and_a_cluster_without_accounting_are_n
     assert job_states(run) == []
     assert read_accounting(run) == []
     assert not (run.slurm / "accounting.json").exists()
+
+
+def test_a_run_s_clips_wait_for_another_run_s_that_are_made_just_now(cluster, project):
+    """As those of a sweep's members do, which are submitted together."""
+    site, runs = project.site(), [project.begin() for _ in range(2)]
+    tasks = tasks_in_order(project.config)[:3]  # of the real pipeline, up to the clips
+    jobs = plan_jobs(tasks, project.config, site, {})
+    submit(jobs, runs[0], site)
+    waited_for = clips_job(runs[0])
+    (second,) = submit(jobs, runs[1], site, after_clips=[waited_for])
+    assert f"Dependency=afterany:{waited_for}(" in cluster.run("scontrol", "show", "job", second.job_id)
+    cluster.run("scancel", waited_for, second.job_id)
+    cluster.wait_for(lambda: not clips_job(runs[0]), "the job to have ended")

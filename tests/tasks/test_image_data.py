@@ -121,6 +121,19 @@ def test_balanced_drawing_is_offered_only_where_every_picture_has_a_class(corpus
     assert set(dataset((root, named, targets)).classes) == {0, 1, 2}
 
 
+def test_partners_of_a_balanced_mixing_are_drawn_evenly_from_classes(corpus):
+    root, images, targets = corpus
+    named = images.filter(pl.col("class_label").is_not_null())
+    rare = named.filter((pl.col("class_label") != named["class_label"][0]) | (pl.col("path") == named["path"][0]))
+    shares = []
+    for balanced in (False, True):
+        data = dataset((root, rare, targets), MixSettings(1.0, 0.2, balanced=balanced))
+        drawn = [data.at_epoch(epoch)._mix(index).partner for epoch in range(100) for index in range(len(data))]
+        shares.append(np.bincount(data.records.class_indices[drawn], minlength=3) / len(drawn))
+    assert shares[0].min() < 0.2
+    np.testing.assert_allclose(shares[1], 1 / 3, atol=0.05)
+
+
 def test_balancing_weights_give_classes_equal_influence(corpus):
     records = dataset(corpus).records
     weights = balancing_weights(records, 3)
