@@ -163,7 +163,8 @@ def _with_features(
         data.made_clips(paths),
         config,
         compute.device,
-        begin=(clips.fold + ranks.rank / ranks.size) / config.num_trainings,
+        # Each run elsewhere, too: those of a sweep may begin together.
+        begin=((clips.fold + ranks.rank / ranks.size) / config.num_trainings + stable_seed(paths.run_id) / 2**63) % 1,
         stop=work.stop,
         batch_size=lambda missing: ranks.from_leader("features", lambda: planned() if missing else 1),
     )
