@@ -29,7 +29,7 @@ define resolve
 		| LC_ALL=C sort > build/lock/$(1).txt
 endef
 
-.PHONY: help setup setup-mlflow setup-detectors demo demo-image demo-video-text lab doctor test test-quick test-long test-browser test-mlflow test-detectors test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval index-kills lock clean
+.PHONY: help setup setup-mlflow setup-detectors demo demo-image demo-video-text lab audit doctor test test-quick test-long test-browser test-mlflow test-detectors test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -73,6 +73,9 @@ demo-video-text: $(STAMP)  ## Train video-text retrieval and captions on built-i
 
 lab: $(STAMP)  ## Open the notebooks in JupyterLab
 	$(VENV)/bin/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks
+
+audit: $(STAMP)  ## Audit a table of anyone's scores: make audit SCORES=scores.csv
+	$(RUN) run_notebooks.py audit $(SCORES)
 
 doctor: $(STAMP)  ## Check Python, torch, codecs, disk, memory, SLURM and installed versions, and say what to do
 	$(RUN) run_notebooks.py doctor

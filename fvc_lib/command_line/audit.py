@@ -74,7 +74,7 @@ def audit(
 
     Out come audit.html (opens offline), tables as CSV and LaTeX, and notebook 40_score_audit as executed.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    from fvc_lib.analysis.audit.findings import ANSWER
+    from fvc_lib.analysis.audit.findings import ANSWER, FILES
     from fvc_lib.analysis.audit.numbers import settings
 
     settings(decide_at)
@@ -98,7 +98,8 @@ def audit(
     folder = (out or folder_of_runs / "audits" / _folder_name(table, parameters)).expanduser().absolute()
     folder.mkdir(parents=True, exist_ok=True)
     page, answer = folder / "audit.html", folder / ANSWER
-    answer.unlink(missing_ok=True)  # an earlier audit's
+    for name in FILES:  # an earlier audit's are not those of one that fails, or that has fewer tables
+        (folder / name).unlink(missing_ok=True)
     made = execute_record(
         SCORE_AUDIT, folder, {**parameters, "output_folder": str(folder)}, page=page, title=f"Audit of {table.name}",
         runs_dir=str(folder_of_runs), what="the audit", answer=answer,

@@ -22,7 +22,12 @@ from fvc_lib.metrics.operating_points import BEST, operating_point
 from fvc_lib.metrics.paired_difference import is_above_control
 from fvc_lib.services.atomic_files import write_text
 
-ANSWER = "answer.txt"
+ANSWER, LATEX = "answer.txt", "audit.tex"
+_TABLES = (
+    "numbers", "common", "by_group", "controls", "shuffled", "differences", "slices", "thresholds", "coverage",
+    "floors", "agreement", "similar_ids",
+)  # fmt: skip
+FILES = (ANSWER, LATEX, *(f"{name}.csv" for name in _TABLES))
 _SHOWN_POINT = "fpr=0.01"
 _MUCH_NARROWER = 1.1  # an interval that groups would widen by a tenth is worth a sentence
 
@@ -323,15 +328,13 @@ def write_tables(audit: Audit, found: Sequence[Suspicion], folder: Path) -> list
         for name, each in audit.floors.items()
     ]
     floor_columns = ["detector", "higher", "lower", "value", "low", "high", "num_higher", "num_lower"]
-    frames = {
-        "numbers": audit.numbers, "common": audit.common, "by_group": audit.by_group,
-        "controls": audit.controls, "shuffled": audit.shuffled,
-        "differences": audit.differences, "slices": audit.slices, "thresholds": audit.thresholds,
-        "coverage": audit.coverage, "floors": pl.DataFrame(floors, schema=floor_columns, orient="row"),
-        "agreement": _agreement(audit), "similar_ids": similar_table(found),
-    }  # fmt: skip
-    texts = {f"{name}.csv": frame.write_csv() for name, frame in frames.items() if frame.height}
-    texts |= {"audit.tex": latex_table(audit), ANSWER: "\n".join([*answer(audit), ""])}
+    frames = (
+        audit.numbers, audit.common, audit.by_group, audit.controls, audit.shuffled, audit.differences, audit.slices,
+        audit.thresholds, audit.coverage, pl.DataFrame(floors, schema=floor_columns, orient="row"), _agreement(audit),
+        similar_table(found),
+    )  # fmt: skip
+    texts = {f"{name}.csv": each.write_csv() for name, each in zip(_TABLES, frames, strict=True) if each.height}
+    texts |= {LATEX: latex_table(audit), ANSWER: "\n".join([*answer(audit), ""])}
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]
