@@ -13,6 +13,7 @@ from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write
 from fvc_lib.analysis.read.headline import (
     FORGERIES,
     Score,
+    floor_margin,
     interval_cautions,
     judge,
     run_headline,
@@ -237,6 +238,18 @@ def test_the_numbers_of_an_earlier_attempt_are_marked_as_such(run: RunPaths, sta
     assert mark in run.report_html.read_text()
     assert "no result" in (run.root.parents[1] / "index.html").read_text()
     assert mark in run_content(run).whole.tags["fvc.verdict"]
+
+
+def test_a_model_is_above_a_floor_that_is_shown_or_claims_nothing_and_the_margin_is_told() -> None:
+    shown, chance = Score("real_source_floor", 0.97, 0.9, 0.99), Score("real_source_floor", 0.7, 0.4, 0.95)
+    assert judge([MODEL, *CHANCE, chance]).standing == "above control"
+    denied = judge([MODEL, *CHANCE, shown])
+    assert (denied.standing, denied.best_control) == ("not above control", shown)
+    (told,) = floor_margin([MODEL, shown])
+    assert told.startswith("The model recognises the corpus: ")
+    assert f"{MODEL.value - 0.97:+.3f} over that" in told
+    assert "is not shown to recognise" in floor_margin([MODEL, chance])[0]
+    assert floor_margin([MODEL]) == ()
 
 
 def test_a_trial_is_marked_wherever_the_run_is_named_and_claims_nothing(run: RunPaths) -> None:

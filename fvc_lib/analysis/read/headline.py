@@ -268,12 +268,16 @@ DISHONEST_CONTROLS = frozenset({"group_lookup_by_row"})
 SHUFFLED_LABELS = "shuffled_labels"
 METADATA_ONLY = "metadata_only"
 LENGTH_ONLY = "length_only"
+REAL_SOURCE_FLOOR = "real_source_floor"
 # Of a control that wins: what to do about it.
 WHAT_TO_DO = {
     METADATA_ONLY: "To do about it: train and test on videos that are alike in these (of codec, size and length: -p "
-    "protocol metadata_matched), or add reals that are like the fakes in them.",
+    "protocol metadata_matched), measure again with -p canonical true where they are of the container, or add reals "
+    "that are like the fakes in them.",
     LENGTH_ONLY: "What tells the labels is how long a video is. To do about it: train and test on videos of alike "
     "lengths (-p protocol length_matched), or add reals that are as long as the fakes.",
+    REAL_SOURCE_FLOOR: "To do about it: test on another corpus (-p protocol cross_corpus), or add reals from where the "
+    "fakes come from.",
 }
 METADATA_CARRIERS = "metadata_carriers"  # of the leakage audit: which columns give the labels away
 CHANCE_AUC = 0.5
@@ -355,6 +359,8 @@ def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure =
     if model is None or model.value is None:
         return Verdict("no result", "No result is recorded.")
     controls = [s for s in scores if s.source != "model" and s.source not in DISHONEST_CONTROLS and s.value is not None]
+    # Two sources that chance alone parts deny nothing.
+    controls = [s for s in controls if s.source != REAL_SOURCE_FLOOR or _is_recognised(s)]
     best = max(controls, key=lambda score: (score.value or 0.0, score.high or 0.0), default=None)
     shuffled = next((score for score in controls if score.source == SHUFFLED_LABELS), None)
     missing = _missing(controls, measure)
@@ -420,6 +426,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         cautions=(
             *([f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []),
             *_why_a_control_wins(run, verdict),
+            *floor_margin(measured.scores),
             *parameter_cautions(asked),
             *_of_fake_voices(run),
             *of_scores,
@@ -447,6 +454,25 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
     sentence = verdict.sentence.replace("run_notebooks.py", command_text())
     sentence = sentence.replace("--resume RUN", shlex.join(["--resume", path_to_text(run.root)]))
     return replace(verdict, sentence=sentence)
+
+
+def floor_margin(scores: Sequence[Score]) -> tuple[str, ...]:
+    """How far the model is above what its scores tell of two sources of reals, in a sentence, where that is known."""
+    known = {score.source: score for score in scores}
+    model, floor = known.get("model"), known.get(REAL_SOURCE_FLOOR)
+    if model is None or floor is None or model.value is None or floor.value is None:
+        return ()
+    shown = "recognises the corpus" if _is_recognised(floor) else "is not shown to recognise the corpus"
+    interval, margin = interval_text(floor.value, floor.low, floor.high), f"{model.value - floor.value:+.3f}"
+    told = (
+        f"The model {shown}: its scores tell two sources of real videos apart with AUC {interval} (floor), and fakes "
+        f"from reals with {margin} over that. No network was trained on the sources."
+    )
+    return (told,)
+
+
+def _is_recognised(floor: Score) -> bool:
+    return floor.low is not None and floor.low > CHANCE_AUC
 
 
 def _why_a_control_wins(run: RunPaths, verdict: Verdict) -> tuple[str, ...]:

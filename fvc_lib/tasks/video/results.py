@@ -32,7 +32,7 @@ from fvc_lib.metrics.intervals import cluster_bootstrap_many, one_vote_per_group
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import LABELS, RESULTS, SLICES, check_table, frame_of
-from fvc_lib.tasks.video.controls import all_controls, fake_labels, trainings_of
+from fvc_lib.tasks.video.controls import REAL_SOURCE_FLOOR, all_controls, fake_labels, real_source_floor, trainings_of
 
 MODEL = "model"
 ALL_FOLDS = "all"
@@ -84,6 +84,10 @@ def kfold_results(
     rows = _source_rows(MODEL, with_targets(predictions, protocol), METRIC_NAMES + MODEL_ONLY_NAMES, config)
     for source, scored in all_controls(index, judged, predictions, seed=config.seed, trainings=trainings).items():
         rows += _source_rows(source, with_targets(scored, protocol), METRIC_NAMES, config)
+    floor = None if config.shuffle_labels else real_source_floor(index, predictions, config)
+    if floor is not None and math.isfinite(floor.value):
+        value, low, high, *sizes = floor.row()
+        rows.append((REAL_SOURCE_FLOOR, ALL_FOLDS, "roc_auc", value, low, high, None, None, *sizes))
     return check_table(frame_of(rows, RESULTS), RESULTS, "kfold results")
 
 
