@@ -41,7 +41,7 @@ def protocol_cautions(parameters: Mapping[str, object], results: pl.DataFrame, m
         f" The number is the plain mean over {count_text(len(told), 'target')}, the worst first: "
         f"{', '.join(told[:_MOST_TARGETS])}{more}."
         if len(told) > 1
-        else f" Target: {told[0]}." * len(told)
+        else "".join(f" Target: {each}." for each in told)
     )
     return (f"Protocol {name}: {PROTOCOLS[name].meaning}.{mean}",)
 
