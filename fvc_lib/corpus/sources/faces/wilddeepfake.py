@@ -103,8 +103,8 @@ CORPORA.register(
         corpus="WildDeepfake",
         expected={"real": "in 'real_train/N/real/M'", "fake": "in 'fake_train/N/fake/M'"},
         paper="Zi et al., ACM Multimedia 2020, arXiv:2101.01456",
-        licence="WildDeepfake terms: research only, on request",
-        fetch="https://github.com/OpenTAI/wild-deepfake (a form)",
+        licence="the terms on its page",
+        fetch="https://github.com/OpenTAI/wild-deepfake or https://huggingface.co/datasets/xingjunm/WildDeepfake",
         bibtex=_BIBTEX,
     )
 )
