@@ -158,6 +158,10 @@ def findings(results: pl.DataFrame, confidence: float = 0.95) -> list[str]:
             f"Control: written anew without loss, the {name} changes by {control['difference'][0]:+z.4f}; what the "
             "levels lose beyond that is theirs."
         )
+    if not control.height:
+        said.append(
+            f"Not scored: the control ({WITHOUT_LOSS}), so what writing a file anew alone changes is not known."
+        )
     chance = [row for row in before.iter_rows(named=True) if row["low"] is None or row["low"] <= 0.5]
     if chance:
         said.append(

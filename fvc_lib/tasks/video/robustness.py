@@ -216,10 +216,8 @@ class UndisturbedCheck:
 
     def sentence(self) -> str:
         """For the notebook."""
-        return (
-            f"{self.num_videos} videos scored again as they are: the stored scores, to {self.largest_difference:.1e} "
-            "at most."
-        )
+        found = f"{self.num_videos} videos scored again as they are got their stored scores"
+        return f"{found}, to {self.largest_difference:.1e} at most." if self.largest_difference else f"{found} exactly."
 
 
 def check_undisturbed(
