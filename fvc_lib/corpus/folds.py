@@ -144,7 +144,7 @@ def _best_swap(
 
 
 # What a generator is for; part of its seed, so that no two purposes share draws.
-_OUTER, _INNER, _SHUFFLED = range(3)
+_OUTER, _INNER, _SHUFFLED, GENERATORS_DEALT, MATCHES_DRAWN = range(5)
 
 _MOST_LISTED = 20
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
+from fvc_lib.corpus.folds import GENERATORS_DEALT
 from fvc_lib.corpus.listing import some_of
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import LEFT_OUT
@@ -106,7 +107,7 @@ def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[st
             f"num_folds: got {len(targets)}, but the index has {with_reals} groups with real videos; wanted one for "
             "each fold. Set num_folds lower, or add real videos of other events: each brings a group."
         )
-    generator = np.random.default_rng([seed, 3])  # 0 to 2 are those of the folds and of shuffled labels
+    generator = np.random.default_rng([seed, GENERATORS_DEALT])
     drawn = dict(zip(groups["group_id"].sort(), generator.permutation(groups.height).tolist(), strict=True))
     allowed = defaultdict(list)
     for fold, target in enumerate(targets):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import polars as pl
 
-from fvc_lib.corpus.folds import groups_text, make_folds, most_folds
+from fvc_lib.corpus.folds import MATCHES_DRAWN, groups_text, make_folds, most_folds
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.protocols import LENGTH_MATCHED
 from fvc_lib.services.tables import LABELS, LEFT_OUT
@@ -65,7 +65,8 @@ def matched_videos(index: pl.DataFrame, columns: tuple[str, ...], cells: int, se
     Of a group that has many in a cell others' come first, so that as many groups as possible stay. The rest is drawn.
     """
     known = index.sort("video_id").with_columns(
-        pl.Series("drawn", np.random.default_rng([seed, 4]).permutation(index.height)), cell=_cell(columns, cells)
+        pl.Series("drawn", np.random.default_rng([seed, MATCHES_DRAWN]).permutation(index.height)),
+        cell=_cell(columns, cells),
     )
     in_group = pl.col("drawn").rank("ordinal").over("cell", "label", "group_id")
     known = known.with_columns(in_group=in_group)

@@ -149,10 +149,10 @@ def sentence(table: pl.DataFrame) -> str:
     targets = tested.drop_nulls("target").group_by("target").agg(pl.col("fold").n_unique()).sort("target").rows()
     of = ", ".join(f"{target} ({count} folds)" if count > 1 else target for target, count in targets)
     videos = table["video_id"].n_unique()
-    unused = videos - table.filter(pl.col("part") != LEFT_OUT)["video_id"].n_unique()
+    used = table.filter(pl.col("part") != LEFT_OUT)["video_id"].n_unique()
     return (
         f"{name}: {names.PROTOCOLS[name].meaning}. {tested.height} of {videos} videos are tested"
-        f"{f', as {of}' if of else ''}; {unused} take no part at all."
+        f"{f', as {of}' if of else ''}; {used - tested.height} only train, and {videos - used} take no part at all."
     )
 
 

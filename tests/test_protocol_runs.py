@@ -1,0 +1,134 @@
+"""Whole runs of other protocols than folds, through real kernels: two corpora, one with a leaking split of its own."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fvc_lib.analysis.read.headline import run_headline
+from fvc_lib.execution.run.status import read_status
+from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.tables import LEAKAGE_AUDIT, PREDICTIONS, PROTOCOL, RESULTS, read_table
+from tests.faults.small_runs import Place, small_corpus
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+QUICK = {"epochs": 1, "effective_batch_size": 8, "memory_preflight": False}
+CONTROLS = {"constant", "metadata_only", "length_only", "group_lookup_by_group", "shuffled_labels"}
+
+
+def write_corpus(folder: Path, source: Path, rows: list[dict[str, str]]) -> Path:
+    folder.mkdir()
+    for row in rows:
+        (folder / row["path"]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source / row["path"], folder / row["path"])
+    with (folder / "manifest.csv").open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder / "manifest.csv"
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """``own``, all twelve events, of two generators and with a split that one real group is on both sides of, and a
+    second corpus of four of the same events: near-duplicates across corpora.
+    """
+    folder = tmp_path_factory.mktemp("corpora")
+    source = small_corpus("video", folder / "drawn").parent
+    with (source / "manifest.csv").open(newline="") as stream:
+        listed = list(csv.DictReader(stream))
+    groups = {label: sorted({row["group"] for row in listed if row["label"] == label}) for label in ("real", "fake")}
+    rows = []
+    for row in listed:
+        place = groups[row["label"]].index(row["group"])
+        made = ("mora", "sora")[place % 2] if row["label"] == "fake" else ""
+        rows.append({**{name: row[name] for name in ("path", "label", "group")}, "generator": made,
+                     "split": "test" if place >= 4 else "train"})  # fmt: skip
+    leaking = next(g for g in groups["real"] if sum(row["group"] == g for row in rows) > 1)
+    next(row for row in rows if row["group"] == leaking)["split"] = "test"
+    next(row for row in rows[::-1] if row["group"] == leaking)["split"] = "train"
+    chosen = {*groups["real"][:2], *groups["fake"][:2]}
+    other = [{**row, "split": ""} for row in rows if row["group"] in chosen]
+    return write_corpus(folder / "own", source, rows), write_corpus(folder / "other", source, other)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, corpora: tuple[Path, Path]) -> Place:
+    return Place(tmp_path_factory.mktemp("here"), corpora[0])
+
+
+@pytest.fixture(scope="module")
+def generators(place: Place) -> tuple[RunPaths, str]:
+    return place.run("--jobs", "1", protocol="leave_one_generator_out", **QUICK)
+
+
+def results_of(run: RunPaths) -> pl.DataFrame:
+    return read_table(run.results, RESULTS).filter(metric="roc_auc")
+
+
+def failed(run: RunPaths) -> list[str]:
+    audit = read_table(run.leakage_audit, LEAKAGE_AUDIT)
+    return audit.filter(~pl.col("passed").fill_null(value=True))["finding"].to_list()
+
+
+def test_every_generator_is_tested_by_a_training_without_it(generators: tuple[RunPaths, str]) -> None:
+    run, shown = generators
+    assert "the plain mean over 2 targets, the worst first" in shown
+    protocol = read_table(run.protocol, PROTOCOL)
+    tested = pl.concat(read_table(run.predictions(fold), PREDICTIONS) for fold in range(2))
+    due = protocol.filter(part="test").select("video_id", "fold").sort("video_id")
+    assert tested.select("video_id", "fold").sort("video_id").equals(due)
+    scopes = results_of(run).filter(pl.col("scope").str.starts_with("target:"))
+    assert set(scopes["scope"]) == {"target:mora", "target:sora"}
+    for scope in ("target:mora", "target:sora"):
+        assert set(scopes.filter(scope=scope)["source"]) >= CONTROLS
+    assert failed(run) == []
+    assert "leave_one_generator_out" in run.report_html.read_text()
+    assert "leave_one_generator_out" in (run.root.parents[1] / "index.html").read_text()
+
+
+def test_a_finished_run_of_a_protocol_has_nothing_to_do(generators: tuple[RunPaths, str], place: Place) -> None:
+    before = read_status(generators[0]).stages["04_fold_training_fold_0"].attempts
+    process = place.start("--resume", str(generators[0].root))
+    shown, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, shown
+    assert read_status(generators[0]).stages["04_fold_training_fold_0"].attempts == before
+
+
+def test_a_fork_under_the_official_split_trains_once_names_its_leak_and_claims_nothing(
+    generators: tuple[RunPaths, str], place: Place
+) -> None:
+    process = place.start("--resume", str(generators[0].root), "--fork", "-p", "protocol", "official", "--jobs", "1")
+    shown, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, shown
+    run = list_runs(place.runs)[-1]
+    assert not run.predictions(1).exists()
+    assert failed(run) == []  # the named leak is known, and nothing else leaks
+    leaks = read_table(run.leakage_audit, LEAKAGE_AUDIT).filter(check="official_split_leaks")
+    assert leaks["count"].to_list() == [1]
+    headline = run_headline(run)
+    assert headline.verdict.standing != "above control"
+    assert leaks["finding"][0] in headline.measure.circumstances(1, 1)
+    recognised = results_of(run).filter(source="group_lookup_by_group", scope="all")["value"][0]
+    assert recognised > 0.5  # who knows the groups knows the leaking one
+
+
+def test_another_corpus_is_tested_without_what_both_have(place: Place, corpora: tuple[Path, Path]) -> None:
+    run, shown = place.run(
+        "--jobs", "1", more_corpora=corpora[1], protocol="cross_corpus", target_corpora="other", **QUICK
+    )
+    assert "Protocol cross_corpus" in shown
+    assert json.loads(run.run_json.read_text())
+    protocol = read_table(run.protocol, PROTOCOL)
+    tested, trained, left = (protocol.filter(part=part) for part in ("test", "train", "left_out"))
+    assert set(tested["target"]) == {"other"}
+    assert tested["group_id"].n_unique() == 4
+    assert set(left["group_id"]) == set(tested["group_id"])  # the same events in the corpus that trains
+    assert not set(trained["group_id"]) & set(tested["group_id"])
+    assert set(results_of(run).filter(scope="target:other")["source"]) >= CONTROLS
+    assert failed(run) == []
