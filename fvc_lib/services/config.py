@@ -35,7 +35,6 @@ from fvc_lib.services.config_fields import (
     split_pairs,
 )
 from fvc_lib.services.errors import UsageError, command_text, did_you_mean
-from fvc_lib.services.protocols import CROSS_CORPUS, KFOLD, PROTOCOLS, known_protocol
 from fvc_lib.services.registry import (
     AUGMENTATIONS,
     BACKBONES,
@@ -44,7 +43,7 @@ from fvc_lib.services.registry import (
     IMAGE_LAYOUTS,
 )
 from fvc_lib.services.run_paths import RunPaths, beside_the_code
-from fvc_lib.services.tasks import DEFAULT_TASK, TASKS, TRAINING_STAGES
+from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK, KFOLD, PROTOCOLS, TASKS, TRAINING_STAGES, known_protocol
 
 _VIDEO, _IMAGE, _PAIRS = ("video",), ("image",), ("video_text",)
 _CLIPS, _LABELLED, _SPLIT = ("video", "video_text"), ("video", "image"), ("image", "video_text")

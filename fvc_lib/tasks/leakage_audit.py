@@ -27,8 +27,8 @@ from fvc_lib.corpus.protocols.protocol import training_rows
 from fvc_lib.metrics.classification import balanced_accuracy, best_threshold, decide, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.protocols import OFFICIAL
 from fvc_lib.services.tables import LEAKAGE_AUDIT, LEFT_OUT, PARTS, check_table, frame_of
+from fvc_lib.services.tasks import OFFICIAL
 from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.selection import EarlierOpenings, RecordedSelection
 

@@ -20,7 +20,7 @@ from fvc_lib.corpus.protocols.protocol import (
 from fvc_lib.metrics.intervals import Interval
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
-from fvc_lib.services.protocols import PROTOCOLS
+from fvc_lib.services.tasks import PROTOCOLS
 from fvc_lib.tasks.video import controls
 
 GENERATORS = ("mora", "sora", "pika")

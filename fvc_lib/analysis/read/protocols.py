@@ -6,7 +6,7 @@ import polars as pl
 
 from fvc_lib.analysis.wording import clean_text, count_text, number_text
 from fvc_lib.services.errors import command_text
-from fvc_lib.services.protocols import KFOLD, OFFICIAL, PROTOCOLS
+from fvc_lib.services.tasks import KFOLD, OFFICIAL, PROTOCOLS
 
 _MOST_TARGETS = 12  # named in a sentence
 OFFICIAL_LEAKS = "official_split_leaks"  # of tables.LEAKAGE_AUDIT

@@ -33,10 +33,9 @@ from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import DEFAULTS, NOT_HASHED
 from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.errors import DataError, UsageError, command_text, did_you_mean
-from fvc_lib.services.protocols import KFOLD
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, PROTOCOL, read_table
-from fvc_lib.services.tasks import FOLD_TRAINING
+from fvc_lib.services.tasks import FOLD_TRAINING, KFOLD
 
 # --- Which runs may be compared: trained to the end, on true labels, without a leak, judged on the very same videos
 

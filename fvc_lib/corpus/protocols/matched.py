@@ -14,8 +14,8 @@ import polars as pl
 
 from fvc_lib.corpus.folds import MATCHES_DRAWN, groups_text, make_folds, most_folds
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.protocols import LENGTH_MATCHED
 from fvc_lib.services.tables import LABELS, LEFT_OUT
+from fvc_lib.services.tasks import LENGTH_MATCHED
 
 LENGTH = ("num_frames", "duration_seconds")
 METADATA = (*LENGTH, "codec", "width", "height")

@@ -12,7 +12,7 @@ from fvc_lib.corpus.protocols.cross_corpus import cross_corpus
 from fvc_lib.corpus.protocols.generators import leave_one_generator_out
 from fvc_lib.corpus.protocols.matched import Tells, matched, parts_of_folds
 from fvc_lib.corpus.protocols.official import official
-from fvc_lib.services import protocols as names
+from fvc_lib.services import tasks as names
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import FOLDS, LABELS, LEFT_OUT, PARTS, PROTOCOL, check_table

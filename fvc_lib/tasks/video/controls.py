@@ -21,7 +21,7 @@ from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.protocols import KFOLD
+from fvc_lib.services.tasks import KFOLD
 from fvc_lib.video.decode.packets import PacketFacts
 
 # FOLDS of each training by number, of which one fold is tested; None: all folds are.

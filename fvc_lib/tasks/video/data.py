@@ -18,9 +18,9 @@ from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, Sample
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, command_text
-from fvc_lib.services.protocols import KFOLD
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, LABELS, PROTOCOL, read_table
+from fvc_lib.services.tasks import KFOLD
 from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels
 from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.tasks.video.selection import RecordedSelection
