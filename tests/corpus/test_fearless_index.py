@@ -81,7 +81,7 @@ def index(tmp_path: Path) -> Callable[[Path], tuple[pl.DataFrame, pl.DataFrame]]
 
     def build(corpus: Path, **options: object) -> tuple[pl.DataFrame, pl.DataFrame]:
         index_path, rejected_path = tmp_path / "index.parquet", tmp_path / "rejected.parquet"
-        settings = {"near_duplicate_bits": 10, "max_rejected_share": 1.0, "workers": 1, "timeout_seconds": 60.0}
+        settings = {"near_duplicate_bits": 10, "max_rejected_share": 1.0, "workers": 1}
         build_index(
             corpus,
             index_path=index_path,

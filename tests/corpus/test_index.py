@@ -5,7 +5,7 @@ import os
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 
 import av
@@ -14,8 +14,10 @@ import polars as pl
 import pytest
 from hypothesis import given, strategies as st
 
+from fvc_lib.corpus import index
 from fvc_lib.corpus.folds import make_folds
 from fvc_lib.corpus.index import IndexReport, build_index, video_ids
+from fvc_lib.corpus.probing import VIDEO_FILES
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_file
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.tables import INDEX, REJECTED, read_table
@@ -234,11 +236,12 @@ def test_a_file_without_permission_is_a_row(
 
 
 def test_a_crash_and_a_hang_cost_one_file_each(
-    corpus: Path, make_video: MakeVideo, build: Built, probe_function: str
+    corpus: Path, make_video: MakeVideo, build: Built, probe_function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_video(corpus / "real/crash.mp4", 30)
     make_video(corpus / "fake/hang.mp4", 31)
-    build(corpus, probe_function=probe_function, timeout_seconds=3.0, workers=2)
+    monkeypatch.setattr(index, "VIDEO_FILES", replace(VIDEO_FILES, timeout_seconds=3.0))
+    build(corpus, probe_function=probe_function, workers=2)
     assert build.index.height == 6
     assert build.reasons == {"real/crash.mp4": "crashed", "fake/hang.mp4": "timeout"}
     assert build.seen[-1] == (8, 8)
@@ -385,7 +388,7 @@ def test_video_ids_are_distinct_prefixes(contents: list[str], length: int) -> No
     assert video_ids(reversed(contents), length) == ids
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_real_manifest(shared: Path, build: Built) -> None:
     report = build(shared / "media/manifest.csv", workers=0)
     table = pl.read_csv(shared / "media/manifest.csv", infer_schema=False)

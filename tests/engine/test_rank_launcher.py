@@ -73,6 +73,7 @@ def _handles(pid, number):
     return bool(int(line.split()[1], 16) >> (number - 1) & 1)
 
 
+@pytest.mark.long
 def test_an_error_in_the_launching_process_ends_the_ranks_and_comes_out(tmp_path):
     class Full(Observer):
         def at(self, phase, **place):

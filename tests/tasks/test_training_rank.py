@@ -132,6 +132,7 @@ def test_a_fold_whose_ranks_are_killed_and_stopped_ends_as_if_they_had_not_been(
     assert "[rank 0] ERROR: the other ranks were lost" in log
 
 
+@pytest.mark.long
 def test_ranks_refuse_a_network_that_only_the_notebook_knows(two_ranks, monkeypatch):
     """As a cell that gives a known name to a class of its own, with the same parameters."""
 
