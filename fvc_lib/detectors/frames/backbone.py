@@ -58,7 +58,7 @@ class AdaptedBackbone(Backbone):
     Args:
         network: from float pictures (B, 3, H, W) to features (B, D) or (B, D, 1, 1); its own class layer is gone.
         num_features: D.
-        recomputable: parts of it that are called with one tensor; see ``activation_checkpointing``.
+        recomputable: parts of it that are called with one tensor; see ``engine.device.Recomputable``.
     """
 
     def __init__(self, network: nn.Module, num_features: int, *, recomputable: Sequence[nn.Module] = ()) -> None:
