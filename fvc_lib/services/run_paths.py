@@ -137,6 +137,10 @@ class RunPaths:
         """What was scored at one level of disturbance so far, one line per video."""
         return self.root / "robustness" / f"{level}.jsonl"
 
+    def clip_scores(self, fold: int) -> Path:
+        """The same of each clip, where a video has several."""
+        return self.tables / f"clip_scores_fold_{fold}.parquet"
+
     def training_checkpoints(self, stage: str, fold: int | None = None) -> Path:
         """Folder of the checkpoints of a stage that trains, with or without folds."""
         return self.stage_training(stage) if fold is None else self.fold_checkpoints(fold)

@@ -366,6 +366,18 @@ ROBUSTNESS_RESULTS = _table(
     num_failed=pa.Column(pl.Int64, pa.Check.ge(0)),  # videos that have no score at the level
 )
 
+# Of runs with several clips of a video: each clip by itself, before the temperature, of which a video has the mean.
+CLIP_SCORES = _table(
+    "clip_scores",
+    ["video_id", "clip"],
+    video_id=text_column(),
+    group_id=group_column(),
+    label=label_column(),
+    fold=pa.Column(pl.Int64, pa.Check.ge(0)),
+    clip=pa.Column(pl.Int64, pa.Check.ge(0)),
+    logit=finite_column(),
+)
+
 # Every video that was tested, mistakes first, the furthest from their threshold before the others.
 SCORES = _table(
     "scores",

@@ -1,5 +1,6 @@
 """What the decisions of all folds got right and wrong at the operating point, with intervals over groups."""
 
+import math
 from collections.abc import Sequence
 
 import polars as pl
@@ -7,7 +8,9 @@ import polars as pl
 from fvc_lib.metrics.classification import FloatArray, IntArray, decide, divide, weighted_metric
 from fvc_lib.metrics.operating_points import confusion_at, operating_point
 from fvc_lib.services.config import RunConfig
-from fvc_lib.tasks.video.controls import fake_labels
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import CLIP_SCORES, read_table
+from fvc_lib.tasks.video.controls import auc_within_folds, fake_labels
 from fvc_lib.tasks.video.results import interval_rows, share_called_fake
 from fvc_lib.tasks.video.selection import RecordedSelection
 
@@ -63,6 +66,22 @@ def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedS
     if not point.is_resolved_by(num_real):
         sentence += f" Nor can the {num_real} reals that were tested show whether it was kept."
     return sentence
+
+
+def clip_level_sentence(run: RunPaths, config: RunConfig) -> str:
+    """The AUC of clips judged one by one, as papers report frames, or why it was not measured."""
+    files = [run.clip_scores(fold) for fold in range(config.num_trainings)]
+    if config.clips_per_video == 1:
+        return "Frame-level AUC: not measured. A video is one clip, and the network gives a clip one score."
+    if not all(path.is_file() for path in files):
+        return "Clip-level AUC: not recorded by the version that trained this run."
+    clips = pl.concat([read_table(path, CLIP_SCORES) for path in files])
+    found = auc_within_folds(clips.with_columns(score=pl.col("logit")), "group_id", config)
+    ends = f" [{found.low:.3f}, {found.high:.3f}]" if math.isfinite(found.low) else ""
+    return (
+        f"Clip-level AUC, each of a video's {config.clips_per_video} clips judged alone: {found.value:.3f}{ends}. "
+        "Every other number here is of videos. Frame-level AUC: not measured, as the network gives a clip one score."
+    )
 
 
 _SCHEMA = {

@@ -21,7 +21,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import LABELS, PREDICTIONS, frame_of, write_table
+from fvc_lib.services.tables import CLIP_SCORES, LABELS, PREDICTIONS, frame_of, write_table
 from fvc_lib.services.tasks import FOLD_TRAINING as STAGE
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome, train
@@ -119,9 +119,13 @@ def fold_training(
         # Only now, when all that was chosen is on the disk, is the outer fold looked at.
         scored = [score(*each, source, config.clips_per_video) for each in zip(trained, both, chosen, strict=True)]
         table = _predictions(fold, scored)
-        return Finished(
-            [each.summary for each in scored], lambda: write_table(table, PREDICTIONS, paths.predictions(fold))
-        )
+
+        def write() -> None:
+            if config.clips_per_video > 1:
+                write_table(_clip_scores(fold, scored[0]), CLIP_SCORES, paths.clip_scores(fold))
+            write_table(table, PREDICTIONS, paths.predictions(fold))
+
+        return Finished([each.summary for each in scored], write)
 
     return Training(
         stage=STAGE,
@@ -186,12 +190,16 @@ def _task(source: ClipSource, clips: FoldClips, config: RunConfig, own: OwnWeigh
 
 @dataclass(frozen=True)
 class Scored:
-    """A finished training and the outer fold; logits and calibrated probabilities, (N,), are in its rows' order."""
+    """A finished training and the outer fold; logits and calibrated probabilities, (N,), are in its rows' order.
+
+    ``clip_logits`` (N, C) are those of each clip.
+    """
 
     summary: TrainingSummary
     outer: OuterFold
     logits: FloatArray
     scores: FloatArray
+    clip_logits: FloatArray
 
 
 def choose(trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config: RunConfig) -> RecordedSelection:
@@ -243,7 +251,7 @@ def score(
         threshold=chosen.threshold,
         recorded=recorded,
     )
-    return Scored(summary, outer, logits, scores)
+    return Scored(summary, outer, logits, scores, test.clip_logits + chosen.prior_logit)
 
 
 def _scores(trained: TrainedNetwork, source: ClipSource, rows: Sequence[ClipRow], clips: int) -> BinaryScores:
@@ -269,3 +277,13 @@ def _predictions(fold: int, scored: Sequence[Scored]) -> pl.DataFrame:
         "control_label": [LABELS[row.label] for row in control.outer.rows] if control else None,
     }
     return frame_of(columns, PREDICTIONS)
+
+
+def _clip_scores(fold: int, model: Scored) -> pl.DataFrame:
+    """CLIP_SCORES rows of the outer fold, in the order of the video ids and clips."""
+    rows = [
+        (row.video_id, model.outer.group_of[row.video_id], LABELS[row.label], fold, clip, logit)
+        for row, logits in zip(model.outer.rows, model.clip_logits.tolist(), strict=True)
+        for clip, logit in enumerate(logits)
+    ]
+    return frame_of(rows, CLIP_SCORES)
