@@ -15,8 +15,9 @@ from fvc_lib.detectors.frames.backbone import (
     adapt_torchvision,
     build_backbone,
 )
-from fvc_lib.detectors.network import parameters_by_stage
+from fvc_lib.detectors.network import loaded_weights_of, parameters_by_stage
 from fvc_lib.detectors.weights import fitting_weights, read_weights
+from fvc_lib.services.atomic_files import content_digest
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import BACKBONES, DETECTORS, TrunkOptions
@@ -241,3 +242,10 @@ def test_a_file_that_holds_no_weights_is_refused_without_running_it(tmp_path, co
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"nowhere.pt.*No such file"):
         read_weights(tmp_path / "nowhere.pt")
+
+
+def test_the_record_knows_the_file_that_a_backbone_s_weights_came_from(tmp_path):
+    torch.save(build_backbone("small_resnet").state_dict(), tmp_path / "w.pt")
+    loaded = loaded_weights_of(build_backbone("small_resnet", tmp_path / "w.pt"))
+    assert (loaded.source, loaded.sha256) == (str(tmp_path / "w.pt"), content_digest(tmp_path / "w.pt"))
+    assert loaded_weights_of(build_backbone("small_resnet")) is None

@@ -153,7 +153,8 @@ def build_backbone(name: str, weights: Path | None = None, size: int = 224) -> B
     if isinstance(backbone, EncoderBackbone):
         return backbone
     if weights is not None:
-        load_weights(network, weights, licence="unknown", field="backbone_weights")
+        loaded = load_weights(network, weights, licence="unknown", field="backbone_weights")
+        backbone.loaded_weights = loaded  # type: ignore[assignment]  # for the record
     elif norms and backbone is not network:
         _logger.warning(
             "backbone %s: batch norm keeps the statistics it begins with, and without backbone_weights these are of "
