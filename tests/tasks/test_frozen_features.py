@@ -1,7 +1,9 @@
 """A frozen trunk's features are computed once, and training on them says what training on the clips says."""
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from torch import Tensor, nn
 
 from fvc_lib.detectors.network import PictureTrunk
@@ -12,6 +14,7 @@ from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table
 from fvc_lib.tasks.video import features
 from fvc_lib.tasks.video.data import made_clips, read_fold
 from fvc_lib.tasks.video.features import FeatureSource, with_features
+from fvc_lib.tasks.video.scoring import RunNetworks
 from fvc_lib.tasks.video.training import fold_training, train_fold
 from fvc_lib.video.clips.store import prune_set, stored_sets
 
@@ -200,3 +203,12 @@ def test_other_pixels_code_or_devices_have_features_of_their_own(frozen, monkeyp
     monkeypatch.setattr(features, "code_hash", lambda module, within: f"{module} was mended")
     found.append(features._identity(trunk, source, config, CPU))
     assert len(set(found)) == 4
+
+
+def test_a_finished_run_asked_again_says_of_clips_what_it_said_by_their_features(frozen, list_log):
+    train_fold(frozen.paths, frozen.config, 0, metric_log=list_log())
+    frozen.paths.params_yaml.write_text(yaml.safe_dump(frozen.config.model_dump(mode="json")))
+    stored = read_table(frozen.paths.predictions(0), PREDICTIONS)
+    clips = np.stack([frozen.store.read(video_id, 0)[None] for video_id in stored["video_id"]])
+    logits = RunNetworks(frozen.paths, [0]).logits(0, clips)
+    np.testing.assert_allclose(logits, stored["logit"].to_numpy(), atol=1e-5)
