@@ -169,11 +169,11 @@ def test_memory_per_worker_is_limited(tmp_path: Path) -> None:
 
 
 def test_a_probing_worker_is_small() -> None:
-    """No torch, polars, pandas or DuckDB in the process that meets untrusted files."""
+    """No torch, polars, pandas, pydantic or DuckDB in the process that meets untrusted files."""
     code = "import sys, fvc_lib.corpus.probing, fvc_lib.video.decode.clip; print(*sorted(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "numpy" in found
-    assert not {"torch", "polars", "pandas", "duckdb", "pyarrow", "scipy", "sklearn"} & set(found)
+    assert not {"torch", "polars", "pandas", "duckdb", "pyarrow", "scipy", "sklearn", "pydantic"} & set(found)
 
 
 IMPOSTORS = {

@@ -23,7 +23,8 @@ from fvc_lib.engine.memory.preflight import (
 )
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory.budget import MemoryBudget, StepMeasurement
+from fvc_lib.services.memory.budget import MemoryBudget
+from fvc_lib.services.memory.measured_steps import StepMeasurement
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.dry_run_memory import step_request
 from fvc_lib.tasks.video.task import VideoTask

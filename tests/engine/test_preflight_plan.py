@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib.engine.memory.preflight import Footprint, Prediction, estimate
-from fvc_lib.services.memory.budget import MemoryBudget, StepMeasurement
+from fvc_lib.services.memory.budget import MemoryBudget
+from fvc_lib.services.memory.measured_steps import StepMeasurement
 
 MB = 10**6
 

@@ -14,7 +14,8 @@ from fvc_lib.engine.memory.preflight import Footprint, PreflightReport
 from fvc_lib.engine.memory.training_memory import planned_micro_batch, training_memory
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory.budget import SHARE_VARIABLE, MemoryBudget, MemoryShare, StepMeasurement, memory_budget
+from fvc_lib.services.memory.budget import SHARE_VARIABLE, MemoryBudget, MemoryShare, memory_budget
+from fvc_lib.services.memory.measured_steps import StepMeasurement
 from fvc_lib.services.memory.policy import DeviceMemory, NoObserver
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.video.task import engine_settings

@@ -12,7 +12,7 @@ from fvc_lib.execution.run.status import RunStatus, StageStatus, read_status
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory.budget import MeasuredStep, StepMeasurement, keep_steps
+from fvc_lib.services.memory.measured_steps import MeasuredStep, StepMeasurement, keep_steps
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import FOLD_TRAINING as TRAINING
 

@@ -3,7 +3,7 @@ import logging
 
 import pytest
 
-from fvc_lib.services.memory.budget import MeasuredStep, StepMeasurement, StoredSteps, keep_steps, read_steps
+from fvc_lib.services.memory.measured_steps import MeasuredStep, StepMeasurement, StoredSteps, keep_steps, read_steps
 
 FOUND = StepMeasurement(75, 10, 20, {1: 50, 2: 60}, {1: 0.5, 2: 0.25}, {4: "SIGKILL"})
 MEASURED = {"step": MeasuredStep(circumstances={"threads": 2}, found=FOUND)}

@@ -40,15 +40,8 @@ from fvc_lib.services.checkpoint_files import copied_to_cpu
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory import budget as memory_budget
-from fvc_lib.services.memory.budget import (
-    MEASURING_BYTES,
-    Decision,
-    MeasuredStep,
-    MemoryBudget,
-    StepMeasurement,
-    keep_steps,
-    read_steps,
-)
+from fvc_lib.services.memory.budget import MEASURING_BYTES, MemoryBudget
+from fvc_lib.services.memory.measured_steps import Decision, MeasuredStep, StepMeasurement, keep_steps, read_steps
 from fvc_lib.services.memory.policy import memory_advice
 
 TIME_LIMIT_SECONDS = 120.0

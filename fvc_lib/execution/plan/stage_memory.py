@@ -15,6 +15,7 @@ from fvc_lib.services.config import DECLARED, RunConfig, read_params_file
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.memory import budget as memory_budget
 from fvc_lib.services.memory.budget import MemoryBudget, MemoryShare
+from fvc_lib.services.memory.measured_steps import read_steps
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import FOLD_TRAINING, STAGES, Stage
 
@@ -113,7 +114,7 @@ def _of_training(config: RunConfig, run: RunPaths | None, measure: Measure | Non
 
 def _measured_step(preflight: Path, num_workers: int) -> int | None:
     """What a training adds to its kernel by ``memory/preflight.json``; None where that says nothing."""
-    stored = memory_budget.read_steps(preflight)
+    stored = read_steps(preflight)
     chosen = max((micro_batch for micro_batch, _ in stored.decisions.values()), default=0)
     found = [each.found for each in stored.measurements.values()]
     tried = [(each, step) for each in found for size, step in each.step_bytes.items() if size <= chosen]

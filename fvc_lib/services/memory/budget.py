@@ -1,6 +1,5 @@
 """How much memory a run may use: the smallest limit that anybody has set, and who set it."""
 
-import logging
 import os
 import re
 import resource
@@ -8,16 +7,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Self
+from typing import Self
 
 import psutil
-from pydantic import BaseModel
-
-from fvc_lib.services.atomic_files import write_json
-
-_logger = logging.getLogger(__name__)
 
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2**63
 # Of control groups of version 2 (above the second nothing is killed, but everything waits), and of version 1.
@@ -271,61 +265,3 @@ def _shared_bytes(pid: int) -> int:
 def _field_bytes(text: str, name: str) -> int:
     match = re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)
     return int(match[1]) * 1024 if match else 0
-
-
-# What a training's step was measured to take: ``memory/preflight.json``, by which the preflight decides the same for
-# the next fold, and the plan of a resumed run how many folds it trains at once.
-
-Decision = tuple[int, str]  # micro-batch, and why something could not be measured
-
-
-@dataclass
-class StepMeasurement:
-    """What a child process found, in bytes: on CUDA of the device's memory, elsewhere resident in main memory."""
-
-    first_use_bytes: int = 0  # what the first training of any process loads and keeps (libraries; on CUDA the context)
-    batch_bytes: int = 0  # one effective batch as the loader hands it over
-    worker_bytes: int = 0  # of one loader process, what it does not share with its parent
-    step_bytes: dict[int, int] = field(default_factory=dict)  # by micro-batch, the peak of training steps above that
-    seconds_per_sample: dict[int, float] = field(default_factory=dict)  # by micro-batch, of a training step
-    failures: dict[int, str] = field(default_factory=dict)  # by micro-batch, why it could not run: out of memory
-    room_bytes: int = 0  # of the budget, beside the training process, when it was measured; 0: not known
-
-
-class MeasuredStep(BaseModel):
-    """What was found, and for a reader's eyes under which circumstances."""
-
-    circumstances: dict[str, Any]
-    found: StepMeasurement
-
-
-class StoredSteps(BaseModel):
-    """A file of measurements by the hash of their circumstances, and of decisions by that and the budget."""
-
-    format: Literal[3] = 3
-    measurements: dict[str, MeasuredStep]
-    decisions: dict[str, Decision]
-
-
-def read_steps(path: Path | None) -> StoredSteps:
-    """What ``path`` holds; nothing without one, or where it cannot be read, which the log says."""
-    if path is not None and path.exists():
-        try:
-            return StoredSteps.model_validate_json(path.read_bytes())
-        except (OSError, ValueError) as error:
-            reason = str(error).partition("\n")[0]
-            _logger.warning("%s: not a preflight file (%s); measuring again", path, reason)
-    return StoredSteps(measurements={}, decisions={})
-
-
-def keep_steps(path: Path | None, measurements: Mapping[str, MeasuredStep], decisions: Mapping[str, Decision]) -> None:
-    """Add them to the file at ``path``, if any; one that cannot be written costs a measurement, never the run."""
-    if path is None:
-        return
-    stored = read_steps(path)  # again: another fold may have written meanwhile
-    stored.measurements.update(measurements)
-    stored.decisions.update(decisions)
-    try:
-        write_json(path, stored.model_dump(mode="json"))
-    except OSError as error:
-        _logger.warning("%s: not written (%s); the next fold measures again", path, error.strerror or error)
