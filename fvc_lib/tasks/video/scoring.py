@@ -44,35 +44,54 @@ from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 _logger = logging.getLogger(__name__)
 
 
-class RunNetworks:
-    """The folds' networks of a run of task video, best weights of each, loaded where they are first needed.
+@dataclass(frozen=True)
+class FoldNetwork:
+    """One fold's network on the disk, and how its logits become scores.
 
     Attributes:
-        config: the run's.
-        outcomes: of the folds that are there, by number.
-
-    Raises:
-        UsageError: the run is of another task, or one of ``folds`` is not finished.
+        path: of its best weights, with their digest beside.
+        weights: hex SHA-256 of them, as their training noted it (``weights_digest``).
+        prior_logit: added to its logits; then they are divided by ``temperature``.
+        threshold: from this score on a video is called fake.
+        name, code: of its class, and hex SHA-256 of that code; empty where not known.
     """
 
-    def __init__(self, paths: RunPaths, folds: Collection[int] | None = None, *, held: int = 1) -> None:
-        self.paths, self.config = paths, run_config(paths)
-        if self.config.task != DEFAULT_TASK:
-            raise UsageError(
-                f"{paths.run_id} is of task {self.config.task}; videos are scored by runs of {DEFAULT_TASK}."
-            )
-        wanted = range(self.config.num_trainings) if folds is None else sorted(folds)
-        found = {fold: read_outcome(paths.fold_outcome(fold), TrainingSummary) for fold in wanted}
-        missing = [fold for fold, outcome in found.items() if outcome is None]
-        if missing:
-            raise UsageError(
-                f"{paths.run_id}: fold {', '.join(map(str, missing))} is not finished, so there is no network to ask. "
-                f"Finish the run: {command_text('--resume', paths.root)}"
-            )
-        self.outcomes: dict[int, TrainingOutcome[TrainingSummary]] = {f: o for f, o in found.items() if o is not None}
-        self.compute = resolve_device(self.config.device, self.config.amp)
+    path: Path
+    weights: str
+    prior_logit: float
+    temperature: float
+    threshold: float
+    name: str = ""
+    code: str = ""
+
+
+class Networks:
+    """The folds' networks of a finished training of task video, loaded where they are first needed.
+
+    Args:
+        name: of the run, for messages.
+        config: the run's.
+        folds: by number.
+        built_with: the ``model_weights`` that a network is built with before it is given its own.
+        damaged: what to do about weights that are not those of a fold, given the fold.
+        held: so many networks are in memory at most.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: RunConfig,
+        folds: Mapping[int, FoldNetwork],
+        *,
+        built_with: str,
+        damaged: Callable[[int], str],
+        held: int = 1,
+    ) -> None:
+        self.name, self.config, self.folds = name, config, folds
+        self.compute = resolve_device(config.device, config.amp)
         self._precision = Precision(self.compute)
-        self._batch = self.config.batch_size or DETECTORS.get(self.config.model).micro_batch
+        self._batch = config.batch_size or DETECTORS.get(config.model).micro_batch
+        self._built_with, self._damaged = built_with, damaged
         self._held, self._networks = held, OrderedDict[int, nn.Module]()
 
     @property
@@ -87,7 +106,7 @@ class RunNetworks:
 
     def weights(self, fold: int) -> str:
         """Hex SHA-256 of the weights of ``fold``, as its training noted it."""
-        return self.outcomes[fold].training.best_weights
+        return self.folds[fold].weights
 
     def logits(self, fold: int, clips: Pixels) -> np.ndarray[Any, np.dtype[np.float64]]:
         """float64 (V,) of videos uint8 (V, N, T, 3, S, S), N clips each: their mean, on the share of fakes of training.
@@ -112,12 +131,12 @@ class RunNetworks:
                 done += len(some)
         values = torch.cat(found).reshape(len(clips), -1).mean(1).numpy()
         if not np.isfinite(values).all():
-            raise DataError(f"{self.paths.run_id}, fold {fold}: the network says nothing finite of a video.")
-        return np.asarray(values + self.outcomes[fold].training.selection.prior_logit)
+            raise DataError(f"{self.name}, fold {fold}: the network says nothing finite of a video.")
+        return np.asarray(values + self.folds[fold].prior_logit)
 
     def score(self, fold: int, logit: float) -> float:
         """The calibrated probability of fake."""
-        return float(probabilities(np.array([logit]), self.outcomes[fold].training.temperature)[0])
+        return float(probabilities(np.array([logit]), self.folds[fold].temperature)[0])
 
     def _network(self, fold: int) -> nn.Module:
         if fold not in self._networks:
@@ -134,21 +153,68 @@ class RunNetworks:
             FvcError: the file is damaged or another's.
             UsageError: the network's code has changed, or what it is built with is gone.
         """
-        path, outcome = self.paths.fold_checkpoints(fold) / BEST, self.outcomes[fold]
-        if weights_digest(load_weights(path)) != self.weights(fold):
+        path, wanted = self.folds[fold].path, self.folds[fold]
+        if weights_digest(load_weights(path)) != wanted.weights:
             raise FvcError(
-                f"{str(path)!r}: is not what fold {fold} was judged by (its outcome has another digest). Train the "
-                f"fold again: {command_text('--force', '04', '--resume', self.paths.root)}"
+                f"{str(path)!r}: is not what fold {fold} was judged by (its outcome has another digest). "
+                f"{self._damaged(fold)}"
             )
-        own = OwnWeights(path, first_weights(self.config), f"{self.paths.run_id}, fold {fold}")
+        own = OwnWeights(path, self._built_with, f"{self.name}, fold {fold}")
         with forked_random_state(0, torch.device("cpu")):
             network = build_detector(self.config, own).eval()
-        if outcome.network is not None and code_of_network(network) != outcome.network.code:
+        if wanted.code and code_of_network(network) != wanted.code:
             raise UsageError(
-                f"{self.paths.run_id}: the code of {outcome.network.name} is not what it was when fold {fold} was "
+                f"{self.name}: the code of {wanted.name} is not what it was when fold {fold} was "
                 "trained, so it may see something else. Bring that code back, or train anew."
             )
         return network.to(self.compute.device)
+
+
+class RunNetworks(Networks):
+    """Those of a run, best weights of each fold.
+
+    Attributes:
+        config: the run's.
+        outcomes: of the folds that are there, by number.
+
+    Raises:
+        UsageError: the run is of another task, or one of ``folds`` is not finished.
+    """
+
+    def __init__(self, paths: RunPaths, folds: Collection[int] | None = None, *, held: int = 1) -> None:
+        self.paths, config = paths, run_config(paths)
+        if config.task != DEFAULT_TASK:
+            raise UsageError(f"{paths.run_id} is of task {config.task}; videos are scored by runs of {DEFAULT_TASK}.")
+        wanted = range(config.num_trainings) if folds is None else sorted(folds)
+        found = {fold: read_outcome(paths.fold_outcome(fold), TrainingSummary) for fold in wanted}
+        missing = [fold for fold, outcome in found.items() if outcome is None]
+        if missing:
+            raise UsageError(
+                f"{paths.run_id}: fold {', '.join(map(str, missing))} is not finished, so there is no network to ask. "
+                f"Finish the run: {command_text('--resume', paths.root)}"
+            )
+        self.outcomes: dict[int, TrainingOutcome[TrainingSummary]] = {f: o for f, o in found.items() if o is not None}
+        super().__init__(
+            paths.run_id,
+            config,
+            {fold: _fold_network(paths, fold, outcome) for fold, outcome in self.outcomes.items()},
+            built_with=first_weights(config),
+            damaged=lambda _: f"Train the fold again: {command_text('--force', '04', '--resume', paths.root)}",
+            held=held,
+        )
+
+
+def _fold_network(paths: RunPaths, fold: int, outcome: TrainingOutcome[TrainingSummary]) -> FoldNetwork:
+    training, network = outcome.training, outcome.network
+    return FoldNetwork(
+        path=paths.fold_checkpoints(fold) / BEST,
+        weights=training.best_weights,
+        prior_logit=training.selection.prior_logit,
+        temperature=training.temperature,
+        threshold=training.threshold,
+        name=network.name if network else "",
+        code=network.code if network else "",
+    )
 
 
 # --- Files
@@ -188,7 +254,7 @@ class FileScores:
 
 
 def score_files(
-    networks: RunNetworks,
+    networks: Networks,
     files: Sequence[FileToScore],
     *,
     workers: int = 0,
@@ -199,7 +265,7 @@ def score_files(
     Files that one fold judges should stand together: its network is then loaded once.
 
     Args:
-        networks: of the run.
+        networks: of the run or bundle.
         files: N.
         workers: processes that decode; 0: one per core.
         stop: asked between batches.
@@ -207,7 +273,7 @@ def score_files(
     Raises:
         StoppedError: ``stop`` said so.
         OSError: a clip cannot be written.
-        FvcError: as ``RunNetworks`` has it, or the code that decodes was changed since it was loaded here.
+        FvcError: as ``Networks`` has it, or the code that decodes was changed since it was loaded here.
     """
     store, config = networks.store, networks.config
     waiting: list[int] = []
@@ -257,7 +323,7 @@ def _item(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
 
 
 def _scored(
-    networks: RunNetworks, files: Sequence[FileToScore], clips: Sequence[Path], positions: Sequence[int]
+    networks: Networks, files: Sequence[FileToScore], clips: Sequence[Path], positions: Sequence[int]
 ) -> Iterator[FileScores]:
     config, shape = networks.config, networks.store.shape
     found: dict[int, dict[int, float]] = {position: {} for position in positions}
