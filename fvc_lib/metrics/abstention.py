@@ -1,0 +1,184 @@
+"""When not to answer: fake or real only where the other answer is unlikely at a stated rate, else undecided.
+
+Cross-conformal prediction by class: a new video is set against the out-of-fold scores of the videos whose label is
+known. Its p-value of "real" is the share of reals that look at least as fake as it does, its p-value of "fake" the
+share of fakes that look at least as real. An answer is ruled out where its p-value is at or below the error rate; what
+is left is the verdict, if it is one answer. Of the reals at most about that share is then called fake, and of the
+fakes called real, whatever the network is worth: a network that knows nothing ends undecided nearly always.
+
+Videos of one group are no independent witnesses, so each group has one vote, divided among its videos. A new video is
+compared with the videos of fold k by the network of fold k, which saw neither.
+
+V. Vovk, "Cross-conformal predictors", Annals of Mathematics and Artificial Intelligence 74 (2015); groups as in
+Y. Lee, R. F. Barber, R. Willett, "Distribution-free inference with hierarchical data" (2023), arXiv:2306.06342.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fvc_lib.metrics.classification import FloatArray, IntArray, check_labels, check_scores
+
+FAKE, REAL, UNDECIDED = "fake", "real", "undecided"
+
+
+@dataclass(frozen=True)
+class Witnesses:
+    """The scores of videos with known labels, each given by a network that had not seen the video's group.
+
+    Attributes:
+        scores: float64 (N,), higher for fake, of any scale that all networks share.
+        labels: int64 (N,), 0 real and 1 fake.
+        folds: int64 (N,), which of the networks 0 to K - 1 gave the score.
+        weights: float64 (N,), of each video: those of one group and label sum to 1.
+    """
+
+    scores: FloatArray
+    labels: IntArray
+    folds: IntArray
+    weights: FloatArray
+
+    @property
+    def num_groups(self) -> tuple[int, int]:
+        """How many groups have reals, and how many fakes."""
+        real, fake = (round(float(self.weights[self.labels == label].sum())) for label in (0, 1))
+        return real, fake
+
+    @property
+    def least_rates(self) -> tuple[float, float]:
+        """The lowest rates at which a video can be called fake, and real, at all: with n groups 1 / (n + 1)."""
+        real, fake = self.num_groups
+        return 1 / (real + 1), 1 / (fake + 1)
+
+
+def witnesses(labels: npt.ArrayLike, scores: npt.ArrayLike, groups: npt.ArrayLike, folds: npt.ArrayLike) -> Witnesses:
+    """Out-of-fold scores (N,) with their labels, groups (of any type) and folds, each group with one vote a label.
+
+    Raises:
+        ValueError: labels or scores that cannot be meant, or arrays of other lengths.
+    """
+    checked = check_labels(labels)
+    values = check_scores(scores, checked.size)
+    named, numbers = np.asarray(groups), np.asarray(folds, dtype=np.int64)
+    if named.shape != checked.shape or numbers.shape != checked.shape:
+        raise ValueError(f"got {checked.size} labels, {named.shape} groups and {numbers.shape} folds; wanted as many.")
+    _, group_of = np.unique(named, return_inverse=True)
+    _, vote_of, sizes = np.unique(2 * group_of + checked, return_inverse=True, return_counts=True)
+    return Witnesses(values, checked, numbers, 1 / sizes[vote_of])
+
+
+@dataclass(frozen=True)
+class PValues:
+    """How well videos go with each answer, both float64 (M,) in (0, 1]; small rules the answer out."""
+
+    real: FloatArray
+    fake: FloatArray
+
+    def answers(self, error_rate: float | tuple[float, float]) -> list[str]:
+        """``fake``, ``real`` or ``undecided`` of each video.
+
+        Args:
+            error_rate: share of the reals that may be called fake and of the fakes that may be called real, each in
+                (0, 1); two numbers where they differ.
+
+        Raises:
+            ValueError: a rate outside (0, 1).
+        """
+        of_reals, of_fakes = error_rate if isinstance(error_rate, tuple) else (error_rate, error_rate)
+        for rate in (of_reals, of_fakes):
+            if not 0 < rate < 1:
+                raise ValueError(f"error rate: got {rate}, wanted a share inside (0, 1).")
+        # Shares of counts: 1 of 20 must not fail 0.05 by rounding.
+        not_real, not_fake = self.real <= of_reals * (1 + 1e-12), self.fake <= of_fakes * (1 + 1e-12)
+        # Neither goes: a score between two classes that never come near it. That is no answer either.
+        said = np.where(not_real & ~not_fake, FAKE, np.where(not_fake & ~not_real, REAL, UNDECIDED))
+        return [str(each) for each in said]
+
+
+def p_values(known: Witnesses, scores: npt.ArrayLike) -> PValues:
+    """Set M new videos against videos with known labels.
+
+    Args:
+        known: the out-of-fold scores.
+        scores: float (M, K), of each video by the network of each fold; (M, 1) where one network judges and the
+            witnesses' scores are taken to be like its own.
+
+    Raises:
+        ValueError: no such shape, a fold without a network, or scores that are not finite.
+    """
+    new = np.asarray(scores, dtype=np.float64)
+    if new.ndim != 2 or not np.isfinite(new).all():
+        raise ValueError(f"scores: got shape {new.shape}, wanted finite numbers of shape (videos, networks).")
+    networks = known.folds if new.shape[1] > 1 else np.zeros_like(known.folds)
+    if networks.size and networks.max() >= new.shape[1]:
+        raise ValueError(f"scores: got {new.shape[1]} networks, wanted one for each fold up to {networks.max()}.")
+    found = []
+    for label in (0, 1):
+        votes = np.zeros(len(new))
+        for network in range(new.shape[1]):
+            of = (known.labels == label) & (networks == network)
+            votes += _votes(label, known.scores[of], known.weights[of], new[:, network])
+        found.append((1 + votes) / (1 + known.num_groups[label]))
+    return PValues(*found)
+
+
+def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray) -> FloatArray:
+    """(M,): the weight of the reals that look at least as fake, or of the fakes that look at least as real."""
+    order = np.argsort(scores, kind="stable")
+    ascending, summed = scores[order], np.append(0.0, weights[order].cumsum())
+    if label == 0:
+        return np.asarray(summed[-1] - summed[np.searchsorted(ascending, new, side="left")])
+    return np.asarray(summed[np.searchsorted(ascending, new, side="right")])
+
+
+def left_out_p_values(known: Witnesses, groups: npt.ArrayLike) -> PValues:
+    """Each witness (N,) set against those of all other groups, whichever network gave their scores.
+
+    What the rule would have said of videos whose labels are known: for stating how often it errs and is silent.
+    """
+    _, group_of = np.unique(np.asarray(groups), return_inverse=True)
+    members = np.split(np.argsort(group_of, kind="stable"), np.bincount(group_of).cumsum()[:-1])
+    found = []
+    for label in (0, 1):
+        of = known.labels == label
+        votes = _votes(label, known.scores[of], known.weights[of], known.scores)
+        others = np.full(len(votes), known.num_groups[label])
+        for group in members:
+            own = group[known.labels[group] == label]
+            if own.size:
+                votes[group] -= _votes(label, known.scores[own], known.weights[own], known.scores[group])
+                others[group] -= 1
+        # Taking away what was added leaves rounding noise, and votes are counted in shares of a group.
+        found.append((1 + np.maximum(np.round(votes, 9), 0)) / (1 + others))
+    return PValues(*found)
+
+
+@dataclass(frozen=True)
+class AbstentionRates:
+    """What the rule does with videos whose labels are known, each group with one vote; NaN without such groups.
+
+    Attributes:
+        called_fake: share of the reals that are called fake.
+        called_real: share of the fakes that are called real.
+        undecided: share of all that get no answer.
+        num_groups: groups with reals, and with fakes.
+    """
+
+    called_fake: float
+    called_real: float
+    undecided: float
+    num_groups: tuple[int, int]
+
+
+def abstention_rates(known: Witnesses, answers: list[str]) -> AbstentionRates:
+    """Rates of ``answers`` (N,), one for each witness."""
+    said = np.array(answers)
+
+    def share(of: npt.NDArray[np.bool_], answer: str) -> float:
+        whole = float(known.weights[of].sum())
+        return float(known.weights[of & (said == answer)].sum()) / whole if whole else float("nan")
+
+    everything = np.ones(len(said), dtype=bool)
+    real, fake = known.labels == 0, known.labels == 1
+    return AbstentionRates(share(real, FAKE), share(fake, REAL), share(everything, UNDECIDED), known.num_groups)
