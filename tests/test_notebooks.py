@@ -16,11 +16,16 @@ import pytest
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, read_notebook, stage_named
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import DETECTOR_COMPARISON, ROBUSTNESS, SCORE_AUDIT, STAGES, TASK_OF_STAGE
+from fvc_lib.services.tasks import DETECTOR_COMPARISON, ROBUSTNESS, SCORE_AUDIT, STAGES, TASK_OF_STAGE, VERDICTS
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
-OF_NO_RUN = {DETECTOR_COMPARISON: "sweep", ROBUSTNESS: "robustness", SCORE_AUDIT: "audit"}  # and its command
+OF_NO_RUN = {
+    DETECTOR_COMPARISON: "sweep",
+    ROBUSTNESS: "robustness",
+    SCORE_AUDIT: "audit",
+    VERDICTS: "predict",
+}  # and its command
 
 
 @pytest.fixture(params=PATHS, ids=lambda path: path.stem)

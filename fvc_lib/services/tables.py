@@ -328,6 +328,23 @@ PREDICTIONS = _table(
     control_label=text_column(checks=pa.Check.isin(LABELS), nullable=True),
 )
 
+# What a run says of files; null is not known. Without a verdict there is no prediction: a failure, or a copy of a video
+# of the run.
+VERDICTS = _table(
+    "verdicts",
+    video_id=text_column(nullable=True),  # of a video of the run its id there, else the content hash's beginning
+    path=text_column(unique=True),  # absolute
+    sha256=text_column(nullable=True),
+    score=pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),  # probability of fake, mean over folds
+    score_low=pa.Column(pl.Float64, nullable=True),  # range over the folds' networks, where several judged
+    score_high=pa.Column(pl.Float64, nullable=True),
+    probability=pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),  # of fake, at the share asked for
+    verdict=text_column(checks=pa.Check.isin([*LABELS, "undecided"]), nullable=True),
+    reasons=text_column(),  # a sentence a line
+    model_id=text_column(),  # the run, and a digest of its networks' weights
+    failure=text_column(nullable=True),
+)
+
 # What the run's networks say of its test videos once these are disturbed; of each level all videos.
 ROBUSTNESS = _table(
     "robustness",

@@ -23,6 +23,7 @@ DETECTOR_COMPARISON = "08_detector_comparison"  # of several runs, and so no sta
 ROBUSTNESS = "09_robustness"  # of a finished run, where it is asked for
 IMAGE_RECOGNITION = "10_image_recognition"
 VIDEO_TEXT = "20_video_text"
+VERDICTS = "30_verdicts"  # of any files by a finished run, and so no stage of it
 SCORE_AUDIT = "40_score_audit"  # of a table of scores, and so no stage of a run
 
 Files = Callable[[RunPaths, int | None], Sequence[Path]]

@@ -1,6 +1,5 @@
 """A finished run asked again: files by its networks, and its test videos disturbed."""
 
-import hashlib
 import json
 import os
 import signal
@@ -8,66 +7,25 @@ import subprocess
 import sys
 from pathlib import Path
 
-import av
 import numpy as np
 import polars as pl
 import pytest
 import yaml
 
 from fvc_lib.services.checkpoint_files import BEST, write_weights_with_digest
-from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.stage_logs import MetricLog
-from fvc_lib.services.tables import FOLDS, INDEX, PREDICTIONS, ROBUSTNESS, read_table, write_table
+from fvc_lib.services.tables import PREDICTIONS, ROBUSTNESS, read_table, write_table
 from fvc_lib.tasks.video import robustness, scoring
 from fvc_lib.tasks.video.robustness import levels_named, score_levels
 from fvc_lib.tasks.video.scoring import FileToScore, RunNetworks, score_files
-from fvc_lib.tasks.video.training import train_fold
-from fvc_lib.video.clips.making import make_clips
-from fvc_lib.video.clips.store import ClipStore
-from tests.kits.training import ScoredTables, draw_clip
-
-NUM_VIDEOS = 12
-
-
-def _write_video(path: Path, frames: np.ndarray) -> None:
-    with av.open(str(path), "w") as output:
-        stream = output.add_stream("libx264", rate=25, options={"qp": "0", "preset": "ultrafast"})
-        stream.height, stream.width, stream.pix_fmt = *frames.shape[2:], "yuv420p"
-        for frame in np.moveaxis(frames, 1, -1):
-            rows = np.ascontiguousarray(frame)
-            output.mux(stream.encode(av.VideoFrame.from_ndarray(rows, format="rgb24").reformat(format="yuv420p")))
-        output.mux(stream.encode(None))
+from tests.kits.scored_run import NUM_VIDEOS, trained_run, write_video
+from tests.kits.training import draw_clip
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> RunPaths:
-    """A run of two folds on twelve small videos, trained for an epoch."""
-    home = tmp_path_factory.mktemp("robust")
-    folds = ScoredTables.folds(num_groups=NUM_VIDEOS, per_group=1, num_folds=2)
-    for video_id, label in folds.select("video_id", "label").iter_rows():
-        folder = home / "corpus" / label
-        folder.mkdir(parents=True, exist_ok=True)
-        _write_video(folder / f"{video_id}.mp4", draw_clip(video_id, 0, label == "fake"))
-    paths = [f"{label}/{video_id}.mp4" for video_id, label in folds.select("video_id", "label").iter_rows()]
-    contents = [hashlib.sha256((home / "corpus" / path).read_bytes()).hexdigest() for path in paths]
-    index = ScoredTables.index(folds, path=paths, content_sha256=contents)
-    config = RunConfig(
-        corpus=str(home / "corpus"), cache_dir=str(home / "cache"), runs_dir=str(home / "runs"), num_folds=2,
-        num_frames=4, fixed_size=24, augmentations_per_video=0, model="frame_cnn", epochs=1, batch_size=4,
-        effective_batch_size=4, learning_rate=0.01, device="cpu", memory_preflight=False, shuffled_label_control=False,
-    )  # fmt: skip
-    made = RunPaths(home / "runs" / "default" / "run_20260101_000000_00000000")
-    write_table(index, INDEX, made.index)
-    write_table(folds, FOLDS, made.folds)
-    made.params_yaml.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    store = ClipStore.of(config)
-    assert not make_clips(store, index, home / "corpus", 0, made.augmented_metadata, workers=1).failed
-    for fold in range(2):
-        with MetricLog(made.metrics("04_fold_training", fold), run_id="run", fold=fold, attempt=1) as log:
-            train_fold(made, config, fold, metric_log=log)
-    return made
+    return trained_run(tmp_path_factory.mktemp("robust"))
 
 
 def _lines(run, level):
@@ -121,7 +79,7 @@ def test_scores_that_are_not_the_stored_ones_stop_the_sweep(run, tmp_path):
 
 
 def test_all_folds_judge_a_foreign_file_and_a_bad_one_costs_itself(run, tmp_path):
-    _write_video(tmp_path / "new.mp4", draw_clip("new", 0, True))
+    write_video(tmp_path / "new.mp4", draw_clip("new", 0, True))
     (tmp_path / "bad.mp4").write_bytes(b"no video at all")
     networks = RunNetworks(run, held=2)
     files = [FileToScore(tmp_path / name, (0, 1)) for name in ("bad.mp4", "new.mp4", "none.mp4")]

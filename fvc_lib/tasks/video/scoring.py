@@ -259,6 +259,7 @@ def score_files(
     *,
     workers: int = 0,
     stop: Callable[[], bool] = lambda: False,
+    seen: Callable[[int, Pixels], None] = lambda _position, _clips: None,
 ) -> Generator[FileScores]:
     """Decode ``files`` and have them judged; what is finished comes at once, in any order.
 
@@ -269,6 +270,7 @@ def score_files(
         files: N.
         workers: processes that decode; 0: one per core.
         stop: asked between batches.
+        seen: is given the position of a file and its clips, uint8 (N, T, 3, S, S), before they are judged.
 
     Raises:
         StoppedError: ``stop`` said so.
@@ -300,9 +302,9 @@ def score_files(
                     continue
                 waiting.append(answer.position)
                 if len(waiting) * config.clips_per_video >= networks.batch_size:
-                    yield from _scored(networks, files, clips, waiting)
+                    yield from _scored(networks, files, clips, waiting, seen)
                     waiting = []
-            yield from _scored(networks, files, clips, waiting)
+            yield from _scored(networks, files, clips, waiting, seen)
 
 
 def _item(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
@@ -323,7 +325,11 @@ def _item(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
 
 
 def _scored(
-    networks: Networks, files: Sequence[FileToScore], clips: Sequence[Path], positions: Sequence[int]
+    networks: Networks,
+    files: Sequence[FileToScore],
+    clips: Sequence[Path],
+    positions: Sequence[int],
+    seen: Callable[[int, Pixels], None],
 ) -> Iterator[FileScores]:
     config, shape = networks.config, networks.store.shape
     found: dict[int, dict[int, float]] = {position: {} for position in positions}
@@ -333,6 +339,8 @@ def _scored(
         clips[position].unlink()
     number = config.clips_per_video
     videos = pixels.reshape(len(positions), number, shape[0] // number, *shape[1:])
+    for place, position in enumerate(positions):
+        seen(position, videos[place])
     for fold in sorted({fold for position in positions for fold in files[position].folds}):
         places = [place for place, position in enumerate(positions) if fold in files[position].folds]
         for place, logit in zip(places, networks.logits(fold, videos[places]).tolist(), strict=True):

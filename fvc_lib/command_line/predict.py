@@ -1,0 +1,113 @@
+"""``run_notebooks.py predict``: is this video fake?"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fvc_lib.command_line.records import execute_record
+from fvc_lib.services.atomic_files import write_bytes
+from fvc_lib.services.config import resolve_config, run_config
+from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.run_paths import find_run
+from fvc_lib.services.tables import VERDICTS as TABLE, read_table
+from fvc_lib.services.tasks import DEFAULT_TASK, VERDICTS
+
+_SHOWN = 20
+ANSWER = "answer.txt"
+
+
+@click.command(short_help="Ask a run whether videos are fake: fake, real or undecided, with the reasons.")
+@click.argument("run")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for all of it; else runs/verdicts/TIME_RUN.")
+@click.option("--error-rate", default=0.1, show_default=True, metavar="SHARE",
+              help="Share of the reals that may be called fake, and of the fakes that may be called real.")  # fmt: skip
+@click.option("--fpr", type=float, metavar="SHARE", help="The share of reals, where it is another.")
+@click.option("--cost", metavar="ALARM:MISS", help="An answer must agree with the threshold of these costs: 5:1.")
+@click.option("--prior", type=float, metavar="SHARE",
+              help="Share of fakes where the videos come from: gives the probability there.")  # fmt: skip
+@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Videos decoded at once. Without: one per core.")
+@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+@click.pass_context
+def predict(
+    context: click.Context,
+    run: str,
+    paths: tuple[str, ...],
+    out: Path | None,
+    error_rate: float,
+    fpr: float | None,
+    cost: str | None,
+    prior: float | None,
+    jobs: int | None,
+    runs_dir: Path | None,
+) -> None:
+    """Ask the networks of RUN whether the videos at PATH... are fake.
+
+    RUN is 'latest', a run id, a part of one, or a run folder; its folds must all be trained. PATH is a file, a folder,
+    a table with a column 'path' (CSV, TSV, Parquet), or '-' for a list on standard input.
+
+    \b
+    python run_notebooks.py predict latest suspicious.mp4
+    python run_notebooks.py predict latest ~/inbox --error-rate 0.05 --out verdicts
+    python run_notebooks.py predict latest list.csv --fpr 0.01 --prior 0.001
+    find ~/inbox -name '*.mp4' | python run_notebooks.py predict latest -
+
+    A video is called fake only where at most the stated share of the run's reals would be, and real likewise; else it
+    is undecided. So is every video, where the run is not shown to be above its controls, and any that is unlike the
+    run's videos in codec, size, length or rate. A video of the run gets its stored out-of-fold score; a near-duplicate
+    of one is said to be one and gets no prediction.
+
+    Written: verdicts.csv, verdicts.jsonl, verdicts.html (opens offline), and notebook 30_verdicts as executed.
+
+    Exit codes: 0 at least one video was read, 1 the notebook failed, 2 usage, 3 no video could be read.
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    from fvc_lib.tasks.video.verdicts import files_of, rule_of  # torch takes a second to load
+
+    runs = runs_dir or Path(resolve_config().runs_dir)
+    found = find_run(runs, run)
+    if (task := run_config(found).task) != DEFAULT_TASK:
+        raise UsageError(f"{found.run_id} is of task {task}; verdicts are given by runs of task {DEFAULT_TASK}.")
+    if fpr is not None and cost is not None:
+        raise UsageError("--fpr and --cost: give one of them.")
+    decide_at = f"fpr={fpr:.12f}" if fpr is not None else f"cost={cost}" if cost is not None else ""
+    if prior is not None and not 0 < prior < 1:
+        raise UsageError(f"--prior: got {prior:g}, wanted a share inside (0, 1), such as 0.01.")
+    rule_of(error_rate, decide_at, prior or 0.0)
+    files = files_of(paths)
+    folder = (out or runs / "verdicts" / f"{time.strftime('%Y%m%d_%H%M%S')}_{found.run_id}").expanduser().absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    page, answer = folder / "verdicts.html", folder / ANSWER
+    for name in ("verdicts.csv", "verdicts.jsonl", ANSWER):  # an earlier call's are not those of one that fails
+        (folder / name).unlink(missing_ok=True)
+    asked = folder / "asked.csv"  # the notebook reads no standard input
+    quoted = (os.fsencode(path).replace(b'"', b'""') for path in files)
+    write_bytes(asked, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
+    click.echo(f"run {found.root}\n{len(files):,} videos")
+    parameters: dict[str, Any] = {
+        "run_dir": str(found.root),
+        "asked_videos": [str(asked)],
+        "error_rate": error_rate,
+        "decide_at": decide_at,
+        "prior": prior or 0.0,
+        "decode_workers": jobs or 0,
+        "output_folder": str(folder),
+    }
+    made = execute_record(
+        VERDICTS, folder, parameters, page=page, title=f"Verdicts by {found.run_id}", runs_dir=str(runs),
+        what="the verdicts", answer=answer,
+    )  # fmt: skip
+    if not made:
+        context.exit(1)
+    click.echo(answer.read_text(encoding="utf-8", errors="replace").rstrip())
+    table = read_table(folder / "verdicts.csv", TABLE)
+    for row in table.head(_SHOWN).iter_rows(named=True):
+        score = "     " if row["score"] is None else f"{row['score']:.3f}"
+        click.echo(f"  {row['verdict'] or '-':<9}  {score}  {row['path']}: {row['reasons']}")
+    if table.height > _SHOWN:
+        click.echo(f"  and {table.height - _SHOWN:,} more")
+    click.echo(f"  page          {page}\n  tables        {folder}")
+    if table["failure"].null_count() == 0:
+        raise DataError(f"none of {table.height:,} videos could be read; the reasons: {page}")

@@ -1,0 +1,510 @@
+"""Is this video fake? A finished run's networks asked of new files, with an answer only where one can be stood by.
+
+Every fold's network judges a new file, with the run's own eyes (``scoring.py``). Fake or real is said where the other
+answer is unlikely at a stated rate, by the run's own out-of-fold scores (``metrics/abstention.py``); else undecided.
+Undecided, too, is whatever the run's videos say nothing about: a codec, size, length or rate beyond theirs, and
+everything, where the run is not shown to be above its controls. A video of the run gets the score of the network that
+had not seen it, and a copy of one gets none.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from fvc_lib.corpus.copies.groups import Components
+from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
+from fvc_lib.corpus.label_table import SUFFIXES, read_label_table
+from fvc_lib.corpus.listing import Rejections, is_named_as
+from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
+from fvc_lib.metrics.abstention import (
+    FAKE,
+    REAL,
+    UNDECIDED,
+    AbstentionRates,
+    PValues,
+    Witnesses,
+    abstention_rates,
+    left_out_p_values,
+    p_values,
+    witnesses,
+)
+from fvc_lib.metrics.calibration import probabilities
+from fvc_lib.metrics.operating_points import OperatingPoint, operating_point, threshold_at
+from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_text
+from fvc_lib.services.config import run_config
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, frame_of, read_table, write_table
+from fvc_lib.tasks.video.scoring import FileToScore, RunNetworks, score_files
+from fvc_lib.video.clips.store import Pixels
+
+# --- Which files are meant
+
+STANDARD_INPUT = "-"
+
+
+def files_of(asked: Sequence[str]) -> list[Path]:
+    """The files that ``asked`` names, absolute, each once and in this order.
+
+    A folder stands for all files below it that are named as videos; a table (CSV, TSV, Parquet) for what its column
+    ``path`` names, relative to the table's folder; ``-`` for the lines of standard input. Whatever else is named is
+    taken for a video, there or not: what is wrong with it is said in its row.
+
+    Raises:
+        UsageError: nothing is named, a folder without videos, or a table without that column.
+    """
+    found: dict[Path, None] = {}
+    for text in asked:
+        path = Path(text)
+        if text == STANDARD_INPUT:
+            lines = (os.fsdecode(line.rstrip(b"\r\n")) for line in sys.stdin.buffer)
+            named = [Path(line) for line in lines if line.strip()]
+        elif path.is_dir():
+            named = sorted(each for each in path.rglob("*") if is_named_as("video", each.name) and each.is_file())
+            if not named:
+                raise UsageError(f"{text!r}: a folder without a file that is named as a video. Name the files.")
+        elif path.suffix.lower() in SUFFIXES:
+            table, malformed = read_label_table(path), Rejections()
+            column = table.require(["path"])
+            named = [path.parent / cells[column] for _, cells in table.records([column], malformed) if cells[column]]
+        else:
+            named = [path]
+        # Links stay links, and a list's '~nobody' is a name like any other.
+        found |= {Path(os.path.abspath(os.path.expanduser(each))): None for each in named}  # noqa: PTH100, PTH111
+    if not found:
+        raise UsageError("no video is named. Give files, folders, tables with a column 'path', or '-' for a list.")
+    return list(found)
+
+
+# --- What the run knows
+
+
+WITHHELD = "The run is not shown to be above its controls, so its scores decide nothing."
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When an answer is given.
+
+    Attributes:
+        called_fake, called_real: which share of the reals may be called fake, and of the fakes real; inside (0, 1).
+        point: an operating point on the run's out-of-fold scores, which an answer must agree with; none: nothing more.
+        prior: share of fakes where the videos come from, for ``probability``; none: no such number.
+        withheld: no answer is given whatever the score, because the run is not shown to be above its controls.
+    """
+
+    called_fake: float
+    called_real: float
+    point: OperatingPoint | None = None
+    prior: float | None = None
+    withheld: bool = False
+
+
+def rule_of(error_rate: float = 0.1, decide_at: str = "", prior: float = 0.0, *, withheld: bool = False) -> Rule:
+    """The rule as a user says it: ``decide_at`` is empty, ``fpr=0.01`` or ``cost=5:1``; ``prior`` 0 is none.
+
+    Raises:
+        UsageError: a rate that is none, or another operating point.
+    """
+    for name, rate in (("error_rate", error_rate), *([("prior", prior)] if prior else [])):
+        if not 0 < rate < 1:
+            raise UsageError(f"{name}: got {rate:g}, wanted a share inside (0, 1), such as 0.1.")
+    point = None
+    if decide_at:
+        try:
+            point = operating_point(decide_at)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    if point is not None and point.kind == "fpr":
+        return Rule(point.false_positive_rate, error_rate, None, prior or None, withheld)
+    return Rule(error_rate, error_rate, point, prior or None, withheld)
+
+
+class KnownVideos:
+    """A run's videos with what its networks said of those they had not seen.
+
+    Attributes:
+        rows: INDEX with ``fold score logit temperature``, null where no network was tested on a video.
+        tested: those with a score, in the order of ``witnesses``.
+        witnesses: of the tested, on the scale logit / temperature.
+    """
+
+    def __init__(self, rows: pl.DataFrame) -> None:
+        self.rows, self.tested = rows, rows.drop_nulls("score")
+        labels = (self.tested["label"] == FAKE).cast(pl.Int64).to_numpy()
+        scores = (self.tested["logit"] / self.tested["temperature"]).to_numpy()
+        self.witnesses: Witnesses = witnesses(labels, scores, self.tested["group_id"], self.tested["fold"])
+        self._left_out: PValues = left_out_p_values(self.witnesses, self.tested["group_id"])
+
+    @classmethod
+    def of(cls, run: RunPaths, folds: Sequence[int]) -> "KnownVideos":
+        """Of a run whose ``folds`` are finished."""
+        predictions = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in folds])
+        said = predictions.select("video_id", "fold", "score", "logit", "temperature")
+        return cls(read_table(run.index, INDEX).join(said, on="video_id", how="left", maintain_order="left"))
+
+    @property
+    def share_of_fakes(self) -> float:
+        """Of the tested videos: the base rate that their scores are probabilities at."""
+        return float(self.witnesses.labels.mean())
+
+    def threshold(self, rule: Rule) -> float | None:
+        """From which score on the rule's operating point says fake, if it has one."""
+        if rule.point is None:
+            return None
+        return threshold_at(rule.point, self.witnesses.labels, self.tested["score"].to_numpy())
+
+    def answers(self, rule: Rule) -> list[str]:
+        """What the rule says of each tested video, by the videos of other groups alone."""
+        said = self._left_out.answers((rule.called_fake, rule.called_real))
+        threshold = self.threshold(rule)
+        return [_agreeing(*each, threshold) for each in zip(said, self.tested["score"].to_list(), strict=True)]
+
+    def rates(self, rule: Rule) -> AbstentionRates:
+        """How often the rule errs and is silent on the run's own videos."""
+        return abstention_rates(self.witnesses, self.answers(rule))
+
+
+def _agreeing(answer: str, score: float, threshold: float | None) -> str:
+    """The answer, if the threshold gives the same or there is none."""
+    if threshold is None or answer == (FAKE if score >= threshold else REAL):
+        return answer
+    return UNDECIDED
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def rule_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
+    """What the rule asks for, what came of it on the run's own videos, and what so few groups cannot show."""
+    rates, (least_fake, least_real) = known.rates(rule), known.witnesses.least_rates
+    reals, fakes = rates.num_groups
+    shares = [_percent(each) for each in (rates.called_fake, rates.called_real, rates.undecided)]
+    told = [
+        (
+            f"Asked: at most {_percent(rule.called_fake)} of the reals called fake and {_percent(rule.called_real)} of "
+            "the fakes called real; where neither answer keeps to that, undecided."
+        ),
+        (
+            f"On the run's own {known.tested.height:,} tested videos, each by those of other groups: {shares[0]} "
+            f"of the reals called fake, {shares[1]} of the fakes called real, {shares[2]} undecided ({reals:,} groups "
+            f"with reals, {fakes:,} with fakes, each with one vote)."
+        ),
+    ]
+    for what, asked, least, groups in (
+        (FAKE, rule.called_fake, least_fake, reals),
+        (REAL, rule.called_real, least_real, fakes),
+    ):
+        if least > asked * (1 + 1e-12):
+            told.append(
+                f"Nothing can be called {what}: {groups:,} groups cannot show a rate below {_percent(least)}, "
+                f"and {_percent(asked)} was asked."
+            )
+    if (threshold := known.threshold(rule)) is not None:
+        told.append(
+            f"An answer must agree with {rule.point} ({rule.point and rule.point.says}): fake from a score of "
+            f"{threshold:.3f} on."
+        )
+    if rule.prior is not None:
+        told.append(
+            f"'probability' is the score where {_percent(rule.prior)} of the videos are fakes; of the run's tested "
+            f"videos {_percent(known.share_of_fakes)} were."
+        )
+    return tuple(told)
+
+
+# --- What the run has not seen
+
+_SLACK = 0.1
+_TAIL = 0.01
+_FACTS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], float | None]]] = {
+    "shorter side": ("pixels", lambda facts: min(facts["width"], facts["height"])),
+    "longer side": ("pixels", lambda facts: max(facts["width"], facts["height"])),
+    "length": ("seconds", lambda facts: facts["duration_seconds"]),
+    "frame rate": ("frames a second", lambda facts: facts["frames_per_second"]),
+    "bit rate": ("bits a second", lambda facts: facts["bits_per_second"]),
+}
+FAMILIARITY = (
+    "Unfamiliar is a codec that no video of the run has, and a side, length, frame rate or bit rate more than a tenth "
+    "below the 1st or above the 99th percentile of the run's videos, or not known where theirs is."
+)
+
+
+class Familiar:
+    """The range of the run's videos; ``rows`` is INDEX."""
+
+    def __init__(self, rows: pl.DataFrame) -> None:
+        facts = rows.select(
+            "codec", "width", "height", "duration_seconds", "frames_per_second", "bits_per_second"
+        ).to_dicts()
+        self.codecs = frozenset(row["codec"] for row in facts)
+        self._ranges: dict[str, tuple[float, float] | None] = {}
+        self._some_unknown: set[str] = set()
+        for name, (_, of) in _FACTS.items():
+            values = [of(row) for row in facts]
+            known = np.array([value for value in values if value is not None])
+            if known.size < len(values):
+                self._some_unknown.add(name)
+            low, high = (
+                (np.quantile(known, _TAIL, method="lower"), np.quantile(known, 1 - _TAIL, method="higher"))
+                if known.size
+                else (0.0, 0.0)
+            )
+            self._ranges[name] = (float(low), float(high)) if known.size else None
+        self.share_outside = sum(bool(self.reasons(row)) for row in facts) / max(1, len(facts))
+
+    def reasons(self, facts: Mapping[str, Any]) -> list[str]:
+        """In what a video is outside, a sentence each; ``facts``: of its probe, named as in INDEX."""
+        found = []
+        if facts["codec"] not in self.codecs:
+            found.append(f"Unfamiliar: codec {facts['codec']}; the run's videos: {', '.join(sorted(self.codecs))}.")
+        for name, (unit, of) in _FACTS.items():
+            value, known = of(facts), self._ranges[name]
+            if value is None:
+                if name not in self._some_unknown:
+                    found.append(f"Unfamiliar: its {name} is not known.")
+            elif known is None:
+                found.append(f"Unfamiliar: the {name} of the run's videos is not known.")
+            elif not known[0] * (1 - _SLACK) <= value <= known[1] * (1 + _SLACK):
+                low, high = (_shown(end) for end in known)
+                found.append(f"Unfamiliar: {name} {_shown(value)} {unit}; the run's videos: {low} to {high}.")
+        return found
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def copied_rows(of_run: Sequence[str | None], new: Sequence[str | None], max_bits: int) -> list[int | None]:
+    """Which of the run's videos each new one shows the same footage as, by its place; by perceptual hashes.
+
+    One new video does not stand between another and the run's: each is compared with the run's alone.
+    """
+    if not max_bits:
+        return [None] * len(new)
+    joined = Components(len(of_run) + len(new))
+    for pair in near_duplicate_links([*of_run, *new], max_bits):
+        joined.join(*pair)
+    found: list[int | None] = []
+    for place, text in enumerate(new, start=len(of_run)):
+        near = np.flatnonzero(joined.label[: len(of_run)] == joined.label[place]).tolist()
+        links = near_duplicate_links([*(of_run[each] for each in near), text], max_bits) if near else []
+        found.append(next((near[one] for one, other in links if other == len(near)), None))
+    return found
+
+
+# --- The verdicts
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """What was found: ``table`` (VERDICTS), and the sentences that belong beside it."""
+
+    table: pl.DataFrame
+    known: KnownVideos
+    familiar: Familiar
+    rule: Rule
+    limits: tuple[str, ...] = field(default=())
+
+    @property
+    def num_judged(self) -> int:
+        """Videos that got a row without failure."""
+        return int(self.table["failure"].null_count())
+
+    def answer(self) -> str:
+        """How many of each, in one sentence."""
+        counts = {word: self.table.filter(verdict=word).height for word in (FAKE, REAL, UNDECIDED)}
+        copies = int(self.table.filter(pl.col("verdict").is_null() & pl.col("failure").is_null()).height)
+        told = [f"{number} {word}" for word, number in counts.items()]
+        told += [f"{copies} without a prediction"] if copies else []
+        failed = self.table.height - self.num_judged
+        told += [f"{failed} could not be read"] if failed else []
+        return f"{self.table.height:,} video{'s' * (self.table.height != 1)}: {', '.join(told)}."
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the table as CSV, reasons as one text, and as JSON lines, reasons as a list."""
+        folder.mkdir(parents=True, exist_ok=True)
+        files = [folder / "verdicts.csv", folder / "verdicts.jsonl"]
+        write_table(self.table.with_columns(pl.col("reasons").str.replace_all("\n", " ")), VERDICTS, files[0])
+        rows = [{**row, "reasons": row["reasons"].splitlines()} for row in self.table.to_dicts()]
+        write_text(files[1], "".join(f"{json.dumps(row)}\n" for row in rows))
+        return files
+
+
+def judge_files(
+    run: RunPaths,
+    files: Sequence[Path],
+    rule: Rule,
+    work_dir: Path,
+    *,
+    workers: int = 0,
+    seen: Callable[[Path, Pixels], None] = lambda _path, _frames: None,
+) -> Verdicts:
+    """A verdict on each of ``files``, in their order.
+
+    Args:
+        run: of task video, all folds finished.
+        files: absolute.
+        rule: when an answer is given.
+        work_dir: where what was found out about files is remembered.
+        workers: processes that decode; 0: one per core.
+        seen: is given a scored file and its frames, uint8 (T, 3, S, S), as the networks saw them.
+
+    Raises:
+        UsageError: a run of another task or an unfinished one.
+    """
+    networks = RunNetworks(run, held=run_config(run).num_trainings)  # every file is judged by all
+    known = KnownVideos.of(run, list(networks.folds))
+    familiar = Familiar(known.rows)
+    texts = [path_to_text(path.relative_to("/")) for path in files]
+    found, _ = probe_files(VIDEO_FILES, "/", texts, work_dir, workers=workers)
+    probed = [found[text] for text in texts]
+    digests = {str(fold): networks.weights(fold) for fold in networks.folds}
+    model_id = f"{run.run_id}@{sha256_of_json(digests)[:12]}"
+
+    place_of = {content: place for place, content in enumerate(known.rows["content_sha256"])}
+    new = [n for n, each in enumerate(probed) if each.probe is not None and each.content_sha256 not in place_of]
+    bits = networks.config.near_duplicate_bits
+    hashes = [probed[n].perceptual_hash for n in new]
+    copies = dict(zip(new, copied_rows(known.rows["perceptual_hash"].to_list(), hashes, bits), strict=True))
+    todo = [n for n in new if copies[n] is None]
+    scored = dict(_scored(networks, files, probed, todo, workers, seen))
+    own = _OwnVideos(known, rule)
+
+    rows = []
+    for number, (path, each) in enumerate(zip(files, probed, strict=True)):
+        row: dict[str, Any] = dict.fromkeys(VERDICTS.columns)
+        row |= {"path": path_to_text(path), "model_id": model_id, "reasons": ""}
+        if each.probe is None:
+            row["failure"] = f"{each.reason}: {each.detail}"
+        else:
+            row |= {"sha256": each.content_sha256, "video_id": each.content_sha256[:16]}
+            if each.content_sha256 in place_of:
+                row |= own.row(place_of[each.content_sha256])
+            elif (copied := copies[number]) is not None:
+                row |= _copy_row(known.rows.row(copied, named=True))
+            elif isinstance(scored[number], str):
+                row["failure"] = scored[number]
+            else:
+                row |= judged(scored[number], known, rule, familiar.reasons(vars_of(each)))
+        row["reasons"] = "\n".join([row["failure"]] if row["failure"] else row["reasons"])
+        rows.append(row)
+    table = frame_of({name: [row[name] for row in rows] for name in VERDICTS.columns}, VERDICTS)
+    return Verdicts(table, known, familiar, rule, _limits(known, familiar, rule, bits))
+
+
+def vars_of(each: ProbeResult) -> dict[str, Any]:
+    """What the probe found, named as in INDEX."""
+    assert each.probe is not None
+    return vars(each.probe)
+
+
+def _limits(known: KnownVideos, familiar: Familiar, rule: Rule, bits: int) -> tuple[str, ...]:
+    return (
+        *rule_sentences(known, rule),
+        f"{FAMILIARITY} Of the run's own videos {_percent(familiar.share_outside)} are.",
+        "The rates hold for videos that come from where the run's videos come from; of others nothing is promised.",
+        "From to is the range over the folds' networks, no interval with a stated coverage.",
+        *([] if bits else ["Copies of the run's videos were not looked for: the run has near_duplicate_bits 0."]),
+    )
+
+
+def _scored(
+    networks: RunNetworks,
+    files: Sequence[Path],
+    probed: Sequence[ProbeResult],
+    todo: Sequence[int],
+    workers: int,
+    seen: Callable[[Path, Pixels], None],
+) -> Iterator[tuple[int, Any]]:
+    """Of each file its logits by fold over the fold's temperature, float64 (K,), or why there are none."""
+    folds = tuple(networks.folds)
+    asked = [FileToScore(files[n], folds, content_sha256=probed[n].content_sha256) for n in todo]
+    answers = score_files(
+        networks, asked, workers=workers, seen=lambda place, clips: seen(files[todo[place]], clips[0])
+    )
+    with closing(answers):
+        for each in answers:
+            logits = [each.logits[f] / networks.folds[f].temperature for f in folds if not each.failure]
+            yield todo[each.position], each.failure or np.array(logits)
+
+
+def judged(logits: np.ndarray[Any, Any], known: KnownVideos, rule: Rule, unfamiliar: Sequence[str]) -> dict[str, Any]:
+    """Columns of VERDICTS for a new video, by what each fold's network says of it, float64 (K,)."""
+    scores = probabilities(logits, 1.0)
+    score = float(scores.mean())
+    answer = p_values(known.witnesses, logits[None]).answers((rule.called_fake, rule.called_real))[0]
+    verdict, reasons = _concluded(answer, score, known, rule, unfamiliar)
+    return {
+        "score": score,
+        "score_low": float(scores.min()),
+        "score_high": float(scores.max()),
+        "probability": _at_prior(logits, known, rule),
+        "verdict": verdict,
+        "reasons": reasons,
+    }
+
+
+def _concluded(
+    answer: str, score: float, known: KnownVideos, rule: Rule, more: Sequence[str] = ()
+) -> tuple[str, list[str]]:
+    """The verdict, and the sentences why; each of ``more`` alone makes it undecided."""
+    against = [*([WITHHELD] if rule.withheld else []), *more]
+    if answer == UNDECIDED:
+        against.append("Among the run's videos such scores are found of reals and of fakes, or of neither.")
+    elif _agreeing(answer, score, known.threshold(rule)) == UNDECIDED:
+        against.append(f"The operating point {rule.point} gives another answer than the stated error rates.")
+    if against:
+        return UNDECIDED, against
+    rate = rule.called_fake if answer == FAKE else rule.called_real
+    other = REAL if answer == FAKE else FAKE
+    return answer, [f"At most {_percent(rate)} of the {other}s are called {answer}."]
+
+
+def _at_prior(logits: np.ndarray[Any, Any], known: KnownVideos, rule: Rule) -> float | None:
+    share = known.share_of_fakes
+    if rule.prior is None or not 0 < share < 1:
+        return None
+    shift = np.log(rule.prior / (1 - rule.prior)) - np.log(share / (1 - share))
+    return float(probabilities(logits + shift, 1.0).mean())
+
+
+class _OwnVideos:
+    """What the run has stored of its own videos."""
+
+    def __init__(self, known: KnownVideos, rule: Rule) -> None:
+        self._known, self._rule = known, rule
+        said = known._left_out.answers((rule.called_fake, rule.called_real))
+        self._answers = dict(zip(known.tested["video_id"].to_list(), said, strict=True))
+
+    def row(self, place: int) -> dict[str, Any]:
+        """Columns of VERDICTS for the run's video at ``place``."""
+        video, known, rule = self._known.rows.row(place, named=True), self._known, self._rule
+        told = f"This is a video of the run, {video['video_id']}, labelled {video['label']}"
+        found = {"video_id": video["video_id"], "reasons": [f"{told}, that no network was tested on: no prediction."]}
+        if video["score"] is None:
+            return found
+        verdict, reasons = _concluded(self._answers[video["video_id"]], video["score"], known, rule)
+        scale = np.array([video["logit"] / video["temperature"]])
+        stored = f"{told}; its score is that of the one network that had not seen it (fold {video['fold']})."
+        return {
+            **found,
+            "score": video["score"],
+            "probability": _at_prior(scale, known, rule),
+            "verdict": verdict,
+            "reasons": [*reasons[: rule.withheld], stored, *reasons[rule.withheld :]],
+        }
+
+
+def _copy_row(video: Mapping[str, Any]) -> dict[str, Any]:
+    told = f"A near-duplicate of a video of the run, {video['video_id']}, labelled {video['label']}: no prediction."
+    return {"reasons": [told]}

@@ -1,0 +1,216 @@
+"""Is this video fake? What is answered, what is withheld, and why."""
+
+import html
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import pytest
+from click.testing import CliRunner
+
+from fvc_lib.command_line.main import main
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table
+from fvc_lib.tasks.video.verdicts import (
+    WITHHELD,
+    Familiar,
+    KnownVideos,
+    copied_rows,
+    files_of,
+    judge_files,
+    judged,
+    rule_of,
+    rule_sentences,
+)
+from tests.kits.scored_run import trained_run, write_video
+from tests.kits.training import ScoredTables, draw_clip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> RunPaths:
+    return trained_run(tmp_path_factory.mktemp("verdicts"))
+
+
+@pytest.fixture
+def known() -> KnownVideos:
+    """40 videos in 40 groups and four folds; each fake above each real."""
+    folds = ScoredTables.folds(num_groups=40, per_group=1)
+    fakes = (folds["label"] == "fake").to_numpy()
+    scores = np.where(fakes, 0.8, 0.1) + np.linspace(0, 0.1, 40)
+    said = ScoredTables.predictions(folds, scores).select("video_id", "fold", "score", "logit", "temperature")
+    return KnownVideos(ScoredTables.index(folds).join(said, on="video_id", how="left", maintain_order="left"))
+
+
+def logits(score: float) -> np.ndarray:
+    return np.full(4, np.log(score / (1 - score)))
+
+
+@pytest.mark.parametrize(("score", "verdict"), [(0.95, "fake"), (0.05, "real"), (0.5, "undecided")])
+def test_fake_and_real_are_said_where_the_other_is_unlikely_and_else_undecided(known, score, verdict):
+    row = judged(logits(score), known, rule_of(0.1), ())
+    assert (row["verdict"], row["probability"]) == (verdict, None)
+    assert row["score"] == pytest.approx(score)
+
+
+def test_what_is_unfamiliar_or_a_run_worth_nothing_makes_every_score_undecided(known):
+    odd = judged(logits(0.95), known, rule_of(0.1), ["Unfamiliar: codec av1."])
+    assert (odd["verdict"], odd["reasons"]) == ("undecided", ["Unfamiliar: codec av1."])
+    withheld = judged(logits(0.95), known, rule_of(0.1, withheld=True), ())
+    assert (withheld["verdict"], withheld["reasons"]) == ("undecided", [WITHHELD])
+
+
+def test_an_answer_agrees_with_the_operating_point_or_is_not_given(known):
+    scores = known.tested["score"].to_numpy()
+    rule = rule_of(0.1, "cost=5:1")
+    threshold = known.threshold(rule)
+    assert scores[known.witnesses.labels == 0].max() < threshold <= scores[known.witnesses.labels == 1].min()
+    assert judged(logits(0.95), known, rule, ())["verdict"] == "fake"
+    # Networks that differ: the rule by folds says fake, the mean lies below the threshold.
+    apart = np.array([2.3, 1.55, -1.2, -6.0])
+    generous = rule_of(0.3, "cost=5:1")
+    assert judged(apart, known, rule_of(0.3), ())["verdict"] == "fake"
+    row = judged(apart, known, generous, ())
+    assert row["score"] < threshold
+    assert row["verdict"] == "undecided"
+    assert "cost=5:1 gives another answer" in row["reasons"][0]
+
+
+def test_few_groups_cannot_show_a_low_rate_and_that_is_said(known):
+    rule = rule_of(0.1, "fpr=0.01")
+    assert (rule.called_fake, rule.called_real) == (0.01, 0.1)
+    assert judged(logits(0.99), known, rule, ())["verdict"] == "undecided"
+    told = " ".join(rule_sentences(known, rule))
+    assert "Nothing can be called fake: 20 groups cannot show a rate below 4.76 %, and 1 % was asked." in told
+    assert "called real:" not in told
+    assert known.rates(rule).called_fake == 0
+
+
+def test_a_rarer_fake_is_less_probable_at_the_same_score(known):
+    row = judged(logits(0.9), known, rule_of(0.1, prior=0.01), ())
+    assert row["probability"] == pytest.approx(9 / 99 / (1 + 9 / 99), rel=1e-6)
+
+
+@pytest.mark.parametrize(("rate", "point", "prior"), [(0, "", 0), (1.5, "", 0), (0.1, "fpr=2", 0), (0.1, "", -1)])
+def test_what_is_no_rate_is_refused(rate, point, prior):
+    with pytest.raises(UsageError, match="wanted"):
+        rule_of(rate, point, prior)
+
+
+def test_what_lies_beyond_the_runs_videos_is_named_and_what_lies_within_is_not():
+    folds = ScoredTables.folds()
+    count = folds.height
+    index = ScoredTables.index(
+        folds, duration_seconds=list(np.linspace(2, 10, count)), frames_per_second=[25.0] * count,
+        bits_per_second=[1e6] * count,
+    )  # fmt: skip
+    familiar = Familiar(index)
+    assert familiar.share_outside == 0
+    fine = {"codec": "h264", "width": 48, "height": 64, "duration_seconds": 10.5, "frames_per_second": 23.976,
+            "bits_per_second": 1e6}  # fmt: skip
+    assert familiar.reasons(fine) == []
+    odd = {**fine, "codec": "av1", "width": 640, "duration_seconds": 60.0, "bits_per_second": None}
+    assert familiar.reasons(odd) == [
+        "Unfamiliar: codec av1; the run's videos: h264.",
+        "Unfamiliar: shorter side 64 pixels; the run's videos: 48 to 48.",
+        "Unfamiliar: longer side 640 pixels; the run's videos: 64 to 64.",
+        "Unfamiliar: length 60 seconds; the run's videos: 2 to 10.",
+        "Unfamiliar: its bit rate is not known.",
+    ]
+    assert (
+        Familiar(ScoredTables.index(folds)).reasons(fine)[0]
+        == "Unfamiliar: the length of the run's videos is not known."
+    )
+
+
+def test_files_are_found_in_folders_tables_and_lists_each_once(tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    for name in ("b.MP4", "a.webm", "notes.txt"):
+        (tmp_path / "in" / name).touch()
+    (tmp_path / "list.csv").write_text('path,label\nin/a.webm,fake\n"in/=x, ""y"".mp4",real\n')
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"in/\xff.mp4\n\nin/b.MP4\n")))
+    monkeypatch.chdir(tmp_path)
+    found = [str(path.relative_to(tmp_path)) for path in files_of(["in", "list.csv", "-", "gone.mp4"])]
+    assert found == ["in/a.webm", "in/b.MP4", 'in/=x, "y".mp4', "in/\udcff.mp4", "gone.mp4"]
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UsageError, match="without a file that is named as a video"):
+        files_of(["none"])
+
+
+def test_a_copy_is_found_by_the_runs_videos_alone(run):
+    hashes = read_table(run.index, INDEX)["perceptual_hash"].to_list()
+    assert copied_rows(hashes[1:], [hashes[0], hashes[3], None], 10) == [None, 2, None]
+    assert copied_rows(hashes, hashes, 0) == [None] * len(hashes)
+
+
+def test_each_kind_of_file_gets_its_row(run, tmp_path):
+    index = read_table(run.index, INDEX).sort("video_id")
+    corpus = run.root.parents[2] / "corpus"
+    own, shown = index.row(0, named=True), index.row(3, named=True)
+    write_video(tmp_path / "new.mp4", draw_clip("new", 0, True))
+    near = np.clip(draw_clip(shown["video_id"], 0, shown["label"] == "fake").astype(int) + 2, 0, 255)
+    write_video(tmp_path / "near.mp4", near.astype(np.uint8))
+    (tmp_path / "bad.mp4").write_bytes(b"no video at all")
+    files = [corpus / own["path"], *(tmp_path / name for name in ("new.mp4", "near.mp4", "bad.mp4", "gone.mp4"))]
+    frames = {}
+    found = judge_files(run, files, rule_of(0.3), tmp_path / "work", workers=1, seen=frames.__setitem__)
+    mine, new, copy, bad, gone = found.table.to_dicts()
+    stored = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in range(2)])
+    assert mine["score"] == stored.row(by_predicate=pl.col("video_id") == own["video_id"], named=True)["score"]
+    assert (mine["score_low"], mine["video_id"]) == (None, own["video_id"])
+    assert f"a video of the run, {own['video_id']}, labelled {own['label']}" in mine["reasons"]
+    assert new["score_low"] <= new["score"] <= new["score_high"]
+    assert new["verdict"] in ("fake", "real", "undecided")
+    assert (copy["score"], copy["verdict"], copy["failure"]) == (None, None, None)
+    assert f"near-duplicate of a video of the run, {shown['video_id']}, labelled {shown['label']}" in copy["reasons"]
+    assert "unreadable" in bad["failure"]
+    assert "no such file" in gone["failure"]
+    assert bad["verdict"] is gone["verdict"] is None
+    assert [path.name for path in frames] == ["new.mp4"]
+    assert frames[files[1]].shape == (4, 3, 24, 24)
+    assert found.answer().endswith("1 without a prediction, 2 could not be read.")
+
+
+@pytest.mark.slow
+def test_the_command_writes_rows_and_a_page_that_begins_with_what_the_run_is_worth(run, tmp_path):
+    (run.root / "run.json").write_text("{}")
+    write_video(tmp_path / "=new.mp4", draw_clip("new", 0, True))
+    (tmp_path / "bad.mp4").write_bytes(b"no video at all")
+    out = tmp_path / "out"
+    ended = CliRunner().invoke(main, ["predict", str(run.root), str(tmp_path), "--out", str(out), "-j", "1"])
+    assert ended.exit_code == 0, ended.output
+    rows = [json.loads(line) for line in (out / "verdicts.jsonl").read_text().splitlines()]
+    new, bad = sorted(rows, key=lambda row: row["failure"] or "")
+    assert (new["verdict"], new["reasons"][0]) == ("undecided", WITHHELD)
+    assert (bad["verdict"], bad["score"]) == (None, None)
+    assert read_table(out / "verdicts.csv", VERDICTS).height == 2
+    answer = (out / "answer.txt").read_text().splitlines()
+    assert answer[0] == "No result is recorded."
+    assert answer[0] in ended.output
+    page = html.unescape((out / "verdicts.html").read_text())
+    assert "default-src 'none'" in page
+    assert answer[0] in page
+
+    none = CliRunner().invoke(main, ["predict", str(run.root), str(tmp_path / "bad.mp4"), "--out", str(out), "-j", "1"])
+    assert none.exit_code == 3, none.output
+    assert "none of 1 videos could be read" in none.output
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["x.mp4", "--fpr", "0.01", "--cost", "5:1"], "give one of them"),
+        (["x.mp4", "--fpr", "7"], "wanted"),
+        (["x.mp4", "--prior", "0"], "--prior: got 0"),
+        (["x.mp4", "--error-rate", "1"], "error_rate: got 1"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_before_anything_is_written(run, tmp_path, given, words):
+    (run.root / "run.json").write_text("{}")
+    ended = CliRunner().invoke(main, ["predict", str(run.root), *given, "--out", str(tmp_path / "out")])
+    assert ended.exit_code == 2
+    assert words in ended.output
+    assert not (tmp_path / "out").exists()
