@@ -67,9 +67,10 @@ def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
 def mean_over_targets(metric: Metric, targets: npt.ArrayLike, folds: npt.ArrayLike | None = None) -> Metric:
     """The plain mean of ``metric`` of each target by itself, within its folds where ``folds`` (N,) are given.
 
-    A target counts as much as any other, however many rows it has; one without a value (in a replicate, too) has no
-    say; NaN when none has one. ``targets`` (N,) are those of the rows the returned metric is called with, which are
-    drawn together: a group that is in two targets is drawn in both.
+    A target counts as much as any other, however many rows it has. NaN where one has no value: the mean of the others
+    would pass for that of all. In replicates, where a class may be missing by chance, that target has no say.
+    ``targets`` (N,) are those of the rows the returned metric is called with, which are drawn together: a group that is
+    in two targets is drawn in both.
     """
     target_of_row = np.asarray(targets, dtype=object)
     rows_of = [np.flatnonzero(target_of_row == name) for name in sorted(set(target_of_row.tolist()))]
@@ -81,7 +82,8 @@ def mean_over_targets(metric: Metric, targets: npt.ArrayLike, folds: npt.ArrayLi
             np.atleast_1d(each(labels[rows], scores[rows], weights[:, rows]))
             for each, rows in zip(of_target, rows_of, strict=True)
         ]
-        return _mean_of_defined(np.stack(values))
+        stacked = np.stack(values)
+        return stacked.mean(0) if len(weights) == 1 else _mean_of_defined(stacked)  # one set: the rows as they are
 
     definition.__name__ = metric.__name__
     mean, reading = classification.weighted_metric(definition), getattr(metric, "reading", None)

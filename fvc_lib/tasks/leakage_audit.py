@@ -13,7 +13,7 @@ What a split by row would have claimed is computed from the predictions as they 
 - the threshold chosen on the test videos themselves, by which decisions look better than any that was chosen before.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -24,12 +24,12 @@ from fvc_lib.corpus.copies.likeness import SamePictures
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.probing import IMAGE_FILES, VIDEO_FILES, FileKind, probe_files
 from fvc_lib.corpus.protocols.protocol import training_rows
-from fvc_lib.metrics.classification import balanced_accuracy, best_threshold, decide, roc_auc
-from fvc_lib.metrics.cross_validation import within_folds
+from fvc_lib.metrics.classification import best_threshold
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import LEAKAGE_AUDIT, LEFT_OUT, PARTS, check_table, frame_of
 from fvc_lib.services.tasks import OFFICIAL
 from fvc_lib.tasks.video import controls
+from fvc_lib.tasks.video.results import measured, with_targets
 from fvc_lib.tasks.video.selection import EarlierOpenings, RecordedSelection
 
 Row = tuple[str, int | None, float | None, str, bool | None]
@@ -54,6 +54,7 @@ def leakage_audit(
     selections: Sequence[RecordedSelection | None] | None = None,
     before: EarlierOpenings | None = None,
     protocol: pl.DataFrame | None = None,
+    left_out: Collection[str] = (),
 ) -> pl.DataFrame:
     """Every check with its count or number, a sentence, and whether it passed (LEAKAGE_AUDIT).
 
@@ -71,6 +72,7 @@ def leakage_audit(
         before: what was opened before those records were made (``selection.earlier_openings``).
         protocol: PROTOCOL schema; None: that of ``kfold``. What is counted across folds is then counted across the
             parts of each training, and what the corpus's own split has in several parts is named, not judged.
+        left_out: videos without a clip (``results.undecoded``), from which metadata can learn nothing either.
     """
     trainings = None if protocol is None else controls.trainings_of(protocol, config)
     leaking = _leaking(protocol)
@@ -83,8 +85,8 @@ def leakage_audit(
         *([] if augmented is None else [_copies(folds if trainings is None else index, augmented)]),
         *([] if selections is None else [_openings(selections), _as_recorded(predictions, selections)]),
         *([] if before is None else [_opened_before(before)]),
-        *_claims(predictions, config),
-        *_metadata_carriers(index, predictions, trainings),
+        *_claims(predictions, config, protocol),
+        *_metadata_carriers(index, predictions, config, protocol, left_out),
     ]
     return check_table(frame_of(rows, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "leakage audit")
 
@@ -94,14 +96,23 @@ _MOST_CARRIERS = 3
 _ROUNDS_ALONE = 25  # a column by itself needs fewer trees
 
 
-def _metadata_carriers(index: pl.DataFrame, predictions: pl.DataFrame, trainings: controls.Trainings) -> Iterator[Row]:
+def _metadata_carriers(
+    index: pl.DataFrame,
+    predictions: pl.DataFrame,
+    config: RunConfig,
+    protocol: pl.DataFrame | None,
+    left_out: Collection[str],
+) -> Iterator[Row]:
     """Where metadata alone tells the labels: the columns that tell most, each judged by itself out of fold."""
     folds = predictions.select("video_id", "group_id", "label", "fold")
+    trainings = None if protocol is None else controls.trainings_of(protocol, config, left_out)
     if trainings is None and folds["fold"].n_unique() < 2:
         return
 
     def auc(control: Callable[[pl.DataFrame], pl.DataFrame]) -> float:
-        return _auc_of(controls.tested(control, folds, trainings))
+        scored = with_targets(controls.tested(control, folds, trainings), protocol)
+        metric, scores = measured("roc_auc", scored)
+        return metric(controls.fake_labels(scored), scores)
 
     whole = auc(lambda rows: controls.metadata_only(index, rows))
     if not whole >= _CARRIES_AUC:  # NaN where folds are of one class each
@@ -117,11 +128,6 @@ def _metadata_carriers(index: pl.DataFrame, predictions: pl.DataFrame, trainings
     named = [f"{name} ({alone[name]:.2f})" for name in ranked[:_MOST_CARRIERS] if alone[name] >= _CARRIES_AUC]
     carriers = ", ".join(named) or "no column by itself, only several together"
     yield "metadata_carriers", None, whole, f"What metadata tells is carried by {carriers}; AUC of each alone.", None
-
-
-def _auc_of(scored: pl.DataFrame) -> float:
-    within = within_folds(roc_auc, scored["fold"].to_numpy())
-    return float(within(controls.fake_labels(scored), scored["score"].to_numpy()))
 
 
 def _joined(index: pl.DataFrame, links: pl.DataFrame) -> Iterator[Row]:
@@ -289,15 +295,17 @@ def _opened_before(before: EarlierOpenings) -> Row:
     return "opened_before", before.replaced + before.unknown, None, f"{found}.", None
 
 
-def _claims(predictions: pl.DataFrame, config: RunConfig) -> Iterator[Row]:
+def _claims(predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame | None) -> Iterator[Row]:
     if predictions["fold"].n_unique() < 2:
         return
+    predictions = with_targets(predictions, protocol)
     honest, low, high = _auc(predictions, "group_id", config)
-    yield "auc_by_group", None, honest, f"The network's AUC within folds is {_interval(honest, low, high)}.", None
+    of = "mean AUC over targets" if "target" in predictions.columns else "AUC within folds"
+    yield "auc_by_group", None, honest, f"The network's {of} is {_interval(honest, low, high)}.", None
     yield _row_interval(predictions, config, low, high)
     folds = predictions.select("video_id", "group_id", "label", "fold")
     by_row = controls.split_by_row(folds, seed=config.seed)
-    lookup = controls.group_lookup(by_row)
+    lookup = with_targets(controls.group_lookup(by_row), protocol)
     oracle = _auc(lookup, "group_id", config)
     said = f"Split by row, whoever only recognises groups would have claimed {_interval(*oracle)}."
     yield "auc_of_group_lookup_by_row", None, oracle[0], said, None
@@ -329,10 +337,14 @@ def _row_interval(predictions: pl.DataFrame, config: RunConfig, low: float | Non
 def _threshold_on_test(predictions: pl.DataFrame) -> Row:
     labels, scores = controls.fake_labels(predictions), predictions["score"].to_numpy()
     fold, chosen = predictions["fold"].to_numpy(), np.empty(scores.size)
+
+    def decided(rows: pl.DataFrame) -> float:
+        metric, decisions = measured("balanced_accuracy", rows)
+        return metric(labels, decisions)
+
     for number in np.unique(fold):
         chosen[fold == number] = best_threshold(labels[fold == number], scores[fold == number])
-    honest = balanced_accuracy(labels, decide(scores, predictions["threshold"].to_numpy()))
-    claimed = balanced_accuracy(labels, decide(scores, chosen))
+    honest, claimed = decided(predictions), decided(predictions.with_columns(threshold=pl.Series(chosen)))
     said = (
         f"Balanced accuracy is {honest:.3f} at the thresholds that inner validation chose; chosen on the test videos "
         f"themselves they would have claimed {claimed:.3f}."

@@ -1,4 +1,5 @@
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ from fvc_lib.metrics.cross_validation import measure_over_folds, within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap, replicate_values
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
-from fvc_lib.services.tables import PROTOCOL
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import CLIP_SCORES, GROUP_LINKS, PROTOCOL, frame_of, write_table
+from fvc_lib.tasks.leakage_audit import leakage_audit
 from fvc_lib.tasks.video import controls
-from fvc_lib.tasks.video.results import METRIC_NAMES, check_predictions, kfold_results
+from fvc_lib.tasks.video.operating import clip_level_sentence
+from fvc_lib.tasks.video.results import METRIC_NAMES, check_predictions, kfold_results, undecoded
 
 CONFIG = RunConfig(bootstrap_replicates=200)
 ALL_CONTROLS = (
@@ -229,10 +233,10 @@ def test_labels_shuffled_on_purpose_are_those_the_controls_are_judged_by(tables:
     assert row(results, "metadata_only", "all", "roc_auc")["value"] == 1.0
 
 
-def test_with_targets_the_number_is_the_plain_mean_over_them_and_each_stands_by_itself(
-    tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame
-) -> None:
-    config = CONFIG.model_copy(update={"protocol": "leave_one_generator_out", "num_folds": 4})
+OF_TARGETS = CONFIG.model_copy(update={"protocol": "leave_one_generator_out", "num_folds": 4})
+
+
+def of_two_targets(folds: pl.DataFrame) -> pl.DataFrame:
     parts = [
         folds.with_columns(
             protocol=pl.lit("leave_one_generator_out"),
@@ -243,7 +247,13 @@ def test_with_targets_the_number_is_the_plain_mean_over_them_and_each_stands_by_
         )
         for fold in range(4)
     ]
-    protocol = pl.concat(parts).select(*PROTOCOL.columns)
+    return pl.concat(parts).select(*PROTOCOL.columns)
+
+
+def test_with_targets_the_number_is_the_plain_mean_over_them_and_each_stands_by_itself(
+    tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame
+) -> None:
+    config, protocol = OF_TARGETS, of_two_targets(folds)
     found = kfold_results(tables.index(folds), folds, predictions, config, protocol=protocol)
     labels, scores = controls.fake_labels(predictions), predictions["score"].to_numpy()
     fold = predictions["fold"].to_numpy()
@@ -260,6 +270,71 @@ def test_with_targets_the_number_is_the_plain_mean_over_them_and_each_stands_by_
     decisions = (predictions["score"] >= predictions["threshold"]).to_numpy().astype(float)
     f1_each = [f1(labels[of], decisions[of]) for of in (pika, sora)]
     assert row(found, "model", "all", "f1")["value"] == pytest.approx(np.mean(f1_each), abs=1e-12)
+
+
+def test_whatever_stands_beside_the_mean_over_targets_is_one_too(tables: Any, tmp_path: Path) -> None:
+    folds = tables.folds(num_groups=160, per_group=1)
+    is_fake, good = controls.fake_labels(folds), (folds["fold"] == 0).to_numpy()
+    from_web = np.arange(folds.height) // 8 % 2 == 0
+    sources = [None if fake else "web" if web else "studio" for fake, web in zip(is_fake, from_web, strict=True)]
+    noise = np.random.default_rng(4).normal(size=folds.height)
+    logits = noise + np.where(good, 3 * is_fake + 2 * from_web, 0.2 * is_fake)
+    predictions = tables.predictions(folds, 1 / (1 + np.exp(-logits)))
+    protocol, index = of_two_targets(folds), tables.index(folds, real_source=sources)
+    found = kfold_results(index, folds, predictions, OF_TARGETS, protocol=protocol)
+    headline = row(found, "model", "all", "roc_auc")
+    audit = leakage_audit(index, folds, predictions, frame_of([], GROUP_LINKS), OF_TARGETS, protocol=protocol)
+    numbers = dict(audit.select("check", "number").iter_rows())
+    assert numbers["auc_by_group"] == headline["value"]
+    by_row = row(found, "group_lookup_by_row", "all", "roc_auc")["value"]
+    assert numbers["auc_of_group_lookup_by_row"] == pytest.approx(by_row)
+    assert numbers["balanced_accuracy_at_test_thresholds"] >= row(found, "model", "all", "balanced_accuracy")["value"]
+    reals = ~is_fake.astype(bool)
+    each = [
+        within_folds(roc_auc, folds["fold"].to_numpy()[of])(from_web[of].astype(int), logits[of])
+        for of in (reals & good, reals & ~good)
+    ]
+    assert row(found, "real_source_floor", "all", "roc_auc")["value"] == pytest.approx(np.mean(each), abs=1e-9)
+    run = RunPaths(tmp_path)
+    write_table(protocol, PROTOCOL, run.protocol)
+    clips = predictions.select("video_id", "group_id", "label", "fold", "logit", clip=pl.lit(0, pl.Int64))
+    for fold in range(4):
+        write_table(clips.filter(fold=fold).select(*CLIP_SCORES.columns), CLIP_SCORES, run.clip_scores(fold))
+    said = clip_level_sentence(run, OF_TARGETS.model_copy(update={"clips_per_video": 2}))
+    assert f"{headline['value']:.3f} [{headline['low']:.3f}, {headline['high']:.3f}]" in said
+
+
+def test_a_target_without_a_value_leaves_the_mean_over_targets_without_one(
+    tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame
+) -> None:
+    one_class = folds.with_columns(label=pl.when(pl.col("fold") == 0).then(pl.lit("fake")).otherwise("label"))
+    judged = predictions.drop("label").join(one_class.select("video_id", "label"), on="video_id")
+    judged = judged.select(predictions.columns)
+    index, protocol = tables.index(one_class), of_two_targets(one_class)
+    found = kfold_results(index, one_class, judged, OF_TARGETS, protocol=protocol)
+    assert row(found, "model", "target:sora", "roc_auc")["value"] is not None
+    for scope in ("target:pika", "all", "all_by_group"):
+        assert [row(found, "model", scope, "roc_auc")[end] for end in ("value", "low", "high")] == [None] * 3
+
+
+def test_what_only_trains_and_has_no_clip_is_left_out_of_the_controls_as_well(tables: Any, folds: pl.DataFrame) -> None:
+    trains_only = folds.filter(pl.col("fold") > 0)["video_id"].to_list()
+    protocol = of_two_targets(folds).filter(pl.col("fold") == 0)
+    tested = folds.filter(pl.col("fold") == 0)
+    clips = folds.filter(~pl.col("video_id").is_in(trains_only[:3]))
+    assert undecoded(tested, clips, protocol) == sorted(trains_only[:3])
+    assert undecoded(tested, clips) == []
+    unused = protocol.with_columns(
+        part=pl.when(pl.col("video_id") == trains_only[0]).then(pl.lit("left_out")).otherwise("part")
+    )
+    assert undecoded(tested, clips, unused) == sorted(trains_only[1:3])
+    index = tables.index(folds, width=[640 if label == "fake" else 320 for label in folds["label"]])
+    config = CONFIG.model_copy(update={"protocol": "cross_corpus"})
+    predictions, links = tables.predictions(tested, good_scores(tested)), frame_of([], GROUP_LINKS)
+    fakes = folds.filter((pl.col("label") == "fake") & pl.col("video_id").is_in(trains_only))["video_id"].to_list()
+    for left_out, carried in (([], 1), (fakes, 0)):  # without a fake to learn from metadata tells nothing
+        audit = leakage_audit(index, tested, predictions, links, config, protocol=protocol, left_out=left_out)
+        assert (audit["check"] == "metadata_carriers").sum() == carried
 
 
 @pytest.mark.parametrize("name", METRIC_NAMES)

@@ -16,8 +16,8 @@ from threadpoolctl import threadpool_limits
 from fvc_lib.corpus.folds import make_folds
 from fvc_lib.corpus.protocols.matched import Tells
 from fvc_lib.corpus.protocols.protocol import training_rows
-from fvc_lib.metrics.classification import FloatArray, IntArray, roc_auc
-from fvc_lib.metrics.cross_validation import within_folds
+from fvc_lib.metrics.classification import FloatArray, IntArray
+from fvc_lib.metrics.cross_validation import measure_over_folds
 from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -269,12 +269,17 @@ def _boosting(num_training: int, num_categories: int, rounds: int) -> Any:
 
 
 def auc_within_folds(scored: pl.DataFrame, unit: str, config: RunConfig) -> Interval:
-    """AUC within folds of ``scored`` (columns ``label score fold``), with the interval of drawing ``unit``s."""
+    """AUC of ``scored`` (``label score fold``) as results have it, with the interval of drawing ``unit``s.
+
+    It is within folds; where there is a column ``target`` of several, the plain mean over them.
+    """
+    targets = scored["target"].to_numpy() if "target" in scored.columns and scored["target"].n_unique() > 1 else None
+    metric, scores = measure_over_folds("roc_auc", scored["score"].to_numpy(), 0.5, scored["fold"].to_numpy(), targets)
     return cluster_bootstrap(
         fake_labels(scored),
-        scored["score"].to_numpy(),
+        scores,
         scored[unit].to_list(),
-        within_folds(roc_auc, scored["fold"].to_numpy()),
+        metric,
         replicates=config.bootstrap_replicates,
         seed=config.seed,
         confidence=config.confidence,

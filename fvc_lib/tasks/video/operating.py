@@ -9,9 +9,10 @@ from fvc_lib.metrics.classification import FloatArray, IntArray, decide, divide,
 from fvc_lib.metrics.operating_points import confusion_at, operating_point
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import CLIP_SCORES, read_table
+from fvc_lib.services.tables import CLIP_SCORES, PROTOCOL, read_table
+from fvc_lib.services.tasks import KFOLD
 from fvc_lib.tasks.video.controls import auc_within_folds, fake_labels
-from fvc_lib.tasks.video.results import interval_rows, share_called_fake
+from fvc_lib.tasks.video.results import interval_rows, share_called_fake, with_targets
 from fvc_lib.tasks.video.selection import RecordedSelection
 
 
@@ -76,7 +77,9 @@ def clip_level_sentence(run: RunPaths, config: RunConfig) -> str:
     if not all(path.is_file() for path in files):
         return "Clip-level AUC: not recorded by the version that trained this run."
     clips = pl.concat([read_table(path, CLIP_SCORES) for path in files])
-    found = auc_within_folds(clips.with_columns(score=pl.col("logit")), "group_id", config)
+    protocol = None if config.protocol == KFOLD else read_table(run.protocol, PROTOCOL)
+    scored = with_targets(clips.with_columns(score=pl.col("logit")), protocol)
+    found = auc_within_folds(scored, "group_id", config)
     ends = f" [{found.low:.3f}, {found.high:.3f}]" if math.isfinite(found.low) else ""
     return (
         f"Clip-level AUC, each of a video's {config.clips_per_video} clips judged alone: {found.value:.3f}{ends}. "

@@ -31,7 +31,7 @@ from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.metrics.intervals import cluster_bootstrap_many, one_vote_per_group
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
-from fvc_lib.services.tables import LABELS, RESULTS, SLICES, check_table, frame_of
+from fvc_lib.services.tables import LABELS, LEFT_OUT, RESULTS, SLICES, check_table, frame_of
 from fvc_lib.tasks.video.controls import REAL_SOURCE_FLOOR, all_controls, fake_labels, real_source_floor, trainings_of
 
 MODEL = "model"
@@ -69,7 +69,7 @@ def kfold_results(
         folds: FOLDS schema.
         predictions: PREDICTIONS schema, all folds together.
         config: replicates, confidence and seed.
-        left_out: videos of the folds that took no part because no clip could be decoded.
+        left_out: videos that took no part because no clip could be decoded (``undecoded``).
         protocol: PROTOCOL schema; None: that of ``kfold``.
 
     Raises:
@@ -84,11 +84,29 @@ def kfold_results(
     rows = _source_rows(MODEL, with_targets(predictions, protocol), METRIC_NAMES + MODEL_ONLY_NAMES, config)
     for source, scored in all_controls(index, judged, predictions, seed=config.seed, trainings=trainings).items():
         rows += _source_rows(source, with_targets(scored, protocol), METRIC_NAMES, config)
-    floor = None if config.shuffle_labels else real_source_floor(index, predictions, config)
-    if floor is not None and math.isfinite(floor.value):
-        value, low, high, *sizes = floor.row()
-        rows.append((REAL_SOURCE_FLOOR, ALL_FOLDS, "roc_auc", value, low, high, None, None, *sizes))
+    rows += [] if config.shuffle_labels else _source_floor_rows(index, predictions, config, protocol)
     return check_table(frame_of(rows, RESULTS), RESULTS, "kfold results")
+
+
+def _source_floor_rows(
+    index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame | None
+) -> list[tuple[object, ...]]:
+    """Over targets like the model's number; where a target has not both sources, over what all of them have."""
+    for scored in (with_targets(predictions, protocol), predictions):
+        floor = real_source_floor(index, scored, config)
+        if floor is not None and math.isfinite(floor.value):
+            value, low, high, *sizes = floor.row()
+            return [(REAL_SOURCE_FLOOR, ALL_FOLDS, "roc_auc", value, low, high, None, None, *sizes)]
+    return []
+
+
+def undecoded(folds: pl.DataFrame, clips: pl.DataFrame, protocol: pl.DataFrame | None = None) -> list[str]:
+    """Ids of videos that take part in some training and have no row in ``clips`` (AUGMENTED), sorted.
+
+    ``folds`` (FOLDS) are what is tested; what only trains stands in ``protocol`` (PROTOCOL).
+    """
+    used = folds if protocol is None else protocol.filter(pl.col("part") != LEFT_OUT)
+    return sorted(set(used["video_id"]) - set(clips["video_id"]))
 
 
 def with_targets(scored: pl.DataFrame, protocol: pl.DataFrame | None) -> pl.DataFrame:
