@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from fvc_lib.command_line import commands
 from fvc_lib.command_line.audit import audit
+from fvc_lib.command_line.export import export
 from fvc_lib.command_line.predict import predict
 from fvc_lib.command_line.robustness import robustness
 from fvc_lib.command_line.run_command import NOTEBOOKS, RunCommand, Wanted
@@ -220,5 +221,5 @@ def main(
     context.exit(command.execute())
 
 
-for command in (*commands.COMMANDS, predict, robustness, sweep, audit):
+for command in (*commands.COMMANDS, predict, export, robustness, sweep, audit):
     main.add_command(command)

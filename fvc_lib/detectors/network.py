@@ -312,8 +312,10 @@ def weights_path(text: str) -> Path | None:
             f"model_weights {text!r}: these are of one fold, or one part, of a run, and may have seen what tests "
             f"another. Give the run: {run}"
         )
-    if path.suffix in (".bundle", ".zip"):
-        raise UsageError(f"model_weights {text!r}: bundles cannot be read yet. Give the run's folder.")
+    if (path / "bundle.json").is_file():
+        raise UsageError(
+            f"model_weights {text!r}: an exported bundle can be asked, and not gone on from. Give its run's folder."
+        )
     if not path.exists():
         local_weights(text, allow_download=False)
     return path

@@ -337,6 +337,11 @@ class FileRegistry(Registry[T]):
         match = _IN_A_FILE.fullmatch(name)
         return Path(match["path"]) if match else None
 
+    def code_files(self, name: str) -> dict[str, Path]:
+        """A user's file that ``name`` names and what it imports from its folder, by relative path; else nothing."""
+        path = self.file_of(name)
+        return {} if path is None else {relative: path.parent / relative for relative in _code_of_file(path)}
+
     def declared_in(self, name: str) -> list[str]:
         """Of a user's file nothing: its content is part of its identity."""
         return [] if _IN_A_FILE.fullmatch(name) else super().declared_in(name)

@@ -431,6 +431,27 @@ RESULTS = _table(
 )
 
 
+# Of a bundle: the out-of-fold scores, and by what its run's videos are known again. Groups are numbers.
+CALIBRATION = _table(
+    "calibration",
+    group_id=group_column(),
+    label=label_column(),
+    fold=pa.Column(pl.Int64, pa.Check.ge(0)),
+    score=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
+    threshold=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
+    logit=finite_column(),
+    temperature=pa.Column(pl.Float64, pa.Check.gt(0)),
+)
+LOOKS = _table(
+    "looks",
+    group_id=group_column(),
+    label=label_column(),
+    fold=pa.Column(pl.Int64, pa.Check.ge(0), nullable=True),  # whose network had not seen it; null: none
+    content_sha256=_sha256(),
+    perceptual_hash=text_column(nullable=True),
+)
+
+
 GROUP_LINKS = _table(
     "group_links",
     group_id=group_column(),  # the group that both sides are in now

@@ -74,7 +74,7 @@ class Networks:
         folds: by number.
         built_with: the ``model_weights`` that a network is built with before it is given its own.
         damaged: what to do about weights that are not those of a fold, given the fold.
-        held: so many networks are in memory at most.
+        held: so many networks are in memory at most; none: all.
     """
 
     def __init__(
@@ -85,14 +85,14 @@ class Networks:
         *,
         built_with: str,
         damaged: Callable[[int], str],
-        held: int = 1,
+        held: int | None = 1,
     ) -> None:
         self.name, self.config, self.folds = name, config, folds
         self.compute = resolve_device(config.device, config.amp)
         self._precision = Precision(self.compute)
         self._batch = config.batch_size or DETECTORS.get(config.model).micro_batch
         self._built_with, self._damaged = built_with, damaged
-        self._held, self._networks = held, OrderedDict[int, nn.Module]()
+        self._held, self._networks = held or len(folds), OrderedDict[int, nn.Module]()
 
     @property
     def store(self) -> ClipStore:
@@ -138,6 +138,11 @@ class Networks:
         """The calibrated probability of fake."""
         return float(probabilities(np.array([logit]), self.folds[fold].temperature)[0])
 
+    def check(self) -> None:
+        """Load every network once; raises as ``logits``, where one is damaged or of other code."""
+        for fold in self.folds:
+            self._network(fold)
+
     def _network(self, fold: int) -> nn.Module:
         if fold not in self._networks:
             while len(self._networks) >= self._held:
@@ -181,7 +186,7 @@ class RunNetworks(Networks):
         UsageError: the run is of another task, or one of ``folds`` is not finished.
     """
 
-    def __init__(self, paths: RunPaths, folds: Collection[int] | None = None, *, held: int = 1) -> None:
+    def __init__(self, paths: RunPaths, folds: Collection[int] | None = None, *, held: int | None = 1) -> None:
         self.paths, config = paths, run_config(paths)
         if config.task != DEFAULT_TASK:
             raise UsageError(f"{paths.run_id} is of task {config.task}; videos are scored by runs of {DEFAULT_TASK}.")

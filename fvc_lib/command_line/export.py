@@ -1,0 +1,184 @@
+"""``run_notebooks.py export``: a finished run's detector as a folder to hand on, with a model card from the record."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import polars as pl
+
+from fvc_lib import CHECKOUT
+from fvc_lib.services.config import resolve_config, run_config
+from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.run_paths import RunPaths, find_run
+from fvc_lib.services.tasks import DEFAULT_TASK, PROTOCOLS
+
+if TYPE_CHECKING:
+    from fvc_lib.analysis.read.headline import ReportHeadline
+
+_WORST_SLICES = 5
+
+
+@click.command(short_help="Write a run's detector as a folder to hand on.")
+@click.argument("run", default="latest")
+@click.option(
+    "--to", type=click.Path(path_type=Path), help="The folder to write, not there yet. Without: ./bundle_RUN."
+)
+@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+def export(run: str, to: Path | None, runs_dir: Path | None) -> None:
+    """Write the detector that RUN has trained as a bundle: a folder that needs neither the run nor its corpus.
+
+    RUN is 'latest', a run id, a part of one, or a run folder; its folds must all be trained and its results there.
+
+    \b
+    python run_notebooks.py export latest
+    python run_notebooks.py export latest --to ~/detectors/mine
+    python -c "from fvc_lib import load_detector; print(load_detector('bundle_RUN').predict(['video.mp4']))"
+
+    In it: the folds' networks (safetensors), how videos are decoded and scores calibrated, the out-of-fold scores, what
+    the training videos were like and by which hashes they are known again, a model card (README.md), and a SHA-256 of
+    every file, without which nothing is loaded. No video, no path and no name of one. A network of your own is copied
+    as code, which whoever loads the bundle must allow. A run that is not above its controls is exported as well: the
+    card and every loading say so first.
+
+    Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load
+    from fvc_lib.tasks.video.bundle import ScoreRecord, Standing, write_bundle
+
+    found = find_run(runs_dir or Path(resolve_config().runs_dir), run)
+    if (task := run_config(found).task) != DEFAULT_TASK:
+        raise UsageError(f"{found.run_id} is of task {task}; bundles are of runs of task {DEFAULT_TASK}.")
+    headline = _without_places(run_headline(found), found)
+    if headline.notes:
+        raise DataError(f"{found.run_id} is not exported: {' '.join(headline.notes)}")
+    scores = [
+        ScoreRecord(source=each.source, metric="roc_auc", value=each.value, low=each.low, high=each.high)
+        for each in headline.scores
+    ]
+    standing = Standing(standing=headline.verdict.standing, sentences=list(headline.sentences), scores=scores)
+    target = to or Path(f"bundle_{found.run_id}")
+    record = write_bundle(found, target, standing, model_card(found, headline))
+    size = sum(file.stat().st_size for file in target.expanduser().rglob("*") if file.is_file())
+    click.echo(f"bundle {target.expanduser().absolute()}: {len(record.folds)} networks, {size / 1e6:.1f} MB")
+    click.echo(f"  {headline.verdict.sentence}")
+
+
+def _without_places(headline: "ReportHeadline", run: RunPaths) -> "ReportHeadline":
+    """Sentences name commands with the folders of this machine: in a bundle the run's id and the script's name do."""
+
+    def told(text: str) -> str:
+        return text.replace(str(CHECKOUT / "run_notebooks.py"), "run_notebooks.py").replace(str(run.root), run.run_id)
+
+    verdict = replace(headline.verdict, sentence=told(headline.verdict.sentence))
+    return replace(headline, verdict=verdict, cautions=tuple(map(told, headline.cautions)))
+
+
+def model_card(run: RunPaths, headline: "ReportHeadline") -> str:
+    """The run's model card in the format of the Hugging Face hub: YAML between dashes, then Markdown."""
+    from fvc_lib.analysis.wording import clean_text, interval_text, metric_name, source_name
+    from fvc_lib.services.registry import DETECTORS
+    from fvc_lib.services.tables import INDEX, RESULTS, SLICES, read_table
+
+    config, index = run_config(run), read_table(run.index, INDEX)
+    spec = DETECTORS.get(config.model)
+    own = DETECTORS.file_of(config.model)
+    model = config.model if own is None else f"{own.name}:{config.model.rpartition(':')[2]}"
+    clips = config.clips
+    names = ", ".join(clean_text(name) for name in sorted(index["corpus"].unique()))
+    counts = {label: index.filter(label=label).height for label in ("real", "fake")}
+    results = read_table(run.results, RESULTS) if run.results.is_file() else pl.DataFrame(schema=_RESULT_COLUMNS)
+    overall = results.filter(pl.col("scope") == "all", pl.col("value").is_not_null())
+    slices = read_table(run.slices, SLICES) if run.slices.is_file() else None
+    above = headline.verdict.standing == "above control"
+    auc = headline.model_score
+    front = [
+        "library_name: fvc",
+        "pipeline_tag: video-classification",
+        "license: other",
+        "license_name: see-below",
+        "tags: [deepfake-detection, video-forensics]",
+    ]
+    if above and auc is not None:  # an index of numbers has no room for a control beside one
+        front += [
+            "model-index:",
+            f"- name: {json.dumps(model)}",
+            "  results:",
+            "  - task: {type: video-classification, name: real or fake video}",
+            f"    dataset: {{type: other, name: {json.dumps(names)}}}",
+            f"    metrics: [{{type: roc_auc, name: ROC AUC of groups not trained on, value: {auc.value:.4f}}}]",
+        ]
+    licence = f"Code of the network: {clean_text(spec.licence)}."
+    if config.model_weights or spec.brings_weights:
+        licence += f" Weights it began with: {clean_text(spec.weights_licence or 'not stated')}."
+    number_rows = [
+        f"| {source_name(row['source'])} | {metric_name(row['metric'])} | "
+        f"{interval_text(row['value'], row['low'], row['high'])} |"
+        for row in overall.sort(pl.col("source") != "model", "source", "metric").iter_rows(named=True)
+        if row["source"] == "model" or row["metric"] == "roc_auc"
+    ]
+    lines = [
+        "---", *front, "---", "",
+        f"# {model}, trained to tell real videos from fake ones", "",
+        f"**{headline.verdict.sentence}**", "",
+        *(f"- {caution}" for caution in headline.cautions), "",
+        "## Use", "",
+        "```python", "from fvc_lib import load_detector", "",
+        'rows = load_detector("this folder").predict(["video.mp4"])', "```", "",
+        ("Meant for: a first look at a video by somebody who then looks further, and research. Not meant for: deciding "
+        "about a person or a publication by the score alone, or footage that is staged or out of context, which no "
+        "pixels tell. The score is the probability of fake where fakes are as frequent as in the videos below."), "",
+        "## Data", "",
+        (f"{names}: {counts['real']:,} real and {counts['fake']:,} fake videos in {index['group_id'].n_unique():,} "
+        "groups of videos that belong together. Its licence holds for models trained on it, too, where it says so."),
+        "",
+        (f"Codecs: {', '.join(sorted(map(clean_text, index['codec'].unique())))}. What the videos are like otherwise: "
+        "`training_ranges.json`; a video that is unlike them is one of which this model is not known to say anything."),
+        "",
+        "## How it was trained and measured", "",
+        (f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. {config.num_trainings} networks. Epoch, "
+        "temperature and threshold were chosen on inner "
+        f"validation videos. {headline.measure.circumstances(headline.num_samples, headline.num_groups)}"), "",
+        (f"Clips: {clips.num_frames} frames of {clips.side} x {clips.side} pixels, {clips.view.sampling}, "
+        f"{clips.view.crop or clips.view.fit}, {clips.view.clips} of a video."), "",
+        "## Numbers", "",
+        f"With {100 * config.confidence:g} % intervals over groups. Rows that are not the model's are controls.", "",
+        "| of | metric | value |", "|---|---|---|", *number_rows, "",
+        "## Where it fails", "",
+        *_worst_slices(slices), "",
+        "## Limits", "",
+        ("Videos of the run are recognised by their bytes and judged by the network that had not seen them; re-encoded "
+        "copies of them are not recognised by `predict`. New generators, platforms and compressions lower the "
+        "numbers, as a rule by much. Numbers of one corpus say nothing of another."), "",
+        "## Licences", "",
+        licence, "",
+        f"Paper: {clean_text(spec.paper)}. Run: {headline.run_id}.", "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+_RESULT_COLUMNS = {
+    "source": pl.String, "scope": pl.String, "metric": pl.String, "value": pl.Float64, "low": pl.Float64,
+    "high": pl.Float64,
+}  # fmt: skip
+
+
+def _worst_slices(slices: pl.DataFrame | None) -> Sequence[str]:
+    """The slices with the lowest AUC, small ones said to be small."""
+    from fvc_lib.analysis.wording import clean_text, interval_text
+
+    if slices is None or (known := slices.filter(pl.col("metric") == "roc_auc").drop_nulls("number")).is_empty():
+        return ["Not measured: no part of the videos has enough reals and fakes of its own."]
+    rows = known.sort("is_small", "number").head(_WORST_SLICES).iter_rows(named=True)
+    return [
+        "The parts of the data with the lowest ROC AUC within folds:",
+        "",
+        *(
+            f"- {clean_text(row['slice_by'])} {clean_text(row['value'])}: "
+            f"{interval_text(row['number'], row['low'], row['high'])} on {row['num_videos']:,} videos of "
+            f"{row['num_groups']:,} groups{', too few to say much' if row['is_small'] else ''}"
+            for row in rows
+        ),
+    ]

@@ -1,0 +1,549 @@
+"""A trained detector as one folder that needs neither its run nor its corpus, and the detector that either gives.
+
+What lies in a bundle says ``docs/bundle.md``. Nothing in one is trusted for where it came from: files are found by
+walking the folder and never by a name that stands in it, each must have the SHA-256 that ``digests.json`` says, weights
+are safetensors alone, and code of the user's own is imported only where the caller allows it.
+"""
+
+import logging
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import av
+import polars as pl
+import safetensors.torch
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fvc_lib import __version__
+from fvc_lib.detectors.weights import first_weights, read_weights
+from fvc_lib.services.atomic_files import read_json_object, sha256_of_file, sha256_of_json, write_json, write_text
+from fvc_lib.services.checkpoint_files import load_weights, write_weights_with_digest
+from fvc_lib.services.config import DECLARED, RunConfig, resolve_config
+from fvc_lib.services.digests import document_damage, write_document
+from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.registry import CROPS, DETECTORS, FileRegistry
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import CALIBRATION, FOLDS, INDEX, LOOKS, PREDICTIONS, read_table, write_table
+from fvc_lib.services.tasks import DEFAULT_TASK
+from fvc_lib.tasks.video.scoring import FileToScore, FoldNetwork, Networks, RunNetworks, score_files
+
+_logger = logging.getLogger(__name__)
+
+FORMAT = 1
+RECORD, DIGESTS, CARD = "bundle.json", "digests.json", "README.md"
+_CALIBRATION, _LOOKS, _RANGES = "calibration.parquet", "looks.parquet", "training_ranges.json"
+_ALWAYS = (RECORD, CARD, _CALIBRATION, _LOOKS, _RANGES)
+_BEGUN_WITH = "begun_with"
+_WEIGHTS = "model"
+# Parameters that may name a user's file, and the folder that it then lies in.
+_OWN_CODE: Mapping[str, tuple[str, FileRegistry[Any]]] = {"model": ("network", DETECTORS), "crop": ("crop", CROPS)}
+_PARTS = re.compile(
+    rf"({'|'.join(map(re.escape, _ALWAYS))}|{_WEIGHTS}/fold_\d{{1,4}}\.safetensors(\.sha256)?"
+    rf"|{_BEGUN_WITH}/[\w-][\w.-]*|(network|crop)/(\w+/)*\w+\.py)",
+    re.ASCII,
+)
+_FILE_AND_ITEM = re.compile(r"\w+\.py:[A-Za-z_]\w*", re.ASCII)
+# Of the machine, or of the corpus, that the run was made with.
+_LEFT_OUT = frozenset({"more_corpora", "target_corpora", "label_map", "model_weights"})
+_KEPT = frozenset({"amp", "batch_size", "device"})
+_Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class FoldRecord(_Strict):
+    """One fold: the digest of its weights (``weights_digest``), and how its logits become scores and decisions."""
+
+    weights: _Digest
+    prior_logit: _Number
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    threshold: Annotated[float, Field(ge=0, le=1)]
+
+
+class NetworkRecord(_Strict):
+    """What was trained; licences as far as they are known, of the code and of the weights that it began with."""
+
+    name: str
+    code: str
+    licence: str
+    weights_licence: str
+    begun_with_sha256: str
+    paper: str
+
+
+class CorpusRecord(_Strict):
+    """On which videos: names, a fingerprint over contents and labels, counts, and how they were split."""
+
+    names: list[str]
+    fingerprint: _Digest
+    num_real: int
+    num_fake: int
+    num_groups: int
+    protocol: str
+
+
+class ScoreRecord(_Strict):
+    """One number of the run, of its model or of a control, over all folds."""
+
+    source: str
+    metric: str
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class Standing(_Strict):
+    """Where the model stands beside its controls, in a word and in sentences; and the numbers."""
+
+    standing: str
+    sentences: list[str]
+    scores: list[ScoreRecord]
+
+
+NOT_STATED = Standing(standing="not stated", sentences=["Where it stands, the run's report says."], scores=[])
+
+
+class BundleRecord(_Strict):
+    """``bundle.json``."""
+
+    format: int
+    made_with: dict[str, str]
+    run_id: str
+    run_hash: _Digest
+    decode_hash: _Digest
+    operating_point: str
+    params: dict[str, Any]
+    network: NetworkRecord
+    folds: Annotated[list[FoldRecord], Field(min_length=1)]
+    corpus: CorpusRecord
+    standing: Standing
+
+
+# --- Writing
+
+
+def write_bundle(paths: RunPaths, folder: Path, standing: Standing, card: str) -> BundleRecord:
+    """Write the run's bundle to ``folder``, which is there whole or not at all, and load every network from it.
+
+    Args:
+        paths: a run of task video whose folds are all trained.
+        folder: not there yet.
+        standing: where the run's model stands.
+        card: the model card, behind which nothing is added.
+
+    Raises:
+        UsageError: the run is of another task or unfinished, or ``folder`` is there.
+        FvcError: a file of the run is damaged, or the code of its network has changed.
+        OSError: as the file system gave it.
+    """
+    networks = RunNetworks(paths)
+    folder = folder.expanduser().absolute()
+    if folder.exists() or folder.is_symlink():
+        raise UsageError(f"{str(folder)!r} is there already. Name another folder with --to.")
+    if run := next((each for each in folder.parents if (each / "run.json").is_file()), None):
+        raise UsageError(f"{str(folder)!r} is inside of the run {str(run)!r}. Name another folder with --to.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        record = _fill(building, networks, standing, card)
+        BundleNetworks(building, allow_code=True).check()
+        building.chmod(0o755)
+        building.rename(folder)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    return record
+
+
+def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) -> BundleRecord:
+    paths, config = networks.paths, networks.config
+    index = read_table(paths.index, INDEX)
+    folds = []
+    for fold, network in sorted(networks.folds.items()):
+        weights = load_weights(network.path)
+        write_weights_with_digest(_weights_path(folder, fold), weights, {"run": paths.run_id, "fold": fold})
+        folds.append(
+            FoldRecord(
+                weights=network.weights,
+                prior_logit=network.prior_logit,
+                temperature=network.temperature,
+                threshold=network.threshold,
+            )
+        )
+    params = config.values_of(lambda _: True)
+    params = {name: value for name, value in params.items() if name in _recorded()}
+    for name, (place, registry) in _OWN_CODE.items():
+        for relative, file in registry.code_files(params[name]).items():
+            (folder / place / relative).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, folder / place / relative)
+        if (own := registry.file_of(params[name])) is not None:
+            params[name] = f"{own.name}:{params[name].rpartition(':')[2]}"
+    _copy_begun_with(first_weights(config), folder / _BEGUN_WITH)
+    spec, trained = DETECTORS.get(config.model), networks.outcomes[min(networks.outcomes)].network
+    contents = sorted(index.select("content_sha256", "label").rows())
+    record = BundleRecord(
+        format=FORMAT,
+        made_with={"fvc": __version__, "torch": str(torch.__version__), "av": av.__version__},
+        run_id=paths.run_id,
+        run_hash=config.config_hash,
+        decode_hash=networks.store.decode_hash,
+        operating_point=config.operating_point,
+        params=params,
+        network=NetworkRecord(
+            name=trained.name if trained else "",
+            code=trained.code if trained else "",
+            licence=spec.licence,
+            weights_licence=(trained.weights_licence if trained else "") or spec.weights_licence,
+            begun_with_sha256=trained.weights_sha256 if trained else "",
+            paper=spec.paper,
+        ),
+        folds=folds,
+        corpus=CorpusRecord(
+            names=sorted(index["corpus"].unique()),
+            fingerprint=sha256_of_json([list(row) for row in contents]),
+            num_real=index.filter(label="real").height,
+            num_fake=index.filter(label="fake").height,
+            num_groups=index["group_id"].n_unique(),
+            protocol=config.protocol,
+        ),
+        standing=standing,
+    )
+    write_json(folder / RECORD, record.model_dump(mode="json"))
+    write_text(folder / CARD, card)
+    _write_tables(folder, paths, index, sorted(networks.folds))
+    write_json(folder / _RANGES, training_ranges(index))
+    write_document(folder / DIGESTS, {"files": {name: sha256_of_file(folder / name) for name in _files_in(folder)}})
+    return record
+
+
+def _recorded() -> frozenset[str]:
+    """The fields that decide decoding, sampling, network and training, none of which names a place on a machine."""
+    own = {name for name, declared in DECLARED.items() if DEFAULT_TASK in declared.tasks and declared.hashed}
+    places = {name for name, declared in DECLARED.items() if declared.changes == "folder" or name.endswith("_dir")}
+    return frozenset(own | _KEPT) - _LEFT_OUT - places - {"corpus"}
+
+
+def _weights_path(folder: Path, fold: int) -> Path:
+    return folder / _WEIGHTS / f"fold_{fold}.safetensors"
+
+
+def _copy_begun_with(text: str, target: Path) -> None:
+    """The published weights that the network is built with, without pickles; nothing where there are none."""
+    if not text:
+        return
+    source = Path(text)
+    target.mkdir()
+    if source.is_dir():
+        for file in sorted(source.glob("*.json")):
+            shutil.copyfile(file, target / file.name)
+    files = sorted(source.glob("*.safetensors")) if source.is_dir() else []
+    for file in files:
+        shutil.copyfile(file, target / file.name)
+    if not files:
+        weights = {name: tensor.clone().contiguous() for name, tensor in read_weights(source).items()}
+        safetensors.torch.save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+
+
+def _write_tables(folder: Path, paths: RunPaths, index: pl.DataFrame, folds: Sequence[int]) -> None:
+    """Out-of-fold scores and the videos' hashes; groups are numbers that stand for nothing elsewhere."""
+    named = index["group_id"].unique().sort()
+    numbers = pl.DataFrame({"group_id": named, "number": [f"group_{number}" for number in range(named.len())]})
+
+    def anonymous(frame: pl.DataFrame) -> pl.DataFrame:
+        joined = frame.join(numbers, on="group_id", how="left", maintain_order="left")
+        return joined.with_columns(group_id="number")
+
+    predictions = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in folds]).sort("fold", "score")
+    calibration = anonymous(predictions).select(list(CALIBRATION.columns))
+    write_table(calibration, CALIBRATION, folder / _CALIBRATION)
+    tested = read_table(paths.folds, FOLDS).select("video_id", "fold")
+    looks = anonymous(index.join(tested, on="video_id", how="left", maintain_order="left")).sort("content_sha256")
+    write_table(looks.select(list(LOOKS.columns)), LOOKS, folder / _LOOKS)
+
+
+_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+
+
+def training_ranges(index: pl.DataFrame) -> dict[str, Any]:
+    """What the run's videos (INDEX) are like: counts of codecs and containers, quantiles of sizes, lengths and rates.
+
+    ``num_unknown`` counts the videos of which a number is not known.
+    """
+    sides = pl.concat_list("width", "height").list
+    numbers = {
+        "shorter_side_pixels": sides.min(), "longer_side_pixels": sides.max(), "num_frames": pl.col("num_frames"),
+        "duration_seconds": pl.col("duration_seconds"), "frames_per_second": pl.col("frames_per_second"),
+        "bits_per_second": pl.col("bits_per_second"),
+    }  # fmt: skip
+    values = index.select(**numbers)
+    return {
+        **{name: dict(sorted(index[name].value_counts().rows())) for name in ("codec", "container")},
+        **{
+            name: {
+                "num_unknown": values[name].null_count(),
+                "quantiles": {str(share): values[name].quantile(share, "linear") for share in _QUANTILES},
+            }
+            for name in values.columns
+        },
+    }
+
+
+# --- Reading
+
+
+def _files_in(folder: Path) -> list[str]:
+    """Relative names of the files of a bundle, sorted; what begins with a dot at the top is a version system's.
+
+    Raises:
+        UsageError: a link, or something that is no file.
+    """
+    found = []
+    for above, folders, files in os.walk(folder):
+        here = Path(above)
+        if here == folder:
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            files = [name for name in files if not name.startswith(".") and name != DIGESTS]
+        for name in (*folders, *files):
+            path = here / name
+            if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                raise _refused(folder, f"{str(path.relative_to(folder))!r} is a link or no file")
+        found += [(here / name).relative_to(folder).as_posix() for name in files]
+    return sorted(found)
+
+
+def _refused(folder: Path, why: str) -> UsageError:
+    return UsageError(f"bundle {str(folder)!r}: {why}. Get it again from whoever exported it, or export it anew.")
+
+
+def _checked_files(folder: Path) -> str:
+    """Check that the files are those of ``digests.json``; returns the SHA-256 by which the bundle is known."""
+    path = folder / DIGESTS
+    document = read_json_object(path)
+    files = document.get("files")
+    if not isinstance(files, dict) or not all(isinstance(each, str) for each in files.values()):
+        raise _refused(folder, f"{DIGESTS} is missing or damaged")
+    if document_damage(path, document) or "document_sha256" not in document:
+        raise _refused(folder, f"{DIGESTS} is not what was written: damaged, or changed")
+    there = set(_files_in(folder))
+    if missing := sorted({*files, *_ALWAYS} - there):
+        raise _refused(folder, f"{missing[0]!r} is missing")
+    if other := sorted(name for name in there if name not in files or not _PARTS.fullmatch(name)):
+        raise _refused(folder, f"{other[0]!r} does not belong there")
+    for name in sorted(there):
+        if sha256_of_file(folder / name) != files[name]:
+            raise _refused(folder, f"{name!r} is damaged: its SHA-256 is not that of {DIGESTS}")
+    return sha256_of_file(path)
+
+
+def _record(folder: Path) -> BundleRecord:
+    document = read_json_object(folder / RECORD)
+    if document.get("format") != FORMAT:
+        raise _refused(
+            folder, f"got format {document.get('format')!r}, and this version of FVC ({__version__}) reads {FORMAT}"
+        )
+    try:
+        return BundleRecord.model_validate_json((folder / RECORD).read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise _refused(folder, f"{RECORD}, {where or 'as a whole'}: {first['msg']}") from error
+
+
+def _config(folder: Path, record: BundleRecord, *, allow_code: bool) -> RunConfig:
+    """The run's, as far as it is recorded; caches are this machine's.
+
+    Raises:
+        UsageError: a parameter that a bundle does not have, or code that is not allowed.
+    """
+    params = dict(record.params)
+    if foreign := sorted(set(params) - _recorded()):
+        raise _refused(folder, f"{RECORD} has the parameter {foreign[0]!r}, which no bundle has")
+    for name, (place, registry) in _OWN_CODE.items():
+        value = params.get(name, "")
+        if not isinstance(value, str) or registry.file_of(value) is None:
+            continue
+        if not _FILE_AND_ITEM.fullmatch(value):
+            raise _refused(folder, f"{name} names {value!r}, a file outside of it")
+        own = folder / place / value.partition(":")[0]
+        if not own.is_file():
+            raise _refused(folder, f"{name} is {value!r}, and {place}/{own.name} is missing")
+        if not allow_code:
+            raise UsageError(
+                f"bundle {str(folder)!r}: its {name} is code, {place}/{own.name}, which loading it would run on this "
+                f"machine. Read that file; where you trust it: load_detector({str(folder)!r}, allow_code=True)."
+            )
+        params[name] = f"{folder}/{place}/{value}"
+    return resolve_config({**params, "cache_dir": resolve_config().cache_dir}, environ={})
+
+
+class BundleNetworks(Networks):
+    """Those of a bundle: whole, of this version's format, and of code that was allowed."""
+
+    def __init__(self, folder: Path, *, allow_code: bool = False, held: int | None = 1) -> None:
+        self.folder = folder.absolute()
+        if (self.folder / DIGESTS).is_symlink():
+            raise _refused(folder, f"{DIGESTS} is a link")
+        self.digest = _checked_files(self.folder)
+        self.record = _record(self.folder)
+        begun_with, files = self.folder / _BEGUN_WITH, set(_files_in(self.folder))
+        for fold in range(len(self.record.folds)):
+            path = _weights_path(self.folder, fold)
+            for name in (path.name, f"{path.name}.sha256"):
+                if f"{_WEIGHTS}/{name}" not in files:
+                    raise _refused(folder, f"'{_WEIGHTS}/{name}' is missing")
+        network = self.record.network
+        super().__init__(
+            self.record.run_id,
+            _config(self.folder, self.record, allow_code=allow_code),
+            {
+                fold: FoldNetwork(
+                    path=_weights_path(self.folder, fold),
+                    weights=each.weights,
+                    prior_logit=each.prior_logit,
+                    temperature=each.temperature,
+                    threshold=each.threshold,
+                    name=network.name,
+                    code=network.code,
+                )
+                for fold, each in enumerate(self.record.folds)
+            },
+            built_with=str(begun_with) if begun_with.is_dir() else "",
+            damaged=lambda _: "Get the bundle again, or export it anew.",
+            held=held,
+        )
+        if self.store.decode_hash != self.record.decode_hash:
+            _logger.warning(
+                "%s: videos are decoded by other code, or another PyAV (%s), than the run was (%s): scores may differ "
+                "a little from the run's.", self.folder, av.__version__, self.record.made_with.get("av", "not stated"),
+            )  # fmt: skip
+
+
+# --- Asking
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a detector says of one file.
+
+    Attributes:
+        path: as it was given.
+        score: calibrated probability of fake at the base rate of the run's videos, the mean over ``folds``; None: see
+            ``failure``.
+        low, high: the lowest and highest of the folds' scores.
+        folds: whose networks judged.
+        is_of_the_run: whether the run has this very file; then only the network judges that had not seen it.
+        failure: why there is no score; empty where there is one.
+    """
+
+    path: Path
+    score: float | None = None
+    low: float | None = None
+    high: float | None = None
+    folds: tuple[int, ...] = ()
+    is_of_the_run: bool = False
+    failure: str = ""
+
+
+class TrainedDetector:
+    """What a run or a bundle has learned, ready to judge files.
+
+    Attributes:
+        networks: of its folds.
+        model_id: the run, and a digest of its networks' weights.
+        standing: where it stands beside its controls; of a run "not stated", because its report says it.
+    """
+
+    def __init__(self, networks: Networks, standing: Standing, tested_by: Mapping[str, int | None]) -> None:
+        self.networks, self.standing = networks, standing
+        self._tested_by = tested_by  # the fold that had not seen a file, by its content; None: every one has
+        digest = sha256_of_json({str(fold): each.weights for fold, each in sorted(networks.folds.items())})
+        self.model_id = f"{networks.name}@{digest[:12]}"
+        if standing.standing not in ("above control", NOT_STATED.standing):
+            _logger.warning("%s: %s", self.model_id, " ".join(standing.sentences))
+
+    def predict(self, files: Sequence[str | Path] | str | Path, *, workers: int = 0) -> list[Prediction]:
+        """One row per file, in their order; a bad file costs itself alone.
+
+        A file of the run, to the byte, is judged by the fold that had not seen it. Re-encoded copies of the run's
+        videos, and others of their groups, are not recognised here: some networks may have trained on those.
+
+        Args:
+            files: videos.
+            workers: processes that decode; 0: one per core.
+
+        Raises:
+            FvcError: as ``score_files``.
+        """
+        given = [files] if isinstance(files, str | Path) else list(files)
+        rows = [Prediction(Path(each)) for each in given]
+        asked: list[tuple[int, FileToScore]] = []
+        for place, row in enumerate(rows):
+            try:
+                content = sha256_of_file(row.path)
+            except OSError as error:
+                rows[place] = Prediction(row.path, failure=f"cannot be read: {error.strerror or error}")
+                continue
+            is_known, fold = content in self._tested_by, self._tested_by.get(content)
+            if is_known and fold is None:
+                seen = "is a video of the run that tested no network: each may have seen it"
+                rows[place] = Prediction(row.path, is_of_the_run=True, failure=seen)
+                continue
+            folds = tuple(sorted(self.networks.folds)) if fold is None else (fold,)
+            rows[place] = Prediction(row.path, folds=folds, is_of_the_run=is_known)
+            asked.append((place, FileToScore(row.path, folds, content_sha256=content)))
+        with closing(score_files(self.networks, [file for _, file in asked], workers=workers)) as found:
+            for each in found:
+                place, _ = asked[each.position]
+                rows[place] = _judged(rows[place], each.scores, each.failure)
+        return rows
+
+
+def _judged(row: Prediction, scores: Mapping[int, float], failure: str) -> Prediction:
+    if failure:
+        return Prediction(row.path, is_of_the_run=row.is_of_the_run, failure=failure)
+    values = [scores[fold] for fold in row.folds]
+    mean = math.fsum(values) / len(values)
+    return Prediction(row.path, mean, min(values), max(values), row.folds, row.is_of_the_run)
+
+
+def load_detector(path: str | Path, *, allow_code: bool = False, held: int | None = None) -> TrainedDetector:
+    """The detector that an exported bundle or the folder of a finished run holds.
+
+    ``load_detector("bundle_run_...").predict(["one.mp4", "two.mp4"])`` gives a row per file.
+
+    Args:
+        path: of the bundle or run.
+        allow_code: whether a bundle's own network or crop may be run: it is code that whoever made the bundle wrote.
+            A run is on this machine already, with all its code.
+        held: so many folds' networks are in memory at most; none: all.
+
+    Raises:
+        UsageError: neither a bundle nor a run, a damaged or hostile bundle, or an unfinished run.
+    """
+    folder = Path(path).expanduser()
+    if (folder / "params.yaml").is_file() and not (folder / RECORD).exists():
+        of_run = RunNetworks(RunPaths(folder.absolute()), held=held)
+        index, folds = read_table(of_run.paths.index, INDEX), read_table(of_run.paths.folds, FOLDS)
+        rows = index.join(folds.select("video_id", "fold"), on="video_id", how="left").select("content_sha256", "fold")
+        return TrainedDetector(of_run, NOT_STATED, dict(rows.rows()))
+    if not (folder / RECORD).is_file() and not (folder / DIGESTS).is_file():
+        raise UsageError(
+            f"{str(folder)!r} is neither a bundle ({RECORD}) nor a run folder. To make a bundle of a run: "
+            f"{command_text('export', 'RUN')}"
+        )
+    networks = BundleNetworks(folder, allow_code=allow_code, held=held)
+    looks = read_table(networks.folder / _LOOKS, LOOKS)
+    tested_by = dict(looks.select("content_sha256", "fold").rows())
+    return TrainedDetector(networks, networks.record.standing, tested_by)

@@ -1,0 +1,275 @@
+"""A run's detector as a folder of its own: it says what the run says, and nothing damaged or hostile is loaded."""
+
+import json
+import pickle
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import safetensors.torch
+import torch
+from click.testing import CliRunner
+
+from fvc_lib import load_detector
+from fvc_lib.command_line.main import main
+from fvc_lib.services.atomic_files import sha256_of_file
+from fvc_lib.services.checkpoint_files import write_weights_with_digest
+from fvc_lib.services.digests import write_document
+from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import CALIBRATION, INDEX, LOOKS, PREDICTIONS, read_table
+from fvc_lib.tasks.video.bundle import Standing, write_bundle
+from tests.kits.scored_run import trained_run, write_video
+from tests.kits.training import draw_clip
+
+STANDING = Standing(standing="not shown", sentences=["Nothing is shown of the model."], scores=[])
+OWN_NETWORK = """
+import torch
+from parts import bright
+
+class MyNet(torch.nn.Module):
+    num_frames, side = 4, 24
+    licence = "CC0"
+
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(1, 1)
+
+    def forward(self, frames):
+        return self.line(bright(frames)[:, None]).squeeze(1)
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("bundle")
+
+
+@pytest.fixture(scope="module")
+def run(home) -> RunPaths:
+    made = trained_run(home)
+    made.run_json.write_text("{}")
+    return made
+
+
+@pytest.fixture(scope="module")
+def bundle(run, home) -> Path:
+    """Of a run; only copied."""
+    write_bundle(run, home / "bundle", STANDING, "---\n---\n")
+    return home / "bundle"
+
+
+@pytest.fixture
+def copy(bundle, tmp_path) -> Path:
+    return Path(shutil.copytree(bundle, tmp_path / "copy"))
+
+
+def sealed(folder: Path) -> Path:
+    """With digests that fit what is there: what somebody who means ill would hand on."""
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name != "digests.json"]
+    digests = {file.relative_to(folder).as_posix(): sha256_of_file(file) for file in files}
+    write_document(folder / "digests.json", {"files": digests})
+    return folder
+
+
+def edited(folder: Path, **changes: object) -> Path:
+    document = json.loads((folder / "bundle.json").read_text())
+    (folder / "bundle.json").write_text(json.dumps({**document, **changes}))
+    return sealed(folder)
+
+
+def test_a_bundle_scores_as_its_run_to_the_bit_without_the_run_and_the_corpus(run, bundle, home, tmp_path):
+    new = tmp_path / "new.mp4"
+    write_video(new, draw_clip("unknown", 0, fake=True))
+    index = read_table(run.index, INDEX)
+    stored = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in (0, 1)])
+    own = index.join(stored.select("video_id", "fold", "score"), on="video_id").row(3, named=True)
+    video = Path(shutil.copy(home / "corpus" / own["path"], tmp_path / "renamed.mp4"))
+    asked = [new, tmp_path / "missing.mp4", video, __file__]
+    of_run = load_detector(run.root)
+    by_run = of_run.predict(asked, workers=1)
+    for away in ("corpus", "runs"):
+        (home / away).rename(home / f"{away}_away")
+    try:
+        detector = load_detector(bundle)
+        by_bundle = detector.predict(asked, workers=1)
+    finally:
+        for away in ("corpus", "runs"):
+            (home / f"{away}_away").rename(home / away)
+    assert by_bundle == by_run
+    assert detector.model_id == of_run.model_id
+    first, missing, known, broken = by_bundle
+    assert first.folds == (0, 1)
+    assert not first.is_of_the_run
+    assert 0 <= first.low < first.score < first.high <= 1
+    assert missing.score is None
+    assert "No such file" in missing.failure
+    assert broken.score is None
+    assert broken.failure
+    assert known.is_of_the_run
+    assert known.folds == (own["fold"],)
+    assert known.score == known.low == known.high == pytest.approx(own["score"], abs=1e-6)
+
+
+def test_tables_of_a_bundle_are_the_run_without_paths_and_names(run, bundle):
+    stored = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in (0, 1)])
+    calibration, looks = (
+        read_table(bundle / "calibration.parquet", CALIBRATION),
+        read_table(bundle / "looks.parquet", LOOKS),
+    )
+    assert sorted(calibration.select("label", "fold", "score").rows()) == sorted(
+        stored.select("label", "fold", "score").rows()
+    )
+    assert calibration["group_id"].n_unique() == stored["group_id"].n_unique()
+    assert set(looks["content_sha256"]) == set(read_table(run.index, INDEX)["content_sha256"])
+    ranges = json.loads((bundle / "training_ranges.json").read_text())
+    assert ranges["codec"] == {"h264": 12}
+    assert ranges["shorter_side_pixels"]["quantiles"]["0.5"] == 48
+    assert ranges["duration_seconds"]["num_unknown"] == 12
+    names = [b"video000", b"group <", str(run.root.parents[2]).encode()]
+    for file in bundle.rglob("*"):
+        assert not file.is_file() or not any(name in file.read_bytes() for name in names), file
+
+
+def test_a_flipped_bit_in_any_file_is_refused_by_name(copy):
+    files = [file for file in copy.rglob("*") if file.is_file()]
+    assert len(files) == 10
+    for file in files:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        before = file.read_bytes()
+        file.write_bytes(content)
+        with pytest.raises(UsageError, match=file.name):
+            load_detector(copy)
+        file.write_bytes(before)
+    load_detector(copy)
+
+
+@pytest.mark.parametrize("name", ["README.md", "calibration.parquet", "model/fold_1.safetensors", "digests.json"])
+def test_a_missing_part_is_refused_by_name(copy, name):
+    (copy / name).unlink()
+    with pytest.raises(UsageError, match=Path(name).name):
+        load_detector(copy)
+    if name != "digests.json":
+        with pytest.raises(UsageError, match=f"'{name}' is missing"):
+            load_detector(sealed(copy))
+
+
+def test_files_that_lie_in_a_bundle_and_do_not_belong_there_are_refused(copy, tmp_path):
+    (copy / ".git").mkdir()
+    (copy / ".git" / "config").touch()
+    load_detector(copy)
+    shutil.rmtree(copy / ".git")
+    (copy / "sitecustomize.py").touch()
+    with pytest.raises(UsageError, match=r"'sitecustomize.py' does not belong there"):
+        load_detector(sealed(copy))
+    (copy / "sitecustomize.py").unlink()
+    (copy / "README.md").unlink()
+    (copy / "README.md").symlink_to("/etc/passwd")
+    with pytest.raises(UsageError, match=r"'README.md' is a link"):
+        load_detector(copy)
+
+
+def test_digests_that_name_files_outside_are_refused_unread(copy):
+    files = json.loads((copy / "digests.json").read_text())["files"]
+    write_document(copy / "digests.json", {"files": {**files, "../../etc/passwd": "0" * 64}})
+    with pytest.raises(UsageError, match=r"'../../etc/passwd' is missing"):
+        load_detector(copy)
+
+
+class Bomb:
+    def __reduce__(self):
+        return Path.touch, (Path("exploded"),)
+
+
+def test_a_pickle_in_place_of_weights_is_refused_and_not_run(copy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    weights = copy / "model" / "fold_0.safetensors"
+    for content in (pickle.dumps(Bomb()), b"PK\x03\x04" + bytes(64)):
+        weights.write_bytes(content)
+        weights.with_name("fold_0.safetensors.sha256").write_text(f"{sha256_of_file(weights)}  fold_0.safetensors\n")
+        with pytest.raises(FvcError, match=r"fold_0.safetensors.* holds no weights"):
+            load_detector(sealed(copy)).networks.check()
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_weights_of_other_shapes_or_another_network_are_refused(copy):
+    path = copy / "model" / "fold_0.safetensors"
+    weights = safetensors.torch.load_file(path)
+    name = next(iter(weights))
+    write_weights_with_digest(path, {**weights, name: torch.zeros(3, 5)}, {})
+    with pytest.raises(FvcError, match="not what fold 0 was judged by"):
+        load_detector(sealed(copy)).networks.check()
+    from fvc_lib.engine.training_state import weights_digest
+
+    folds = json.loads((copy / "bundle.json").read_text())["folds"]
+    folds[0]["weights"] = weights_digest(safetensors.torch.load_file(path))
+    with pytest.raises(UsageError, match=rf"of another shape: {name} \(3, 5\)"):
+        load_detector(edited(copy, folds=folds)).networks.check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"format": 2}, "got format 2, and this version of FVC .* reads 1"),
+        ({"format": None}, "got format None"),
+        ({"folds": []}, r"bundle.json, folds"),
+        ({"run_hash": "../../x"}, r"bundle.json, run_hash"),
+        ({"more": 1}, r"bundle.json, more: Extra"),
+        ({"params": {"cache_dir": "/etc"}}, "the parameter 'cache_dir', which no bundle has"),
+        ({"params": {"model_weights": "/etc/passwd"}}, "the parameter 'model_weights'"),
+        ({"params": {"model": "/tmp/evil.py:Net"}}, "model names '/tmp/evil.py:Net', a file outside of it"),
+        ({"params": {"model": "../evil.py:Net"}}, "a file outside of it"),
+        ({"params": {"crop": "evil.py:find"}}, r"crop/evil.py is missing"),
+        ({"params": {"model": "no_such_network"}}, "no_such_network"),
+    ],
+)
+def test_a_record_that_no_export_writes_is_refused(copy, changes, why):
+    params = json.loads((copy / "bundle.json").read_text())["params"]
+    if "params" in changes:
+        changes = {"params": {**params, **changes["params"]}}
+    with pytest.raises(UsageError, match=why):
+        load_detector(edited(copy, **changes))
+
+
+def test_a_folder_that_is_neither_bundle_nor_run_is_refused_with_the_command(tmp_path, bundle, run):
+    with pytest.raises(UsageError, match=r"neither a bundle .* nor a run folder.* export RUN"):
+        load_detector(tmp_path)
+    with pytest.raises(UsageError, match="is there already"):
+        write_bundle(run, bundle, STANDING, "")
+
+
+def test_an_own_network_is_copied_as_code_and_loaded_only_where_that_is_allowed(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "parts.py").write_text("def bright(frames): return frames.float().mean((1, 2, 3, 4)) / 255\n")
+    (tmp_path / "mine" / "my_net.py").write_text(OWN_NETWORK)
+    run = trained_run(tmp_path, model=f"{tmp_path}/mine/my_net.py:MyNet")
+    write_bundle(run, tmp_path / "bundle", STANDING, "card")
+    with pytest.raises(UsageError, match=r"its model is code, network/my_net.py.*allow_code=True"):
+        load_detector(tmp_path / "bundle")
+    video = next((tmp_path / "corpus").rglob("*.mp4"))
+    by_run = load_detector(run.root).predict(video, workers=1)
+    shutil.rmtree(tmp_path / "mine")
+    for name in [name for name in sys.modules if name == "parts" or name.startswith("fvc_user_my_net_")]:
+        monkeypatch.delitem(sys.modules, name)  # as in a new process
+    detector = load_detector(tmp_path / "bundle", allow_code=True)
+    assert detector.predict(video, workers=1) == by_run
+    assert detector.networks.record.network.licence == "CC0"
+    assert np.isfinite(by_run[0].score)
+
+
+def test_export_writes_a_model_card_with_the_standing_first(run, tmp_path):
+    result = CliRunner().invoke(main, ["export", str(run.root), "--to", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert "2 networks" in result.output
+    assert "No result is recorded." in result.output
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: fvc\n")
+    assert card.index("**No result is recorded.**") < card.index("## Data")
+    assert "model-index" not in card
+    assert "6 real and 6 fake videos in 12 groups" in card
+    assert str(run.root) not in card + (tmp_path / "out" / "bundle.json").read_text()
+    assert load_detector(tmp_path / "out").standing.standing == "no result"
