@@ -4,6 +4,7 @@ import html
 import io
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,12 +15,14 @@ from click.testing import CliRunner
 from fvc_lib.command_line.main import main
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table
+from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table, write_table
+from fvc_lib.tasks.video.scoring import RunNetworks
 from fvc_lib.tasks.video.verdicts import (
     WITHHELD,
     Familiar,
     KnownVideos,
     copied_rows,
+    decoding_cautions,
     files_of,
     judge_files,
     judged,
@@ -43,6 +46,12 @@ def known() -> KnownVideos:
     scores = np.where(fakes, 0.8, 0.1) + np.linspace(0, 0.1, 40)
     said = ScoredTables.predictions(folds, scores).select("video_id", "fold", "score", "logit", "temperature")
     return KnownVideos(ScoredTables.index(folds).join(said, on="video_id", how="left", maintain_order="left"))
+
+
+def write_copy(path: Path, video: dict[str, object]) -> None:
+    """A video of the run, a little brighter."""
+    frames = draw_clip(str(video["video_id"]), 0, video["label"] == "fake").astype(int)
+    write_video(path, np.clip(frames + 2, 0, 255).astype(np.uint8))
 
 
 def logits(score: float) -> np.ndarray:
@@ -140,10 +149,28 @@ def test_files_are_found_in_folders_tables_and_lists_each_once(tmp_path, monkeyp
         files_of(["none"])
 
 
-def test_a_copy_is_found_by_the_runs_videos_alone(run):
+def test_a_copy_is_found_by_the_runs_videos_alone_and_by_all_of_them(run):
     hashes = read_table(run.index, INDEX)["perceptual_hash"].to_list()
-    assert copied_rows(hashes[1:], [hashes[0], hashes[3], None], 10) == [None, 2, None]
-    assert copied_rows(hashes, hashes, 0) == [None] * len(hashes)
+    assert copied_rows(hashes[1:], [hashes[0], hashes[3], None], 10) == [[], [2], []]
+    assert copied_rows([*hashes[:4], hashes[3]], [hashes[3]], 10) == [[3, 4]]
+    assert copied_rows([hashes[3]] * 60, [hashes[3]], 10) == [list(range(60))]
+    assert copied_rows(hashes, hashes, 0) == [[]] * len(hashes)
+
+
+def test_footage_that_reals_and_fakes_share_does_not_tell_which_a_copy_is(run, tmp_path):
+    index = read_table(run.index, INDEX)
+    fake = index.filter(video_id="video00003").row(0, named=True)
+    same = pl.when(pl.col("video_id") == "video00004").then(pl.lit(fake["perceptual_hash"]))
+    write_copy(tmp_path / "near.mp4", fake)
+    stored = run.index.read_bytes()
+    try:
+        write_table(index.with_columns(perceptual_hash=same.otherwise("perceptual_hash")), INDEX, run.index)
+        (row,) = judge_files(run, [tmp_path / "near.mp4"], rule_of(0.3), tmp_path / "work", workers=1).table.to_dicts()
+    finally:
+        run.index.write_bytes(stored)
+    assert "video00003, labelled fake; video00004, labelled real. No prediction." in row["reasons"]
+    assert "do not tell which this is" in row["reasons"]
+    assert row["verdict"] is None
 
 
 def test_each_kind_of_file_gets_its_row(run, tmp_path):
@@ -151,8 +178,7 @@ def test_each_kind_of_file_gets_its_row(run, tmp_path):
     corpus = run.root.parents[2] / "corpus"
     own, shown = index.row(0, named=True), index.row(3, named=True)
     write_video(tmp_path / "new.mp4", draw_clip("new", 0, True))
-    near = np.clip(draw_clip(shown["video_id"], 0, shown["label"] == "fake").astype(int) + 2, 0, 255)
-    write_video(tmp_path / "near.mp4", near.astype(np.uint8))
+    write_copy(tmp_path / "near.mp4", shown)
     (tmp_path / "bad.mp4").write_bytes(b"no video at all")
     files = [corpus / own["path"], *(tmp_path / name for name in ("new.mp4", "near.mp4", "bad.mp4", "gone.mp4"))]
     frames = {}
@@ -165,13 +191,23 @@ def test_each_kind_of_file_gets_its_row(run, tmp_path):
     assert new["score_low"] <= new["score"] <= new["score_high"]
     assert new["verdict"] in ("fake", "real", "undecided")
     assert (copy["score"], copy["verdict"], copy["failure"]) == (None, None, None)
-    assert f"near-duplicate of a video of the run, {shown['video_id']}, labelled {shown['label']}" in copy["reasons"]
+    assert f"near-duplicate of a video of the run: {shown['video_id']}, labelled {shown['label']}." in copy["reasons"]
     assert "unreadable" in bad["failure"]
     assert "no such file" in gone["failure"]
     assert bad["verdict"] is gone["verdict"] is None
     assert [path.name for path in frames] == ["new.mp4"]
     assert frames[files[1]].shape == (4, 3, 24, 24)
     assert found.answer().endswith("1 without a prediction, 2 could not be read.")
+    assert found.limits[0].startswith("Asked: at most 30 % of the reals called fake")
+
+
+def test_a_decoder_that_is_not_known_to_be_the_runs_is_said(run, monkeypatch):
+    networks = RunNetworks(run)
+    assert decoding_cautions(run, networks) == ()
+    monkeypatch.setattr(networks, "config", networks.config.model_copy(update={"num_frames": 5}))
+    (told,) = decoding_cautions(run, networks)
+    assert "not known to be that which decoded the run's videos" in told
+    assert decoding_cautions(RunPaths(run.root / "without"), networks) != ()
 
 
 @pytest.mark.slow

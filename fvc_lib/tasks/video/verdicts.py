@@ -40,10 +40,10 @@ from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.operating_points import OperatingPoint, operating_point, threshold_at
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_text
 from fvc_lib.services.config import run_config
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, frame_of, read_table, write_table
-from fvc_lib.tasks.video.scoring import FileToScore, RunNetworks, score_files
+from fvc_lib.services.tables import AUGMENTED, INDEX, PREDICTIONS, VERDICTS, frame_of, read_table, write_table
+from fvc_lib.tasks.video.scoring import FileToScore, Networks, RunNetworks, score_files
 from fvc_lib.video.clips.store import Pixels
 
 # --- Which files are meant
@@ -284,21 +284,28 @@ def _shown(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
-def copied_rows(of_run: Sequence[str | None], new: Sequence[str | None], max_bits: int) -> list[int | None]:
-    """Which of the run's videos each new one shows the same footage as, by its place; by perceptual hashes.
+_PAIRED = 50  # of more videos that show one footage all count as shown, so that time does not grow with them
 
-    One new video does not stand between another and the run's: each is compared with the run's alone.
+
+def copied_rows(of_run: Sequence[str | None], new: Sequence[str | None], max_bits: int) -> list[list[int]]:
+    """Which of the run's videos each new one shows the same footage as, by their places; by perceptual hashes.
+
+    One new video does not stand between another and the run's: each is compared with the run's alone. A real and what
+    was made of it may both be found.
     """
     if not max_bits:
-        return [None] * len(new)
+        return [[] for _ in new]
     joined = Components(len(of_run) + len(new))
     for pair in near_duplicate_links([*of_run, *new], max_bits):
         joined.join(*pair)
-    found: list[int | None] = []
+    found: list[list[int]] = []
     for place, text in enumerate(new, start=len(of_run)):
         near = np.flatnonzero(joined.label[: len(of_run)] == joined.label[place]).tolist()
-        links = near_duplicate_links([*(of_run[each] for each in near), text], max_bits) if near else []
-        found.append(next((near[one] for one, other in links if other == len(near)), None))
+        if len(near) > _PAIRED:
+            links = near_duplicate_links([*(of_run[each] for each in near), text], max_bits)
+            found.append(near if any(other == len(near) for _, other in links) else [])
+        else:
+            found.append([each for each in near if near_duplicate_links([of_run[each], text], max_bits)])
     return found
 
 
@@ -376,7 +383,7 @@ def judge_files(
     bits = networks.config.near_duplicate_bits
     hashes = [probed[n].perceptual_hash for n in new]
     copies = dict(zip(new, copied_rows(known.rows["perceptual_hash"].to_list(), hashes, bits), strict=True))
-    todo = [n for n in new if copies[n] is None]
+    todo = [n for n in new if not copies[n]]
     scored = dict(_scored(networks, files, probed, todo, workers, seen))
     own = _OwnVideos(known, rule)
 
@@ -390,8 +397,8 @@ def judge_files(
             row |= {"sha256": each.content_sha256, "video_id": each.content_sha256[:16]}
             if each.content_sha256 in place_of:
                 row |= own.row(place_of[each.content_sha256])
-            elif (copied := copies[number]) is not None:
-                row |= _copy_row(known.rows.row(copied, named=True))
+            elif copied := copies[number]:
+                row |= _copy_row(known.rows[copied])
             elif isinstance(scored[number], str):
                 row["failure"] = scored[number]
             else:
@@ -399,13 +406,24 @@ def judge_files(
         row["reasons"] = "\n".join([row["failure"]] if row["failure"] else row["reasons"])
         rows.append(row)
     table = frame_of({name: [row[name] for row in rows] for name in VERDICTS.columns}, VERDICTS)
-    return Verdicts(table, known, familiar, rule, _limits(known, familiar, rule, bits))
+    limits = (*decoding_cautions(run, networks), *_limits(known, familiar, rule, bits))
+    return Verdicts(table, known, familiar, rule, limits)
 
 
 def vars_of(each: ProbeResult) -> dict[str, Any]:
     """What the probe found, named as in INDEX."""
     assert each.probe is not None
     return vars(each.probe)
+
+
+def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
+    """A sentence where files are not known to be decoded by the code and library that the run's videos were."""
+    paths = read_table(run.augmented_metadata, AUGMENTED)["clip_path"] if run.augmented_metadata.is_file() else ()
+    if {networks.store.decode_folder.name in Path(path).parts for path in paths} == {True}:
+        return ()
+    check = command_text("robustness", run.root, "--levels", "lossless")
+    told = "The code or library that decodes is not known to be that which decoded the run's videos, so scores may not"
+    return (f"{told} compare with theirs. Whether they still come out as stored: {check}",)
 
 
 def _limits(known: KnownVideos, familiar: Familiar, rule: Rule, bits: int) -> tuple[str, ...]:
@@ -419,7 +437,7 @@ def _limits(known: KnownVideos, familiar: Familiar, rule: Rule, bits: int) -> tu
 
 
 def _scored(
-    networks: RunNetworks,
+    networks: Networks,
     files: Sequence[Path],
     probed: Sequence[ProbeResult],
     todo: Sequence[int],
@@ -505,6 +523,13 @@ class _OwnVideos:
         }
 
 
-def _copy_row(video: Mapping[str, Any]) -> dict[str, Any]:
-    told = f"A near-duplicate of a video of the run, {video['video_id']}, labelled {video['label']}: no prediction."
-    return {"reasons": [told]}
+_NAMED = 5
+
+
+def _copy_row(videos: pl.DataFrame) -> dict[str, Any]:
+    named = [f"{name}, labelled {label}" for name, label in videos.select("video_id", "label").iter_rows()]
+    more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
+    reasons = [f"A near-duplicate of a video of the run: {'; '.join(named[:_NAMED])}{more}. No prediction."]
+    if videos["label"].n_unique() > 1:
+        reasons.append("Reals and fakes of the run show this footage, so their labels do not tell which this is.")
+    return {"reasons": reasons}
