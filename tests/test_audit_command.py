@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from fvc_lib.command_line.main import main
+from fvc_lib.command_line.records import execute_record
 
 DOCS = Path(__file__).parents[1] / "docs" / "audit.md"
 
@@ -57,3 +58,30 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_written(tmp_path, mo
     assert ended.exit_code == code
     assert words in ended.output
     assert not Path("runs").exists()
+
+
+def test_what_the_user_has_in_the_folder_is_not_written_over(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("numbers.csv").write_text(block("csv"))
+    Path("coverage.csv").write_text("mine")
+    Path("scores.csv").write_text(block("csv"))
+    Path("earlier").mkdir()
+    Path("earlier/40_score_audit.ipynb").write_text("{}")
+    Path("earlier/numbers.csv").write_text(block("csv"))
+    for given, words in (
+        (["numbers.csv", "--out", "."], "the table lies there"),
+        (["scores.csv", "--out", "."], "which no audit wrote"),
+        (["earlier/numbers.csv", "--out", "earlier"], "the table lies there"),
+    ):
+        ended = CliRunner().invoke(main, ["audit", *given])
+        assert ended.exit_code == 2, ended.output
+        assert words in ended.output
+    assert Path("numbers.csv").read_text() == Path("earlier/numbers.csv").read_text() == block("csv")
+    assert Path("coverage.csv").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_an_audit_that_fails_leaves_with_the_code_of_its_kind(tmp_path):
+    parameters = {"score_table": str(tmp_path / "gone.csv"), "output_folder": str(tmp_path)}
+    asked = {"page": tmp_path / "audit.html", "title": "", "runs_dir": str(tmp_path), "what": "the audit"}
+    assert execute_record("40_score_audit", tmp_path, parameters, **asked) == 2

@@ -1,8 +1,9 @@
 """``run_notebooks.py audit``: what a table of anyone's scores shows about its detectors."""
 
+import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ _SHOWN_DETECTORS = 8
 )  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for all of it; else runs/audits/NAME_TIME_HASH.")
 @click.option("--label-map", metavar="PAIRS", help="What labels other than real and fake mean: 1=fake,0=real.")
+@click.option("--allow-outside", is_flag=True, help="Take files that the corpus lists outside its folder, as runs do.")
 @click.option("--detectors", metavar="NAMES", help="Only these, with commas between them; else all in the table.")
 @click.option("--higher-is-real", is_flag=True, help="The scores are higher for reals; they are turned round.")
 @click.option(
@@ -49,6 +51,7 @@ def audit(
     corpus: Path | None,
     out: Path | None,
     label_map: str | None,
+    allow_outside: bool,
     detectors: str | None,
     higher_is_real: bool,
     decide_at: str,
@@ -80,7 +83,7 @@ def audit(
     settings(decide_at)
     meaning = _meaning(label_map)
     names = list(split_names(detectors or ""))
-    click.echo(_what_was_read(table, meaning, names, higher_is_real))
+    click.echo(_what_was_read(table, meaning, names, higher_is_real, has_corpus=corpus is not None))
     if corpus is not None and not corpus.exists():
         raise UsageError(f"--corpus {str(corpus)!r}: no such file or folder.")
     folder_of_runs = runs_dir or Path(resolve_config().runs_dir)
@@ -89,6 +92,7 @@ def audit(
         "corpus": "" if corpus is None else str(corpus.expanduser().absolute()),
         "which_detectors": names,
         "label_map": dict(meaning),
+        "allow_outside": allow_outside,
         "higher_is_real": higher_is_real,
         "decide_at": decide_at,
         "bootstrap_replicates": replicates,
@@ -96,25 +100,47 @@ def audit(
         "seed": seed,
     }
     folder = (out or folder_of_runs / "audits" / _folder_name(table, parameters)).expanduser().absolute()
-    folder.mkdir(parents=True, exist_ok=True)
     page, answer = folder / "audit.html", folder / ANSWER
+    _refuse_others_files(folder, (page.name, *FILES), {"the table": table, "--corpus": corpus})
+    folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:  # an earlier audit's are not those of one that fails, or that has fewer tables
         (folder / name).unlink(missing_ok=True)
-    made = execute_record(
+    code = execute_record(
         SCORE_AUDIT, folder, {**parameters, "output_folder": str(folder)}, page=page, title=f"Audit of {table.name}",
         runs_dir=str(folder_of_runs), what="the audit", answer=answer,
     )  # fmt: skip
-    if not made:
-        context.exit(1)
+    if code:
+        context.exit(code)
     click.echo(answer.read_text(encoding="utf-8", errors="replace"))
     click.echo(f"  audit         {page}\n  tables        {folder}")
 
 
-def _what_was_read(table: Path, meaning: Mapping[str, str], names: list[str], higher_is_real: bool) -> str:
+def _refuse_others_files(folder: Path, names: Sequence[str], asked: Mapping[str, Path | None]) -> None:
+    """Nothing that an audit did not write is written over.
+
+    Raises:
+        UsageError: ``folder`` has one of ``names`` and no audit's record, or one of them is what was ``asked`` for.
+    """
+    there = [folder / name for name in names if os.path.lexists(folder / name)]
+    for what, path in asked.items():
+        if path is not None and any(each.exists() and each.samefile(path) for each in there):
+            raise UsageError(f"--out {str(folder)!r}: {what} lies there, as {path.name}, and would be written over.")
+    if there and not (folder / f"{SCORE_AUDIT}.ipynb").is_file():
+        raise UsageError(
+            f"--out {str(folder)!r}: has {there[0].name!r}, which no audit wrote, for there is no {SCORE_AUDIT}.ipynb. "
+            "Give a new folder, or an earlier audit's."
+        )
+
+
+def _what_was_read(
+    table: Path, meaning: Mapping[str, str], names: list[str], higher_is_real: bool, *, has_corpus: bool
+) -> str:
     """What the notebook will read, a line; a table that it would refuse is refused here, before anything is written."""
     from fvc_lib.corpus.score_table import read_score_table
 
-    read = read_score_table(table, label_map=meaning, detectors=names, higher_is_real=higher_is_real)
+    read = read_score_table(
+        table, label_map=meaning, detectors=names, higher_is_real=higher_is_real, unused_labels=has_corpus
+    )
     shown = ", ".join(read.scores.columns[:_SHOWN_DETECTORS])
     more = f" and {read.scores.width - _SHOWN_DETECTORS} more" if read.scores.width > _SHOWN_DETECTORS else ""
     fakes = int((read.videos["label"] == "fake").sum())

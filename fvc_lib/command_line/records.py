@@ -9,6 +9,7 @@ import click
 
 from fvc_lib import CHECKOUT
 from fvc_lib.command_line.run_command import NOTEBOOKS
+from fvc_lib.execution.run.exit_codes import EXIT_OF_ERROR
 from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill, kernel_environment
 
 
@@ -22,8 +23,8 @@ def execute_record(
     runs_dir: str,
     what: str,
     answer: Path | None = None,
-) -> bool:
-    """Execute the notebook ``name`` into ``folder`` and write its offline ``page``; whether it came to its end.
+) -> int:
+    """Execute the notebook ``name`` into ``folder`` and write its offline ``page``; returns the exit code.
 
     What went wrong is told, ``what`` being the thing that was not made. ``answer`` is a file that the notebook writes,
     a sentence a line; the page begins with the first.
@@ -50,5 +51,5 @@ def execute_record(
     if outcome is None or not outcome.ok:
         why = f"{outcome.error.name}: {outcome.error.message}" if outcome and outcome.error else "its kernel died"
         click.echo(f"error: {what} was not made: {why}\n  its record: {record}", err=True)
-        return False
-    return True
+        return EXIT_OF_ERROR.get(outcome.error.name, 1) if outcome and outcome.error else 1
+    return 0

@@ -260,12 +260,12 @@ class Sweep:
             "confidence": self._config.confidence,
         }
         page = folder / "comparison.html"
-        made = execute_record(
+        code = execute_record(
             DETECTOR_COMPARISON, folder, parameters, page=page, title=f"FVC comparison {self._config.experiment}",
             runs_dir=self._config.runs_dir, what="the comparison",
         )  # fmt: skip
         write_runs_index(Path(self._config.runs_dir))
-        if not made:
+        if code:
             return 1
         click.echo(f"  comparison    {page}\n  tables        {folder}")
         return 0

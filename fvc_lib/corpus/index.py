@@ -245,6 +245,7 @@ def build_index(
     annotations_only: bool = False,
     allow_outside: bool = False,
     label_map: Mapping[str, str] | None = None,
+    unused_labels: bool = False,
     dev_groups: int = 0,
     seed: int = 0,
     canonical_cache: AnyPath | None = None,
@@ -271,6 +272,7 @@ def build_index(
             rejected as ``not_opened``, the index has no rows, and the links are those of the annotations.
         allow_outside: take listed files outside the corpus folder as well, and follow links.
         label_map: labels of its table, in lower case, that mean real or fake.
+        unused_labels: ``label_map`` may name labels that no row has.
         dev_groups: take so many whole groups, drawn by ``seed`` (``trial.trial_groups``); 0: all.
         seed: of that draw.
         canonical_cache: measure videos as the recipe ``canonical`` re-encodes them, and keep those files here; None:
@@ -284,7 +286,13 @@ def build_index(
         DataError: after the tables were written: no usable video, only one label, or too many lost; with
             ``annotations_only``: no row.
     """
-    listing = read_corpora([corpus, *more_corpora], work_dir, allow_outside=allow_outside, label_map=label_map)
+    listing = read_corpora(
+        [corpus, *more_corpora],
+        work_dir,
+        allow_outside=allow_outside,
+        label_map=label_map,
+        unused_labels=unused_labels,
+    )
     annotated = group_annotations(listing)
     if annotations_only:
         listing = _unopened(listing)

@@ -198,6 +198,7 @@ class Reading:
 
     allow_outside: bool = False
     label_map: Mapping[str, str] = field(default_factory=dict)
+    unused_labels: bool = False  # ``label_map`` may name labels that no row has
 
 
 _PLAINLY = Reading()
@@ -527,20 +528,27 @@ def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
     raise UsageError(f"corpus {str(corpus)!r}: {lacking} {accepted}")
 
 
-def read_corpus(corpus: AnyPath, *, allow_outside: bool = False, label_map: Mapping[str, str] | None = None) -> Listing:
+def read_corpus(
+    corpus: AnyPath,
+    *,
+    allow_outside: bool = False,
+    label_map: Mapping[str, str] | None = None,
+    unused_labels: bool = False,
+) -> Listing:
     """List what a corpus of videos holds, without opening a video.
 
     Args:
         corpus: a folder, or a manifest file.
         allow_outside: take listed files outside the corpus folder as well, and follow links.
         label_map: labels of a table, in lower case, that mean real or fake.
+        unused_labels: ``label_map`` may name labels that no row has.
 
     Raises:
         UsageError: it is not there, cannot be read or has no layout that is known; the message tells which there are.
         DataError: a manifest without one usable label.
     """
     corpus = Path(corpus)
-    token = _READING.set(Reading(allow_outside, label_map or {}))
+    token = _READING.set(Reading(allow_outside, label_map or {}, unused_labels))
     try:
         loader = recognised(CORPORA, corpus)
         listing: Listing = loader.read(corpus)
@@ -587,7 +595,7 @@ def refuse_unused_labels(table: str, cells: Iterable[str]) -> None:
     """
     said = [escape_text(cell.strip().lower()) for cell in cells]
     unused = sorted(set(_READING.get().label_map).difference(said))
-    if unused:
+    if unused and not _READING.get().unused_labels:
         raise UsageError(
             f"label_map: no row of {table} is labelled {some_of(unused)}; got {counts_text(said) or 'no data row'}. "
             "Leave it out of label_map, or spell it as the table does."

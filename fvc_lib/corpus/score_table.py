@@ -50,6 +50,7 @@ def read_score_table(
     label_map: Mapping[str, str] | None = None,
     detectors: Sequence[str] = (),
     higher_is_real: bool = False,
+    unused_labels: bool = False,
 ) -> ScoreTable:
     """Read and check a table: one row per video and detector (``detector``, ``score``) or a column per detector.
 
@@ -58,6 +59,7 @@ def read_score_table(
         label_map: labels in lower case that mean real or fake, beside these themselves.
         detectors: names of those that count; none: all. Of a table with a column each, they say which columns.
         higher_is_real: scores rank reals above fakes, and are turned round (1 - score of probabilities, else -score).
+        unused_labels: ``label_map`` may name labels that no row has, as where a corpus has others.
 
     Raises:
         UsageError: no such table, a column is missing or cannot be meant, or ``detectors`` names an unknown one.
@@ -78,7 +80,7 @@ def read_score_table(
     text = text.with_columns(video_id=given, said=pl.col(label).str.strip_chars().str.to_lowercase())
     if (empty := text.filter(pl.col("video_id") == "")).height:
         raise DataError(f"{table.name} row {empty['row'][0]}: the cell of {video!r} is empty. Every row needs a video.")
-    text = _with_labels(table.name, label, text, label_map or {}, notes)
+    text = _with_labels(table.name, label, text, label_map or {}, notes, unused_labels)
     is_long = "detector" in table.columns
     if is_long:
         found = _long(table, text, detectors)
@@ -121,14 +123,14 @@ def _one_of(table: LabelTable, names: Sequence[str]) -> str:
 
 
 def _with_labels(
-    name: str, column: str, text: pl.DataFrame, label_map: Mapping[str, str], notes: list[str]
+    name: str, column: str, text: pl.DataFrame, label_map: Mapping[str, str], notes: list[str], unused: bool
 ) -> pl.DataFrame:
     """The rows labelled real or fake; others are counted in ``notes``."""
     meaning = {"real": "real", "fake": "fake", **label_map}
     labelled = text.with_columns(label=pl.col("said").replace_strict(meaning, default=None, return_dtype=pl.String))
     counts = counts_text(text["said"].to_list())
-    if unused := sorted(set(label_map).difference(text["said"])):
-        raise UsageError(f"label_map: no row of {name} is labelled {some_of(unused)}; got {counts}.")
+    if not unused and (never := sorted(set(label_map).difference(text["said"]))):
+        raise UsageError(f"label_map: no row of {name} is labelled {some_of(never)}; got {counts}.")
     kinds = labelled["label"].drop_nulls().unique().to_list()
     if len(kinds) < 2:
         values = ("1", "0") if set(text["said"]) <= {"0", "1"} else ("...", "...")

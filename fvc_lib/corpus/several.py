@@ -27,6 +27,7 @@ def read_corpora(
     *,
     allow_outside: bool = False,
     label_map: Mapping[str, str] | None = None,
+    unused_labels: bool = False,
 ) -> Listing:
     """List what the corpora hold, without opening a video; their order does not matter. One alone is as it is.
 
@@ -35,13 +36,17 @@ def read_corpora(
         links: folder in which those of several are linked, in a folder for each set of them.
         allow_outside: as of ``listing.read_corpus``.
         label_map: likewise.
+        unused_labels: likewise.
 
     Raises:
         UsageError: one cannot be read, is given twice or lies within another one.
         DataError: of one of them, as of ``listing.read_corpus``.
     """
     paths = [Path(each) for each in corpora]
-    read = [read_corpus(path, allow_outside=allow_outside, label_map=label_map) for path in paths]
+    read = [
+        read_corpus(path, allow_outside=allow_outside, label_map=label_map, unused_labels=unused_labels)
+        for path in paths
+    ]
     if len(read) == 1:
         return read[0]
     _refuse_overlap(paths)

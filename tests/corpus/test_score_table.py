@@ -7,6 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from fvc_lib.corpus.listing import read_corpus
 from fvc_lib.corpus.score_table import ONE_DETECTOR, read_score_table, with_corpus
 from fvc_lib.services.errors import DataError, UsageError
 
@@ -52,6 +53,13 @@ def test_labels_mean_what_the_map_says_and_others_are_counted(table):
     found = read_score_table(path, label_map={"1": "fake", "0": "real"})
     assert found.videos["label"].to_list() == ["fake", "real"]
     assert "1 rows are labelled neither real nor fake" in found.notes[0]
+    both = {"1": "fake", "0": "real", "synthetic": "fake"}
+    assert read_score_table(path, label_map=both, unused_labels=True).videos.equals(found.videos)
+    words = path.with_name("words.csv")
+    words.write_text("path,label\na.mp4,1\nb.mp4,0\n")
+    assert read_corpus(words, label_map=both, unused_labels=True).annotations["label"].to_list() == ["fake", "real"]
+    with pytest.raises(UsageError, match="'synthetic'"):
+        read_corpus(words, label_map=both)
 
 
 def test_columns_that_are_no_scores_are_left_alone_and_prefixed_ones_are_the_detectors(table):

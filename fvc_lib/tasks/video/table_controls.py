@@ -81,5 +81,8 @@ def found_in_corpus(table: ScoreTable, config: RunConfig, folder: Path) -> tuple
         near_duplicate_bits=config.near_duplicate_bits,
         max_rejected_share=1.0,  # what the table does not score may be as broken as it likes
         workers=config.probe_workers,
+        allow_outside=config.allow_outside,
+        label_map=config.label_map,
+        unused_labels=True,  # some words may be the table's alone
     )
     return with_corpus(table, read_table(index_path, INDEX))
