@@ -243,6 +243,11 @@ def test_the_numbers_of_an_earlier_attempt_are_marked_as_such(run: RunPaths, sta
 def test_a_model_is_above_a_floor_that_is_shown_or_claims_nothing_and_the_margin_is_told() -> None:
     shown, chance = Score("real_source_floor", 0.97, 0.9, 0.99), Score("real_source_floor", 0.7, 0.4, 0.95)
     assert judge([MODEL, *CHANCE, chance]).standing == "above control"
+    unsure = Score("real_source_floor", 0.97, 0.49, 0.99)
+    assert (judge([MODEL, *CHANCE, unsure]).standing, judge([MODEL, *CHANCE, unsure]).best_control) == (
+        "not shown",
+        unsure,
+    )
     denied = judge([MODEL, *CHANCE, shown])
     assert (denied.standing, denied.best_control) == ("not above control", shown)
     (told,) = floor_margin([MODEL, shown])

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 from hypothesis import given, reject, settings, strategies as st
 
-from fvc_lib.corpus.protocols.generators import HELD_OUT, OTHER, UNKNOWN, held_out
+from fvc_lib.corpus.protocols.generators import HELD_OUT, OTHER, SHARES, UNKNOWN, alike_names, held_out
 from fvc_lib.corpus.protocols.protocol import (
     check_protocol,
     folds_tested,
@@ -138,6 +138,34 @@ def test_more_generators_than_folds_leaves_the_rarest_untested_but_trained_on() 
     (rarest,) = set(GENERATORS) - set(targets)
     assert set(table.filter(generator=rarest)["part"]) <= {"train", "left_out"}
     assert "train" in table.filter(generator=rarest)["part"].to_list()
+
+
+def test_a_generator_spelled_otherwise_or_joined_with_another_is_held_out_too() -> None:
+    index = corpus(80, 5, mixed=0, unknown=0).with_columns(number=pl.col("group_id").str.slice(1).cast(pl.Int64))
+    third, name = pl.col("number") % 3 == 0, pl.col("generator")
+    other = (
+        pl.when(third & (name == "pika")).then(pl.lit("Pi-ka"))
+        .when(third & (name == "sora")).then(pl.lit("Sora+mora"))
+        .otherwise("generator")
+    )  # fmt: skip
+    index = index.with_columns(generator=other)
+    targets = held_out(index, 4)
+    assert sorted(targets) == ["Sora+mora", "mora", "pika", "sora"]
+    table = made(index, config_of("leave_one_generator_out", num_folds=4)).join(
+        index.select("video_id", "generator"), on="video_id"
+    )
+    for fold, target in enumerate(targets):
+        trained = {
+            part.lower().replace("-", "")
+            for name in table.filter(fold=fold, part="train")["generator"].drop_nulls()
+            for part in name.split("+")
+        }
+        assert not trained & set(target.lower().split("+")), target
+        assert trained
+    assert SHARES in table["reason"].to_list()
+    assert alike_names(index)[0] == "Taken for one generator: 'Pi-ka', 'pika'."
+    near = alike_names(index.with_columns(generator=pl.col("generator").str.replace("mora", "open-sora")))
+    assert "'sora' and 'open-sora'" in near[1]
 
 
 def test_a_corpus_without_generators_is_refused() -> None:

@@ -82,13 +82,16 @@ def test_after_a_kill_for_memory_less_is_tried_step_by_step(tmp_path):
     assert next_of(StageStatus(state="interrupted", exit_code=75, oom_kills=1)) is None
 
 
-def test_only_after_an_error_of_usage_a_new_run_with_another_value_is_offered(tmp_path):
+def test_only_after_an_error_of_usage_or_data_a_new_run_with_another_value_is_offered(tmp_path):
     run = RunPaths(tmp_path / "a run")
     command = f"python run_notebooks.py --resume '{tmp_path}/a run'"
     assert what_next(run, StageStatus(state="failed", exit_code=1)) == f"once mended, go on: {command}"
     wrong_value = what_next(run, StageStatus(state="failed", exit_code=2))
     assert wrong_value.startswith(f"once mended, go on: {command}; ")
     assert wrong_value.endswith(f"in a new run: {command} --fork -p NAME VALUE")
+    of_data = what_next(run, StageStatus(state="failed", exit_code=3))  # such as a target that no corpus is called
+    assert of_data.startswith(f"once mended, go on: {command}; with another value of what")
+    assert of_data.endswith(f"in a new run: {command} --fork -p NAME VALUE")
     assert what_next(run, StageStatus(state="failed", exit_code=138)) == f"to go on: {command}"
 
 

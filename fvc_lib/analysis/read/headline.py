@@ -359,8 +359,9 @@ def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure =
     if model is None or model.value is None:
         return Verdict("no result", "No result is recorded.")
     controls = [s for s in scores if s.source != "model" and s.source not in DISHONEST_CONTROLS and s.value is not None]
-    # Two sources that chance alone parts deny nothing.
-    controls = [s for s in controls if s.source != REAL_SOURCE_FLOOR or _is_recognised(s)]
+    # Two sources that chance alone parts deny nothing; a floor that may be higher than the model leaves it open.
+    unsure = [s for s in controls if s.source == REAL_SOURCE_FLOOR and not _is_recognised(s)]
+    controls = [s for s in controls if s not in unsure]
     best = max(controls, key=lambda score: (score.value or 0.0, score.high or 0.0), default=None)
     shuffled = next((score for score in controls if score.source == SHUFFLED_LABELS), None)
     missing = _missing(controls, measure)
@@ -382,6 +383,14 @@ def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure =
         interval = interval_text(nearest.value, nearest.low, nearest.high)
         sentence = f"The model is not above its control ({source_name(nearest.source).lower()}, {interval})."
         return Verdict("not above control", f"{sentence} {missing}".strip(), nearest)
+    for floor in unsure:
+        if (floor.value or 0.0) > (model.value if model.low is None else model.low):
+            sentence = (
+                f"Not shown to be above its controls: {source_name(floor.source).lower()}, "
+                f"{interval_text(floor.value, floor.low, floor.high)}, is too uncertain to say that "
+                "the model is above it."
+            )
+            return Verdict("not shown", f"{sentence} {missing}".strip(), floor)
     if best is None or missing:
         sentence = "Nothing is shown of the model: its number stands beside no control."
         return Verdict("not shown", f"Not shown to be above its controls. {missing}" if missing else sentence, best)

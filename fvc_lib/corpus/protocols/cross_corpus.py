@@ -34,7 +34,8 @@ def cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
         if name not in corpora:
             raise DataError(
                 f"target_corpora: {name!r} is none of this run's corpora.{did_you_mean(name, corpora)} They are: "
-                f"{', '.join(corpora) or 'one without a name'}. Give the others' paths with -p more_corpora."
+                f"{', '.join(corpora) or 'one without a name'}. In a new run with what is "
+                "done of this one: --resume RUN --fork -p target_corpora NAME; other corpora's paths: -p more_corpora."
             )
     if not set(corpora) - set(targets):
         raise DataError(

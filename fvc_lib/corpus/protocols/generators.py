@@ -6,12 +6,16 @@ tested at most once, reals included, and what holds for folds holds here: result
 (Testing the same held-out reals against each generator would make those results depend on one another, and test a fifth
 of the reals instead of all.) Videos that a fold may neither train on nor test are left out of it, with the reason.
 
+Names are one where they differ in case or in what is no letter or digit. A name joined of several by ``+`` is of a fake
+that several made, one after the other (``faceswap+wav2lip``): what shares one of them with the target trains nothing.
+
 Where there are more folds than generators, those with most groups are tested in several. Where there are fewer folds,
 the generators with most groups are tested; the rest train, and are named.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 
 import numpy as np
 import polars as pl
@@ -23,16 +27,66 @@ from fvc_lib.services.tables import LEFT_OUT
 
 UNKNOWN = "what made it is not known, so it may be what is held out"
 HELD_OUT = "made by the generator held out, and its group is not tested here"
+SHARES = "made by the generator held out together with another, or by a part of what is held out"
 OTHER = "its group is tested here, and it is not made by the generator held out"
 FEWEST_GROUPS = 2
+_SHORTEST_ALIKE = 3  # letters; shorter names lie in others by chance
 
 
 def generator_of(index: pl.DataFrame) -> pl.DataFrame:
-    """``video_id group_id label generator``, sorted by video: the generator of a fake, else its manipulation."""
+    """``video_id group_id label generator parts``, sorted by video: the generator of a fake, else its manipulation.
+
+    It is called by its most frequent spelling; ``parts`` are the plain names of all that made the fake.
+    """
+    videos = _as_named(index)
+    found = (
+        videos.drop_nulls("generator")["generator"]
+        .value_counts()
+        .sort(["count", "generator"], descending=[True, False])
+    )
+    called: dict[tuple[str, ...], str] = {}
+    for name in found["generator"]:
+        called.setdefault(_parts(name), name)
+    names = found["generator"].to_list()
+    return videos.with_columns(
+        generator=pl.col("generator").replace_strict({each: called[_parts(each)] for each in names}, default=None),
+        parts=pl.col("generator").replace_strict(
+            {each: list(_parts(each)) for each in names}, default=None, return_dtype=pl.List(pl.String)
+        ),
+    )
+
+
+def _as_named(index: pl.DataFrame) -> pl.DataFrame:
     made = pl.coalesce("generator", "manipulation") if "generator" in index.columns else pl.col("manipulation")
     return index.select(
         "video_id", "group_id", "label", generator=pl.when(pl.col("label") == "fake").then(made)
     ).sort("video_id")  # fmt: skip
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """Plain names of what is joined in ``name``, sorted: letters and digits in one case."""
+    plain = ("".join(filter(str.isalnum, part.casefold())) for part in name.split("+"))
+    return tuple(sorted({each for each in plain if each})) or (name,)
+
+
+def alike_names(index: pl.DataFrame) -> list[str]:
+    """Sentences on spellings that were taken for one generator, and on different ones of which one holds the other."""
+    spelled = defaultdict(list)
+    for name in _as_named(index)["generator"].drop_nulls().unique().sort():
+        spelled[_parts(name)].append(name)
+    told = [f"Taken for one generator: {', '.join(map(repr, names))}." for names in spelled.values() if len(names) > 1]
+    plain = {parts[0]: names[0] for parts, names in spelled.items() if len(parts) == 1}
+    near = [
+        f"{plain[one]!r} and {plain[other]!r}"
+        for one, other in combinations(sorted(plain, key=len), 2)
+        if len(one) >= _SHORTEST_ALIKE and one in other
+    ]
+    if near:
+        told.append(
+            f"Names alike that count as different generators: {'; '.join(near)}. If they are one, or one builds on the "
+            "other, give them one name in a manifest's column generator."
+        )
+    return told
 
 
 def held_out(index: pl.DataFrame, num_folds: int) -> list[str]:
@@ -78,10 +132,12 @@ def leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> p
     parts = []
     for fold, target in enumerate(targets):
         is_target, here = (pl.col("generator") == target).fill_null(value=False), pl.col("home") == fold
+        shares = pl.col("parts").list.set_intersection(list(_parts(target))).list.len().fill_null(0) > 0
         reason = (
             pl.when(unknown).then(pl.lit(UNKNOWN))
             .when(here & ~is_real & ~is_target).then(pl.lit(OTHER))
             .when(~here & is_target).then(pl.lit(HELD_OUT))
+            .when(~here & shares).then(pl.lit(SHARES))
         )  # fmt: skip
         part = pl.when(here).then(pl.lit("test")).otherwise(pl.lit("train"))
         rows = videos.with_columns(home=home).with_columns(reason=reason, fold=pl.lit(fold, pl.Int64))

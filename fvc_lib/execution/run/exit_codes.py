@@ -286,7 +286,7 @@ def where_it_was(stage: StageStatus) -> str:
 
 
 def what_next(run: RunPaths, stage: StageStatus) -> str:
-    """One line with the exact command; after an error of usage also the one that changes a parameter."""
+    """One line with the exact command; after an error of usage or data also the one that changes a parameter."""
     command = command_text("--resume", run.root)
     setting = stage.next_setting
     if setting is not None and stage.state != "interrupted":
@@ -297,11 +297,10 @@ def what_next(run: RunPaths, stage: StageStatus) -> str:
     if stage.state == "interrupted" or stage.exit_code == 138:
         return f"to go on: {command}"
     # A run's own values never change; a corpus that could not be read may be mended where it is.
-    other = (
-        "; with another budget, device or number of workers: add -p NAME VALUE; with another value of what the results "
-        f"depend on, in a new run: {command} --fork -p NAME VALUE"
-    )
-    return f"once mended, go on: {command}{other if stage.exit_code == 2 else ''}"
+    other = {2: "; with another budget, device or number of workers: add -p NAME VALUE"}.get(stage.exit_code or 0, "")
+    if stage.exit_code in (2, 3):  # the data may lack what a parameter asks of them
+        other += f"; with another value of what the results depend on, in a new run: {command} --fork -p NAME VALUE"
+    return f"once mended, go on: {command}{other}"
 
 
 def _peak(stage: StageStatus) -> str:

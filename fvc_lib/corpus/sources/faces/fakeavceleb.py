@@ -51,7 +51,8 @@ def _described(path: str, rows: dict[tuple[str, str, str], dict[str, str]]) -> D
     attributes = {"race": race, "sex": sex, "audio": found[2].lower()}
     if found[1] == "Real":
         return Described("real", groups, None, "voxceleb2", None, attributes)
-    return Described("fake", groups, row["method"], None, None, attributes)
+    # faceswap-wav2lip is both: "+" is how a name says so, as "-" stands in single names elsewhere.
+    return Described("fake", groups, row["method"].replace("-", "+"), None, None, attributes)
 
 
 def _table(path: Path) -> dict[tuple[str, str, str], dict[str, str]]:
