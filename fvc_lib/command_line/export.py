@@ -45,7 +45,10 @@ def export(run: str, to: Path | None, runs_dir: Path | None) -> None:
 
     Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load
+    from fvc_lib.analysis.read.headline import (
+        DISHONEST_CONTROLS,
+        run_headline,
+    )  # torch and polars take a second to load
     from fvc_lib.tasks.video.bundle import ScoreRecord, Standing, write_bundle
 
     found = find_run(runs_dir or Path(resolve_config().runs_dir), run)
@@ -57,6 +60,7 @@ def export(run: str, to: Path | None, runs_dir: Path | None) -> None:
     scores = [
         ScoreRecord(source=each.source, metric="roc_auc", value=each.value, low=each.low, high=each.high)
         for each in headline.scores
+        if each.source not in DISHONEST_CONTROLS
     ]
     standing = Standing(standing=headline.verdict.standing, sentences=list(headline.sentences), scores=scores)
     target = to or Path(f"bundle_{found.run_id}")
@@ -78,6 +82,7 @@ def _without_places(headline: "ReportHeadline", run: RunPaths) -> "ReportHeadlin
 
 def model_card(run: RunPaths, headline: "ReportHeadline") -> str:
     """The run's model card in the format of the Hugging Face hub: YAML between dashes, then Markdown."""
+    from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS
     from fvc_lib.analysis.wording import clean_text, interval_text, metric_name, source_name
     from fvc_lib.services.registry import DETECTORS
     from fvc_lib.services.tables import INDEX, RESULTS, SLICES, read_table
@@ -117,7 +122,7 @@ def model_card(run: RunPaths, headline: "ReportHeadline") -> str:
         f"| {source_name(row['source'])} | {metric_name(row['metric'])} | "
         f"{interval_text(row['value'], row['low'], row['high'])} |"
         for row in overall.sort(pl.col("source") != "model", "source", "metric").iter_rows(named=True)
-        if row["source"] == "model" or row["metric"] == "roc_auc"
+        if row["source"] == "model" or (row["metric"] == "roc_auc" and row["source"] not in DISHONEST_CONTROLS)
     ]
     lines = [
         "---", *front, "---", "",
@@ -150,7 +155,7 @@ def model_card(run: RunPaths, headline: "ReportHeadline") -> str:
         *_worst_slices(slices), "",
         "## Limits", "",
         ("Videos of the run are recognised by their bytes and judged by the network that had not seen them; re-encoded "
-        "copies of them are not recognised by `predict`. New generators, platforms and compressions lower the "
+        "copies of them are not recognised. New generators, platforms and compressions lower the "
         "numbers, as a rule by much. Numbers of one corpus say nothing of another."), "",
         "## Licences", "",
         licence, "",

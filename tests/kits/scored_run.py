@@ -29,7 +29,7 @@ def write_video(path: Path, frames: np.ndarray) -> None:
         output.mux(stream.encode(None))
 
 
-def trained_run(home: Path, model: str = "frame_cnn") -> RunPaths:
+def trained_run(home: Path, model: str = "frame_cnn", model_weights: str = "") -> RunPaths:
     """The run, in ``home``."""
     folds = ScoredTables.folds(num_groups=NUM_VIDEOS, per_group=1, num_folds=2)
     for video_id, label in folds.select("video_id", "label").iter_rows():
@@ -46,7 +46,8 @@ def trained_run(home: Path, model: str = "frame_cnn") -> RunPaths:
     index = ScoredTables.index(folds, path=paths, **facts, **hashes)
     config = RunConfig(
         corpus=str(home / "corpus"), cache_dir=str(home / "cache"), runs_dir=str(home / "runs"), num_folds=2,
-        num_frames=4, fixed_size=24, augmentations_per_video=0, model=model, epochs=1, batch_size=4,
+        num_frames=4, fixed_size=24, augmentations_per_video=0, model=model,
+        model_weights=model_weights, epochs=1, batch_size=4,
         effective_batch_size=4, learning_rate=0.01, device="cpu", memory_preflight=False, shuffled_label_control=False,
     )  # fmt: skip
     made = RunPaths(home / "runs" / "default" / "run_20260101_000000_00000000")

@@ -242,11 +242,13 @@ def test_a_folder_that_is_neither_bundle_nor_run_is_refused_with_the_command(tmp
         write_bundle(run, bundle, STANDING, "")
 
 
-def test_an_own_network_is_copied_as_code_and_loaded_only_where_that_is_allowed(tmp_path, monkeypatch):
+def test_an_own_network_and_its_weights_are_copied_and_its_code_runs_only_where_allowed(tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "parts.py").write_text("def bright(frames): return frames.float().mean((1, 2, 3, 4)) / 255\n")
     (tmp_path / "mine" / "my_net.py").write_text(OWN_NETWORK)
-    run = trained_run(tmp_path, model=f"{tmp_path}/mine/my_net.py:MyNet")
+    weights = tmp_path / "mine" / "published.pth"
+    torch.save({"line.weight": torch.ones(1, 1), "line.bias": torch.zeros(1)}, weights)
+    run = trained_run(tmp_path, f"{tmp_path}/mine/my_net.py:MyNet", str(weights))
     write_bundle(run, tmp_path / "bundle", STANDING, "card")
     with pytest.raises(UsageError, match=r"its model is code, network/my_net.py.*allow_code=True"):
         load_detector(tmp_path / "bundle")
@@ -257,6 +259,7 @@ def test_an_own_network_is_copied_as_code_and_loaded_only_where_that_is_allowed(
         monkeypatch.delitem(sys.modules, name)  # as in a new process
     detector = load_detector(tmp_path / "bundle", allow_code=True)
     assert detector.predict(video, workers=1) == by_run
+    assert (tmp_path / "bundle" / "begun_with" / "model.safetensors").is_file()
     assert detector.networks.record.network.licence == "CC0"
     assert np.isfinite(by_run[0].score)
 

@@ -174,6 +174,7 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
     for fold, network in sorted(networks.folds.items()):
         weights = load_weights(network.path)
         write_weights_with_digest(_weights_path(folder, fold), weights, {"run": paths.run_id, "fold": fold})
+        _weights_path(folder, fold).chmod(0o644)
         folds.append(
             FoldRecord(
                 weights=network.weights,
@@ -184,6 +185,9 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
         )
     params = config.values_of(lambda _: True)
     params = {name: value for name, value in params.items() if name in _recorded()}
+    clips = config.clips  # what the network declares itself, too: another version may declare something else
+    params |= {"num_frames": clips.num_frames, "fixed_size": clips.side}
+    params |= {"frame_sampling": clips.view.sampling, "frame_fit": clips.view.fit}
     for name, (place, registry) in _OWN_CODE.items():
         for relative, file in registry.code_files(params[name]).items():
             (folder / place / relative).parent.mkdir(parents=True, exist_ok=True)
