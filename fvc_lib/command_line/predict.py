@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from fvc_lib.analysis.wording import count_text
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.services.atomic_files import write_bytes
 from fvc_lib.services.config import resolve_config, run_config
@@ -85,7 +86,7 @@ def predict(
     asked = folder / "asked.csv"  # the notebook reads no standard input
     quoted = (os.fsencode(path).replace(b'"', b'""') for path in files)
     write_bytes(asked, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
-    click.echo(f"run {found.root}\n{len(files):,} videos")
+    click.echo(f"run {found.root}\n{count_text(len(files), "video")}")
     parameters: dict[str, Any] = {
         "run_dir": str(found.root),
         "asked_videos": [str(asked)],
@@ -110,4 +111,4 @@ def predict(
         click.echo(f"  and {table.height - _SHOWN:,} more")
     click.echo(f"  page          {page}\n  tables        {folder}")
     if table["failure"].null_count() == 0:
-        raise DataError(f"none of {table.height:,} videos could be read; the reasons: {page}")
+        raise DataError(f"of {count_text(table.height, "video")} none could be read; the reasons: {page}")

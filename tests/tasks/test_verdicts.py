@@ -232,7 +232,7 @@ def test_the_command_writes_rows_and_a_page_that_begins_with_what_the_run_is_wor
 
     none = CliRunner().invoke(main, ["predict", str(run.root), str(tmp_path / "bad.mp4"), "--out", str(out), "-j", "1"])
     assert none.exit_code == 3, none.output
-    assert "none of 1 videos could be read" in none.output
+    assert "of 1 video none could be read" in none.output
 
 
 @pytest.mark.parametrize(
