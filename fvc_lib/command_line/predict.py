@@ -18,6 +18,7 @@ from fvc_lib.services.tasks import DEFAULT_TASK, VERDICTS
 
 _SHOWN = 20
 ANSWER = "answer.txt"
+FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", "asked.csv", ANSWER)
 
 
 @click.command(short_help="Ask a run whether videos are fake: fake, real or undecided, with the reasons.")
@@ -79,14 +80,17 @@ def predict(
     rule_of(error_rate, decide_at, prior or 0.0)
     files = files_of(paths)
     folder = (out or runs / "verdicts" / f"{time.strftime('%Y%m%d_%H%M%S')}_{found.run_id}").expanduser().absolute()
-    folder.mkdir(parents=True, exist_ok=True)
     page, answer = folder / "verdicts.html", folder / ANSWER
-    for name in ("verdicts.csv", "verdicts.jsonl", ANSWER):  # an earlier call's are not those of one that fails
+    others = [name for name in FILES if os.path.lexists(folder / name)]
+    if others and not (folder / f"{VERDICTS}.ipynb").is_file():
+        raise UsageError(f"--out {str(folder)!r}: has {others[0]!r}, which is not of this command. Give a new folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:  # an earlier call's are not those of one that fails
         (folder / name).unlink(missing_ok=True)
     asked = folder / "asked.csv"  # the notebook reads no standard input
     quoted = (os.fsencode(path).replace(b'"', b'""') for path in files)
     write_bytes(asked, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
-    click.echo(f"run {found.root}\n{count_text(len(files), "video")}")
+    click.echo(f"run {found.root}\n{count_text(len(files), 'video')}")
     parameters: dict[str, Any] = {
         "run_dir": str(found.root),
         "asked_videos": [str(asked)],
@@ -96,12 +100,12 @@ def predict(
         "decode_workers": jobs or 0,
         "output_folder": str(folder),
     }
-    made = execute_record(
+    code = execute_record(
         VERDICTS, folder, parameters, page=page, title=f"Verdicts by {found.run_id}", runs_dir=str(runs),
         what="the verdicts", answer=answer,
     )  # fmt: skip
-    if not made:
-        context.exit(1)
+    if code:
+        context.exit(code)
     click.echo(answer.read_text(encoding="utf-8", errors="replace").rstrip())
     table = read_table(folder / "verdicts.csv", TABLE)
     for row in table.head(_SHOWN).iter_rows(named=True):
@@ -111,4 +115,4 @@ def predict(
         click.echo(f"  and {table.height - _SHOWN:,} more")
     click.echo(f"  page          {page}\n  tables        {folder}")
     if table["failure"].null_count() == 0:
-        raise DataError(f"of {count_text(table.height, "video")} none could be read; the reasons: {page}")
+        raise DataError(f"of {count_text(table.height, 'video')} none could be read; the reasons: {page}")

@@ -250,3 +250,12 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_written(run, tmp_pat
     assert ended.exit_code == 2
     assert words in ended.output
     assert not (tmp_path / "out").exists()
+
+
+def test_nothing_that_the_command_did_not_write_is_written_over(run, tmp_path):
+    (run.root / "run.json").write_text("{}")
+    (tmp_path / "asked.csv").write_text("path\nx.mp4\n")
+    ended = CliRunner().invoke(main, ["predict", str(run.root), str(tmp_path / "asked.csv"), "--out", str(tmp_path)])
+    assert ended.exit_code == 2
+    assert "has 'asked.csv', which is not of this command" in ended.output
+    assert (tmp_path / "asked.csv").read_text() == "path\nx.mp4\n"
