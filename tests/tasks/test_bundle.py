@@ -20,7 +20,7 @@ from fvc_lib.services.checkpoint_files import write_weights_with_digest
 from fvc_lib.services.digests import write_document
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import CALIBRATION, INDEX, LOOKS, PREDICTIONS, read_table
+from fvc_lib.services.tables import CALIBRATION, INDEX, LOOKS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.video.bundle import Standing, write_bundle
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
@@ -276,3 +276,17 @@ def test_export_writes_a_model_card_with_the_standing_first(run, tmp_path):
     assert "6 real and 6 fake videos in 12 groups" in card
     assert str(run.root) not in card + (tmp_path / "out" / "bundle.json").read_text()
     assert load_detector(tmp_path / "out").standing.standing == "no result"
+
+
+def test_tables_that_no_export_writes_are_refused(copy):
+    path = copy / "looks.parquet"
+    looks = read_table(path, LOOKS)
+    write_table(looks.with_columns(fold=pl.lit(7, pl.Int64)), LOOKS, path)
+    with pytest.raises(UsageError, match=r"looks.parquet names fold 7"):
+        load_detector(sealed(copy))
+    path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(FvcError, match=r"looks.parquet: cannot be read as a table"):
+        load_detector(sealed(copy))
+    (copy / "digests.json").write_text("[" * 200_000)
+    with pytest.raises(UsageError, match=r"digests.json is missing or damaged"):
+        load_detector(copy)

@@ -549,5 +549,7 @@ def load_detector(path: str | Path, *, allow_code: bool = False, held: int | Non
         )
     networks = BundleNetworks(folder, allow_code=allow_code, held=held)
     looks = read_table(networks.folder / _LOOKS, LOOKS)
+    if unknown := sorted(set(looks["fold"].drop_nulls()) - set(networks.folds)):
+        raise _refused(folder, f"{_LOOKS} names fold {unknown[0]}, of which there is no network")
     tested_by = dict(looks.select("content_sha256", "fold").rows())
     return TrainedDetector(networks, networks.record.standing, tested_by)
