@@ -123,6 +123,20 @@ def test_another_corpus_is_searched_for_the_same_contents_and_near_duplicates(fi
     assert weights_for(off) is not None
 
 
+def test_a_group_member_that_takes_no_part_connects_a_tested_video_with_a_seen_one(finished, tables):
+    folds = read_table(finished[0].paths.folds, FOLDS)
+    index = read_table(finished[0].paths.index, INDEX)
+    others = renamed(folds)
+    first = others["fold"].to_list().index(0)
+    contents = tables.index(others)["content_sha256"].to_list()
+    contents[first] = index["content_sha256"][folds["fold"].to_list().index(1)]
+    run = going_on(finished, tables, others, content_sha256=contents)
+    without = others.filter(pl.int_range(pl.len()) != first)  # the protocol leaves it out, its group has one more
+    write_table(without, FOLDS, run.paths.folds)
+    with pytest.raises(LeakageError, match="like 1 of those that test"):
+        weights_for(run)
+
+
 def test_what_a_run_itself_went_on_from_counts_as_well(finished, tables, list_log):
     folds = read_table(finished[0].paths.folds, FOLDS)
     middle = going_on(finished, tables, renamed(folds))

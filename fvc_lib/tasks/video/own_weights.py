@@ -58,11 +58,12 @@ def weights_to_go_on_from(
             "part of them its residual is held to cannot be told from what they began with. Go on from that run itself."
         )
     known = _known(paths)
-    is_tested = pl.col("fold") == fold
+    is_tested = known["fold"] == fold
     both = seen.trained.vstack(seen.chosen_on)
     bits = config.near_duplicate_bits
-    tested = _num_alike(known.filter(is_tested), both, bits)
-    chosen = _num_alike(known.filter(~is_tested & pl.col("video_id").is_in(validation)), seen.trained, bits)
+    tested = _num_alike(known, is_tested, both, bits)
+    chooses = ~is_tested & known["video_id"].is_in(sorted(validation))
+    chosen = _num_alike(known, chooses, seen.trained, bits)
     if tested or chosen:
         raise LeakageError(
             f"model_weights: the weights of fold {number} of {run.run_id} have seen videos like {tested} of those that "
@@ -137,9 +138,12 @@ def _known(run: RunPaths) -> pl.DataFrame:
     return known.select("video_id", "fold", "group", "content_sha256", "perceptual_hash").sort("video_id")
 
 
-def _num_alike(videos: pl.DataFrame, seen: pl.DataFrame, max_bits: int) -> int:
-    """How many of ``videos`` are connected with one of ``seen`` by content, near-duplicates and groups."""
-    all_of_them = videos.vstack(seen)
+def _num_alike(known: pl.DataFrame, counted: pl.Series, seen: pl.DataFrame, max_bits: int) -> int:
+    """How many of ``known`` that are ``counted`` are connected with one of ``seen`` by content, looks and groups.
+
+    Others may connect them: a video that takes no part here, of one group with a tested one, may be like one seen.
+    """
+    all_of_them = known.vstack(seen)
     connected = Components(all_of_them.height)
     for column in ("content_sha256", "group", "video_id"):
         first: dict[str, int] = {}
@@ -149,5 +153,6 @@ def _num_alike(videos: pl.DataFrame, seen: pl.DataFrame, max_bits: int) -> int:
     contents = all_of_them["content_sha256"].fill_null("").to_list()
     for one, other in near_copies(contents, all_of_them["perceptual_hash"].to_list(), max_bits):
         connected.join(one, other)
-    known = set(connected.label[videos.height :].tolist())
-    return sum(label in known for label in connected.label[: videos.height].tolist())
+    labels = connected.label.tolist()
+    of_seen = set(labels[known.height :])
+    return sum(label in of_seen for label, counts in zip(labels, counted, strict=False) if counts)
