@@ -33,6 +33,7 @@ def real_source_floor(
     replicates: int = 2000,
     seed: int = 0,
     confidence: float = 0.95,
+    fewest_groups: int = 1,
 ) -> SourceFloor | None:
     """The AUC of ``scores`` between the two largest sources of reals, max(AUC, 1 - AUC); None with fewer than two.
 
@@ -46,6 +47,7 @@ def real_source_floor(
         replicates: of the cluster bootstrap over groups; ``seed`` and ``confidence`` are its own too.
         seed: of the draws.
         confidence: coverage in (0, 1).
+        fewest_groups: that a source must have; of a few, chance alone parts two.
 
     Raises:
         ValueError: lengths that differ, or scores that are not finite.
@@ -54,7 +56,9 @@ def real_source_floor(
     sources = np.asarray(real_source, dtype=object)
     if not values.shape == sources.shape == ids.shape or values.ndim != 1:
         raise ValueError(f"scores {values.shape}, real_source {sources.shape}, groups {ids.shape}: wanted (N,) each.")
-    counts = Counter(source for source in sources.tolist() if source is not None)
+    pairs = {(source, group) for source, group in zip(sources.tolist(), ids.tolist(), strict=True)}
+    groups_of = Counter(source for source, _ in pairs)
+    counts = Counter(source for source in sources.tolist() if source is not None and groups_of[source] >= fewest_groups)
     if len(counts) < 2:
         return None
     first, second = sorted(counts, key=lambda source: (-counts[source], source))[:2]

@@ -80,7 +80,7 @@ def test_the_better_detector_is_shown_and_the_equal_ones_are_not(audit):
     assert audit.num_common == 432
     answer = " ".join(findings.answer(audit))
     assert "strong has the highest of 4 detectors" in answer
-    assert "above every control that could be computed" in answer
+    assert "That it is above metadata and clip length is not shown" in answer
 
 
 def test_who_leaves_out_what_is_hard_is_not_put_first(planted):
@@ -152,6 +152,15 @@ def test_a_detector_that_reads_the_source_of_reals_is_caught_by_its_floor(audit)
     assert audit.floors["weak"].interval.low < 0.5
 
 
+def test_a_source_of_few_groups_is_no_floor(planted):
+    videos, scores = planted
+    web = pl.col("real_source") == "web"
+    one = videos.with_columns(group_id=pl.when(web).then(pl.lit("one")).otherwise("group_id"))
+    found = numbers.audit_scores(one, scores.select("source"), HOW)
+    assert found.floors == {}, "what parts a single group from others is no recognition of its source"
+    assert any("10 groups each" in line for line in findings.cautions(found, has_groups=True, found=[]))
+
+
 def test_slices_come_worst_first_and_are_scikit_learns(planted, audit):
     videos, scores = planted
     own = audit.slices.filter(detector="weak")
@@ -187,9 +196,47 @@ def test_a_group_lookup_by_row_is_no_control_to_be_above(audit):
     values = dict(audit.controls.select("source", "value").iter_rows())
     assert values["constant"] == pytest.approx(0.5)
     assert values["group_lookup_by_row"] > 0.9
-    assert audit.above_controls("strong")
+    assert audit.above_controls("strong") is None, "nobody asked what needs the videos"
     low, high = audit.shuffled.filter(detector="strong").select("low", "high").row(0)
     assert low < 0.5 < high
+
+
+def test_a_detector_stands_beside_its_controls_on_the_same_videos(planted):
+    """Where only the easy half is answered, a control that is as good there is not beaten for being worse elsewhere."""
+    videos, scores = planted
+    generator = np.random.default_rng(2)
+    labels = (videos["label"] == "fake").to_numpy()
+    answered = np.arange(480) < 240
+    noise = generator.normal(0, 1, 480)
+    control = np.where(answered, 5 * labels + noise, noise)
+    fold = pl.Series(np.arange(480) % 2)
+    controls = {name: pl.DataFrame({"fold": fold, "score": control}) for name in ("metadata_only", "length_only")}
+    half = scores.select(half=pl.when(pl.Series(answered)).then("strong"))
+    audit = numbers.audit_scores(videos, half, HOW, controls=controls)
+    assert audit.controls["num_videos"].unique().to_list() == [240]
+    assert audit.controls["value"].min() > 0.95
+    assert audit.above_controls("half") is False
+    lead = findings.answer(audit)[0]
+    assert "on the 240 of 480 videos that it answered, in 80 groups" in lead
+    every = {name: each.with_columns(score=pl.Series(noise)) for name, each in controls.items()}
+    assert numbers.audit_scores(videos, half, HOW, controls=every).above_controls("half") is True
+    lost = {name: each.with_columns(score=pl.when(pl.int_range(480) > 0).then("score")) for name, each in every.items()}
+    told = " ".join(findings.answer(numbers.audit_scores(videos, scores.select("strong"), HOW, controls=lost)))
+    assert "above every control" in told, "of one video that the corpus lacks all that is lost is this video"
+    known = {
+        name: each.with_columns(score=pl.when(pl.Series(answered)).then("score")) for name, each in controls.items()
+    }
+    audit = numbers.audit_scores(videos, scores.select("strong"), HOW, controls=known)
+    assert audit.above_controls("strong") is False
+
+
+def test_without_common_videos_of_both_labels_the_number_is_told_as_the_detectors_own(planted):
+    videos, scores = planted
+    is_real = pl.Series((videos["label"] == "real").to_numpy())
+    table = scores.select(strong="strong", reals=pl.when(is_real).then("weak"))
+    lead = findings.answer(numbers.audit_scores(videos, table, HOW))[0]
+    assert "strong has the highest" in lead
+    assert "on 480 videos in 160 groups" in lead
 
 
 def test_copies_with_similar_ids_are_suspected_and_what_they_cost_is_told():

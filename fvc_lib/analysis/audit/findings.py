@@ -5,7 +5,7 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.analysis.audit.numbers import GIVEN, NEEDS_REALS, ORACLE, Audit
+from fvc_lib.analysis.audit.numbers import FEWEST_GROUPS_OF_A_SOURCE, GIVEN, NEEDS_REALS, ORACLE, Audit
 from fvc_lib.analysis.audit.similar_ids import Suspicion
 from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, WHAT_TO_DO, interval_cautions
 from fvc_lib.analysis.read.run_comparison import p_text
@@ -39,16 +39,27 @@ def answer(audit: Audit) -> list[str]:
     others = len(audit.detectors) - 1
     if value is None:
         return [f"{first} answered videos of one label only, so nothing can be said."]
-    where = f"{count_text(audit.num_videos, 'video')} in {count_text(audit.num_groups, 'group')}"
-    if others and not audit.is_complete:
-        where = f"the {audit.num_common:,} of {where} that all answered" if audit.num_common else f"its own of {where}"
-    text = f"{metric_name(MAIN_METRIC)} {interval_text(value, low, high)} on {where}"
+    text = f"{metric_name(MAIN_METRIC)} {interval_text(value, low, high)} on {_where(audit, first)}"
     lines = [f"{first} has the highest of {others + 1} detectors: {text}." if others else f"{first}: {text}."]
     if others:
         lines.append(_better_than(audit, first, others))
     lines += [_against_controls(audit, first), *_floor(audit, first), *_worst_slice(audit, first)]
     lines += _thresholds(audit, first)
     return lines
+
+
+def _where(audit: Audit, detector: str) -> str:
+    """The videos and groups that ``Audit.compared`` is of."""
+    if audit.common.height:
+        number, groups, who = audit.num_common, audit.num_common_groups, "all"
+    else:
+        own = audit.numbers.filter(detector=detector, metric=MAIN_METRIC)
+        number, groups = own.select("num_videos", "num_groups").row(0)
+        who = "it"
+    within = count_text(groups, "group")
+    if number == audit.num_videos:
+        return f"{count_text(number, 'video')} in {within}"
+    return f"the {number:,} of {count_text(audit.num_videos, 'video')} that {who} answered, in {within}"
 
 
 def _better_than(audit: Audit, first: str, others: int) -> str:
@@ -72,17 +83,27 @@ def _better_than(audit: Audit, first: str, others: int) -> str:
 
 
 def _against_controls(audit: Audit, first: str) -> str:
-    honest = audit.honest_controls.drop_nulls("value")
+    honest = audit.honest_controls(first).sort("value", descending=True)
     if honest.is_empty():
         return "No control could be computed: nothing says that this number comes from looking at the videos."
-    best = honest.sort("value", descending=True).row(0, named=True)
+    in_reach = honest.filter(~pl.col("is_above"))
+    best = (in_reach if in_reach.height else honest).row(0, named=True)
     name = f"{source_name(best['source'])} ({interval_text(best['value'], best['low'], best['high'])})"
-    if not audit.above_controls(first):
+    fewest, most = honest.select(low=pl.col("num_videos").min(), high=pl.col("num_videos").max()).row(0)
+    if in_reach.height:
         why = WHAT_TO_DO.get(best["source"], "What tells the labels need not be in the pictures.")
-        return f"It is not above its best control, {name}. {why}"
+        on = f" on the {best['num_videos']:,} videos that this has" if best["num_videos"] < most else ""
+        own = interval_text(best["detector_value"], best["detector_low"], best["detector_high"])
+        return f"It is not above its best control, {name}{f', with {own}{on}' if on else ''}. {why}"
     if honest["source"].to_list() == ["constant"]:
         return "It is above chance; no other control could be computed, so what it reads is not known."
-    return f"It is above every control that could be computed; the best is {name}."
+    if audit.above_controls(first) is None:
+        return (
+            f"It is above the controls that need no videos; the best is {name}. That it is above metadata and clip "
+            "length is not shown: they need the videos (--corpus)."
+        )
+    on = f" Those of metadata and clip length, and it beside them, are of {fewest:,} videos." if fewest < most else ""
+    return f"It is above every control; the best is {name}.{on}"
 
 
 def _floor(audit: Audit, first: str) -> list[str]:
@@ -172,6 +193,11 @@ def cautions(audit: Audit, *, has_groups: bool, found: Sequence[Suspicion], note
             lines.append(
                 f"{metric_name(metric)} cannot be resolved: it needs {needed:,} reals, and there are {reals:,}."
             )
+    if audit.detectors[0] not in audit.floors:
+        lines.append(
+            "No real-versus-real floor: that needs two sources of reals (real_source) with "
+            f"{FEWEST_GROUPS_OF_A_SOURCE} groups each. Nothing says whether a detector knows where videos come from."
+        )
     lines += interval_cautions(audit.num_groups, None, None)
     return lines
 

@@ -14,7 +14,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC as MAIN_METRIC
+from fvc_lib.analysis.read.headline import (
+    DISHONEST_CONTROLS,
+    HEADLINE_METRIC as MAIN_METRIC,
+    LENGTH_ONLY,
+    METADATA_ONLY,
+)
 from fvc_lib.metrics import agreement
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide, roc_auc
 from fvc_lib.metrics.cross_validation import (
@@ -59,8 +64,10 @@ GIVEN = "threshold="  # of a threshold that comes with the scores
 FALSE_ALARM_RATES = ("fpr=0.05", "fpr=0.01", "fpr=0.001")
 NOT_KNOWN, ALL_OTHERS = "not known", "all others"
 SMALL_BELOW_GROUPS = 20
+FEWEST_GROUPS_OF_A_SOURCE = 10  # for a floor, as of runs
 _MOST_SLICES = 30
 _SHUFFLES = 200
+NEED_VIDEOS = (METADATA_ONLY, LENGTH_ONLY)  # controls without which nobody is above all controls
 # Reals that a rate needs at least, by the metric that is NaN with fewer.
 NEEDS_REALS = {"true_positive_rate_at_1_percent": 100, "true_positive_rate_at_0_1_percent": 1000}
 
@@ -111,7 +118,9 @@ class Audit:
     # The main metric on the videos that all answered, the ensembles included: ``detector value low high``.
     common: pl.DataFrame
     by_group: pl.DataFrame  # ``detector value low high``: one vote per group, on the videos that each answered
-    controls: pl.DataFrame  # ``source value low high``
+    # ``detector source value low high num_videos detector_value detector_low detector_high``: each control and each
+    # detector on the same videos, of those by which the detector is compared the ones that the control has.
+    controls: pl.DataFrame
     shuffled: pl.DataFrame  # ``detector value low high``, the mean and range of 200 deals of the labels to other groups
     differences: pl.DataFrame  # ``first second difference low high p holm_p is_shown``, all pairs
     # ``detector slice_by value auc low high called_share num_videos num_groups is_small``, worst first.
@@ -127,6 +136,7 @@ class Audit:
     equal_decisions: FloatArray | None
     regrouped: pl.DataFrame  # ``detector value low high`` with groups that were suspected; empty where nothing was
     num_common: int
+    num_common_groups: int
     num_videos: int
     num_groups: int
     settings: Settings
@@ -153,16 +163,22 @@ class Audit:
         """One cell of ``coverage``."""
         return self.coverage.filter(pl.col("detector") == detector)[column].item()
 
-    def above_controls(self, detector: str) -> bool:
-        """Whether a detector's main metric is above every honest control's."""
-        value, low, _ = self.compared(detector)
-        ends = self.honest_controls.select("value", "high").iter_rows()
-        return all(is_above_control(value, low, *each) for each in ends)
+    def above_controls(self, detector: str) -> bool | None:
+        """Whether a detector's main metric is above every honest control's; None: not known, for some are missing."""
+        own = self.honest_controls(detector)
+        if not own["is_above"].all():
+            return False
+        return True if set(NEED_VIDEOS) <= set(own["source"]) else None
 
-    @property
-    def honest_controls(self) -> pl.DataFrame:
-        """``controls`` without what only shows how much a careless split would claim."""
-        return self.controls.filter(~pl.col("source").is_in(list(DISHONEST_CONTROLS)))
+    def honest_controls(self, detector: str) -> pl.DataFrame:
+        """A detector's ``controls`` that have a value, and ``is_above``, whether it is above each.
+
+        Without those that only show how much a careless split would claim.
+        """
+        own = self.controls.filter(~pl.col("source").is_in(list(DISHONEST_CONTROLS)), detector=detector)
+        own = own.drop_nulls("value")
+        ends = own.select("detector_value", "detector_low", "value", "high").iter_rows()
+        return own.with_columns(is_above=pl.Series([is_above_control(*each) for each in ends], dtype=pl.Boolean))
 
 
 def audit_scores(
@@ -179,7 +195,7 @@ def audit_scores(
         videos: ``video_id label group_id generator real_source corpus``; a video without a group is its own.
         scores: a Float64 column per detector, null where it did not answer; rows as in ``videos``.
         how: the settings.
-        controls: by name ``fold`` and ``score``, rows as in ``videos``.
+        controls: by name ``fold`` and ``score``, null where it has none, rows as in ``videos``.
         suspected: group ids (N,) as they would be if videos with similar ids belonged together.
 
     Raises:
@@ -189,7 +205,6 @@ def audit_scores(
     groups = group_ids(videos)
     labels = (videos["label"] == "fake").cast(pl.Int64).to_numpy()
     table = scores.to_numpy().astype(np.float64)  # (N, D), NaN where there is no score
-    every = _rows(np.arange(videos.height), labels, groups, how)
     names = scores.columns
     by_pattern = _by_pattern(table)
     numbers: list[tuple[object, ...]] = []
@@ -237,7 +252,7 @@ def audit_scores(
         numbers=frame,
         common=together,
         by_group=_by_group(table, names, labels, groups, how),
-        controls=_controls(controls, every, how),
+        controls=_controls(controls or {}, table, names, labels, groups, common if compared else None, how),
         shuffled=_shuffled(table, names, labels, groups, how),
         differences=_differences(names, drawn_of_common, how),
         slices=pl.DataFrame(slices, schema=_SLICES, orient="row").sort(
@@ -252,6 +267,7 @@ def audit_scores(
         ),
         regrouped=_regrouped(table, names, labels, suspected, how),
         num_common=int(common.places.size),
+        num_common_groups=len(set(common.groups.tolist())),
         num_videos=videos.height,
         num_groups=len(set(groups.tolist())),
         settings=how,
@@ -271,6 +287,10 @@ _NUMBERS = {
     "num_groups": _COUNT,
 }  # fmt: skip
 _NAMED = {"detector": _TEXT, "value": _NUMBER, "low": _NUMBER, "high": _NUMBER}
+_CONTROLS = {
+    "detector": _TEXT, "source": _TEXT, "value": _NUMBER, "low": _NUMBER, "high": _NUMBER, "num_videos": _COUNT,
+    "detector_value": _NUMBER, "detector_low": _NUMBER, "detector_high": _NUMBER,
+}  # fmt: skip
 _SLICES = {
     "detector": _TEXT, "slice_by": _TEXT, "value": _TEXT, "auc": _NUMBER, "low": _NUMBER, "high": _NUMBER,
     "called_share": _NUMBER, "num_videos": _COUNT, "num_groups": _COUNT, "is_small": pl.Boolean,
@@ -463,7 +483,10 @@ def _floors(
 ) -> dict[str, SourceFloor]:
     reals = np.flatnonzero(rows.labels == 0)
     sources = videos["real_source"].to_numpy()[reals]
-    drawn = {"replicates": how.replicates, "seed": how.seed, "confidence": how.confidence}
+    drawn = {
+        "replicates": how.replicates, "seed": how.seed, "confidence": how.confidence,
+        "fewest_groups": FEWEST_GROUPS_OF_A_SOURCE,
+    }  # fmt: skip
     found = {
         name: real_source_floor(column[reals], sources, rows.groups[reals], **drawn)  # type: ignore[arg-type]
         for name, column in columns.items()
@@ -513,13 +536,38 @@ def _coverage(table: FloatArray, names: Sequence[str], labels: IntArray) -> pl.D
 # --- What has no detector, or other groups
 
 
-def _controls(controls: Mapping[str, pl.DataFrame] | None, every: Rows, how: Settings) -> pl.DataFrame:
-    measured: list[tuple[Metric, npt.ArrayLike]] = [
-        (within_folds(roc_auc, each["fold"].to_numpy()), each["score"].to_numpy()) for each in (controls or {}).values()
-    ]
-    found = percentile_intervals(_drawn(every, measured, how), how.confidence) if measured else ()
-    rows = [(name, *each.row()[:3]) for name, each in zip(controls or (), found, strict=True)]
-    return pl.DataFrame(rows, schema={"source": _TEXT, "value": _NUMBER, "low": _NUMBER, "high": _NUMBER}, orient="row")
+def _controls(
+    controls: Mapping[str, pl.DataFrame], table: FloatArray, names: Sequence[str], labels: IntArray,
+    groups: npt.NDArray[np.object_], common: Rows | None, how: Settings,
+) -> pl.DataFrame:  # fmt: skip
+    """Every detector beside every control, on the same videos; ``common``: those by which all are compared."""
+    sources = list(controls)
+    folds = [each["fold"].fill_null(-1).to_numpy() for each in controls.values()]
+    scores = np.stack([each["score"].to_numpy() for each in controls.values()], axis=1) if controls else None
+    if common is None:
+        judged = [
+            (np.frombuffer(each, dtype=bool).nonzero()[0], members) for each, members in _by_pattern(table).items()
+        ]
+    else:
+        judged = [(common.places, list(range(len(names))))]
+    found: list[tuple[object, ...]] = []
+    for places, members in judged if scores is not None else ():
+        for known, columns in _by_pattern(scores[places]).items():
+            part = _rows(places[np.frombuffer(known, dtype=bool)], labels, groups, how)
+            if np.unique(part.labels).size < 2:
+                continue
+            measured = [
+                *((within_folds(roc_auc, folds[each][part.places]), scores[part.places, each]) for each in columns),
+                *((roc_auc, table[part.places, member]) for member in members),
+            ]
+            ends = [each.row()[:3] for each in percentile_intervals(_drawn(part, measured, how), how.confidence)]
+            own = dict(zip(members, ends[len(columns) :], strict=True))
+            found += [
+                (names[member], sources[each], *ends[number], part.places.size, *own[member])
+                for member in members
+                for number, each in enumerate(columns)
+            ]
+    return pl.DataFrame(found, schema=_CONTROLS, orient="row").fill_nan(None)
 
 
 def _shuffled(

@@ -36,9 +36,10 @@ def detectors_figure(audit: Audit) -> go.Figure:
     points = []
     for detector in audit.detectors:
         score = Score("model", *audit.compared(detector))
-        above = audit.above_controls(detector) if audit.controls.height else True
+        above = audit.above_controls(detector)
         points.append((interval_point(_name(detector), score, theme.MODEL, hollow=not above), score))
-    for source, *ends in audit.controls.iter_rows():
+    own = audit.controls.filter(detector=audit.detectors[0])
+    for source, *ends in own.select("source", "value", "low", "high").iter_rows():
         score = Score(source, *ends)
         tick = figure_text(source_name(source))
         points.append((interval_point(tick, score, theme.CONTROL, hollow=source in DISHONEST_CONTROLS), score))
@@ -47,8 +48,8 @@ def detectors_figure(audit: Audit) -> go.Figure:
     figure = theme.figure(
         f"{audit.detectors[0]} has the highest {name}, {number_text(value)}" if len(audit.detectors) > 1 else
         f"{name} of {audit.detectors[0]}: {number_text(value)}",
-        f"{n}; bars: {audit.settings.confidence:.0%} intervals over groups; grey: controls; hollow: not above "
-        "its controls, or no honest split",
+        f"{n}; bars: {audit.settings.confidence:.0%} intervals over groups; grey: controls; hollow: not shown "
+        "to be above all controls, or no honest split",
         height=150 + 30 * len(points),
     )  # fmt: skip
     theme.draw_intervals(figure, points, "", name, theme.range_of([score for _, score in points], 0.4))

@@ -34,7 +34,8 @@ def controls_of_scores(
         seed: of folds and the careless split.
 
     Returns:
-        By name ``video_id group_id label fold score threshold``, rows as in ``videos``; and sentences about controls
+        By name ``video_id group_id label fold score threshold``, rows as in ``videos``, the last three null where the
+        corpus has no such video; and sentences about controls
         that are missing.
     """
     rows = videos.select("video_id", "label", group_id=pl.Series("group_id", list(groups), dtype=pl.String))
@@ -53,13 +54,21 @@ def controls_of_scores(
             "No metadata and no clip length control: without the videos (--corpus) nobody can say whether codec, frame "
             "size or length give the labels away."
         )
-    elif lost := folds.join(of_corpus, on="video_id", how="anti").height:
+        return found, missing
+    there = rows.join(of_corpus, on="video_id", how="semi", maintain_order="left")
+    lost = f"{rows.height - there.height:,} of {rows.height:,} videos are not in the corpus"
+    num_folds = min(_MOST_FOLDS, most_folds(there))
+    if num_folds < 2:
+        missing.append(f"No metadata and no clip length control: {lost}, and the others are too few groups of a label.")
+        return found, missing
+    if there.height < rows.height:
         missing.append(
-            f"No metadata and no clip length control: {lost:,} of {folds.height:,} videos are not in the corpus."
+            f"The metadata and clip length controls, and detectors beside them, are of fewer videos: {lost}."
         )
-    else:
-        found[METADATA_ONLY] = controls.metadata_only(of_corpus, folds)
-        found[LENGTH_ONLY] = controls.metadata_only(of_corpus, folds, controls.LENGTH)
+    folds = make_folds(there, num_folds, seed)
+    for name, columns in ((METADATA_ONLY, (*controls.CATEGORIES, *controls.NUMBERS)), (LENGTH_ONLY, controls.LENGTH)):
+        scored = controls.metadata_only(of_corpus, folds, columns).drop("group_id", "label")
+        found[name] = rows.join(scored, on="video_id", how="left", maintain_order="left")
     return found, missing
 
 
