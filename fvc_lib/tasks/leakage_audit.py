@@ -82,7 +82,7 @@ def leakage_audit(
         *_overlaps(index, [folds] if trainings is None else trainings, config.near_duplicate_bits, leaking),
         *_official_leaks(protocol, leaking),
         _predicted_once(folds, predictions),
-        *([] if augmented is None else [_copies(folds if trainings is None else index, augmented)]),
+        *([] if augmented is None else [_copies(index, augmented)]),
         *([] if selections is None else [_openings(selections), _as_recorded(predictions, selections)]),
         *([] if before is None else [_opened_before(before)]),
         *_claims(predictions, config, protocol),

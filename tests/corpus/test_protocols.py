@@ -9,6 +9,7 @@ from hypothesis import given, reject, settings, strategies as st
 
 from fvc_lib.corpus.protocols.generators import HELD_OUT, OTHER, SHARES, UNKNOWN, alike_names, held_out
 from fvc_lib.corpus.protocols.protocol import (
+    SAME_CONTENT,
     check_protocol,
     folds_tested,
     left_out_table,
@@ -55,6 +56,7 @@ def corpus(num_groups: int, seed: int, *, mixed: float = 0.2, unknown: float = 0
         video_id=pl.Series([f"{7919 * place % 104729:08x}" for place in range(len(rows))]),
         duration_seconds=pl.col("num_frames") / 25,
         manipulation=pl.lit(None, pl.String),
+        content_sha256=pl.int_range(pl.len()).cast(pl.String),
         codec=pl.lit("h264"),
         width=pl.lit(640),
         height=pl.lit(360),
@@ -111,6 +113,18 @@ def test_kfold_is_what_it_was() -> None:
         own, split = training_rows(table, fold).split(fold, **SPLIT), split_for_fold(folds, fold, **SPLIT)
         for part in ("train", "validation", "test"):
             assert getattr(own, part)["video_id"].equals(getattr(split, part)["video_id"])
+
+
+@pytest.mark.parametrize("protocol", ["kfold", "leave_one_generator_out"])
+def test_a_content_that_two_corpora_have_counts_once(protocol: str) -> None:
+    index = corpus(60, 4, mixed=0)
+    again = index.head(30).with_columns(video_id="z" + pl.col("video_id"), corpus=pl.lit("other"))
+    table, alone = (made(each, config_of(protocol)) for each in (pl.concat([again, index]), index))
+    copies = pl.col("video_id").str.starts_with("z")
+    assert table.filter(~copies).equals(alone)
+    assert set(table.filter(copies)["part"]) == {"left_out"}
+    assert set(table.filter(copies)["reason"]) == {SAME_CONTENT}
+    assert folds_tested(table).equals(folds_tested(alone))
 
 
 def test_a_generator_is_tested_by_trainings_that_have_seen_none_of_it() -> None:

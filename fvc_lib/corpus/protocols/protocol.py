@@ -17,6 +17,11 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import FOLDS, LABELS, LEFT_OUT, PARTS, PROTOCOL, check_table
 
+SAME_CONTENT = "the same file content as another corpus's, which takes part"
+# Of several corpora a content may stand in each. A target is tested whole, and an official list as it was published;
+# elsewhere a video counts once.
+_CONTENTS_ONCE = (names.KFOLD, names.LEAVE_ONE_GENERATOR_OUT, names.LENGTH_MATCHED, names.METADATA_MATCHED)
+
 
 def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.DataFrame:
     """The part of every video of the index in every training of ``config.protocol`` (PROTOCOL).
@@ -33,7 +38,9 @@ def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.Da
         LeakageError: a group would be trained on and tested.
     """
     refuse_empty_index(index)
-    name, num_folds = config.protocol, config.num_folds
+    name, num_folds, whole = config.protocol, config.num_folds, index
+    if name in _CONTENTS_ONCE:
+        index = whole.sort("video_id").unique("content_sha256", keep="first", maintain_order=True)
     seed = config.seed if config.folds_seed is None else config.folds_seed
     if name in (names.OFFICIAL, names.OFFICIAL_STRICT):
         rows = official(index, strict=name == names.OFFICIAL_STRICT)
@@ -45,8 +52,15 @@ def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.Da
         rows = matched(index, name, num_folds, seed, tells)
     else:
         rows = parts_of_folds(index, make_folds(index, num_folds, seed), num_folds)
+    copies = whole.join(index, on="video_id", how="anti").select("video_id", "group_id", "label")
+    of_all = copies.join(rows.select("fold").unique(), how="cross").with_columns(
+        part=pl.lit(LEFT_OUT), reason=pl.lit(SAME_CONTENT), target=pl.lit(None, pl.String)
+    )
+    rows = pl.concat(
+        [each.select("video_id", "group_id", "label", "fold", "target", "part", "reason") for each in (rows, of_all)]
+    )
     table = rows.with_columns(protocol=pl.lit(name)).select(*PROTOCOL.columns).sort("fold", "video_id")
-    check_protocol(table, index, config.num_trainings)
+    check_protocol(table, whole, config.num_trainings)
     return check_table(table, PROTOCOL, "protocol")
 
 
