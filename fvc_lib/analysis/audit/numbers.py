@@ -541,9 +541,11 @@ def _controls(
     groups: npt.NDArray[np.object_], common: Rows | None, how: Settings,
 ) -> pl.DataFrame:  # fmt: skip
     """Every detector beside every control, on the same videos; ``common``: those by which all are compared."""
+    if not controls:
+        return pl.DataFrame(schema=_CONTROLS)
     sources = list(controls)
     folds = [each["fold"].fill_null(-1).to_numpy() for each in controls.values()]
-    scores = np.stack([each["score"].to_numpy() for each in controls.values()], axis=1) if controls else None
+    scores = np.stack([each["score"].to_numpy() for each in controls.values()], axis=1)
     if common is None:
         judged = [
             (np.frombuffer(each, dtype=bool).nonzero()[0], members) for each, members in _by_pattern(table).items()
@@ -551,7 +553,7 @@ def _controls(
     else:
         judged = [(common.places, list(range(len(names))))]
     found: list[tuple[object, ...]] = []
-    for places, members in judged if scores is not None else ():
+    for places, members in judged:
         for known, columns in _by_pattern(scores[places]).items():
             part = _rows(places[np.frombuffer(known, dtype=bool)], labels, groups, how)
             if np.unique(part.labels).size < 2:
