@@ -15,6 +15,7 @@ SOURCE_NAMES = {
     "metadata_only": "Metadata only",
     "length_only": "Clip length only",
     "real_source_floor": "Reals from reals (floor)",
+    "real_source_control": "Trained on reals from reals (floor)",
     "group_lookup_by_group": "Group lookup, split by group",
     "group_lookup_by_row": "Group lookup, split by row",
     "shuffled_labels": "Model on shuffled labels",

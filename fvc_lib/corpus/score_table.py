@@ -21,7 +21,8 @@ _ALTERNATIVES = {
 _NO_SCORES = frozenset(
     {
         *SPLIT_COLUMNS, "fold", "seed", "row", "frame", "threshold", "temperature", "logit", "control_score",
-        "control_label", "control_logit", "duration_seconds", "num_frames", "width", "height", "frames_per_second",
+        "control_label", "control_logit", "source_score", "source_label",
+        "duration_seconds", "num_frames", "width", "height", "frames_per_second",
         "size_bytes", "bits_per_second",
     }
 )  # fmt: skip

@@ -330,6 +330,9 @@ class RunConfig(BaseModel):
     shuffled_label_control: bool = field(
         True, "recipe", "train each fold again on shuffled labels, as a control", _VIDEO, instead=_BY_LABEL
     )
+    real_source_control: bool = field(
+        True, "recipe", "train each fold again to tell two sources of reals apart, as a floor", _VIDEO, later=True
+    )
 
     operating_point: Annotated[str, AfterValidator(known_operating_point)] = field(
         "best",

@@ -149,9 +149,9 @@ class RunPaths:
         """Folder of one fold's ``best_model.safetensors``, ``latest_checkpoint.pt`` and epoch checkpoints."""
         return self.root / "checkpoints" / f"fold_{fold}"
 
-    def control_checkpoints(self, fold: int) -> Path:
-        """Folder of the same fold's shuffled-label control, laid out alike."""
-        return self.fold_checkpoints(fold) / "control"
+    def control_checkpoints(self, fold: int, name: str = "control") -> Path:
+        """Folder of one of the same fold's ``tasks.CONTROL_TRAININGS``, laid out alike."""
+        return self.fold_checkpoints(fold) / name
 
     def fold_outcome(self, fold: int) -> Path:
         """What one finished fold's training found; written last, so its presence means finished."""

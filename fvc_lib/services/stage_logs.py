@@ -230,7 +230,7 @@ class MetricLog(JsonLines):
 
     def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
         """Append one line per metric, all in one write. ``phase`` is train, validation, selection, test or
-        control.
+        one of ``tasks.CONTROL_TRAININGS``.
         """
         # Put together by hand: a general encoder takes twice as long as the write itself.
         head = (
@@ -270,7 +270,7 @@ class NearLimit:
 
 def _remedy(phase: str, reads: Collection[str] | None) -> str:
     """What of ``reads`` would lower the memory of ``phase``: smaller batches help where there are any."""
-    if phase.removeprefix("control_") in ("train", "validation", "test"):
+    if phase.rpartition("_")[2] in ("train", "validation", "test"):
         return memory_advice("batch", reads=reads)
     if phase in MEASURING:
         return memory_advice("preflight" if phase == PREFLIGHT else "batch_size_sweep")

@@ -197,7 +197,8 @@ _NEWER_COLUMNS: Mapping[str, Mapping[str, str | None]] = {
         "generator", "real_source", "official_split", "attributes", "packet_bytes_mean", "packet_bytes_std",
         "packet_bytes_p10", "packet_bytes_median", "packet_bytes_p90", "key_bytes_ratio", "key_distance_mean",
         "key_distance_max", "reordered_share", "bits_per_second_std", "bits_per_second_max",
-    ))
+    )),
+    "predictions": dict.fromkeys(("source_score", "source_label")),
 }  # fmt: skip
 
 # Of task video
@@ -326,6 +327,9 @@ PREDICTIONS = _table(
     # The same training on labels shuffled by group: its score, and the shuffled label it is judged by.
     control_score=pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),
     control_label=text_column(checks=pa.Check.isin(LABELS), nullable=True),
+    # The same training on which of two sources a real comes from: its score, and 1 for the source with fewer videos.
+    source_score=pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),
+    source_label=pa.Column(pl.Int64, pa.Check.in_range(0, 1), nullable=True),
 )
 
 # What a run says of files; null is not known. Without a verdict there is no prediction: a failure, or a copy of a video

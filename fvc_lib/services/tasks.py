@@ -26,6 +26,10 @@ VIDEO_TEXT = "20_video_text"
 VERDICTS = "30_verdicts"  # of any files by a finished run, and so no stage of it
 SCORE_AUDIT = "40_score_audit"  # of a table of scores, and so no stage of a run
 
+# What else a fold is trained on, for comparison: names of checkpoint folders and log phases, and what each learns.
+SHUFFLED_LABELS, REAL_SOURCES = "control", "sources"
+CONTROL_TRAININGS = {SHUFFLED_LABELS: "shuffled labels", REAL_SOURCES: "two sources of reals"}
+
 Files = Callable[[RunPaths, int | None], Sequence[Path]]
 
 

@@ -1,6 +1,6 @@
 """The one recipe of a training, of an outer fold or of a stage without folds, on one process or on several ranks.
 
-Read the data, plan memory, train the network (and its control), look at the test part once, write what was found. What
+Read the data, plan memory, train the network (and its controls), look at the test part once, write what was found. What
 is learned, chosen, scored and written a task says with a ``Training``.
 """
 
@@ -42,7 +42,7 @@ from fvc_lib.services.memory.budget import peak_rss_bytes
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, stage_key
-from fvc_lib.services.tasks import FOLD_TRAINING
+from fvc_lib.services.tasks import FOLD_TRAINING, REAL_SOURCES, SHUFFLED_LABELS
 
 Progress = Callable[[int, int], None]
 R = TypeVar("R", bound=TrainingRecord)
@@ -170,6 +170,7 @@ class TrainingOutcome(Generic[R]):
         num_train_samples: those of the training part with its augmented copies.
         missing: ids that could not take part, because they have no clip.
         control: the same recipe on shuffled labels; None where it was turned off.
+        sources: the same recipe on which of two sources a real comes from; None where off or not possible.
         predicted_peak_bytes: of the training and of a frozen trunk's features, before them; None without a preflight.
         peak_rss_bytes: of this process; of several ranks, the largest one's.
         peak_device_bytes: of an accelerator; None on the CPU.
@@ -195,6 +196,7 @@ class TrainingOutcome(Generic[R]):
     missing: Annotated[tuple[str, ...], _also("missing_videos")] = ()
     training: R
     control: R | None = None
+    sources: R | None = None
     predicted_peak_bytes: int | None
     peak_rss_bytes: int
     peak_device_bytes: int | None
@@ -245,10 +247,14 @@ def _adapter(record: type[R]) -> TypeAdapter[TrainingOutcome[R]]:
 
 @dataclass(frozen=True)
 class Network:
-    """One network to train: the task, and a fingerprint over which samples, with which targets, play which part."""
+    """One network to train: the task, and a fingerprint over which samples, with which targets, play which part.
+
+    ``name`` is that of a control (``tasks.CONTROL_TRAININGS``), empty for the model.
+    """
 
     task: Task
     data_fingerprint: str
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -312,7 +318,7 @@ class Training(Generic[R]):
     model_name: str  # for the record
     settings: EngineSettings  # the engine's
     parameters: Mapping[str, Any]  # JSON values that the weights depend on; a checkpoint made with others is refused
-    networks: Sequence[Network]  # the model, and its control where there is one
+    networks: Sequence[Network]  # the model, and its controls where there are any
     # ``num_train num_validation num_test`` of the outcome, and its ``num_train_samples`` and ``missing``.
     sizes: Mapping[str, Any]
     # Chooses what is to be chosen, looks at the test part once, and says what there is to write; on every rank.
@@ -382,7 +388,7 @@ def train(
         config: its resolved parameters.
         read: reads the data and says what to train.
         record: class of what is told of each network.
-        metric_log: gets the phases train, validation and test, and control for the control; with several ranks rank 0
+        metric_log: gets the phases train, validation and test, and a control's name for that; with several ranks rank 0
             writes the run's own metric log instead.
         attempt: which try this is; only said in logs.
         memory: told at every step where the training is.
@@ -446,9 +452,9 @@ def train(
             predicted = max(predicted, training.peak_bytes_before or 0)
         settings = replace(training.settings, micro_batch=micro_batch)
         for number, each in enumerate(training.networks):
-            started, is_control = time.monotonic(), number > 0
-            metrics = ControlLog(metric_log) if is_control else metric_log
-            checkpoints = folder / "control" if is_control else folder
+            started, name = time.monotonic(), each.name
+            metrics = ControlLog(metric_log, name) if name else metric_log
+            checkpoints = folder / name
             binding = CheckpointBinding(dict(training.parameters), each.data_fingerprint, kind.identity)
             engine = Engine(
                 each.task,
@@ -457,7 +463,7 @@ def train(
                 CheckpointFolder(checkpoints, binding, keep_last=config.keep_checkpoints, anew=anew),
                 metrics,
                 policy=kept.policy,
-                memory=kept.control_observer if is_control else kept.observer,
+                memory=kept.observer_of(name),
                 oom_folder=kept.oom_folder,
                 stop=stop,
                 progress=_part(progress, number, len(training.networks)),
@@ -471,14 +477,16 @@ def train(
 
     def written_outcome() -> str:
         done.write()
+        records = dict(zip((each.name for each in training.networks), done.records, strict=True))
         outcome = TrainingOutcome(
             stage=stage,
             fold=fold,
             model=training.model_name,
             num_parameters=kind.num_parameters,
             device=compute.describe(),
-            training=done.records[0],
-            control=done.records[1] if len(done.records) > 1 else None,
+            training=records[""],
+            control=records.get(SHUFFLED_LABELS),
+            sources=records.get(REAL_SOURCES),
             predicted_peak_bytes=predicted,
             peak_rss_bytes=most,
             peak_device_bytes=peak_device_bytes(compute.device),
@@ -512,14 +520,15 @@ def _finished(outcome_file: Path, training: Training[R], kind: TrainedClass, rec
 
 @dataclass(frozen=True)
 class ControlLog:
-    """Passes metrics on under the phase ``control``, named ``<phase>_<metric>``."""
+    """Passes metrics on under the phase ``name`` of a control, named ``<phase>_<metric>``."""
 
     metrics: MetricSink
+    name: str
 
     def log(self, *, step: int, epoch: int, phase: str, metrics: Mapping[str, float]) -> None:
         """Rename and pass on."""
         renamed = {f"{phase}_{name}": value for name, value in metrics.items()}
-        self.metrics.log(step=step, epoch=epoch, phase="control", metrics=renamed)
+        self.metrics.log(step=step, epoch=epoch, phase=self.name, metrics=renamed)
 
 
 def _part(progress: Progress | None, number: int, count: int) -> Progress | None:

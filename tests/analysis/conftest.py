@@ -130,6 +130,8 @@ def write_predictions(run: RunPaths, folds: pl.DataFrame, seed: int, skill: floa
         pl.lit(1.25).alias("temperature"),
         pl.Series("control_score", generator.uniform(0.2, 0.8, fake.size)),
         pl.Series("control_label", generator.permutation(folds["label"].to_numpy())),
+        pl.lit(None, pl.Float64).alias("source_score"),
+        pl.lit(None, pl.Int64).alias("source_label"),
     )
     for fold in range(5):
         write_table(predictions.filter(pl.col("fold") == fold), tables.PREDICTIONS, run.predictions(fold))

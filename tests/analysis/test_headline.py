@@ -21,7 +21,7 @@ from fvc_lib.analysis.read.headline import (
     run_marks,
     runs_table,
 )
-from fvc_lib.analysis.wording import source_name
+from fvc_lib.analysis.wording import interval_text, source_name
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
@@ -255,6 +255,31 @@ def test_a_model_is_above_a_floor_that_is_shown_or_claims_nothing_and_the_margin
     assert f"{MODEL.value - 0.97:+.3f} over that" in told
     assert "is not shown to recognise" in floor_margin([MODEL, chance])[0]
     assert floor_margin([MODEL]) == ()
+
+
+def test_a_trained_floor_is_told_with_its_margin_and_one_that_is_missing_weakens_the_claim(run: RunPaths) -> None:
+    assert run_headline(run).verdict.standing == "above control"
+    results = tables.read_table(run.results, tables.RESULTS)
+
+    def rows(**values: tuple[float | None, ...]) -> pl.DataFrame:
+        found = [("real_source_control", "all", name, *ends, None, None, 40, 20) for name, ends in values.items()]
+        return pl.concat([results, pl.DataFrame(found, schema=results.schema, orient="row")])
+
+    write_results(run, rows(roc_auc=(0.62, 0.55, 0.7), margin_over_floor=(0.33, 0.2, 0.4)))
+    told = run_headline(run)
+    assert told.verdict.standing == "above control"
+    (sentence,) = [each for each in told.sentences if "where a real comes from" in each]
+    assert sentence.startswith("The detector recognises where a real comes from")
+    assert interval_text(0.62, 0.55, 0.7) in sentence
+    assert interval_text(0.33, 0.2, 0.4) in sentence
+    write_results(run, rows(roc_auc=(0.5, 0.4, 0.6)))
+    assert run_headline(run).verdict.standing == "above control"
+    write_results(run, rows(roc_auc=(None, None, None)))
+    lacking = run_headline(run).verdict
+    assert lacking.standing == "not shown"
+    assert "--force 04 --resume" in lacking.sentence
+    write_text(run.params_yaml, RunConfig(real_source_control=False).to_yaml())
+    assert "--fork -p real_source_control true" in run_headline(run).verdict.sentence
 
 
 def test_a_trial_is_marked_wherever_the_run_is_named_and_claims_nothing(run: RunPaths) -> None:

@@ -99,6 +99,7 @@ def _guessed(folds: pl.DataFrame) -> pl.DataFrame:
     return folds.select("video_id", "group_id", "label", "fold").with_columns(
         score=half, threshold=half, logit=pl.lit(0.0), temperature=pl.lit(1.0),
         control_score=pl.lit(None, pl.Float64), control_label=pl.lit(None, pl.String),
+        source_score=pl.lit(None, pl.Float64), source_label=pl.lit(None, pl.Int64),
     )  # fmt: skip
 
 

@@ -150,7 +150,7 @@ def test_what_a_recordings_own_reports_take_is_not_counted_as_the_trainings(tmp_
         contextlib.suppress(ZeroDivisionError),
         training_memory(RunPaths(tmp_path), config, "04_fold_training", 0, resolve_device("cpu"), seen) as kept,
     ):
-        kept.control_observer.at("test")
+        kept.observer_of("control").at("test")
         if error:
             raise error
     assert seen.phases == ["control_test", "report", "the recording's reports are written"]

@@ -89,6 +89,8 @@ class ScoredTables:
                 temperature=pl.lit(2.0),
                 control_score=pl.Series(noise),
                 control_label=pl.Series(np.roll(folds["label"].to_numpy(), 7)),
+                source_score=pl.lit(None, pl.Float64),
+                source_label=pl.lit(None, pl.Int64),
             ),
             PREDICTIONS,
             "test",
@@ -124,8 +126,8 @@ class TinyTraining:
                 "clip_path": "x",
             }
             for video_id, group, label, _ in read_table(self.paths.folds, FOLDS).iter_rows()
+            for number in range(self.config.augmentations_per_video + 1)
             if self.store.has(video_id, 0)
-            for number in (0, 1)
         ]  # fmt: skip
         write_table(pl.DataFrame(rows), AUGMENTED, self.paths.augmented_metadata)
 

@@ -196,29 +196,3 @@ def test_a_video_the_index_does_not_hold_is_named(tables: Any) -> None:
     folds = tables.folds()
     with pytest.raises(DataError, match="video00000"):
         controls.metadata_only(tables.index(folds)[1:], folds)
-
-
-def test_scores_that_follow_the_source_of_a_real_have_a_high_floor_and_others_none(tables: Any) -> None:
-    folds = tables.folds(num_groups=80, per_group=1)
-    is_fake = (folds["label"] == "fake").to_numpy()
-    web = np.arange(folds.height) // 8 % 2 == 0  # each half of the reals, in every fold
-    sources = [None if fake else "web" if here else "studio" for fake, here in zip(is_fake, web, strict=True)]
-    index, config = tables.index(folds, real_source=sources), RunConfig(bootstrap_replicates=200)
-    noise = np.random.default_rng(5).uniform(0, 0.5, folds.height)
-    recognises = controls.real_source_floor(index, tables.predictions(folds, noise + 0.45 * web), config)
-    expected = weights = 0.0
-    for number in range(4):
-        part = ~is_fake & (folds["fold"] == number).to_numpy()
-        pairs = (web & part).sum() * (~web & part).sum()
-        expected += pairs * roc_auc(web[part].astype(int), (noise + 0.45 * web)[part])
-        weights += pairs
-    assert recognises.value == pytest.approx(expected / weights, abs=1e-12)
-    assert recognises.low > 0.8
-    reverse = controls.real_source_floor(index, tables.predictions(folds, 0.96 - noise - 0.45 * web), config)
-    ends = [(each.value, each.low, each.high) for each in (reverse, recognises)]
-    assert ends[0] == pytest.approx(ends[1])
-    blind = controls.real_source_floor(index, tables.predictions(folds, 0.1 + 0.5 * is_fake + noise / 4), config)
-    assert blind.low < 0.5 <= blind.value < 0.75
-    few = [f"studio {number}" if source == "studio" else source for number, source in enumerate(sources)]
-    for other in (tables.index(folds), tables.index(folds, real_source=few)):
-        assert controls.real_source_floor(other, tables.predictions(folds, 0.1 + noise), config) is None

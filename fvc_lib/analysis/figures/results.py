@@ -120,9 +120,11 @@ def controls_figure(
         return theme.nothing_to_show("Model and controls", f"No {metric_name(metric)} over all folds is recorded.")
     verdict = verdict or headline.judge(scores, ())
     verdict = verdict if metric == headline.HEADLINE_METRIC else None
+    over = [s for s in headline.overall_scores(results, headline.MARGIN) if verdict and s.value is not None]
+    margin = "".join(f"; margin over the trained floor: {interval_text(s.value, s.low, s.high)}" for s in over)
     figure = theme.figure(
         verdict.sentence if verdict else f"{metric_name(metric)} of the model beside its controls",
-        _counts(results, confidence),
+        _counts(results, confidence) + margin,
         height=150 + 44 * len(scores),
     )
     shown = theme.range_of(scores, 0.4)

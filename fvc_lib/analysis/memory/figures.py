@@ -19,6 +19,7 @@ PHASE_COLORS = {
     "batch_size_sweep": "#E3B5CF",
     "train": "#0072B2", "validation": "#E69F00", "test": "#009E73",
     "control_train": "#7FB8D8", "control_validation": "#F2CF80", "control_test": "#80CEB9",
+    "sources_train": "#BFDCEB", "sources_validation": "#F8E8BF", "sources_test": "#BFE6DC",
     "report": "#D9DCE1",
 }  # fmt: skip
 _NEAR_FACTOR = 2.5  # a budget further above the peak than this would flatten everything below it

@@ -15,6 +15,7 @@ from fvc_lib.analysis.read.sql import ask
 from fvc_lib.analysis.wording import count_text, duration_text, megabytes_text
 from fvc_lib.services.memory.policy import MEASURING
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tasks import CONTROL_TRAININGS
 
 # --- Whether a short, noisy series keeps growing: Theil and Sen's slope with Mann and Kendall's test
 
@@ -268,7 +269,11 @@ def near_limit(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
 
 def epoch_medians(usage: pl.DataFrame) -> pl.DataFrame:
     """The memory of each training epoch: ``run_id stage fold attempt place phase epoch used_mb`` (median)."""
-    training = pl.col("phase").is_in(["train", "control_train"]) & pl.col("epoch").is_not_null() & ~pl.col("between")
+    training = (
+        pl.col("phase").is_in(["train", *(f"{name}_train" for name in CONTROL_TRAININGS)])
+        & pl.col("epoch").is_not_null()
+        & ~pl.col("between")
+    )
     keys = [*_KEYS, "attempt", "place", "phase", "epoch"]
     return usage.filter(training).group_by(keys, maintain_order=True).agg(pl.col("used_mb").median()).sort(keys)
 
@@ -308,7 +313,7 @@ def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     query = """
         WITH trained AS (
             SELECT run_id, stage, fold, attempt, place, max(used_mb) AS measured_mb FROM usage
-            WHERE regexp_full_match(phase, '(control_)?(train|validation)') GROUP BY ALL
+            WHERE regexp_full_match(phase, '([a-z]+_)?(train|validation)') GROUP BY ALL
         ), predicted AS (SELECT * FROM events WHERE kind = 'preflight' AND predicted_peak_mb IS NOT NULL), beside AS (
             SELECT predicted.*, trained.place, trained.measured_mb
             FROM predicted LEFT JOIN trained ON predicted.run_id = trained.run_id AND predicted.stage = trained.stage
@@ -377,8 +382,8 @@ def phase_text(phase: str | None) -> str:
     """``control_train`` as ``training on shuffled labels``, other phases in their own words."""
     if phase is None:
         return "not recorded"
-    plain = phase.removeprefix("control_").replace("_", " ")
-    return f"{plain} (shuffled labels)" if phase.startswith("control_") else plain
+    name, _, part = phase.rpartition("_")
+    return f"{part} ({CONTROL_TRAININGS[name]})" if name in CONTROL_TRAININGS else phase.replace("_", " ")
 
 
 def peak_sentence(found: MemoryFindings) -> str:

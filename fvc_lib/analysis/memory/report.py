@@ -24,6 +24,7 @@ from fvc_lib.services.atomic_files import as_mapping, message_text, path_to_text
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.memory.policy import MEASURING, PREFLIGHT, next_settings
 from fvc_lib.services.run_paths import RunPaths, stage_key
+from fvc_lib.services.tasks import CONTROL_TRAININGS
 
 # --- Tables for people: one row per thing, with units in the headings
 
@@ -159,7 +160,7 @@ FULL_SHARE = 0.8  # a plan that fills more of the budget has no room for what wa
 SPARE_FACTOR = 1.25  # a limit so much above the peak is safe to ask for
 LARGE_CHILD_SHARE = 0.3
 _LOWERED = (pl.col("kind") == "preflight") & (pl.col("micro_batch") < pl.col("micro_batch_planned"))
-_TRAINED = "^(control_)?(train|validation|test)$"
+_TRAINED = f"^(({'|'.join(CONTROL_TRAININGS)})_)?(train|validation|test)$"
 
 
 @dataclass(frozen=True)

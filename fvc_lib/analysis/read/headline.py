@@ -100,7 +100,8 @@ FORGERIES = Measure(
 class MeasuredScores:
     """The scores of one measure, the model's first, with what they were computed on; ``notes`` as of ``Answer``.
 
-    ``cautions`` are what must be known of them, ``earlier`` whose they are where the last attempt has not made them.
+    ``cautions`` are what must be known of them, ``earlier`` whose they are where the last attempt has not made them,
+    ``margin`` is the model's over the trained floor.
     """
 
     measure: Measure
@@ -110,6 +111,7 @@ class MeasuredScores:
     notes: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     earlier: str = ""
+    margin: Score | None = None
 
 
 def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
@@ -268,7 +270,13 @@ DISHONEST_CONTROLS = frozenset({"group_lookup_by_row"})
 SHUFFLED_LABELS = "shuffled_labels"
 METADATA_ONLY = "metadata_only"
 LENGTH_ONLY = "length_only"
-REAL_SOURCE_FLOOR = "real_source_floor"
+REAL_SOURCE_FLOOR = "real_source_floor"  # of the model's own scores
+REAL_SOURCE_CONTROL = "real_source_control"  # of the same detector trained on the sources
+_FLOORS = (REAL_SOURCE_FLOOR, REAL_SOURCE_CONTROL)
+MARGIN = "margin_over_floor"
+_OTHER_REALS = (
+    "To do about it: test on another corpus (-p protocol cross_corpus), or add reals from where the fakes come from."
+)
 # Of a control that wins: what to do about it.
 WHAT_TO_DO = {
     METADATA_ONLY: "To do about it: train and test on videos that are alike in these (of codec, size and length: -p "
@@ -276,8 +284,12 @@ WHAT_TO_DO = {
     "that are like the fakes in them.",
     LENGTH_ONLY: "What tells the labels is how long a video is. To do about it: train and test on videos of alike "
     "lengths (-p protocol length_matched), or add reals that are as long as the fakes.",
-    REAL_SOURCE_FLOOR: "To do about it: test on another corpus (-p protocol cross_corpus), or add reals from where the "
-    "fakes come from.",
+    **dict.fromkeys(_FLOORS, _OTHER_REALS),
+}
+# Of a run that was not asked for it the checkpoints serve on; one older than this control trains anew.
+_HOW_TO_TRAIN_ON_SOURCES = {
+    True: "run_notebooks.py --resume RUN --fork -p real_source_control true",
+    False: "run_notebooks.py --force 04 --resume RUN",
 }
 METADATA_CARRIERS = "metadata_carriers"  # of the leakage audit: which columns give the labels away
 CHANCE_AUC = 0.5
@@ -359,12 +371,12 @@ def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure =
     if model is None or model.value is None:
         return Verdict("no result", "No result is recorded.")
     controls = [s for s in scores if s.source != "model" and s.source not in DISHONEST_CONTROLS and s.value is not None]
+    missing = _missing(controls, measure)
     # Two sources that chance alone parts deny nothing; a floor that may be higher than the model leaves it open.
-    unsure = [s for s in controls if s.source == REAL_SOURCE_FLOOR and not _is_recognised(s)]
+    unsure = [s for s in controls if s.source in _FLOORS and not _is_recognised(s)]
     controls = [s for s in controls if s not in unsure]
     best = max(controls, key=lambda score: (score.value or 0.0, score.high or 0.0), default=None)
     shuffled = next((score for score in controls if score.source == SHUFFLED_LABELS), None)
-    missing = _missing(controls, measure)
     if leaks:
         more = f" (and {len(leaks) - 1} more)" if len(leaks) > 1 else ""
         sentence = f"The leakage audit did not pass, so the model's number shows nothing: {leaks[0]}{more}"
@@ -435,7 +447,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         cautions=(
             *([f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []),
             *_why_a_control_wins(run, verdict),
-            *floor_margin(measured.scores),
+            *floor_margin(measured.scores, measured.margin),
             *parameter_cautions(asked),
             *_of_fake_voices(run),
             *of_scores,
@@ -465,19 +477,33 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
     return replace(verdict, sentence=sentence)
 
 
-def floor_margin(scores: Sequence[Score]) -> tuple[str, ...]:
-    """How far the model is above what its scores tell of two sources of reals, in a sentence, where that is known."""
-    known = {score.source: score for score in scores}
-    model, floor = known.get("model"), known.get(REAL_SOURCE_FLOOR)
-    if model is None or floor is None or model.value is None or floor.value is None:
+def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> tuple[str, ...]:
+    """How well two sources of reals are told apart, and how far the model is above that, where it is known.
+
+    ``margin`` is that over the floor of the detector trained on the sources, from draws of the same groups.
+    """
+    known = {score.source: score for score in scores if score.value is not None}
+    if "model" not in known:
         return ()
-    shown = "recognises the corpus" if _is_recognised(floor) else "is not shown to recognise the corpus"
-    interval, margin = interval_text(floor.value, floor.low, floor.high), f"{model.value - floor.value:+.3f}"
-    told = (
-        f"The model {shown}: its scores tell two sources of real videos apart with AUC {interval} (floor), and fakes "
-        f"from reals with {margin} over that. No network was trained on the sources."
-    )
-    return (told,)
+    model, floor, trained = (known.get(name) for name in ("model", *_FLOORS))
+    told = []
+    if trained is not None:
+        shown = "recognises" if _is_recognised(trained) else "is not shown to recognise"
+        over = interval_text(margin.value, margin.low, margin.high) if margin else "not recorded"
+        told.append(
+            f"The detector {shown} where a real comes from: trained to tell two sources of reals apart, it has "
+            f"AUC {interval_text(trained.value, trained.low, trained.high)} (floor); the model's margin over it is "
+            f"{over}, on the same drawn groups."
+        )
+    if model is not None and floor is not None and model.value is not None and floor.value is not None:
+        shown = "recognises the corpus" if _is_recognised(floor) else "is not shown to recognise the corpus"
+        interval, over = interval_text(floor.value, floor.low, floor.high), f"{model.value - floor.value:+.3f}"
+        untrained = "" if trained is not None else " No network was trained on the sources."
+        told.append(
+            f"The model {shown}: its scores tell two sources of real videos apart with AUC {interval} (floor), and "
+            f"fakes from reals with {over} over that.{untrained}"
+        )
+    return tuple(told)
 
 
 def _is_recognised(floor: Score) -> bool:
@@ -635,9 +661,13 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
         videos, groups = model.select("num_videos", "num_groups").row(0) if model.height else (None, None)
         weaker = weaker_than_one_answer(answer.frame)
         told = protocol_cautions(asked, answer.frame, HEADLINE_METRIC) if model.height else ()
-        measure = replace(FORGERIES, leaks=official_leaks(asked, _audit(run).frame))
         scores = overall_scores(answer.frame)
-        found = MeasuredScores(measure, scores, videos, groups, answer.notes, (*told, *weaker))
+        strict = dict(FORGERIES.strict_controls)
+        if any(score.source == REAL_SOURCE_CONTROL for score in scores):  # else there were no two sources
+            strict[REAL_SOURCE_CONTROL] = _HOW_TO_TRAIN_ON_SOURCES[asked.get("real_source_control") is False]
+        measure = replace(FORGERIES, leaks=official_leaks(asked, _audit(run).frame), strict_controls=strict)
+        margin = next((score for score in overall_scores(answer.frame, MARGIN)), None)
+        found = MeasuredScores(measure, scores, videos, groups, answer.notes, (*told, *weaker), margin=margin)
     if found.scores and found.measure.is_of_classes:
         found = replace(found, cautions=(*_untested_classes(run), *found.cautions))
     return replace(found, earlier=_earlier_attempt(run, table) if found.scores else "")

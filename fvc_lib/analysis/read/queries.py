@@ -24,7 +24,7 @@ from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory.policy import MEASURING
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import FOLD_TRAINING
+from fvc_lib.services.tasks import CONTROL_TRAININGS, FOLD_TRAINING
 
 _PREDICTIONS = re.compile(r"^predictions_fold_(?P<fold>\d+)\.parquet$")
 
@@ -50,7 +50,7 @@ def learning_curves(
 
 
 def training_summary(runs: Sequence[RunPaths]) -> Answer:
-    """How each finished training went, one row for the model and one for its control, as ``trained`` tells.
+    """How each finished training went, one row for the model and one for each control, as ``trained`` tells.
 
     ``run_id stage fold trained model device epochs best_epoch threshold temperature steps nonfinite_steps micro_batch
     seconds num_train_samples num_validation_samples num_test_samples peak_rss_bytes peak_device_bytes``; samples are
@@ -62,7 +62,7 @@ def training_summary(runs: Sequence[RunPaths]) -> Answer:
     for run, run_id in zip(runs, _names(runs), strict=True):
         for path, stage, fold in _trainings(run):
             outcome = read_json_object(path)
-            trainings = {"model": outcome.get("training"), "control": outcome.get("control")}
+            trainings = {"model": outcome.get("training"), **{name: outcome.get(name) for name in CONTROL_TRAININGS}}
             if not isinstance(trainings["model"], dict):
                 notes.append(f"{path_to_text(path)} holds no finished training.")
                 continue

@@ -105,12 +105,15 @@ def _gigabytes(num_bytes: int) -> str:
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """What a training, and the control beside it, get for their memory."""
+    """What a training, and the controls beside it, get for their memory."""
 
     policy: MemoryPolicy  # of the device
     observer: MemoryObserver  # hears where the model's training is
-    control_observer: MemoryObserver  # the same for the control's, under phases that begin with ``control_``
     oom_folder: Path  # where the context of an out-of-memory goes
+
+    def observer_of(self, name: str) -> MemoryObserver:
+        """Hears where the control called ``name`` is, under phases that begin so; the model's where that is empty."""
+        return ControlMemory(self.observer, name) if name else self.observer
 
 
 @contextmanager
@@ -146,7 +149,7 @@ def training_memory(
             folder = paths.oom_contexts(stage, fold)
             oom_folder = folder / f"rank_{rank}" if rank else folder  # one writer each
             try:
-                yield TrainingMemory(policy, observer, ControlMemory(observer), oom_folder)
+                yield TrainingMemory(policy, observer, oom_folder)
             finally:
                 devices.release_cached_memory(compute.device)
                 # What a notebook's tables and figures take is not the training's.
@@ -215,12 +218,11 @@ def planned_micro_batch(
 
 
 class ControlMemory:
-    """Passes on where the control's training is, under phases of its own."""
+    """Passes on where a control's training is, under phases of its own."""
 
-    prefix = "control_"
-
-    def __init__(self, observer: MemoryObserver) -> None:
+    def __init__(self, observer: MemoryObserver, name: str) -> None:
         self._observer = observer
+        self.prefix = f"{name}_"
 
     def at(self, phase: str, **position: int | None) -> None:
         """``train`` becomes ``control_train``."""

@@ -27,7 +27,7 @@ from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDE
 from fvc_lib.services.config_fields import is_hub_id, local_weights
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
-from fvc_lib.services.tasks import DEFAULT_TASK, STAGES, TASK_OF_STAGE, TASKS
+from fvc_lib.services.tasks import CONTROL_TRAININGS, DEFAULT_TASK, STAGES, TASK_OF_STAGE, TASKS
 
 # Beside a checkpoint: whose it is. The same name stands in services.checkpoint_files, which may not be imported here:
 # this room must not load torch.
@@ -111,13 +111,15 @@ def _obstacle(folder: Path, task: Task, stale: set[str], changed: Mapping[str, C
 
 
 def _carry_training(ancestor: RunPaths, fork: RunPaths, task: Task, config: Mapping[str, Any]) -> None:
-    """The checkpoints of the model and of a fold's control, each with a note whose they are."""
+    """The checkpoints of the model and of a fold's controls, each with a note whose they are."""
     source, target = (run.training_checkpoints(task.stage.name, task.fold) for run in (ancestor, fork))
     _copy(source / "code.json", target / "code.json")
     note = {"run_id": ancestor.run_id, "config": dict(config)}
     _carry_checkpoints(source, target, note)
     if task.fold is not None:
-        _carry_checkpoints(ancestor.control_checkpoints(task.fold), fork.control_checkpoints(task.fold), note)
+        for name in CONTROL_TRAININGS:
+            of_both = [run.control_checkpoints(task.fold, name) for run in (ancestor, fork)]
+            _carry_checkpoints(of_both[0], of_both[1], note)
 
 
 def _carry_checkpoints(source: Path, target: Path, note: Mapping[str, Any]) -> None:

@@ -155,12 +155,12 @@ class DeviceMemory:
 class MemoryObserver(Protocol):
     """Told at every step where a training is, so that memory can be attributed; ``MemorySampler`` is one.
 
-    ``prefix`` stands before the names of phases in what it writes: ``control_`` for the control's.
+    ``prefix`` stands before the names of phases in what it writes: ``control_`` for the control's, and so on.
     """
 
     @property
     def prefix(self) -> str:
-        """Empty but for the control's."""
+        """Empty but for a control's."""
         return ""
 
     def at(
@@ -168,8 +168,8 @@ class MemoryObserver(Protocol):
     ) -> None:
         """Say where the training is.
 
-        Phases: setup, batch_size_sweep, preflight, train, validation and test, the last three also after ``control_``,
-        and report when training is over.
+        Phases: setup, batch_size_sweep, preflight, train, validation and test, the last three also after a control's
+        prefix, and report when training is over.
         """
         return
 

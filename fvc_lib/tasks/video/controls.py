@@ -5,7 +5,7 @@ best one for balanced accuracy when the score is a calibrated probability.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -284,36 +284,6 @@ def auc_within_folds(scored: pl.DataFrame, unit: str, config: RunConfig) -> Inte
         seed=config.seed,
         confidence=config.confidence,
     )
-
-
-REAL_SOURCE_FLOOR = "real_source_floor"
-_FEWEST_GROUPS_OF_A_SOURCE = 10  # below that chance alone parts two sources
-
-
-def real_source_floor(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> Interval | None:
-    """How well the scores of a detector of fakes tell the two largest sources of reals apart: an AUC within folds.
-
-    In the direction in which they lean, so at least 0.5. As far as they do, the detector recognises where videos come
-    from, and its AUC of reals and fakes, which come from different places, is to be read against this one. Nothing is
-    trained for it: a detector trained on the sources themselves may tell them apart better. None where fewer than two
-    sources (``real_source`` of INDEX) have 10 groups each.
-    """
-    if "real_source" not in index.columns:
-        return None
-    known = predictions.sort("video_id").filter(pl.col("label") == "real")
-    known = known.join(index.select("video_id", "real_source"), on="video_id", maintain_order="left")
-    sizes = known.drop_nulls("real_source").group_by("real_source").agg(pl.len(), pl.col("group_id").n_unique())
-    large = sizes.filter(pl.col("group_id") >= _FEWEST_GROUPS_OF_A_SOURCE)
-    if large.height < 2:
-        return None
-    first, second = large.sort("len", "real_source", descending=[True, False])["real_source"].to_list()[:2]
-    both = known.filter(pl.col("real_source").is_in([first, second]))
-    is_second = pl.col("real_source") == second
-    told = both.with_columns(label=pl.when(is_second).then(pl.lit("fake")).otherwise(pl.lit("real")))
-    found = auc_within_folds(told, "group_id", config)
-    if not found.value < 0.5:
-        return found
-    return replace(found, value=1 - found.value, low=1 - found.high, high=1 - found.low)
 
 
 def tells_labels(config: RunConfig) -> Tells:

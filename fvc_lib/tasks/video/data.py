@@ -4,7 +4,7 @@ import hashlib
 import logging
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -19,10 +19,11 @@ from fvc_lib.engine.task import Batch, Sample
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, command_text
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import AUGMENTED, FOLDS, LABELS, PROTOCOL, read_table
-from fvc_lib.services.tasks import KFOLD
+from fvc_lib.services.tables import AUGMENTED, FOLDS, INDEX, LABELS, PROTOCOL, read_table
+from fvc_lib.services.tasks import CONTROL_TRAININGS, KFOLD, REAL_SOURCES, SHUFFLED_LABELS
 from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels
 from fvc_lib.tasks.video.features import FeatureSource
+from fvc_lib.tasks.video.real_sources import of_two_sources
 from fvc_lib.tasks.video.selection import RecordedSelection
 from fvc_lib.video.clips.shards import ClipShards, shards_folder
 from fvc_lib.video.clips.store import ClipStore, Pixels, Shape, note_use
@@ -379,11 +380,11 @@ def rows_to_train_on(paths: RunPaths, config: RunConfig, fold: int) -> TrainingR
     return rows.shuffled(stable_seed("shuffle_labels", config.seed)) if config.shuffle_labels else rows
 
 
-def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource, FoldClips, FoldClips | None]:
-    """One outer fold of a run: where its clips are read from, the fold, and the fold under shuffled labels.
+def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource, FoldClips, dict[str, FoldClips]]:
+    """One outer fold of a run: where its clips are read from, the fold, and the fold of each control by name.
 
-    The last, the control, is None where it is turned off, or where a few mixed groups cannot carry shuffled labels: no
-    fault of the data.
+    A control (``tasks.CONTROL_TRAININGS``) is not there where it is turned off, where a few mixed groups cannot carry
+    shuffled labels, or where there are no two sources of reals: no fault of the data.
 
     Raises:
         DataError: as ``open_clips`` and ``fold_clips``, or a clip that was made is gone since.
@@ -393,7 +394,7 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource
         source = open_clips(config, made)
     except DataError as error:
         raise DataError(f"{error} That is: {command_text('--from', '03', '--resume', paths.root)}") from error
-    clips, control = fold_clips(rows, source, config, fold), None
+    clips = fold_clips(rows, source, config, fold)
     known = set(made["video_id"])
     gone = [video_id for video_id in clips.missing if video_id in known]
     if gone:  # folds would train on different videos
@@ -401,12 +402,18 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource
             f"clips of {len(gone)} videos were made and are gone from the clip store, the first: "
             f"{', '.join(gone[:5])}. Make them again: {command_text('--from', '03', '--resume', paths.root)}"
         )
+    wanted: dict[str, Callable[[], TrainingRows]] = {}
     if config.shuffled_label_control:
+        wanted[SHUFFLED_LABELS] = lambda: rows.shuffled(stable_seed("control", config.seed))
+    if config.real_source_control:
+        wanted[REAL_SOURCES] = lambda: of_two_sources(rows, read_table(paths.index, INDEX), config, fold, clips.missing)
+    controls = {}
+    for name, relabelled in wanted.items():
         try:
-            control = fold_clips(rows.shuffled(stable_seed("control", config.seed)), source, config, fold)
+            controls[name] = fold_clips(relabelled(), source, config, fold)
         except DataError as error:
-            _logger.warning("fold %d has no shuffled-label control: %s", fold, error)
-    return source, clips, control
+            _logger.warning("fold %d has no control on %s: %s", fold, CONTROL_TRAININGS[name], error)
+    return source, clips, controls
 
 
 def fold_clips(rows: TrainingRows, source: ClipSource, config: RunConfig, fold: int) -> FoldClips:

@@ -32,7 +32,16 @@ from fvc_lib.metrics.intervals import cluster_bootstrap_many, one_vote_per_group
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import LABELS, LEFT_OUT, RESULTS, SLICES, check_table, frame_of
-from fvc_lib.tasks.video.controls import REAL_SOURCE_FLOOR, all_controls, fake_labels, real_source_floor, trainings_of
+from fvc_lib.tasks.video.controls import all_controls, fake_labels, trainings_of
+from fvc_lib.tasks.video.real_sources import (
+    MARGIN,
+    REAL_SOURCE_CONTROL,
+    REAL_SOURCE_FLOOR,
+    control_scores,
+    margin_over_floor,
+    possible_floor,
+    real_source_floor,
+)
 
 MODEL = "model"
 ALL_FOLDS = "all"
@@ -84,6 +93,7 @@ def kfold_results(
     rows = _source_rows(MODEL, with_targets(predictions, protocol), METRIC_NAMES + MODEL_ONLY_NAMES, config)
     for source, scored in all_controls(index, judged, predictions, seed=config.seed, trainings=trainings).items():
         rows += _source_rows(source, with_targets(scored, protocol), METRIC_NAMES, config)
+    rows += _trained_floor_rows(index, folds, predictions, config, left_out, protocol)
     rows += [] if config.shuffle_labels else _source_floor_rows(index, predictions, config, protocol)
     return check_table(frame_of(rows, RESULTS), RESULTS, "kfold results")
 
@@ -107,6 +117,30 @@ def undecoded(folds: pl.DataFrame, clips: pl.DataFrame, protocol: pl.DataFrame |
     """
     used = folds if protocol is None else protocol.filter(pl.col("part") != LEFT_OUT)
     return sorted(set(used["video_id"]) - set(clips["video_id"]))
+
+
+def _trained_floor_rows(
+    index: pl.DataFrame,
+    folds: pl.DataFrame,
+    predictions: pl.DataFrame,
+    config: RunConfig,
+    left_out: Collection[str],
+    protocol: pl.DataFrame | None,
+) -> list[tuple[object, ...]]:
+    """The control trained on two sources of reals, without a value where it was possible and is missing."""
+    due, _ = possible_floor(index, folds, config, left_out, protocol)
+    if due.is_empty():
+        return []
+    scored = control_scores(due, predictions)
+    if scored is None:
+        missing = (None, None, None, None, None, due.height, due["group_id"].n_unique())
+        return [(REAL_SOURCE_CONTROL, ALL_FOLDS, "roc_auc", *missing)]
+    scored = with_targets(scored, protocol)
+    rows = [row for row in _source_rows(REAL_SOURCE_CONTROL, scored, ["roc_auc"], config) if row[1] != ALL_BY_GROUP]
+    judged = with_targets(predictions, protocol)
+    margin = margin_over_floor((judged, measured("roc_auc", judged)), (scored, measured("roc_auc", scored)), config)
+    value, low, high, *sizes = margin.row()
+    return [*rows, (REAL_SOURCE_CONTROL, ALL_FOLDS, MARGIN, value, low, high, None, None, *sizes)]
 
 
 def with_targets(scored: pl.DataFrame, protocol: pl.DataFrame | None) -> pl.DataFrame:

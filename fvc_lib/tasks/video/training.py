@@ -1,7 +1,7 @@
-"""One outer fold from tables to predictions: train, choose on inner validation, score the fold once; then a control."""
+"""One outer fold from tables to predictions: train, choose on inner validation, score the fold once; then controls."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Unpack
 
@@ -22,7 +22,7 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CLIP_SCORES, LABELS, PREDICTIONS, frame_of, write_table
-from fvc_lib.services.tasks import FOLD_TRAINING as STAGE
+from fvc_lib.services.tasks import FOLD_TRAINING as STAGE, REAL_SOURCES, SHUFFLED_LABELS
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome, train
 from fvc_lib.tasks.video import data
@@ -35,7 +35,7 @@ from fvc_lib.tasks.video.task import BinaryScores, VideoTask, engine_settings
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSummary(TrainingRecord):
-    """One finished training of a fold, of the model or of its shuffled-label control.
+    """One finished training of a fold, of the model or of one of its controls.
 
     Attributes:
         temperature: that the logits were divided by; it, the epoch and the threshold are the selection's.
@@ -102,23 +102,26 @@ def fold_training(
     With ``features`` a frozen trunk's features of all clips are computed first, once for all folds, and take the place
     of the clips.
     """
-    source, clips, shuffled = data.read_fold(paths, config, fold)
+    source, clips, controls = data.read_fold(paths, config, fold)
     validation = frozenset(row.video_id for row in clips.validation)
     own = weights_to_go_on_from(paths, config, fold, validation)
     peak_bytes = None
     if features is not None and own is None:  # else the trunk is another one in every fold
         source, peak_bytes = _with_features(paths, source, clips, config, features)
-    both = [clips] if shuffled is None else [clips, shuffled]
-    tasks = [_task(source, clips, config, own)]
-    if shuffled is not None:
-        # The control begins where the run did that is gone on from: that one has learned from true labels.
-        tasks.append(_task(source, shuffled, config, own and replace(own, path=None)))
+    # A control begins where the run did that is gone on from: that one has learned from true labels.
+    from_start = own and replace(own, path=None)
+    every = {"": clips, **controls}
+    networks = [
+        Network(_task(source, each, config, from_start if name else own), each.fingerprint, name)
+        for name, each in every.items()
+    ]
 
     def finish(trained: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:
-        chosen = [choose(each, source, of, config) for each, of in zip(trained, both, strict=True)]
+        parts = every.values()
+        chosen = [choose(each, source, of, config) for each, of in zip(trained, parts, strict=True)]
         # Only now, when all that was chosen is on the disk, is the outer fold looked at.
-        scored = [score(*each, source, config.clips_per_video) for each in zip(trained, both, chosen, strict=True)]
-        table = _predictions(fold, scored)
+        scored = [score(*each, source, config.clips_per_video) for each in zip(trained, parts, chosen, strict=True)]
+        table = _predictions(fold, dict(zip(every, scored, strict=True)))
 
         def write() -> None:
             if config.clips_per_video > 1:
@@ -133,7 +136,7 @@ def fold_training(
         model_name=config.model,
         settings=engine_settings(config, fold),
         parameters=training_parameters(config, fold),
-        networks=[Network(task, each.fingerprint) for task, each in zip(tasks, both, strict=True)],
+        networks=networks,
         sizes={
             "num_train": len({row.video_id for row in clips.train}),
             "num_train_samples": len(clips.train),
@@ -260,10 +263,17 @@ def _scores(trained: TrainedNetwork, source: ClipSource, rows: Sequence[ClipRow]
     return scores
 
 
-def _predictions(fold: int, scored: Sequence[Scored]) -> pl.DataFrame:
-    """PREDICTIONS rows of the outer fold, in the order of the video ids; ``scored`` are the model and its control."""
-    model, control = scored[0], scored[1] if len(scored) > 1 else None
+def _predictions(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
+    """PREDICTIONS rows of the outer fold, in the order of the video ids; ``scored`` are the model and its controls."""
+    model, control = scored[""], scored.get(SHUFFLED_LABELS)
     chosen, outer = model.summary.selection, model.outer
+    of_source: dict[str, tuple[float, int]] = {}
+    if REAL_SOURCES in scored:
+        told = scored[REAL_SOURCES]
+        of_source = {
+            row.video_id: (float(score), row.label) for row, score in zip(told.outer.rows, told.scores, strict=True)
+        }
+    sources = [of_source.get(row.video_id, (None, None)) for row in outer.rows]
     columns = {
         "video_id": [row.video_id for row in outer.rows],
         "group_id": [outer.group_of[row.video_id] for row in outer.rows],
@@ -275,6 +285,8 @@ def _predictions(fold: int, scored: Sequence[Scored]) -> pl.DataFrame:
         "temperature": chosen.temperature,
         "control_score": control.scores if control else None,
         "control_label": [LABELS[row.label] for row in control.outer.rows] if control else None,
+        "source_score": [score for score, _ in sources],
+        "source_label": [label for _, label in sources],
     }
     return frame_of(columns, PREDICTIONS)
 

@@ -1,0 +1,203 @@
+"""The real-versus-real floor: how well two sources of reals are told apart, of which none is fake.
+
+A detector of fakes has no reason to. As far as it can, it recognises where videos come from, and its AUC of reals and
+fakes, which come from different places, is to be read against this one. There are two such numbers:
+
+- of the run's own scores, for which nothing is trained;
+- of the same detector trained anew (``config.real_source_control``) to say which source a real comes from, with the
+  same recipe, clips and groups, each video scored by a network that was trained without its group.
+
+The sources are the two with the most videos among those with at least 10 groups of reals. A training takes part where
+its training part has 2 groups of each source, one to learn from and one to choose on, and its test part both sources.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+
+from fvc_lib.corpus.protocols.protocol import TrainingRows, training_rows
+from fvc_lib.metrics.classification import FloatArray, IntArray, weighted_metric
+from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.tables import LABELS
+from fvc_lib.tasks.video.controls import auc_within_folds, fake_labels
+
+REAL_SOURCE_FLOOR = "real_source_floor"
+REAL_SOURCE_CONTROL = "real_source_control"
+MARGIN = "margin_over_floor"
+_FEWEST_GROUPS_OF_A_SOURCE = 10  # below that chance alone parts two sources
+
+
+def two_largest_sources(reals: pl.DataFrame) -> tuple[str, str]:
+    """The sources of most videos, the larger first; ``DataError`` where fewer than two have 10 groups.
+
+    ``reals`` has columns ``real_source group_id``.
+    """
+    sizes = reals.drop_nulls("real_source").group_by("real_source").agg(pl.len(), pl.col("group_id").n_unique())
+    large = sizes.filter(pl.col("group_id") >= _FEWEST_GROUPS_OF_A_SOURCE).sort(
+        "len", "real_source", descending=[True, False]
+    )
+    if large.height < 2:
+        known = ", ".join(f"{name} ({groups})" for name, _, groups in sizes.sort("real_source").rows()[:5])
+        raise DataError(
+            f"two sources of reals (column real_source) with {_FEWEST_GROUPS_OF_A_SOURCE} groups each are needed; "
+            f"groups by source: {known or 'none is known'}"
+        )
+    first, second = large["real_source"].to_list()[:2]
+    return first, second
+
+
+def _reals(rows: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
+    if "real_source" not in index.columns:
+        index = index.with_columns(real_source=pl.lit(None, pl.String))
+    reals = rows.filter(pl.col("label") == LABELS[0])
+    return reals.join(index.select("video_id", "real_source"), on="video_id", how="left", maintain_order="left")
+
+
+def of_two_sources(
+    rows: TrainingRows, index: pl.DataFrame, config: RunConfig, fold: int, without: Collection[str] = ()
+) -> TrainingRows:
+    """The reals of two sources in training ``fold``, those of the larger one labelled real and the others fake.
+
+    Args:
+        rows: what the model's own training is split from, with true labels.
+        index: INDEX schema.
+        config: how the inner validation part is made.
+        fold: the training.
+        without: videos that have no clip.
+
+    Raises:
+        DataError: why it is not possible, in a sentence without a full stop.
+    """
+    if config.shuffle_labels:
+        raise DataError("labels were shuffled on purpose")
+    reals = _reals(rows.folds.filter(~pl.col("video_id").is_in(sorted(without))), index)
+    first, second = two_largest_sources(reals)
+    both = reals.filter(pl.col("real_source").is_in([first, second]))
+    label = pl.when(pl.col("real_source") == second).then(pl.lit(LABELS[1])).otherwise(pl.lit(LABELS[0]))
+    found = replace(rows, folds=both.with_columns(label=label).select(rows.folds.columns))
+    tested = set(found.folds.filter(pl.col("fold") == fold)["label"])
+    if len(tested) < len(LABELS):
+        lacking = [name for name, each in zip((first, second), LABELS, strict=True) if each not in tested]
+        raise DataError(f"fold {fold} tests no real of source {' and none of '.join(map(repr, lacking))}")
+    try:
+        found.split(fold, inner_validation_share=config.inner_validation_share, seed=config.seed)
+    except DataError as error:
+        raise DataError(f"too few reals of {first!r} and {second!r} are trained on: {error}") from error
+    return found
+
+
+def possible_floor(
+    index: pl.DataFrame,
+    folds: pl.DataFrame,
+    config: RunConfig,
+    left_out: Collection[str] = (),
+    protocol: pl.DataFrame | None = None,
+) -> tuple[pl.DataFrame, str]:
+    """FOLDS of the videos that the control tests, labelled by source, and why there are none, if so.
+
+    ``protocol`` is a PROTOCOL table; None: the ``folds``.
+    """
+    due, why = [], ""
+    for fold in folds["fold"].unique().sort():
+        rows = TrainingRows(folds) if protocol is None else training_rows(protocol, fold)
+        try:
+            of_both = of_two_sources(rows, index, config, fold, left_out).folds
+        except DataError as error:
+            why = why or str(error)
+        else:
+            due.append(of_both.filter(pl.col("fold") == fold))
+    if not due:
+        return folds.clear(), why
+    return pl.concat(due).sort("video_id"), ""
+
+
+def floor_sentence(
+    index: pl.DataFrame,
+    folds: pl.DataFrame,
+    config: RunConfig,
+    left_out: Collection[str] = (),
+    protocol: pl.DataFrame | None = None,
+) -> str:
+    """Of how many reals the trained floor is, or why there can be none; arguments as of ``possible_floor``."""
+    due, why = possible_floor(index, folds, config, left_out, protocol)
+    if why:
+        return f"Trained floor: not possible ({why.rstrip('.')})."
+    sizes = [due.filter(label=label).height for label in LABELS]
+    tested = f"{due['fold'].n_unique()} of {folds['fold'].n_unique()} folds"
+    return f"Trained floor: {sizes[0]} reals of the larger source and {sizes[1]} of the other, tested in {tested}."
+
+
+def control_scores(due: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame | None:
+    """``due`` (``possible_floor``) with the control's ``score``; None where one of these videos has none.
+
+    Raises:
+        DataError: a prediction names another source than the index, or is of another fold.
+    """
+    known = predictions.select("video_id", "fold", "source_score", "source_label")
+    both = due.join(known, on="video_id", how="left", suffix="_then", maintain_order="left")
+    if both["source_score"].null_count():
+        return None
+    other = both.filter((pl.col("source_label") != fake_labels(both)) | (pl.col("fold") != pl.col("fold_then")))
+    if other.height:
+        raise DataError(
+            f"the real-source control of {other.height} videos was trained on other sources than the index has now, "
+            f"e.g. {other['video_id'][0]!r}. Run 04_fold_training again for these folds."
+        )
+    return both.with_columns(score=pl.col("source_score"), threshold=pl.lit(0.5)).select(
+        *due.columns, "score", "threshold"
+    )
+
+
+def margin_over_floor(
+    model: tuple[pl.DataFrame, tuple[object, FloatArray]],
+    floor: tuple[pl.DataFrame, tuple[object, FloatArray]],
+    config: RunConfig,
+) -> Interval:
+    """The model's AUC minus the trained floor's, both on the same drawn groups.
+
+    Each is a table (columns ``video_id group_id label``) with its metric and that one's values, in the table's order;
+    the floor's videos are some of the model's.
+    """
+    (scored, (metric, values)), (reals, (of_floor, floor_values)) = model, floor
+    place = {video_id: number for number, video_id in enumerate(scored["video_id"])}
+    where = np.array([place[video_id] for video_id in reals["video_id"]], dtype=np.int64)
+    sources = fake_labels(reals)
+
+    def definition(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
+        above: FloatArray = metric(labels, scores, weights)  # type: ignore[operator]
+        below: FloatArray = of_floor(sources, floor_values, weights[:, where])  # type: ignore[operator]
+        return above - below
+
+    return cluster_bootstrap(
+        fake_labels(scored),
+        values,
+        scored["group_id"].to_list(),
+        weighted_metric(definition),
+        replicates=config.bootstrap_replicates,
+        seed=config.seed,
+        confidence=config.confidence,
+    )
+
+
+def real_source_floor(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> Interval | None:
+    """How well the scores of a detector of fakes tell the two largest sources of reals apart: an AUC within folds.
+
+    In the direction in which they lean, so at least 0.5. Nothing is trained for it. None where fewer than two sources
+    (``real_source`` of INDEX) have 10 groups each.
+    """
+    known = _reals(predictions.sort("video_id"), index)
+    try:
+        first, second = two_largest_sources(known)
+    except DataError:
+        return None
+    both = known.filter(pl.col("real_source").is_in([first, second]))
+    is_second = pl.col("real_source") == second
+    told = both.with_columns(label=pl.when(is_second).then(pl.lit("fake")).otherwise(pl.lit("real")))
+    found = auc_within_folds(told, "group_id", config)
+    if not found.value < 0.5:
+        return found
+    return replace(found, value=1 - found.value, low=1 - found.high, high=1 - found.low)

@@ -1,0 +1,150 @@
+import numpy as np
+import polars as pl
+import pytest
+
+from fvc_lib.analysis.read.headline import judge, overall_scores
+from fvc_lib.corpus.protocols.protocol import TrainingRows
+from fvc_lib.metrics.classification import roc_auc
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import FOLDS, INDEX, PREDICTIONS, check_table, read_table, write_table
+from fvc_lib.tasks.video import real_sources
+from fvc_lib.tasks.video.results import kfold_results
+from fvc_lib.tasks.video.training import train_fold
+from tests.kits.training import ListLog, TinyTraining
+
+CONFIG = RunConfig(bootstrap_replicates=200, num_folds=4)
+
+
+def two_sources(folds: pl.DataFrame) -> list[str | None]:
+    """Of every second real group of each fold one source, of the others another, which is the larger one."""
+    number = folds["group_id"].str.extract(r"(\d+)").cast(pl.Int64).to_numpy()
+    reals = (folds["label"] == "real").to_numpy()
+    return [("web" if n // 8 % 2 and n else "studio") if real else None for n, real in zip(number, reals, strict=True)]
+
+
+def scored(folds: pl.DataFrame, tables, index: pl.DataFrame, told: float) -> pl.DataFrame:
+    """Predictions of a good model; the control's follow the source by ``told``."""
+    noise = np.random.default_rng(3).uniform(0, 0.4, folds.height)
+    fake = (folds["label"] == "fake").to_numpy()
+    predictions = tables.predictions(folds, 0.05 + noise / 2 + 0.6 * fake)
+    due, _ = real_sources.possible_floor(index, folds, CONFIG)
+    label = due.select("video_id", source_label=(pl.col("label") == "fake").cast(pl.Int64))
+    values = pl.DataFrame({"video_id": folds["video_id"], "noise": noise})
+    source = label.join(values, on="video_id").select(
+        "video_id", "source_label", source_score=pl.col("noise") + told * pl.col("source_label")
+    )
+    joined = predictions.drop("source_score", "source_label").join(source, on="video_id", how="left")
+    return check_table(joined.select(predictions.columns), PREDICTIONS, "test")
+
+
+def test_the_trained_floor_is_an_auc_within_folds_beside_its_margin_on_the_same_groups(tables) -> None:
+    folds = tables.folds(num_groups=80, per_group=1)
+    index = tables.index(folds, real_source=two_sources(folds))
+    predictions = scored(folds, tables, index, told=0.5)
+    results = kfold_results(index, folds, predictions, CONFIG)
+    rows = {row["metric"]: row for row in results.filter(source="real_source_control", scope="all").to_dicts()}
+    assert (rows["roc_auc"]["value"], rows["roc_auc"]["num_videos"]) == (1.0, 40)
+    model = results.filter(source="model", scope="all", metric="roc_auc")["value"][0]
+    assert rows["margin_over_floor"]["value"] == pytest.approx(model - 1.0, abs=1e-12)
+    blind = kfold_results(index, folds, scored(folds, tables, index, told=0.0), CONFIG)
+    (low, high) = blind.filter(source="real_source_control", scope="all", metric="roc_auc").select("low", "high").row(0)
+    assert low < 0.5 < high
+    assert judge(overall_scores(blind)).best_control.source != "real_source_control"
+    assert blind.filter(metric="margin_over_floor")["low"][0] > 0
+    moved = predictions.with_columns(source_label=1 - pl.col("source_label"))
+    with pytest.raises(DataError, match="other sources than the index has now"):
+        kfold_results(index, folds, moved, CONFIG)
+
+
+def test_a_floor_that_is_possible_and_was_not_trained_has_a_row_without_a_value(tables) -> None:
+    folds = tables.folds(num_groups=80, per_group=1)
+    index = tables.index(folds, real_source=two_sources(folds))
+    predictions = scored(folds, tables, index, told=0.5)
+    first = pl.col("fold") == 0  # one fold of an older version is enough
+    some = predictions.with_columns(source_score=pl.when(first).then(None).otherwise("source_score"))
+    results = kfold_results(index, folds, some, CONFIG)
+    assert results.filter(source="real_source_control").select("metric", "value").rows() == [("roc_auc", None)]
+    one = index.with_columns(real_source=pl.when(pl.col("label") == "real").then(pl.lit("web")))
+    assert kfold_results(one, folds, some, CONFIG).filter(source="real_source_control").is_empty()
+    assert "groups by source: web (40)" in real_sources.floor_sentence(one, folds, CONFIG)
+    shuffled = RunConfig(shuffle_labels=True)
+    assert "shuffled on purpose" in real_sources.floor_sentence(index, folds, shuffled)
+
+
+def test_sources_are_split_by_the_folds_groups_and_not_at_all_where_a_part_lacks_one(tables) -> None:
+    folds = tables.folds(num_groups=80, per_group=2)
+    index = tables.index(folds, real_source=two_sources(folds))
+    larger = index.filter(pl.col("real_source") == "studio")
+    rows = real_sources.of_two_sources(TrainingRows(folds), index, CONFIG, 1)
+    by_id = dict(index.select("video_id", "real_source").iter_rows())
+    names = {label: {by_id[each] for each in rows.folds.filter(label=label)["video_id"]} for label in ("real", "fake")}
+    assert names == {"real": {"studio"}, "fake": {"web"}}
+    assert rows.folds.filter(label="real").height == larger.height
+    assert rows.folds.drop("label").join(folds, on=["video_id", "group_id", "fold"], how="anti").is_empty()
+    gone = larger.join(folds.filter(fold=1), on="video_id")["video_id"].to_list()
+    with pytest.raises(DataError, match="fold 1 tests no real of source"):
+        real_sources.of_two_sources(TrainingRows(folds), index, CONFIG, 1, gone)
+
+
+@pytest.mark.parametrize("tinted", [True, False])
+def test_a_detector_learns_where_reals_come_from_only_where_that_shows(tinted, tables, tmp_path) -> None:
+    config = RunConfig(
+        cache_dir=str(tmp_path / "cache"), num_folds=2, num_frames=4, fixed_size=24, augmentations_per_video=0,
+        model="frame_cnn", epochs=4, batch_size=8, effective_batch_size=8, learning_rate=0.01, device="cpu",
+        memory_preflight=False, shuffled_label_control=False, bootstrap_replicates=200,
+    )  # fmt: skip
+    tiny = TinyTraining(RunPaths(tmp_path / "runs" / "tiny" / "run_0"), config)
+    folds = tables.folds(num_groups=96, per_group=1, num_folds=2)
+    index = tables.index(folds, real_source=two_sources(folds))
+    write_table(folds, FOLDS, tiny.paths.folds)
+    write_table(index, INDEX, tiny.paths.index)
+    draw = np.random.default_rng(1)
+    for video_id, label, source in index.select("video_id", "label", "real_source").iter_rows():
+        clip = draw.integers(90, 130, (4, 3, 24, 24))
+        clip[:, 0] += 60 * (tinted and source == "web")
+        clip[:, 2] += 60 * (label == "fake")
+        tiny.store.write(video_id, 0, clip.astype(np.uint8))
+    tiny.note_clips()
+    log = ListLog()
+    outcomes = [train_fold(tiny.paths, config, fold, metric_log=log) for fold in (0, 1)]
+    assert all(outcome.control is None and outcome.sources.steps > 0 for outcome in outcomes)
+    assert tiny.paths.control_checkpoints(0, "sources").is_dir()
+    predictions = pl.concat([read_table(tiny.paths.predictions(fold), PREDICTIONS) for fold in (0, 1)])
+    assert set(predictions.drop_nulls("source_score")["label"]) == {"real"}
+    results = kfold_results(index, folds, predictions, config)
+    value, low = results.filter(
+        source="real_source_control", scope="all", metric="roc_auc"
+    ).select("value", "low").row(0)  # fmt: skip
+    if tinted:
+        assert value > 0.95
+        assert judge(overall_scores(results)).standing == "not above control"
+    else:
+        assert low < 0.5
+
+
+def test_scores_that_follow_the_source_of_a_real_have_a_high_floor_and_others_none(tables) -> None:
+    folds = tables.folds(num_groups=80, per_group=1)
+    is_fake = (folds["label"] == "fake").to_numpy()
+    web = np.arange(folds.height) // 8 % 2 == 0  # each half of the reals, in every fold
+    sources = [None if fake else "web" if here else "studio" for fake, here in zip(is_fake, web, strict=True)]
+    index, config = tables.index(folds, real_source=sources), RunConfig(bootstrap_replicates=200)
+    noise = np.random.default_rng(5).uniform(0, 0.5, folds.height)
+    recognises = real_sources.real_source_floor(index, tables.predictions(folds, noise + 0.45 * web), config)
+    expected = weights = 0.0
+    for number in range(4):
+        part = ~is_fake & (folds["fold"] == number).to_numpy()
+        pairs = (web & part).sum() * (~web & part).sum()
+        expected += pairs * roc_auc(web[part].astype(int), (noise + 0.45 * web)[part])
+        weights += pairs
+    assert recognises.value == pytest.approx(expected / weights, abs=1e-12)
+    assert recognises.low > 0.8
+    reverse = real_sources.real_source_floor(index, tables.predictions(folds, 0.96 - noise - 0.45 * web), config)
+    ends = [(each.value, each.low, each.high) for each in (reverse, recognises)]
+    assert ends[0] == pytest.approx(ends[1])
+    blind = real_sources.real_source_floor(index, tables.predictions(folds, 0.1 + 0.5 * is_fake + noise / 4), config)
+    assert blind.low < 0.5 <= blind.value < 0.75
+    few = [f"studio {number}" if source == "studio" else source for number, source in enumerate(sources)]
+    for other in (tables.index(folds), tables.index(folds, real_source=few)):
+        assert real_sources.real_source_floor(other, tables.predictions(folds, 0.1 + noise), config) is None
