@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, reject, settings, strategies as st
 
 from fvc_lib.corpus.protocols.generators import HELD_OUT, OTHER, SHARES, UNKNOWN, alike_names, held_out
+from fvc_lib.corpus.protocols.matched import CELLS_PER_OCTAVE, LENGTH, matched_videos
 from fvc_lib.corpus.protocols.protocol import (
     SAME_CONTENT,
     check_protocol,
@@ -287,6 +288,19 @@ def test_a_detector_of_length_alone_scores_high_until_lengths_are_matched(protoc
     assert (folds["label"] == "fake").mean() == 0.5
     dropped = left_out_table(table)["videos"].sum()
     assert dropped == index.height - folds.height > 50
+
+
+def test_a_real_and_the_fake_like_it_lie_in_one_fold_where_groups_allow() -> None:
+    index = corpus(120, 5)
+    alone = index.with_columns(group_id=pl.col("video_id"))
+    for videos, is_together in (
+        (alone, True),
+        (index.with_columns(group_id="g" + pl.col("video_id").str.slice(7)), False),
+    ):
+        folds = folds_tested(make_protocol(videos, config_of("length_matched"), never_tells))
+        pairs = matched_videos(videos, LENGTH, CELLS_PER_OCTAVE[0], 0).join(folds, on="video_id")
+        assert set(pairs.group_by("pair").agg(pl.col("label").n_unique())["label"]) == {2}
+        assert (pairs.group_by("pair").agg(pl.col("fold").n_unique())["fold"].max() == 1) is is_together
 
 
 def test_lengths_that_no_real_shares_with_a_fake_cannot_be_matched() -> None:

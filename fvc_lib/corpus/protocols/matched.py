@@ -12,9 +12,10 @@ from collections.abc import Callable
 import numpy as np
 import polars as pl
 
+from fvc_lib.corpus.copies.groups import Components
 from fvc_lib.corpus.folds import MATCHES_DRAWN, groups_text, make_folds, most_folds
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.tables import LABELS, LEFT_OUT
+from fvc_lib.services.tables import FOLDS, LABELS, LEFT_OUT
 from fvc_lib.services.tasks import LENGTH_MATCHED
 
 LENGTH = ("num_frames", "duration_seconds")
@@ -40,10 +41,11 @@ def matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tells
     """
     columns = matched_columns(protocol)
     for cells in CELLS_PER_OCTAVE:
-        taken = index.filter(pl.col("video_id").is_in(matched_videos(index, columns, cells, seed).implode()))
+        chosen = matched_videos(index, columns, cells, seed)
+        taken = index.filter(pl.col("video_id").is_in(chosen["video_id"].implode()))
         if taken.is_empty() or most_folds(taken) < num_folds:
             break
-        folds = make_folds(taken, num_folds, seed)
+        folds = _fold_pairs(chosen, num_folds, seed)
         value, low = tells(taken, folds, columns)
         if low is None or value is None or (low <= 0.5 and value <= _CHANCE) or (cells == 0 and low <= 0.5):
             return parts_of_folds(index, folds, num_folds)
@@ -59,8 +61,30 @@ def matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tells
     )
 
 
-def matched_videos(index: pl.DataFrame, columns: tuple[str, ...], cells: int, seed: int) -> pl.Series:
-    """Ids of as many reals as fakes of each cell; ``cells`` are so many per doubling of a number, 0: equal values.
+def _fold_pairs(chosen: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
+    """FOLDS with a real and the fake like it in one fold: apart, what a model learns of one is wrong of the other.
+
+    Where groups hold so many pairs that what they connect is too large to be dealt evenly, whole groups only.
+    """
+    groups, pairs = (chosen[name].unique().sort().to_list() for name in ("group_id", "pair"))
+    connected = Components(len(groups) + len(pairs))
+    place_of_group = {group: place for place, group in enumerate(groups)}
+    place_of_pair = {pair: len(groups) + place for place, pair in enumerate(pairs)}
+    for group, pair in chosen.select("group_id", "pair").iter_rows():
+        connected.join(place_of_group[group], place_of_pair[pair])
+    of_group = {group: f"{connected.label[place]}" for group, place in place_of_group.items()}
+    together = chosen.with_columns(group_id=pl.col("group_id").replace_strict(of_group))
+    largest = together["group_id"].value_counts()["count"].to_numpy().max()
+    if most_folds(together) < num_folds or largest > chosen.height / num_folds:
+        return make_folds(chosen, num_folds, seed)
+    dealt = make_folds(together, num_folds, seed).drop("group_id")
+    return dealt.join(chosen.select("video_id", "group_id"), on="video_id").select(*FOLDS.columns).sort("video_id")
+
+
+def matched_videos(index: pl.DataFrame, columns: tuple[str, ...], cells: int, seed: int) -> pl.DataFrame:
+    """``video_id group_id label pair`` of as many reals as fakes of each cell, a pair one of each.
+
+    ``cells`` are so many per doubling of a number, 0: equal values.
 
     Of a group that has many in a cell others' come first, so that as many groups as possible stay. The rest is drawn.
     """
@@ -72,7 +96,9 @@ def matched_videos(index: pl.DataFrame, columns: tuple[str, ...], cells: int, se
     known = known.with_columns(in_group=in_group)
     order = pl.struct("in_group", "drawn").rank("ordinal").over("cell", "label")
     of_label = [(pl.col("label") == label).sum().over("cell") for label in LABELS]
-    return known.filter(order <= pl.min_horizontal(*of_label))["video_id"].sort()
+    taken = known.with_columns(order=order).filter(pl.col("order") <= pl.min_horizontal(*of_label))
+    pair = pl.format("{} {}", "cell", "order")
+    return taken.select("video_id", "group_id", "label", pair=pair).sort("video_id")
 
 
 def _cell(columns: tuple[str, ...], cells: int) -> pl.Expr:
