@@ -135,7 +135,10 @@ def _trained_floor_rows(
     if scored is None:
         missing = (None, None, None, None, None, due.height, due["group_id"].n_unique())
         return [(REAL_SOURCE_CONTROL, ALL_FOLDS, "roc_auc", *missing)]
-    scored = with_targets(scored, protocol)
+    of_targets = with_targets(scored, protocol)
+    metric, values = measured("roc_auc", of_targets)
+    if math.isfinite(metric(fake_labels(of_targets), values)):  # else a target has not both sources: over all together
+        scored = of_targets
     rows = [row for row in _source_rows(REAL_SOURCE_CONTROL, scored, ["roc_auc"], config) if row[1] != ALL_BY_GROUP]
     judged = with_targets(predictions, protocol)
     margin = margin_over_floor((judged, measured("roc_auc", judged)), (scored, measured("roc_auc", scored)), config)
