@@ -1,5 +1,6 @@
 """The index: every usable video of a corpus with its label, its leakage group and what the probe found."""
 
+import ast
 import hashlib
 import re
 from collections import Counter, defaultdict
@@ -215,6 +216,9 @@ def refuse_empty_index(index: pl.DataFrame) -> None:
 
 
 Measuring = Callable[[Mapping[str, Path]], Mapping[str, ProbeResult]]  # of files by the hash of their content
+
+
+_SAME_AS, _USED = "same content as ", ", which is used."  # around the repr of a path
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,9 +441,15 @@ def _settle_contents(probed: Sequence[_Probed], rejections: Rejections) -> list[
                 kept[entry.corpus] = entry
                 remaining.append(position)
                 continue
-            detail = f"same content as {kept[entry.corpus].path!r}, which is used."
+            detail = f"{_SAME_AS}{kept[entry.corpus].path!r}{_USED}"
             rejections.add(entry, Refusal("duplicate_content", detail))
     return remaining
+
+
+def used_for(rejected: pl.DataFrame) -> dict[str, str]:
+    """Of each duplicate of a REJECTED table, by path, the path of the file of the same content that is used."""
+    rows = rejected.filter(reason="duplicate_content").select("path", "detail").iter_rows()
+    return {path: ast.literal_eval(detail.removeprefix(_SAME_AS).removesuffix(_USED)) for path, detail in rows}
 
 
 def _of_trial(

@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from posixpath import normpath
 
 import polars as pl
 
+from fvc_lib.corpus.copies.groups import Components
 from fvc_lib.corpus.label_table import GROUP_COLUMNS, SPLIT_COLUMNS, LabelTable, read_label_table
 from fvc_lib.corpus.listing import counts_text, some_of
 from fvc_lib.services.atomic_files import AnyPath, escape_text
@@ -81,6 +83,9 @@ def read_score_table(
     text = text.with_columns(video_id=given, said=pl.col(label).str.strip_chars().str.to_lowercase())
     if (empty := text.filter(pl.col("video_id") == "")).height:
         raise DataError(f"{table.name} row {empty['row'][0]}: the cell of {video!r} is empty. Every row needs a video.")
+    # One video by two paths, as ./a.mp4 and a.mp4, is one.
+    same = pl.col("video_id").map_elements(lambda name: normpath(name.replace("\\", "/")), return_dtype=pl.String)
+    text = text.with_columns(pl.col("video_id").first().over(same))
     text = _with_labels(table.name, label, text, label_map or {}, notes, unused_labels)
     is_long = "detector" in table.columns
     if is_long:
@@ -263,22 +268,27 @@ def _turned(scores: pl.Series) -> pl.Series:
     return 1 - scores if is_probability else -scores
 
 
-def with_corpus(table: ScoreTable, index: pl.DataFrame) -> tuple[ScoreTable, pl.DataFrame]:
+def with_corpus(
+    table: ScoreTable, index: pl.DataFrame, duplicates: Mapping[str, str] | None = None
+) -> tuple[ScoreTable, pl.DataFrame]:
     """``table`` with what a corpus says of its videos, and the index's rows of these, ``video_id`` being the table's.
 
-    A row is a video of the corpus where its id is the index's path, id or source id, or the only file name alike, with
-    or without folder and ending. What the table says itself stands.
+    A row is a video of the corpus where its id is the index's path, id or source id. Else it is the only one of that
+    file name, with or without ending, whose folders are not others as far as both say them, and whose label is the
+    table's. What the table says itself stands, and its groups are joined where the corpus's are one.
 
     Args:
         table: the scores.
         index: INDEX schema.
+        duplicates: of files that the index leaves out, the path of the one of the same content that it has
+            (``index.used_for``).
 
     Raises:
         DataError: no video is of that corpus.
     """
-    places = {name: number for name, number in _index_names(index).items() if number is not None}
+    names = _Names(index, duplicates or {})
     ids = table.videos["video_id"].to_list()
-    found = [_place(video, places) for video in ids]
+    found = [names.place(*row) for row in table.videos.select("video_id", "label").iter_rows()]
     if not any(place is not None for place in found):
         raise DataError(
             f"corpus: none of the table's {len(ids):,} videos is in it. The table has such as {ids[0]!r}, the corpus "
@@ -287,38 +297,73 @@ def with_corpus(table: ScoreTable, index: pl.DataFrame) -> tuple[ScoreTable, pl.
     rows = [place for place in found if place is not None]
     matched = pl.Series("video_id", [video for video, place in zip(ids, found, strict=True) if place is not None])
     of_corpus = index[rows].with_columns(matched)
+    notes = [f"{len(rows):,} of {len(ids):,} videos were found in the corpus."]
     if (twice := of_corpus.filter(pl.col("content_sha256").is_duplicated())).height:
-        note_twice = f" {twice.height:,} of them are files of the same content, or named twice."
-    else:
-        note_twice = ""
+        notes[0] += f" {twice.height:,} of them are files of the same content, or named twice: each row counts."
     said = of_corpus.select("video_id", *(pl.col(name).alias(f"{name}_of_corpus") for name in (*FACTS[:3], "label")))
     joined = table.videos.join(said, on="video_id", how="left", maintain_order="left")
-    differing = joined.filter(pl.col("label") != pl.col("label_of_corpus")).height
-    notes = [f"{len(rows):,} of {len(ids):,} videos were found in the corpus.{note_twice}"]
-    if differing:
+    if differing := joined.filter(pl.col("label") != pl.col("label_of_corpus")).height:
         notes.append(f"{differing:,} videos have another label in the corpus; the table's counts.")
+    groups = _joined_groups(joined["group_id"].to_list(), joined["group_id_of_corpus"].to_list())
+    stated = joined.select("group_id", joined=pl.Series(groups, dtype=pl.String)).drop_nulls("group_id")
+    if fewer := stated["group_id"].n_unique() - stated["joined"].n_unique():
+        notes.append(f"Copies in the corpus join the table's groups: they are {fewer:,} fewer.")
     videos = joined.select(
-        "video_id", "label", *(pl.coalesce(name, f"{name}_of_corpus").alias(name) for name in FACTS[:3]), "corpus"
+        "video_id",
+        "label",
+        pl.Series("group_id", groups, dtype=pl.String),
+        *(pl.coalesce(name, f"{name}_of_corpus").alias(name) for name in FACTS[1:3]),
+        "corpus",
     )
     return ScoreTable(videos, table.scores, (*table.notes, *notes)), of_corpus
 
 
-def _index_names(index: pl.DataFrame) -> dict[str, int | None]:
-    """Where each name that a row may be called by is; None for one that several have."""
-    places: dict[str, int | None] = {}
-    for number, (path, *ids) in enumerate(index.select("path", "video_id", "source_id").iter_rows()):
+def _joined_groups(stated: Sequence[str | None], of_corpus: Sequence[str | None]) -> list[str | None]:
+    """The connected components of both, called as the table calls them where it does; None for rows of neither."""
+    parts, first = Components(len(stated)), dict[tuple[bool, str], int]()
+    for is_stated, groups in ((True, stated), (False, of_corpus)):
+        for row, group in enumerate(groups):
+            if group is not None:
+                parts.join(first.setdefault((is_stated, group), row), row)
+    labels, taken, names = parts.label.tolist(), set(stated), dict[int, str]()
+    for (is_stated, group), row in sorted(first.items(), key=lambda each: (not each[0][0], each[0][1])):
+        if labels[row] not in names:
+            names[labels[row]] = group if is_stated or group not in taken else f"{group} of the corpus {row}"
+    return [names.get(label) for label in labels]
+
+
+class _Names:
+    """By what the videos of an index may be called."""
+
+    def __init__(self, index: pl.DataFrame, duplicates: Mapping[str, str]) -> None:
+        self._exact: dict[str, int | None] = {}  # None: several are called so
+        self._by_stem: dict[str, list[tuple[PurePosixPath, int]]] = {}
+        self._labels = index["label"].to_list()
+        place_of: dict[str, int] = {}
+        for number, (path, *ids) in enumerate(index.select("path", "video_id", "source_id").iter_rows()):
+            place_of[path] = number
+            self._add(path, number, ids)
+        for path, used in duplicates.items():
+            if used in place_of:
+                self._add(path, place_of[used], ())
+
+    def _add(self, path: str, number: int, ids: Sequence[str]) -> None:
+        for name in dict.fromkeys((path, *ids)):
+            self._exact[name] = None if name in self._exact else number
         pure = PurePosixPath(path)
-        for name in dict.fromkeys((path, *ids, str(pure.with_suffix("")), pure.name, pure.stem)):
-            places[name] = None if name in places else number
-    return places
+        self._by_stem.setdefault(pure.stem, []).append((pure, number))
 
-
-def _place(video: str, places: Mapping[str, int]) -> int | None:
-    pure = PurePosixPath(video.replace("\\", "/"))
-    names = (video, str(pure), str(pure.with_suffix("")), *(str(part) for part in _tails(pure)), pure.stem)
-    return next((places[name] for name in names if name in places), None)
-
-
-def _tails(path: PurePosixPath) -> list[PurePosixPath]:
-    """``a/b/c`` without its first folders: ``b/c`` and ``c``."""
-    return [PurePosixPath(*path.parts[start:]) for start in range(1, len(path.parts))]
+    def place(self, video: str, label: str) -> int | None:
+        """The row of the index that the table's ``video`` is."""
+        pure = PurePosixPath(video.replace("\\", "/"))
+        for name in (video, str(pure)):
+            if (exact := self._exact.get(name)) is not None:
+                return exact
+        fits: dict[tuple[int, bool], set[int]] = {}
+        for stem in {pure.stem, pure.name}:
+            for path, number in self._by_stem.get(stem, ()):
+                shared = list(zip(reversed(pure.parts[:-1]), reversed(path.parts[:-1]), strict=False))
+                if all(one == other for one, other in shared):
+                    fits.setdefault((len(shared), path.name == pure.name), set()).add(number)
+        best = fits[max(fits)] if fits else set()
+        return next((number for number in best if self._labels[number] == label), None) if len(best) == 1 else None

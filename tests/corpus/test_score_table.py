@@ -7,6 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from fvc_lib.corpus.index import used_for
 from fvc_lib.corpus.listing import read_corpus
 from fvc_lib.corpus.score_table import ONE_DETECTOR, read_score_table, with_corpus
 from fvc_lib.services.errors import DataError, UsageError
@@ -110,8 +111,9 @@ def test_a_table_without_what_is_needed_or_with_unknown_names_is_refused(table, 
         read_score_table(tmp_path / "gone.csv")
 
 
-def test_a_corpus_gives_groups_to_videos_known_by_path_id_or_name(table):
-    index = pl.DataFrame(
+@pytest.fixture
+def index() -> pl.DataFrame:
+    return pl.DataFrame(
         {
             "path": ["real/a.mp4", "fake/b.mp4", "fake/c.mp4", "real/c.mp4"], "video_id": ["1111", "2222", "3333", "4"],
             "source_id": ["s1", "s2", "s3", "s4"], "label": ["real", "fake", "fake", "real"],
@@ -119,6 +121,9 @@ def test_a_corpus_gives_groups_to_videos_known_by_path_id_or_name(table):
             "real_source": ["web", None, None, None], "content_sha256": ["1", "2", "3", "4"],
         }
     )  # fmt: skip
+
+
+def test_a_corpus_gives_groups_to_videos_known_by_path_id_or_name(table, index):
     text = "video,label,group,score\n/data/real/a.mp4,real,,1\n2222,fake,own,2\nfake/c,fake,,3\nc,real,,4\nz,real,,5\n"
     found, of_corpus = with_corpus(read_score_table(table(text)), index)
     rows = {row["video_id"]: row for row in found.videos.iter_rows(named=True)}
@@ -130,3 +135,36 @@ def test_a_corpus_gives_groups_to_videos_known_by_path_id_or_name(table):
     assert "3 of 5 videos were found" in found.notes[-1]
     with pytest.raises(DataError, match="none of the table's 2 videos"):
         with_corpus(read_score_table(table("video,label,score\nu,real,1\nv,fake,1\n")), index)
+
+
+def test_a_name_alike_is_no_match_where_folders_or_labels_differ(table, index):
+    text = (
+        "video,label,score\nfake/a.mp4,real,1\nb,real,2\nother/deep/b.mp4,fake,3\nx/fake/b.mp4,fake,4\nb.avi,fake,5\n"
+    )
+    _, of_corpus = with_corpus(read_score_table(table(text)), index)
+    assert sorted(of_corpus["video_id"]) == ["b.avi", "x/fake/b.mp4"]
+
+
+def test_a_duplicate_that_the_index_leaves_out_is_the_video_that_it_has(table, index):
+    text = "video,label,score\nreal/copy.mp4,real,1\nreal/a.mp4,real,2\nfake/b.mp4,fake,3\n"
+    detail = "same content as 'real/a.mp4', which is used."
+    rejected = pl.DataFrame({"path": ["real/copy.mp4"], "reason": ["duplicate_content"], "detail": [detail]})
+    found, of_corpus = with_corpus(read_score_table(table(text)), index, used_for(rejected))
+    assert of_corpus.height == 3
+    groups = dict(found.videos.select("video_id", "group_id").iter_rows())
+    assert groups["real/copy.mp4"] == groups["real/a.mp4"] != groups["fake/b.mp4"]
+
+
+def test_copies_in_the_corpus_join_groups_of_the_table_and_names_alike_do_not(table, index):
+    one = index.with_columns(group_id=pl.Series(["g1", "g1", "g3", "A"]))
+    rows = ["real/a.mp4,real,A,1", "fake/b.mp4,fake,B,2", "fake/c.mp4,fake,,3", "real/c.mp4,real,,4", "z,real,B,5"]
+    found, _ = with_corpus(read_score_table(table("\n".join(["video,label,group,score", *rows]))), one)
+    groups = dict(found.videos.select("video_id", "group_id").iter_rows())
+    assert groups["real/a.mp4"] == groups["fake/b.mp4"] == groups["z"]
+    assert len({groups[name] for name in ("real/a.mp4", "fake/c.mp4", "real/c.mp4")}) == 3
+    assert "1 fewer" in found.notes[-1]
+
+
+def test_one_video_by_two_paths_is_one(table):
+    with pytest.raises(DataError, match=r"rows 1 and 2: video '\./a\.mp4' has two scores"):
+        read_score_table(table("video,label,score\n./a.mp4,real,1\na.mp4,real,2\nb.mp4,fake,3\n"))

@@ -6,10 +6,10 @@ from pathlib import Path
 import polars as pl
 
 from fvc_lib.corpus.folds import make_folds, most_folds
-from fvc_lib.corpus.index import build_index
+from fvc_lib.corpus.index import build_index, used_for
 from fvc_lib.corpus.score_table import ScoreTable, with_corpus
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.tables import INDEX, read_table
+from fvc_lib.services.tables import INDEX, REJECTED, read_table
 from fvc_lib.tasks.video import controls
 from fvc_lib.tasks.video.controls import (
     CONSTANT,
@@ -80,11 +80,11 @@ def found_in_corpus(table: ScoreTable, config: RunConfig, folder: Path) -> tuple
         DataError: none of its videos can be read, or none is in the table.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    index_path = folder / "corpus_index.parquet"
+    index_path, rejected_path = folder / "corpus_index.parquet", folder / "corpus_rejected.parquet"
     build_index(
         config.corpus,
         index_path=index_path,
-        rejected_path=folder / "corpus_rejected.parquet",
+        rejected_path=rejected_path,
         group_links_path=folder / "corpus_group_links.parquet",
         work_dir=Path(config.cache_dir) / "index",
         near_duplicate_bits=config.near_duplicate_bits,
@@ -94,4 +94,4 @@ def found_in_corpus(table: ScoreTable, config: RunConfig, folder: Path) -> tuple
         label_map=config.label_map,
         unused_labels=True,  # some words may be the table's alone
     )
-    return with_corpus(table, read_table(index_path, INDEX))
+    return with_corpus(table, read_table(index_path, INDEX), used_for(read_table(rejected_path, REJECTED)))
