@@ -25,7 +25,8 @@ _NO_SCORES = frozenset(
         *SPLIT_COLUMNS, "fold", "seed", "row", "frame", "threshold", "temperature", "logit", "control_score",
         "control_label", "control_logit", "source_score", "source_label",
         "duration_seconds", "num_frames", "width", "height", "frames_per_second",
-        "size_bytes", "bits_per_second",
+        "size_bytes", "bits_per_second", "score_real", "year", "age", "is_fake", "is_real", "target", "y", "y_true",
+        "label_id", "class_id", "index", "frame_count",
     }
 )  # fmt: skip
 _MISSING = ("", "nan", "null", "none", "na", "n/a", "<na>", "-")
@@ -182,21 +183,37 @@ def _detector_columns(
         by_name = {name: name for name in table.columns} | {name[len(_PREFIX) :]: name for name in prefixed}
         _refuse_unknown(table.name, wanted, list(by_name))
         return {by_name[name]: name for name in wanted}
-    if "score" in others:
-        chosen = {"score": ONE_DETECTOR}
+    alone = [name for name in others if name.lower() == "score"]
+    if alone:
+        chosen = {alone[0]: ONE_DETECTOR}
     elif prefixed:
         chosen = {name: name[len(_PREFIX) :] for name in prefixed}
     else:
         # A column without a single number holds something else.
-        chosen = {name: name for name in others if _parsed(text[name].str.strip_chars()).is_not_null().any()}
+        numbers = {name: _parsed(text[name].str.strip_chars()) for name in others}
+        is_fake = (text["label"] == "fake").cast(pl.Float64)
+        chosen = {name: name for name, column in numbers.items() if _may_be_scores(column, is_fake)}
+        if len(chosen) > 1:
+            notes.append(
+                f"Every numeric column was taken for a detector: {some_of(list(chosen))} (--detectors chooses)."
+            )
     if not chosen:
         raise UsageError(
             f"{table.name}: no column has scores; found {some_of(table.columns)}. Wanted a column 'score', or one per "
-            "detector."
+            "detector; --detectors names one that is called otherwise, is the same everywhere or equals the label."
         )
     if ignored := [name for name in others if name not in chosen]:
         notes.append(f"Columns that were not read: {some_of(ignored)}.")
     return chosen
+
+
+def _may_be_scores(numbers: pl.Series, is_fake: pl.Series) -> bool:
+    """Whether a column that nobody calls a score differs among videos, and otherwise than the label itself."""
+    known = pl.DataFrame([numbers.alias("number"), is_fake.alias("is_fake")]).drop_nulls("number")
+    if known["number"].n_unique() == 1:
+        return known.height == 1
+    equal, opposite = (known["number"] == known["is_fake"]).all(), (known["number"] == 1 - known["is_fake"]).all()
+    return known.height > 0 and not equal and not opposite
 
 
 def _refuse_unknown(name: str, wanted: Sequence[str], known: Sequence[str]) -> None:

@@ -70,6 +70,16 @@ def test_columns_that_are_no_scores_are_left_alone_and_prefixed_ones_are_the_det
     named = table("video,label,score_A,rank\nx,real,1,4\ny,fake,2,5\n")
     assert read_score_table(named).scores.columns == ["A"]
     assert read_score_table(named, detectors=["rank"]).scores["rank"].to_list() == [4, 5]
+    several = table("video,label,A,B,year,same,truth\nx,real,1,4,2020,1,0\ny,fake,2,3,2021,1,1\nz,fake,3,5,2022,1,1\n")
+    found = read_score_table(several)
+    assert found.scores.columns == ["A", "B"]
+    assert "Every numeric column was taken for a detector: 'A', 'B'" in found.notes[0]
+    assert all(name in found.notes[1] for name in ("'same'", "'truth'"))
+    assert read_score_table(several, detectors=["year"]).scores["year"].to_list() == [2020, 2021, 2022]
+    capital = table("video,label,Score,other,score_real\nx,real,1,4,0.9\ny,fake,2,5,0.1\n")
+    assert read_score_table(capital).scores.to_dict(as_series=False) == {ONE_DETECTOR: [1, 2]}
+    with pytest.raises(UsageError, match="--detectors"):
+        read_score_table(table("video,label,score_real,guess\nx,real,0.9,0\ny,fake,0.1,1\n"))
 
 
 def test_scores_that_are_higher_for_reals_are_turned_round(table):
