@@ -61,6 +61,8 @@ def robustness(
     if (task := run_config(found).task) != DEFAULT_TASK:
         raise UsageError(f"{found.run_id} is of task {task}; robustness is measured of runs of task {DEFAULT_TASK}.")
     names = [name for text in levels for name in split_names(text)]
+    if levels and not names:
+        raise UsageError("--levels: got no name. Give some, or leave the option out for all levels.")
     chosen = levels_named(names)
     click.echo(f"run {found.root}\n{len(chosen)} levels: {', '.join(chosen)}")
     with run_lock(found):

@@ -26,7 +26,7 @@ from fvc_lib.metrics.classification import (
 from fvc_lib.metrics.intervals import group_codes, strata_of_groups
 
 WANTED = "'best', 'fpr=SHARE' such as fpr=0.01, or 'cost=FALSE_ALARM:MISS' such as cost=5:1"
-_NUMBER = r"(\d+\.?\d*|\.\d+)"
+_NUMBER = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
 
 
 @dataclass(frozen=True)

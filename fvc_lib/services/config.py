@@ -721,12 +721,18 @@ def _require_known(name: str) -> None:
         raise UsageError(f"unknown parameter {name!r}.{near} Each notebook's: {command_text('--list')}")
 
 
+def _told(problem: Mapping[str, Any]) -> str:
+    """What pydantic found; a check's own words as they are."""
+    own = problem.get("ctx", {}).get("error")
+    return str(own) if isinstance(own, ValueError) else problem["msg"].lower()
+
+
 def _validated(values: Mapping[str, Any], origin: str) -> RunConfig:
     try:
         return RunConfig(**{str(k): v for k, v in values.items()})
     except ValidationError as error:
         problems = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc'])}: got {item['input']!r}, {item['msg'].lower()}"
+            f"{'.'.join(str(part) for part in item['loc'])}: got {item['input']!r}, {_told(item)}"
             for item in error.errors()
         )
         raise UsageError(f"{origin}: {problems}.") from error

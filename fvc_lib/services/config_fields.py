@@ -159,7 +159,7 @@ def known_tuning(what: str) -> str:
     return what
 
 
-_NUMBER = r"(\d+\.?\d*|\.\d+)"
+_NUMBER = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
 
 
 def known_operating_point(what: str) -> str:
@@ -167,7 +167,9 @@ def known_operating_point(what: str) -> str:
     bare = what.strip().lower().replace(" ", "")
     found = re.fullmatch(rf"best|fpr={_NUMBER}|cost={_NUMBER}:{_NUMBER}", bare)
     if not found or any(float(number) <= 0 for number in found.groups() if number) or float(found[1] or 0) >= 1:
-        raise ValueError("wanted best, fpr=SHARE inside (0, 1) such as fpr=0.01, or cost=FALSE_ALARM:MISS such as 5:1")
+        raise ValueError(
+            "wanted best, fpr=SHARE inside (0, 1) such as fpr=0.01, or cost=FALSE_ALARM:MISS such as cost=5:1"
+        )
     return bare
 
 

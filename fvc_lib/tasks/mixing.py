@@ -5,6 +5,7 @@ a sample is mixed, with which other one and how is drawn by its own generator, f
 micro-batch, rank or loader process changes it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,25 +47,30 @@ def draw_mix(
     num_samples: int,
     size: int,
     generator: np.random.Generator,
-    labels: np.ndarray | None = None,
+    rows_of_class: Sequence[np.ndarray] | None = None,
 ) -> Mix | None:
     """What becomes of one training sample, of ``num_samples`` that are ``size`` pixels a side; None: it stays alone.
 
-    With ``labels`` (num_samples,) the other sample's class is drawn first, each as often.
+    With ``rows_of_class``, the numbers of each class's samples, the other sample's class is drawn first, each as often.
     """
     kinds = [kind for kind, alpha in (("mixup", settings.mixup_alpha), ("cutmix", settings.cutmix_alpha)) if alpha]
     if not kinds or num_samples < 2 or generator.uniform() >= settings.share:
         return None
     kind = kinds[int(generator.integers(len(kinds)))]
-    if labels is None:
+    if rows_of_class is None:
         partner = int(generator.integers(num_samples))
     else:
-        partner = int(generator.choice(np.flatnonzero(labels == generator.choice(np.unique(labels)))))
+        partner = int(generator.choice(rows_of_class[int(generator.choice(len(rows_of_class)))]))
     if kind == "mixup":
         return Mix(partner, None, float(generator.beta(settings.mixup_alpha, settings.mixup_alpha)))
     box = _draw_box(size, float(generator.beta(settings.cutmix_alpha, settings.cutmix_alpha)), generator)
     top, bottom, left, right = box
     return Mix(partner, box, 1 - (bottom - top) * (right - left) / size**2)
+
+
+def rows_of_classes(labels: np.ndarray) -> list[np.ndarray]:
+    """The numbers of each class's samples, int64, in the order of the classes; ``labels`` is (N,)."""
+    return [np.flatnonzero(labels == each) for each in np.unique(labels)]
 
 
 def _draw_box(size: int, share: float, generator: np.random.Generator) -> tuple[int, int, int, int]:

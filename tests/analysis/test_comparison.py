@@ -74,11 +74,22 @@ def test_of_two_runs_that_differ_in_the_re_encode_alone_the_difference_is_what_t
             run.params_yaml.write_text(config.to_yaml())
         return compare(two_runs, replicates=300).pairs[0].finding
 
-    sentence = "run_b is run_a on re-encoded videos: the difference is what the container gave away."
-    assert told(RunConfig(), RunConfig(canonical=True)).endswith(sentence)
-    assert "run_a is run_b on re-encoded" in told(RunConfig(canonical=True), RunConfig())
+    plain_is_worse = told(RunConfig(), RunConfig(canonical=True)), told(RunConfig(canonical=True), RunConfig())
+    assert sum("what the container gave away and what re-encoding took" in each for each in plain_is_worse) == 1
+    assert sum("it does not lose" in each for each in plain_is_worse) == 1
+    values = compare(two_runs, replicates=300).values
+    better_is_plain = plain_is_worse[0 if values["run_a"].value > values["run_b"].value else 1]
+    assert "the difference is what the container gave away" in better_is_plain
     for other in (RunConfig(), RunConfig(canonical=True, epochs=3), RunConfig(epochs=3)):
         assert "container" not in told(RunConfig(), other)
+
+
+def test_of_a_trial_no_difference_is_shown(two_runs: list[RunPaths]) -> None:
+    assert compare(two_runs, replicates=300).pairs[0].is_shown
+    two_runs[0].params_yaml.write_text(RunConfig(dev_groups=20).to_yaml())
+    (pair,) = compare(two_runs, replicates=300).pairs
+    assert (pair.is_shown, "is above" in pair.finding) == (False, False)
+    assert pair.finding.startswith("run_a is a trial on 20 groups, so nothing is claimed of run_b minus run_a: ")
 
 
 def test_a_shown_difference_is_said_with_its_interval_and_p(two_runs: list[RunPaths]) -> None:

@@ -101,3 +101,18 @@ def test_figures_show_every_level_and_the_course_of_each_kind(scored, results):
     alone = results.filter(level="undisturbed")
     assert "nothing to show" in levels_figure(alone).layout.title.text
     assert "nothing to show" in curves_figure(alone, order).layout.title.text
+
+
+def test_of_several_targets_the_numbers_are_the_mean_over_them_as_in_the_results(scored):
+    number = pl.col("video_id").str.slice(5).cast(pl.Int64) % 2
+    # One target is found by its scores' scale: pooled, the ranking would be another.
+    shifted = scored.with_columns(
+        target=pl.when(number == 0).then(pl.lit("a")).otherwise(pl.lit("b")),
+        score=pl.when(number == 0).then(pl.col("score") / 4).otherwise(0.75 + pl.col("score") / 4),
+    )
+    before = robustness_results(shifted, STRENGTHS, replicates=50).filter(level="undisturbed", metric="roc_auc")
+    own = [
+        roc_auc_score(rows["label"] == "fake", rows["score"])
+        for rows in shifted.filter(level="undisturbed").partition_by("target")
+    ]
+    assert before["value"].to_list() == pytest.approx([np.mean(own)])

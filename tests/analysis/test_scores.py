@@ -45,6 +45,8 @@ def test_the_spread_is_over_runs_that_differ_in_the_seed_alone(make_run: MakeRun
     for each, config in ((run, RunConfig()), (same, RunConfig(seed=1)), (other, RunConfig(seed=2, epochs=3))):
         write_text(each.params_yaml, config.to_yaml())
     (found,) = runs_of_other_seeds(run)
+    write_text(other.params_yaml, RunConfig(seed=1).to_yaml())
+    assert len(runs_of_other_seeds(run)) == 1, "a seed counts once"
     shifted = found.with_columns(score=(pl.col("score") - 0.1).clip(0, 1))
     table = score_table(read_table(run.index, tables.INDEX), predictions_of(run), [shifted])
     mid = table.filter(pl.col("score").is_between(0.1, 1))

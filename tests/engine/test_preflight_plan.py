@@ -102,3 +102,8 @@ def test_a_step_that_takes_more_than_extrapolated_gives_way_to_a_smaller_one():
     assert walk(8, 800, lambda n: 50 * n if n < 8 else 900) == ([1, 2, 4, 8], 4)
     assert walk(8, 10_000, lambda n: 50 * n, failing_from=4) == ([1, 2, 4], 2)
     assert walk(8, 10_000, lambda n: 50 * n, failing_from=1) == ([1], None)
+
+
+def test_one_measurement_alone_is_taken_as_proportional():
+    assert estimate({1: 50}, 8) == 400
+    assert estimate({}, 8) is None

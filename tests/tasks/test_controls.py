@@ -196,3 +196,17 @@ def test_a_video_the_index_does_not_hold_is_named(tables: Any) -> None:
     folds = tables.folds()
     with pytest.raises(DataError, match="video00000"):
         controls.metadata_only(tables.index(folds)[1:], folds)
+
+
+def test_more_categories_than_the_model_takes(tables: Any) -> None:
+    folds = tables.folds(num_groups=600, per_group=1)
+    index = tables.index(folds, codec=[f"codec\n{row}" for row in range(folds.height)])
+    assert 0.3 < auc(controls.metadata_only(index, folds, rounds=3)) < 0.7
+
+
+def test_training_on_one_class_gives_the_prior(tables: Any) -> None:
+    folds = tables.folds(num_folds=2).with_columns(
+        label=pl.when(pl.col("fold") == 0).then(pl.lit("real")).otherwise("label")
+    )
+    scored = controls.metadata_only(tables.index(folds), folds)
+    assert set(scored.filter(pl.col("fold") == 1)["score"]) == {0.0}

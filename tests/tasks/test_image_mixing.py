@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from fvc_lib.tasks.image.data import mixed_values
-from fvc_lib.tasks.mixing import Mix, MixSettings, draw_mix, mixed_pixels, mixed_target
+from fvc_lib.tasks.mixing import Mix, MixSettings, draw_mix, mixed_pixels, mixed_target, rows_of_classes
 
 
 def drawn(settings, count=300, size=32):
@@ -64,6 +64,6 @@ def test_a_class_counts_with_its_pictures_share_also_beside_a_picture_without_on
 def test_where_batches_are_balanced_so_are_the_partners_classes():
     labels = np.array([0] * 90 + [1] * 10)
     generators = (np.random.default_rng(seed) for seed in range(2000))
-    partners = [draw_mix(MixSettings(1.0, 0.2), 100, 16, each, labels).partner for each in generators]
+    partners = [draw_mix(MixSettings(1.0, 0.2), 100, 16, each, rows_of_classes(labels)).partner for each in generators]
     assert 0.45 < labels[partners].mean() < 0.55
     assert set(partners) == set(range(100))

@@ -12,8 +12,9 @@ from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.metrics.calibration import fit_temperature, probabilities
 from fvc_lib.metrics.classification import balanced_accuracy, best_threshold
 from fvc_lib.metrics.operating_points import operating_point
-from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.config_fields import known_operating_point
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.video.operating import confusion_table, operating_sentence
 from fvc_lib.tasks.video.selection import (
@@ -76,7 +77,8 @@ def test_a_record_of_another_operating_point_is_not_taken_over(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["best", "fpr=.01", "FPR = 0.05", "cost=5:1", "fpr=1", "fpr=0", "cost=0:1", "fpr", "0.5"]
+    "text",
+    ["best", "fpr=.01", "FPR = 0.05", "cost=5:1", "fpr=1", "fpr=0", "cost=0:1", "fpr", "0.5", "5:1", "fpr=1e-05"],
 )
 def test_configuration_and_metrics_read_the_same_operating_points(text):
     try:
@@ -187,3 +189,18 @@ def test_the_table_and_the_sentence_name_what_was_chosen_on_what():
     assert sentence.startswith("Chosen on 60 inner validation videos of 12 groups (30 real, 30 fake)")
     assert "opened once, after this was on the disk" in sentence
     assert "opened 2 times, each after" in replace(recorded(), openings=2).sentence()
+
+
+def test_an_operating_point_reads_what_it_writes_and_a_wrong_one_is_told_how_to_be_written():
+    small = operating_point("fpr=0.00001")
+    assert operating_point(str(small)) == small
+    assert known_operating_point(str(small)) == str(small)
+    with pytest.raises(UsageError, match=r"got 'fpr=1', wanted best, fpr=SHARE inside .* such as cost=5:1\.$"):
+        resolve_config({"operating_point": "fpr=1"}, environ={})
+
+
+def test_reals_with_a_score_of_1_are_told_where_none_may_be_called_fake(caplog):
+    logits = np.where(LABELS == 1, 900.0, -900.0)
+    logits[0] = 900.0
+    assert select(HISTORY, 2, LABELS, logits, num_groups=12, point="fpr=0.01").threshold == 1
+    assert "fpr=0.01 cannot be kept: reals with a score of 1 are called fake: 1" in caplog.text

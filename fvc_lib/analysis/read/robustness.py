@@ -34,7 +34,7 @@ def robustness_results(
     first, then the levels, the lowest ROC AUC first; those without one last.
 
     Args:
-        scored: ROBUSTNESS.
+        scored: ROBUSTNESS; with a column ``target`` of several, numbers are the plain mean over them.
         strengths: in words, by level.
         replicates: of the cluster bootstrap over groups.
         seed: of its draws.
@@ -76,8 +76,10 @@ def robustness_results(
 def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) -> dict[str, dict[str, float | None]]:
     """By metric: value, interval and paired difference of ``disturbed`` against ``score``."""
     thresholds, folds = both["threshold"].to_numpy(), both["fold"].to_numpy()
+    several = "target" in both.columns and both["target"].n_unique() > 1  # then results are the mean over them
+    targets = both["target"].to_numpy() if several else None
     measures = [
-        measure_over_folds(metric, both[column].to_numpy(), thresholds, folds)
+        measure_over_folds(metric, both[column].to_numpy(), thresholds, folds, targets)
         for metric in METRICS
         for column in ("score", "disturbed")
     ]

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.analysis.read import records
-from fvc_lib.analysis.read.headline import audit_failures, interval_cautions, run_parameters, run_task
+from fvc_lib.analysis.read.headline import audit_failures, interval_cautions, run_parameters, run_task, trial_text
 from fvc_lib.analysis.read.protocols import protocol_text
 from fvc_lib.analysis.read.records import run_status
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text, metric_name, number_text
@@ -247,22 +247,39 @@ def compare(
         pairs += [_pair(together, drawn, one, other, metric, confidence) for one, other in numbered]
     refusals = (*(run for run in read if isinstance(run, Refusal)), *not_alike)
     asked = {run.name: run_parameters(run.run) for run in read if isinstance(run, JudgedRun)}
-    told = tuple(_with_protocols(_with_container(pair, asked), asked) for pair in adjusted(pairs, metric, confidence))
+    found = [_of_trials(pair, asked) for pair in adjusted(pairs, metric, confidence)]
+    told = tuple(_with_protocols(_with_container(pair, asked, metric), asked) for pair in found)
     return Comparison(metric, confidence, replicates, values, told, refusals)
 
 
-def _with_container(pair: PairComparison, asked: Mapping[str, Mapping[str, object]]) -> PairComparison:
+def _with_container(pair: PairComparison, asked: Mapping[str, Mapping[str, object]], metric: str) -> PairComparison:
     """With a sentence where the two runs differ in the canonical re-encode and in nothing else that can count."""
     one, other = ({**DEFAULTS, **asked[name]} for name in (pair.first, pair.second))
     names = {
         name for name in {*one, *other} - NOT_HASHED - RETIRED.keys() if str(one.get(name)) != str(other.get(name))
     }
     is_canonical = [bool(each.get("canonical")) for each in (one, other)]
+    if math.isnan(pair.difference.value):
+        return pair
     if names != {"canonical"} or is_canonical[0] == is_canonical[1]:
         return pair
     plain, encoded = (pair.first, pair.second) if is_canonical[1] else (pair.second, pair.first)
-    what = "is what the container gave away" if pair.is_shown else "would be what the container gave away"
-    return replace(pair, finding=f"{pair.finding} {encoded} is {plain} on re-encoded videos: the difference {what}.")
+    told = f"{pair.finding} {encoded} is {plain} on re-encoded videos"
+    rises = (pair.difference.value > 0) == is_canonical[1]
+    if not pair.difference.value or rises == (direction(metric) == "higher"):
+        return replace(pair, finding=f"{told}: by the values alone it does not lose.")
+    be = "is" if pair.is_shown else "would be"
+    return replace(pair, finding=f"{told}: the difference {be} what the container gave away and what re-encoding took.")
+
+
+def _of_trials(pair: PairComparison, asked: Mapping[str, Mapping[str, object]]) -> PairComparison:
+    """Shown of no pair with a trial on a part of its corpus, which claims nothing."""
+    trials = [f"{name} is a {trial}" for name in (pair.first, pair.second) if (trial := trial_text(asked[name]))]
+    if not trials:
+        return pair
+    by = f"{difference_text(pair)}, Holm p {p_text(pair.holm_p_value)}"
+    told = f"{' and '.join(trials)}, so nothing is claimed of {pair.second} minus {pair.first}: {by}."
+    return replace(pair, is_shown=False, finding=told)
 
 
 def _with_protocols(pair: PairComparison, asked: Mapping[str, Mapping[str, object]]) -> PairComparison:

@@ -41,7 +41,7 @@ def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
 
     Runs whose folds differ as well count: their network, too, had not seen the group that it scored.
     """
-    own, found = run_parameters(run), []
+    own, found = run_parameters(run), {}
     for folder in sorted(run.root.parent.glob("run_*")):
         other = RunPaths(folder)
         if folder == run.root or not other.results.is_file():
@@ -54,8 +54,9 @@ def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
             parts = [read_table(path, PREDICTIONS) for path in sorted(other.tables.glob("predictions_fold_*.parquet"))]
         except DataError:  # its own report says so
             continue
-        found += [pl.concat(parts)] if parts else []
-    return found
+        if parts:
+            found[asked.get("seed")] = pl.concat(parts)  # a seed counts once: the latest run of it
+    return list(found.values())
 
 
 def write_results(run: RunPaths, results: pl.DataFrame, confidence: float) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -19,7 +20,7 @@ from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import PARTS
-from fvc_lib.tasks.mixing import Mix, MixSettings, draw_mix, mixed_pixels, mixed_target
+from fvc_lib.tasks.mixing import Mix, MixSettings, draw_mix, mixed_pixels, mixed_target, rows_of_classes
 from fvc_lib.video.decode.still_image import decode_image
 
 UNKNOWN_CLASS = -1
@@ -333,8 +334,12 @@ class ImageDataset:
     def _mix(self, index: int) -> Mix | None:
         if self.mixing is None:
             return None
-        labels = self.records.class_indices if self.mixing.balanced else None
-        return draw_mix(self.mixing, len(self), self.size, self._generator("mix", index), labels)
+        rows = self._rows_of_class if self.mixing.balanced else None
+        return draw_mix(self.mixing, len(self), self.size, self._generator("mix", index), rows)
+
+    @cached_property
+    def _rows_of_class(self) -> list[np.ndarray]:
+        return rows_of_classes(self.records.class_indices)
 
     def _own_tensors(self, index: int) -> dict[str, Tensor]:
         """Of one picture by itself."""

@@ -21,7 +21,7 @@ from fvc_lib.services.errors import DataError, LeakageError, command_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, FOLDS, INDEX, LABELS, PROTOCOL, read_table
 from fvc_lib.services.tasks import CONTROL_TRAININGS, KFOLD, REAL_SOURCES, SHUFFLED_LABELS
-from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels
+from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels, rows_of_classes
 from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.tasks.video.real_sources import of_two_sources
 from fvc_lib.tasks.video.selection import RecordedSelection
@@ -100,7 +100,8 @@ class ClipDataset:
         self.rows = tuple(rows)
         self._clips, self._per_row = clips, 1 if draws else clips
         self._mixing, self._seed, self._epoch = mixing, seed, epoch
-        self._labels = np.array([row.label for row in self.rows]) if mixing and mixing.balanced else None
+        labels = np.array([row.label for row in self.rows])
+        self._rows_of_class = rows_of_classes(labels) if mixing and mixing.balanced else None
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -166,7 +167,7 @@ class ClipDataset:
 
     def _mix(self, tensors: dict[str, Tensor], number: int, row: ClipRow, settings: MixSettings) -> None:
         generator = np.random.default_rng(stable_seed("clip mix", self._seed, row.clip_id, self._epoch))
-        mix = draw_mix(settings, len(self.rows), self._source.shape[-1], generator, self._labels)
+        mix = draw_mix(settings, len(self.rows), self._source.shape[-1], generator, self._rows_of_class)
         if mix is None:
             return
         frames = np.empty(self._shape, np.uint8)

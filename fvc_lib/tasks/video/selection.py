@@ -133,8 +133,11 @@ def select(
     temperature = fit_temperature(checked, logits)
     scores = probabilities(logits, temperature)
     has_both = checked.min() != checked.max()
-    # No probability lies above 1, where not one real may be called fake.
-    threshold = min(threshold_at(operating_point(point), checked, scores), 1.0) if has_both else 0.5
+    threshold = threshold_at(operating_point(point), checked, scores) if has_both else 0.5
+    if threshold > 1:  # not one real may be called fake; tables hold no threshold above 1
+        threshold = 1.0
+        if alarms := int((scores[checked == 0] >= 1).sum()):
+            _logger.warning("%s cannot be kept: reals with a score of 1 are called fake: %d", point, alarms)
     return Selection(
         num_epochs=len(history),
         best_epoch=best_epoch,
