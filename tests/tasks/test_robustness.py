@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -135,3 +136,13 @@ def test_levels_are_named_by_recipe_or_kind():
     assert set(robustness.level_facts()["level"]) >= set(every)
     with pytest.raises(UsageError, match="got 'jpg'"):
         levels_named(["jpg"])
+
+
+def test_a_stored_score_counts_for_its_weights_and_its_recipe_alone(run, monkeypatch):
+    networks = RunNetworks(run)
+    names = {robustness._identity(networks, level) for level in ("undisturbed", "size_half", "jpeg_50")}
+    outcome = networks.outcomes[0]
+    training = replace(outcome.training, best_weights="0" * 64)
+    monkeypatch.setitem(networks.outcomes, 0, replace(outcome, training=training))
+    names |= {robustness._identity(networks, level) for level in ("undisturbed", "size_half", "jpeg_50")}
+    assert len(names) == 6
