@@ -25,7 +25,14 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, VideoReformatter
 from av.video.stream import VideoStream
 
-from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_json
+from fvc_lib.services.atomic_files import (
+    AnyPath,
+    atomic_output,
+    read_json_object,
+    sha256_of_file,
+    sha256_of_json,
+    write_json,
+)
 from fvc_lib.services.code_version import code_hash
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.isolated_workers import run_isolated
@@ -179,9 +186,16 @@ def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
         target = reencoded_path(sha256_of_video(source), recipe, cache_dir)
     except OSError as error:
         raise UnreadableVideo(source, (error.strerror or type(error).__name__).lower()) from error
-    if not target.is_file():  # written atomically: what is there is whole
+    if not _is_as_written(target):
         reencode(source, target, RECIPES[recipe])
+        write_json(target.with_suffix(".json"), {"sha256": sha256_of_file(target)})
     return target
+
+
+def _is_as_written(target: Path) -> bool:
+    """Whether the file is the one whose digest was noted beside it: a damaged or foreign one is made anew."""
+    noted = read_json_object(target.with_suffix(".json"))
+    return target.is_file() and sha256_of_file(target) == noted.get("sha256")
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,9 @@ def test_files_are_kept_by_content_and_recipe_and_one_bad_video_costs_itself(tmp
     assert reencoded(plain, "blur_1", tmp_path / "cache") != made
     reencode(plain, tmp_path / "again.mp4", RECIPES["canonical"])
     assert (tmp_path / "again.mp4").read_bytes() == content
+    for damage in (content[:-100], b"", b"another"):
+        made.write_bytes(damage)
+        assert reencoded(plain, "canonical", tmp_path / "cache").read_bytes() == content, "a damaged file is made anew"
     assert replace(RECIPES["canonical"], crf=24).digest != RECIPES["canonical"].digest
 
 
