@@ -181,7 +181,7 @@ LAYOUTS = ("A corpus is (1)", "(2)", "(3)")
     ("name", "words"),
     [
         ("absent", ("no such file or folder", "Wanted: folder, CSV/Parquet manifest or FVC-2018 folder")),
-        pytest.param("notes.txt", ("neither .csv nor .parquet", *LAYOUTS), marks=pytest.mark.long),
+        pytest.param("notes.txt", ("none of .csv, .tsv, .parquet", *LAYOUTS), marks=pytest.mark.long),
         pytest.param(
             "videos",
             ("a folder without 'real' and 'fake'", "Did you mean", "list.csv", *LAYOUTS),

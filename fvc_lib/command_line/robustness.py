@@ -47,8 +47,9 @@ def robustness(
     python run_notebooks.py robustness latest --levels h264,size   two kinds
     python run_notebooks.py robustness latest --levels jpeg_50     one level
 
-    Kinds: lossless (a control: written anew, nothing changed), h264 (CRF 23, 28, 35, 40), h265, size (1/2, 1/4), jpeg
-    (quality 90, 70, 50), blur, noise, rate (every 2nd frame), trim (first or last 25 %).
+    Kinds and their levels: lossless (a control: written anew, nothing changed); h264 (h264_crf23, 28, 35, 40); h265
+    (h265_crf28); size (size_half, size_quarter); jpeg (jpeg_90, 70, 50); blur (blur_1, 2, 4 px); noise (noise_4, 8, 16
+    of 255); rate (rate_half); trim (trim_front, trim_back: 25 %).
 
     What is scored is kept at once: after a kill the same command goes on. Other levels can be added later. Written:
     tables/robustness.parquet, tables/robustness_results.csv, and the executed notebook 09_robustness with its page.

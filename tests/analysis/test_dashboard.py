@@ -266,7 +266,7 @@ def test_headless_and_live_show_the_same_figures_and_controls_redraw_them(runs: 
     assert len(redrawn) == len(titles)
     assert any(title.startswith("ROC AUC") for title in redrawn)
     assert redrawn[0] == titles[0]
-    assert found.outputs[0].text.startswith("copied / run_20250306_000000_abcdef04")
+    assert found.outputs[0].text == "frame_cnn · copied / run_20250306_000000_abcdef04\n"
     assert "No chosen run is at work any more" in live.outputs[-1].text
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.analysis.pages.report import write_run_report
+from fvc_lib.analysis.pages.report import write_run_report, write_runs_index
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text
@@ -78,6 +78,7 @@ def make_runs(folder: Path) -> Runs:
     copied = RunPaths(folder / "runs" / FOREIGN / RUN)
     shutil.copytree(shown.root, copied.root)
     write_run_report(copied)
+    write_runs_index(folder / "runs")
     return Runs(folder / "runs", shown, beside, copied)
 
 

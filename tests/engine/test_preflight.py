@@ -291,5 +291,5 @@ def test_the_predicted_peak_is_within_a_quarter_of_what_a_training_takes():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result["measured"] > 1.3 * result["baseline"]
+    assert result["measured"] > result["baseline"] + 40_000_000  # else the baseline alone would agree
     assert result["predicted"] == pytest.approx(result["measured"], rel=0.25)

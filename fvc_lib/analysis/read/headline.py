@@ -176,7 +176,12 @@ def parameter_cautions(parameters: Mapping[str, object]) -> tuple[str, ...]:
     told = [sentence for name, value, sentence in _OF_PARAMETERS if parameters.get(name) == value]
     if parameters.get("corpus") == "":
         what = TASKS[run_task(parameters)].synthetic
-        told.insert(0, f"The corpus is synthetic: the number shows that the pipeline works, not how well {what}.")
+        if not parameters.get("more_corpora"):
+            told.insert(0, f"The corpus is synthetic: the number shows that the pipeline works, not how well {what}.")
+        else:
+            told.insert(
+                0, f"Part of the videos is the synthetic sample corpus, which shows nothing of how well {what}."
+            )
     kept = parameters.get("dev_samples_per_class")
     if isinstance(kept, int) and kept > 0:
         told.append(f"Trained in dev mode, on at most {count_text(kept, 'image')} of each class.")
@@ -427,6 +432,11 @@ def run_headline(run: RunPaths) -> ReportHeadline:
     status = run_status(run)
     model = next((score for score in measured.scores if score.source == "model" and score.value is not None), None)
     of_scores = (*measured.cautions, *interval_cautions(measured.num_groups, model.low, model.high)) if model else ()
+    chance = measured.measure.chance
+    if model and chance is not None and model.high is not None and model.high < chance:
+        below = f"The whole interval lies below chance ({chance:g}): "
+        told = below + "what told the labels in training tells the opposite here."
+        of_scores = (told, *of_scores)
     verdict = run_verdict(run, measured)
     return ReportHeadline(
         run_id=path_to_text(run.run_id),
