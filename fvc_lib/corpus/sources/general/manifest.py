@@ -70,7 +70,7 @@ def read_manifest(manifest: AnyPath) -> Listing:
         raise DataError(
             f"{manifest.name}: no row is labelled real or fake; got {got}. Fill the column 'label', or say what its "
             f'values mean, if it is this: label_map: {{"{values[0]}": fake, "{values[1]}": real}} in a params file, or '
-            f"-p label_map {values[0]}=fake,{values[1]}=real (of an audit --label-map)."
+            f"(with audit: --label-map instead) -p label_map {values[0]}=fake,{values[1]}=real."
         )
     return listing.listing_of_rows(files, "manifest", rows, places, rejections)
 
