@@ -13,11 +13,11 @@ from tests.browser.conftest import OpenFile
 from tests.browser.offline import cut_tables, draw_all, figures, flaws, settle
 from tests.browser.runs import FOREIGN, HOSTILE, Runs
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 WIDE, PHONE = (1200, 900), (390, 844)
 PAPER = (688, 900)  # A4 less the margins of the style sheet, in CSS pixels
 RECORD = "05_kfold_results"
-PAGES = ["report", pytest.param("index", marks=pytest.mark.long), RECORD]
+PAGES = ["report", "index", RECORD]
 
 
 def path_of(name: str, runs: Runs) -> Path:
@@ -64,7 +64,6 @@ def test_a_printed_report_shows_every_section_and_every_figure_unclipped(
     assert watched.trouble() == []
 
 
-@pytest.mark.long
 def test_links_between_the_pages_lead_where_they_say(open_file: OpenFile, runs: Runs) -> None:
     """Also into folders whose names are markup, or no UTF-8."""
     watched = open_file(runs.folder / "index.html")

@@ -150,7 +150,7 @@ def metadata_features(manifest: Path, rows: list[dict[str, str]]) -> np.ndarray:
     return np.hstack([np.array(numbers, float), one_hot])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_metadata_does_not_give_the_label_away(corpus):
     rows = rows_of(corpus)
     features = metadata_features(corpus, rows)
@@ -168,7 +168,7 @@ def test_metadata_does_not_give_the_label_away(corpus):
         assert 0.35 < np.mean(scores) < 0.65, f"{name}: AUC {np.round(scores, 3)}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sizes_hit_their_targets_alike_for_both_labels(corpus):
     misses = {"real": [], "fake": []}
     for event in plan_events():
@@ -198,7 +198,7 @@ def all_copies(corpus, tmp_path_factory) -> list[tuple[str, str, str]]:
     return [(event, edit, str(probe_file(str(path))["perceptual_hash"])) for event, edit, path in files]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_copies_are_found_without_the_given_groups_and_no_two_events_are_joined(all_copies):
     pairs = near_duplicate_pairs([text for _, _, text in all_copies], RunConfig().near_duplicate_bits)
     assert [(all_copies[i], all_copies[j]) for i, j in pairs if all_copies[i][0] != all_copies[j][0]] == []

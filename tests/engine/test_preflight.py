@@ -154,6 +154,7 @@ def test_the_next_fold_decides_the_same_without_measuring_whatever_was_measured_
     assert check(replace(request, micro_batch=1), MemoryBudget(8 << 30, "8 GiB"), store).micro_batch == 1
 
 
+@pytest.mark.long
 def test_a_measurement_that_is_cut_short_does_not_replace_a_richer_one(tmp_path):
     store = tmp_path / "preflight.json"
     request = troubled("raise", from_size=3)

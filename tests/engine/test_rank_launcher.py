@@ -57,6 +57,7 @@ def test_the_ranks_end_together_with_the_reason_of_the_one_that_was_killed(tmp_p
     assert ranks_below(os.getpid(), PROGRAM) == []
 
 
+@pytest.mark.long
 def test_a_wish_to_stop_is_passed_on_once_all_ranks_listen(tmp_path):
     listening = []
 

@@ -108,7 +108,7 @@ def killed_until_done(tiny: TinyTraining, whole: Whole, root: Path, chance: rand
     return kills
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.fault(3)
 def test_two_folds_killed_at_random_moments_end_as_if_nothing_had_been(tiny, whole, tmp_path, tally):
     tally.add(survived=killed_until_done(tiny, whole, tmp_path / "killed", random.Random(1), max_kills=5))
