@@ -10,7 +10,7 @@ from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.tables import CLIP_SCORES, FOLDS, PREDICTIONS, PROTOCOL, read_table, write_table
 from fvc_lib.tasks.video.data import ClipDataset, clip_rows
-from fvc_lib.tasks.video.operating import clip_level_sentence
+from fvc_lib.tasks.video.results import clip_level_sentence
 from fvc_lib.tasks.video.task import BinaryScores
 from fvc_lib.tasks.video.training import fold_training, train_fold
 from tests.kits.training import draw_clip

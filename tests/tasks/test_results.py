@@ -17,8 +17,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CLIP_SCORES, GROUP_LINKS, PROTOCOL, frame_of, write_table
 from fvc_lib.tasks.leakage_audit import leakage_audit
 from fvc_lib.tasks.video import controls
-from fvc_lib.tasks.video.operating import clip_level_sentence
-from fvc_lib.tasks.video.results import METRIC_NAMES, check_predictions, kfold_results, undecoded
+from fvc_lib.tasks.video.results import METRIC_NAMES, check_predictions, clip_level_sentence, kfold_results, undecoded
 
 CONFIG = RunConfig(bootstrap_replicates=200)
 ALL_CONTROLS = (

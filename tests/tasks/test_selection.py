@@ -16,7 +16,7 @@ from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.config_fields import known_operating_point
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.tasks.video.operating import confusion_table, operating_sentence
+from fvc_lib.tasks.video.results import confusion_table, operating_sentence
 from fvc_lib.tasks.video.selection import (
     SELECTION,
     EarlierOpenings,

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from fvc_lib.analysis.audit.slice_auc import sliced_class
 from fvc_lib.analysis.read.headline import (
     DISHONEST_CONTROLS,
     HEADLINE_METRIC as MAIN_METRIC,
@@ -55,7 +56,6 @@ from fvc_lib.metrics.paired_difference import (
     paired_difference,
 )
 from fvc_lib.metrics.shuffled import shuffled_label_aucs
-from fvc_lib.metrics.slice_auc import sliced_class
 from fvc_lib.metrics.source_floor import SourceFloor, real_source_floor
 from fvc_lib.services.errors import UsageError
 

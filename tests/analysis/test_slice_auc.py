@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import sklearn.metrics
 
-from fvc_lib.metrics.slice_auc import sliced_class
+from fvc_lib.analysis.audit.slice_auc import sliced_class
 
 
 @pytest.mark.parametrize("sliced_label", [0, 1])
