@@ -49,7 +49,7 @@ def export(run: str, to: Path | None, runs_dir: Path | None) -> None:
         DISHONEST_CONTROLS,
         run_headline,
     )  # torch and polars take a second to load
-    from fvc_lib.tasks.video.bundle import ScoreRecord, Standing, write_bundle
+    from fvc_lib.tasks.video.verdicts.bundle import ScoreRecord, Standing, write_bundle
 
     found = find_run(runs_dir or Path(resolve_config().runs_dir), run)
     if (task := run_config(found).task) != DEFAULT_TASK:

@@ -66,7 +66,8 @@ def predict(
 
     Exit codes: 0 at least one video was read, 1 the notebook failed, 2 usage, 3 no video could be read.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    from fvc_lib.tasks.video.verdicts import files_of, rule_of  # torch takes a second to load
+    from fvc_lib.tasks.video.verdicts.judging import files_of  # torch takes a second to load
+    from fvc_lib.tasks.video.verdicts.rule import rule_of
 
     runs = runs_dir or Path(resolve_config().runs_dir)
     found = find_run(runs, run)

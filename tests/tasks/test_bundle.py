@@ -21,7 +21,7 @@ from fvc_lib.services.digests import write_document
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CALIBRATION, INDEX, LOOKS, PREDICTIONS, read_table, write_table
-from fvc_lib.tasks.video.bundle import Standing, write_bundle
+from fvc_lib.tasks.video.verdicts.bundle import Standing, write_bundle
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
 

@@ -14,8 +14,8 @@ from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table
 from fvc_lib.tasks.video import features
 from fvc_lib.tasks.video.data import made_clips, read_fold
 from fvc_lib.tasks.video.features import FeatureSource, with_features
-from fvc_lib.tasks.video.scoring import RunNetworks
 from fvc_lib.tasks.video.training import fold_training, train_fold
+from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
 from fvc_lib.video.clips.store import prune_set, stored_sets
 
 CPU = torch.device("cpu")

@@ -17,9 +17,10 @@ from fvc_lib.services.checkpoint_files import BEST, write_weights_with_digest
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import PREDICTIONS, ROBUSTNESS, read_table, write_table
-from fvc_lib.tasks.video import robustness, scoring
+from fvc_lib.tasks.video import robustness
 from fvc_lib.tasks.video.robustness import levels_named, score_levels
-from fvc_lib.tasks.video.scoring import FileToScore, RunNetworks, score_files
+from fvc_lib.tasks.video.verdicts import scoring
+from fvc_lib.tasks.video.verdicts.scoring import FileToScore, RunNetworks, score_files
 from tests.kits.scored_run import NUM_VIDEOS, trained_run, write_video
 from tests.kits.training import draw_clip
 

@@ -16,19 +16,10 @@ from fvc_lib.command_line.main import main
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table, write_table
-from fvc_lib.tasks.video.scoring import RunNetworks
-from fvc_lib.tasks.video.verdicts import (
-    WITHHELD,
-    Familiar,
-    KnownVideos,
-    copied_rows,
-    decoding_cautions,
-    files_of,
-    judge_files,
-    judged,
-    rule_of,
-    rule_sentences,
-)
+from fvc_lib.tasks.video.verdicts.judging import decoding_cautions, files_of, judge_files, judged
+from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, rule_of, rule_sentences
+from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
+from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, copied_rows
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import ScoredTables, draw_clip
 

@@ -10,7 +10,7 @@ had not seen it, and a copy of one gets none.
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,31 +19,19 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from fvc_lib.corpus.copies.groups import Components
-from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.label_table import SUFFIXES, read_label_table
 from fvc_lib.corpus.listing import Rejections, is_named_as
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
-from fvc_lib.metrics.abstention import (
-    FAKE,
-    REAL,
-    UNDECIDED,
-    AbstentionRates,
-    PValues,
-    Witnesses,
-    abstention_rates,
-    left_out_p_values,
-    p_values,
-    witnesses,
-)
+from fvc_lib.metrics.abstention import FAKE, REAL, UNDECIDED, p_values
 from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.metrics.operating_points import OperatingPoint, operating_point, threshold_at
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_text
 from fvc_lib.services.config import run_config
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import AUGMENTED, INDEX, PREDICTIONS, VERDICTS, frame_of, read_table, write_table
-from fvc_lib.tasks.video.scoring import FileToScore, Networks, RunNetworks, score_files
+from fvc_lib.services.tables import AUGMENTED, VERDICTS, frame_of, read_table, write_table
+from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, Rule, agreeing, percent, rule_sentences
+from fvc_lib.tasks.video.verdicts.scoring import FileToScore, Networks, RunNetworks, score_files
+from fvc_lib.tasks.video.verdicts.unfamiliar import FAMILIARITY, Familiar, copied_rows
 from fvc_lib.video.clips.store import Pixels
 
 # --- Which files are meant
@@ -82,231 +70,6 @@ def files_of(asked: Sequence[str]) -> list[Path]:
     if not found:
         raise UsageError("no video is named. Give files, folders, tables with a column 'path', or '-' for a list.")
     return list(found)
-
-
-# --- What the run knows
-
-
-WITHHELD = "The run is not shown to be above its controls, so its scores decide nothing."
-
-
-@dataclass(frozen=True)
-class Rule:
-    """When an answer is given.
-
-    Attributes:
-        called_fake, called_real: which share of the reals may be called fake, and of the fakes real; inside (0, 1).
-        point: an operating point on the run's out-of-fold scores, which an answer must agree with; none: nothing more.
-        prior: share of fakes where the videos come from, for ``probability``; none: no such number.
-        withheld: no answer is given whatever the score, because the run is not shown to be above its controls.
-    """
-
-    called_fake: float
-    called_real: float
-    point: OperatingPoint | None = None
-    prior: float | None = None
-    withheld: bool = False
-
-
-def rule_of(error_rate: float = 0.1, decide_at: str = "", prior: float = 0.0, *, withheld: bool = False) -> Rule:
-    """The rule as a user says it: ``decide_at`` is empty, ``fpr=0.01`` or ``cost=5:1``; ``prior`` 0 is none.
-
-    Raises:
-        UsageError: a rate that is none, or another operating point.
-    """
-    for name, rate in (("error_rate", error_rate), *([("prior", prior)] if prior else [])):
-        if not 0 < rate < 1:
-            raise UsageError(f"{name}: got {rate:g}, wanted a share inside (0, 1), such as 0.1.")
-    point = None
-    if decide_at:
-        try:
-            point = operating_point(decide_at)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-    if point is not None and point.kind == "fpr":
-        return Rule(point.false_positive_rate, error_rate, None, prior or None, withheld)
-    return Rule(error_rate, error_rate, point, prior or None, withheld)
-
-
-class KnownVideos:
-    """A run's videos with what its networks said of those they had not seen.
-
-    Attributes:
-        rows: INDEX with ``fold score logit temperature``, null where no network was tested on a video.
-        tested: those with a score, in the order of ``witnesses``.
-        witnesses: of the tested, on the scale logit / temperature.
-    """
-
-    def __init__(self, rows: pl.DataFrame) -> None:
-        self.rows, self.tested = rows, rows.drop_nulls("score")
-        labels = (self.tested["label"] == FAKE).cast(pl.Int64).to_numpy()
-        scores = (self.tested["logit"] / self.tested["temperature"]).to_numpy()
-        self.witnesses: Witnesses = witnesses(labels, scores, self.tested["group_id"], self.tested["fold"])
-        self._left_out: PValues = left_out_p_values(self.witnesses, self.tested["group_id"])
-
-    @classmethod
-    def of(cls, run: RunPaths, folds: Sequence[int]) -> "KnownVideos":
-        """Of a run whose ``folds`` are finished."""
-        predictions = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in folds])
-        said = predictions.select("video_id", "fold", "score", "logit", "temperature")
-        return cls(read_table(run.index, INDEX).join(said, on="video_id", how="left", maintain_order="left"))
-
-    @property
-    def share_of_fakes(self) -> float:
-        """Of the tested videos: the base rate that their scores are probabilities at."""
-        return float(self.witnesses.labels.mean())
-
-    def threshold(self, rule: Rule) -> float | None:
-        """From which score on the rule's operating point says fake, if it has one."""
-        if rule.point is None:
-            return None
-        return threshold_at(rule.point, self.witnesses.labels, self.tested["score"].to_numpy())
-
-    def answers(self, rule: Rule) -> list[str]:
-        """What the rule says of each tested video, by the videos of other groups alone."""
-        said = self._left_out.answers((rule.called_fake, rule.called_real))
-        threshold = self.threshold(rule)
-        return [_agreeing(*each, threshold) for each in zip(said, self.tested["score"].to_list(), strict=True)]
-
-    def rates(self, rule: Rule) -> AbstentionRates:
-        """How often the rule errs and is silent on the run's own videos."""
-        return abstention_rates(self.witnesses, self.answers(rule))
-
-
-def _agreeing(answer: str, score: float, threshold: float | None) -> str:
-    """The answer, if the threshold gives the same or there is none."""
-    if threshold is None or answer == (FAKE if score >= threshold else REAL):
-        return answer
-    return UNDECIDED
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %"
-
-
-def rule_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
-    """What the rule asks for, what came of it on the run's own videos, and what so few groups cannot show."""
-    rates, (least_fake, least_real) = known.rates(rule), known.witnesses.least_rates
-    reals, fakes = rates.num_groups
-    shares = [_percent(each) for each in (rates.called_fake, rates.called_real, rates.undecided)]
-    told = [
-        (
-            f"Asked: at most {_percent(rule.called_fake)} of the reals called fake and {_percent(rule.called_real)} of "
-            "the fakes called real; where neither answer keeps to that, undecided."
-        ),
-        (
-            f"On the run's own {known.tested.height:,} tested videos, each by those of other groups: {shares[0]} "
-            f"of the reals called fake, {shares[1]} of the fakes called real, {shares[2]} undecided ({reals:,} groups "
-            f"with reals, {fakes:,} with fakes, each with one vote)."
-        ),
-    ]
-    for what, asked, least, groups in (
-        (FAKE, rule.called_fake, least_fake, reals),
-        (REAL, rule.called_real, least_real, fakes),
-    ):
-        if least > asked * (1 + 1e-12):
-            told.append(
-                f"Nothing can be called {what}: {groups:,} groups cannot show a rate below {_percent(least)}, "
-                f"and {_percent(asked)} was asked."
-            )
-    if (threshold := known.threshold(rule)) is not None:
-        told.append(
-            f"An answer must agree with {rule.point} ({rule.point and rule.point.says}): fake from a score of "
-            f"{threshold:.3f} on."
-        )
-    if rule.prior is not None:
-        told.append(
-            f"'probability' is the score where {_percent(rule.prior)} of the videos are fakes; of the run's tested "
-            f"videos {_percent(known.share_of_fakes)} were."
-        )
-    return tuple(told)
-
-
-# --- What the run has not seen
-
-_SLACK = 0.1
-_TAIL = 0.01
-_FACTS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], float | None]]] = {
-    "shorter side": ("pixels", lambda facts: min(facts["width"], facts["height"])),
-    "longer side": ("pixels", lambda facts: max(facts["width"], facts["height"])),
-    "length": ("seconds", lambda facts: facts["duration_seconds"]),
-    "frame rate": ("frames a second", lambda facts: facts["frames_per_second"]),
-    "bit rate": ("bits a second", lambda facts: facts["bits_per_second"]),
-}
-FAMILIARITY = (
-    "Unfamiliar is a codec that no video of the run has, and a side, length, frame rate or bit rate more than a tenth "
-    "below the 1st or above the 99th percentile of the run's videos, or not known where theirs is."
-)
-
-
-class Familiar:
-    """The range of the run's videos; ``rows`` is INDEX."""
-
-    def __init__(self, rows: pl.DataFrame) -> None:
-        facts = rows.select(
-            "codec", "width", "height", "duration_seconds", "frames_per_second", "bits_per_second"
-        ).to_dicts()
-        self.codecs = frozenset(row["codec"] for row in facts)
-        self._ranges: dict[str, tuple[float, float] | None] = {}
-        self._some_unknown: set[str] = set()
-        for name, (_, of) in _FACTS.items():
-            values = [of(row) for row in facts]
-            known = np.array([value for value in values if value is not None])
-            if known.size < len(values):
-                self._some_unknown.add(name)
-            low, high = (
-                (np.quantile(known, _TAIL, method="lower"), np.quantile(known, 1 - _TAIL, method="higher"))
-                if known.size
-                else (0.0, 0.0)
-            )
-            self._ranges[name] = (float(low), float(high)) if known.size else None
-        self.share_outside = sum(bool(self.reasons(row)) for row in facts) / max(1, len(facts))
-
-    def reasons(self, facts: Mapping[str, Any]) -> list[str]:
-        """In what a video is outside, a sentence each; ``facts``: of its probe, named as in INDEX."""
-        found = []
-        if facts["codec"] not in self.codecs:
-            found.append(f"Unfamiliar: codec {facts['codec']}; the run's videos: {', '.join(sorted(self.codecs))}.")
-        for name, (unit, of) in _FACTS.items():
-            value, known = of(facts), self._ranges[name]
-            if value is None:
-                if name not in self._some_unknown:
-                    found.append(f"Unfamiliar: its {name} is not known.")
-            elif known is None:
-                found.append(f"Unfamiliar: the {name} of the run's videos is not known.")
-            elif not known[0] * (1 - _SLACK) <= value <= known[1] * (1 + _SLACK):
-                low, high = (_shown(end) for end in known)
-                found.append(f"Unfamiliar: {name} {_shown(value)} {unit}; the run's videos: {low} to {high}.")
-        return found
-
-
-def _shown(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
-
-
-_PAIRED = 50  # of more videos that show one footage all count as shown, so that time does not grow with them
-
-
-def copied_rows(of_run: Sequence[str | None], new: Sequence[str | None], max_bits: int) -> list[list[int]]:
-    """Which of the run's videos each new one shows the same footage as, by their places; by perceptual hashes.
-
-    One new video does not stand between another and the run's: each is compared with the run's alone. A real and what
-    was made of it may both be found.
-    """
-    if not max_bits:
-        return [[] for _ in new]
-    joined = Components(len(of_run) + len(new))
-    for pair in near_duplicate_links([*of_run, *new], max_bits):
-        joined.join(*pair)
-    found: list[list[int]] = []
-    for place, text in enumerate(new, start=len(of_run)):
-        near = np.flatnonzero(joined.label[: len(of_run)] == joined.label[place]).tolist()
-        if len(near) > _PAIRED:
-            links = near_duplicate_links([*(of_run[each] for each in near), text], max_bits)
-            found.append(near if any(other == len(near) for _, other in links) else [])
-        else:
-            found.append([each for each in near if near_duplicate_links([of_run[each], text], max_bits)])
-    return found
 
 
 # --- The verdicts
@@ -429,7 +192,7 @@ def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
 def _limits(known: KnownVideos, familiar: Familiar, rule: Rule, bits: int) -> tuple[str, ...]:
     return (
         *rule_sentences(known, rule),
-        f"{FAMILIARITY} Of the run's own videos {_percent(familiar.share_outside)} are.",
+        f"{FAMILIARITY} Of the run's own videos {percent(familiar.share_outside)} are.",
         "The rates hold for videos that come from where the run's videos come from; of others nothing is promised.",
         "From to is the range over the folds' networks, no interval with a stated coverage.",
         *([] if bits else ["Copies of the run's videos were not looked for: the run has near_duplicate_bits 0."]),
@@ -479,13 +242,13 @@ def _concluded(
     against = [*([WITHHELD] if rule.withheld else []), *more]
     if answer == UNDECIDED:
         against.append("Among the run's videos such scores are found of reals and of fakes, or of neither.")
-    elif _agreeing(answer, score, known.threshold(rule)) == UNDECIDED:
+    elif agreeing(answer, score, known.threshold(rule)) == UNDECIDED:
         against.append(f"The operating point {rule.point} gives another answer than the stated error rates.")
     if against:
         return UNDECIDED, against
     rate = rule.called_fake if answer == FAKE else rule.called_real
     other = REAL if answer == FAKE else FAKE
-    return answer, [f"At most {_percent(rate)} of the {other}s are called {answer}."]
+    return answer, [f"At most {percent(rate)} of the {other}s are called {answer}."]
 
 
 def _at_prior(logits: np.ndarray[Any, Any], known: KnownVideos, rule: Rule) -> float | None:
@@ -501,7 +264,7 @@ class _OwnVideos:
 
     def __init__(self, known: KnownVideos, rule: Rule) -> None:
         self._known, self._rule = known, rule
-        said = known._left_out.answers((rule.called_fake, rule.called_real))
+        said = known.left_out.answers((rule.called_fake, rule.called_real))
         self._answers = dict(zip(known.tested["video_id"].to_list(), said, strict=True))
 
     def row(self, place: int) -> dict[str, Any]:

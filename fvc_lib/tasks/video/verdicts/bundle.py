@@ -34,7 +34,7 @@ from fvc_lib.services.registry import CROPS, DETECTORS, FileRegistry
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CALIBRATION, FOLDS, INDEX, LOOKS, PREDICTIONS, read_table, write_table
 from fvc_lib.services.tasks import DEFAULT_TASK
-from fvc_lib.tasks.video.scoring import FileToScore, FoldNetwork, Networks, RunNetworks, score_files
+from fvc_lib.tasks.video.verdicts.scoring import FileToScore, FoldNetwork, Networks, RunNetworks, score_files
 
 _logger = logging.getLogger(__name__)
 

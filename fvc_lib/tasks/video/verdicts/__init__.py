@@ -1,0 +1,1 @@
+"""Is this video fake? A finished run, or what was exported of one, asked of new files."""

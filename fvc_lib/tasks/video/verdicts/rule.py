@@ -1,0 +1,160 @@
+"""When an answer is given: the rule that a user states, and what it does to the run's own out-of-fold scores.
+
+Fake or real is said where the other answer is unlikely at a stated rate (``metrics/abstention.py``); else undecided.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from fvc_lib.metrics.abstention import (
+    FAKE,
+    REAL,
+    UNDECIDED,
+    AbstentionRates,
+    PValues,
+    Witnesses,
+    abstention_rates,
+    left_out_p_values,
+    witnesses,
+)
+from fvc_lib.metrics.operating_points import OperatingPoint, operating_point, threshold_at
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import INDEX, PREDICTIONS, read_table
+
+WITHHELD = "The run is not shown to be above its controls, so its scores decide nothing."
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When an answer is given.
+
+    Attributes:
+        called_fake, called_real: which share of the reals may be called fake, and of the fakes real; inside (0, 1).
+        point: an operating point on the run's out-of-fold scores, which an answer must agree with; none: nothing more.
+        prior: share of fakes where the videos come from, for ``probability``; none: no such number.
+        withheld: no answer is given whatever the score, because the run is not shown to be above its controls.
+    """
+
+    called_fake: float
+    called_real: float
+    point: OperatingPoint | None = None
+    prior: float | None = None
+    withheld: bool = False
+
+
+def rule_of(error_rate: float = 0.1, decide_at: str = "", prior: float = 0.0, *, withheld: bool = False) -> Rule:
+    """The rule as a user says it: ``decide_at`` is empty, ``fpr=0.01`` or ``cost=5:1``; ``prior`` 0 is none.
+
+    Raises:
+        UsageError: a rate that is none, or another operating point.
+    """
+    for name, rate in (("error_rate", error_rate), *([("prior", prior)] if prior else [])):
+        if not 0 < rate < 1:
+            raise UsageError(f"{name}: got {rate:g}, wanted a share inside (0, 1), such as 0.1.")
+    point = None
+    if decide_at:
+        try:
+            point = operating_point(decide_at)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+    if point is not None and point.kind == "fpr":
+        return Rule(point.false_positive_rate, error_rate, None, prior or None, withheld)
+    return Rule(error_rate, error_rate, point, prior or None, withheld)
+
+
+class KnownVideos:
+    """A run's videos with what its networks said of those they had not seen.
+
+    Attributes:
+        rows: INDEX with ``fold score logit temperature``, null where no network was tested on a video.
+        tested: those with a score, in the order of ``witnesses``.
+        witnesses: of the tested, on the scale logit / temperature.
+    """
+
+    def __init__(self, rows: pl.DataFrame) -> None:
+        self.rows, self.tested = rows, rows.drop_nulls("score")
+        labels = (self.tested["label"] == FAKE).cast(pl.Int64).to_numpy()
+        scores = (self.tested["logit"] / self.tested["temperature"]).to_numpy()
+        self.witnesses: Witnesses = witnesses(labels, scores, self.tested["group_id"], self.tested["fold"])
+        self.left_out: PValues = left_out_p_values(self.witnesses, self.tested["group_id"])
+
+    @classmethod
+    def of(cls, run: RunPaths, folds: Sequence[int]) -> "KnownVideos":
+        """Of a run whose ``folds`` are finished."""
+        predictions = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in folds])
+        said = predictions.select("video_id", "fold", "score", "logit", "temperature")
+        return cls(read_table(run.index, INDEX).join(said, on="video_id", how="left", maintain_order="left"))
+
+    @property
+    def share_of_fakes(self) -> float:
+        """Of the tested videos: the base rate that their scores are probabilities at."""
+        return float(self.witnesses.labels.mean())
+
+    def threshold(self, rule: Rule) -> float | None:
+        """From which score on the rule's operating point says fake, if it has one."""
+        if rule.point is None:
+            return None
+        return threshold_at(rule.point, self.witnesses.labels, self.tested["score"].to_numpy())
+
+    def answers(self, rule: Rule) -> list[str]:
+        """What the rule says of each tested video, by the videos of other groups alone."""
+        said = self.left_out.answers((rule.called_fake, rule.called_real))
+        threshold = self.threshold(rule)
+        return [agreeing(*each, threshold) for each in zip(said, self.tested["score"].to_list(), strict=True)]
+
+    def rates(self, rule: Rule) -> AbstentionRates:
+        """How often the rule errs and is silent on the run's own videos."""
+        return abstention_rates(self.witnesses, self.answers(rule))
+
+
+def agreeing(answer: str, score: float, threshold: float | None) -> str:
+    """The answer, if the threshold gives the same or there is none."""
+    if threshold is None or answer == (FAKE if score >= threshold else REAL):
+        return answer
+    return UNDECIDED
+
+
+def percent(share: float) -> str:
+    """A share in words: 0.1 is ``10 %``."""
+    return f"{100 * share:.3g} %"
+
+
+def rule_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
+    """What the rule asks for, what came of it on the run's own videos, and what so few groups cannot show."""
+    rates, (least_fake, least_real) = known.rates(rule), known.witnesses.least_rates
+    reals, fakes = rates.num_groups
+    shares = [percent(each) for each in (rates.called_fake, rates.called_real, rates.undecided)]
+    told = [
+        (
+            f"Asked: at most {percent(rule.called_fake)} of the reals called fake and {percent(rule.called_real)} of "
+            "the fakes called real; where neither answer keeps to that, undecided."
+        ),
+        (
+            f"On the run's own {known.tested.height:,} tested videos, each by those of other groups: {shares[0]} "
+            f"of the reals called fake, {shares[1]} of the fakes called real, {shares[2]} undecided ({reals:,} groups "
+            f"with reals, {fakes:,} with fakes, each with one vote)."
+        ),
+    ]
+    for what, asked, least, groups in (
+        (FAKE, rule.called_fake, least_fake, reals),
+        (REAL, rule.called_real, least_real, fakes),
+    ):
+        if least > asked * (1 + 1e-12):
+            told.append(
+                f"Nothing can be called {what}: {groups:,} groups cannot show a rate below {percent(least)}, "
+                f"and {percent(asked)} was asked."
+            )
+    if (threshold := known.threshold(rule)) is not None:
+        told.append(
+            f"An answer must agree with {rule.point} ({rule.point and rule.point.says}): fake from a score of "
+            f"{threshold:.3f} on."
+        )
+    if rule.prior is not None:
+        told.append(
+            f"'probability' is the score where {percent(rule.prior)} of the videos are fakes; of the run's tested "
+            f"videos {percent(known.share_of_fakes)} were."
+        )
+    return tuple(told)
