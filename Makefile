@@ -9,6 +9,7 @@ STAMP := $(VENV)/.installed
 WORKERS ?= auto
 MLFLOW_STAMP := $(VENV)/.installed-mlflow
 DETECTORS_STAMP := $(VENV)/.installed-detectors
+VERDICTS_STAMP := $(VENV)/.installed-verdicts
 
 # Installs packages and shows how far it is: pip says nothing for minutes, or far too much.
 define install
@@ -29,7 +30,7 @@ define resolve
 		| LC_ALL=C sort > build/lock/$(1).txt
 endef
 
-.PHONY: help setup setup-mlflow setup-detectors demo demo-image demo-video-text lab audit doctor test test-quick test-long test-browser test-mlflow test-detectors test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval index-kills lock clean
+.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-quick test-long test-browser test-mlflow test-detectors test-verdicts test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -62,6 +63,12 @@ $(DETECTORS_STAMP): $(STAMP) requirements-detectors.lock
 	@$(call install,--no-deps --requirement requirements-detectors.lock facenet-pytorch==2.6.0)
 	@touch $@
 
+setup-verdicts: $(VERDICTS_STAMP)  ## Add c2pa, captum and ONNX to .venv, for provenance, attribution and other forms of a network
+
+$(VERDICTS_STAMP): $(STAMP) requirements-verdicts.lock
+	@$(call install,--requirement requirements.lock --requirement requirements-verdicts.lock)
+	@touch $@
+
 demo: $(STAMP)  ## Run the whole pipeline on the built-in sample corpus and show where the report is
 	$(RUN) run_notebooks.py --params params/demo.yaml
 
@@ -84,7 +91,7 @@ test: $(STAMP)  ## Run all tests; WORKERS=n at once, else two more than cores
 	$(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
 test-quick: $(STAMP)  ## Run the tests that take less than ten seconds each
-	$(RUN) -m pytest -n auto --dist worksteal -m "not slow and not long and not mlflow and not detectors"
+	$(RUN) -m pytest -n auto --dist worksteal -m "not slow and not long and not mlflow and not detectors and not verdicts"
 
 test-long: setup-mlflow  ## Run the tests that take longer and have no target of their own
 	$(RUN) -m pytest -n auto --dist worksteal -m "long and not fault and not slurm" --ignore tests/test_honesty.py \
@@ -95,6 +102,9 @@ test-mlflow: setup-mlflow  ## Export runs to a real MLflow server; installs MLfl
 
 test-detectors: setup-detectors  ## Build, load and train published networks; installs their packages into .venv
 	$(RUN) -m pytest -n 2 --dist worksteal -m "detectors and not long"
+
+test-verdicts: setup-verdicts  ## Check provenance, attribution and exported networks; installs their packages into .venv
+	$(RUN) -m pytest -n 2 --dist worksteal -m "verdicts and not long"
 
 test-browser: $(STAMP)  ## Drive JupyterLab and the offline pages in Chromium; pictures of failures in build/screenshots
 	FVC_SCREENSHOTS=build/screenshots $(RUN) -m pytest -n 0 tests/browser -m "long or not long"
@@ -166,19 +176,23 @@ bench-pipeline: $(STAMP)  ## Measure what running notebooks costs beside bare pa
 index-kills: $(STAMP)  ## Kill an index of 10,000 files again and again; the outcome must not change
 	$(RUN) -m pytest -m long tests/corpus/test_index_scale.py
 
-lock:  ## Resolve the newest allowed versions anew into requirements.lock and the locks of MLflow and of detectors
+lock:  ## Resolve the newest allowed versions anew into requirements.lock and the locks of MLflow, detectors and verdicts
 	rm -rf build/lock && mkdir -p build/lock
-	$(call resolve,all,dev$(comma)mlflow$(comma)detectors)
+	$(call resolve,all,dev$(comma)mlflow$(comma)detectors$(comma)verdicts)
 	# The same versions without what is optional: MLflow would bring pandas into every process.
 	$(call resolve,base,dev,--constraint build/lock/all.txt)
 	$(call resolve,mlflow,dev$(comma)mlflow,--constraint build/lock/all.txt)
 	$(call resolve,detectors,dev$(comma)detectors,--constraint build/lock/all.txt)
+	$(call resolve,verdicts,dev$(comma)verdicts,--constraint build/lock/all.txt)
 	echo "# Every package FVC runs and is tested with. Made by: make lock" > requirements.lock
 	cat build/lock/base.txt >> requirements.lock
 	echo "# What MLflow brings beside requirements.lock. Made by: make lock" > requirements-mlflow.lock
 	LC_ALL=C comm -13 build/lock/base.txt build/lock/mlflow.txt >> requirements-mlflow.lock
 	echo "# What published networks bring beside requirements.lock. Made by: make lock" > requirements-detectors.lock
 	LC_ALL=C comm -13 build/lock/base.txt build/lock/detectors.txt >> requirements-detectors.lock
+	echo "# What provenance, attribution and other forms of a network bring beside requirements.lock. Made by: make lock" \
+		> requirements-verdicts.lock
+	LC_ALL=C comm -13 build/lock/base.txt build/lock/verdicts.txt >> requirements-verdicts.lock
 
 clean:  ## Remove the environment and tool caches; runs, data and clips stay
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

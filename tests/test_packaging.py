@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-OPTIONAL = {"mlflow", "detectors"}
+OPTIONAL = {"mlflow", "detectors", "verdicts"}
 
 
 def locked(name: str = "requirements.lock") -> dict[str, str]:
