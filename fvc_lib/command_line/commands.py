@@ -38,7 +38,7 @@ _REMEDY_OF_REASON = {
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def status(run: str, runs_dir: Path | None) -> None:
     """Show how far RUN is ('latest', a run id, a part of one, or a run folder)."""
-    from fvc_lib.analysis.read.headline import run_labels  # polars takes a second to load
+    from fvc_lib.analysis.read.naming import run_labels  # polars takes a second to load
 
     paths = find_run(runs_dir or Path(resolve_config().runs_dir), run)
     state = status_now(paths)
@@ -78,7 +78,7 @@ def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
     Exit codes: 0 some pair was compared, 2 usage, 3 none could be.
     """
     from fvc_lib.analysis.read import run_comparison  # sklearn and polars take a second to load
-    from fvc_lib.analysis.read.headline import run_labels
+    from fvc_lib.analysis.read.naming import run_labels
 
     config = resolve_config()
     found = [find_run(runs_dir or Path(config.runs_dir), name) for name in runs]
@@ -99,7 +99,8 @@ def report_run(run: RunPaths) -> int:
     Returns:
         An exit code: 1 where a page could not be written, 3 where something it reads is damaged, else 0.
     """
-    from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
+    from fvc_lib.analysis.pages.report import summary_lines, write_run_report
+    from fvc_lib.analysis.pages.runs_index import write_runs_index
     from fvc_lib.analysis.read.headline import run_headline
 
     exit_code = 0
@@ -139,7 +140,7 @@ def report(context: click.Context, run: str, runs_dir: Path | None) -> None:
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def index(runs_dir: Path | None) -> None:
     """Write index.html, the list of all runs, anew: after run folders were copied in, moved or deleted."""
-    from fvc_lib.analysis.pages.report import write_runs_index  # plotly takes a second to load
+    from fvc_lib.analysis.pages.runs_index import write_runs_index  # plotly takes a second to load
 
     click.echo(write_runs_index(runs_dir or Path(resolve_config().runs_dir)))
 

@@ -171,6 +171,11 @@ def as_mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def as_text(value: object) -> str | None:
+    """``value`` where it is a text of more than white space, else None: nothing is recorded."""
+    return value if isinstance(value, str) and value.strip() else None
+
+
 def sweep_temporaries(folder: Path) -> list[Path]:
     """Remove what killed writers left anywhere under ``folder``; returns what was removed.
 

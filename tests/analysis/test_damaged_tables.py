@@ -13,7 +13,8 @@ from click.testing import CliRunner
 
 from fvc_lib.analysis.dashboard.panels import Selection, dashboard_notes
 from fvc_lib.analysis.mlflow.export import run_content
-from fvc_lib.analysis.pages.report import summary_lines, write_runs_index
+from fvc_lib.analysis.pages.report import summary_lines
+from fvc_lib.analysis.pages.runs_index import write_runs_index
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline, runs_table
 from fvc_lib.command_line.main import main

@@ -9,7 +9,8 @@ from nbformat.v4 import new_markdown_cell, new_notebook, writes
 
 from fvc_lib.analysis.dashboard.panels import default_selection, panels
 from fvc_lib.analysis.mlflow.export import run_content
-from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
+from fvc_lib.analysis.pages.report import summary_lines, write_run_report
+from fvc_lib.analysis.pages.runs_index import write_runs_index
 from fvc_lib.analysis.read.headline import (
     FORGERIES,
     Score,
@@ -17,10 +18,9 @@ from fvc_lib.analysis.read.headline import (
     interval_cautions,
     judge,
     run_headline,
-    run_labels,
-    run_marks,
     runs_table,
 )
+from fvc_lib.analysis.read.naming import run_labels, run_marks
 from fvc_lib.analysis.wording import interval_text, source_name
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json, write_text

@@ -11,7 +11,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from fvc_lib.analysis.pages.display import PLOTLY
 from fvc_lib.analysis.pages.notebook_html import render_notebook
-from fvc_lib.analysis.pages.report import records_of, write_record_pages, write_run_report, write_runs_index
+from fvc_lib.analysis.pages.report import records_of, write_record_pages, write_run_report
+from fvc_lib.analysis.pages.runs_index import write_runs_index
 from fvc_lib.services.run_paths import RunPaths
 
 FIGURE = {PLOTLY: {"data": [{"y": [1, 2]}], "layout": {}}}

@@ -3,7 +3,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read.records import read_tables, run_names
+from fvc_lib.analysis.read.naming import run_names
+from fvc_lib.analysis.read.records import read_tables
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import read_json_object
 from fvc_lib.services.run_paths import RunPaths

@@ -15,7 +15,8 @@ from fvc_lib.analysis.figures.results import controls_figure
 from fvc_lib.analysis.figures.roc_and_calibration import roc_figure
 from fvc_lib.analysis.figures.training import learning_curves_figure
 from fvc_lib.analysis.pages.display import figure_bundle
-from fvc_lib.analysis.pages.report import write_report, write_run_report, write_runs_index
+from fvc_lib.analysis.pages.report import write_report, write_run_report
+from fvc_lib.analysis.pages.runs_index import write_runs_index
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.services.atomic_files import write_json

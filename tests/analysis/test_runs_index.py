@@ -11,8 +11,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from fvc_lib.analysis.pages import report
-from fvc_lib.analysis.pages.report import write_run_report, write_runs_index
+from fvc_lib.analysis.pages import runs_index
+from fvc_lib.analysis.pages.report import write_run_report
+from fvc_lib.analysis.pages.runs_index import write_runs_index
 from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.analysis.wording import bytes_text
 from fvc_lib.services.run_paths import RunPaths
@@ -142,8 +143,8 @@ def test_a_finished_run_is_read_once_and_again_when_it_has_changed(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    headline = report.headlines.run_headline
-    monkeypatch.setattr(report.headlines, "run_headline", lambda run: (read.append(run.run_id), headline(run))[1])
+    headline = runs_index.headlines.run_headline
+    monkeypatch.setattr(runs_index.headlines, "run_headline", lambda run: (read.append(run.run_id), headline(run))[1])
     done, other = make_run(), make_run(name="run_20250401_000000_other")
     first = written(done)
     assert len(read) == 2

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.pages.all_videos import PAGE_ROWS
-from fvc_lib.analysis.pages.report import videos_html
+from fvc_lib.analysis.pages.report import PAGE_ROWS, videos_html
 from fvc_lib.analysis.read.scores import latex_results, runs_of_other_seeds, score_table, write_results
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_text

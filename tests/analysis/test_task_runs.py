@@ -11,7 +11,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, writes
 from fvc_lib.analysis.dashboard.dashboard import Dashboard
 from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, default_selection, is_nothing, panels
 from fvc_lib.analysis.mlflow.export import run_tags
-from fvc_lib.analysis.pages.report import summary_lines, write_run_report, write_runs_index
+from fvc_lib.analysis.pages.report import summary_lines, write_run_report
+from fvc_lib.analysis.pages.runs_index import write_runs_index
 from fvc_lib.analysis.read.headline import Score, judge, run_headline, runs_table, task_scores
 from fvc_lib.analysis.read.queries import SQL_TABLES, ask_sql
 from fvc_lib.analysis.read.run_comparison import compare

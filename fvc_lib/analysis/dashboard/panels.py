@@ -18,7 +18,7 @@ import polars as pl
 
 from fvc_lib.analysis.figures.theme import with_fold_highlighted
 from fvc_lib.analysis.pages.display import figure_bundle
-from fvc_lib.analysis.read.headline import run_labels, run_parameters, run_task
+from fvc_lib.analysis.read.naming import run_labels, run_parameters, run_task
 from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves, memory_samples, results, task_results
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.registry import Registry

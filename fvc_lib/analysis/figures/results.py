@@ -21,8 +21,8 @@ from fvc_lib.analysis.figures.theme import interval_point, value_label, videos_a
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read import headline
 from fvc_lib.analysis.read.headline import Score
+from fvc_lib.analysis.read.naming import run_names
 from fvc_lib.analysis.read.queries import compare_runs, fold_table, parameter_differences
-from fvc_lib.analysis.read.records import run_names
 from fvc_lib.analysis.read.run_comparison import Comparison, compare, difference_text, lines, p_text
 from fvc_lib.analysis.wording import better_direction, count_text, figure_text, interval_text, metric_name, number_text
 from fvc_lib.metrics.declaration import UNCALIBRATED, declaration, direction

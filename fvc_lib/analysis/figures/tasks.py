@@ -16,7 +16,7 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import interval_point
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.headline import MeasuredScores, Score, measured_scores, run_verdict
-from fvc_lib.analysis.read.records import run_names
+from fvc_lib.analysis.read.naming import run_names
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.tables import PARTS
 

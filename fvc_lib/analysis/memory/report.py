@@ -16,8 +16,8 @@ import polars as pl
 from fvc_lib.analysis.memory import findings
 from fvc_lib.analysis.memory.findings import PROCESS, MemoryFindings, phase_text, where_text
 from fvc_lib.analysis.pages.display import HtmlTable
-from fvc_lib.analysis.read.headline import run_parameters
 from fvc_lib.analysis.read.logs import read_events, read_samples
+from fvc_lib.analysis.read.naming import run_parameters
 from fvc_lib.analysis.read.records import LogFile
 from fvc_lib.analysis.wording import clean_text, count_text, duration_text, megabytes_text
 from fvc_lib.services.atomic_files import as_mapping, message_text, path_to_text, read_json_object

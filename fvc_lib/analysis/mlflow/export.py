@@ -33,11 +33,12 @@ from urllib.parse import unquote, urlsplit
 import polars as pl
 
 from fvc_lib import CHECKOUT
-from fvc_lib.analysis.read.headline import ReportHeadline, run_headline, run_parameters
+from fvc_lib.analysis.read.headline import ReportHeadline, run_headline
+from fvc_lib.analysis.read.naming import run_parameters
 from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves, results
 from fvc_lib.analysis.read.records import run_status
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text, source_name
-from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object, sha256_of_json
+from fvc_lib.services.atomic_files import as_mapping, as_text, path_to_text, read_json_object, sha256_of_json
 from fvc_lib.services.digests import run_damage
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.redaction import REPLACEMENT, Redactor
@@ -111,8 +112,8 @@ def run_content(run: RunPaths) -> RunContent:
     A run is known by the ``run_id`` in its ``run.json``: a folder that was renamed or copied is the same run.
     """
     record, status = read_json_object(run.run_json), run_status(run)
-    run_id = _name_in(record, "run_id") or path_to_text(run.run_id)
-    experiment = _name_in(record, "experiment") or path_to_text(run.experiment)
+    run_id = as_text(record.get("run_id")) or path_to_text(run.run_id)
+    experiment = as_text(record.get("experiment")) or path_to_text(run.experiment)
     curves, table = learning_curves([run]), results([run])
     times = (
         _utc_ms(status.get("started_utc")) or _ms(curves.frame["ts"].min(), None),
@@ -335,11 +336,6 @@ def _utc_ms(text: object) -> int | None:
 
 def _ms(seconds: Any, otherwise: int | None) -> int | None:
     return int(seconds * 1000) if isinstance(seconds, float) and 0 <= seconds < 2**40 else otherwise
-
-
-def _name_in(record: Mapping[str, Any], name: str) -> str | None:
-    value = record.get(name)
-    return value if isinstance(value, str) and value.strip() else None
 
 
 # --- The export

@@ -1,4 +1,4 @@
-"""The offline pages: of a run one for each record and the report over all of them, and the list of all runs.
+"""The offline pages: of a run one for each record and the report over all of them.
 
 The templates lie in ``templates``. Whatever they print becomes one clean line and is escaped, unless it is HTML
 already. A page embeds its style and scripts and loads nothing from anywhere.
@@ -7,6 +7,7 @@ already. A page embeds its style and scripts and loads nothing from anywhere.
 import base64
 import functools
 import hashlib
+import json
 import math
 import os
 import re
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import duckdb
 import jinja2
 import polars as pl
 from markupsafe import Markup
@@ -26,25 +26,21 @@ from pygments.formatters.html import HtmlFormatter
 import fvc_lib
 from fvc_lib.analysis import wording
 from fvc_lib.analysis.memory.findings import memory_facts, run_memory
-from fvc_lib.analysis.pages.all_videos import PAGE_ROWS, videos_data
 from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
 from fvc_lib.analysis.read import headline as headlines
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline, Score, Verdict
+from fvc_lib.analysis.read.naming import run_parameters, trial_text
 from fvc_lib.analysis.read.records import read_tables, run_status
-from fvc_lib.metrics import paired_difference
 from fvc_lib.services.atomic_files import (
     as_mapping,
     path_to_text,
     read_json_object,
-    sha256_of_file,
     sha256_of_json,
-    write_json,
     write_text,
 )
-from fvc_lib.services.digests import recorded_files
-from fvc_lib.services.errors import DataError, FvcError
-from fvc_lib.services.run_paths import RunPaths, list_runs
-from fvc_lib.services.tables import IMAGES, TASK_RESULTS
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import IMAGES, SCORES, TASK_RESULTS, VIDEO_FRAMES
 from fvc_lib.services.tasks import STAGES
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -56,7 +52,10 @@ _VIDEO_COLUMNS = (
     ("score", "Score", "number score"), ("spread", "Spread", "number spread"),
     ("threshold", "Threshold", "number threshold"), ("fold", "Fold", "number fold"), ("group", "Group", "group"),
 )  # fmt: skip
+PAGE_ROWS = 50  # at once; a browser of a phone turns over 10,000 rows in a moment, and lays out 50
 PARTIAL = ".partial"
+_FACTS = frozenset({("video_to_text", "recall"), ("captions", "content_word_recall")})
+_MOST_FACTS = 6
 # Of the report: the answer first, then how it came about.
 SECTION_ORDER = tuple(stage.name for stage in sorted(STAGES, key=lambda stage: (stage.report_rank, stage.name)))
 _FORMAT = 2  # of the pages; another number writes them all anew
@@ -209,10 +208,32 @@ def write_report(
 
 def videos_html(run: RunPaths) -> Markup | str:
     """The table of all tested videos; empty where the run has none (``tables/scores.csv``)."""
-    data, num_videos, num_frames = videos_data(run)
+    data, num_videos, num_frames = _videos_data(run)
     if not num_videos:
         return ""
     return render("videos.html", data=data, num_frames=num_frames, page_rows=PAGE_ROWS, columns=_VIDEO_COLUMNS)
+
+
+def _videos_data(run: RunPaths) -> tuple[Markup, int, int]:
+    """JSON of the run's scores for the page's script, how many videos it has, and of how many there are frames.
+
+    Empty, 0 and 0 where there are no scores (``tables/scores.csv``) or they cannot be read.
+    """
+    scores = read_tables([("", run.scores)], SCORES).frame
+    if scores.is_empty():
+        return Markup(), 0, 0
+    frames = read_tables([("", run.video_frames)], VIDEO_FRAMES).frame
+    strips = dict(frames.select("video_id", "jpeg_base64").iter_rows())
+    numbers = [pl.col(name).round(4) for name in ("score", "score_std", "threshold")]
+    shown = scores.select("path", "label", *numbers, "fold", "group_id", "is_right", "video_id")
+    rows, pictures = [], {}
+    for place, (path, *values, group, is_right, video_id) in enumerate(shown.iter_rows()):
+        rows.append([wording.clean_text(path), *values, wording.clean_text(group), int(is_right)])
+        if video_id in strips:
+            pictures[place] = strips[video_id]
+    text = json.dumps({"rows": rows, "frames": pictures, "page": PAGE_ROWS}, separators=(",", ":"))
+    # Within a script element, whatever a path is called.
+    return Markup(text.replace("<", "\\u003c").replace("\u2028", " ").replace("\u2029", " ")), len(rows), len(pictures)
 
 
 def _run_facts(headline: ReportHeadline) -> dict[str, str]:
@@ -232,7 +253,25 @@ def _run_facts(headline: ReportHeadline) -> dict[str, str]:
 
 def _results_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
     found = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS)
-    return tuple((wording.clean_text(name), text) for name, text in headlines.task_facts(found.frame))
+    return tuple((wording.clean_text(name), text) for name, text in _task_facts(found.frame))
+
+
+def _task_facts(results: pl.DataFrame) -> tuple[tuple[str, str], ...]:
+    """Names and texts of what else is worth knowing at a glance of ``tables.TASK_RESULTS``."""
+    known = {(row["source"], row["subject"], row["metric"]): row for row in results.iter_rows(named=True)}
+    facts = []
+    targets = [subject for source, subject, metric in known if (source, metric) == ("model", "mae")]
+    for subject in targets[:_MOST_FACTS]:
+        row, mean = known["model", subject, "mae"], known.get(("mean_predictor", subject, "mae"))
+        beside = f" (mean predictor {wording.number_text(mean['value'], 1)})" if mean else ""
+        off = f"{wording.number_text(row['value'], 1)} {row['unit']}".strip()
+        facts.append((f"{wording.subject_name(subject)} off by", f"{off}{beside}"))
+    for (source, subject, metric), row in known.items():
+        if source == "model" and (subject, metric.partition("@")[0]) in _FACTS:
+            facts.append(
+                (f"{wording.metric_name(metric)}, {wording.subject_name(subject)}", wording.number_text(row["value"]))
+            )
+    return tuple(facts[:_MOST_FACTS])
 
 
 def _rank(name: str) -> tuple[bool, int, str]:
@@ -486,7 +525,7 @@ def _number(value: object) -> float | None:
 def summary_lines(run: RunPaths) -> list[str]:
     """The run in a few lines of text: the model's number beside its controls, peak memory and duration."""
     headline = headlines.run_headline(run)
-    trial = headlines.trial_text(headlines.run_parameters(run))
+    trial = trial_text(run_parameters(run))
     name = ", ".join(filter(None, (f"{headline.run_id}: {headline.state or 'not recorded'}", trial)))
     lines = ["", name, *(f"  {note}" for note in headline.notes)]
     if headline.scores:
@@ -522,130 +561,3 @@ def _score_line(score: Score) -> str:
     return (
         f"{wording.source_name(score.source):<40} {wording.interval_text(score.value, score.low, score.high)}{remark}"
     )
-
-
-# --- ``runs/index.html``: all runs with their headline numbers; opens from a file manager, needs no server
-#
-# Nothing but run folders is needed to write it, whoever left them and in whatever condition. What a finished run's row
-# says is kept in ``.index_rows.json`` beside it, so that the next index need not read every log again.
-
-_HEADS = (
-    "Run", "Standing", "Score [interval]", "0 · 0.5 · 1", "Best control", "Data", "Duration", "Peak memory",
-    "Records",
-)  # fmt: skip
-# What reading a damaged or foreign folder can raise; one such run is a row that says so.
-_TROUBLE = (
-    FvcError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
-    duckdb.Error, pl.exceptions.PolarsError,
-)  # fmt: skip
-
-
-def write_runs_index(runs_dir: Path) -> Path:
-    """Write ``index.html`` into ``runs_dir`` over all runs found there, newest first, and return its path.
-
-    Runs of an experiment that has a comparison stand together below a link to it, told apart among themselves.
-
-    Raises:
-        DataError: there is an ``index.html`` that is no list of runs; it stands.
-        OSError: the file cannot be written.
-    """
-    output = runs_dir / "index.html"
-    if output.is_file() and b"<title>FVC runs</title>" not in output.read_bytes()[:4096]:
-        raise DataError(f"{output}: is no list of runs, and is left as it is. Move it away, or the runs elsewhere.")
-    runs = list_runs(runs_dir)[::-1]
-    pages = {
-        each: sorted((runs_dir / each).glob("comparison*/comparison.html")) for each in {r.experiment for r in runs}
-    }
-    parts: dict[str, list[RunPaths]] = {}  # in the order of the newest run of each
-    for run in runs:
-        parts.setdefault(run.experiment if pages[run.experiment] else "", []).append(run)
-    rows = iter(_rows([run for part in parts.values() for run in part], list(parts.values()), runs_dir))
-    blocks = [
-        {
-            "experiment": path_to_text(experiment),
-            "comparisons": [_address(path.absolute(), runs_dir) for path in pages.get(experiment, ())],
-            "rows": [Markup(next(rows)) for _ in part],
-        }
-        for experiment, part in parts.items()
-    ]
-    write_text(output, page("FVC runs", render("index.html", heads=_HEADS, num_runs=len(runs), blocks=blocks)))
-    return output
-
-
-def _rows(runs: Sequence[RunPaths], parts: Sequence[Sequence[RunPaths]], runs_dir: Path) -> list[str]:
-    """A row of each run, from the rows kept where the run is as it was; each of ``parts`` has marks of its own."""
-    store = runs_dir / ".index_rows.json"
-    sources = (__file__, headlines.__file__, paired_difference.__file__, TEMPLATES / "index_row.html")
-    look = [sha256_of_file(Path(path)) for path in sources]
-    stored = read_json_object(store)
-    rows, now = [], {}
-    marks = [mark for part in parts for mark in headlines.run_marks(part)]
-    for run, mark in zip(runs, marks, strict=True):
-        name = path_to_text(run.root.relative_to(runs_dir.absolute()))
-        stamp = sha256_of_json([look, mark, _index_stamp(run)])
-        entry = stored.get(name)
-        if isinstance(entry, list) and entry[:1] == [stamp]:
-            row, lasting = str(entry[1]), True
-        else:
-            row, lasting = _row_or_trouble(run, runs_dir, mark)
-        rows.append(row)
-        if lasting:
-            now[name] = [stamp, row]
-    if now != stored:
-        write_json(store, now)
-    return rows
-
-
-def _index_stamp(run: RunPaths) -> list[list[int]]:
-    """When and how large what a finished run's row is made of was; of folders, when something was put in or taken."""
-    tables = (run.results, run.task_results, run.leakage_audit)
-    files = (run.run_json, run.status_json, run.params_yaml, *tables, run.report_html)
-    folders = (run.task_status("").parent, run.reports, run.memory("").parent)
-    return [_mark(path) for path in (*files, *folders, *recorded_files(run.root))]
-
-
-def _mark(path: Path) -> list[int]:
-    try:
-        status = path.stat()
-    except OSError:  # not there, gone this moment, or another user's
-        return [0, 0]
-    return [status.st_mtime_ns, status.st_ctime_ns, status.st_size]
-
-
-def _row_or_trouble(run: RunPaths, runs_dir: Path, mark: Sequence[str]) -> tuple[str, bool]:
-    """The run's row, and whether it stays true as long as nobody touches the run."""
-    try:
-        headline = headlines.run_headline(run)
-        return _row(run, headline, runs_dir, mark), headline.state == "done"
-    except _TROUBLE as error:
-        why = wording.clean_text(f"{type(error).__name__}: {error}")[:500]
-        return render("index_row.html", trouble=why, name=path_to_text(run.run_id), columns=len(_HEADS)), False
-
-
-def _row(run: RunPaths, headline: ReportHeadline, runs_dir: Path, mark: Sequence[str]) -> str:
-    return render(
-        "index_row.html",
-        trouble="",
-        headline=headline,
-        report=_address(run.report_html, runs_dir) if run.report_html.is_file() else "",
-        title=" · ".join(filter(None, mark)),
-        about=" · ".join(filter(None, (headline.experiment, wording.time_text(headline.started_utc)))),
-        damaged=[path.name for path in (run.run_json, run.status_json) if not read_json_object(path)],
-        records=_records(run, runs_dir),
-    )
-
-
-def _records(run: RunPaths, runs_dir: Path) -> list[tuple[str, str, bool]]:
-    """Name, address and whether it is partial of each record's page: ``01 02 03 04·0 04·1``."""
-    links = []
-    for key, record in records_of(run).items():
-        output = run.record_html(key)
-        stage, _, fold = key.rpartition("_fold_")
-        short = key.partition("_")[0] + (f"·{fold}" if stage and fold.isdecimal() else "")
-        if output.is_file():
-            links.append((path_to_text(short), _address(output, runs_dir), PARTIAL in record.name))
-    return links
-
-
-def _address(path: Path, runs_dir: Path) -> str:
-    return quote(os.fsencode(path.relative_to(runs_dir.absolute())))

@@ -18,7 +18,8 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.analysis.read import run_comparison
-from fvc_lib.analysis.read.headline import ReportHeadline, interval_cautions, run_headline, run_parameters, run_task
+from fvc_lib.analysis.read.headline import ReportHeadline, interval_cautions, run_headline
+from fvc_lib.analysis.read.naming import run_parameters, run_task
 from fvc_lib.analysis.read.queries import memory_peaks, training_summary
 from fvc_lib.analysis.read.run_comparison import JudgedRun, PairComparison, Refusal
 from fvc_lib.analysis.wording import (

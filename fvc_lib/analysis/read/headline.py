@@ -1,8 +1,6 @@
 """What a run says in one line: its number, beside its controls, and whether it is above them."""
 
-import datetime
 import shlex
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,9 +8,18 @@ from typing import Literal
 
 import polars as pl
 
+from fvc_lib.analysis.read.naming import corpus_text, model_name, run_marks, run_parameters, run_task, trial_text
 from fvc_lib.analysis.read.protocols import official_leaks, protocol_cautions, protocol_text, strict_command
 from fvc_lib.analysis.read.queries import memory_peaks, results
-from fvc_lib.analysis.read.records import GONE, Answer, read_tables, run_status, shown_state
+from fvc_lib.analysis.read.records import (
+    Answer,
+    earlier_attempt,
+    failure,
+    read_tables,
+    run_status,
+    shown_state,
+    started_from_name,
+)
 from fvc_lib.analysis.wording import (
     clean_text,
     count_text,
@@ -21,22 +28,17 @@ from fvc_lib.analysis.wording import (
     number_text,
     source_name,
     subject_name,
-    time_text,
 )  # fmt: skip
 from fvc_lib.metrics.paired_difference import is_above_control
-from fvc_lib.services.atomic_files import path_to_text, read_json_object
-from fvc_lib.services.config import NOT_HASHED, read_params_file
-from fvc_lib.services.config_fields import RETIRED
+from fvc_lib.services.atomic_files import as_text, path_to_text
 from fvc_lib.services.digests import run_damage
-from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.errors import command_text
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import IMAGES, INDEX, LEAKAGE_AUDIT, TASK_RESULTS
-from fvc_lib.services.tasks import DEFAULT_TASK, STAGES, TASKS
+from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
 
 # --- What the one number of a run measures, by the run's task: its name, what was judged, and the scores on record
 
-_FACTS = frozenset({("video_to_text", "recall"), ("captions", "content_word_recall")})
-_MOST_FACTS = 6
 _MOST_CLASSES = 12  # named in a sentence
 EXACT_CONTROLS = frozenset({"chance"})  # computed, not estimated: such a control is its own interval
 
@@ -122,22 +124,6 @@ def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
         if rows.filter(pl.col("source") == "model").height:
             return _of_one(rows, one, TASKS[task].strict_controls.get(subject, {}))
     return MeasuredScores(Measure(*TASKS[task].no_headline))
-
-
-def task_facts(results: pl.DataFrame) -> tuple[tuple[str, str], ...]:
-    """Names and texts of what else is worth knowing at a glance of ``tables.TASK_RESULTS``."""
-    known = {(row["source"], row["subject"], row["metric"]): row for row in results.iter_rows(named=True)}
-    facts = []
-    targets = [subject for source, subject, metric in known if (source, metric) == ("model", "mae")]
-    for subject in targets[:_MOST_FACTS]:
-        row, mean = known["model", subject, "mae"], known.get(("mean_predictor", subject, "mae"))
-        beside = f" (mean predictor {number_text(mean['value'], 1)})" if mean else ""
-        off = f"{number_text(row['value'], 1)} {row['unit']}".strip()
-        facts.append((f"{subject_name(subject)} off by", f"{off}{beside}"))
-    for (source, subject, metric), row in known.items():
-        if source == "model" and (subject, metric.partition("@")[0]) in _FACTS:
-            facts.append((f"{metric_name(metric)}, {subject_name(subject)}", number_text(row["value"])))
-    return tuple(facts[:_MOST_FACTS])
 
 
 def _of_one(rows: pl.DataFrame, one: str, strict_controls: Mapping[str, str]) -> MeasuredScores:
@@ -441,7 +427,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
     return ReportHeadline(
         run_id=path_to_text(run.run_id),
         experiment=path_to_text(run.experiment),
-        state=_text(status.get("state")),
+        state=as_text(status.get("state")),
         verdict=verdict,
         measure=measured.measure,
         scores=measured.scores,
@@ -449,11 +435,11 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         num_groups=measured.num_groups,
         peak_rss_bytes=_peak_rss_bytes(run, status),
         duration_seconds=_number(status.get("duration_seconds")),
-        started_utc=_text(status.get("started_utc")) or _started_from_name(run.run_id),
-        model=_model_name(asked),
+        started_utc=as_text(status.get("started_utc")) or started_from_name(run.run_id),
+        model=model_name(asked),
         protocol=protocol_text(asked),
         corpus=corpus_text(run),
-        failure=_failure(status),
+        failure=failure(status),
         cautions=(
             *([f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []),
             *_why_a_control_wins(run, verdict),
@@ -529,135 +515,6 @@ def _why_a_control_wins(run: RunPaths, verdict: Verdict) -> tuple[str, ...]:
     return (" ".join([*carriers, WHAT_TO_DO[winner]]),)
 
 
-def _earlier_attempt(run: RunPaths, table: Path) -> str:
-    """Whose numbers ``table`` holds where its stage, or the run after it, has not come to its end since; else empty.
-
-    A stage that ended well wrote its table. Of another one the file's time tells, which must lie between the stage's
-    last start and end; that of a copied folder may not, and then the table is called an earlier one's as well.
-    """
-    status = run_status(run)
-    key = next((stage.name for stage in STAGES if table in stage.outputs(run, None)), "")
-    stage = status["stages"].get(key)
-    if not isinstance(stage, dict) or not table.is_file():  # an interactive notebook's; moved aside just now
-        return ""
-    if stage.get("state") == "done" and status.get("state") in ("failed", "interrupted", "requeue", GONE):
-        ended = time_text(_text(stage.get("finished_utc")))
-        return f"of attempt {stage.get('attempts')} of {key}, which ended {ended}"
-    if stage.get("state") not in _UNFINISHED:
-        return ""
-    written = datetime.datetime.fromtimestamp(table.stat().st_mtime, datetime.UTC)
-    began, ended_at = _moment(stage.get("started_utc")), _moment(stage.get("finished_utc"))
-    second = datetime.timedelta(seconds=1)  # to which the status is rounded
-    is_own = began is not None and began <= written and (ended_at is None or written <= ended_at + second)
-    if stage["state"] != "pending" and is_own:
-        return ""
-    attempts = read_json_object(run.run_json).get("attempts")
-    starts = [_moment(each.get("started_utc")) for each in attempts or () if isinstance(each, dict)]
-    number = sum(start is not None and start <= written for start in starts)
-    which = f"number {number}, " if number else ""
-    return f"of an earlier attempt, {which}written {written:%Y-%m-%d %H:%M} UTC: {key} is {stage['state']}"
-
-
-_UNFINISHED = frozenset({"failed", "interrupted", "pending", "running", "waiting", "requeue", GONE})
-
-
-def _moment(utc: object) -> datetime.datetime | None:
-    try:
-        moment = datetime.datetime.fromisoformat(str(utc))
-    except ValueError:
-        return None
-    return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
-
-
-def run_parameters(run: RunPaths) -> dict[str, object]:
-    """What stands in the run's ``params.yaml``; nothing where it is missing or unreadable."""
-    if not run.params_yaml.is_file():
-        return {}
-    try:
-        return read_params_file(run.params_yaml)
-    except UsageError:
-        return {}
-
-
-_MOST_MARKS = 3
-# Said anyway
-_NO_MARKS = frozenset({"dev_groups", "corpus", "model", "backbone", "experiment", "task", "protocol", "target_corpora"})
-
-
-def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
-    """By what each of ``runs`` is told from the others on a list: corpus, detector, and how its parameters differ.
-
-    A parameter that can change a number is named where its value is not the one that most of ``runs`` of its task have;
-    at most ``_MOST_MARKS`` of them. Corpora of one name that hold other files have the beginning of their fingerprints.
-    """
-    asked = [_readable_parameters(run) for run in runs]
-    usual: dict[tuple[str, str], str] = {}
-    for task in {run_task(each) for each in asked}:
-        alike = [each for each in asked if run_task(each) == task]
-        for name in {name for each in alike for name in each}:
-            counts = Counter(str(each.get(name)) for each in reversed(alike))  # of equally many the oldest run's
-            usual[task, name] = counts.most_common(1)[0][0]
-    marks = []
-    corpora = [_corpus_name(run, each) for run, each in zip(runs, asked, strict=True)]
-    contents = [_fingerprint(run) for run in runs]
-    known: dict[str, set[str]] = {}
-    for corpus, content in zip(corpora, contents, strict=True):
-        known.setdefault(corpus, set()).update(filter(None, [content]))
-    for each, corpus, content in zip(asked, corpora, contents, strict=True):
-        named = [name for name in each if name not in _NO_MARKS and name not in NOT_HASHED | RETIRED.keys()]
-        own = [trial] if (trial := trial_text(each)) else []
-        own += [f"{name} {each[name]}" for name in named if str(each[name]) != usual[run_task(each), name]]
-        more = f", {len(own) - _MOST_MARKS} more" if len(own) > _MOST_MARKS else ""
-        shown = f"{corpus} {content[:6]}" if content and corpus and len(known[corpus]) > 1 else corpus
-        by = ", ".join(filter(None, (_model_name(each), protocol_text(each))))
-        marks.append((shown, by, ", ".join(own[:_MOST_MARKS]) + more))
-    return marks
-
-
-def run_labels(runs: Sequence[RunPaths]) -> list[str]:
-    """``corpus · detector · what differs · experiment / run_id`` on one line each."""
-    return [
-        " · ".join(filter(None, (*mark, f"{path_to_text(run.experiment)} / {path_to_text(run.run_id)}")))
-        for run, mark in zip(runs, run_marks(runs), strict=True)
-    ]
-
-
-def _readable_parameters(run: RunPaths) -> dict[str, object]:
-    try:
-        return run_parameters(run)
-    except (OSError, ValueError, RecursionError):  # that run's own row says so
-        return {}
-
-
-def _corpus_name(run: RunPaths, parameters: Mapping[str, object]) -> str:
-    """As recorded, else the last part of its path; empty where neither is known."""
-    path = parameters.get("corpus")
-    return _recorded_name(_recorded_corpus(run)) or (Path(path).name if isinstance(path, str) and path else "")
-
-
-def _recorded_corpus(run: RunPaths) -> dict[str, object]:
-    recorded = read_json_object(run.run_json).get("corpus")
-    return recorded if isinstance(recorded, dict) else {}
-
-
-def _recorded_name(recorded: Mapping[str, object]) -> str | None:
-    """What the index calls the corpora; before there is one, and of the built-in corpus, what was recorded at first."""
-    corpora, name = recorded.get("corpora"), _text(recorded.get("name"))
-    if not isinstance(corpora, list) or not corpora or recorded.get("listing_sha256") == "":
-        return name
-    return " + ".join(map(str, corpora))
-
-
-def _fingerprint(run: RunPaths) -> str:
-    return _text(_recorded_corpus(run).get("fingerprint")) or ""
-
-
-def run_task(parameters: Mapping[str, object]) -> str:
-    """The task that a run's parameters name: video, image or video_text; video where none is recorded."""
-    task = parameters.get("task")
-    return task if isinstance(task, str) and task in TASKS else DEFAULT_TASK
-
-
 def measured_scores(run: RunPaths) -> MeasuredScores:
     """The one number of a run, beside its controls; without scores while there is none."""
     asked = run_parameters(run)
@@ -680,7 +537,7 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
         found = MeasuredScores(measure, scores, videos, groups, answer.notes, (*told, *weaker), margin=margin)
     if found.scores and found.measure.is_of_classes:
         found = replace(found, cautions=(*_untested_classes(run), *found.cautions))
-    return replace(found, earlier=_earlier_attempt(run, table) if found.scores else "")
+    return replace(found, earlier=earlier_attempt(run, table) if found.scores else "")
 
 
 def runs_table(runs_dir: Path) -> Answer:
@@ -720,56 +577,9 @@ def _table_row(headline: ReportHeadline) -> dict[str, object]:
     }
 
 
-def _model_name(asked: Mapping[str, object]) -> str | None:
-    """The network of the run's task; of a text encoder that is not the own one only that it is not."""
-    model = _text(asked.get(TASKS[run_task(asked)].network))
-    foreign = run_task(asked) == "video_text" and asked.get("text_encoder") not in (None, "own")
-    return f"{model} with a text encoder from outside" if model and foreign else model
-
-
-def corpus_text(run: RunPaths) -> str | None:
-    """The name of a run's corpus and the beginning of its fingerprint; None where none is recorded."""
-    name, fingerprint = _recorded_name(_recorded_corpus(run)), _fingerprint(run)
-    if not name:
-        return None
-    trial = trial_text(run_parameters(run))
-    known = f"fingerprint {fingerprint[:12]}" if fingerprint else "not indexed yet"
-    return ", ".join(filter(None, (name, known, trial)))
-
-
-def trial_text(parameters: Mapping[str, object]) -> str:
-    """``trial on 20 groups`` of a run on a part of its corpus (``dev_groups``); empty for one on all of it."""
-    number = parameters.get("dev_groups")
-    return f"trial on {count_text(number, 'group')}" if isinstance(number, int) and number > 0 else ""
-
-
 def _peak_rss_bytes(run: RunPaths, status: dict[str, object]) -> int | None:
     """The highest sample of the run's memory logs, which know the preflight from the work, else what the runner saw."""
     return _whole(memory_peaks([run]).frame["peak_rss_bytes"].max()) or _whole(status.get("peak_rss_bytes"))
-
-
-def _failure(status: dict[str, object]) -> str | None:
-    """The first stage that did not end well, in one sentence."""
-    stages = status.get("stages")
-    for name, stage in stages.items() if isinstance(stages, dict) else ():
-        if not isinstance(stage, dict) or stage.get("state") not in ("failed", "interrupted", GONE):
-            continue
-        error = stage.get("error")
-        told = f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else stage.get("reason")
-        return f"Stage {name} {stage['state']}: {told or 'no reason recorded'}"
-    return None
-
-
-def _started_from_name(run_id: str) -> str | None:
-    try:
-        started = datetime.datetime.strptime(run_id[4:19], "%Y%m%d_%H%M%S")  # local, as named
-    except ValueError:
-        return None
-    return started.strftime("%Y-%m-%d %H:%M (local)")
-
-
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
 
 
 def _number(value: object) -> float | None:

@@ -1,7 +1,7 @@
 """Typed questions to any number of runs, answered by DuckDB as polars frames.
 
 Every query takes the runs it is about, reads what they have (also while they run) and says in the answer's notes what
-could not be read. A run folder that was copied in simply counts; ``run_id`` is what ``records.run_names`` calls a run
+could not be read. A run folder that was copied in simply counts; ``run_id`` is what ``naming.run_names`` calls a run
 among those asked for.
 """
 
@@ -15,7 +15,8 @@ import pandera.polars as pa
 import polars as pl
 
 from fvc_lib.analysis.read.logs import METRIC_LINES, curves, read_events, read_log_lines, read_samples
-from fvc_lib.analysis.read.records import Answer, entries, log_files, read_tables, run_names
+from fvc_lib.analysis.read.naming import run_names
+from fvc_lib.analysis.read.records import Answer, entries, log_files, read_tables
 from fvc_lib.analysis.read.sql import Limits, ask, ask_isolated
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, read_json_object

@@ -1,12 +1,12 @@
 """What lies in a run's folder: its logs by name, its tables and its records, foreign, torn or missing ones included."""
 
+import datetime
 import fcntl
 import json
 import os
 import re
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -14,11 +14,13 @@ from typing import Any, Self
 import pandera.polars as pa
 import polars as pl
 
-from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object, this_host
+from fvc_lib.analysis.wording import time_text
+from fvc_lib.services.atomic_files import as_mapping, as_text, path_to_text, read_json_object, this_host
 from fvc_lib.services.digests import document_damage
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 from fvc_lib.services.tables import read_table
+from fvc_lib.services.tasks import STAGES
 
 _FOLD = re.compile(r"^(?P<stage>.+)_fold_(?P<fold>\d+)$")
 
@@ -45,18 +47,6 @@ class LogFile:
         """The file of a run whose stage and fold its own name gives, as in ``04_fold_training_fold_2.jsonl``."""
         match = _FOLD.match(path.stem)
         return cls(path, run_id, match["stage"], int(match["fold"])) if match else cls(path, run_id, path.stem)
-
-
-def run_names(runs: Sequence[RunPaths]) -> list[str]:
-    """What each of ``runs`` is called beside the others: its id, of like ids with the experiment, else the whole path.
-
-    A run that was copied into another experiment keeps its id; called alike, two runs would be counted as one.
-    """
-    roots = {run.root for run in runs}
-    ids = Counter(root.name for root in roots)
-    names = {root: root.name if ids[root.name] == 1 else f"{root.parent.name}/{root.name}" for root in roots}
-    often = Counter(names.values())
-    return [names[run.root] if often[names[run.root]] == 1 else str(run.root) for run in runs]
 
 
 def log_files(run: RunPaths, folder: str, name: str | None = None) -> list[LogFile]:
@@ -149,3 +139,64 @@ def is_held(lock: Path) -> bool:
 
 def _says_running(status: object) -> bool:
     return isinstance(status, dict) and status.get("state") == "running"
+
+
+def earlier_attempt(run: RunPaths, table: Path) -> str:
+    """Whose numbers ``table`` holds where its stage, or the run after it, has not come to its end since; else empty.
+
+    A stage that ended well wrote its table. Of another one the file's time tells, which must lie between the stage's
+    last start and end; that of a copied folder may not, and then the table is called an earlier one's as well.
+    """
+    status = run_status(run)
+    key = next((stage.name for stage in STAGES if table in stage.outputs(run, None)), "")
+    stage = status["stages"].get(key)
+    if not isinstance(stage, dict) or not table.is_file():  # an interactive notebook's; moved aside just now
+        return ""
+    if stage.get("state") == "done" and status.get("state") in ("failed", "interrupted", "requeue", GONE):
+        ended = time_text(as_text(stage.get("finished_utc")))
+        return f"of attempt {stage.get('attempts')} of {key}, which ended {ended}"
+    if stage.get("state") not in _UNFINISHED:
+        return ""
+    written = datetime.datetime.fromtimestamp(table.stat().st_mtime, datetime.UTC)
+    began, ended_at = _moment(stage.get("started_utc")), _moment(stage.get("finished_utc"))
+    second = datetime.timedelta(seconds=1)  # to which the status is rounded
+    is_own = began is not None and began <= written and (ended_at is None or written <= ended_at + second)
+    if stage["state"] != "pending" and is_own:
+        return ""
+    attempts = read_json_object(run.run_json).get("attempts")
+    starts = [_moment(each.get("started_utc")) for each in attempts or () if isinstance(each, dict)]
+    number = sum(start is not None and start <= written for start in starts)
+    which = f"number {number}, " if number else ""
+    return f"of an earlier attempt, {which}written {written:%Y-%m-%d %H:%M} UTC: {key} is {stage['state']}"
+
+
+_UNFINISHED = frozenset({"failed", "interrupted", "pending", "running", "waiting", "requeue", GONE})
+
+
+def _moment(utc: object) -> datetime.datetime | None:
+    try:
+        moment = datetime.datetime.fromisoformat(str(utc))
+    except ValueError:
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=datetime.UTC)
+
+
+def failure(status: dict[str, object]) -> str | None:
+    """The first stage that did not end well, in one sentence."""
+    stages = status.get("stages")
+    for name, stage in stages.items() if isinstance(stages, dict) else ():
+        if not isinstance(stage, dict) or stage.get("state") not in ("failed", "interrupted", GONE):
+            continue
+        error = stage.get("error")
+        told = f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else stage.get("reason")
+        return f"Stage {name} {stage['state']}: {told or 'no reason recorded'}"
+    return None
+
+
+def started_from_name(run_id: str) -> str | None:
+    """When the run began, in local time, as its id says; None where it is no run's id."""
+    try:
+        started = datetime.datetime.strptime(run_id[4:19], "%Y%m%d_%H%M%S")  # local, as named
+    except ValueError:
+        return None
+    return started.strftime("%Y-%m-%d %H:%M (local)")

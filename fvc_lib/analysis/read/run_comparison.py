@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import polars as pl
 
-from fvc_lib.analysis.read import records
-from fvc_lib.analysis.read.headline import audit_failures, interval_cautions, run_parameters, run_task, trial_text
+from fvc_lib.analysis.read import naming
+from fvc_lib.analysis.read.headline import audit_failures, interval_cautions
+from fvc_lib.analysis.read.naming import run_parameters, run_task, trial_text
 from fvc_lib.analysis.read.protocols import protocol_text
 from fvc_lib.analysis.read.records import run_status
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text, metric_name, number_text
@@ -67,7 +68,7 @@ class Refusal:
 
 def run_names(runs: Sequence[RunPaths]) -> list[str]:
     """How each run is called in a comparison, on one line; of like ids with what tells them apart."""
-    return [clean_text(path_to_text(name)) for name in records.run_names(runs)]
+    return [clean_text(path_to_text(name)) for name in naming.run_names(runs)]
 
 
 def read_judged_run(run: RunPaths, name: str) -> JudgedRun | Refusal:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, run_parameters
+from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS
+from fvc_lib.analysis.read.naming import run_parameters
 from fvc_lib.analysis.wording import count_text, interval_text, latex_text, source_name
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import NOT_HASHED

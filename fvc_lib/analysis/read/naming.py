@@ -1,0 +1,138 @@
+"""What a run is called and told from others by: what it was asked for, its corpus, its detector, how it differs."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fvc_lib.analysis.read.protocols import protocol_text
+from fvc_lib.analysis.wording import count_text
+from fvc_lib.services.atomic_files import as_text, path_to_text, read_json_object
+from fvc_lib.services.config import NOT_HASHED, read_params_file
+from fvc_lib.services.config_fields import RETIRED
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
+
+
+def run_parameters(run: RunPaths) -> dict[str, object]:
+    """What stands in the run's ``params.yaml``; nothing where it is missing or unreadable."""
+    if not run.params_yaml.is_file():
+        return {}
+    try:
+        return read_params_file(run.params_yaml)
+    except UsageError:
+        return {}
+
+
+def run_task(parameters: Mapping[str, object]) -> str:
+    """The task that a run's parameters name: video, image or video_text; video where none is recorded."""
+    task = parameters.get("task")
+    return task if isinstance(task, str) and task in TASKS else DEFAULT_TASK
+
+
+def run_names(runs: Sequence[RunPaths]) -> list[str]:
+    """What each of ``runs`` is called beside the others: its id, of like ids with the experiment, else the whole path.
+
+    A run that was copied into another experiment keeps its id; called alike, two runs would be counted as one.
+    """
+    roots = {run.root for run in runs}
+    ids = Counter(root.name for root in roots)
+    names = {root: root.name if ids[root.name] == 1 else f"{root.parent.name}/{root.name}" for root in roots}
+    often = Counter(names.values())
+    return [names[run.root] if often[names[run.root]] == 1 else str(run.root) for run in runs]
+
+
+_MOST_MARKS = 3
+# Said anyway
+_NO_MARKS = frozenset({"dev_groups", "corpus", "model", "backbone", "experiment", "task", "protocol", "target_corpora"})
+
+
+def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
+    """By what each of ``runs`` is told from the others on a list: corpus, detector, and how its parameters differ.
+
+    A parameter that can change a number is named where its value is not the one that most of ``runs`` of its task have;
+    at most ``_MOST_MARKS`` of them. Corpora of one name that hold other files have the beginning of their fingerprints.
+    """
+    asked = [_readable_parameters(run) for run in runs]
+    usual: dict[tuple[str, str], str] = {}
+    for task in {run_task(each) for each in asked}:
+        alike = [each for each in asked if run_task(each) == task]
+        for name in {name for each in alike for name in each}:
+            counts = Counter(str(each.get(name)) for each in reversed(alike))  # of equally many the oldest run's
+            usual[task, name] = counts.most_common(1)[0][0]
+    marks = []
+    corpora = [_corpus_name(run, each) for run, each in zip(runs, asked, strict=True)]
+    contents = [_fingerprint(run) for run in runs]
+    known: dict[str, set[str]] = {}
+    for corpus, content in zip(corpora, contents, strict=True):
+        known.setdefault(corpus, set()).update(filter(None, [content]))
+    for each, corpus, content in zip(asked, corpora, contents, strict=True):
+        named = [name for name in each if name not in _NO_MARKS and name not in NOT_HASHED | RETIRED.keys()]
+        own = [trial] if (trial := trial_text(each)) else []
+        own += [f"{name} {each[name]}" for name in named if str(each[name]) != usual[run_task(each), name]]
+        more = f", {len(own) - _MOST_MARKS} more" if len(own) > _MOST_MARKS else ""
+        shown = f"{corpus} {content[:6]}" if content and corpus and len(known[corpus]) > 1 else corpus
+        by = ", ".join(filter(None, (model_name(each), protocol_text(each))))
+        marks.append((shown, by, ", ".join(own[:_MOST_MARKS]) + more))
+    return marks
+
+
+def run_labels(runs: Sequence[RunPaths]) -> list[str]:
+    """``corpus · detector · what differs · experiment / run_id`` on one line each."""
+    return [
+        " · ".join(filter(None, (*mark, f"{path_to_text(run.experiment)} / {path_to_text(run.run_id)}")))
+        for run, mark in zip(runs, run_marks(runs), strict=True)
+    ]
+
+
+def corpus_text(run: RunPaths) -> str | None:
+    """The name of a run's corpus and the beginning of its fingerprint; None where none is recorded."""
+    name, fingerprint = _recorded_name(_recorded_corpus(run)), _fingerprint(run)
+    if not name:
+        return None
+    trial = trial_text(run_parameters(run))
+    known = f"fingerprint {fingerprint[:12]}" if fingerprint else "not indexed yet"
+    return ", ".join(filter(None, (name, known, trial)))
+
+
+def model_name(asked: Mapping[str, object]) -> str | None:
+    """The network of the run's task; of a text encoder that is not the own one only that it is not."""
+    model = as_text(asked.get(TASKS[run_task(asked)].network))
+    foreign = run_task(asked) == "video_text" and asked.get("text_encoder") not in (None, "own")
+    return f"{model} with a text encoder from outside" if model and foreign else model
+
+
+def trial_text(parameters: Mapping[str, object]) -> str:
+    """``trial on 20 groups`` of a run on a part of its corpus (``dev_groups``); empty for one on all of it."""
+    number = parameters.get("dev_groups")
+    return f"trial on {count_text(number, 'group')}" if isinstance(number, int) and number > 0 else ""
+
+
+def _readable_parameters(run: RunPaths) -> dict[str, object]:
+    try:
+        return run_parameters(run)
+    except (OSError, ValueError, RecursionError):  # that run's own row says so
+        return {}
+
+
+def _corpus_name(run: RunPaths, parameters: Mapping[str, object]) -> str:
+    """As recorded, else the last part of its path; empty where neither is known."""
+    path = parameters.get("corpus")
+    return _recorded_name(_recorded_corpus(run)) or (Path(path).name if isinstance(path, str) and path else "")
+
+
+def _recorded_corpus(run: RunPaths) -> dict[str, object]:
+    recorded = read_json_object(run.run_json).get("corpus")
+    return recorded if isinstance(recorded, dict) else {}
+
+
+def _recorded_name(recorded: Mapping[str, object]) -> str | None:
+    """What the index calls the corpora; before there is one, and of the built-in corpus, what was recorded at first."""
+    corpora, name = recorded.get("corpora"), as_text(recorded.get("name"))
+    if not isinstance(corpora, list) or not corpora or recorded.get("listing_sha256") == "":
+        return name
+    return " + ".join(map(str, corpora))
+
+
+def _fingerprint(run: RunPaths) -> str:
+    return as_text(_recorded_corpus(run).get("fingerprint")) or ""
