@@ -35,6 +35,7 @@ class LabelTable:
     columns: tuple[str, ...]  # stripped column names
     # One tuple of cells per data row, or None where the number of cells is not the header's.
     rows: tuple[tuple[str, ...] | None, ...]
+    separator: str = ""  # between its columns; empty: a Parquet table has none
 
     def records(self, wanted: Sequence[str | None], rejections: Rejections) -> Iterator[tuple[int, dict[str, str]]]:
         """Yield (1-based row number, cells of the ``wanted`` columns that exist); malformed rows are refused."""
@@ -206,14 +207,14 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
     except OSError as error:
         raise UsageError(f"manifest {str(path)!r}: {error.strerror}. Give a readable CSV or Parquet file.") from error
     is_parquet = path.suffix.lower() == ".parquet"
-    columns, rows = _from_parquet(path, content) if is_parquet else _from_text(path, content, separator)
+    columns, rows, found = _from_parquet(path, content) if is_parquet else _from_text(path, content, separator)
     twice = sorted({name for name in columns if name and columns.count(name) > 1})
     if twice:
         raise UsageError(f"{path.name}: the column {twice[0]!r} exists twice. Keep one of them.")
-    return LabelTable(path.name, columns, rows)
+    return LabelTable(path.name, columns, rows, found)
 
 
-_Content = tuple[tuple[str, ...], tuple[tuple[str, ...] | None, ...]]
+_Content = tuple[tuple[str, ...], tuple[tuple[str, ...] | None, ...], str]  # of ``LabelTable``
 
 
 def _from_text(path: Path, content: bytes, separator: str) -> _Content:
@@ -236,7 +237,7 @@ def _from_text(path: Path, content: bytes, separator: str) -> _Content:
             f"{path.name}: got the header {columns[0][:80]!r}, wanted columns separated by {wanted}. Separate "
             "them so, or, in task video_text, set manifest_separator to what separates them."
         )
-    return columns, tuple(tuple(line) if len(line) == len(columns) else None for line in lines[1:])
+    return columns, tuple(tuple(line) if len(line) == len(columns) else None for line in lines[1:]), separator
 
 
 def _quoted_lines(path: Path, text: str, separator: str) -> Iterator[list[str]]:
@@ -262,7 +263,7 @@ def _from_parquet(path: Path, content: bytes) -> _Content:
     except (pl.exceptions.PolarsError, OSError) as error:
         raise UsageError(f"{path.name}: is not a Parquet table: {error}. Give a CSV or Parquet file.") from error
     columns = tuple(name.strip() for name in frame.columns)
-    return columns, tuple(tuple(_parquet_cell(value) for value in row) for row in frame.iter_rows())
+    return columns, tuple(tuple(_parquet_cell(value) for value in row) for row in frame.iter_rows()), ""
 
 
 def _parquet_cell(value: object) -> str:

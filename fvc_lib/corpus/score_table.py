@@ -90,10 +90,10 @@ def read_score_table(
     text = _with_labels(table.name, label, text, label_map or {}, notes, unused_labels)
     is_long = "detector" in table.columns
     if is_long:
-        found = _long(table, text, detectors)
+        found = _long(table, text, detectors, notes)
     else:
         named = {video, label, *filter(None, facts.values())}
-        found = _wide(table, text, _detector_columns(table, text, named, detectors, notes))
+        found = _wide(table, text, _detector_columns(table, text, named, detectors, notes), notes)
     _refuse_duplicates(table.name, found)
     videos = _videos(table.name, text, facts)
     wide = found.pivot("detector", index="video_id", values="score", maintain_order=True)
@@ -154,7 +154,7 @@ def _with_labels(
     return labelled.filter(pl.col("label").is_not_null())
 
 
-def _long(table: LabelTable, text: pl.DataFrame, wanted: Sequence[str]) -> pl.DataFrame:
+def _long(table: LabelTable, text: pl.DataFrame, wanted: Sequence[str], notes: list[str]) -> pl.DataFrame:
     """``row video_id detector score`` of a table with a row for each."""
     table.require(("score",))
     named = text.with_columns(detector=pl.col("detector").str.strip_chars())
@@ -162,12 +162,12 @@ def _long(table: LabelTable, text: pl.DataFrame, wanted: Sequence[str]) -> pl.Da
         raise DataError(f"{table.name} row {empty['row'][0]}: the cell of 'detector' is empty. Every row needs one.")
     _refuse_unknown(table.name, wanted, named["detector"].unique().to_list())
     chosen = named.filter(pl.col("detector").is_in(wanted)) if wanted else named
-    return chosen.select("row", "video_id", "detector", score=_numbers(table.name, chosen, "score"))
+    return chosen.select("row", "video_id", "detector", score=_numbers(table, chosen, "score", notes))
 
 
-def _wide(table: LabelTable, text: pl.DataFrame, columns: Mapping[str, str]) -> pl.DataFrame:
+def _wide(table: LabelTable, text: pl.DataFrame, columns: Mapping[str, str], notes: list[str]) -> pl.DataFrame:
     parts = [
-        text.select("row", "video_id", detector=pl.lit(name), score=_numbers(table.name, text, column))
+        text.select("row", "video_id", detector=pl.lit(name), score=_numbers(table, text, column, notes))
         for column, name in columns.items()
     ]
     return pl.concat(parts)
@@ -223,15 +223,21 @@ def _refuse_unknown(name: str, wanted: Sequence[str], known: Sequence[str]) -> N
             raise UsageError(f"{name}: no detector {detector!r}; found {some_of(sorted(known))}.{near}")
 
 
-def _numbers(name: str, text: pl.DataFrame, column: str) -> pl.Series:
-    """The cells as Float64, null where there is none.
+def _numbers(table: LabelTable, text: pl.DataFrame, column: str, notes: list[str]) -> pl.Series:
+    """The cells as Float64, null where there is none; of decimal commas ``notes`` say that they were taken for such.
 
     Raises:
-        DataError: a cell is no finite number.
+        DataError: a cell is no finite number, or has a comma that may as well stand between thousands.
     """
-    cells = text[column].str.strip_chars()
+    name, cells = table.name, text[column].str.strip_chars()
     is_missing = cells.str.to_lowercase().is_in(_MISSING)
     numbers = _parsed(cells)
+    has_comma = cells.str.contains(",", literal=True) & numbers.is_not_null()
+    if has_comma.any():
+        place = has_comma.arg_true()[0]
+        where = f"{name} row {text['row'][place]}: the score in column {column!r} is {cells[place]!r}"
+        _refuse_thousands(table.separator, cells.filter(~is_missing), where)
+        notes.append(f"Column {column!r} has decimal commas: {cells[place]} was read as {numbers[place]}.")
     bad = ~is_missing & ~(numbers.is_not_null() & numbers.is_finite().fill_null(value=False))
     if bad.any():
         place = bad.arg_true()[0]
@@ -241,6 +247,23 @@ def _numbers(name: str, text: pl.DataFrame, column: str) -> pl.Series:
             "with --detectors, if this is none."
         )
     return pl.select(pl.when(is_missing).then(None).otherwise(numbers)).to_series().alias("score")
+
+
+def _refuse_thousands(separator: str, cells: pl.Series, where: str) -> None:
+    """A comma is a decimal one where semicolons separate columns, or tabs and some number can be nothing else.
+
+    Raises:
+        DataError: it may stand between thousands; ``where`` begins the message.
+    """
+    remedy = "Write 1.5 for one and a half and 1500 for fifteen hundred, in the whole column."
+    if cells.str.contains(".", literal=True).any():
+        raise DataError(f"{where}, and other scores there have a point: which one is the decimal mark? {remedy}")
+    sure = ~cells.str.contains(r"^[+-]?[1-9]\d{0,2},\d{3}$") & cells.str.contains(",", literal=True)
+    if separator != ";" and not (separator == "\t" and sure.any()):
+        raise DataError(
+            f"{where}: does the comma stand before decimals or between thousands? {remedy} Decimal commas are read "
+            "where ';' separates the columns."
+        )
 
 
 def _parsed(cells: pl.Series) -> pl.Series:

@@ -9,6 +9,8 @@ import numpy.typing as npt
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
 
+FEWEST_GROUPS_OF_A_SOURCE = 10  # below that chance alone parts two sources
+
 
 @dataclass(frozen=True)
 class SourceFloor:

@@ -593,6 +593,13 @@ _EARLIER_DEFAULTS = {
 }
 
 
+def values_unsaid(task: str) -> dict[str, Any]:
+    """By name, as JSON values, what a run of ``task`` was made with whose record does not say it."""
+    known = {name: retired.default for name, retired in RETIRED.items()}
+    known |= {**DEFAULTS, **_task_defaults(task), **_EARLIER_DEFAULTS}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in known.items()}
+
+
 def run_config(run: RunPaths) -> RunConfig:
     """The configuration a run was started with, from its ``params.yaml``; ``UsageError`` where that is invalid."""
     recorded = read_params_file(run.params_yaml)

@@ -47,6 +47,29 @@ def test_separators_byte_order_marks_and_decimal_commas(table, separator, encodi
     assert found.scores[ONE_DETECTOR].to_list() == [0.25, 0.5]
     assert found.videos["label"].to_list() == ["real", "fake"]
     assert not found.has_groups
+    assert found.notes == ("Column 'score' has decimal commas: 0,25 was read as 0.25.",)
+
+
+@pytest.mark.parametrize(
+    ("separator", "cells", "wanted"),
+    [
+        (",", ('"0,234"', "0"), "row 1: the score in column 'A' is '0,234': does the comma stand before decimals or"),
+        ("\t", ("7", "1,234"), "row 2: the score in column 'A' is '1,234': does the comma stand before decimals or"),
+        (";", ("1,234", "56.7"), "row 1: the score in column 'A' is '1,234', and other scores there have a point"),
+        (";", ("1,234", "7"), [1.234, 7.0]),
+        ("\t", ("1,234", "0,5"), [1.234, 0.5]),
+    ],
+)
+def test_a_comma_that_may_stand_between_thousands_is_refused(table, separator, cells, wanted):
+    rows = [("video", "label", "A"), ("x", "real", cells[0]), ("y", "fake", cells[1])]
+    path = table("\n".join(map(separator.join, rows)))
+    if isinstance(wanted, list):
+        assert read_score_table(path).scores["A"].to_list() == wanted
+        return
+    with pytest.raises(DataError) as caught:
+        read_score_table(path)
+    assert str(caught.value).startswith(f"scores.csv {wanted}")
+    assert "Write 1.5 for one and a half" in str(caught.value)
 
 
 def test_labels_mean_what_the_map_says_and_others_are_counted(table):

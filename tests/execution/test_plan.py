@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import polars as pl
@@ -12,6 +13,7 @@ from fvc_lib.execution.plan.plan import make_plan
 from fvc_lib.execution.plan.stages import needed_tasks, refuse_stage_of_another_task, stage_named, tasks_in_order
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services import digests, tables
+from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -146,3 +148,18 @@ def test_a_record_of_another_version_is_no_record(finished):
     record = run.stage_checkpoint("one")
     record.write_text(record.read_text().replace('"helpers"', '"library"'))
     assert reasons(project, run) == [(True, "not finished yet"), (True, "after one")]
+
+
+def test_an_older_record_names_only_parameters_that_differ_from_what_it_was_made_with(tmp_path):
+    run, training = RunPaths(tmp_path / "run"), next(task for task in tasks_in_order(RunConfig()) if task.stage.trains)
+    said = {"seed": 0, "augmentations": ["flip"], "clear_cache_training_batches": None, "ema_decay": 0.5}
+    record = fingerprint.StageRecord(fingerprint.Fingerprint(said, {}, "", {}, ""), {})
+    write_json(run.stage_checkpoint(training.stage.name, training.fold), asdict(record))
+
+    # Of fields newer than the record: model and num_frames had other defaults, and ema_decay counts where it is set.
+    newer = {"canonical": False, "dev_groups": 0, "target_corpora": [], "folds_seed": None, "num_frames": 6}
+    now = {"seed": 0, "augmentations": ["flip"], "model": "efficientnet_lite0", "dev_groups": 20}
+    found = fingerprint.Fingerprint(newer | now, {}, "", {}, "")
+
+    told = "dev_groups 0 -> 20, ema_decay 0.5 -> 0.0, model 'frame_cnn' -> 'efficientnet_lite0'"
+    assert fingerprint.reason_to_run(training, found, run) == f"parameters changed: {told}"

@@ -210,3 +210,46 @@ def test_training_on_one_class_gives_the_prior(tables: Any) -> None:
     )
     scored = controls.metadata_only(tables.index(folds), folds)
     assert set(scored.filter(pl.col("fold") == 1)["score"]) == {0.0}
+
+
+def test_under_a_protocol_each_control_learns_what_its_own_training_had(tables: Any) -> None:
+    """Every training part says of length and group the opposite of what the tested videos would say of one another."""
+    every = tables.folds(num_groups=48, per_group=2, num_folds=4)
+    tested = every.filter(pl.col("fold") < 2)
+    parts = [every.filter(fold=number).with_columns(fold=pl.lit(0, pl.Int64)) for number in (2, 3)]
+    # Of the first every second fake is left out, of the other every second real: shares of fakes of 1/3 and 2/3.
+    parts = [part[[row for row in range(part.height) if part["label"][row] == kept or row % 2]]
+             for part, kept in zip(parts, ("real", "fake"), strict=True)]  # fmt: skip
+    # Its first row is of a tested group, with the other label: a lookup by group meets it again.
+    met = [tested.filter(fold=number, label="fake")["group_id"][0] for number in (0, 1)]
+    parts = [part.with_columns(group_id=pl.when(pl.int_range(pl.len()) == 0).then(pl.lit(group)).otherwise("group_id"))
+             for part, group in zip(parts, met, strict=True)]  # fmt: skip
+    trainings = [
+        pl.concat([tested.filter(fold=number), part.with_columns(fold=pl.lit(number + 1, pl.Int64))])
+        for number, part in enumerate(parts)
+    ]
+    is_tested = pl.col("video_id").is_in(tested["video_id"].to_list())
+    frames = every.select(pl.when((pl.col("label") == "fake") == is_tested).then(60).otherwise(30))
+    index = tables.index(every, num_frames=frames.to_series().to_list())
+
+    found = controls.all_controls(index, tested, tables.predictions(tested, np.full(tested.height, 0.5)), seed=0,
+                                  trainings=trainings)  # fmt: skip
+
+    for name in (controls.METADATA_ONLY, controls.LENGTH_ONLY):
+        assert auc(found[name]) == 0.0, name
+    share = [(part["label"] == "fake").mean() for part in parts]
+    assert share[0] < 0.5 < share[1]
+    for number in (0, 1):
+        of_fold = {name: scored.filter(fold=number) for name, scored in found.items()}
+        assert set(of_fold[controls.CONSTANT]["score"]) == {share[number]}
+        assert all(set(of_fold[name]["threshold"]) == {share[number]} for name in (
+            controls.CONSTANT, controls.METADATA_ONLY, controls.LENGTH_ONLY, controls.GROUP_LOOKUP_BY_GROUP,
+        ))  # fmt: skip
+        looked_up = of_fold[controls.GROUP_LOOKUP_BY_GROUP]
+        assert set(looked_up.filter(group_id=met[number])["score"]) == {float(parts[number]["label"][0] == "fake")}
+        assert set(looked_up.filter(pl.col("group_id") != met[number])["score"]) == {share[number]}
+    by_row = found[controls.GROUP_LOOKUP_BY_ROW]
+    assert by_row.height == tested.height
+    assert by_row["fold"].n_unique() == 5  # what trains is dealt anew together with what is tested
+    recognised = by_row.filter(pl.col("group_id").is_in(met))
+    assert (recognised["score"] < 1).any()  # by the real one in their group, which only trains

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.analysis.audit.numbers import FEWEST_GROUPS_OF_A_SOURCE, GIVEN, NEEDS_REALS, ORACLE, Audit
+from fvc_lib.analysis.audit.numbers import GIVEN, NEEDS_REALS, ORACLE, Audit
 from fvc_lib.analysis.audit.similar_ids import Suspicion
 from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, WHAT_TO_DO, interval_cautions
 from fvc_lib.analysis.read.run_comparison import p_text
@@ -20,6 +20,7 @@ from fvc_lib.analysis.wording import (
 from fvc_lib.metrics.cross_validation import DECISION_METRICS, PROBABILITY_METRICS, RANKING_METRICS
 from fvc_lib.metrics.operating_points import BEST, operating_point
 from fvc_lib.metrics.paired_difference import is_above_control
+from fvc_lib.metrics.source_floor import FEWEST_GROUPS_OF_A_SOURCE
 from fvc_lib.services.atomic_files import write_text
 
 ANSWER, LATEX = "answer.txt", "audit.tex"

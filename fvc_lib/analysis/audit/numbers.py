@@ -56,7 +56,7 @@ from fvc_lib.metrics.paired_difference import (
     paired_difference,
 )
 from fvc_lib.metrics.shuffled import shuffled_label_aucs
-from fvc_lib.metrics.source_floor import SourceFloor, real_source_floor
+from fvc_lib.metrics.source_floor import FEWEST_GROUPS_OF_A_SOURCE, SourceFloor, real_source_floor
 from fvc_lib.services.errors import UsageError
 
 AVERAGE, ORACLE = "average of all", "oracle over all"
@@ -64,7 +64,6 @@ GIVEN = "threshold="  # of a threshold that comes with the scores
 FALSE_ALARM_RATES = ("fpr=0.05", "fpr=0.01", "fpr=0.001")
 NOT_KNOWN, ALL_OTHERS = "not known", "all others"
 SMALL_BELOW_GROUPS = 20
-FEWEST_GROUPS_OF_A_SOURCE = 10  # for a floor, as of runs
 _MOST_SLICES = 30
 _SHUFFLES = 200
 NEED_VIDEOS = (METADATA_ONLY, LENGTH_ONLY)  # controls without which nobody is above all controls

@@ -31,12 +31,12 @@ from fvc_lib.metrics.paired_difference import (
     paired_difference,
 )
 from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.config import DEFAULTS, NOT_HASHED
+from fvc_lib.services.config import NOT_HASHED, values_unsaid
 from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.errors import DataError, UsageError, command_text, did_you_mean
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, PROTOCOL, read_table
-from fvc_lib.services.tasks import FOLD_TRAINING, KFOLD
+from fvc_lib.services.tasks import DEFAULT_TASK, FOLD_TRAINING, KFOLD
 
 # --- Which runs may be compared: trained to the end, on true labels, without a leak, judged on the very same videos
 
@@ -255,7 +255,7 @@ def compare(
 
 def _with_container(pair: PairComparison, asked: Mapping[str, Mapping[str, object]], metric: str) -> PairComparison:
     """With a sentence where the two runs differ in the canonical re-encode and in nothing else that can count."""
-    one, other = ({**DEFAULTS, **asked[name]} for name in (pair.first, pair.second))
+    one, other = ({**values_unsaid(DEFAULT_TASK), **asked[name]} for name in (pair.first, pair.second))
     names = {
         name for name in {*one, *other} - NOT_HASHED - RETIRED.keys() if str(one.get(name)) != str(other.get(name))
     }

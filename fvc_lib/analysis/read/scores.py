@@ -8,10 +8,11 @@ from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS
 from fvc_lib.analysis.read.naming import run_parameters
 from fvc_lib.analysis.wording import count_text, interval_text, latex_text, source_name
 from fvc_lib.services.atomic_files import write_text
-from fvc_lib.services.config import NOT_HASHED
+from fvc_lib.services.config import NOT_HASHED, values_unsaid
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import PREDICTIONS, SCORES, check_table, read_table
+from fvc_lib.services.tasks import DEFAULT_TASK
 
 
 def score_table(index: pl.DataFrame, predictions: pl.DataFrame, others: Sequence[pl.DataFrame] = ()) -> pl.DataFrame:
@@ -42,12 +43,13 @@ def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
 
     Runs whose folds differ as well count: their network, too, had not seen the group that it scored.
     """
-    own, found = run_parameters(run), {}
+    unsaid, found = values_unsaid(DEFAULT_TASK), {}
+    own = unsaid | run_parameters(run)
     for folder in sorted(run.root.parent.glob("run_*")):
         other = RunPaths(folder)
         if folder == run.root or not other.results.is_file():
             continue
-        asked = run_parameters(other)
+        asked = unsaid | run_parameters(other)
         differing = {name for name in {*own, *asked} - NOT_HASHED if own.get(name) != asked.get(name)}
         if differing != {"seed"}:
             continue

@@ -14,7 +14,7 @@ from typing import Any
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_json
 from fvc_lib.services.code_version import code_behind, helpers_hash, notebook_sources
-from fvc_lib.services.config import DECLARED, RunConfig
+from fvc_lib.services.config import DECLARED, RunConfig, values_unsaid
 from fvc_lib.services.digests import content_hash, left_by_stage
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import TASKS
@@ -85,8 +85,11 @@ def reason_to_run(task: Task, now: Fingerprint, run: RunPaths) -> str | None:
     if record is None:
         return "not finished yet"
     then = record.fingerprint
-    if changed := _differing(then.parameters, now.parameters):
-        values = ", ".join(f"{n} {then.parameters.get(n)!r} -> {now.parameters.get(n)!r}" for n in changed)
+    unsaid = values_unsaid(task.stage.tasks[0])  # of parameters that one of the two records is too old, or new, for
+    before, asked = ({name: unsaid.get(name) for name in {*then.parameters, *now.parameters}} | one
+                     for one in (then.parameters, now.parameters))  # fmt: skip
+    if changed := _differing(before, asked):
+        values = ", ".join(f"{name} {before[name]!r} -> {asked[name]!r}" for name in changed)
         return f"parameters changed: {values}"
     if then.corpus != now.corpus:
         return "the corpus changed"

@@ -20,6 +20,7 @@ import polars as pl
 from fvc_lib.corpus.protocols.protocol import TrainingRows, training_rows
 from fvc_lib.metrics.classification import FloatArray, IntArray, weighted_metric
 from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
+from fvc_lib.metrics.source_floor import FEWEST_GROUPS_OF_A_SOURCE
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import LABELS
@@ -28,7 +29,6 @@ from fvc_lib.tasks.video.controls import auc_within_folds, fake_labels
 REAL_SOURCE_FLOOR = "real_source_floor"
 REAL_SOURCE_CONTROL = "real_source_control"
 MARGIN = "margin_over_floor"
-_FEWEST_GROUPS_OF_A_SOURCE = 10  # below that chance alone parts two sources
 
 
 def two_largest_sources(reals: pl.DataFrame) -> tuple[str, str]:
@@ -37,13 +37,13 @@ def two_largest_sources(reals: pl.DataFrame) -> tuple[str, str]:
     ``reals`` has columns ``real_source group_id``.
     """
     sizes = reals.drop_nulls("real_source").group_by("real_source").agg(pl.len(), pl.col("group_id").n_unique())
-    large = sizes.filter(pl.col("group_id") >= _FEWEST_GROUPS_OF_A_SOURCE).sort(
+    large = sizes.filter(pl.col("group_id") >= FEWEST_GROUPS_OF_A_SOURCE).sort(
         "len", "real_source", descending=[True, False]
     )
     if large.height < 2:
         known = ", ".join(f"{name} ({groups})" for name, _, groups in sizes.sort("real_source").rows()[:5])
         raise DataError(
-            f"two sources of reals (column real_source) with {_FEWEST_GROUPS_OF_A_SOURCE} groups each are needed; "
+            f"two sources of reals (column real_source) with {FEWEST_GROUPS_OF_A_SOURCE} groups each are needed; "
             f"groups by source: {known or 'none is known'}"
         )
     first, second = large["real_source"].to_list()[:2]
