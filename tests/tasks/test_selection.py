@@ -70,6 +70,19 @@ def test_a_share_of_false_alarms_and_costs_move_the_threshold_and_too_few_reals_
     assert "Nor can the 50 reals that were tested" in told
 
 
+def test_scores_of_one_above_which_no_threshold_lies_are_told_where_the_operating_point_is():
+    logits = np.where(np.arange(LABELS.size) % 3 == 0, 1e4, LOGITS)  # ten reals and ten fakes, sure of being fake
+    found = select(HISTORY, 2, LABELS, logits, num_groups=12, point="fpr=0.1")
+    assert (found.threshold, found.num_real_at_one) == (1.0, 10)
+    aim = "at most 10 % of the reals called fake, which is not kept: 10 reals with a score of 1 are called fake"
+    assert found.table()["by"][2] == aim
+    reals = pl.DataFrame({"label": ["real"] * 50})
+    told = operating_sentence(reals, [RecordedSelection(found, "c", "w"), recorded(operating_point="fpr=0.1")])
+    assert "In 1 of 2 folds the threshold is 1: only a score of 1 itself is called fake, and 10 reals" in told
+    fine = operating_sentence(reals, [recorded(operating_point="fpr=0.1", threshold=1.0)])
+    assert fine.endswith("the threshold is 1: only a score of 1 itself is called fake.")
+
+
 def test_a_record_of_another_operating_point_is_not_taken_over(tmp_path):
     record_selection(tmp_path, recorded())
     kept = record_selection(tmp_path, recorded(operating_point="fpr=0.1", threshold=0.9))
@@ -197,10 +210,3 @@ def test_an_operating_point_reads_what_it_writes_and_a_wrong_one_is_told_how_to_
     assert known_operating_point(str(small)) == str(small)
     with pytest.raises(UsageError, match=r"got 'fpr=1', wanted best, fpr=SHARE inside .* such as cost=5:1\.$"):
         resolve_config({"operating_point": "fpr=1"}, environ={})
-
-
-def test_reals_with_a_score_of_1_are_told_where_none_may_be_called_fake(caplog):
-    logits = np.where(LABELS == 1, 900.0, -900.0)
-    logits[0] = 900.0
-    assert select(HISTORY, 2, LABELS, logits, num_groups=12, point="fpr=0.01").threshold == 1
-    assert "fpr=0.01 cannot be kept: reals with a score of 1 are called fake: 1" in caplog.text

@@ -510,8 +510,12 @@ def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedS
     if blind:
         sentence += (
             f" In {len(blind)} of {len(chosen)} folds that part has too few reals to resolve it (the least {min(blind)}"
-            "): there no real was called fake, which promises less than was asked for."
+            "): the threshold there is one that calls no real fake, which promises less than was asked for."
         )
+    if at_one := [each for each in chosen if each.threshold >= 1]:
+        reals = sum(each.num_real_at_one for each in at_one)
+        sentence += f" In {len(at_one)} of {len(chosen)} folds the threshold is 1: only a score of 1 itself is called fake"
+        sentence += f", and {reals} reals of that part have it, so the operating point is not kept." if reals else "."
     num_real = int((predictions["label"] == "real").sum())
     if not point.is_resolved_by(num_real):
         sentence += f" Nor can the {num_real} reals that were tested show whether it was kept."

@@ -48,6 +48,8 @@ class Selection:
     num_real: int
     num_fake: int
     operating_point: str = "best"  # what the threshold was asked for (``metrics.operating_points``)
+    # Reals with a score of 1, where the point would call none fake: no threshold lies above 1, so they are.
+    num_real_at_one: int = 0
 
     @property
     def is_resolved(self) -> bool:
@@ -68,6 +70,8 @@ class Selection:
 
     def _aim(self) -> str:
         says = operating_point(self.operating_point).says
+        if self.num_real_at_one:
+            return f"{says}, which is not kept: {self.num_real_at_one} reals with a score of 1 are called fake"
         return says if self.is_resolved else f"{says}, which {self.num_real} reals cannot resolve: none was"
 
 
@@ -134,10 +138,9 @@ def select(
     scores = probabilities(logits, temperature)
     has_both = checked.min() != checked.max()
     threshold = threshold_at(operating_point(point), checked, scores) if has_both else 0.5
+    at_one = 0
     if threshold > 1:  # not one real may be called fake; tables hold no threshold above 1
-        threshold = 1.0
-        if alarms := int((scores[checked == 0] >= 1).sum()):
-            _logger.warning("%s cannot be kept: reals with a score of 1 are called fake: %d", point, alarms)
+        threshold, at_one = 1.0, int((scores[checked == 0] >= 1).sum())
     return Selection(
         num_epochs=len(history),
         best_epoch=best_epoch,
@@ -153,6 +156,7 @@ def select(
         num_real=int((checked == 0).sum()),
         num_fake=int((checked == 1).sum()),
         operating_point=point,
+        num_real_at_one=at_one,
     )
 
 
