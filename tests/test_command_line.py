@@ -15,6 +15,8 @@ from click.testing import CliRunner
 
 import run_notebooks
 from fvc_lib.command_line.run_command import trouble_of_choice
+from fvc_lib.corpus.protocols.cross_corpus import refused_targets
+from fvc_lib.corpus.samples.videos import names_of_corpora
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services.config import RunConfig, resolve_config
 from fvc_lib.services.errors import UsageError
@@ -173,6 +175,28 @@ def test_what_cannot_be_meant_exits_2_before_anything_is_written(tmp_path, monke
     assert words in done.stderr
     assert isinstance(done.exception, SystemExit)  # anything else would be a traceback
     assert list(tmp_path.iterdir()) == []
+
+
+def test_targets_that_are_no_names_of_the_corpora_are_refused_before_a_run_begins(tmp_path, monkeypatch):
+    for name in ("faces", "others"):
+        for label in ("real", "fake"):
+            (tmp_path / name / label).mkdir(parents=True)
+            (tmp_path / name / label / f"{name}.mp4").write_bytes(b"not opened here")
+    before = contents(tmp_path)
+    asked = ["-p", "corpus", "faces", "-p", "more_corpora", "others", "-p", "protocol", "cross_corpus"]
+    monkeypatch.chdir(tmp_path)
+    here = {"FVC_RUNS_DIR": str(tmp_path / "runs"), "FVC_CACHE_DIR": str(tmp_path / "cache")}
+    for given, said in (
+        (str(tmp_path / "others"), "'others' is meant by its name, not by its path. They are: faces, others."),
+        ("other", "target_corpora: 'other' is none of this run's corpora. Did you mean 'others'? They are: faces, "),
+        ("others,faces", "target_corpora: others, faces are all of this run's corpora, and nothing is left"),
+    ):
+        done = CliRunner().invoke(run_notebooks.main, ["--dry-run", *asked, "-p", "target_corpora", given], env=here)
+        assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
+    assert contents(tmp_path) == before
+    of_a_folder_and_the_sample = {"more_corpora": ["faces"], "protocol": "cross_corpus", "target_corpora": ["FACES"]}
+    assert names_of_corpora(config := RunConfig(**of_a_folder_and_the_sample)) == ["faces", "sample_corpus"]
+    assert refused_targets(config.target_corpora, names_of_corpora(config)) == ""
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, find_run, refuse_runs_folder
-from fvc_lib.services.tasks import DEFAULT_TASK
+from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK
 
 NOTEBOOKS = CHECKOUT / "notebooks"
 Executor = Literal["local", "slurm"]
@@ -123,6 +123,8 @@ class RunCommand:
                 else which_run.config_to_resume(self.run, asked, sys.argv[1:])
             )
 
+        if not wanted.of_a_run or wanted.fork:
+            _refuse_unknown_targets(self.config)
         refuse_stage_of_another_task(self.config, self._only, self._start, *self._force)
         self._tasks = task_keys(wanted.tasks, self.config) if wanted.tasks else None
 
@@ -449,3 +451,13 @@ def _refuse_missing_corpus(config: RunConfig) -> None:
     for name, corpus in (("corpus", config.corpus), *(("more_corpora", each) for each in config.more_corpora)):
         if corpus and not Path(corpus).exists():
             raise UsageError(f"{name} {corpus!r}: no such file or folder. Wanted: {config.meaning('corpus')}.")
+
+
+def _refuse_unknown_targets(config: RunConfig) -> None:
+    """As the stage of protocols would, once every video has been indexed."""
+    if config.protocol == CROSS_CORPUS:
+        from fvc_lib.corpus.protocols.cross_corpus import refused_targets  # polars, for this alone
+        from fvc_lib.corpus.samples.videos import names_of_corpora
+
+        if why := refused_targets(config.target_corpora, names_of_corpora(config)):
+            raise UsageError(why)

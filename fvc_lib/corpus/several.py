@@ -69,6 +69,19 @@ def read_corpora(
     )
 
 
+def corpus_names(
+    corpora: Sequence[AnyPath], *, allow_outside: bool = False, label_map: Mapping[str, str] | None = None
+) -> list[str]:
+    """What the corpora of these videos are called once they are indexed together, sorted; nothing is written.
+
+    Arguments and errors are those of ``read_corpora``.
+    """
+    paths = [Path(each) for each in corpora]
+    read = [read_corpus(path, allow_outside=allow_outside, label_map=label_map) for path in paths]
+    names = _names(paths, read)
+    return sorted({of[entry.corpus] for of, listing in zip(names, read, strict=True) for entry in listing.entries})
+
+
 def place(name: str, path: str) -> str:
     """Table text of where the file ``path`` of the corpus ``name`` lies among several; without a name it is alone."""
     return f"{name}{_OUTSIDE}{path}" if name and path.startswith("/") else joined(name, path)

@@ -5,6 +5,7 @@ never of a test: training videos whose group (a source, a near-duplicate) has te
 """
 
 from collections.abc import Sequence
+from pathlib import PurePath
 
 import polars as pl
 
@@ -22,6 +23,23 @@ def _known(name: str, corpora: Sequence[str]) -> str:
     return plain.get("".join(filter(str.isalnum, name.lower())), name) if name not in corpora else name
 
 
+def refused_targets(targets: Sequence[str], corpora: Sequence[str]) -> str:
+    """Why ``targets`` cannot be tested on in a run of these ``corpora``, sentences; empty where they can."""
+    listed = f"They are: {', '.join(corpora) or 'one without a name'}."
+    for name in (_known(name, corpora) for name in targets):
+        if name not in corpora:
+            said = _known(PurePath(name).name, corpora)
+            by_name = f" {said!r} is meant by its name, not by its path."
+            near = by_name if said in corpora else did_you_mean(name, corpora)
+            return f"target_corpora: {name!r} is none of this run's corpora.{near} {listed}"
+    if not set(corpora) - {_known(name, corpora) for name in targets}:
+        return (
+            f"target_corpora: {', '.join(targets)} are all of this run's corpora, and nothing is left to train on. "
+            "Leave one out, or give another with -p more_corpora."
+        )
+    return ""
+
+
 def cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
     """Columns ``video_id group_id label fold target part reason`` of the one training, fold 0.
 
@@ -30,17 +48,10 @@ def cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
     """
     corpora = sorted(index["corpus"].drop_nulls().unique()) if "corpus" in index.columns else []
     targets = [_known(name, corpora) for name in targets]
-    for name in targets:
-        if name not in corpora:
-            raise DataError(
-                f"target_corpora: {name!r} is none of this run's corpora.{did_you_mean(name, corpora)} They are: "
-                f"{', '.join(corpora) or 'one without a name'}. In a new run with what is "
-                "done of this one: --resume RUN --fork -p target_corpora NAME; other corpora's paths: -p more_corpora."
-            )
-    if not set(corpora) - set(targets):
+    if why := refused_targets(targets, corpora):
         raise DataError(
-            f"target_corpora: {', '.join(targets)} are all of this run's corpora, and nothing is left to train on. "
-            "Leave one out, or give another with -p more_corpora."
+            f"{why} In a new run with what is done of this one: --resume RUN --fork -p target_corpora NAME; other "
+            "corpora's paths: -p more_corpora."
         )
     is_target = pl.col("corpus").is_in(list(targets)).fill_null(False)
     has_list = (pl.col("official_split") == "test").any().over("corpus")

@@ -16,7 +16,7 @@ from fvc_lib.corpus.samples import files, scenes
 from fvc_lib.corpus.samples.files import Encoding, PlannedFiles, decode_frames
 from fvc_lib.corpus.samples.forgeries import MANIPULATIONS, Change, forge
 from fvc_lib.corpus.samples.scenes import Camera, Planes, Shot
-from fvc_lib.corpus.several import read_corpora
+from fvc_lib.corpus.several import corpus_names, read_corpora
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 
@@ -25,6 +25,7 @@ from fvc_lib.services.config import RunConfig
 
 # Any change that alters a byte of a clip needs another version: finished corpora are recognised by it.
 CORPUS_VERSION = "2"
+_SAMPLE = "sample_corpus"  # its folder, and so its name
 DESIGN_SEED = 15
 
 EVENTS_PER_LABEL = 20
@@ -256,7 +257,14 @@ def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None
     """
     if config.corpus:
         return Path(config.corpus)
-    return generate_sample_corpus(Path(config.data_dir) / "sample_corpus", progress=progress)
+    return generate_sample_corpus(Path(config.data_dir) / _SAMPLE, progress=progress)
+
+
+def names_of_corpora(config: RunConfig) -> list[str]:
+    """What the run's corpora are called, before anything is generated, opened or written; errors as of reading them."""
+    given = [each for each in (config.corpus, *config.more_corpora) if each]
+    found = corpus_names(given, allow_outside=config.allow_outside, label_map=config.label_map)
+    return found if config.corpus else [*found, _SAMPLE]
 
 
 def corpus_root(config: RunConfig) -> Path:

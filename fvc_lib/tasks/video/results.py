@@ -514,7 +514,8 @@ def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedS
         )
     if at_one := [each for each in chosen if each.threshold >= 1]:
         reals = sum(each.num_real_at_one for each in at_one)
-        sentence += f" In {len(at_one)} of {len(chosen)} folds the threshold is 1: only a score of 1 itself is called fake"
+        where = f"In {len(at_one)} of {len(chosen)} folds the threshold is 1"
+        sentence += f" {where}: only a score of 1 itself is called fake"
         sentence += f", and {reals} reals of that part have it, so the operating point is not kept." if reals else "."
     num_real = int((predictions["label"] == "real").sum())
     if not point.is_resolved_by(num_real):
