@@ -6,8 +6,10 @@ services import no other room.
 """
 
 import ast
+import builtins
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import linecache
@@ -350,7 +352,8 @@ class FileRegistry(Registry[T]):
         """What a user's file calls so; None where ``name`` names no file.
 
         The module is imported once per content, so that an edited file is another item, and under a name by which its
-        objects can be pickled.
+        objects can be pickled. So are those of its folder that it imports, for itself alone: another file's may have
+        their names.
 
         Raises:
             UsageError: the file is missing, cannot be imported, or has nothing of that name that can be called.
@@ -362,15 +365,14 @@ class FileRegistry(Registry[T]):
         digest = _digest_of(path)
         module_name = f"fvc_user_{path.stem}_{digest[:16]}"
         if module_name not in sys.modules:
-            spec = importlib.util.spec_from_file_location(module_name, path)
+            spec = importlib.util.spec_from_file_location(module_name, path, loader=_UserCode(module_name, str(path)))
             if not digest or spec is None or spec.loader is None:
                 wanted = f"path/to/FILE.py:{self.holds.upper()}"
                 raise UsageError(f"{self.kind} {name!r}: no file {str(path)!r}. Give {wanted}.")
             module = importlib.util.module_from_spec(spec)
             sys.modules[module_name] = module
-            for helper in _code_of_file(path):  # an earlier version of one may be loaded
-                _forget(path.parent / helper)
-            sys.path.insert(0, str(path.parent))  # what lies beside it may be imported by it
+            _know_beside(module_name, path)
+            sys.path.insert(0, str(path.parent))  # for what it imports by names that are not in its code
             try:
                 spec.loader.exec_module(module)
             except Exception as error:
@@ -521,11 +523,63 @@ def _digest_of(path: Path) -> str:
     return sha256_of_json(code) if len(code) > 1 else code[path.name]
 
 
-def _forget(file: Path) -> None:
-    """Let the next import of ``file`` read it anew; who holds its objects keeps them."""
-    for name, module in list(sys.modules.items()):
-        if getattr(module, "__file__", None) == str(file) and not name.startswith("fvc_"):
-            del sys.modules[name]
+# What a user's file imports from its folder as ``helper`` is loaded as ``MODULE_beside.helper``, where MODULE is what its
+# own module is called here.
+_BESIDE = "_beside"
+_IS_BESIDE = re.compile(rf"fvc_user_\w+_[0-9a-f]{{16}}{_BESIDE}\.")
+
+
+def module_of(kind: type) -> str:
+    """The name of the module that defines ``kind``, of one beside a user's file as that file imports it."""
+    return _IS_BESIDE.sub("", kind.__module__)
+
+
+class _UserCode(importlib.machinery.SourceFileLoader):
+    """Runs a user's file, or a module beside it, with an ``import`` that finds the modules of its folder first."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        main = module.__name__.partition(".")[0].removesuffix(_BESIDE)
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": sys.modules[main + _BESIDE].import_of_user}
+        super().exec_module(module)
+
+
+class _BesideFinder:
+    """Finds the modules beside users' files."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if _IS_BESIDE.match(name) else None
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _UserCode(name, spec.loader.path)
+        return spec
+
+
+def _know_beside(main: str, path: Path) -> None:
+    """Make the package of what lies beside the user's file ``path``, whose module is called ``main``."""
+    if _BesideFinder not in sys.meta_path:
+        sys.meta_path.insert(0, _BesideFinder)
+    package: Any = ModuleType(main + _BESIDE)
+    package.__path__ = [str(path.parent)]
+    named = {Path(each).parts[0].removesuffix(".py") for each in _code_of_file(path)}
+    own = {name for name in named if _is_module(path.parent / name)}
+
+    def import_of_user(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+        first = name.partition(".")[0]
+        if level or first not in own:
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        found = builtins.__import__(f"{package.__name__}.{name}", globals, locals, fromlist)
+        return found if fromlist else sys.modules[f"{package.__name__}.{first}"]
+
+    package.import_of_user = import_of_user
+    sys.modules.setdefault(package.__name__, package)
+
+
+def _is_module(path: Path) -> bool:
+    """Whether ``import`` takes it from its folder: without ``__init__.py`` only where nothing else has the name."""
+    if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+        return True
+    installed = importlib.machinery.PathFinder.find_spec(path.name)
+    return installed is None or installed.origin is None
 
 
 def declared_by_class(kind: Callable[[], Any], name: str) -> DetectorSpec:

@@ -40,7 +40,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.memory.budget import peak_rss_bytes
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
-from fvc_lib.services.registry import DETECTORS
+from fvc_lib.services.registry import DETECTORS, module_of
 from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.tasks import FOLD_TRAINING, REAL_SOURCES, SHUFFLED_LABELS
 
@@ -98,7 +98,7 @@ class TrainedClass:
         loaded = loaded_weights_of(model)
         notes = tuple(note for part in model.modules() if isinstance(part, Trunk) for note in part.notes)
         trained = cls(
-            f"{kind.__module__}.{kind.__qualname__}", file, code_of_network(model), number, frozen, notes=notes
+            f"{module_of(kind)}.{kind.__qualname__}", file, code_of_network(model), number, frozen, notes=notes
         )
         if loaded is None:
             return trained
@@ -136,7 +136,7 @@ def note_of_own_file(name: str) -> tuple[str, ...]:
 
 def code_of_network(model: nn.Module) -> str:
     """Hex SHA-256 over the code of its class and its parts' classes, comments and torch's own left out."""
-    parts = sorted({f"{part.__module__}.{part.__qualname__}": part for part in map(type, model.modules())}.items())
+    parts = sorted({f"{module_of(part)}.{part.__qualname__}": part for part in map(type, model.modules())}.items())
     return sha256_of_json([[name, _code_of(part)] for name, part in parts if not name.startswith("torch.")])
 
 

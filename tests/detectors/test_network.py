@@ -1,5 +1,7 @@
 """Detectors put together: heads, what is trained, weights from files, and networks in a user's own file."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,8 @@ from fvc_lib.detectors.network import (
 from fvc_lib.detectors.weights import read_weights
 from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.registry import DETECTORS
+from fvc_lib.services.registry import DETECTORS, module_of
+from fvc_lib.tasks.recipe import code_of_network
 
 MY_NET = """
 import torch
@@ -178,6 +181,52 @@ def test_what_a_users_file_imports_from_its_folder_counts_and_is_read_anew(tmp_p
     assert list(seen.values()) == [3, 12]
     (tmp_path / "other.py").write_text("another")
     assert config.identity("model") in seen
+
+
+TWO_WITH_HELPERS = """
+import helper, parts.deep as deep
+from parts import deep as again
+from torch import nn
+
+class Net(nn.Module):
+    num_frames = helper.NUMBER
+
+    def __init__(self):
+        super().__init__()
+        from parts.deep import Block
+        from later import WIDTH
+        assert again is deep and Block is deep.Block
+        self.head = Block(helper.NUMBER, WIDTH)
+
+    def forward(self, frames):
+        return self.head(frames.float().mean((2, 3, 4))).mean(1)
+"""
+
+
+def test_equally_named_modules_beside_two_users_files_are_each_ones_own(tmp_path):
+    networks, codes = [], []
+    for number in (3, 5, 3):
+        folder = tmp_path / f"of_{len(networks)}"
+        (folder / "parts").mkdir(parents=True)
+        (folder / "net.py").write_text(TWO_WITH_HELPERS)
+        (folder / "helper.py").write_text(f"NUMBER = {number}\n")
+        (folder / "later.py").write_text(f"WIDTH = {number * 2}\n")
+        (folder / "parts" / "deep.py").write_text("from torch import nn\nfrom .wide import Wide as Block\n")
+        wide = f"from torch import nn\nclass Wide(nn.Linear):\n    def number(self):\n        return {number}\n"
+        (folder / "parts" / "wide.py").write_text(wide)
+        networks.append(f"{folder}/net.py:Net")
+        assert DETECTORS.get(networks[-1]).num_frames == number
+    for name, number in zip(networks, (3, 5, 3), strict=True):  # what is imported while it is built, too
+        network = DETECTORS.get(name).build()
+        assert (network.head.in_features, network.head.out_features, network.head.number()) == (
+            number,
+            2 * number,
+            number,
+        )
+        assert module_of(type(network.head)) == "parts.wide"
+        codes.append(code_of_network(network))
+    assert codes[0] == codes[2] != codes[1]
+    assert not {"helper", "later", "parts", "parts.deep"} & sys.modules.keys()
 
 
 def test_an_edited_file_that_registers_its_network_gives_the_new_one(tmp_path):
