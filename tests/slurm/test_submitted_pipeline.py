@@ -105,5 +105,35 @@ def test_a_run_from_the_command_line_scores_as_one_that_ran_here_although_a_fold
     assert two["score"].to_list() == pytest.approx(one["score"].to_list(), abs=1e-4)
 
 
+def test_a_sweep_submitted_whole_makes_the_clips_once_and_ends_in_the_comparison(cluster, corpus, tmp_path):
+    site, folder = tmp_path / "site.conf", tmp_path / "there"
+    site.write_text("CPUS=1\nTIME=00:20:00\nSIGNAL_SECONDS=60\n")
+    values = parameters(corpus, epochs=1, fixed_size=24, num_frames=4)
+    asked = ["sweep", *values, "--over", "model", "frame_cnn,r2plus1d_small", "--executor", "slurm"]
+    shown = shown_by(start(folder, *asked, FVC_SITE=str(site)))
+    assert "2 at work or waiting for jobs; when they have ended, the same command compares" in shown
+    runs = list_runs(folder / "runs")
+    jobs = {run.run_id: submitted_jobs(run) for run in runs}
+    assert len(jobs) == 2
+
+    def ended() -> bool:
+        states = {facts["JobState"] for facts in cluster.jobs().values()}
+        said = "\n".join(_everything(run, "") for run in runs)
+        assert not {"FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY"} & states, f"{cluster.describe()}\n{said}"
+        return not cluster.run("squeue", "-h")
+
+    cluster.wait_for(ended, "both runs to end", seconds=900)
+    told = [(run.notebooks / "03_augmentation.ipynb").read_text() for run in runs]
+    assert sorted(re.search(r"\d+ clips made, \d+ reused", text)[0] for text in told) == [
+        "0 clips made, 16 reused", "16 clips made, 0 reused",
+    ]  # fmt: skip
+    shown = shown_by(start(folder, *asked, FVC_SITE=str(site)))
+    assert "2 runs on the same folds, 2 of them finished" in shown
+    (page,) = (folder / "runs" / "sweep").glob("comparison_*/comparison.html")
+    table = pl.read_csv(page.with_name("detectors.csv"))
+    assert set(table["detector"]) == {"frame_cnn", "r2plus1d_small"}
+    assert page.with_name("references.bib").is_file()
+
+
 def _everything(run: RunPaths, said: str) -> str:
     return "\n".join([said, *(path.read_text() for path in sorted(run.slurm.glob("*.out")))])
