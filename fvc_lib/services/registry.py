@@ -5,11 +5,8 @@ needs an item of it, so adding an item means adding one file. The registries of 
 services import no other room.
 """
 
-import ast
-import builtins
 import hashlib
 import importlib
-import importlib.machinery
 import importlib.metadata
 import importlib.util
 import linecache
@@ -23,9 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar, overload
 
-from fvc_lib.services.atomic_files import content_digest, sha256_of_json, write_text
+from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.clip_settings import ClipSettings, View
 from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.foreign_code.user_files import UserCode, code_of_file, digest_of_file, know_beside
 from fvc_lib.services.run_paths import beside_the_code
 
 T = TypeVar("T")
@@ -332,7 +330,7 @@ class FileRegistry(Registry[T]):
         if match is None:
             return name
         path = Path(match["path"])
-        return f"{path.name}:{match['item']}@{_digest_of(path)}"
+        return f"{path.name}:{match['item']}@{digest_of_file(path)}"
 
     def file_of(self, name: str) -> Path | None:
         """The user's file that ``name`` names, whether or not it is there; None for any other."""
@@ -342,7 +340,7 @@ class FileRegistry(Registry[T]):
     def code_files(self, name: str) -> dict[str, Path]:
         """A user's file that ``name`` names and what it imports from its folder, by relative path; else nothing."""
         path = self.file_of(name)
-        return {} if path is None else {relative: path.parent / relative for relative in _code_of_file(path)}
+        return {} if path is None else {relative: path.parent / relative for relative in code_of_file(path)}
 
     def declared_in(self, name: str) -> list[str]:
         """Of a user's file nothing: its content is part of its identity."""
@@ -362,16 +360,16 @@ class FileRegistry(Registry[T]):
         if match is None:
             return None
         path, item = Path(match["path"]), match["item"]
-        digest = _digest_of(path)
+        digest = digest_of_file(path)
         module_name = f"fvc_user_{path.stem}_{digest[:16]}"
         if module_name not in sys.modules:
-            spec = importlib.util.spec_from_file_location(module_name, path, loader=_UserCode(module_name, str(path)))
+            spec = importlib.util.spec_from_file_location(module_name, path, loader=UserCode(module_name, str(path)))
             if not digest or spec is None or spec.loader is None:
                 wanted = f"path/to/FILE.py:{self.holds.upper()}"
                 raise UsageError(f"{self.kind} {name!r}: no file {str(path)!r}. Give {wanted}.")
             module = importlib.util.module_from_spec(spec)
             sys.modules[module_name] = module
-            _know_beside(module_name, path)
+            know_beside(module_name, path)
             sys.path.insert(0, str(path.parent))  # for what it imports by names that are not in its code
             try:
                 spec.loader.exec_module(module)
@@ -486,100 +484,6 @@ def _is_cell(file: str) -> bool:
 
 
 _IN_A_FILE = re.compile(r"(?P<path>.+\.py):(?P<item>[A-Za-z_]\w*)")
-
-
-def _code_of_file(path: Path) -> dict[str, str]:
-    """A user's file and the modules of its folder that it imports, and that those import: SHA-256 by relative path.
-
-    A package counts as a whole; "" is the digest of a file that cannot be read.
-    """
-    found: dict[Path, str] = {}
-    todo = [path]
-    while todo:
-        file = todo.pop()
-        if file in found:
-            continue
-        found[file] = content_digest(file)
-        for name in _imported_names(file):
-            beside = path.parent / name
-            todo += [beside.with_suffix(".py")] if beside.with_suffix(".py").is_file() else sorted(beside.rglob("*.py"))
-    return {str(file.relative_to(path.parent)): found[file] for file in sorted(found)}
-
-
-def _imported_names(file: Path) -> set[str]:
-    """First parts of what ``file`` imports absolutely; those of a package's own modules are in its folder anyway."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return set()
-    nodes = list(ast.walk(tree))
-    named = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    named += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
-    return {name.partition(".")[0] for name in named} - {"", "fvc_lib"}  # ours counts stage by stage
-
-
-def _digest_of(path: Path) -> str:
-    code = _code_of_file(path)
-    return sha256_of_json(code) if len(code) > 1 else code[path.name]
-
-
-# What a user's file imports from its folder as ``helper`` is loaded as ``MODULE_beside.helper``, where MODULE is what its
-# own module is called here.
-_BESIDE = "_beside"
-_IS_BESIDE = re.compile(rf"fvc_user_\w+_[0-9a-f]{{16}}{_BESIDE}\.")
-
-
-def module_of(kind: type) -> str:
-    """The name of the module that defines ``kind``, of one beside a user's file as that file imports it."""
-    return _IS_BESIDE.sub("", kind.__module__)
-
-
-class _UserCode(importlib.machinery.SourceFileLoader):
-    """Runs a user's file, or a module beside it, with an ``import`` that finds the modules of its folder first."""
-
-    def exec_module(self, module: ModuleType) -> None:
-        main = module.__name__.partition(".")[0].removesuffix(_BESIDE)
-        vars(module)["__builtins__"] = {**vars(builtins), "__import__": sys.modules[main + _BESIDE].import_of_user}
-        super().exec_module(module)
-
-
-class _BesideFinder:
-    """Finds the modules beside users' files."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        spec = importlib.machinery.PathFinder.find_spec(name, path) if _IS_BESIDE.match(name) else None
-        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-            spec.loader = _UserCode(name, spec.loader.path)
-        return spec
-
-
-def _know_beside(main: str, path: Path) -> None:
-    """Make the package of what lies beside the user's file ``path``, whose module is called ``main``."""
-    if _BesideFinder not in sys.meta_path:
-        sys.meta_path.insert(0, _BesideFinder)
-    package: Any = ModuleType(main + _BESIDE)
-    package.__path__ = [str(path.parent)]
-    named = {Path(each).parts[0].removesuffix(".py") for each in _code_of_file(path)}
-    own = {name for name in named if _is_module(path.parent / name)}
-
-    def import_of_user(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
-        first = name.partition(".")[0]
-        if level or first not in own:
-            return builtins.__import__(name, globals, locals, fromlist, level)
-        found = builtins.__import__(f"{package.__name__}.{name}", globals, locals, fromlist)
-        return found if fromlist else sys.modules[f"{package.__name__}.{first}"]
-
-    package.import_of_user = import_of_user
-    sys.modules.setdefault(package.__name__, package)
-
-
-def _is_module(path: Path) -> bool:
-    """Whether ``import`` takes it from its folder: without ``__init__.py`` only where nothing else has the name."""
-    if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
-        return True
-    installed = importlib.machinery.PathFinder.find_spec(path.name)
-    return installed is None or installed.origin is None
 
 
 def declared_by_class(kind: Callable[[], Any], name: str) -> DetectorSpec:

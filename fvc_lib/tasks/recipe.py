@@ -38,9 +38,10 @@ from fvc_lib.services.checkpoint_files import (
 )
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
+from fvc_lib.services.foreign_code.user_files import module_of
 from fvc_lib.services.memory.budget import peak_rss_bytes
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
-from fvc_lib.services.registry import DETECTORS, module_of
+from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.tasks import FOLD_TRAINING, REAL_SOURCES, SHUFFLED_LABELS
 
