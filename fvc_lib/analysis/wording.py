@@ -132,10 +132,10 @@ def figure_text(text: object) -> str:
     return escape(clean_text(text), quote=False)
 
 
-_ESCAPED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_ESCAPED = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}"}
 _LATEX = str.maketrans(_ESCAPED | {character: "\\" + character for character in "&%$#_{}"})
 
 
 def latex_text(text: object) -> str:
-    """``text`` for LaTeX, where ``&`` and the like are commands."""
+    """``text`` for LaTeX, where ``&`` and the like are commands, and so is ``[`` at the beginning of a row."""
     return clean_text(text).translate(_LATEX)

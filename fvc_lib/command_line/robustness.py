@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -56,7 +57,9 @@ def robustness(
 
     Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the undisturbed scores are not the stored ones.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    from fvc_lib.tasks.video.robustness import levels_named  # torch takes a second to load
+    from fvc_lib.analysis.read.robustness import findings  # torch and tables take a second to load
+    from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
+    from fvc_lib.tasks.video.robustness import levels_named
 
     found = find_run(runs_dir or Path(resolve_config().runs_dir), run)
     if (task := run_config(found).task) != DEFAULT_TASK:
@@ -70,6 +73,8 @@ def robustness(
         code = _execute(found, {"run_dir": str(found.root), "levels": names, "decode_workers": jobs or 0})
     reported = commands.report_run(found)
     if not code:
+        results = read_table(found.robustness_results, ROBUSTNESS_RESULTS)
+        click.echo("\n".join(["", *(f"  {line}" for line in findings(results, run_config(found).confidence)), ""]))
         click.echo(f"  robustness    {found.record_html(ROBUSTNESS)}\n  table         {found.robustness_results}")
     context.exit(code or reported)
 
@@ -102,12 +107,14 @@ def _execute(run: RunPaths, parameters: dict[str, object]) -> int:
         request.record.replace(run.executed_notebook(ROBUSTNESS))
         return 0
     why = f"{outcome.error.name}: {outcome.error.message}" if outcome and outcome.error else "its kernel died"
-    click.echo(f"error: {why}\n  its record: {request.record}\n  to go on: {_again(run)}", err=True)
+    click.echo(f"error: {why}\n  its record: {request.record}\n  to go on: {_again(run, parameters)}", err=True)
     return EXIT_OF_ERROR.get(outcome.error.name, 1) if outcome and outcome.error else 1
 
 
-def _again(run: RunPaths) -> str:
-    return command_text("robustness", run.root)
+def _again(run: RunPaths, parameters: Mapping[str, object]) -> str:
+    levels, jobs = parameters["levels"], parameters["decode_workers"]
+    chosen = ["--levels", ",".join(levels)] if isinstance(levels, list) and levels else []
+    return command_text("robustness", run.root, *chosen, *(["--jobs", str(jobs)] if jobs else []))
 
 
 def _tell(run: RunPaths, ended: threading.Event) -> None:

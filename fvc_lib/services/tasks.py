@@ -322,7 +322,9 @@ PROTOCOLS: Mapping[str, ProtocolSpec] = {
     for spec in (
         ProtocolSpec(KFOLD, "every group is tested once, by a model that has seen none of it"),
         ProtocolSpec(OFFICIAL, "trained, chosen and tested on the corpus's own parts, leaks and all", trains_once=True),
-        ProtocolSpec(OFFICIAL_STRICT, "the same without the training videos whose groups are tested", trains_once=True),
+        ProtocolSpec(
+            OFFICIAL_STRICT, "the corpus's own parts, without training videos whose groups are tested", trains_once=True
+        ),
         ProtocolSpec(CROSS_CORPUS, "trained on some corpora, tested on each of the others", trains_once=True),
         ProtocolSpec(
             LEAVE_ONE_GENERATOR_OUT, "each generator's fakes are tested by models that have seen none of that generator"

@@ -219,6 +219,8 @@ def test_where_one_answer_to_all_does_better_the_headline_says_it(run: RunPaths)
     assert "F1 0.614 is below that of calling every video fake (0.752)." in cautions
     assert "Accuracy 0.580 is below that of always giving the more frequent label (0.600)." in cautions
     assert "F1 0.614 is below" in "\n".join(summary_lines(run))
+    write_text(run.params_yaml, RunConfig(operating_point="cost=5:1").to_yaml())
+    assert "F1 0.614 at the operating point cost=5:1 is below" in "\n".join(summary_lines(run))
 
 
 @pytest.mark.parametrize("state", ["failed", "pending", "interrupted"])
@@ -252,7 +254,7 @@ def test_a_model_is_above_a_floor_that_is_shown_or_claims_nothing_and_the_margin
     assert (denied.standing, denied.best_control) == ("not above control", shown)
     (told,) = floor_margin([MODEL, shown])
     assert told.startswith("The model recognises the corpus: ")
-    assert f"{MODEL.value - 0.97:+.3f} over that" in told
+    assert f"(floor); fakes from reals with {0.97 - MODEL.value:.3f} less. No network" in told
     assert "is not shown to recognise" in floor_margin([MODEL, chance])[0]
     assert floor_margin([MODEL]) == ()
 

@@ -79,3 +79,9 @@ def test_results_for_other_programs_are_the_same_numbers(run: RunPaths) -> None:
     assert text.count(r" \\") == 1 + results["source"].n_unique()
     model = results.filter(source="model", scope="all", metric="roc_auc").row(0, named=True)
     assert f"Model & {model['value']:.3f} [{model['low']:.3f}, {model['high']:.3f}]" in text
+    assert "targets" not in text
+    names = ("50% & a_b", "[x]")
+    at = [results.filter(scope="all", source="model").with_columns(scope=pl.lit(f"target:{name}")) for name in names]
+    text = latex_results(pl.concat([results, *at]), 0.95)
+    assert "the mean over 2 targets, which follow." in text
+    assert text.index(r"Model, 50\% \& a\_b &") < text.index("Model, {[}x] &")

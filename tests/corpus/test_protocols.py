@@ -55,6 +55,7 @@ def corpus(num_groups: int, seed: int, *, mixed: float = 0.2, unknown: float = 0
     )
     return index.with_columns(
         video_id=pl.Series([f"{7919 * place % 104729:08x}" for place in range(len(rows))]),
+        path=pl.format("clip_{}.mp4", pl.int_range(pl.len())),
         duration_seconds=pl.col("num_frames") / 25,
         manipulation=pl.lit(None, pl.String),
         content_sha256=pl.int_range(pl.len()).cast(pl.String),
@@ -209,7 +210,9 @@ LEAKING = published(
 
 def test_an_official_split_keeps_its_leaks_and_names_them() -> None:
     table = made(LEAKING, config_of("official"))
-    assert official_leaks(LEAKING)["group_id"].to_list() == ["a", "d"]
+    leaks = official_leaks(LEAKING)
+    assert leaks["group_id"].to_list() == ["a", "d"]
+    assert all(name in leaks["paths"][1] for name in (" (train)", " (validation)"))
     assert training_rows(table, 0).leaking == {"a", "d"}
     assert parts_table(table, config_of("official")).row(0) == (0, "official test", 4, 3, 3, 0)
     split = training_rows(table, 0).split(0, **SPLIT)

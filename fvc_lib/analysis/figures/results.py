@@ -57,8 +57,9 @@ def metric_table(results: pl.DataFrame) -> pl.DataFrame:
 
 def control_table(results: pl.DataFrame) -> pl.DataFrame:
     """Every metric over all folds, a row each: ``metric better`` and a column for each source, named in words."""
-    # No control has a temperature, so metrics before it are the model's alone.
-    rows = results.filter((pl.col("scope") == BY_VIDEO) & ~pl.col("metric").str.ends_with(UNCALIBRATED))
+    # No control has a temperature, so metrics before it are the model's alone; the margin is between two rows.
+    of_model = pl.col("metric").str.ends_with(UNCALIBRATED) | (pl.col("metric") == headline.MARGIN)
+    rows = results.filter((pl.col("scope") == BY_VIDEO) & ~of_model)
     better = pl.col("metric").map_elements(better_direction, return_dtype=pl.String)
     rows = rows.with_columns(
         better=better,
@@ -101,7 +102,8 @@ _METRIC_SCHEMA = {
 
 
 def _interval(row: dict[str, float | None] | None) -> str | None:
-    return None if row is None else interval_text(row["value"], row["low"], row["high"])
+    known = row is not None and row["value"] is not None
+    return interval_text(row["value"], row["low"], row["high"]) if known else None  # type: ignore[index]
 
 
 def controls_figure(
@@ -134,8 +136,6 @@ def controls_figure(
     if chance is not None:
         small = {"size": 11, "color": theme.NEUTRAL}
         figure.add_annotation(x=chance, y=1, yref="paper", yanchor="bottom", text="chance", showarrow=False, font=small)
-    if verdict:
-        _stamp(figure, verdict.standing)
     return figure
 
 
@@ -195,15 +195,6 @@ def _score_point(score: Score) -> go.Scatter:
     is_dishonest = score.source in headline.DISHONEST_CONTROLS
     name = figure_text(wording.source_name(score.source)) + "<br><i>not an honest split</i>" * is_dishonest
     return interval_point(name, score, theme.MODEL if score.source == "model" else theme.CONTROL, hollow=is_dishonest)
-
-
-def _stamp(figure: go.Figure, standing: str) -> None:
-    """The verdict in words, in its colour, over the column of values."""
-    color = theme.STANDING_COLORS[standing]
-    figure.add_annotation(
-        x=1, xref="paper", y=1, yref="paper", xanchor="left", yanchor="bottom", xshift=14, yshift=6, showarrow=False,
-        text=f"<b>{standing}</b>", font={"size": 13, "color": color}, bordercolor=color, borderwidth=1.5, borderpad=4,
-    )  # fmt: skip
 
 
 def _counts(results: pl.DataFrame, confidence: float) -> str:

@@ -38,7 +38,8 @@ class HtmlTable:
     """A frame as a table: HTML where there is a browser, aligned text elsewhere.
 
     ``caption`` is one sentence above it, plain text; ``names`` are headings for columns whose own name does not read
-    well; ``digits`` are decimals of fractional numbers without a unit; rows beyond ``max_rows`` are counted below.
+    well; ``digits`` are decimals of fractional numbers without a unit; rows beyond ``max_rows`` are counted below;
+    ``missing`` stands for null.
     """
 
     frame: pl.DataFrame
@@ -46,6 +47,7 @@ class HtmlTable:
     names: Mapping[str, str] = field(default_factory=dict)
     digits: int = 3
     max_rows: int = 200
+    missing: str = wording.NOT_RECORDED
 
     def _repr_html_(self) -> str:
         shown = self.frame.head(self.max_rows)
@@ -113,7 +115,7 @@ class HtmlTable:
 
     def _shown(self, name: str, value: object) -> str:
         if value is None:
-            return wording.NOT_RECORDED
+            return self.missing
         if isinstance(value, bool):
             return "yes" if value else "no"
         if isinstance(value, int | float):

@@ -190,20 +190,24 @@ def interval_cautions(num_groups: int | None, low: float | None, high: float | N
     return tuple(told)
 
 
-def weaker_than_one_answer(results_frame: pl.DataFrame) -> tuple[str, ...]:
-    """Where the model's decisions over all folds are worse than one answer to every video (``tables.RESULTS``)."""
+def weaker_than_one_answer(results_frame: pl.DataFrame, operating_point: str = "") -> tuple[str, ...]:
+    """Where the model's decisions over all folds are worse than one answer to every video (``tables.RESULTS``).
+
+    ``operating_point`` is named where it is not the usual one, which aims at as many reals as fakes told right.
+    """
+    at = f" at the operating point {clean_text(operating_point)}" if operating_point not in ("", "best") else ""
     rows = results_frame.filter(scope="all").select("source", "metric", "value").drop_nulls().rows()
     known = {(source, metric): value for source, metric, value in rows}
     told = []
     f1, always_fake = known.get(("model", "f1")), known.get(("constant", "f1"))
     if f1 is not None and always_fake is not None and f1 < always_fake:
-        told.append(f"F1 {number_text(f1)} is below that of calling every video fake ({number_text(always_fake)}).")
+        told.append(f"F1 {number_text(f1)}{at} is below that of calling every video fake ({number_text(always_fake)}).")
     accuracy, of_constant = known.get(("model", "accuracy")), known.get(("constant", "accuracy"))
     if accuracy is not None and of_constant is not None:
         one_label = max(of_constant, 1 - of_constant)  # the constant control gives one answer, which may be the rarer
         if accuracy < one_label:
             usual = f"always giving the more frequent label ({number_text(one_label)})"
-            told.append(f"Accuracy {number_text(accuracy)} is below that of {usual}.")
+            told.append(f"Accuracy {number_text(accuracy)}{at} is below that of {usual}.")
     return tuple(told)
 
 
@@ -493,13 +497,17 @@ def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> tuple[
         )
     if model is not None and floor is not None and model.value is not None and floor.value is not None:
         shown = "recognises the corpus" if _is_recognised(floor) else "is not shown to recognise the corpus"
-        interval, over = interval_text(floor.value, floor.low, floor.high), f"{model.value - floor.value:+.3f}"
+        interval, over = interval_text(floor.value, floor.low, floor.high), _against(model.value, floor.value)
         untrained = "" if trained is not None else " No network was trained on the sources."
         told.append(
-            f"The model {shown}: its scores tell two sources of real videos apart with AUC {interval} (floor), and "
-            f"fakes from reals with {over} over that.{untrained}"
+            f"The model {shown}: its scores tell two sources of real videos apart with AUC {interval} (floor); "
+            f"fakes from reals with {over}.{untrained}"
         )
     return tuple(told)
+
+
+def _against(model: float, floor: float) -> str:
+    return f"{abs(model - floor):.3f} {'more' if model >= floor else 'less'}"
 
 
 def _is_recognised(floor: Score) -> bool:
@@ -526,7 +534,7 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
         table, answer = run.results, results([run])
         model = answer.frame.filter((pl.col("scope") == "all") & (pl.col("source") == "model"))
         videos, groups = model.select("num_videos", "num_groups").row(0) if model.height else (None, None)
-        weaker = weaker_than_one_answer(answer.frame)
+        weaker = weaker_than_one_answer(answer.frame, as_text(asked.get("operating_point")) or "")
         told = protocol_cautions(asked, answer.frame, HEADLINE_METRIC) if model.height else ()
         scores = overall_scores(answer.frame)
         strict = dict(FORGERIES.strict_controls)

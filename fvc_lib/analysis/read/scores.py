@@ -6,6 +6,7 @@ import polars as pl
 
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS
 from fvc_lib.analysis.read.naming import run_parameters
+from fvc_lib.analysis.read.protocols import TARGET_SCOPE
 from fvc_lib.analysis.wording import count_text, interval_text, latex_text, source_name
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import NOT_HASHED, values_unsaid
@@ -75,29 +76,39 @@ _FOR_A_PAPER = {
 
 
 def latex_results(results: pl.DataFrame, confidence: float) -> str:
-    """The network and its controls over all folds (RESULTS) as a table for a paper that uses booktabs."""
+    """The network and its controls over all folds (RESULTS) as a table for a paper that uses booktabs.
+
+    A protocol's targets follow, the network alone, and the caption says that the rest is the mean over them.
+    """
     rows = results.filter(scope="all")
-    known = {(row["source"], row["metric"]): row for row in rows.iter_rows(named=True)}
-    model = known.get(("model", "roc_auc"))
+    known = {(row["scope"], row["source"], row["metric"]): row for row in results.iter_rows(named=True)}
+    model = known.get(("all", "model", "roc_auc"))
     counted = "" if model is None else (
         f"{count_text(model['num_videos'], 'video')} in {count_text(model['num_groups'], 'group')}; "
     )  # fmt: skip
+    scopes = results.filter(pl.col("scope").str.starts_with(TARGET_SCOPE), source="model")["scope"].unique().sort()
+    mean = f"; the mean over {len(scopes)} targets, which follow" if len(scopes) > 1 else ""
     lines = [
         r"% \usepackage{booktabs}",
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{counted}{100 * confidence:g}\% cluster-bootstrap intervals over groups.",
+        rf"\caption{{{counted}{100 * confidence:g}\% cluster-bootstrap intervals over groups{mean}.",
         r"--: undefined, or not resolved by the number of reals. *: what a split by row would claim.}",
         rf"\begin{{tabular}}{{{'l' * (1 + len(_FOR_A_PAPER))}}}",
         r"\toprule",
         " & ".join(["Scored by", *_FOR_A_PAPER.values()]) + r" \\",
         r"\midrule",
     ]
-    for source in rows["source"].unique(maintain_order=True):
-        cells = [latex_text(source_name(source)) + "*" * (source in DISHONEST_CONTROLS)]
+
+    def line(name: str, scope: str, source: str) -> str:
+        cells = [latex_text(name) + "*" * (source in DISHONEST_CONTROLS)]
         for metric in _FOR_A_PAPER:
-            row = known.get((source, metric))
+            row = known.get((scope, source, metric))
             value = row["value"] if row else None
             cells.append(interval_text(value, row["low"], row["high"]) if row and value is not None else "--")
-        lines.append(" & ".join(cells) + r" \\")
+        return " & ".join(cells) + r" \\"
+
+    lines += [line(source_name(each), "all", each) for each in rows["source"].unique(maintain_order=True)]
+    of_targets = [line(f"Model, {each.removeprefix(TARGET_SCOPE)}", each, "model") for each in scopes]
+    lines += [r"\midrule", *of_targets] if of_targets else []
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])

@@ -166,7 +166,8 @@ def sentence(table: pl.DataFrame) -> str:
     used = table.filter(pl.col("part") != LEFT_OUT)["video_id"].n_unique()
     return (
         f"{name}: {names.PROTOCOLS[name].meaning}. {tested.height} of {videos} videos are tested"
-        f"{f', as {of}' if of else ''}; {used - tested.height} only train, and {videos - used} take no part at all."
+        f"{f', as {of}' if of else ''}; {used - tested.height} only train or choose, and {videos - used} take no part "
+        "at all."
     )
 
 
@@ -200,11 +201,15 @@ def left_out_table(table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def official_leaks(index: pl.DataFrame) -> pl.DataFrame:
-    """Groups that the corpus's own split has in several parts: ``group_id train validation test``, numbers of videos.
+_A_FEW = pl.format("{} ({})", "path", "official_split").head(4).str.join(", ")
 
-    Nothing where the corpus has no split of its own.
+
+def official_leaks(index: pl.DataFrame) -> pl.DataFrame:
+    """Groups that the corpus's own split has in several parts: ``group_id train validation test paths``.
+
+    Numbers of videos, and the paths of a few. Nothing where the corpus has no split of its own.
     """
     counts = ((pl.col("official_split") == part).sum().cast(pl.Int64).alias(part) for part in PARTS)
-    known = index.drop_nulls("official_split").group_by("group_id").agg(*counts)
+    known = index.drop_nulls("official_split").sort("official_split", "path")
+    known = known.group_by("group_id").agg(*counts, paths=_A_FEW)
     return known.filter(pl.sum_horizontal(pl.col(part) > 0 for part in PARTS) > 1).sort("group_id")

@@ -472,11 +472,11 @@ def precision(labels: IntArray, decisions: FloatArray, weights: FloatArray) -> F
 
 
 def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
-    """``label called_fake called_real called_fake_share low high num_groups``, and as a last row the precision.
+    """``label called_fake called_real called_fake_share low_share high_share num_groups``; last row: the precision.
 
     Every video is decided by its own fold's threshold; ``predictions`` are all folds' (PREDICTIONS). A class without
-    videos has no share, and one with fewer than two groups no interval. ``called_fake_share`` of the row ``called
-    fake`` is the share of fakes among those: it depends on how many fakes the corpus has.
+    videos has no share, and one with fewer than two groups no interval. ``called_fake_share`` of the last row is the
+    share of fakes among those called fake: it depends on how many fakes the corpus has.
     """
     labels, scores = fake_labels(predictions), predictions["score"].to_numpy()
     thresholds = predictions["threshold"].to_numpy()
@@ -494,7 +494,7 @@ def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFram
             found = interval_rows(part, [(share_called_fake, decisions[of_class])], config)[0]
         rows.append((label, called_fake, called_real, *found[:3], found[4]))
     found = interval_rows(predictions, [(precision, decisions)], config)[0]
-    rows.append(("called fake", counts.hits + counts.false_alarms, None, *found[:3], found[4]))
+    rows.append(("precision", counts.hits + counts.false_alarms, None, *found[:3], found[4]))
     return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
 
 
@@ -543,5 +543,5 @@ def clip_level_sentence(run: RunPaths, config: RunConfig) -> str:
 
 _SCHEMA = {
     "label": pl.String, "called_fake": pl.Int64, "called_real": pl.Int64, "called_fake_share": pl.Float64,
-    "low": pl.Float64, "high": pl.Float64, "num_groups": pl.Int64,
+    "low_share": pl.Float64, "high_share": pl.Float64, "num_groups": pl.Int64,
 }  # fmt: skip
