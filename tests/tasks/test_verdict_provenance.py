@@ -1,0 +1,178 @@
+"""What a file says of where it comes from: signed manifests that hold, that do not, and none; traces; hostile files."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+
+from fvc_lib.tasks.video.verdicts import provenance
+from fvc_lib.tasks.video.verdicts.provenance import provenance_of, read_file
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory, make_video: Any) -> Path:
+    """A video signed by a camera of a newsroom that nobody trusts yet."""
+    import c2pa
+
+    folder = tmp_path_factory.mktemp("signed")
+    source, target = make_video(folder / "plain.mp4", 1), folder / "signed.mp4"
+    certificates, key = _signer()
+    manifest = {
+        "claim_generator_info": [{"name": "test camera", "version": "1"}],
+        "assertions": [
+            {
+                "label": "c2pa.actions",
+                "data": {
+                    "actions": [
+                        {
+                            "action": "c2pa.created",
+                            "digitalSourceType": "http://cv.iptc.org/newscodes/digitalsourcetype/trainedAlgorithmicMedia",
+                        }
+                    ]
+                },
+            }
+        ],
+    }
+    info = c2pa.C2paSignerInfo(alg=b"es256", sign_cert=certificates, private_key=key, ta_url=None)
+    with (
+        c2pa.Signer.from_info(info) as signer, c2pa.Builder(manifest) as builder,
+        source.open("rb") as read, target.open("w+b") as written,
+    ):  # fmt: skip
+        builder.sign(signer, "video/mp4", read, written)
+    return target
+
+
+def _signer() -> tuple[bytes, bytes]:
+    """A certificate with that of who made it, and its key, PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    above, own = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    now = datetime.datetime.now(datetime.UTC)
+
+    def made(name: str, key: ec.EllipticCurvePrivateKey, *, is_authority: bool) -> bytes:
+        def called(text: str) -> x509.Name:
+            return x509.Name(
+                [
+                    x509.NameAttribute(NameOID.ORGANIZATION_NAME, "Test Newsroom"),
+                    x509.NameAttribute(NameOID.COMMON_NAME, text),
+                ]
+            )
+
+        usage = dict.fromkeys(
+            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only",
+             "decipher_only"), False,
+        )  # fmt: skip
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(called(name))
+            .issuer_name(called("authority"))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=100))
+            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+            .add_extension(
+                x509.KeyUsage(
+                    digital_signature=not is_authority, key_cert_sign=is_authority, crl_sign=is_authority, **usage
+                ),
+                critical=True,
+            )
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(above.public_key()), critical=False)
+        )  # fmt: skip
+        if not is_authority:
+            builder = builder.add_extension(
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.EMAIL_PROTECTION]), critical=False
+            )
+        return builder.sign(above, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    plain = serialization.NoEncryption()
+    key = own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    return made("camera 1", own, is_authority=False) + made("authority", above, is_authority=True), key
+
+
+@pytest.mark.verdicts
+def test_a_manifest_that_holds_is_told_with_signer_and_claims_and_that_nobody_vouches(signed):
+    found = provenance_of(signed)
+    assert found.state == "Valid"
+    assert found.sentences[0] == "The file has a manifest (C2PA) signed by camera 1, Test Newsroom."
+    assert "whether the signer is who it says is not known" in found.sentences[1]
+    assert "It claims: created (made by a generative model)." in found.claims
+
+
+@pytest.mark.verdicts
+def test_claims_of_a_file_that_was_changed_after_signing_are_not_repeated(signed, tmp_path):
+    content = bytearray(signed.read_bytes())
+    place = content.rindex(b"mdat") + 100
+    content[place] ^= 0xFF
+    changed = tmp_path / "changed.mp4"
+    changed.write_bytes(content)
+    found = provenance_of(changed)
+    assert (found.state, found.claims) == ("Invalid", ())
+    assert "does not hold" in found.sentences[1]
+
+
+@pytest.mark.verdicts
+def test_a_file_without_a_manifest_and_one_that_is_no_video_say_so(make_video, tmp_path):
+    assert provenance_of(make_video(tmp_path / "a.mp4", 1)).sentences[0].startswith("The file has no signed manifest")
+    text = tmp_path / "notes.txt"
+    text.write_text("no video")
+    assert provenance_of(text).state == ""
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        {},
+        {"validation_state": "Valid", "active_manifest": "x", "manifests": None},
+        {"validation_state": "Invalid", "active_manifest": "x",
+         "manifests": {"x": {"assertions": [{}], "ingredients": [{}]}}},
+        {"validation_state": "Valid", "active_manifest": "x",
+         "manifests": {"x": {"assertions": [{"label": "c2pa.actions"}]}},
+         "validation_results": {"activeManifest": {"failure": [{"code": "assertion.bmffHash.mismatch"}]}}},
+    ],
+)  # fmt: skip
+def test_a_manifest_with_missing_parts_makes_no_claim_that_its_state_does_not_allow(store):
+    said = provenance._said(store, ())
+    assert said.claims == ()
+    assert said.sentences
+
+
+def test_without_the_library_traces_are_there_and_what_is_missing_is_said(monkeypatch, make_video, tmp_path):
+    monkeypatch.setitem(sys.modules, "c2pa", None)
+    found = read_file(str(make_video(tmp_path / "a.mp4", 1)))
+    assert found["has_library"] is False
+    assert json.loads(json.dumps(found)) == found
+    assert dict(found["traces"])["container"] == "QuickTime / MOV"
+
+
+def test_tags_of_a_file_are_short_plain_text_and_not_too_many(tmp_path):
+    path = tmp_path / "tagged.mkv"
+    with av.open(path, "w") as container:
+        container.metadata.update(
+            {"title": "<script>\n\tx</script>" + "y" * 1000, **{f"TAG{n}": "z" for n in range(100)}}
+        )
+        stream = container.add_stream("libx264", rate=10, width=32, height=32)
+        for _ in range(3):
+            container.mux(stream.encode(av.VideoFrame(32, 32, "yuv420p")))
+        container.mux(stream.encode())
+    traces = read_file(str(path))["traces"]
+    assert len(traces) <= 40
+    assert all(len(value) <= 300 and "\n" not in value for _, value in traces)
+
+
+def test_a_file_that_is_gone_or_empty_costs_itself_alone(tmp_path):
+    (tmp_path / "empty.mp4").touch()
+    for path in (tmp_path / "gone.mp4", tmp_path / "empty.mp4"):
+        found = provenance_of(path)
+        assert found.state == ""
+        assert dict(found.traces).keys() == {"not readable"}
