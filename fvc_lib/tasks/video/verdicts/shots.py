@@ -1,0 +1,110 @@
+"""What a video consists of, as far as its frames show it: several shots, black frames, stills, slide shows.
+
+A detector judges a video as one thing. Where it is none, a reader has to know. Cuts are found where two frames that
+follow closely differ far more than their neighbours do (as in Boreczky and Rowe, 1996, by pixel differences with a
+local threshold): hard cuts, and no fades.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+_GRID = 16  # frames are compared as so many by so many means
+_BLACK = 20.0  # grey levels of 255: darker on average, and
+_FLAT = 8.0  # no cell further from that average
+_STILL = 0.6  # grey levels between two frames; noise of a coder on a still picture stays below
+_CUT = 18.0  # grey levels between two frames, at least, and
+_CUT_TIMES = 4.0  # so many times the median of the changes around
+_AROUND = 4  # changes to each side
+_CLOSE_SECONDS = 0.6  # frames further apart tell nothing about cuts
+_MOSTLY = 0.8
+
+
+@dataclass(frozen=True)
+class Footage:
+    """What the frames of a video show.
+
+    Attributes:
+        cuts: float64 (C,), seconds at which a new shot begins.
+        black_share, still_share: of its time, how much is black, and how much nothing moves in.
+        sentences: what a reader has to know, if anything.
+    """
+
+    cuts: npt.NDArray[np.float64]
+    black_share: float
+    still_share: float
+    sentences: tuple[str, ...]
+
+
+def footage_of(frames: npt.NDArray[np.uint8], seconds: npt.NDArray[np.floating]) -> Footage:
+    """Look at frames of a video in the order of their time.
+
+    Args:
+        frames: uint8 (N, 3, H, W), N >= 1; padding is black and does not matter.
+        seconds: (N,), ascending.
+    """
+    cells = np.stack([_cells(frame) for frame in frames])
+    black = (cells.mean((1, 2)) < _BLACK) & (np.abs(cells - cells.mean((1, 2), keepdims=True)).max((1, 2)) < _FLAT)
+    if len(cells) == 1:
+        told = ("Its one frame is black.",) if black[0] else ()
+        return Footage(np.empty(0), float(black[0]), 1.0, told)
+    gaps = np.diff(seconds)
+    changes = np.abs(np.diff(cells, axis=0)).mean((1, 2))
+    still, close = changes < _STILL, gaps <= _CLOSE_SECONDS
+    is_cut = (changes >= _CUT) & close & (changes >= _CUT_TIMES * _typical(changes))
+    black_share, still_share = float(black.mean()), float(gaps[still].sum() / gaps.sum())
+    cuts = np.asarray(seconds[1:][is_cut], np.float64)
+    return Footage(cuts, black_share, still_share, tuple(_sentences(cuts, black, still, gaps, changes, close)))
+
+
+def _cells(frame: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+    """Means of luma (BT.601) over a grid, float64 (G, G) in grey levels; smaller where the frame is."""
+    luma = np.tensordot(np.array([0.299, 0.587, 0.114]), frame, 1)
+    rows, columns = (min(_GRID, side) for side in luma.shape)
+    parts = [np.array_split(np.arange(side), number) for side, number in zip(luma.shape, (rows, columns), strict=True)]
+    above = np.stack([luma[part].mean(0) for part in parts[0]])
+    return np.asarray(np.stack([above[:, part].mean(1) for part in parts[1]], axis=1))
+
+
+def _typical(changes: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Median of the changes around each, itself left out; 0 where there are none."""
+    typical = np.zeros(len(changes))
+    for place in range(len(changes)):
+        around = np.r_[changes[max(0, place - _AROUND) : place], changes[place + 1 : place + 1 + _AROUND]]
+        if around.size:
+            typical[place] = np.median(around)
+    return typical
+
+
+def _sentences(
+    cuts: npt.NDArray[np.float64],
+    black: npt.NDArray[np.bool_],
+    still: npt.NDArray[np.bool_],
+    gaps: npt.NDArray[np.floating],
+    changes: npt.NDArray[np.float64],
+    close: npt.NDArray[np.bool_],
+) -> list[str]:
+    told = []
+    still_share = gaps[still].sum() / gaps.sum()
+    if black.all():
+        return ["All frames that were looked at are black: there is nothing to judge."]
+    if black.any():
+        told.append(f"{black.mean():.0%} of the frames that were looked at are black.")
+    if still.all():
+        told.append("A still: nothing moves in it, so networks that look at motion have nothing to look at.")
+    elif still_share >= _MOSTLY and (changes[~still] >= _CUT).mean() > 0.5:
+        told.append(
+            f"A slide show: for {still_share:.0%} of the time nothing moves, and then the picture changes at once."
+        )
+    elif still_share >= _MOSTLY:
+        told.append(f"For {still_share:.0%} of the time nothing moves.")
+    elif len(cuts):
+        times = ", ".join(f"{each:.1f}" for each in cuts[:5]) + (" and more" if len(cuts) > 5 else "")
+        told.append(
+            f"{len(cuts) + 1} shots: cuts at {times} s. The score is of all of them together; one may be real and "
+            "another not."
+        )
+    if not close.any():
+        told.append(f"Frames were looked at {np.median(gaps):.1f} s apart, which is too far to tell a cut from motion.")
+    return told
