@@ -12,13 +12,11 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.corpus.canonical import measured_again
 from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_copies
 from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Listing, Refusal, Rejections, counted, refuse_lost
-from fvc_lib.corpus.probing import VIDEO_FILES, FileKind, ProbeResult, probe_files
+from fvc_lib.corpus.probing import VIDEO_FILES, FileKind, ProbeResult, measured_again, probe_files
 from fvc_lib.corpus.several import place, read_corpora
-from fvc_lib.corpus.trial import trial_groups
 from fvc_lib.services.atomic_files import AnyPath, path_from_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import (
@@ -277,7 +275,7 @@ def build_index(
         allow_outside: take listed files outside the corpus folder as well, and follow links.
         label_map: labels of its table, in lower case, that mean real or fake.
         unused_labels: ``label_map`` may name labels that no row has.
-        dev_groups: take so many whole groups, drawn by ``seed`` (``trial.trial_groups``); 0: all.
+        dev_groups: take so many whole groups, drawn by ``seed`` (``trial_groups``); 0: all.
         seed: of that draw.
         canonical_cache: measure videos as the recipe ``canonical`` re-encodes them, and keep those files here; None:
             as they are.
@@ -470,6 +468,28 @@ def _of_trial(
         if grouping.group_ids[position] not in chosen:
             rejections.add(probed[position].entry, refusal)
     return [position for position in remaining if grouping.group_ids[position] in chosen]
+
+
+def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed: int) -> frozenset[str]:
+    """``number`` of the groups, or all: by turns one with a real and one with a fake video, in an order drawn by seed.
+
+    The choice depends on the groups' names and ``seed`` alone, and a smaller number chooses among a larger one's.
+
+    Args:
+        labels_of_group: the labels of each group's videos.
+        number: how many to take.
+        seed: of the order.
+    """
+    order = sorted(labels_of_group, key=lambda group: hashlib.sha256(f"{seed} {group}".encode()).digest())
+    queues = [[group for group in order if label in labels_of_group[group]] for label in ("real", "fake")]
+    chosen: list[str] = []
+    while len(chosen) < number and any(queues):
+        for queue in queues:
+            while queue and queue[0] in chosen:
+                queue.pop(0)
+            if queue and len(chosen) < number:
+                chosen.append(queue.pop(0))
+    return frozenset(chosen)
 
 
 def _measured_again(

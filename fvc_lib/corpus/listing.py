@@ -25,12 +25,10 @@ from fvc_lib.services.tables import ANNOTATIONS, LABELS, REJECTED, column_types,
 # --- What cannot be used, and what to do about it.
 
 # Exclusions that say nothing about the quality of the corpus: no labelled video was lost by them.
-NOT_A_LOSS = frozenset(
-    {
-        "label_not_used", "duplicate_path", "duplicate_content", "unknown_extension", "not_listed", "surplus_file",
-        "not_opened", "not_in_trial",
-    }
-)  # fmt: skip
+NOT_A_LOSS = frozenset((
+    "label_not_used", "duplicate_path", "duplicate_content", "unknown_extension", "not_listed", "surplus_file",
+    "not_opened", "not_in_trial",
+))  # fmt: skip
 _REPAIR = "Repair or fetch again the files that cannot be read."
 # What to do about a reason, where it is not to repair the file.
 _REMEDIES = {

@@ -182,6 +182,17 @@ def _part() -> pa.Column:
     return text_column(checks=pa.Check.isin(PARTS))
 
 
+def _of_video(*, unique: bool = False) -> dict[str, pa.Column]:
+    """Whose a row is, and the training that tests it."""
+    of = {"video_id": text_column(unique=unique), "group_id": group_column(), "label": label_column()}
+    return {**of, "fold": pa.Column(pl.Int64, pa.Check.ge(0))}
+
+
+def _value() -> dict[str, pa.Column]:
+    """A metric, with the ends of its interval where one was made: of a cluster bootstrap over groups."""
+    return {name: pa.Column(pl.Float64, nullable=True) for name in ("value", "low", "high")}
+
+
 def _sha256() -> pa.Column:
     return text_column(checks=pa.Check.str_length(64, 64))
 
@@ -191,15 +202,18 @@ def _table(name: str, key: list[str] | None = None, /, **columns: pa.Column) -> 
     return pa.DataFrameSchema(columns, unique=key, strict=True, ordered=True, name=name)
 
 
+# Of the stream's packets, one a coded frame; what each means says ``video.decode.packets.PacketFacts``.
+_OF_PACKETS = (
+    "packet_bytes_mean", "packet_bytes_std", "packet_bytes_p10", "packet_bytes_median", "packet_bytes_p90",
+    "key_bytes_ratio", "key_distance_mean", "key_distance_max", "reordered_share", "bits_per_second_std",
+    "bits_per_second_max",
+)  # fmt: skip
 # Columns that tables of older versions lack, each with the column that says what those knew; none: empty says it.
 _NEWER_COLUMNS: Mapping[str, Mapping[str, str | None]] = {
-    "index": {"corpus": "label_source"} | dict.fromkeys((
-        "generator", "real_source", "official_split", "attributes", "packet_bytes_mean", "packet_bytes_std",
-        "packet_bytes_p10", "packet_bytes_median", "packet_bytes_p90", "key_bytes_ratio", "key_distance_mean",
-        "key_distance_max", "reordered_share", "bits_per_second_std", "bits_per_second_max",
-    )),
+    "index": {"corpus": "label_source"}
+    | dict.fromkeys(("generator", "real_source", "official_split", "attributes", *_OF_PACKETS)),
     "predictions": dict.fromkeys(("source_score", "source_label")),
-}  # fmt: skip
+}
 
 # Of task video
 
@@ -231,18 +245,7 @@ INDEX = _table(
     has_audio=pa.Column(pl.Boolean),
     size_bytes=pa.Column(pl.Int64, pa.Check.gt(0)),
     bits_per_second=pa.Column(pl.Float64, nullable=True),
-    # Of the stream's packets, one a coded frame; what each means says ``video.decode.packets.PacketFacts``
-    packet_bytes_mean=pa.Column(pl.Float64, nullable=True),
-    packet_bytes_std=pa.Column(pl.Float64, nullable=True),
-    packet_bytes_p10=pa.Column(pl.Float64, nullable=True),
-    packet_bytes_median=pa.Column(pl.Float64, nullable=True),
-    packet_bytes_p90=pa.Column(pl.Float64, nullable=True),
-    key_bytes_ratio=pa.Column(pl.Float64, nullable=True),  # a keyframe's mean size over another frame's
-    key_distance_mean=pa.Column(pl.Float64, nullable=True),  # frames from one keyframe to the next
-    key_distance_max=pa.Column(pl.Float64, nullable=True),
-    reordered_share=pa.Column(pl.Float64, nullable=True),  # of frames shown before one that is decoded earlier
-    bits_per_second_std=pa.Column(pl.Float64, nullable=True),  # over the video's whole seconds
-    bits_per_second_max=pa.Column(pl.Float64, nullable=True),
+    **{name: pa.Column(pl.Float64, nullable=True) for name in _OF_PACKETS},
     content_sha256=text_column(checks=pa.Check.str_length(64, 64)),
     perceptual_hash=text_column(nullable=True),
 )
@@ -259,10 +262,7 @@ REJECTED = _table(
 
 FOLDS = _table(
     "folds",
-    video_id=text_column(unique=True),
-    group_id=group_column(),
-    label=label_column(),
-    fold=pa.Column(pl.Int64, pa.Check.ge(0)),
+    **_of_video(unique=True),
 )
 
 # Which part a video plays in each training of the run's protocol. FOLDS has those that are tested, and by which.
@@ -300,9 +300,7 @@ SEEN_CLIPS = _table(
     path=text_column(),
     clip=pa.Column(pl.Int64, pa.Check.ge(0)),  # of the video's clips, from 0
     num_source_frames=pa.Column(pl.Int64, pa.Check.gt(0)),
-    first_frame=pa.Column(pl.Int64, pa.Check.ge(0)),
-    middle_frame=pa.Column(pl.Int64, pa.Check.ge(0)),
-    last_frame=pa.Column(pl.Int64, pa.Check.ge(0)),
+    **{name: pa.Column(pl.Int64, pa.Check.ge(0)) for name in ("first_frame", "middle_frame", "last_frame")},
     stride=pa.Column(pl.Int64, pa.Check.ge(0)),  # 0: spread over the video
     num_repeated=pa.Column(pl.Int64, pa.Check.ge(0)),  # frames that repeat the one before
     # What is seen of the middle frame, as shares of the upright picture
@@ -315,10 +313,7 @@ SEEN_CLIPS = _table(
 
 PREDICTIONS = _table(
     "predictions",
-    video_id=text_column(unique=True),
-    group_id=group_column(),
-    label=label_column(),
-    fold=pa.Column(pl.Int64, pa.Check.ge(0)),
+    **_of_video(unique=True),
     score=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # probability of fake
     threshold=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # chosen on inner validation, constant in a fold
     # The network's output, brought to the share of fakes it was trained on; score = sigmoid(logit / temperature).
@@ -353,10 +348,7 @@ VERDICTS = _table(
 ROBUSTNESS = _table(
     "robustness",
     ["video_id", "level"],
-    video_id=text_column(),
-    group_id=group_column(),
-    label=label_column(),
-    fold=pa.Column(pl.Int64, pa.Check.ge(0)),
+    **_of_video(),
     threshold=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),  # the fold's, as stored
     level=text_column(),  # undisturbed, or the recipe's name
     kind=text_column(),  # levels of one kind differ in strength only
@@ -373,9 +365,7 @@ ROBUSTNESS_RESULTS = _table(
     kind=text_column(),
     strength=text_column(),
     metric=text_column(),
-    value=pa.Column(pl.Float64, nullable=True),
-    low=pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups
-    high=pa.Column(pl.Float64, nullable=True),
+    **_value(),
     undisturbed=pa.Column(pl.Float64, nullable=True),  # the same metric of the same videos
     difference=pa.Column(pl.Float64, nullable=True),  # value minus undisturbed, paired
     difference_low=pa.Column(pl.Float64, nullable=True),
@@ -391,10 +381,7 @@ ROBUSTNESS_RESULTS = _table(
 CLIP_SCORES = _table(
     "clip_scores",
     ["video_id", "clip"],
-    video_id=text_column(),
-    group_id=group_column(),
-    label=label_column(),
-    fold=pa.Column(pl.Int64, pa.Check.ge(0)),
+    **_of_video(),
     clip=pa.Column(pl.Int64, pa.Check.ge(0)),
     logit=finite_column(),
 )
@@ -403,10 +390,7 @@ CLIP_SCORES = _table(
 SCORES = _table(
     "scores",
     path=text_column(),
-    video_id=text_column(unique=True),
-    group_id=group_column(),
-    label=label_column(),
-    fold=pa.Column(pl.Int64, pa.Check.ge(0)),
+    **_of_video(unique=True),
     score=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
     threshold=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
     called=label_column(),
@@ -425,15 +409,12 @@ RESULTS = _table(
     source=text_column(),  # model, or the control's name
     scope=text_column(),  # all: a vote per video; all_by_group: a vote per group; or fold_K
     metric=text_column(),
-    value=pa.Column(pl.Float64, nullable=True),
-    low=pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups; scope "all" only
-    high=pa.Column(pl.Float64, nullable=True),
+    **_value(),  # the interval of scope "all" only
     fold_mean=pa.Column(pl.Float64, nullable=True),  # scope "all" only
     fold_std=pa.Column(pl.Float64, nullable=True),
     num_videos=pa.Column(pl.Int64),
     num_groups=pa.Column(pl.Int64),
 )
-
 
 # Of a bundle: the out-of-fold scores, and by what its run's videos are known again. Groups are numbers.
 CALIBRATION = _table(
@@ -454,7 +435,6 @@ LOOKS = _table(
     content_sha256=_sha256(),
     perceptual_hash=text_column(nullable=True),
 )
-
 
 GROUP_LINKS = _table(
     "group_links",
@@ -612,9 +592,7 @@ TASK_RESULTS = _table(
     subject=text_column(),  # all, class:NAME, target:NAME, video_to_text, text_to_video, captions
     metric=text_column(),
     unit=text_column(),  # kcal, g, or empty for a number without one
-    value=pa.Column(pl.Float64, nullable=True),
-    low=pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups, where it was made
-    high=pa.Column(pl.Float64, nullable=True),
+    **_value(),
     num_samples=pa.Column(pl.Int64),
     num_groups=pa.Column(pl.Int64),
 )

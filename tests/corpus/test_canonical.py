@@ -8,9 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.corpus.canonical import CANONICAL
-from fvc_lib.corpus.index import build_index
-from fvc_lib.corpus.trial import trial_groups
+from fvc_lib.corpus.index import build_index, trial_groups
+from fvc_lib.corpus.probing import CANONICAL
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.tables import INDEX, REJECTED, read_table

@@ -18,9 +18,9 @@ from fvc_lib.analysis.wording import (
     source_name,
 )
 from fvc_lib.metrics.cross_validation import DECISION_METRICS, PROBABILITY_METRICS, RANKING_METRICS
+from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE
 from fvc_lib.metrics.operating_points import BEST, operating_point
 from fvc_lib.metrics.paired_difference import is_above_control
-from fvc_lib.metrics.source_floor import FEWEST_GROUPS_OF_A_SOURCE
 from fvc_lib.services.atomic_files import write_text
 
 ANSWER, LATEX = "answer.txt", "audit.tex"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fvc_lib.analysis.audit.slice_auc import sliced_class
+from fvc_lib.analysis.audit.slice_auc import sliced_class, slices_of
 from fvc_lib.analysis.read.headline import (
     DISHONEST_CONTROLS,
     HEADLINE_METRIC as MAIN_METRIC,
@@ -30,6 +30,7 @@ from fvc_lib.metrics.cross_validation import (
     RANKING_METRICS,
     within_folds,
 )
+from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE, SourceFloor, real_source_floor, shuffled_label_aucs
 from fvc_lib.metrics.intervals import (
     Interval,
     ReplicateValues,
@@ -55,16 +56,12 @@ from fvc_lib.metrics.paired_difference import (
     p_value_beyond_replicates,
     paired_difference,
 )
-from fvc_lib.metrics.shuffled import shuffled_label_aucs
-from fvc_lib.metrics.source_floor import FEWEST_GROUPS_OF_A_SOURCE, SourceFloor, real_source_floor
 from fvc_lib.services.errors import UsageError
 
 AVERAGE, ORACLE = "average of all", "oracle over all"
 GIVEN = "threshold="  # of a threshold that comes with the scores
 FALSE_ALARM_RATES = ("fpr=0.05", "fpr=0.01", "fpr=0.001")
-NOT_KNOWN, ALL_OTHERS = "not known", "all others"
 SMALL_BELOW_GROUPS = 20
-_MOST_SLICES = 30
 _SHUFFLES = 200
 NEED_VIDEOS = (METADATA_ONLY, LENGTH_ONLY)  # controls without which nobody is above all controls
 # Reals that a rate needs at least, by the metric that is NaN with fewer.
@@ -417,7 +414,7 @@ def _slices(
 ) -> Iterator[tuple[object, ...]]:
     codes, num_groups = group_codes(rows.groups, rows.labels.size)
     for by, label in (("generator", 1), ("real_source", 0)):
-        values, of_row = _sliced(videos[by], rows.labels == label)
+        values, of_row = slices_of(videos[by], rows.labels == label)
         if len(values) < 2:
             continue
         cuts = [sliced_class(rows.labels, column, of_row, sliced_label=label) for column in columns.values()]
@@ -432,7 +429,7 @@ def _slices(
             drawn = ReplicateValues(cut.aucs(plain)[:, 0], replicates[number], num_groups, rows.labels.size)
             for place, interval in enumerate(percentile_intervals(drawn, how.confidence)):
                 yield _slice_row(name, by, values[place], interval, of_row == place, rows, measures)
-    values, of_row = _sliced(videos["corpus"], np.ones(rows.labels.size, dtype=bool))
+    values, of_row = slices_of(videos["corpus"], np.ones(rows.labels.size, dtype=bool))
     for place, value in enumerate(values if len(values) > 1 else ()):
         inside = of_row == place
         if np.unique(rows.labels[inside]).size < 2:
@@ -453,28 +450,6 @@ def _slice_row(
     # With one group of the slice nothing was drawn of it, and the interval would be of the other class alone.
     ends = interval.row()[:3] if num_groups > 1 else (interval.row()[0], None, None)
     return (name, by, value, *ends, called, int(inside.sum()), num_groups, small)
-
-
-def _sliced(column: pl.Series, of_class: npt.NDArray[np.bool_]) -> tuple[list[str], IntArray]:
-    """The values of ``column`` in the class, and which of them each row has, -1 outside the class."""
-    known = column.to_numpy()[of_class]
-    present = pl.Series("value", known, dtype=pl.String)
-    counts = present.drop_nulls().value_counts(sort=True).sort("count", "value", descending=[True, False])
-    values = counts["value"].to_list()
-    if not values:
-        return [], np.empty(0, dtype=np.int64)
-    shown = values if len(values) <= _MOST_SLICES else values[: _MOST_SLICES - 1]
-    code_of = {value: number for number, value in enumerate(shown)}
-    names = list(shown)
-    if len(values) > len(shown):
-        code_of |= dict.fromkeys(values[len(shown) :], len(names))
-        names.append(ALL_OTHERS)
-    if present.null_count():
-        code_of[None] = len(names)
-        names.append(NOT_KNOWN)
-    of_row = np.full(of_class.size, -1, dtype=np.int64)
-    of_row[of_class] = [code_of[value] for value in known.tolist()]
-    return names, of_row
 
 
 def _floors(

@@ -7,8 +7,13 @@ that they stand on the right side of; so all slices share the same cumulative su
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
+import polars as pl
 
 from fvc_lib.metrics.classification import FloatArray, IntArray, divide
+
+NOT_KNOWN, ALL_OTHERS = "not known", "all others"
+_MOST_SLICES = 30
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,31 @@ class SlicedClass:
         return divide(
             np.add.reduceat(won, self.starts, axis=1), np.add.reduceat(own, self.starts, axis=1) * total
         ).T  # fmt: skip
+
+
+def slices_of(column: pl.Series, of_class: npt.NDArray[np.bool_]) -> tuple[list[str], IntArray]:
+    """The values of ``column`` in the class, and which of them each row (N,) has, -1 outside the class.
+
+    The rarest of many are one slice, and so are the rows without a value.
+    """
+    known = column.to_numpy()[of_class]
+    present = pl.Series("value", known, dtype=pl.String)
+    counts = present.drop_nulls().value_counts(sort=True).sort("count", "value", descending=[True, False])
+    values = counts["value"].to_list()
+    if not values:
+        return [], np.empty(0, dtype=np.int64)
+    shown = values if len(values) <= _MOST_SLICES else values[: _MOST_SLICES - 1]
+    code_of = {value: number for number, value in enumerate(shown)}
+    names = list(shown)
+    if len(values) > len(shown):
+        code_of |= dict.fromkeys(values[len(shown) :], len(names))
+        names.append(ALL_OTHERS)
+    if present.null_count():
+        code_of[None] = len(names)
+        names.append(NOT_KNOWN)
+    of_row = np.full(of_class.size, -1, dtype=np.int64)
+    of_row[of_class] = [code_of[value] for value in known.tolist()]
+    return names, of_row
 
 
 def sliced_class(labels: IntArray, scores: FloatArray, slice_of_row: IntArray, *, sliced_label: int) -> SlicedClass:

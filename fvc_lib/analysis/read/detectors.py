@@ -19,7 +19,7 @@ import polars as pl
 
 from fvc_lib.analysis.read import run_comparison
 from fvc_lib.analysis.read.headline import ReportHeadline, interval_cautions, run_headline
-from fvc_lib.analysis.read.naming import run_parameters, run_task
+from fvc_lib.analysis.read.naming import run_parameters, run_task, told_apart
 from fvc_lib.analysis.read.queries import memory_peaks, training_summary
 from fvc_lib.analysis.read.run_comparison import JudgedRun, PairComparison, Refusal
 from fvc_lib.analysis.wording import (
@@ -194,19 +194,8 @@ def compare_detectors(
         tuple(left_out),
         tuple(dict.fromkeys(cautions)),
         confidence,
-        _told_apart(named),
+        told_apart(named),
     )
-
-
-def _told_apart(named: Mapping[str, RunPaths]) -> dict[str, str]:
-    """By name of a run that has parameters those that differ among them: ``model frame_cnn, seed 1``."""
-    asked = {name: values for name, run in named.items() if (values := run_parameters(run))}
-    fields = [name for name, declared in DECLARED.items() if declared.hashed and name != "folds_seed"]
-    differing = [name for name in fields if len({str(values.get(name)) for values in asked.values()}) > 1]
-    return {
-        name: ", ".join(f"{each} {clean_text(values[each])}" for each in differing if each in values)
-        for name, values in asked.items()
-    }
 
 
 # --- Which runs count: finished, whole, with results of their own predictions

@@ -19,8 +19,8 @@ import polars as pl
 
 from fvc_lib.corpus.protocols.protocol import TrainingRows, training_rows
 from fvc_lib.metrics.classification import FloatArray, IntArray, weighted_metric
+from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE
 from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
-from fvc_lib.metrics.source_floor import FEWEST_GROUPS_OF_A_SOURCE
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import LABELS
