@@ -39,7 +39,8 @@ class HtmlTable:
 
     ``caption`` is one sentence above it, plain text; ``names`` are headings for columns whose own name does not read
     well; ``digits`` are decimals of fractional numbers without a unit; rows beyond ``max_rows`` are counted below;
-    ``missing`` stands for null.
+    ``missing`` stands for null;
+    ``links``: of a column, a row's address relative to the page, empty where it has none.
     """
 
     frame: pl.DataFrame
@@ -48,12 +49,14 @@ class HtmlTable:
     digits: int = 3
     max_rows: int = 200
     missing: str = wording.NOT_RECORDED
+    links: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def _repr_html_(self) -> str:
         shown = self.frame.head(self.max_rows)
         headings = "".join(f"<th{self._look(name)}>{escape(self._heading(name))}</th>" for name in shown.columns)
         rows = "".join(
-            f"<tr>{''.join(self._cell(*each) for each in row.items())}</tr>" for row in shown.iter_rows(named=True)
+            f"<tr>{''.join(self._cell(*each, place) for each in row.items())}</tr>"
+            for place, row in enumerate(shown.iter_rows(named=True))
         )
         caption = (
             f'<caption style="text-align:left">{escape(wording.clean_text(self.caption))}</caption>'
@@ -106,8 +109,10 @@ class HtmlTable:
         classes = " ".join(["number"] * is_number + ["missing"] * missing)
         return (f' class="{classes}"' if classes else "") + ("" if is_number else TEXT_STYLE)
 
-    def _cell(self, name: str, value: object) -> str:
+    def _cell(self, name: str, value: object, place: int) -> str:
         text = escape(self._shown(name, value))
+        if name in self.links and (address := self.links[name][place]):
+            text = f'<a href="{escape(address)}">{text}</a>'
         color = STANDING_COLORS.get(str(value)) if name == "standing" else None
         if color is not None:  # the word says it too, for those who see no colour
             text = f'<span style="color:{color};font-weight:600">{text}</span>'

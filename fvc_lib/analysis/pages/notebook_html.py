@@ -52,6 +52,7 @@ _TITLE = re.compile(r"^# +(?P<title>.+?)\s*#*\s*$", re.MULTILINE)
 _ANCHOR = re.compile(r'<a class="anchor-link"[^>]*>&#182;</a>')
 _END_TAG = "papermill-error-cell-tag"  # of the cell that the runner puts before all others
 _LOG_LINK = re.compile(r'(<a\b[^>]*\bhref=")\.\./logs/')
+_VIDEO_PAGE = re.compile(r"videos/\d{4,}_[\w-]*\.html", re.ASCII)  # beside a page of verdicts
 _FOLD = re.compile(r"_fold_(\d+)$")
 _TITLE_PIXELS = 50  # of a figure's upper margin: what a title and subtitle of one line each take (theme.figure)
 _LEAST_MARGIN_PIXELS = 34  # what stands on the plot: a legend, a verdict
@@ -139,7 +140,7 @@ def _allowed_attribute(tag: str, name: str, value: str) -> bool:
     if tag == "img" and name == "src":
         return value.lower().startswith("data:image/")
     if tag == "a" and name == "href":
-        return value.lower().startswith(("http://", "https://", "mailto:", "#"))
+        return value.lower().startswith(("http://", "https://", "mailto:", "#")) or bool(_VIDEO_PAGE.fullmatch(value))
     return name in _ATTRIBUTES["*"] or name in _ATTRIBUTES.get(tag, ())
 
 

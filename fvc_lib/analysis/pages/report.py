@@ -320,7 +320,7 @@ def write_record_page(run: RunPaths, key: str, record: Path, stage: object = Non
     known = as_mapping(stage)
     output = run.record_html(key)
     stamp = _stamp(record, known)
-    if _stamp_of(output) == stamp:
+    if stamp_of(output) == stamp:
         return output
     rendered = render_notebook(record, "r", run_folder=_RUN_FOLDER)
     body = render(
@@ -343,7 +343,8 @@ def _stamp(record: Path, stage: Mapping[str, Any]) -> str:
     )
 
 
-def _stamp_of(page_path: Path) -> str | None:
+def stamp_of(page_path: Path) -> str | None:
+    """The stamp in a page's head, if it has one."""
     try:
         with page_path.open(encoding="utf-8", errors="replace") as stream:
             head = stream.read(_HEAD_CHARACTERS)

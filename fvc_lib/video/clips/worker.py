@@ -1,4 +1,4 @@
-"""What is done with one untrusted video, in a worker process: decode its clip and put it into the store.
+"""What is done with one untrusted video, in a worker process: decode its clip, or every window of it, into a file.
 
 Imported by every worker, so it imports only what that needs: no polars, no torch.
 """
@@ -7,6 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.clip_settings import PLAIN_VIEW, View
 from fvc_lib.services.errors import UsageError
@@ -14,6 +16,7 @@ from fvc_lib.video.clips.store import Pixels, crop_code, decode_code, write_clip
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.source import UnreadableVideo, VideoError, sha256_of_video
 from fvc_lib.video.decode.views import CropError, SeenClip, decode_view
+from fvc_lib.video.decode.windows import decode_windows
 from fvc_lib.video.reencode import recipe_named, reencode, reencoded
 
 
@@ -54,7 +57,41 @@ def make_original(item: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _decode(item: dict[str, Any], view: View) -> tuple[Pixels, list[SeenClip]]:
+def make_windows(item: dict[str, Any]) -> dict[str, Any]:
+    """Decode the whole video at ``source``; every window's frames go into the file ``target``, one behind the other.
+
+    Args:
+        item: as for ``make_original``; ``target`` is raw uint8 (F, 3, S, S).
+
+    Returns:
+        The fields of ``Windows``, arrays as lists, and ``num_stored``, F; or what is wrong, as ``make_original``.
+    """
+    view, side, num_stored = View(**item["view"]), item["fixed_size"], 0
+    if item["code"] != decode_code(view):
+        return {"code_changed": True}
+    try:
+        path = _as_indexed(item)
+        path = reencoded(path, *item["encoded"]) if item["encoded"] else path
+        with Path(item["target"]).open("wb") as stream:
+
+            def store(number: int, frame: Pixels) -> None:
+                nonlocal num_stored
+                stream.seek(number * frame.nbytes)
+                stream.write(frame.data)
+                num_stored = max(num_stored, number + 1)
+
+            found = decode_windows(path, item["num_frames"], side, view, store)
+    except VideoError as error:
+        return {"video_error": str(error)}
+    except (CropError, UsageError) as error:
+        return {"crop_error": f"{item['source']!r}: {error}"}
+    except OSError as error:
+        return {"write_error": [error.errno, error.strerror, error.filename or item["target"]]}
+    lists = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(found).items()}
+    return {**lists, "num_stored": num_stored}
+
+
+def _as_indexed(item: dict[str, Any]) -> Path:
     path = Path(item["source"])
     try:
         content = sha256_of_video(path) if item["content_sha256"] else ""
@@ -63,6 +100,11 @@ def _decode(item: dict[str, Any], view: View) -> tuple[Pixels, list[SeenClip]]:
     if content != item["content_sha256"]:
         # Stored under the id of what was indexed, it would be taken for that by every later run.
         raise UnreadableVideo(path, "its content has changed since it was indexed; build the index again")
+    return path
+
+
+def _decode(item: dict[str, Any], view: View) -> tuple[Pixels, list[SeenClip]]:
+    path = _as_indexed(item)
     recipe, encoded = item.get("recipe"), item.get("encoded")
     if not recipe:
         return _frames(reencoded(path, *encoded) if encoded else path, item, view)

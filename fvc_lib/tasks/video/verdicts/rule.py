@@ -6,6 +6,7 @@ Fake or real is said where the other answer is unlikely at a stated rate (``metr
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from fvc_lib.metrics.abstention import (
@@ -17,8 +18,10 @@ from fvc_lib.metrics.abstention import (
     Witnesses,
     abstention_rates,
     left_out_p_values,
+    p_values,
     witnesses,
 )
+from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.operating_points import OperatingPoint, operating_point, threshold_at
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -158,3 +161,21 @@ def rule_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
             f"videos {percent(known.share_of_fakes)} were."
         )
     return tuple(told)
+
+
+def score_bounds(known: KnownVideos, rule: Rule) -> tuple[float | None, float | None]:
+    """Up to which score real would be said, and from which on fake, where all networks give the same; none: never.
+
+    Not where the run is withheld: then nothing is said whatever the score.
+    """
+    if rule.withheld:
+        return None, None
+    at = known.witnesses.scores
+    # The rule changes just beside a known score, and nowhere else.
+    tried = np.unique([np.nextafter(at, np.inf), np.nextafter(at, -np.inf)])
+    said = np.array(p_values(known.witnesses, tried[:, None]).answers((rule.called_fake, rule.called_real)))
+    scores = probabilities(tried, 1.0)
+    if (threshold := known.threshold(rule)) is not None:
+        said[(said == FAKE) & (scores < threshold) | (said == REAL) & (scores >= threshold)] = UNDECIDED
+    real, fake = scores[said == REAL], scores[said == FAKE]
+    return (float(real.max()) if real.size else None), (float(fake.min()) if fake.size else None)

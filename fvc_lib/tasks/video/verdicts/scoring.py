@@ -286,9 +286,9 @@ def score_files(
     waiting: list[int] = []
     if not files:
         return
-    with _scratch(config) as folder:
+    with scratch_folder(config) as folder:
         clips = [folder / f"{number}.npy" for number in range(len(files))]
-        items = [_item(store, file, clip) for file, clip in zip(files, clips, strict=True)]
+        items = [item_to_decode(store, file, clip) for file, clip in zip(files, clips, strict=True)]
         limits = decode_limits(store, workers, recipes=bool(store.recipe) or any(file.recipe for file in files))
         with closing(run_isolated(DECODE_FUNCTION, items, **limits)) as answers:
             for answer in answers:
@@ -312,8 +312,8 @@ def score_files(
             yield from _scored(networks, files, clips, waiting, seen)
 
 
-def _item(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
-    """As ``worker.make_original`` takes it."""
+def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
+    """What to decode into ``clip``, as the functions of ``video/clips/worker.py`` take it."""
     return {
         "source": str(file.path),
         "target": str(clip),
@@ -358,7 +358,7 @@ _SCRATCH = "scoring"
 
 
 @contextmanager
-def _scratch(config: RunConfig) -> Iterator[Path]:
+def scratch_folder(config: RunConfig) -> Iterator[Path]:
     """A folder of this process in the cache; what killed ones left there goes."""
     above = Path(config.cache_dir) / _SCRATCH
     above.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,1 @@
+"""What a video's own page shows: small drawings that need no script, so that a page can be handed on."""

@@ -1,0 +1,111 @@
+"""A video's own page: verdict, score beside known ones, reasons, evidence and limits; whole in one small file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+from fvc_lib.analysis.figures.evidence import when
+from fvc_lib.analysis.figures.evidence.when import Known
+from fvc_lib.analysis.pages.report import page, render, stamp_of
+from fvc_lib.services.atomic_files import write_text
+
+_MOST_FRAMES = 12
+_FRAME_SIDE = 160
+
+
+@dataclass(frozen=True)
+class Section:
+    """One kind of evidence: a heading, and HTML whose text from outside is escaped."""
+
+    title: str
+    html: Markup
+
+
+def write_video_page(
+    path: Path,
+    row: Mapping[str, Any],
+    known: Known,
+    sections: Sequence[Section],
+    *,
+    stamp: str,
+    standing: str = "",
+    failures: Sequence[str] = (),
+    limits: Sequence[str] = (),
+    card: str = "",
+) -> None:
+    """Write the page of one video, whole or not at all.
+
+    Args:
+        path: of the page.
+        row: of VERDICTS, with a score.
+        known: what the score is set beside.
+        sections: in their order.
+        stamp: what the page is of; see ``is_there``.
+        standing: the sentence of a run that is not shown to be above its controls; empty: it is.
+        failures: what could not be found out, a sentence each.
+        limits: of the method, likewise.
+        card: of the model, Markdown, shown as text.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    name = Path(row["path"]).name
+    body = render(
+        "video.html", name=name, row=row, known=known, sections=sections, standing=standing, failures=failures,
+        limits=limits, card=Markup.escape(card), fakes=when.ticks_svg(known.fakes, "fake"),
+        reals=when.ticks_svg(known.reals, "real"),
+        own=when.score_svg(row["score"], row["score_low"], row["score_high"], row["verdict"]),
+        about={"File": name, "SHA-256": row["sha256"], "Model": row["model_id"]},
+    )  # fmt: skip
+    write_text(path, page(f"{row['verdict']}: {name}", body, stamp=stamp))
+
+
+def is_there(path: Path, stamp: str) -> bool:
+    """Whether the page is there and of the same."""
+    return stamp_of(path) == stamp
+
+
+def frames_section(clips: npt.NDArray[np.uint8]) -> Section:
+    """The frames of ``clips``, uint8 (N, T, 3, S, S), or as many of them as there is room for."""
+    frames = clips.reshape(-1, *clips.shape[2:])
+    chosen = np.unique(np.linspace(0, len(frames) - 1, min(_MOST_FRAMES, len(frames))).round().astype(int))
+    pictures = [when.data_uri(frames[number], _FRAME_SIDE) for number in chosen]
+    return Section("Frames", render("video_frames.html", pictures=pictures, num_frames=len(frames)))
+
+
+def when_section(
+    begins: when.Floats,
+    ends: when.Floats,
+    scores: when.Floats,
+    middles: when.Pixels,
+    seconds: float,
+    known: Known,
+    *,
+    notes: Sequence[str],
+    limit: str,
+) -> Section:
+    """The curve of windows (W,) with scores (W, K); of a single window its notes alone."""
+    values: dict[str, Any] = dict.fromkeys(("curve", "under", "ticks", "most", "least"), ())
+    if len(begins) > 1:
+        most, least = when.extremes(begins, ends, scores, middles)
+        values = {
+            "curve": when.curve_svg(begins, ends, scores, seconds, known),
+            "under": when.under_curve(begins, ends, middles, seconds),
+            "ticks": [_clock(share * seconds, seconds) for share in (0, 0.25, 0.5, 0.75, 1)],
+            "most": most,
+            "least": least,
+        }
+    html = render("video_when.html", notes=notes, limit=limit, several=scores.shape[1] > 1, **values)
+    return Section("When", html)
+
+
+def _clock(seconds: float, whole: float) -> str:
+    """``1.5 s`` in a short video, ``12:05`` in a long one."""
+    if whole < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -1,0 +1,92 @@
+"""A page of its own for each judged video: evidence is gathered, drawn and written, one video after the other."""
+
+import re
+from pathlib import Path
+
+from fvc_lib.analysis.figures.evidence.when import Known
+from fvc_lib.analysis.pages.video_page import Section, frames_section, is_there, when_section, write_video_page
+from fvc_lib.analysis.read.headline import ReportHeadline
+from fvc_lib.command_line.export import model_card
+from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
+from fvc_lib.tasks.video.verdicts.judging import Verdicts
+from fvc_lib.tasks.video.verdicts.rule import score_bounds
+from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
+from fvc_lib.tasks.video.verdicts.windows import LIMIT
+
+PAGES = "videos"  # folder beside verdicts.csv
+MOST_PAGES = 50  # where nothing else is asked for
+_PAGE = re.compile(r"\d{4,}_[\w.-]*\.html", re.ASCII)
+_FORMAT = 1  # of the pages; another number writes them all anew
+
+
+def write_video_pages(
+    run: RunPaths,
+    verdicts: Verdicts,
+    headline: ReportHeadline,
+    folder: Path,
+    *,
+    most: int = MOST_PAGES,
+) -> dict[str, str]:
+    """Write ``folder/videos/NNNN_NAME.html`` for the first ``most`` files that have a score; -1: for all.
+
+    A page that is there and of the same verdict is not made again; those of other files go.
+
+    Returns:
+        The page of each file, relative to ``folder``, by the file's ``path`` in the table.
+
+    Raises:
+        OSError: a page cannot be written.
+    """
+    rows = [
+        (number, row) for number, row in enumerate(verdicts.table.iter_rows(named=True), 1) if row["score"] is not None
+    ]
+    shown = rows if most < 0 else rows[:most]
+    pages = {row["path"]: f"{PAGES}/{page_name(number, row['path'])}" for number, row in shown}
+    for left in (folder / PAGES).glob("*.html"):
+        if _PAGE.fullmatch(left.name) and f"{PAGES}/{left.name}" not in pages.values():
+            left.unlink()
+    if not shown:
+        return pages
+    networks, card = RunNetworks(run, held=None), model_card(run, headline)
+    standing = headline.verdict.sentence if verdicts.rule.withheld else ""
+    known = _known(verdicts)
+    for _, row in shown:
+        path = folder / pages[row["path"]]
+        stamp = sha256_of_json([_FORMAT, row, verdicts.limits, standing, card])
+        if is_there(path, stamp):
+            continue
+        found = file_evidence(networks, verdicts.known, row)
+        path.parent.mkdir(exist_ok=True)
+        write_video_page(
+            path, row, known, sections_of(found, known), stamp=stamp, standing=standing, failures=found.failures,
+            limits=(*verdicts.limits, LIMIT), card=card,
+        )  # fmt: skip
+    return pages
+
+
+def page_name(number: int, path: str) -> str:
+    """``0007_holiday.html`` of the seventh file; what is no plain letter becomes a dash."""
+    plain = re.sub(r"[^A-Za-z0-9_]+", "-", Path(path).stem).strip("-")[:60]
+    return f"{number:04d}_{plain}.html"
+
+
+def sections_of(found: FileEvidence, known: Known) -> list[Section]:
+    """What the page shows, in this order; a part that is not there has no section."""
+    sections = []
+    if found.clips is not None:
+        sections.append(frames_section(found.clips))
+    if (each := found.windows) is not None:
+        sections.append(
+            when_section(
+                each.begins, each.ends, each.scores, each.middles, each.seconds, known, notes=each.notes, limit=LIMIT
+            )
+        )
+    return sections
+
+
+def _known(verdicts: Verdicts) -> Known:
+    tested = verdicts.known.tested
+    reals, fakes = (tested.filter(label=label)["score"].to_numpy() for label in ("real", "fake"))
+    return Known(reals, fakes, *score_bounds(verdicts.known, verdicts.rule))

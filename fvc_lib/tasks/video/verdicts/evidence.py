@@ -1,0 +1,80 @@
+"""What there is to look at: of each file that got a score, one after the other, with the memory of one.
+
+A part that fails is said to have failed and costs itself alone.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import polars as pl
+
+from fvc_lib.metrics.calibration import probabilities
+from fvc_lib.services.atomic_files import path_from_text
+from fvc_lib.services.errors import FvcError
+from fvc_lib.tasks.video.verdicts.rule import KnownVideos
+from fvc_lib.tasks.video.verdicts.scoring import Networks
+from fvc_lib.tasks.video.verdicts.windows import WholeVideo, WindowScores, decoded, score_windows
+from fvc_lib.video.clips.store import Pixels
+
+T = TypeVar("T")
+_SAME_SCORE = 0.005  # batches of another size round otherwise
+
+
+@dataclass(frozen=True)
+class FileEvidence:
+    """Of one file; a part that failed or does not apply is None.
+
+    Attributes:
+        row: of VERDICTS.
+        folds: whose networks judged it.
+        clips: uint8 (N, T, 3, S, S), the frames that its score is of.
+        windows: when.
+        failures: what could not be found out, a sentence each.
+    """
+
+    row: Mapping[str, Any]
+    folds: tuple[int, ...]
+    clips: Pixels | None = None
+    windows: WindowScores | None = None
+    failures: tuple[str, ...] = field(default=())
+
+
+def file_evidence(networks: Networks, known: KnownVideos, row: Mapping[str, Any]) -> FileEvidence:
+    """All parts of one file; ``row`` is of VERDICTS, with a score.
+
+    Raises:
+        MemoryError: and whatever else is no fault of the file.
+    """
+    folds, failures = folds_of(networks, known, row), list[str]()
+
+    def part(name: str, work: Callable[[], T]) -> T | None:
+        try:
+            return work()
+        except (FvcError, OSError, ValueError, RuntimeError) as error:
+            failures.append(f"{name}: {type(error).__name__}: {error}")
+            return None
+
+    def from_one_pass() -> tuple[Pixels, WindowScores | None]:
+        with decoded(networks, path_from_text(row["path"]), row["sha256"]) as video:
+            failures.extend(_other_score(networks, folds, video, row))
+            return video.clips, part("When", lambda: score_windows(networks, folds, video))
+
+    clips, windows = part("The whole video", from_one_pass) or (None, None)
+    return FileEvidence(row, folds, clips, windows, tuple(failures))
+
+
+def folds_of(networks: Networks, known: KnownVideos, row: Mapping[str, Any]) -> tuple[int, ...]:
+    """Whose networks may judge a file: all, and of a video of the run the one that had not seen it."""
+    own = known.rows.filter(pl.col("content_sha256") == row["sha256"]).drop_nulls("score")
+    return (int(own["fold"][0]),) if own.height else tuple(networks.folds)
+
+
+def _other_score(networks: Networks, folds: tuple[int, ...], video: WholeVideo, row: Mapping[str, Any]) -> list[str]:
+    """A sentence where the frames decoded here do not get the score that the file was given."""
+    found = [networks.logits(fold, video.clips[None])[0] / networks.folds[fold].temperature for fold in folds]
+    score = float(probabilities(np.array(found), 1.0).mean())
+    if abs(score - row["score"]) <= _SAME_SCORE:
+        return []
+    return [f"Decoded again the file gets the score {score:.3f}, and not {row['score']:.3f}: what follows is of that."]

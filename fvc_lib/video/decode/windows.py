@@ -1,0 +1,174 @@
+"""Clips at every place of a video, from one pass through it: the frames of each window as a clip of the run has them.
+
+A window is a clip at another place. Where clips are neighbouring frames (``window:STRIDE``), each window is such a
+clip, begun half a clip after the one before. Where a clip's frames are spread over the whole video (``uniform``), they
+are spread over a stretch of it instead: about ``STRETCH_SECONDS``, at least as many frames as a clip has, and each
+stretch begins in the middle of the one before. There are never more than so many windows: in a longer video uniform
+stretches grow, and neighbours keep their distance, so that frames between two windows may be seen by none.
+
+Every frame is decoded once, in order. Only those that a window shows are converted, and each of them once, but where
+something is looked for in the picture of each window (``View.crop``).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from fvc_lib.services.clip_settings import View
+from fvc_lib.video.decode import views
+from fvc_lib.video.decode.clip import uniform_places
+from fvc_lib.video.decode.frame_table import IntArray, Seconds
+from fvc_lib.video.decode.readers import Box, FrameConverter, MissingFrames, Pixels, all_frames
+
+STRETCH_SECONDS = 0.5
+MOST_WINDOWS = 200
+MOST_BYTES = 512 << 20  # of all windows' frames together; they lie on a disk
+
+# A frame as the detector sees it, uint8 (3, S, S); given its number among those that are stored.
+StoreFrame = Callable[[int, Pixels], None]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What one pass found.
+
+    Attributes:
+        num_source_frames: of the video.
+        places: int64 (M, T), of the video's own N clips and then of the windows, in the presentation order.
+        stored: int64 (M, T), which of the stored frames each is.
+        num_clips: N.
+        begins, ends: float64 (M,), seconds from the video's first frame: to the first frame of each, and to the end of
+            its last.
+        seconds: of the whole video.
+    """
+
+    num_source_frames: int
+    places: IntArray
+    stored: IntArray
+    num_clips: int
+    begins: Seconds
+    ends: Seconds
+    seconds: float
+
+
+def window_places(view: View, num_frames: int, num_source_frames: int, seconds: float, side: int) -> IntArray:
+    """int64 (W, T): places in the presentation order of every window of a video of ``seconds``, in their order."""
+    n, half = num_source_frames, max(1, num_frames // 2)
+    most = max(1, min(MOST_WINDOWS, MOST_BYTES // (3 * side * side * num_frames)))
+    if view.stride:
+        stride = views.clip_places(replace(view, clips=1), num_frames, n)[1]
+        begins = max(0, n - 1 - (num_frames - 1) * stride)
+        return views.clip_places(replace(view, clips=min(most, -(-begins // (half * stride)) + 1)), num_frames, n)[0]
+    rate = n / seconds if seconds > 0 else 0.0
+    gap = max(1.0, rate * STRETCH_SECONDS / num_frames)  # frames from one to the next
+    wanted = round(((n - 1) / gap - (num_frames - 1)) / half) + 1
+    number = max(1, min(most, wanted, (n - num_frames) // half + 1))
+    grid = uniform_places(n, (number - 1) * half + num_frames)
+    return np.asarray(grid[half * np.arange(number)[:, None] + np.arange(num_frames)])
+
+
+def decode_windows(path: Path, num_frames: int, side: int, view: View, store: StoreFrame) -> Windows:
+    """Decode a whole video and give ``store`` the frames of its own clips and of every window, in any order.
+
+    The frames equal those that ``clip.decode_clip`` and ``views.decode_view`` give for the same places. At most the
+    frames of the clips that are not yet whole are held, and those only with ``View.crop``.
+
+    Raises:
+        VideoError: the file is unreadable, truncated or corrupt, or its frames come in another order.
+        CropError: what is asked for the crop fails.
+    """
+    try:
+        return _decode(path, num_frames, side, view, store, counted=False)
+    except MissingFrames:  # what is stored is stored again
+        return _decode(path, num_frames, side, view, store, counted=True)
+
+
+def _decode(path: Path, num_frames: int, side: int, view: View, store: StoreFrame, *, counted: bool) -> Windows:
+    decoded_side = views._decoded_side(path, num_frames, side, view)
+    found: Windows | None = None
+    sink: _Fitted | _Cropped
+    for seen in all_frames(path, counted=counted):
+        if found is None:
+            found = _planned(view, num_frames, side, seen.times)
+            kind = _Cropped if view.crop else _Fitted
+            sink = kind(found, view, side, store)
+            converter, wanted = FrameConverter(decoded_side, None), set(np.unique(found.places).tolist())
+        converter.observe(seen.frame)
+        if seen.number not in wanted:
+            continue
+        if converter.sample_aspect_ratio is None:
+            converter.sample_aspect_ratio = seen.source.sample_aspect_ratio
+        picture = np.empty((3, decoded_side, decoded_side), np.uint8)
+        converter.convert(seen.frame, picture)
+        sink.take(seen.number, picture, converter.content_box(seen.frame))
+    assert found is not None  # a video without a frame was refused
+    return found
+
+
+def _planned(view: View, num_frames: int, side: int, times: Seconds) -> Windows:
+    n = len(times)
+    from_begin = times - times[0]
+    frame_seconds = float(from_begin[-1]) / (n - 1) if n > 1 else 0.0
+    seconds = float(from_begin[-1]) + frame_seconds
+    clips = views.clip_places(view, num_frames, n)[0]
+    places = np.concatenate([clips, window_places(view, num_frames, n, seconds, side)])
+    shared = np.searchsorted(np.unique(places), places)
+    # Each window is cropped by what is found in it.
+    stored = np.arange(places.size).reshape(places.shape) if view.crop else shared
+    ends = np.append(from_begin, seconds)[places[:, -1] + 1]
+    return Windows(n, places, stored, len(clips), from_begin[places[:, 0]], ends, seconds)
+
+
+class _Fitted:
+    """Fits each frame by itself and hands it on at once."""
+
+    def __init__(self, plan: Windows, view: View, side: int, store: StoreFrame) -> None:
+        self._number = {int(place): number for number, place in enumerate(np.unique(plan.places))}
+        self._view, self._side, self._store = view, side, store
+        self._box: Box | None = None
+
+    def take(self, place: int, picture: Pixels, box: Box) -> None:
+        """A frame that is wanted, uint8 (3, D, D), and where the picture lies in it."""
+        self._box = self._box or box  # a clip is cut by its first frame's
+        if self._view.fit != "letterbox":
+            box = self._box
+            content = picture[None, :, box.top : box.top + box.height, box.left : box.left + box.width]
+            picture = np.zeros((3, self._side, self._side), np.uint8)
+            views._centre(content, np.array([0]), picture[None])
+        self._store(self._number[place], picture)
+
+
+class _Cropped:
+    """Holds the frames of windows that are not whole yet; of a whole one what is found in it is cut out.
+
+    What finds and cuts is ``views``'s own, private there: making it public would change the code's hash, and with it
+    the name under which every run's clips are stored.
+    """
+
+    def __init__(self, plan: Windows, view: View, side: int, store: StoreFrame) -> None:
+        self._plan, self._view, self._side, self._store = plan, view, side, store
+        self._waiting = list(range(len(plan.places)))
+        self._pictures: dict[int, Pixels] = {}
+        self._box: Box | None = None
+
+    def take(self, place: int, picture: Pixels, box: Box) -> None:
+        """As ``_Fitted`` has it."""
+        self._box = self._box or box
+        box = self._box
+        self._pictures[place] = picture[:, box.top : box.top + box.height, box.left : box.left + box.width]
+        whole = [number for number in self._waiting if self._plan.places[number, -1] == place]
+        self._waiting = [number for number in self._waiting if number not in whole]
+        for number in whole:
+            self._cut(number)
+        needed = set(self._plan.places[self._waiting].ravel().tolist())
+        self._pictures = {place: kept for place, kept in self._pictures.items() if place in needed}
+
+    def _cut(self, number: int) -> None:
+        pictures = np.stack([self._pictures[place] for place in self._plan.places[number].tolist()])
+        own = np.arange(len(pictures))
+        boxes = views._boxes(self._view, pictures, own)
+        boxes = views.centre_boxes(len(own), *pictures.shape[2:]) if boxes is None else boxes
+        for at, picture, part in zip(self._plan.stored[number].tolist(), pictures, boxes, strict=True):
+            self._store(at, views._cut_out(picture, part, self._side))
