@@ -32,7 +32,7 @@ from fvc_lib.execution.plan.plan import make_plan
 from fvc_lib.execution.plan.stages import Notebook, read_notebook
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.runner import Runner, Terminal
-from fvc_lib.services.config import resolve_config
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.tasks import Stage
 
 NUM_NOTEBOOKS = 10

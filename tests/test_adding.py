@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fvc_lib.detectors.network import build_detector
-from fvc_lib.services.config import resolve_config
+from fvc_lib.services.parameters import resolve_config
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,15 +50,16 @@ def test_a_field_is_hashed_bound_and_refused_elsewhere_by_its_declaration_alone(
     config = edited(
         "fvc_lib.services.config", ("    # Images\n", f"{example('Adding a configuration field')}\n    # Images\n")
     )
-    plain = config.resolve_config({}, environ={})
-    other = config.resolve_config({"head_dropout": "0.3"}, environ={})
+    parameters = edited("fvc_lib.services.parameters")
+    plain = parameters.resolve_config({}, environ={})
+    other = parameters.resolve_config({"head_dropout": "0.3"}, environ={})
     assert plain.head_dropout == 0.0
     assert (other.config_hash == plain.config_hash, other.training_values() == plain.training_values()) == (False,) * 2
     assert "head_dropout" in config.STARTS_ANEW - config.MAY_CHANGE_ON_RESUME
     assert "head_dropout: 0.3  # share of the head's inputs" in other.to_yaml()
-    image = config.resolve_config({"task": "image", "head_dropout": 0.3}, environ={})
+    image = parameters.resolve_config({"task": "image", "head_dropout": 0.3}, environ={})
     with pytest.raises(config.UsageError, match="head_dropout: read by task video and video_text alone"):
-        config.refuse_fields_of_another_task(image, ["head_dropout"])
+        parameters.refuse_fields_of_another_task(image, ["head_dropout"])
     assert "head_dropout" not in image.relevant()
 
 
@@ -70,8 +71,9 @@ def test_a_task_has_its_stages_defaults_and_place_by_its_declaration_alone(edite
     )
     edited("fvc_lib.services.config_fields")
     config = edited("fvc_lib.services.config")
+    parameters = edited("fvc_lib.services.parameters")
     stages = edited("fvc_lib.execution.plan.stages")
-    sound = config.resolve_config({"task": "sound"}, environ={})
+    sound = parameters.resolve_config({"task": "sound"}, environ={})
     assert (sound.learning_rate, "num_folds" in sound.relevant()) == (1e-3, False)
     assert [task.key for task in stages.tasks_in_order(sound)] == ["30_sound", "07_memory_report"]
     assert tasks.TASKS["sound"].training_stage.training_module == "fvc_lib.tasks.sound.training"
@@ -101,7 +103,7 @@ def with_example(tmp_path: Path) -> Callable[[str, str, str], str]:
 def test_a_detector_is_found_built_and_trained_by_its_file_alone(with_example):
     code = """
 import torch
-from fvc_lib.services.config import resolve_config
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import DETECTORS
 config = resolve_config({"model": "brightness"}, environ={})
 network = DETECTORS.get(config.model).build()
@@ -138,7 +140,7 @@ print(listing.kind, [entry.path for entry in listing.entries], sorted(listing.re
 def test_an_augmentation_is_offered_and_applied_by_its_class_alone(with_example):
     code = """
 import numpy as np
-from fvc_lib.services.config import resolve_config
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import AUGMENTATIONS
 config = resolve_config({"augmentations": "flip,invert"}, environ={})
 operation = AUGMENTATIONS.get("invert").draw(np.random.default_rng(0), 1.0, 4)

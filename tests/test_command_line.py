@@ -18,8 +18,9 @@ from fvc_lib.command_line.run_command import trouble_of_choice
 from fvc_lib.corpus.protocols.cross_corpus import refused_targets
 from fvc_lib.corpus.samples.videos import names_of_corpora
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.services.config import RunConfig, resolve_config
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import new_run
 from tests.kits.known_memory import with_known_memory
 

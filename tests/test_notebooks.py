@@ -14,7 +14,8 @@ import nbformat
 import pytest
 
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, read_notebook, stage_named
-from fvc_lib.services.config import RunConfig, resolve_config
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DETECTOR_COMPARISON, ROBUSTNESS, SCORE_AUDIT, STAGES, TASK_OF_STAGE, VERDICTS
 

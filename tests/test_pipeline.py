@@ -20,7 +20,7 @@ import pytest
 from fvc_lib.analysis.read.records import NOT_ENDED
 from fvc_lib.execution.plan.stages import stages_of
 from fvc_lib.execution.run.status import read_status
-from fvc_lib.services.config import run_config
+from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import PREDICTIONS, RESULTS, read_table
 from tests.faults.small_runs import SMALL, VALUES, Place, results_of, small_corpus, wait_for_no_orphans

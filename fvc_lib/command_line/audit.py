@@ -12,9 +12,9 @@ import click
 from fvc_lib.analysis.wording import count_text
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
-from fvc_lib.services.config import resolve_config
 from fvc_lib.services.config_fields import split_names, split_pairs
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.tables import LABELS
 from fvc_lib.services.tasks import SCORE_AUDIT
 

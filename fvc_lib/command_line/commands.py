@@ -17,8 +17,9 @@ from fvc_lib.execution.run.session import read_progress
 from fvc_lib.execution.run.status import StageStatus, status_now
 from fvc_lib.execution.run.which_run import Inheritance, ask, changes, in_words
 from fvc_lib.execution.slurm.queue import job_states, read_accounting
-from fvc_lib.services.config import RunConfig, resolve_config, run_config
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
+from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import STAGES

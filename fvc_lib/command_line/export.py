@@ -10,8 +10,8 @@ import click
 import polars as pl
 
 from fvc_lib import CHECKOUT
-from fvc_lib.services.config import resolve_config, run_config
 from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, find_run
 from fvc_lib.services.tasks import DEFAULT_TASK, PROTOCOLS
 

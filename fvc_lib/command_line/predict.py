@@ -10,8 +10,8 @@ import click
 from fvc_lib.analysis.wording import count_text
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.services.atomic_files import write_bytes
-from fvc_lib.services.config import resolve_config, run_config
 from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import find_run
 from fvc_lib.services.tables import VERDICTS as TABLE, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, VERDICTS

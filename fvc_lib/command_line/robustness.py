@@ -14,9 +14,9 @@ from fvc_lib.execution.run.exit_codes import EXIT_OF_ERROR
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.session import progress_path, read_progress
 from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill, kernel_environment
-from fvc_lib.services.config import resolve_config, run_config
 from fvc_lib.services.config_fields import split_names
 from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run
 from fvc_lib.services.tasks import DEFAULT_TASK, ROBUSTNESS
 

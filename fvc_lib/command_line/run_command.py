@@ -27,9 +27,10 @@ from fvc_lib.execution.run.runner import Runner, folds_at_once, make_room
 from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
 from fvc_lib.execution.slurm.job_scripts import Site, SlurmJob, plan_jobs, plan_one_job, read_site
 from fvc_lib.execution.slurm.queue import describe, submit
-from fvc_lib.services.config import RunConfig, refuse_fields_of_another_task, run_config
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.services.parameters import refuse_fields_of_another_task, run_config
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, find_run, refuse_runs_folder
 from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from fvc_lib.services import checkpoint_files
 from fvc_lib.services.atomic_files import content_digest
-from fvc_lib.services.config import RunConfig, run_config
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
 
 # What a network's own class layer may be called in a file of weights; a head of ours is trained in its place.

@@ -1,23 +1,22 @@
 """One validated configuration for a whole run, each field of it declared in one place.
 
-Precedence: defaults < params file < environment < command line. The field names are the parameter names of the
-notebooks, so a value means the same in ``params/*.yaml``, behind ``-p`` and in a parameters cell.
+The field names are the parameter names of the notebooks, so a value means the same in ``params/*.yaml``, behind ``-p``
+and in a parameters cell.
 
 A field's declaration (``field``) says besides type, default and meaning which tasks read it and what it may change.
 What is hashed, what a checkpoint is bound to, what a run may be resumed with and what starts a fork's training anew
 follow from that; nothing else lists fields.
 """
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from fvc_lib.services import tasks as stages
-from fvc_lib.services.atomic_files import AnyPath, sha256_of_json
+from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.clip_settings import ClipSettings, View, known_fit, known_sampling
 from fvc_lib.services.config_fields import (
     RETIRED,
@@ -35,15 +34,9 @@ from fvc_lib.services.config_fields import (
     split_pairs,
 )
 from fvc_lib.services.errors import UsageError, command_text, did_you_mean
-from fvc_lib.services.registry import (
-    AUGMENTATIONS,
-    BACKBONES,
-    CROPS,
-    DETECTORS,
-    IMAGE_LAYOUTS,
-)
-from fvc_lib.services.run_paths import RunPaths, beside_the_code
-from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK, KFOLD, PROTOCOLS, TASKS, TRAINING_STAGES, known_protocol
+from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, CROPS, DETECTORS, IMAGE_LAYOUTS
+from fvc_lib.services.run_paths import beside_the_code
+from fvc_lib.services.tasks import DEFAULT_TASK, KFOLD, PROTOCOLS, TRAINING_STAGES, known_protocol
 
 _VIDEO, _IMAGE, _PAIRS = ("video",), ("image",), ("video_text",)
 _CLIPS, _LABELLED, _SPLIT = ("video", "video_text"), ("video", "image"), ("image", "video_text")
@@ -473,9 +466,9 @@ class RunConfig(BaseModel):
                 if value != RETIRED[name].default and RETIRED[name].successor:
                     known.setdefault(RETIRED[name].successor, value)
                 elif value != RETIRED[name].default:
-                    _require_known(name)
+                    require_known(name)
             else:
-                _require_known(str(name))
+                require_known(str(name))
                 known[name] = value
         return known
 
@@ -508,7 +501,7 @@ class RunConfig(BaseModel):
 
     def _counting(self, chosen: Callable[[Declaration], bool]) -> dict[str, Any]:
         """As ``values_of``, without those added later that say nothing but their default."""
-        before = {**DEFAULTS, **_EARLIER_DEFAULTS}
+        before = {**DEFAULTS, **EARLIER_DEFAULTS}
         said = [n for n in self.values_of(chosen) if not (self._came_later(n) and getattr(self, n) == before[n])]
         return {name: self.identity(name) for name in said}
 
@@ -584,7 +577,7 @@ OF_THE_FOLDER = frozenset(name for name, declared in DECLARED.items() if declare
 
 
 # What runs were made with whose record does not say it.
-_EARLIER_DEFAULTS = {
+EARLIER_DEFAULTS = {
     "model": "frame_cnn",
     "num_frames": 6,
     "fixed_size": 112,
@@ -593,153 +586,11 @@ _EARLIER_DEFAULTS = {
 }
 
 
-def values_unsaid(task: str) -> dict[str, Any]:
-    """By name, as JSON values, what a run of ``task`` was made with whose record does not say it."""
-    known = {name: retired.default for name, retired in RETIRED.items()}
-    known |= {**DEFAULTS, **_task_defaults(task), **_EARLIER_DEFAULTS}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in known.items()}
-
-
-def run_config(run: RunPaths) -> RunConfig:
-    """The configuration a run was started with, from its ``params.yaml``; ``UsageError`` where that is invalid."""
-    recorded = read_params_file(run.params_yaml)
-    DETECTORS.refuse_of_cell(recorded.get("model"))
-    read = recorded.get("task", DEFAULT_TASK)
-    earlier = {name: value for name, value in _EARLIER_DEFAULTS.items() if read in DECLARED[name].tasks}
-    return resolve_config({**earlier, **recorded}, environ={})
-
-
-def read_params_file(path: AnyPath) -> dict[str, Any]:
-    """The mapping of names to values in a YAML params file; ``UsageError`` where it holds none."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-        document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # a tenth of the time
-    except OSError as error:
-        raise UsageError(f"params file {str(path)!r}: {error.strerror}. Give an existing YAML file.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"params file {str(path)!r} is not valid YAML: {error}") from error
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        raise UsageError(f"params file {str(path)!r}: got a {type(document).__name__}, wanted lines like 'epochs: 20'.")
-    return document
-
-
-def environment_values(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The documented variables that are set and not empty, by field name."""
-    environ = os.environ if environ is None else environ
-    return {name: environ[variable] for variable, name in ENVIRONMENT.items() if environ.get(variable)}
-
-
-def parse_text_value(name: str, text: str) -> Any:
-    """A text of the command line or environment, typed as the field ``name`` says; else ``UsageError``."""
-    _require_known(name)
-    if text.strip().lower() in {"none", "null"} and RunConfig.model_fields[name].default is None:
-        return None
-    return getattr(_validated({name: text}, f"value for {name}"), name)
-
-
-def resolve_config(
-    params: Mapping[str, Any] | None = None,
-    *,
-    command_line: Mapping[str, Any] | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> RunConfig:
-    """Merge the sources by precedence (defaults < params file < environment < command line) and validate.
-
-    Raises:
-        UsageError: an unknown name or a value out of range; the message names the field and what is allowed.
-    """
-    params, typed = dict(params or {}), dict(command_line or {})
-    task = typed.get("task", params.get("task"))
-    merged: dict[str, Any] = by_own_names(params, task)
-    _validated(merged, "params file")  # so that a bad file is named even where the environment would hide it
-    merged.update({k: parse_text_value(k, v) for k, v in environment_values(environ).items()})
-    merged.update(by_own_names(typed, task))
-    return _validated({**_task_defaults(merged.get("task")), **merged}, "parameters")
-
-
-def by_own_names(values: Mapping[str, Any], task: object) -> dict[str, Any]:
-    """``values`` with ``model`` and ``backbone``, and their weights, under the name that ``task`` knows them by.
-
-    Where no task is given, or the values have its own name as well, they stay as they are.
-    """
-    own = TASKS[task].network if isinstance(task, str) and task in TASKS else ""
-    other = {"model": "backbone", "backbone": "model"}.get(own, "")
-    renamed = {other: own, f"{other}_weights": f"{own}_weights"} if other else {}
-    free = {name: new for name, new in renamed.items() if new not in values}
-    return {free.get(name, name): value for name, value in values.items()}
-
-
-def refuse_fields_of_another_task(config: RunConfig, given: Iterable[str]) -> None:
-    """Check that ``config.task`` reads the fields named in ``given``, or that they say nothing but the default.
-
-    Raises:
-        UsageError: target_corpora without the protocol that has them, or the other way round; or one would be set and
-            change nothing; the message says whose it is and what to give instead.
-    """
-    _refuse_odd_targets(config)
-    foreign = [name for name in sorted(given) if config.task not in DECLARED[name].tasks and _is_set(config, name)]
-    if not foreign:
-        return
-    owners = dict.fromkeys(DECLARED[name].tasks for name in foreign)
-    sentences = [
-        f"{', '.join(name for name in foreign if DECLARED[name].tasks == tasks)}: read by task "
-        f"{' and '.join(tasks)} alone, and this run's task is {config.task}."
-        for tasks in owners
-    ]
-    sentences += dict.fromkeys(text for name in foreign if (text := DECLARED[name].instead))
-    others = dict.fromkeys(task for tasks in owners for task in tasks)
-    choice = " or ".join(f"-p task {task}" for task in others)
-    raise UsageError(
-        f"{' '.join(sentences)} Leave {'them' if len(foreign) > 1 else 'it'} out, or begin a run with {choice}."
-    )
-
-
-def _refuse_odd_targets(config: RunConfig) -> None:
-    if config.protocol == CROSS_CORPUS and not config.target_corpora:
-        raise UsageError(
-            "target_corpora: got none, and protocol cross_corpus needs the names of the corpora to test on: "
-            "-p target_corpora NAME."
-        )
-    if config.target_corpora and config.protocol != CROSS_CORPUS:
-        raise UsageError(
-            f"target_corpora: protocol {config.protocol} has none. Leave them out, or say -p protocol {CROSS_CORPUS}."
-        )
-
-
-def _is_set(config: RunConfig, name: str) -> bool:
-    default = RunConfig.model_fields[name].default
-    return bool(getattr(config, name) != _task_defaults(config.task).get(name, default))
-
-
-def _task_defaults(task: Any) -> Mapping[str, Any]:
-    """What differs from the fields' own defaults for ``task``; nothing for one that is not known."""
-    return TASKS[task].defaults if isinstance(task, str) and task in TASKS else {}
-
-
-def _require_known(name: str) -> None:
+def require_known(name: str) -> None:
+    """Raise ``UsageError``, with what to write instead, where no field has this name."""
     if name in RETIRED:
         instead = f"It is called {RETIRED[name].successor} now." if RETIRED[name].successor else RETIRED[name].why
         raise UsageError(f"parameter {name!r} is no longer there. {instead}")
     if name not in RunConfig.model_fields:
         near = did_you_mean(name, RunConfig.model_fields)
         raise UsageError(f"unknown parameter {name!r}.{near} Each notebook's: {command_text('--list')}")
-
-
-def _told(problem: Mapping[str, Any]) -> str:
-    """What pydantic found; a check's own words as they are."""
-    own = problem.get("ctx", {}).get("error")
-    return str(own) if isinstance(own, ValueError) else problem["msg"].lower()
-
-
-def _validated(values: Mapping[str, Any], origin: str) -> RunConfig:
-    try:
-        return RunConfig(**{str(k): v for k, v in values.items()})
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc'])}: got {item['input']!r}, {_told(item)}"
-            for item in error.errors()
-        )
-        raise UsageError(f"{origin}: {problems}.") from error

@@ -61,7 +61,7 @@ class Declaration:
     path: bool = False  # whether it names a file or folder
     variable: str = ""  # the environment variable that sets it
     content: bool = False  # whether its value counts by what the file it names holds, not by where that lies
-    # The tasks that read it since when there were runs already: at what it was before (``_EARLIER_DEFAULTS``, else its
+    # The tasks that read it since when there were runs already: at what it was before (``EARLIER_DEFAULTS``, else its
     # default) it counts in none of their hashes and binds no checkpoint. True: all that read it.
     later: bool | tuple[str, ...] = False
     meaning: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by task, where it is not the description

@@ -22,8 +22,8 @@ from typing import Any, Generic, TypeVar, overload
 
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.clip_settings import ClipSettings, View
+from fvc_lib.services.code.user_files import UserCode, code_of_file, digest_of_file, know_beside
 from fvc_lib.services.errors import UsageError, did_you_mean
-from fvc_lib.services.foreign_code.user_files import UserCode, code_of_file, digest_of_file, know_beside
 from fvc_lib.services.run_paths import beside_the_code
 
 T = TypeVar("T")

@@ -19,10 +19,11 @@ from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.distributed.launch import Launch, Progress, RankReports, end_with_parent
 from fvc_lib.engine.distributed.ranks import ProcessRanks, RankPlace, Ranks, loopback, rank_place
 from fvc_lib.engine.training_state import MetricSink, NoMetrics
-from fvc_lib.services.config import RunConfig, read_params_file, resolve_config
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.memory.budget import SHARE_VARIABLE, MemoryShare, memory_budget
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
+from fvc_lib.services.parameters import read_params_file, resolve_config
 from fvc_lib.services.redaction import Redactor
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, stage_key
 from fvc_lib.services.stage_logs import MemorySampler, MetricLog

@@ -36,9 +36,9 @@ from fvc_lib.services.checkpoint_files import (
     CheckpointMismatchError,
     other_network,
 )
+from fvc_lib.services.code.user_files import module_of
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
-from fvc_lib.services.foreign_code.user_files import module_of
 from fvc_lib.services.memory.budget import peak_rss_bytes
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.registry import DETECTORS

@@ -9,7 +9,7 @@ from pandera.polars import DataFrameSchema
 
 from fvc_lib.services import tables, tables as task_tables
 from fvc_lib.services.atomic_files import write_json, write_text
-from fvc_lib.services.config import resolve_config
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import write_table

@@ -16,8 +16,8 @@ from fvc_lib.analysis.read.detectors import BEST, HIGHEST, compare_detectors
 from fvc_lib.analysis.read.run_comparison import read_judged_run
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_text
-from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table, write_table

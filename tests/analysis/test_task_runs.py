@@ -16,8 +16,8 @@ from fvc_lib.analysis.pages.runs_index import write_runs_index
 from fvc_lib.analysis.read.headline import Score, judge, run_headline, runs_table, task_scores
 from fvc_lib.analysis.read.queries import SQL_TABLES, ask_sql
 from fvc_lib.analysis.read.run_comparison import compare
-from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import command_text
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGES, TASK_RESULTS, read_table, write_table
 from tests.analysis.task_runs import (

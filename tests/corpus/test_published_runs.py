@@ -12,7 +12,8 @@ from fvc_lib.corpus.index import build_index
 from fvc_lib.corpus.protocols import protocol as protocols
 from fvc_lib.corpus.samples.videos import corpus_root
 from fvc_lib.execution.run.record import begin_run, record_corpus
-from fvc_lib.services.config import RunConfig, resolve_config
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (

@@ -183,7 +183,7 @@ def test_an_index_of_before_is_called_after_its_layout(corpora, tmp_path):
 
 def test_the_order_of_corpora_is_no_part_of_a_run_and_their_contents_are(tmp_path):
     from fvc_lib.execution.plan.fingerprint import corpus_record
-    from fvc_lib.services.config import resolve_config
+    from fvc_lib.services.parameters import resolve_config
 
     touch(tmp_path, "one/real/a.mp4", "two/real/b.mp4")
 

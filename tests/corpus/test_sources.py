@@ -23,8 +23,8 @@ from fvc_lib.corpus.sources.general.folder import read_label_folders
 from fvc_lib.corpus.sources.general.manifest import read_manifest
 from fvc_lib.corpus.video_texts import read_pairs
 from fvc_lib.services.atomic_files import path_from_text
-from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.run_paths import list_runs
 from fvc_lib.services.tables import REJECTED, read_table

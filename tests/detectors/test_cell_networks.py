@@ -13,8 +13,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from fvc_lib.analysis.pages.report import provenance_html
 from fvc_lib.detectors.network import build_detector
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.services.config import resolve_config, run_config
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.recipe import note_of_own_file
 from fvc_lib.tasks.video.task import VideoTask

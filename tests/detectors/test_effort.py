@@ -12,8 +12,8 @@ from fvc_lib.detectors.network import Detector, PictureTrunk, tune
 from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.step import BatchTransaction, Stepper
 from fvc_lib.engine.task import Batch
-from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.video.task import VideoTask
 
 CPU = resolve_device("cpu")

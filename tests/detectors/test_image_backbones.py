@@ -18,8 +18,8 @@ from fvc_lib.detectors.frames.backbone import (
 from fvc_lib.detectors.network import loaded_weights_of, parameters_by_stage
 from fvc_lib.detectors.weights import fitting_weights, read_weights
 from fvc_lib.services.atomic_files import content_digest
-from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import BACKBONES, DETECTORS, TrunkOptions
 from fvc_lib.tasks.image.training import require_backbone
 

@@ -16,9 +16,9 @@ from fvc_lib.detectors.network import (
     tune,
 )
 from fvc_lib.detectors.weights import read_weights
-from fvc_lib.services.config import resolve_config
+from fvc_lib.services.code.user_files import module_of
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.foreign_code.user_files import module_of
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.recipe import code_of_network
 

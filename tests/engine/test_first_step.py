@@ -10,7 +10,7 @@ from torch import nn
 
 from fvc_lib.engine.first_step import first_step
 from fvc_lib.engine.random_state import seed_generators, stable_seed
-from fvc_lib.services.config import resolve_config
+from fvc_lib.services.parameters import resolve_config
 from tests.kits.task_kit import KINDS
 
 ON_CPU = resolve_config({"device": "cpu", "amp": "off"}, environ={})

@@ -25,7 +25,8 @@ from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.runner import Runner, Terminal
 from fvc_lib.execution.run.status import RunStatus, read_status
 from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill
-from fvc_lib.services.config import RunConfig, resolve_config
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import Stage
 
@@ -142,7 +143,7 @@ from pathlib import Path
 from fvc_lib.execution.plan.stages import read_notebook
 from fvc_lib.execution.plan.plan import make_plan
 from fvc_lib.execution.run.runner import Runner
-from fvc_lib.services.config import run_config
+from fvc_lib.services.parameters import run_config
 from fvc_lib.services.tasks import Stage
 from fvc_lib.services.run_paths import RunPaths, list_runs
 run, folder = RunPaths(Path(sys.argv[1])), Path(sys.argv[2])

@@ -15,8 +15,8 @@ from fvc_lib.execution.plan.stages import read_notebook
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.runner import Runner, Terminal
 from fvc_lib.execution.run.status import StageStatus, read_status
-from fvc_lib.services.config import parse_text_value, resolve_config
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import parse_text_value, resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import Stage
 from tests.execution.conftest import execute_notebook

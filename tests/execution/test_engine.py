@@ -15,8 +15,8 @@ from fvc_lib.execution.run.exit_codes import ERROR_MARKER_TAG
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import read_status
-from fvc_lib.services.config import resolve_config, run_config
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from tests.execution.conftest import write_notebook
 

@@ -16,8 +16,8 @@ from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.run import runner
 from fvc_lib.execution.run.status import read_status, status_now
 from fvc_lib.services import isolated_workers
-from fvc_lib.services.config import resolve_config
 from fvc_lib.services.memory.budget import MemoryBudget
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import PATIENCE_SECONDS, Project, start_runner, wait_for
 

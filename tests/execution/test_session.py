@@ -14,8 +14,9 @@ from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.session import StageSession, open_stage
-from fvc_lib.services.config import RunConfig, resolve_config, run_config
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, list_runs
 
 

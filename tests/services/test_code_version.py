@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.services.code_version import (
+from fvc_lib.services.code.code_version import (
     NOT_RUN_HEADLESS,
     code_behind,
     code_hash,

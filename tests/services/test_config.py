@@ -9,15 +9,9 @@ import yaml
 from hypothesis import given, strategies as st
 
 from fvc_lib.services.clip_settings import ClipSettings
-from fvc_lib.services.config import (
-    NOT_HASHED,
-    RunConfig,
-    parse_text_value,
-    read_params_file,
-    resolve_config,
-    run_config,
-)
+from fvc_lib.services.config import NOT_HASHED, RunConfig
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import parse_text_value, read_params_file, resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import TASKS
 

@@ -10,15 +10,9 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 
 from fvc_lib.execution.run.which_run import ask
-from fvc_lib.services.config import (
-    DECLARED,
-    MAY_CHANGE_ON_RESUME,
-    STARTS_ANEW,
-    RunConfig,
-    refuse_fields_of_another_task,
-    resolve_config,
-)
+from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, STARTS_ANEW, RunConfig
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import refuse_fields_of_another_task, resolve_config
 from fvc_lib.services.tasks import STAGES, TASKS
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from fvc_lib.execution.plan.plan import make_plan, read_notebooks
 from fvc_lib.execution.run.runner import Runner
-from fvc_lib.services.config import run_config
 from fvc_lib.services.errors import FvcError
+from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import Stage
 

@@ -17,7 +17,8 @@ from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import StageStatus, read_status
 from fvc_lib.execution.slurm.job_scripts import Site, SlurmJob, plan_jobs, plan_one_job, read_site
 from fvc_lib.execution.slurm.queue import SubmittedJob, submit
-from fvc_lib.services.config import RunConfig, resolve_config
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import Stage
 from tests.slurm.driver import stages_of

@@ -18,7 +18,7 @@ from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import StageStatus, read_status, status_now
 from fvc_lib.execution.slurm.job_scripts import plan_jobs, read_site
 from fvc_lib.execution.slurm.queue import SubmittedJob, job_states, submit as slurm_submit, submitted_jobs
-from fvc_lib.services.config import resolve_config, run_config
+from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import (

@@ -4,11 +4,11 @@ import polars as pl
 import pytest
 
 from fvc_lib.engine.memory.preflight import Footprint, Prediction, PreflightReport
-from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.memory.budget import MemoryBudget
 from fvc_lib.services.memory.measured_steps import StepMeasurement
 from fvc_lib.services.memory.policy import SWEEP, NoObserver
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import BATCH_SIZE_SWEEP, read_table
 from fvc_lib.tasks.image import training as module

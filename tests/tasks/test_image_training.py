@@ -16,8 +16,9 @@ from fvc_lib.execution.run.status import RunStatus
 from fvc_lib.execution.run.which_run import Inheritance, take_over
 from fvc_lib.metrics.multiclass import top_k_accuracy
 from fvc_lib.services.checkpoint_files import BEST, CheckpointMismatchError
-from fvc_lib.services.config import RunConfig, read_params_file
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGE_PREDICTIONS, TARGET_PREDICTIONS, TASK_RESULTS, read_table, write_table
 from fvc_lib.tasks.image.results import image_results

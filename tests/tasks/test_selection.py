@@ -12,9 +12,10 @@ from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.metrics.calibration import fit_temperature, probabilities
 from fvc_lib.metrics.classification import balanced_accuracy, best_threshold
 from fvc_lib.metrics.operating_points import operating_point
-from fvc_lib.services.config import RunConfig, resolve_config
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.config_fields import known_operating_point
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.video.results import confusion_table, operating_sentence
 from fvc_lib.tasks.video.selection import (

@@ -9,7 +9,7 @@ import pytest
 from fvc_lib.analysis.audit.numbers import Settings, audit_scores, group_ids
 from fvc_lib.corpus.listing import read_corpus
 from fvc_lib.corpus.score_table import FACTS, ScoreTable
-from fvc_lib.services.config import resolve_config
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.video.table_controls import controls_of_scores, found_in_corpus
 from tests.faults.small_runs import small_corpus
 

@@ -11,8 +11,8 @@ from fvc_lib.detectors.network import trunk_stages
 from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.step import BatchGradients, Stepper
 from fvc_lib.engine.task import Batch, LossMean
-from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import StoppedError
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.task import VideoTask, engine_settings

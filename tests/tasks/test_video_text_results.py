@@ -5,8 +5,8 @@ import polars as pl
 import pytest
 import torch
 
-from fvc_lib.services.config import resolve_config
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CAPTIONS, RETRIEVAL_RANKS, TASK_RESULTS, VIDEO_TEXTS, read_table, write_table
 from fvc_lib.tasks.video_text.results import chance_metrics, chance_of_ranks, video_text_results

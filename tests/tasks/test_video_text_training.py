@@ -17,9 +17,10 @@ from fvc_lib.execution.run.status import RunStatus
 from fvc_lib.execution.run.which_run import Inheritance, take_over
 from fvc_lib.metrics.retrieval import retrieval_metrics
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
-from fvc_lib.services.config import RunConfig, resolve_config
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.memory import policy as memory_policy
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CAPTIONS, RETRIEVAL_RANKS, VIDEO_TEXTS, read_table, write_table
 from fvc_lib.tasks.recipe import read_outcome

@@ -36,8 +36,9 @@ from fvc_lib.metrics.declaration import direction
 from fvc_lib.metrics.intervals import Interval, ReplicateValues, percentile_intervals
 from fvc_lib.metrics.paired_difference import CorrectedT, paired_difference
 from fvc_lib.services.atomic_files import AnyPath, as_mapping, read_json_object, sha256_of_json, write_text
-from fvc_lib.services.config import DECLARED, RunConfig, run_config
+from fvc_lib.services.config import DECLARED, RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
+from fvc_lib.services.parameters import run_config
 from fvc_lib.services.registry import CORPORA, DETECTORS
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tables import INDEX, read_table

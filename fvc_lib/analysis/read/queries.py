@@ -20,10 +20,11 @@ from fvc_lib.analysis.read.records import Answer, entries, log_files, read_table
 from fvc_lib.analysis.read.sql import Limits, ask, ask_isolated
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, read_json_object
-from fvc_lib.services.config import NOT_HASHED, read_params_file
+from fvc_lib.services.config import NOT_HASHED
 from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory.policy import MEASURING
+from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import CONTROL_TRAININGS, FOLD_TRAINING
 

@@ -31,9 +31,10 @@ from fvc_lib.metrics.paired_difference import (
     paired_difference,
 )
 from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.config import NOT_HASHED, values_unsaid
+from fvc_lib.services.config import NOT_HASHED
 from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.errors import DataError, UsageError, command_text, did_you_mean
+from fvc_lib.services.parameters import values_unsaid
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, PROTOCOL, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, FOLD_TRAINING, KFOLD

@@ -9,8 +9,9 @@ from fvc_lib.analysis.read.naming import run_parameters
 from fvc_lib.analysis.read.protocols import TARGET_SCOPE
 from fvc_lib.analysis.wording import count_text, interval_text, latex_text, source_name
 from fvc_lib.services.atomic_files import write_text
-from fvc_lib.services.config import NOT_HASHED, values_unsaid
+from fvc_lib.services.config import NOT_HASHED
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.parameters import values_unsaid
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import PREDICTIONS, SCORES, check_table, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK

@@ -11,11 +11,12 @@ from pathlib import Path
 from fvc_lib.execution.plan.plan import PlannedTask, most_at_once
 from fvc_lib.execution.plan.stages import Task, needed_tasks, stages_of
 from fvc_lib.execution.run.status import RunStatus, read_status
-from fvc_lib.services.config import DECLARED, RunConfig, read_params_file
+from fvc_lib.services.config import DECLARED, RunConfig
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.memory import budget as memory_budget
 from fvc_lib.services.memory.budget import MemoryBudget, MemoryShare
 from fvc_lib.services.memory.measured_steps import read_steps
+from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import FOLD_TRAINING, STAGES, Stage
 

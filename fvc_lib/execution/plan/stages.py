@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.services.atomic_files import sha256_of_json
-from fvc_lib.services.config import RunConfig, resolve_config
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import stage_key
 from fvc_lib.services.tasks import STAGES, Stage
 

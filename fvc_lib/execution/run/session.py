@@ -22,8 +22,9 @@ from pandera.polars import DataFrameSchema
 
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries, temporary_of
-from fvc_lib.services.config import RunConfig, run_config
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run, stage_key
 from fvc_lib.services.stage_logs import MemorySampler, MetricLog
 from fvc_lib.services.tasks import TASK_OF_STAGE

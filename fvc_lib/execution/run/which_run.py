@@ -21,11 +21,12 @@ from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task, stag
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import begin_run, record_corpus
 from fvc_lib.execution.run.status import read_status
-from fvc_lib.services import config as configuration
+from fvc_lib.services import config as configuration, parameters
 from fvc_lib.services.atomic_files import atomic_output, read_json_object, sha256_of_file, write_json
-from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig, resolve_config, run_config
+from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
 from fvc_lib.services.config_fields import is_hub_id, local_weights
 from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import CONTROL_TRAININGS, DEFAULT_TASK, STAGES, TASK_OF_STAGE, TASKS
 
@@ -59,7 +60,7 @@ def inheritance(ancestor: RunPaths, plan: Sequence[PlannedTask], changed: Mappin
     ``plan`` is made for ``ancestor`` under the new configuration, without any stage asked for by name; ``changed`` has
     the parameters that differ.
     """
-    stale, config = {planned.task.stage.name for planned in plan if planned.run}, configuration.run_config(ancestor)
+    stale, config = {planned.task.stage.name for planned in plan if planned.run}, parameters.run_config(ancestor)
     kept = tuple(planned.task for planned in plan if not planned.run)
     carried, anew = [], []
     for planned in plan:
@@ -184,16 +185,16 @@ def ask(
     """
     from_files: dict[str, Any] = {}
     for path in params_files:
-        from_files.update(configuration.read_params_file(path))
+        from_files.update(parameters.read_params_file(path))
     typed: dict[str, Any] = {}
     for text in yaml_texts:
         typed.update(_yaml_mapping(text))
-    typed.update({name: configuration.parse_text_value(name, value) for name, value in values})
+    typed.update({name: parameters.parse_text_value(name, value) for name, value in values})
     typed.update(options)
     task = typed.get("task", from_files.get("task"))
-    from_files, typed = (configuration.by_own_names(each, task) for each in (from_files, typed))
+    from_files, typed = (parameters.by_own_names(each, task) for each in (from_files, typed))
     config = resolve_config(from_files, command_line=typed)
-    from_environment = configuration.environment_values()
+    from_environment = parameters.environment_values()
     return Asked(
         names=frozenset({*from_files, *typed, *from_environment}),
         written=frozenset({*typed, *(from_files.keys() - from_environment.keys())}),
@@ -215,7 +216,7 @@ def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) ->
         )
     if not config.corpus or path.resolve() not in [each.resolve() for each in params_files]:
         return ""
-    values = configuration.read_params_file(path)
+    values = parameters.read_params_file(path)
     count = [n for n, value in values.items() if n not in ("task", "experiment") and getattr(config, n) == value]
     instead = "" if task.name == DEFAULT_TASK else f" and give -p task {task.name}"
     return (
@@ -256,7 +257,7 @@ def config_to_resume(run: RunPaths, asked: Asked, arguments: Sequence[str]) -> R
     """
     own = run_config(run)
     wanted = _with_written(own, asked)
-    configuration.refuse_fields_of_another_task(wanted, asked.written)
+    parameters.refuse_fields_of_another_task(wanted, asked.written)
     if changed := {name: change for name, change in changes(own, wanted).items() if name not in MAY_CHANGE_ON_RESUME}:
         given = [] if any(text.startswith("--resume") for text in arguments) else ["--resume", str(run.root)]
         command = command_text(*arguments, *given, "--fork")
@@ -279,7 +280,7 @@ def config_of_fork(run: RunPaths, asked: Asked) -> RunConfig:
     wanted = _with_written(own, asked).model_copy(
         update={"runs_dir": str(run.root.parents[1]), "experiment": run.experiment}
     )
-    configuration.refuse_fields_of_another_task(wanted, asked.written)
+    parameters.refuse_fields_of_another_task(wanted, asked.written)
     if not changes(own, wanted):
         raise UsageError(
             f"{run.run_id} has these very values. Leave --fork out to resume it, or say what shall differ: "
@@ -454,7 +455,7 @@ def values_to_begin_with(given: Mapping[str, Any]) -> tuple[RunConfig, str]:
     edited = [name for name in given if getattr(told, name) != getattr(defaults, name)]
     if edited or asked.corpus or not path.is_file():
         return asked, ""
-    values = configuration.read_params_file(path)
+    values = parameters.read_params_file(path)
     begun = resolve_config({**given, **values})
     differs = ", ".join(f"{name} {getattr(begun, name)}" for name in values if name not in ("task", "experiment"))
     return begun, (

@@ -17,8 +17,9 @@ from fvc_lib.corpus.copies.near_duplicates import near_copies
 from fvc_lib.detectors.weights import OwnWeights, first_weights, run_of_weights
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.services.checkpoint_files import BEST
-from fvc_lib.services.config import RunConfig, run_config
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import LeakageError, UsageError
+from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, INDEX, read_table
 from fvc_lib.tasks.recipe import read_outcome

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fvc_lib.services.atomic_files import AnyPath, atomic_output, read_json_object, sha256_of_json, write_json
 from fvc_lib.services.clip_settings import PLAIN_VIEW, View
-from fvc_lib.services.code_version import code_hash
+from fvc_lib.services.code.code_version import code_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CROPS

@@ -27,9 +27,10 @@ from fvc_lib import __version__
 from fvc_lib.detectors.weights import first_weights, read_weights
 from fvc_lib.services.atomic_files import read_json_object, sha256_of_file, sha256_of_json, write_json, write_text
 from fvc_lib.services.checkpoint_files import load_weights, write_weights_with_digest
-from fvc_lib.services.config import DECLARED, RunConfig, resolve_config
+from fvc_lib.services.config import DECLARED, RunConfig
 from fvc_lib.services.digests import document_damage, write_document
 from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import CROPS, DETECTORS, FileRegistry
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CALIBRATION, FOLDS, INDEX, LOOKS, PREDICTIONS, read_table, write_table

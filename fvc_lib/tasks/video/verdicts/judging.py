@@ -25,8 +25,8 @@ from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
 from fvc_lib.metrics.abstention import FAKE, REAL, UNDECIDED, p_values
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_text
-from fvc_lib.services.config import run_config
 from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, VERDICTS, frame_of, read_table, write_table
 from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, Rule, agreeing, percent, rule_sentences

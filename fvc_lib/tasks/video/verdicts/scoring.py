@@ -30,9 +30,10 @@ from fvc_lib.engine.training_state import weights_digest
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import process_lives, this_host
 from fvc_lib.services.checkpoint_files import BEST, load_weights
-from fvc_lib.services.config import RunConfig, run_config
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, StoppedError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.services.parameters import run_config
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK

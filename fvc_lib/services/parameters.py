@@ -1,0 +1,163 @@
+"""How defaults, a params file, the environment and the command line become one configuration, and a run's is read.
+
+Precedence: defaults < params file < environment < command line. What is wrong is told with its field and the remedy.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from fvc_lib.services.atomic_files import AnyPath
+from fvc_lib.services.config import DECLARED, DEFAULTS, EARLIER_DEFAULTS, ENVIRONMENT, RunConfig, require_known
+from fvc_lib.services.config_fields import RETIRED
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import DETECTORS
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK, TASKS
+
+
+def values_unsaid(task: str) -> dict[str, Any]:
+    """By name, as JSON values, what a run of ``task`` was made with whose record does not say it."""
+    known = {name: retired.default for name, retired in RETIRED.items()}
+    known |= {**DEFAULTS, **_task_defaults(task), **EARLIER_DEFAULTS}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in known.items()}
+
+
+def run_config(run: RunPaths) -> RunConfig:
+    """The configuration a run was started with, from its ``params.yaml``; ``UsageError`` where that is invalid."""
+    recorded = read_params_file(run.params_yaml)
+    DETECTORS.refuse_of_cell(recorded.get("model"))
+    read = recorded.get("task", DEFAULT_TASK)
+    earlier = {name: value for name, value in EARLIER_DEFAULTS.items() if read in DECLARED[name].tasks}
+    return resolve_config({**earlier, **recorded}, environ={})
+
+
+def read_params_file(path: AnyPath) -> dict[str, Any]:
+    """The mapping of names to values in a YAML params file; ``UsageError`` where it holds none."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # a tenth of the time
+    except OSError as error:
+        raise UsageError(f"params file {str(path)!r}: {error.strerror}. Give an existing YAML file.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"params file {str(path)!r} is not valid YAML: {error}") from error
+    if document is None:
+        return {}
+    if not isinstance(document, dict):
+        raise UsageError(f"params file {str(path)!r}: got a {type(document).__name__}, wanted lines like 'epochs: 20'.")
+    return document
+
+
+def environment_values(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The documented variables that are set and not empty, by field name."""
+    environ = os.environ if environ is None else environ
+    return {name: environ[variable] for variable, name in ENVIRONMENT.items() if environ.get(variable)}
+
+
+def parse_text_value(name: str, text: str) -> Any:
+    """A text of the command line or environment, typed as the field ``name`` says; else ``UsageError``."""
+    require_known(name)
+    if text.strip().lower() in {"none", "null"} and RunConfig.model_fields[name].default is None:
+        return None
+    return getattr(_validated({name: text}, f"value for {name}"), name)
+
+
+def resolve_config(
+    params: Mapping[str, Any] | None = None,
+    *,
+    command_line: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> RunConfig:
+    """Merge the sources by precedence (defaults < params file < environment < command line) and validate.
+
+    Raises:
+        UsageError: an unknown name or a value out of range; the message names the field and what is allowed.
+    """
+    params, typed = dict(params or {}), dict(command_line or {})
+    task = typed.get("task", params.get("task"))
+    merged: dict[str, Any] = by_own_names(params, task)
+    _validated(merged, "params file")  # so that a bad file is named even where the environment would hide it
+    merged.update({k: parse_text_value(k, v) for k, v in environment_values(environ).items()})
+    merged.update(by_own_names(typed, task))
+    return _validated({**_task_defaults(merged.get("task")), **merged}, "parameters")
+
+
+def by_own_names(values: Mapping[str, Any], task: object) -> dict[str, Any]:
+    """``values`` with ``model`` and ``backbone``, and their weights, under the name that ``task`` knows them by.
+
+    Where no task is given, or the values have its own name as well, they stay as they are.
+    """
+    own = TASKS[task].network if isinstance(task, str) and task in TASKS else ""
+    other = {"model": "backbone", "backbone": "model"}.get(own, "")
+    renamed = {other: own, f"{other}_weights": f"{own}_weights"} if other else {}
+    free = {name: new for name, new in renamed.items() if new not in values}
+    return {free.get(name, name): value for name, value in values.items()}
+
+
+def refuse_fields_of_another_task(config: RunConfig, given: Iterable[str]) -> None:
+    """Check that ``config.task`` reads the fields named in ``given``, or that they say nothing but the default.
+
+    Raises:
+        UsageError: target_corpora without the protocol that has them, or the other way round; or one would be set and
+            change nothing; the message says whose it is and what to give instead.
+    """
+    _refuse_odd_targets(config)
+    foreign = [name for name in sorted(given) if config.task not in DECLARED[name].tasks and _is_set(config, name)]
+    if not foreign:
+        return
+    owners = dict.fromkeys(DECLARED[name].tasks for name in foreign)
+    sentences = [
+        f"{', '.join(name for name in foreign if DECLARED[name].tasks == tasks)}: read by task "
+        f"{' and '.join(tasks)} alone, and this run's task is {config.task}."
+        for tasks in owners
+    ]
+    sentences += dict.fromkeys(text for name in foreign if (text := DECLARED[name].instead))
+    others = dict.fromkeys(task for tasks in owners for task in tasks)
+    choice = " or ".join(f"-p task {task}" for task in others)
+    raise UsageError(
+        f"{' '.join(sentences)} Leave {'them' if len(foreign) > 1 else 'it'} out, or begin a run with {choice}."
+    )
+
+
+def _refuse_odd_targets(config: RunConfig) -> None:
+    if config.protocol == CROSS_CORPUS and not config.target_corpora:
+        raise UsageError(
+            "target_corpora: got none, and protocol cross_corpus needs the names of the corpora to test on: "
+            "-p target_corpora NAME."
+        )
+    if config.target_corpora and config.protocol != CROSS_CORPUS:
+        raise UsageError(
+            f"target_corpora: protocol {config.protocol} has none. Leave them out, or say -p protocol {CROSS_CORPUS}."
+        )
+
+
+def _is_set(config: RunConfig, name: str) -> bool:
+    default = RunConfig.model_fields[name].default
+    return bool(getattr(config, name) != _task_defaults(config.task).get(name, default))
+
+
+def _task_defaults(task: Any) -> Mapping[str, Any]:
+    """What differs from the fields' own defaults for ``task``; nothing for one that is not known."""
+    return TASKS[task].defaults if isinstance(task, str) and task in TASKS else {}
+
+
+def _told(problem: Mapping[str, Any]) -> str:
+    """What pydantic found; a check's own words as they are."""
+    own = problem.get("ctx", {}).get("error")
+    return str(own) if isinstance(own, ValueError) else problem["msg"].lower()
+
+
+def _validated(values: Mapping[str, Any], origin: str) -> RunConfig:
+    try:
+        return RunConfig(**{str(k): v for k, v in values.items()})
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in item['loc'])}: got {item['input']!r}, {_told(item)}"
+            for item in error.errors()
+        )
+        raise UsageError(f"{origin}: {problems}.") from error
