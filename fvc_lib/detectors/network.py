@@ -15,7 +15,14 @@ from torch.nn import functional as F
 
 from fvc_lib.detectors.effort import adapt
 from fvc_lib.detectors.heads.temporal import HEADS, Mean
-from fvc_lib.detectors.weights import LoadedWeights, OwnWeights, load_weights, run_of_weights
+from fvc_lib.detectors.weights import (
+    BEGUN_WITH,
+    LoadedWeights,
+    OwnWeights,
+    bundle_of_weights,
+    load_weights,
+    run_of_weights,
+)
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.config_fields import TUNE, TUNE_WORDS, local_weights
 from fvc_lib.services.errors import UsageError, did_you_mean
@@ -304,17 +311,15 @@ def weights_path(text: str) -> Path | None:
     if not text:
         return None
     path = Path(text)
-    if run_of_weights(text) is not None:
-        raise UsageError(f"model_weights {text!r}: a run can be gone on from in task video alone, fold by fold.")
+    if run_of_weights(text) is not None or bundle_of_weights(text) is not None:
+        raise UsageError(f"model_weights {text!r}: a run or bundle can be gone on from in task video alone, by fold.")
     above = (*path.absolute().parents, *path.resolve().parents)  # a link may lead into a run
-    if run := next((each for each in above if (each / "run.json").is_file()), None):
+    marks = ("run.json", "bundle.json")
+    run = next((each for each in above if any((each / mark).is_file() for mark in marks)), None)
+    if run is not None and path.absolute() != run / BEGUN_WITH:
         raise UsageError(
             f"model_weights {text!r}: these are of one fold, or one part, of a run, and may have seen what tests "
             f"another. Give the run: {run}"
-        )
-    if (path / "bundle.json").is_file():
-        raise UsageError(
-            f"model_weights {text!r}: an exported bundle can be asked, and not gone on from. Give its run's folder."
         )
     if not path.exists():
         local_weights(text, allow_download=False)

@@ -233,7 +233,7 @@ class RunConfig(BaseModel):
     model_weights: str = field(
         "",
         "weights",
-        "file or folder of published weights, or a finished run to go on from; empty: those that come with it, or none",
+        "file or folder of published weights, or run or bundle to go on from; empty: those that come with it, or none",
         _CLIPS,
         later=True,
         path=True,

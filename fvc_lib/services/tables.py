@@ -436,6 +436,16 @@ LOOKS = _table(
     perceptual_hash=text_column(nullable=True),
 )
 
+# The videos that networks of a bundle have seen, those of runs that its run went on from included.
+SEEN = _table(
+    "seen",
+    group_id=group_column(),
+    content_sha256=_sha256(),
+    perceptual_hash=text_column(nullable=True),
+    trained=pa.Column(pl.List(pl.Int64)),  # the folds whose network was trained on it
+    chosen_on=pa.Column(pl.List(pl.Int64)),  # the folds whose epoch and threshold it chose
+)
+
 GROUP_LINKS = _table(
     "group_links",
     group_id=group_column(),  # the group that both sides are in now

@@ -170,10 +170,6 @@ def test_what_cannot_be_gone_on_from_is_refused_in_words(finished, tables, tmp_p
         weights_path(str(link))
     with pytest.raises(UsageError, match="in task video alone"):
         weights_path(str(tiny.paths.root))
-    (tmp_path / "detector").mkdir()
-    (tmp_path / "detector" / "bundle.json").touch()
-    with pytest.raises(UsageError, match="exported bundle can be asked, and not gone on from"):
-        weights_path(str(tmp_path / "detector"))
 
 
 class Pooled(nn.Module):

@@ -24,7 +24,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fvc_lib import __version__
-from fvc_lib.detectors.weights import first_weights, read_weights
+from fvc_lib.detectors.weights import BEGUN_WITH, first_weights, read_weights
 from fvc_lib.services.atomic_files import read_json_object, sha256_of_file, sha256_of_json, write_json, write_text
 from fvc_lib.services.checkpoint_files import load_weights, write_weights_with_digest
 from fvc_lib.services.config import DECLARED, RunConfig
@@ -33,8 +33,9 @@ from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import CROPS, DETECTORS, FileRegistry
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import CALIBRATION, FOLDS, INDEX, LOOKS, PREDICTIONS, read_table, write_table
+from fvc_lib.services.tables import CALIBRATION, FOLDS, INDEX, LOOKS, PREDICTIONS, SEEN, read_table, write_table
 from fvc_lib.services.tasks import DEFAULT_TASK
+from fvc_lib.tasks.video.own_weights import SEEN_FILE, seen_by_networks
 from fvc_lib.tasks.video.verdicts.scoring import FileToScore, FoldNetwork, Networks, RunNetworks, score_files
 
 _logger = logging.getLogger(__name__)
@@ -43,13 +44,12 @@ FORMAT = 1
 RECORD, DIGESTS, CARD = "bundle.json", "digests.json", "README.md"
 _CALIBRATION, _LOOKS, _RANGES = "calibration.parquet", "looks.parquet", "training_ranges.json"
 _ALWAYS = (RECORD, CARD, _CALIBRATION, _LOOKS, _RANGES)
-_BEGUN_WITH = "begun_with"
 _WEIGHTS = "model"
 # Parameters that may name a user's file, and the folder that it then lies in.
 _OWN_CODE: Mapping[str, tuple[str, FileRegistry[Any]]] = {"model": ("network", DETECTORS), "crop": ("crop", CROPS)}
 _PARTS = re.compile(
-    rf"({'|'.join(map(re.escape, _ALWAYS))}|{_WEIGHTS}/fold_\d{{1,4}}\.safetensors(\.sha256)?"
-    rf"|{_BEGUN_WITH}/[\w-][\w.-]*|(network|crop)/(\w+/)*\w+\.py)",
+    rf"({'|'.join(map(re.escape, (*_ALWAYS, SEEN_FILE)))}|{_WEIGHTS}/fold_\d{{1,4}}\.safetensors(\.sha256)?"
+    rf"|{BEGUN_WITH}/[\w-][\w.-]*|(network|crop)/(\w+/)*\w+\.py)",
     re.ASCII,
 )
 _FILE_AND_ITEM = re.compile(r"\w+\.py:[A-Za-z_]\w*", re.ASCII)
@@ -195,7 +195,7 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
             shutil.copyfile(file, folder / place / relative)
         if (own := registry.file_of(params[name])) is not None:
             params[name] = f"{own.name}:{params[name].rpartition(':')[2]}"
-    _copy_begun_with(first_weights(config), folder / _BEGUN_WITH)
+    _copy_begun_with(first_weights(config), folder / BEGUN_WITH)
     spec, trained = DETECTORS.get(config.model), networks.outcomes[min(networks.outcomes)].network
     contents = sorted(index.select("content_sha256", "label").rows())
     record = BundleRecord(
@@ -276,6 +276,8 @@ def _write_tables(folder: Path, paths: RunPaths, index: pl.DataFrame, folds: Seq
     tested = read_table(paths.folds, FOLDS).select("video_id", "fold")
     looks = anonymous(index.join(tested, on="video_id", how="left", maintain_order="left")).sort("content_sha256")
     write_table(looks.select(list(LOOKS.columns)), LOOKS, folder / _LOOKS)
+    if (seen := seen_by_networks(paths)) is not None:
+        write_table(seen, SEEN, folder / SEEN_FILE)
 
 
 _QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -402,7 +404,7 @@ class BundleNetworks(Networks):
             raise _refused(folder, f"{DIGESTS} is a link")
         self.digest = _checked_files(self.folder)
         self.record = _record(self.folder)
-        begun_with, files = self.folder / _BEGUN_WITH, set(_files_in(self.folder))
+        begun_with, files = self.folder / BEGUN_WITH, set(_files_in(self.folder))
         for fold in range(len(self.record.folds)):
             path = _weights_path(self.folder, fold)
             for name in (path.name, f"{path.name}.sha256"):
