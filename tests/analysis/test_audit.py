@@ -83,7 +83,7 @@ def test_the_better_detector_is_shown_and_the_equal_ones_are_not(audit):
     assert "That it is above metadata and clip length is not shown" in answer
 
 
-def test_who_leaves_out_what_is_hard_is_not_put_first(planted):
+def test_who_leaves_out_what_is_hard_is_not_put_first(planted, tmp_path):
     videos, scores = planted
     hard = videos["generator"].fill_null("") == "hard"
     table = scores.select(weak="weak", picky=pl.when(~hard).then(pl.col("weak") - 0.1 * (pl.int_range(480) % 2)))
@@ -96,6 +96,10 @@ def test_who_leaves_out_what_is_hard_is_not_put_first(planted):
         "picky did not answer 120 of 480" in line for line in findings.cautions(found, has_groups=True, found=[])
     )
     assert f"the {480 - 120} of 480 videos" in findings.answer(found)[0]
+    told = findings.cautions(found, has_groups=False, found=[], notes=["A note."])
+    findings.write_tables(found, [], tmp_path, told)
+    in_the_terminal = (tmp_path / findings.ANSWER).read_text().splitlines()
+    assert in_the_terminal == [*findings.answer(found), "", *told]
 
 
 def test_who_answers_little_is_no_winner_however_good(planted):

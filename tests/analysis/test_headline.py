@@ -19,6 +19,7 @@ from fvc_lib.analysis.read.headline import (
     judge,
     run_headline,
     runs_table,
+    what_to_do,
 )
 from fvc_lib.analysis.read.naming import run_labels, run_marks
 from fvc_lib.analysis.wording import interval_text, source_name
@@ -321,6 +322,27 @@ def test_beside_a_control_that_wins_stands_once_why_and_what_to_do(run: RunPaths
     told = run_headline(run).sentences
     assert f"not above its control ({source_name(control).lower()}" in told[0]
     assert [why in sentence and "To do about it: " in sentence for sentence in told].count(True) == 1
+
+
+@pytest.mark.parametrize(
+    ("control", "asked", "advised", "not_advised"),
+    [
+        ("metadata_only", {}, ["metadata_matched", "canonical true", "add reals"], []),
+        ("metadata_only", {"protocol": "metadata_matched"}, ["canonical true", "add reals"], ["matched"]),
+        ("metadata_only", {"protocol": "leave_one_generator_out", "canonical": True}, ["add reals"],
+         ["matched", "canonical"]),
+        ("length_only", {"protocol": "length_matched"}, ["how long", "add reals"], ["-p protocol"]),
+        ("real_source_floor", {"protocol": "cross_corpus"}, ["add reals"], ["-p protocol"]),
+    ],
+)  # fmt: skip
+def test_only_what_would_help_is_advised_against_a_control(
+    control: str, asked: dict[str, object], advised: list[str], not_advised: list[str]
+) -> None:
+    told = what_to_do(Score(control, 0.9, 0.8, 0.95), asked)
+    assert [word in told for word in ["To do about it: ", *advised]] == [True] * (len(advised) + 1)
+    assert [word in told for word in not_advised] == [False] * len(not_advised)
+    at_chance = what_to_do(Score(control, 0.52, 0.41, 0.63), asked)
+    assert at_chance.startswith("That control is not shown to be above chance itself")
 
 
 def write_results(run: RunPaths, frame: pl.DataFrame) -> None:

@@ -7,7 +7,7 @@ import polars as pl
 
 from fvc_lib.analysis.audit.numbers import GIVEN, NEEDS_REALS, ORACLE, Audit
 from fvc_lib.analysis.audit.similar_ids import Suspicion
-from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, WHAT_TO_DO, interval_cautions
+from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, Score, interval_cautions, what_to_do
 from fvc_lib.analysis.read.run_comparison import p_text
 from fvc_lib.analysis.wording import (
     count_text,
@@ -92,7 +92,8 @@ def _against_controls(audit: Audit, first: str) -> str:
     name = f"{source_name(best['source'])} ({interval_text(best['value'], best['low'], best['high'])})"
     fewest, most = honest.select(low=pl.col("num_videos").min(), high=pl.col("num_videos").max()).row(0)
     if in_reach.height:
-        why = WHAT_TO_DO.get(best["source"], "What tells the labels need not be in the pictures.")
+        winner = Score(best["source"], best["value"], best["low"], best["high"])
+        why = what_to_do(winner, {}) or "What tells the labels need not be in the pictures."
         on = f" on the {best['num_videos']:,} videos that this has" if best["num_videos"] < most else ""
         own = interval_text(best["detector_value"], best["detector_low"], best["detector_high"])
         return f"It is not above its best control, {name}{f', with {own}{on}' if on else ''}. {why}"
@@ -343,8 +344,10 @@ def similar_table(found: Sequence[Suspicion]) -> pl.DataFrame:
 # --- Files
 
 
-def write_tables(audit: Audit, found: Sequence[Suspicion], folder: Path) -> list[Path]:
+def write_tables(audit: Audit, found: Sequence[Suspicion], folder: Path, told: Sequence[str] = ()) -> list[Path]:
     """Write every table as CSV, and the main one as LaTeX, into ``folder``; returns the files.
+
+    ``told`` are the ``cautions``, which stand below the answer in the file that a terminal shows.
 
     Raises:
         OSError: the folder cannot be written.
@@ -361,7 +364,7 @@ def write_tables(audit: Audit, found: Sequence[Suspicion], folder: Path) -> list
         similar_table(found),
     )  # fmt: skip
     texts = {f"{name}.csv": each.write_csv() for name, each in zip(_TABLES, frames, strict=True) if each.height}
-    texts |= {LATEX: latex_table(audit), ANSWER: "\n".join([*answer(audit), ""])}
+    texts |= {LATEX: latex_table(audit), ANSWER: "\n".join([*answer(audit), *[""] * bool(told), *told, ""])}
     for name, text in texts.items():
         write_text(folder / name, text)
     return [folder / name for name in texts]

@@ -8,8 +8,22 @@ from typing import Literal
 
 import polars as pl
 
-from fvc_lib.analysis.read.naming import corpus_text, model_name, run_marks, run_parameters, run_task, trial_text
-from fvc_lib.analysis.read.protocols import official_leaks, protocol_cautions, protocol_text, strict_command
+from fvc_lib.analysis.read.naming import (
+    corpus_text,
+    model_name,
+    recorded_corpora,
+    run_marks,
+    run_parameters,
+    run_task,
+    trial_text,
+)
+from fvc_lib.analysis.read.protocols import (
+    official_leaks,
+    protocol_cautions,
+    protocol_name,
+    protocol_text,
+    strict_command,
+)
 from fvc_lib.analysis.read.queries import memory_peaks, results
 from fvc_lib.analysis.read.records import (
     Answer,
@@ -35,7 +49,7 @@ from fvc_lib.services.digests import run_damage
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import IMAGES, INDEX, LEAKAGE_AUDIT, TASK_RESULTS
-from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
+from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK, KFOLD, LENGTH_MATCHED, METADATA_MATCHED, TASKS
 
 # --- What the one number of a run measures, by the run's task: its name, what was judged, and the scores on record
 
@@ -269,18 +283,6 @@ REAL_SOURCE_FLOOR = "real_source_floor"  # of the model's own scores
 REAL_SOURCE_CONTROL = "real_source_control"  # of the same detector trained on the sources
 _FLOORS = (REAL_SOURCE_FLOOR, REAL_SOURCE_CONTROL)
 MARGIN = "margin_over_floor"
-_OTHER_REALS = (
-    "To do about it: test on another corpus (-p protocol cross_corpus), or add reals from where the fakes come from."
-)
-# Of a control that wins: what to do about it.
-WHAT_TO_DO = {
-    METADATA_ONLY: "To do about it: train and test on videos that are alike in these (of codec, size and length: -p "
-    "protocol metadata_matched), measure again with -p canonical true where they are of the container, or add reals "
-    "that are like the fakes in them.",
-    LENGTH_ONLY: "What tells the labels is how long a video is. To do about it: train and test on videos of alike "
-    "lengths (-p protocol length_matched), or add reals that are as long as the fakes.",
-    **dict.fromkeys(_FLOORS, _OTHER_REALS),
-}
 # Of a run that was not asked for it the checkpoints serve on; one older than this control trains anew.
 _HOW_TO_TRAIN_ON_SOURCES = {
     True: "run_notebooks.py --resume RUN --fork -p real_source_control true",
@@ -441,7 +443,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         duration_seconds=_number(status.get("duration_seconds")),
         started_utc=as_text(status.get("started_utc")) or started_from_name(run.run_id),
         model=model_name(asked),
-        protocol=protocol_text(asked),
+        protocol=protocol_text(asked, recorded_corpora(run)),
         corpus=corpus_text(run),
         failure=failure(status),
         cautions=(
@@ -514,13 +516,50 @@ def _is_recognised(floor: Score) -> bool:
     return floor.low is not None and floor.low > CHANCE_AUC
 
 
+def what_to_do(control: Score, parameters: Mapping[str, object]) -> str:
+    """What helps against a control that the model is not above, sentences; empty of one that nothing is known against.
+
+    Nothing of the videos helps against one that is not shown above chance. ``parameters`` are the run's: what it does
+    already is not advised, nor folds to a run that asks another question than folds do.
+    """
+    protocol = protocol_name(parameters)
+    folds, told, ways = protocol in (KFOLD, LENGTH_MATCHED, METADATA_MATCHED), "", []
+    if control.source == METADATA_ONLY:
+        if folds and protocol != METADATA_MATCHED:
+            alike = "of codec, size and length: -p protocol metadata_matched"
+            ways.append(f"train and test on videos that are alike in these ({alike})")
+        if parameters.get("canonical") is not True:
+            ways.append("measure again with -p canonical true where they are of the container")
+        ways.append("add reals that are like the fakes in them")
+    elif control.source == LENGTH_ONLY:
+        told = "What tells the labels is how long a video is. "
+        if protocol == KFOLD:
+            ways.append("train and test on videos of alike lengths (-p protocol length_matched)")
+        ways.append("add reals that are as long as the fakes")
+    elif control.source in _FLOORS:
+        if protocol != CROSS_CORPUS:
+            ways.append("test on another corpus (-p protocol cross_corpus)")
+        ways.append("add reals from where the fakes come from")
+    if not ways:
+        return ""
+    if control.low is not None and control.low <= CHANCE_AUC:
+        return (
+            "That control is not shown to be above chance itself, so other or matched videos would not help: the model "
+            "tells too little, or the videos are too few."
+        )
+    listed = " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
+    return f"{told}To do about it: {listed}."
+
+
 def _why_a_control_wins(run: RunPaths, verdict: Verdict) -> tuple[str, ...]:
     """Which features carry the control that the model is not above, as the audit found, and what to do about it."""
-    winner = verdict.best_control.source if verdict.best_control else ""
-    if verdict.standing != "not above control" or winner not in WHAT_TO_DO:
+    winner = verdict.best_control
+    advice = what_to_do(winner, run_parameters(run)) if winner else ""
+    if verdict.standing != "not above control" or winner is None or not advice:
         return ()
-    carriers = _audit(run).frame.filter(check=METADATA_CARRIERS)["finding"].to_list() if winner == METADATA_ONLY else []
-    return (" ".join([*carriers, WHAT_TO_DO[winner]]),)
+    is_told = winner.source == METADATA_ONLY and "To do about it" in advice
+    carriers = _audit(run).frame.filter(check=METADATA_CARRIERS)["finding"].to_list() if is_told else []
+    return (" ".join([*carriers, advice]),)
 
 
 def measured_scores(run: RunPaths) -> MeasuredScores:
@@ -535,7 +574,7 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
         model = answer.frame.filter((pl.col("scope") == "all") & (pl.col("source") == "model"))
         videos, groups = model.select("num_videos", "num_groups").row(0) if model.height else (None, None)
         weaker = weaker_than_one_answer(answer.frame, as_text(asked.get("operating_point")) or "")
-        told = protocol_cautions(asked, answer.frame, HEADLINE_METRIC) if model.height else ()
+        told = protocol_cautions(asked, answer.frame, HEADLINE_METRIC, recorded_corpora(run)) if model.height else ()
         scores = overall_scores(answer.frame)
         strict = dict(FORGERIES.strict_controls)
         if any(score.source == REAL_SOURCE_CONTROL for score in scores):  # else there were no two sources

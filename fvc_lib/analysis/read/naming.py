@@ -138,6 +138,12 @@ def _recorded_corpus(run: RunPaths) -> dict[str, object]:
     return recorded if isinstance(recorded, dict) else {}
 
 
+def recorded_corpora(run: RunPaths) -> list[str]:
+    """What the corpora are called that the run's index has videos of; nothing before there is an index."""
+    corpora = _recorded_corpus(run).get("corpora")
+    return list(map(str, corpora)) if isinstance(corpora, list) else []
+
+
 def _recorded_name(recorded: Mapping[str, object]) -> str | None:
     """What the index calls the corpora; before there is one, and of the built-in corpus, what was recorded at first."""
     corpora, name = recorded.get("corpora"), as_text(recorded.get("name"))

@@ -1,6 +1,6 @@
 """What must be known of a number because of its protocol: what it is a mean of, and what an official split leaks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
@@ -19,16 +19,28 @@ def protocol_name(parameters: Mapping[str, object]) -> str:
     return name if isinstance(name, str) and name in PROTOCOLS else KFOLD
 
 
-def protocol_text(parameters: Mapping[str, object]) -> str:
-    """The protocol with its target corpora, for a line that names a run; empty for ``kfold``."""
+def protocol_text(parameters: Mapping[str, object], corpora: Sequence[str] = ()) -> str:
+    """The protocol of a run, for a line that names it; empty for ``kfold``.
+
+    Of ``cross_corpus`` also what was trained on, where the run's ``corpora`` are known, and what was tested on.
+    """
     name, targets = protocol_name(parameters), parameters.get("target_corpora")
     if name == KFOLD:
         return ""
-    of = ", ".join(map(clean_text, targets)) if isinstance(targets, list | tuple) else ""
-    return f"{name} to {of}" if of else name
+    tested = [str(each) for each in targets] if isinstance(targets, list | tuple) else []
+    trained = [each for each in corpora if _plain(each) not in set(map(_plain, tested))]
+    said = [f"{what} {', '.join(map(clean_text, of))}" for what, of in (("trained on", trained), ("tested on", tested))]
+    return ", ".join([name, *said[not trained :]] if tested else [name])
 
 
-def protocol_cautions(parameters: Mapping[str, object], results: pl.DataFrame, metric: str) -> tuple[str, ...]:
+def _plain(name: str) -> str:
+    """As ``cross_corpus`` takes a target's name: letters and digits in one case."""
+    return "".join(filter(str.isalnum, name.lower())) or name
+
+
+def protocol_cautions(
+    parameters: Mapping[str, object], results: pl.DataFrame, metric: str, corpora: Sequence[str] = ()
+) -> tuple[str, ...]:
     """What the number is of, with each target's own, the worst first; nothing for ``kfold``."""
     name = protocol_name(parameters)
     if name == KFOLD:
@@ -43,7 +55,8 @@ def protocol_cautions(parameters: Mapping[str, object], results: pl.DataFrame, m
         if len(told) > 1
         else "".join(f" Target: {each}." for each in told)
     )
-    return (f"Protocol {name}: {PROTOCOLS[name].meaning}.{mean}",)
+    said = protocol_text(parameters, corpora)
+    return (f"Protocol {said if ' trained on ' in said else f'{name}: {PROTOCOLS[name].meaning}'}.{mean}",)
 
 
 def official_leaks(parameters: Mapping[str, object], audit: pl.DataFrame) -> str:
