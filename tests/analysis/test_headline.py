@@ -324,6 +324,20 @@ def test_beside_a_control_that_wins_stands_once_why_and_what_to_do(run: RunPaths
     assert [why in sentence and "To do about it: " in sentence for sentence in told].count(True) == 1
 
 
+def test_the_terminal_says_how_many_clips_no_training_of_the_protocol_takes(run: RunPaths) -> None:
+    assert "no part in this protocol" not in "\n".join(summary_lines(run))
+    known = [("a", 0, "train"), ("a", 1, "left_out"), ("b", 0, "test"), ("b", 1, "train"), ("c", 0, "left_out"),
+             ("c", 1, "left_out")]  # fmt: skip
+    rows = [
+        {"protocol": "official", "target": None, "part": part, "fold": fold, "reason": None, "video_id": video,
+         "group_id": video, "label": "real"}
+        for video, fold, part in known
+    ]  # fmt: skip
+    columns = {name: [row[name] for row in rows] for name in tables.PROTOCOL.columns}
+    tables.write_table(tables.frame_of(columns, tables.PROTOCOL), tables.PROTOCOL, run.protocol)
+    assert "1 more takes no part in this protocol; their clips were made as well" in "\n".join(summary_lines(run))
+
+
 @pytest.mark.parametrize(
     ("control", "asked", "advised", "not_advised"),
     [

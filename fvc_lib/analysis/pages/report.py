@@ -40,7 +40,7 @@ from fvc_lib.services.atomic_files import (
 )
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import IMAGES, SCORES, TASK_RESULTS, VIDEO_FRAMES
+from fvc_lib.services.tables import IMAGES, LEFT_OUT, PROTOCOL, SCORES, TASK_RESULTS, VIDEO_FRAMES
 from fvc_lib.services.tasks import STAGES
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -540,11 +540,23 @@ def summary_lines(run: RunPaths) -> list[str]:
     if headline.num_samples is not None:
         counted = f"{headline.num_samples} in {headline.num_groups} groups{_also_tested(run)}"
         lines.append(f"  {headline.measure.one + 's':<13} {counted}")
+        lines += _unused_clips(run)
     measuring = run_memory(run).preflight_peak_mb
     before = f"; {wording.megabytes_text(measuring)} while steps were measured before the training" if measuring else ""
     lines.append(f"  peak memory   {wording.bytes_text(headline.peak_rss_bytes)}{before}")
     lines.append(f"  duration      {wording.duration_text(headline.duration_seconds)}")
     return lines
+
+
+def _unused_clips(run: RunPaths) -> list[str]:
+    """Of how many videos clips were made that no training of the run's protocol takes."""
+    protocol = read_tables([("", run.protocol)], PROTOCOL).frame
+    used = protocol.filter(pl.col("part") != LEFT_OUT)["video_id"].n_unique()
+    unused = protocol["video_id"].n_unique() - used
+    if not unused:
+        return []
+    told = wording.count_text(unused, "more takes", "more take")
+    return [f"  {'':<13} {told} no part in this protocol; their clips were made as well, for a fork to another one"]
 
 
 def _also_tested(run: RunPaths) -> str:

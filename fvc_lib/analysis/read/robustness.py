@@ -149,10 +149,12 @@ def findings(results: pl.DataFrame, confidence: float = 0.95) -> list[str]:
     disturbing = levels.filter(pl.col("level") != WITHOUT_LOSS)
     shown = disturbing.filter((pl.col("difference") < 0) & (pl.col("holm_p_value") <= round(1 - confidence, 12)))
     below = disturbing.filter(pl.col("difference_high") < 0).height
+    of = count_text(disturbing.height, "level")
+    lower = f"is the {name} shown to be lower than on the undisturbed videos"
     said.append(
-        f"A loss of {name} is shown at {shown.height} of {count_text(disturbing.height, 'level')} (Holm-corrected, "
-        f"{confidence:.0%}); each level by itself, the interval of the difference lies below 0 at {below}. What is not "
-        "shown may be there all the same."
+        f"At {f'{shown.height} of {of}' if shown.height else f'none of {of}'} {lower} ({confidence:.0%}, corrected for "
+        f"their number by Holm's method); each looked at alone, without that correction, at {below or 'none'}. A loss "
+        "that is not shown may be there all the same."
     )
     control = levels.filter(level=WITHOUT_LOSS)
     if control.height and control["difference"][0] is not None:
