@@ -51,6 +51,7 @@ def shuffled_label_aucs(
 
 
 FEWEST_GROUPS_OF_A_SOURCE = 10  # below that chance alone parts two sources
+_MOST_CELLS = 4_000_000  # of draws and videos that are in memory at once
 
 
 @dataclass(frozen=True)
@@ -114,3 +115,72 @@ def real_source_floor(
         return SourceFloor(second, first, found, counts[second], counts[first])
     leaning = replace(found, value=1 - found.value, low=1 - found.high, high=1 - found.low)
     return SourceFloor(first, second, leaning, counts[first], counts[second])
+
+
+def mean_lean(
+    is_second: npt.ArrayLike, scores: npt.ArrayLike, folds: npt.ArrayLike, targets: npt.ArrayLike | None = None
+) -> FloatArray:
+    """How far the AUC between two sources lies from 0.5 in each fold, whichever way: the mean over the folds, (R,).
+
+    A fold counts as its pairs of the two sources, and targets count alike, as in ``cross_validation``. Each fold has a
+    network of its own, so one may score the first source higher and another the second, which cancels in the mean of
+    their AUCs and is recognition all the same.
+
+    Args:
+        is_second: bool (N,) or (R, N): which videos are of the second source, in each of R dealings.
+        scores: float (N,).
+        folds: (N,).
+        targets: (N,), what each video is a test of; None: all of one.
+    """
+    of_second, values = np.atleast_2d(np.asarray(is_second, dtype=np.float64)), np.asarray(scores, dtype=np.float64)
+    fold_of_row = np.asarray(folds)
+    target_of_row = np.zeros(values.size) if targets is None else np.asarray(targets)
+    of_targets = []
+    for target in np.unique(target_of_row):
+        total, all_pairs = np.zeros(len(of_second)), np.zeros(len(of_second))
+        for fold in np.unique(fold_of_row[target_of_row == target]):
+            rows = np.flatnonzero((target_of_row == target) & (fold_of_row == fold))
+            second = of_second[:, rows].sum(1)
+            pairs = second * (rows.size - second)
+            above = of_second[:, rows] @ rankdata(values[rows]) - second * (second + 1) / 2
+            total += np.abs(above - pairs / 2)
+            all_pairs += pairs
+        of_targets.append(divide(total, all_pairs))
+    found: FloatArray = np.mean(of_targets, axis=0)
+    return found
+
+
+def leans_by_chance(
+    is_second: npt.ArrayLike,
+    scores: npt.ArrayLike,
+    groups: npt.ArrayLike,
+    folds: npt.ArrayLike,
+    targets: npt.ArrayLike | None = None,
+    *,
+    draws: int = 400,
+    seed: int = 0,
+) -> FloatArray:
+    """``mean_lean`` where the sources are dealt anew to the groups of each fold, (draws,): what chance alone gives.
+
+    That is far above 0 where folds have few groups. A group with videos of both sources is dealt as two. Draws without
+    a value, where a target has no fold with both sources, are left out. Arguments as of ``mean_lean``.
+    """
+    second, fold_of_row = np.asarray(is_second, dtype=bool), np.asarray(folds)
+    target_of_row = np.zeros(second.size) if targets is None else np.asarray(targets)
+    columns = (target_of_row, fold_of_row, np.asarray(groups), second)
+    keys = list(zip(*(column.tolist() for column in columns), strict=True))
+    number_of = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    unit_of_row = np.array([number_of[key] for key in keys], dtype=np.int64)
+    dealt_within: dict[tuple[object, object], list[int]] = {}
+    for (target, fold, _, _), number in number_of.items():
+        dealt_within.setdefault((target, fold), []).append(number)
+    own = np.array([key[3] for key in number_of])
+    generator, found = np.random.default_rng(seed), []
+    at_once = max(1, _MOST_CELLS // second.size)
+    for first in range(0, draws, at_once):
+        dealt = np.tile(own, (min(at_once, draws - first), 1))
+        for units in dealt_within.values():
+            dealt[:, units] = generator.permuted(dealt[:, units], axis=1)
+        found.append(mean_lean(dealt[:, unit_of_row], scores, fold_of_row, target_of_row))
+    leans = np.concatenate(found)
+    return leans[np.isfinite(leans)]

@@ -10,6 +10,7 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, INDEX, PREDICTIONS, check_table, read_table, write_table
 from fvc_lib.tasks.video import real_sources
+from fvc_lib.tasks.video.controls import auc_within_folds
 from fvc_lib.tasks.video.results import kfold_results
 from fvc_lib.tasks.video.training import train_fold
 from tests.kits.training import ListLog, TinyTraining
@@ -148,3 +149,29 @@ def test_scores_that_follow_the_source_of_a_real_have_a_high_floor_and_others_no
     few = [f"studio {number}" if source == "studio" else source for number, source in enumerate(sources)]
     for other in (tables.index(folds), tables.index(folds, real_source=few)):
         assert real_sources.real_source_floor(other, tables.predictions(folds, 0.1 + noise), config) is None
+
+
+def test_folds_that_lean_different_ways_do_not_cancel_and_chance_is_no_lean(tables) -> None:
+    folds = tables.folds(num_groups=80, per_group=1, num_folds=5)
+    is_fake, fold = (folds["label"] == "fake").to_numpy(), folds["fold"].to_numpy()
+    web = np.arange(folds.height) // 10 % 2 == 0  # four groups of each source in every fold
+    sources = [None if fake else "web" if here else "studio" for fake, here in zip(is_fake, web, strict=True)]
+    index, config = tables.index(folds, real_source=sources), RunConfig(bootstrap_replicates=100)
+    reals = pl.Series(~is_fake)
+    by_source = pl.Series("label", np.where(web, "fake", "real")).filter(reals)
+
+    def both(scores):
+        """The floor, and the AUC in one direction for all folds."""
+        predictions = tables.predictions(folds, scores)
+        one_way = auc_within_folds(predictions.filter(reals).with_columns(by_source), "group_id", config)
+        return real_sources.real_source_floor(index, predictions, config), one_way
+
+    noise = np.random.default_rng(8).uniform(0, 0.4, folds.height)
+    floor, one_way = both(noise + 0.5 * (web ^ (fold % 2 == 0)) * (fold < 4))  # two folds each way, and one of chance
+    assert one_way.value < 0.65
+    assert floor.value > 0.85
+    assert floor.low > 0.7
+    blind = [both(np.random.default_rng(seed).uniform(0.1, 0.9, folds.height)) for seed in range(40)]
+    shown = [sum(each.low > 0.5 or each.high < 0.5 for each in of) for of in zip(*blind, strict=True)]
+    assert shown[0] <= shown[1] + 2  # hardly oftener than in one direction for all folds
+    assert np.mean([floor.value for floor, _ in blind]) < 0.62  # with what chance gives anyhow it would be 0.67

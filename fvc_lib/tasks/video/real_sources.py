@@ -11,6 +11,7 @@ The sources are the two with the most videos among those with at least 10 groups
 its training part has 2 groups of each source, one to learn from and one to choose on, and its test part both sources.
 """
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -18,8 +19,8 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.corpus.protocols.protocol import TrainingRows, training_rows
-from fvc_lib.metrics.classification import FloatArray, IntArray, weighted_metric
-from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE
+from fvc_lib.metrics.classification import FloatArray, IntArray, roc_auc, weighted_metric
+from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE, leans_by_chance, mean_lean
 from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -186,8 +187,12 @@ def margin_over_floor(
 def real_source_floor(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> Interval | None:
     """How well the scores of a detector of fakes tell the two largest sources of reals apart: an AUC within folds.
 
-    In the direction in which they lean, so at least 0.5. Nothing is trained for it. None where fewer than two sources
-    (``real_source`` of INDEX) have 10 groups each.
+    In the direction in which they lean over all folds, so at least 0.5. Where folds lean different ways, which cancels
+    there, it is 0.5 plus the mean distance of their AUCs from 0.5 if that is more, once what chance alone gives is
+    taken out of it (of its square, so that little is taken of a strong lean); such a lean counts as shown, with a lower
+    end above 0.5, only where no more than a share of (1 - confidence) / 2 of chance's dealings have as much.
+
+    Nothing is trained for it. None where fewer than two sources (``real_source`` of INDEX) have 10 groups each.
     """
     known = _reals(predictions.sort("video_id"), index)
     try:
@@ -198,6 +203,32 @@ def real_source_floor(index: pl.DataFrame, predictions: pl.DataFrame, config: Ru
     is_second = pl.col("real_source") == second
     told = both.with_columns(label=pl.when(is_second).then(pl.lit("fake")).otherwise(pl.lit("real")))
     found = auc_within_folds(told, "group_id", config)
-    if not found.value < 0.5:
+    if found.value < 0.5:
+        found = replace(found, value=1 - found.value, low=1 - found.high, high=1 - found.low)
+    several = "target" in told.columns and told["target"].n_unique() > 1
+    targets = told["target"].to_numpy() if several else None
+    rows = fake_labels(told), told["score"].to_numpy()
+    lean = float(mean_lean(*rows, told["fold"].to_numpy(), targets)[0])
+    if not lean > found.value - 0.5 + 1e-12:  # all folds lean one way, or there is no value
         return found
-    return replace(found, value=1 - found.value, low=1 - found.high, high=1 - found.low)
+    chance = leans_by_chance(*rows, told["group_id"].to_numpy(), told["fold"].to_numpy(), targets, seed=config.seed)
+    beyond_chance = math.sqrt(max(0.0, lean**2 - float(chance.mean()) ** 2))
+    if beyond_chance <= found.value - 0.5:
+        return found
+    apart = auc_within_folds(_each_in_its_direction(told), "group_id", config)
+    taken = apart.value - 0.5 - beyond_chance
+    is_chance = (1 + int((chance >= lean).sum())) / (1 + chance.size) > (1 - config.confidence) / 2
+    low = apart.low - taken
+    return replace(apart, value=0.5 + beyond_chance, low=min(low, 0.5) if is_chance else low, high=apart.high - taken)
+
+
+def _each_in_its_direction(told: pl.DataFrame) -> pl.DataFrame:
+    """``told`` with the two sources' labels exchanged in every fold (of a target) whose AUC is below 0.5."""
+    cell = [name for name in ("target", "fold") if name in told.columns]
+    parts = []
+    for rows in told.partition_by(cell, maintain_order=True):
+        labels = fake_labels(rows)
+        leans_back = 0 < labels.sum() < labels.size and roc_auc(labels, rows["score"].to_numpy()) < 0.5
+        turned = pl.when(pl.col("label") == LABELS[0]).then(pl.lit(LABELS[1])).otherwise(pl.lit(LABELS[0]))
+        parts.append(rows.with_columns(label=turned) if leans_back else rows)
+    return pl.concat(parts)
