@@ -12,7 +12,7 @@ __version__ = "0.1.0"
 CHECKOUT = Path(__file__).resolve().parents[1]  # what holds this package, the notebooks and run_notebooks.py
 
 if TYPE_CHECKING:
-    load_detector: Callable[..., Any]  # of ``tasks/video/verdicts/bundle.py``
+    load_detector: Callable[..., Any]  # of ``command_line/models.py``
 else:
 
     def __getattr__(name: str) -> object:
@@ -22,7 +22,7 @@ else:
         ``import papermill`` working beside code of another version than was installed, and loads nothing of ours.
         """
         if name == "load_detector":  # torch takes a second to load
-            return import_module(f"{__name__}.tasks.video.verdicts.bundle").load_detector
+            return import_module(f"{__name__}.command_line.models").load_detector
         if name not in {"execute_notebook", "nb_kernel_name", "nb_language"}:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         # Put together, because a whole name in a text counts as an import: every notebook would depend on the engine.

@@ -10,6 +10,7 @@ import click
 import polars as pl
 
 from fvc_lib import CHECKOUT
+from fvc_lib.command_line.models import standing_of
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, find_run
@@ -45,11 +46,8 @@ def export(run: str, to: Path | None, runs_dir: Path | None) -> None:
 
     Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    from fvc_lib.analysis.read.headline import (
-        DISHONEST_CONTROLS,
-        run_headline,
-    )  # torch and polars take a second to load
-    from fvc_lib.tasks.video.verdicts.bundle import ScoreRecord, Standing, write_bundle
+    from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load
+    from fvc_lib.tasks.video.verdicts.bundle import write_bundle
 
     found = find_run(runs_dir or Path(resolve_config().runs_dir), run)
     if (task := run_config(found).task) != DEFAULT_TASK:
@@ -57,14 +55,8 @@ def export(run: str, to: Path | None, runs_dir: Path | None) -> None:
     headline = _without_places(run_headline(found), found)
     if headline.notes:
         raise DataError(f"{found.run_id} is not exported: {' '.join(headline.notes)}")
-    scores = [
-        ScoreRecord(source=each.source, metric="roc_auc", value=each.value, low=each.low, high=each.high)
-        for each in headline.scores
-        if each.source not in DISHONEST_CONTROLS
-    ]
-    standing = Standing(standing=headline.verdict.standing, sentences=list(headline.sentences), scores=scores)
     target = to or Path(f"bundle_{found.run_id}")
-    record = write_bundle(found, target, standing, model_card(found, headline))
+    record = write_bundle(found, target, standing_of(headline), model_card(found, headline))
     size = sum(file.stat().st_size for file in target.expanduser().rglob("*") if file.is_file())
     click.echo(f"bundle {target.expanduser().absolute()}: {len(record.folds)} networks, {size / 1e6:.1f} MB")
     click.echo(f"  {headline.verdict.sentence}")
@@ -154,8 +146,8 @@ def model_card(run: RunPaths, headline: "ReportHeadline") -> str:
         "## Where it fails", "",
         *_worst_slices(slices), "",
         "## Limits", "",
-        ("Videos of the run are recognised by their bytes and judged by the network that had not seen them; re-encoded "
-        "copies of them are not recognised. New generators, platforms and compressions lower the "
+        ("Videos of the run are recognised by their bytes and have the score of the network that had not seen them; "
+        "copies of them that look alike get no prediction. New generators, platforms and compressions lower the "
         "numbers, as a rule by much. Numbers of one corpus say nothing of another."), "",
         "## Licences", "",
         licence, "",

@@ -1,5 +1,6 @@
 """``run_notebooks.py predict``: is this video fake?"""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -8,21 +9,22 @@ from typing import Any
 import click
 
 from fvc_lib.analysis.wording import count_text
+from fvc_lib.command_line.models import find_model
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.services.atomic_files import write_bytes
-from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
-from fvc_lib.services.run_paths import find_run
-from fvc_lib.services.tables import VERDICTS as TABLE, read_table
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, VERDICTS
 
 _SHOWN = 20
 ANSWER = "answer.txt"
+PROGRESS = "progress.json"
 FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", "asked.csv", ANSWER)
 
 
-@click.command(short_help="Ask a run whether videos are fake: fake, real or undecided, with the reasons.")
-@click.argument("run")
+@click.command(short_help="Ask a run or a bundle whether videos are fake: fake, real or undecided, with the reasons.")
+@click.argument("model")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for all of it; else runs/verdicts/TIME_RUN.")
 @click.option("--error-rate", default=0.1, show_default=True, metavar="SHARE",
@@ -32,11 +34,12 @@ FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", "asked.csv", ANSWER)
 @click.option("--prior", type=float, metavar="SHARE",
               help="Share of fakes where the videos come from: gives the probability there.")  # fmt: skip
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Videos decoded at once. Without: one per core.")
+@click.option("--allow-code", is_flag=True, help="Run the code of a bundle's own network or crop: read it first.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 @click.pass_context
 def predict(
     context: click.Context,
-    run: str,
+    model: str,
     paths: tuple[str, ...],
     out: Path | None,
     error_rate: float,
@@ -44,17 +47,19 @@ def predict(
     cost: str | None,
     prior: float | None,
     jobs: int | None,
+    allow_code: bool,
     runs_dir: Path | None,
 ) -> None:
-    """Ask the networks of RUN whether the videos at PATH... are fake.
+    """Ask the networks of MODEL whether the videos at PATH... are fake.
 
-    RUN is 'latest', a run id, a part of one, or a run folder; its folds must all be trained. PATH is a file, a folder,
-    a table with a column 'path' (CSV, TSV, Parquet), or '-' for a list on standard input.
+    MODEL is 'latest', a run id, a part of one, a run folder, or the folder of an exported bundle; all folds of a run
+    must be trained. PATH is a file, a folder, a table with a column 'path' (CSV, TSV, Parquet), or '-' for a list on
+    standard input.
 
     \b
     python run_notebooks.py predict latest suspicious.mp4
     python run_notebooks.py predict latest ~/inbox --error-rate 0.05 --out verdicts
-    python run_notebooks.py predict latest list.csv --fpr 0.01 --prior 0.001
+    python run_notebooks.py predict bundle_run_1 list.csv --fpr 0.01 --prior 0.001
     find ~/inbox -name '*.mp4' | python run_notebooks.py predict latest -
 
     A video is called fake only where at most the stated share of the run's reals would be, and real likewise; else it
@@ -62,17 +67,25 @@ def predict(
     run's videos in codec, size, length or rate. A video of the run gets its stored out-of-fold score; a near-duplicate
     of one is said to be one and gets no prediction.
 
-    Written: verdicts.csv, verdicts.jsonl, verdicts.html (opens offline), and notebook 30_verdicts as executed.
+    Written: verdicts.csv, verdicts.jsonl, verdicts.html (opens offline), and notebook 30_verdicts as executed. What is
+    found of a file is kept at once in findings.jsonl: with the same --out a call that was stopped or killed goes on,
+    and another rule scores nothing again. A file that has changed is judged anew.
 
     Exit codes: 0 at least one video was read, 1 the notebook failed, 2 usage, 3 no video could be read.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    from fvc_lib.tasks.video.verdicts.judging import files_of  # torch takes a second to load
+    from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks  # torch takes a second to load
+    from fvc_lib.tasks.video.verdicts.detector import is_bundle
+    from fvc_lib.tasks.video.verdicts.judging import JOURNAL, files_of
     from fvc_lib.tasks.video.verdicts.rule import rule_of
 
     runs = runs_dir or Path(resolve_config().runs_dir)
-    found = find_run(runs, run)
-    if (task := run_config(found).task) != DEFAULT_TASK:
-        raise UsageError(f"{found.run_id} is of task {task}; verdicts are given by runs of task {DEFAULT_TASK}.")
+    found = find_model(runs, model)
+    if is_bundle(found):
+        name = BundleNetworks(found, allow_code=allow_code).name  # refused before anything is written
+    elif (task := run_config(RunPaths(found)).task) != DEFAULT_TASK:
+        raise UsageError(f"{found.name} is of task {task}; verdicts are given by runs of task {DEFAULT_TASK}.")
+    else:
+        name = found.name
     if fpr is not None and cost is not None:
         raise UsageError("--fpr and --cost: give one of them.")
     decide_at = f"fpr={fpr:.12f}" if fpr is not None else f"cost={cost}" if cost is not None else ""
@@ -80,40 +93,49 @@ def predict(
         raise UsageError(f"--prior: got {prior:g}, wanted a share inside (0, 1), such as 0.01.")
     rule_of(error_rate, decide_at, prior or 0.0)
     files = files_of(paths)
-    folder = (out or runs / "verdicts" / f"{time.strftime('%Y%m%d_%H%M%S')}_{found.run_id}").expanduser().absolute()
+    folder = (out or runs / "verdicts" / f"{time.strftime('%Y%m%d_%H%M%S')}_{name}").expanduser().absolute()
     page, answer = folder / "verdicts.html", folder / ANSWER
     others = [name for name in FILES if os.path.lexists(folder / name)]
-    if others and not (folder / f"{VERDICTS}.ipynb").is_file():
+    if others and not any((folder / own).is_file() for own in (f"{VERDICTS}.ipynb", JOURNAL)):
         raise UsageError(f"--out {str(folder)!r}: has {others[0]!r}, which is not of this command. Give a new folder.")
     folder.mkdir(parents=True, exist_ok=True)
-    for name in FILES:  # an earlier call's are not those of one that fails
-        (folder / name).unlink(missing_ok=True)
+    (folder / JOURNAL).touch()
+    for each in FILES:  # an earlier call's are not those of one that fails
+        (folder / each).unlink(missing_ok=True)
     asked = folder / "asked.csv"  # the notebook reads no standard input
     quoted = (os.fsencode(path).replace(b'"', b'""') for path in files)
     write_bytes(asked, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
-    click.echo(f"run {found.root}\n{count_text(len(files), 'video')}")
+    rule = [("--error-rate", error_rate), ("--fpr", fpr), ("--cost", cost), ("--prior", prior), ("--jobs", jobs)]
+    given = [str(text) for pair in rule if pair[1] is not None for text in pair] + ["--allow-code"] * allow_code
+    again = command_text("predict", found, asked, "--out", folder, *given)
+    click.echo(f"model {found}\n{count_text(len(files), 'video')}\nto go on after a stop: {again}")
     parameters: dict[str, Any] = {
-        "run_dir": str(found.root),
+        "run_dir": str(found),
         "asked_videos": [str(asked)],
         "error_rate": error_rate,
         "decide_at": decide_at,
         "prior": prior or 0.0,
+        "allow_code": allow_code,
         "decode_workers": jobs or 0,
         "output_folder": str(folder),
     }
     code = execute_record(
-        VERDICTS, folder, parameters, page=page, title=f"Verdicts by {found.run_id}", runs_dir=str(runs),
-        what="the verdicts", answer=answer,
+        VERDICTS, folder, parameters, page=page, title=f"Verdicts by {name}", runs_dir=str(runs),
+        what="the verdicts", answer=answer, progress=folder / PROGRESS,
     )  # fmt: skip
     if code:
         context.exit(code)
     click.echo(answer.read_text(encoding="utf-8", errors="replace").rstrip())
-    table = read_table(folder / "verdicts.csv", TABLE)
-    for row in table.head(_SHOWN).iter_rows(named=True):
-        score = "     " if row["score"] is None else f"{row['score']:.3f}"
-        click.echo(f"  {row['verdict'] or '-':<9}  {score}  {row['path']}: {row['reasons']}")
-    if table.height > _SHOWN:
-        click.echo(f"  and {table.height - _SHOWN:,} more")
+    shown = num_read = count = 0
+    with (folder / "verdicts.jsonl").open(encoding="utf-8") as lines:
+        for count, line in enumerate(lines, start=1):  # of a hundred thousand rows one is in memory
+            row = json.loads(line)
+            num_read += row["failure"] is None
+            if count <= _SHOWN:
+                shown, score = count, "     " if row["score"] is None else f"{row['score']:.3f}"
+                click.echo(f"  {row['verdict'] or '-':<9}  {score}  {row['path']}: {' '.join(row['reasons'])}")
+    if count > shown:
+        click.echo(f"  and {count - shown:,} more")
     click.echo(f"  page          {page}\n  tables        {folder}")
-    if table["failure"].null_count() == 0:
-        raise DataError(f"of {count_text(table.height, 'video')} none could be read; the reasons: {page}")
+    if not num_read:
+        raise DataError(f"of {count_text(count, 'video')} none could be read; the reasons: {page}")

@@ -1,16 +1,22 @@
 """Notebooks that belong to no run: executed by the engine that runs use, the executed copy being the record."""
 
 import os
-from collections.abc import Mapping
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
+from tqdm import tqdm
 
 from fvc_lib import CHECKOUT
 from fvc_lib.command_line.run_command import NOTEBOOKS
 from fvc_lib.execution.run.exit_codes import EXIT_OF_ERROR
+from fvc_lib.execution.run.session import WRITE_INTERVAL_SECONDS, read_progress
 from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill, kernel_environment
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE
 
 
 def execute_record(
@@ -23,11 +29,13 @@ def execute_record(
     runs_dir: str,
     what: str,
     answer: Path | None = None,
+    progress: Path | None = None,
 ) -> int:
     """Execute the notebook ``name`` into ``folder`` and write its offline ``page``; returns the exit code.
 
     What went wrong is told, ``what`` being the thing that was not made. ``answer`` is a file that the notebook writes,
-    a sentence a line; the page begins with the first.
+    a sentence a line; the page begins with the first. ``progress`` is the progress file that the notebook keeps: what
+    it says is shown meanwhile.
 
     Raises:
         OSError: the folder cannot be written.
@@ -40,11 +48,17 @@ def execute_record(
         record=record,
         root=folder,
         folder=NOTEBOOKS,
-        environment={**kernel_environment(os.environ), "PYTHONPATH": path, "FVC_RUNS_DIR": runs_dir},
+        environment={
+            **kernel_environment(os.environ),
+            "PYTHONPATH": path,
+            "FVC_RUNS_DIR": runs_dir,
+            **({ATTEMPT_VARIABLE: "1"} if progress else {}),
+        },
         log=folder / f"{name}.log",
         on_start=lambda _: None,
     )
-    execute_with_papermill(NOTEBOOKS / record.name, dict(parameters), request)
+    with _shown(progress) if progress else nullcontext():
+        execute_with_papermill(NOTEBOOKS / record.name, dict(parameters), request)
     lines = answer.read_text(encoding="utf-8", errors="replace").splitlines() if answer and answer.is_file() else []
     write_report([record], page, title=title, answer=lines[:1])
     outcome = request.outcome
@@ -53,3 +67,36 @@ def execute_record(
         click.echo(f"error: {what} was not made: {why}\n  its record: {record}", err=True)
         return EXIT_OF_ERROR.get(outcome.error.name, 1) if outcome and outcome.error else 1
     return 0
+
+
+_LINE_SECONDS = 30.0  # between lines where there is no terminal to draw a bar in
+
+
+@contextmanager
+def _shown(path: Path) -> Iterator[None]:
+    """What the progress file says, with the rate and the time left, until the block ends."""
+    path.unlink(missing_ok=True)
+    ended = threading.Event()
+    teller = threading.Thread(target=_show, args=(path, ended), daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
+        path.unlink(missing_ok=True)
+
+
+def _show(path: Path, ended: threading.Event) -> None:
+    bar: tqdm[Any] | None = None
+    while True:
+        is_last = ended.wait(WRITE_INTERVAL_SECONDS)
+        if (progress := read_progress(path)) is not None:
+            if bar is None:  # what an earlier call had done says nothing of how fast this one is
+                every = 0.1 if sys.stderr.isatty() else _LINE_SECONDS
+                bar = tqdm(total=progress.total, desc=progress.what, initial=progress.done, mininterval=every)
+            bar.update(progress.done - bar.n)
+        if is_last:
+            break
+    if bar is not None:
+        bar.close()

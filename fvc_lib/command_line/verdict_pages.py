@@ -1,18 +1,22 @@
 """A page of its own for each judged video: evidence is gathered, drawn and written, one video after the other."""
 
 import re
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from fvc_lib.analysis.figures.evidence.when import Known
 from fvc_lib.analysis.pages.video_page import Section, frames_section, is_there, when_section, write_video_page
-from fvc_lib.analysis.read.headline import ReportHeadline
+from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.command_line.export import model_card
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.tasks.video.verdicts.bundle import CARD
+from fvc_lib.tasks.video.verdicts.detector import is_bundle
 from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import Verdicts
 from fvc_lib.tasks.video.verdicts.rule import score_bounds
-from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
 from fvc_lib.tasks.video.verdicts.windows import LIMIT
 
 PAGES = "videos"  # folder beside verdicts.csv
@@ -21,17 +25,11 @@ _PAGE = re.compile(r"\d{4,}_[\w.-]*\.html", re.ASCII)
 _FORMAT = 1  # of the pages; another number writes them all anew
 
 
-def write_video_pages(
-    run: RunPaths,
-    verdicts: Verdicts,
-    headline: ReportHeadline,
-    folder: Path,
-    *,
-    most: int = MOST_PAGES,
-) -> dict[str, str]:
+def write_video_pages(verdicts: Verdicts, model: Path, folder: Path, *, most: int = MOST_PAGES) -> dict[str, str]:
     """Write ``folder/videos/NNNN_NAME.html`` for the first ``most`` files that have a score; -1: for all.
 
-    A page that is there and of the same verdict is not made again; those of other files go.
+    A page that is there and of the same verdict is not made again; those of other files go. ``model`` is the folder of
+    the run or bundle that judged.
 
     Returns:
         The page of each file, relative to ``folder``, by the file's ``path`` in the table.
@@ -39,31 +37,41 @@ def write_video_pages(
     Raises:
         OSError: a page cannot be written.
     """
-    rows = [
-        (number, row) for number, row in enumerate(verdicts.table.iter_rows(named=True), 1) if row["score"] is not None
-    ]
-    shown = rows if most < 0 else rows[:most]
-    pages = {row["path"]: f"{PAGES}/{page_name(number, row['path'])}" for number, row in shown}
+    pages = {row["path"]: f"{PAGES}/{page_name(number, row['path'])}" for number, row in _scored(verdicts, most)}
     for left in (folder / PAGES).glob("*.html"):
         if _PAGE.fullmatch(left.name) and f"{PAGES}/{left.name}" not in pages.values():
             left.unlink()
-    if not shown:
+    if not pages:
         return pages
-    networks, card = RunNetworks(run, held=None), model_card(run, headline)
-    standing = headline.verdict.sentence if verdicts.rule.withheld else ""
+    detector, card = verdicts.detector, _card(model)
+    standing = detector.standing.sentences[0] if verdicts.rule.withheld else ""
     known = _known(verdicts)
-    for _, row in shown:
+    for _, row in _scored(verdicts, most):
         path = folder / pages[row["path"]]
         stamp = sha256_of_json([_FORMAT, row, verdicts.limits, standing, card])
         if is_there(path, stamp):
             continue
-        found = file_evidence(networks, verdicts.known, row)
+        found = file_evidence(detector.networks, verdicts.known, row)
         path.parent.mkdir(exist_ok=True)
         write_video_page(
             path, row, known, sections_of(found, known), stamp=stamp, standing=standing, failures=found.failures,
             limits=(*verdicts.limits, LIMIT), card=card,
         )  # fmt: skip
     return pages
+
+
+def _scored(verdicts: Verdicts, most: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The first ``most`` rows with a score, or all, with their numbers from 1."""
+    rows = ((number, row) for number, row in enumerate(verdicts.rows(), 1) if row["score"] is not None)
+    return rows if most < 0 else islice(rows, most)
+
+
+def _card(model: Path) -> str:
+    """The model card of a run or a bundle."""
+    if is_bundle(model):
+        return (model / CARD).read_text(encoding="utf-8", errors="replace")
+    run = RunPaths(model)
+    return model_card(run, run_headline(run))
 
 
 def page_name(number: int, path: str) -> str:

@@ -90,6 +90,11 @@ class ProbeResult:
     reason: str = ""
     detail: str = ""
 
+    @property
+    def lasts(self) -> bool:
+        """Whether the same content would be found the same again."""
+        return not self.reason or self.reason in _LASTING
+
 
 @dataclass(frozen=True, slots=True)
 class ProbedImage:
@@ -179,7 +184,7 @@ def probe_files(
     root, work_dir = Path(root), Path(work_dir)
     store = work_dir / f"{kind.store}_{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]}.jsonl"
     version = sha256_of_json([kind.library, code_hash(__name__, kind.code)])[:16]
-    states = {path: _file_state(root / path_from_text(path)) for path in paths}
+    states = {path: file_state(root / path_from_text(path)) for path in paths}
     results = _read_known(kind, version, store, states)
     todo = [path for path in states if path not in results]
     num_known = len(results)
@@ -205,7 +210,7 @@ def probe_files(
     return results, num_known
 
 
-def _file_state(path: Path) -> dict[str, int] | None:
+def file_state(path: Path) -> dict[str, int] | None:
     """What tells that a file, or a folder of pictures, is unchanged; None where it cannot be looked at."""
     try:
         status = path.stat()

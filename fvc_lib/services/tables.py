@@ -193,8 +193,8 @@ def _value() -> dict[str, pa.Column]:
     return {name: pa.Column(pl.Float64, nullable=True) for name in ("value", "low", "high")}
 
 
-def _sha256() -> pa.Column:
-    return text_column(checks=pa.Check.str_length(64, 64))
+def _sha256(*, nullable: bool = False) -> pa.Column:
+    return text_column(checks=pa.Check.str_length(64, 64), nullable=nullable)
 
 
 def _table(name: str, key: list[str] | None = None, /, **columns: pa.Column) -> pa.DataFrameSchema:
@@ -213,6 +213,7 @@ _NEWER_COLUMNS: Mapping[str, Mapping[str, str | None]] = {
     "index": {"corpus": "label_source"}
     | dict.fromkeys(("generator", "real_source", "official_split", "attributes", *_OF_PACKETS)),
     "predictions": dict.fromkeys(("source_score", "source_label")),
+    "calibration": {"content_sha256": None},
 }
 
 # Of task video
@@ -425,7 +426,8 @@ CALIBRATION = _table(
     score=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
     threshold=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
     logit=finite_column(),
-    temperature=pa.Column(pl.Float64, pa.Check.gt(0)),
+    temperature=pa.Column(pl.Float64, pa.Check.in_range(1e-6, 1e6)),
+    content_sha256=_sha256(nullable=True),  # of the video; null in a bundle of an earlier version
 )
 LOOKS = _table(
     "looks",

@@ -1,6 +1,7 @@
 """A run's detector as a folder of its own: it says what the run says, and nothing damaged or hostile is loaded."""
 
 import json
+import os
 import pickle
 import shutil
 import sys
@@ -28,6 +29,8 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CALIBRATION, FOLDS, INDEX, LOOKS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.video.own_weights import seen_by_networks, weights_to_go_on_from
 from fvc_lib.tasks.video.verdicts.bundle import Standing, write_bundle
+from fvc_lib.tasks.video.verdicts.judging import judge_files
+from fvc_lib.tasks.video.verdicts.rule import rule_of
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
 
@@ -94,30 +97,40 @@ def test_a_bundle_scores_as_its_run_to_the_bit_without_the_run_and_the_corpus(ru
     stored = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in (0, 1)])
     own = index.join(stored.select("video_id", "fold", "score"), on="video_id").row(3, named=True)
     video = Path(shutil.copy(home / "corpus" / own["path"], tmp_path / "renamed.mp4"))
-    asked = [new, tmp_path / "missing.mp4", video, __file__]
-    of_run = load_detector(run.root)
-    by_run = of_run.predict(asked, workers=1)
+    near = tmp_path / "near.mp4"
+    write_video(near, np.clip(draw_clip("video00005", 0, fake=True).astype(int) + 2, 0, 255).astype(np.uint8))
+    asked = [new, tmp_path / "missing.mp4", video, Path(__file__), near]
+    of_run, rule = load_detector(run.root), rule_of(0.3, prior=0.01)
+    assert of_run.standing.standing == "no result"
+    by_run = of_run.predict([*map(str, asked)], workers=1)
+    judged_by_run = judge_files(of_run, asked, rule, tmp_path / "by_run", workers=1).table
     for away in ("corpus", "runs"):
         (home / away).rename(home / f"{away}_away")
     try:
         detector = load_detector(bundle)
         by_bundle = detector.predict(asked, workers=1)
+        judged_by_bundle = judge_files(detector, asked, rule, tmp_path / "by_bundle", workers=1).table
     finally:
         for away in ("corpus", "runs"):
             (home / f"{away}_away").rename(home / away)
-    assert by_bundle == by_run
+    assert by_bundle[:4] == by_run[:4]
     assert detector.model_id == of_run.model_id
-    first, missing, known, broken = by_bundle
+    same = ["path", "sha256", "score", "score_low", "score_high", "probability", "verdict", "model_id", "failure"]
+    assert judged_by_bundle.select(same).equals(judged_by_run.select(same))
+    assert judged_by_bundle["score"].to_list() == [each.score for each in by_bundle]
+    assert judged_by_bundle["probability"].null_count() == 3
+    first, missing, known, broken, copied = by_bundle
+    assert "near-duplicate of a video of the run" in copied.failure
     assert first.folds == (0, 1)
     assert not first.is_of_the_run
     assert 0 <= first.low < first.score < first.high <= 1
     assert missing.score is None
-    assert "No such file" in missing.failure
+    assert "no such file" in missing.failure
     assert broken.score is None
     assert broken.failure
     assert known.is_of_the_run
     assert known.folds == (own["fold"],)
-    assert known.score == known.low == known.high == pytest.approx(own["score"], abs=1e-6)
+    assert known.score == known.low == known.high == own["score"]
 
 
 def test_tables_of_a_bundle_are_the_run_without_paths_and_names(run, bundle):
@@ -220,7 +233,7 @@ def test_weights_of_other_shapes_or_another_network_are_refused(copy):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"format": 2}, "got format 2, and this version of FVC .* reads 1"),
+        ({"format": 3}, "got format 3, and this version of FVC .* reads 1 and 2"),
         ({"format": None}, "got format None"),
         ({"folds": []}, r"bundle.json, folds"),
         ({"run_hash": "../../x"}, r"bundle.json, run_hash"),
@@ -293,6 +306,10 @@ def test_tables_that_no_export_writes_are_refused(copy):
     path.write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(FvcError, match=r"looks.parquet: cannot be read as a table"):
         load_detector(sealed(copy))
+    pl.select(group_id=pl.lit("g").repeat_by(20_000_000).explode()).write_parquet(path)
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(UsageError, match=r"looks.parquet says that it has 20,000,000 rows"):
+        load_detector(sealed(copy))
     (copy / "digests.json").write_text("[" * 200_000)
     with pytest.raises(UsageError, match=r"digests.json is missing or damaged"):
         load_detector(copy)
@@ -349,3 +366,74 @@ def test_a_bundle_that_was_changed_or_does_not_say_what_it_has_seen_is_not_gone_
     (copy / "seen.parquet").unlink()
     with pytest.raises(UsageError, match=r"does not say what each network has seen: an earlier version exported it"):
         going_on_from(sealed(copy), run, tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("logit", float("nan")), ("logit", float("inf")), ("temperature", float("inf")), ("score", 2.0), ("fold", 9)],
+)
+def test_calibration_that_means_nothing_is_refused(copy, column, value):
+    path = copy / "calibration.parquet"
+    pl.read_parquet(path).with_columns(pl.lit(value).alias(column)).cast({"fold": pl.Int64}).write_parquet(path)
+    with pytest.raises(FvcError, match=rf"calibration.parquet.*{column}"):
+        load_detector(sealed(copy))
+
+
+def test_calibration_of_one_class_is_refused(copy):
+    path = copy / "calibration.parquet"
+    pl.read_parquet(path).filter(label="real").write_parquet(path)
+    with pytest.raises(UsageError, match=r"calibration.parquet has not both reals and fakes"):
+        load_detector(sealed(copy))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('"num_unknown": 0', '"num_unknown": -1', "greater than or equal to 0"),
+        ('"num_unknown": 0', '"num_unknown": NaN', "valid integer"),
+        ('"quantiles"', '"more": 1, "quantiles"', "Extra"),
+        ('"codec"', '"kodec"', "Field required|Extra"),
+    ],
+)
+def test_ranges_that_no_export_writes_are_refused(copy, old, new, why):
+    path = copy / "training_ranges.json"
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(UsageError, match=rf"training_ranges.json, .*({why})"):
+        load_detector(sealed(copy))
+
+
+def test_what_is_declared_larger_than_it_is_fills_no_memory(copy):
+    weights = copy / "model" / "fold_0.safetensors"
+    weights.write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
+    weights.with_name("fold_0.safetensors.sha256").write_text(f"{sha256_of_file(weights)}  fold_0.safetensors\n")
+    with pytest.raises(FvcError, match=r"fold_0.safetensors.* holds no weights"):
+        load_detector(sealed(copy)).networks.check()
+    with (copy / "bundle.json").open("ab") as stream:
+        stream.truncate(1 << 30)
+    with pytest.raises(UsageError, match=r"'bundle.json' is larger than"):
+        load_detector(copy)
+
+
+def test_what_is_no_file_is_refused_unread(copy):
+    (copy / "README.md").unlink()
+    os.mkfifo(copy / "README.md")
+    with pytest.raises(UsageError, match=r"'README.md' is a link or no file"):
+        load_detector(copy)
+
+
+def test_a_bundle_of_the_first_format_says_of_the_runs_own_videos_that_their_scores_are_not_in_it(copy, home):
+    record = json.loads((copy / "bundle.json").read_text())
+    for fold in record["folds"]:
+        del fold["base_rate"]
+    path, ranges = copy / "calibration.parquet", copy / "training_ranges.json"
+    pl.read_parquet(path).drop("content_sha256").write_parquet(path)
+    without = {name: value for name, value in json.loads(ranges.read_text()).items() if name != "share_unfamiliar"}
+    ranges.write_text(json.dumps(without))
+    detector = load_detector(edited(copy, format=1, folds=record["folds"]))
+    (own,) = detector.predict(next((home / "corpus").rglob("*.mp4")), workers=1)
+    assert own.is_of_the_run
+    assert own.score is None
+    assert "of which no score is stored" in own.failure
+    told = " ".join(judge_files(detector, [], rule_of(0.3, prior=0.01), copy.parent / "none").limits)
+    assert "No 'probability': at which share of fakes the scores are calibrated is not recorded." in told
+    assert "Of the run's own videos an unknown share are." in told

@@ -16,8 +16,10 @@ from fvc_lib.command_line.main import main
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table, write_table
-from fvc_lib.tasks.video.verdicts.judging import decoding_cautions, files_of, judge_files, judged
-from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, rule_of, rule_sentences
+from fvc_lib.tasks.video.selection import read_selection
+from fvc_lib.tasks.video.verdicts.detector import decoding_cautions, detector_of
+from fvc_lib.tasks.video.verdicts.judging import Verdicts, answers_to, files_of, judge_files, judged
+from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, Rule, at_prior, rule_of, rule_sentences
 from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
 from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, copied_rows
 from tests.kits.scored_run import trained_run, write_video
@@ -36,7 +38,18 @@ def known() -> KnownVideos:
     fakes = (folds["label"] == "fake").to_numpy()
     scores = np.where(fakes, 0.8, 0.1) + np.linspace(0, 0.1, 40)
     said = ScoredTables.predictions(folds, scores).select("video_id", "fold", "score", "logit", "temperature")
-    return KnownVideos(ScoredTables.index(folds).join(said, on="video_id", how="left", maintain_order="left"))
+    rows = ScoredTables.index(folds).join(said, on="video_id", how="left", maintain_order="left")
+    return KnownVideos(rows, rows, [0.5] * 4)
+
+
+def row_of(logits: np.ndarray, known: KnownVideos, rule: Rule, unfamiliar=()) -> dict[str, object]:
+    """Of one new video."""
+    given, reasons = judged(logits, answers_to(logits[None], known, rule)[0], known, rule, unfamiliar)
+    return given | {"reasons": reasons}
+
+
+def judge(run: RunPaths, files: list[Path], folder: Path, **more: object) -> Verdicts:
+    return judge_files(detector_of(run.root), files, rule_of(0.3), folder, workers=1, **more)
 
 
 def write_copy(path: Path, video: dict[str, object]) -> None:
@@ -51,15 +64,15 @@ def logits(score: float) -> np.ndarray:
 
 @pytest.mark.parametrize(("score", "verdict"), [(0.95, "fake"), (0.05, "real"), (0.5, "undecided")])
 def test_fake_and_real_are_said_where_the_other_is_unlikely_and_else_undecided(known, score, verdict):
-    row = judged(logits(score), known, rule_of(0.1), ())
+    row = row_of(logits(score), known, rule_of(0.1))
     assert (row["verdict"], row["probability"]) == (verdict, None)
     assert row["score"] == pytest.approx(score)
 
 
 def test_what_is_unfamiliar_or_a_run_worth_nothing_makes_every_score_undecided(known):
-    odd = judged(logits(0.95), known, rule_of(0.1), ["Unfamiliar: codec av1."])
+    odd = row_of(logits(0.95), known, rule_of(0.1), ["Unfamiliar: codec av1."])
     assert (odd["verdict"], odd["reasons"]) == ("undecided", ["Unfamiliar: codec av1."])
-    withheld = judged(logits(0.95), known, rule_of(0.1, withheld=True), ())
+    withheld = row_of(logits(0.95), known, rule_of(0.1, withheld=True))
     assert (withheld["verdict"], withheld["reasons"]) == ("undecided", [WITHHELD])
 
 
@@ -68,12 +81,12 @@ def test_an_answer_agrees_with_the_operating_point_or_is_not_given(known):
     rule = rule_of(0.1, "cost=5:1")
     threshold = known.threshold(rule)
     assert scores[known.witnesses.labels == 0].max() < threshold <= scores[known.witnesses.labels == 1].min()
-    assert judged(logits(0.95), known, rule, ())["verdict"] == "fake"
+    assert row_of(logits(0.95), known, rule)["verdict"] == "fake"
     # Networks that differ: the rule by folds says fake, the mean lies below the threshold.
     apart = np.array([2.3, 1.55, -1.2, -6.0])
     generous = rule_of(0.3, "cost=5:1")
-    assert judged(apart, known, rule_of(0.3), ())["verdict"] == "fake"
-    row = judged(apart, known, generous, ())
+    assert row_of(apart, known, rule_of(0.3))["verdict"] == "fake"
+    row = row_of(apart, known, generous, ())
     assert row["score"] < threshold
     assert row["verdict"] == "undecided"
     assert "cost=5:1 gives another answer" in row["reasons"][0]
@@ -82,7 +95,7 @@ def test_an_answer_agrees_with_the_operating_point_or_is_not_given(known):
 def test_few_groups_cannot_show_a_low_rate_and_that_is_said(known):
     rule = rule_of(0.1, "fpr=0.01")
     assert (rule.called_fake, rule.called_real) == (0.01, 0.1)
-    assert judged(logits(0.99), known, rule, ())["verdict"] == "undecided"
+    assert row_of(logits(0.99), known, rule)["verdict"] == "undecided"
     told = " ".join(rule_sentences(known, rule))
     assert "Nothing can be called fake: 20 groups cannot show a rate below 4.76 %, and 1 % was asked." in told
     assert "called real:" not in told
@@ -90,8 +103,30 @@ def test_few_groups_cannot_show_a_low_rate_and_that_is_said(known):
 
 
 def test_a_rarer_fake_is_less_probable_at_the_same_score(known):
-    row = judged(logits(0.9), known, rule_of(0.1, prior=0.01), ())
+    row = row_of(logits(0.9), known, rule_of(0.1, prior=0.01))
     assert row["probability"] == pytest.approx(9 / 99 / (1 + 9 / 99), rel=1e-6)
+
+
+def test_probability_is_that_of_bayes_whatever_share_training_saw_and_the_test_had():
+    """A video's brightness is normal, with mean 0 of reals and 2 of fakes: its log likelihood ratio is 2 x - 2."""
+    x, prior, shares = 1.7, 0.01, (0.8, 0.3)
+    likelihood = np.exp(-((x - np.array([2.0, 0.0])) ** 2) / 2)
+    by_hand = prior * likelihood[0] / (prior * likelihood[0] + (1 - prior) * likelihood[1])
+    # A network that balanced classes taught, brought to the share of its training (``data.prior_logit``); and one that
+    # learned that share itself: the same numbers.
+    logits = np.array([(2 * x - 2) + np.log(share / (1 - share)) for share in shares])
+    assert at_prior(logits, shares, prior) == pytest.approx(by_hand, rel=1e-12)
+    assert at_prior(logits, shares, None) is None
+    assert at_prior(logits, (0.8, None), prior) is None
+
+
+def test_scores_are_probabilities_at_the_share_of_the_videos_they_were_calibrated_on(run):
+    detector = detector_of(run.root)
+    for fold, rate in enumerate(detector.known.base_rates):
+        chosen = read_selection(run.fold_checkpoints(fold)).selection
+        assert rate == chosen.num_fake / (chosen.num_fake + chosen.num_real)
+    told = " ".join(rule_sentences(detector.known, rule_of(0.3, prior=0.01)))
+    assert "the scores themselves are calibrated on videos of which" in told
 
 
 @pytest.mark.parametrize(("rate", "point", "prior"), [(0, "", 0), (1.5, "", 0), (0.1, "fpr=2", 0), (0.1, "", -1)])
@@ -107,7 +142,7 @@ def test_what_lies_beyond_the_runs_videos_is_named_and_what_lies_within_is_not()
         folds, duration_seconds=list(np.linspace(2, 10, count)), frames_per_second=[25.0] * count,
         bits_per_second=[1e6] * count,
     )  # fmt: skip
-    familiar = Familiar(index)
+    familiar = Familiar.of(index)
     assert familiar.share_outside == 0
     fine = {"codec": "h264", "width": 48, "height": 64, "duration_seconds": 10.5, "frames_per_second": 23.976,
             "bits_per_second": 1e6}  # fmt: skip
@@ -121,7 +156,7 @@ def test_what_lies_beyond_the_runs_videos_is_named_and_what_lies_within_is_not()
         "Unfamiliar: its bit rate is not known.",
     ]
     assert (
-        Familiar(ScoredTables.index(folds)).reasons(fine)[0]
+        Familiar.of(ScoredTables.index(folds)).reasons(fine)[0]
         == "Unfamiliar: the length of the run's videos is not known."
     )
 
@@ -156,7 +191,7 @@ def test_footage_that_reals_and_fakes_share_does_not_tell_which_a_copy_is(run, t
     stored = run.index.read_bytes()
     try:
         write_table(index.with_columns(perceptual_hash=same.otherwise("perceptual_hash")), INDEX, run.index)
-        (row,) = judge_files(run, [tmp_path / "near.mp4"], rule_of(0.3), tmp_path / "work", workers=1).table.to_dicts()
+        (row,) = judge(run, [tmp_path / "near.mp4"], tmp_path / "work").table.to_dicts()
     finally:
         run.index.write_bytes(stored)
     assert "video00003, labelled fake; video00004, labelled real. No prediction." in row["reasons"]
@@ -173,7 +208,7 @@ def test_each_kind_of_file_gets_its_row(run, tmp_path):
     (tmp_path / "bad.mp4").write_bytes(b"no video at all")
     files = [corpus / own["path"], *(tmp_path / name for name in ("new.mp4", "near.mp4", "bad.mp4", "gone.mp4"))]
     frames = {}
-    found = judge_files(run, files, rule_of(0.3), tmp_path / "work", workers=1, seen=frames.__setitem__)
+    found = judge(run, files, tmp_path / "work", seen=frames.__setitem__)
     mine, new, copy, bad, gone = found.table.to_dicts()
     stored = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in range(2)])
     assert mine["score"] == stored.row(by_predicate=pl.col("video_id") == own["video_id"], named=True)["score"]

@@ -39,7 +39,10 @@ class Strips:
             name = Path(row["path"]).name
             lines = (f"score {number_text(row['score'])}, {range_text(row)}", *row["reasons"].splitlines())
             cards.append(Card(self.by_path[row["path"]], f"frames of {name}", f"{row['verdict']}: {name}", lines))
-        told = "What the networks saw, from first to last; videos of the run and copies are not decoded again."
+        told = (
+            "What the networks saw, from first to last; not of videos of the run, of copies, and of files that an "
+            "earlier call had judged."
+        )
         return Gallery(tuple(cards), told if cards else "No new file was shown to a network.")
 
 

@@ -130,6 +130,7 @@ STAGE_PARAMETERS = {
     "error_rate": "share of reals that may be called fake, and of fakes real",
     "prior": "share of fakes where the videos come from; 0: not said",
     "video_pages": "so many judged files get a page of their own, with evidence; 0: none, -1: all",
+    "allow_code": "whether the code of a bundle's own network may be run",
 }
 
 

@@ -98,9 +98,12 @@ def bar_reporter(what: str) -> Report:
 
 def progress_reporter(run: RunPaths, stage: str, what: str) -> Report:
     """Of a notebook that is no stage of the run: a bar when live, the task's progress file when a command runs it."""
-    return (
-        file_reporter(progress_path(run, stage, None), what) if ATTEMPT_VARIABLE in os.environ else bar_reporter(what)
-    )
+    return reporter_to(progress_path(run, stage, None), what)
+
+
+def reporter_to(path: Path, what: str) -> Report:
+    """A bar when live; when a command runs the notebook, the progress file ``path`` that it watches."""
+    return file_reporter(path, what) if ATTEMPT_VARIABLE in os.environ else bar_reporter(what)
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A trained detector as one folder that needs neither its run nor its corpus, and the detector that either gives.
+"""A trained detector as one folder that needs neither its run nor its corpus.
 
 What lies in a bundle says ``docs/bundle.md``. Nothing in one is trusted for where it came from: files are found by
 walking the folder and never by a name that stands in it, each must have the SHA-256 that ``digests.json`` says, weights
@@ -6,21 +6,21 @@ are safetensors alone, and code of the user's own is imported only where the cal
 """
 
 import logging
-import math
 import os
 import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import av
 import polars as pl
 import safetensors.torch
 import torch
+from pandera.polars import DataFrameSchema
+from pyarrow import ArrowException
+from pyarrow.parquet import read_metadata
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fvc_lib import __version__
@@ -29,18 +29,21 @@ from fvc_lib.services.atomic_files import read_json_object, sha256_of_file, sha2
 from fvc_lib.services.checkpoint_files import load_weights, write_weights_with_digest
 from fvc_lib.services.config import DECLARED, RunConfig
 from fvc_lib.services.digests import document_damage, write_document
-from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import CROPS, DETECTORS, FileRegistry
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CALIBRATION, FOLDS, INDEX, LOOKS, PREDICTIONS, SEEN, read_table, write_table
 from fvc_lib.services.tasks import DEFAULT_TASK
 from fvc_lib.tasks.video.own_weights import SEEN_FILE, seen_by_networks
-from fvc_lib.tasks.video.verdicts.scoring import FileToScore, FoldNetwork, Networks, RunNetworks, score_files
+from fvc_lib.tasks.video.verdicts.rule import KnownVideos
+from fvc_lib.tasks.video.verdicts.scoring import FoldNetwork, Networks, RunNetworks
+from fvc_lib.tasks.video.verdicts.unfamiliar import TrainingRanges, training_ranges
 
 _logger = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
+_READ = (1, 2)  # format 1 lacks which score is whose, base rates, and how many videos are unfamiliar
 RECORD, DIGESTS, CARD = "bundle.json", "digests.json", "README.md"
 _CALIBRATION, _LOOKS, _RANGES = "calibration.parquet", "looks.parquet", "training_ranges.json"
 _ALWAYS = (RECORD, CARD, _CALIBRATION, _LOOKS, _RANGES)
@@ -56,6 +59,9 @@ _FILE_AND_ITEM = re.compile(r"\w+\.py:[A-Za-z_]\w*", re.ASCII)
 # Of the machine, or of the corpus, that the run was made with.
 _LEFT_OUT = frozenset({"more_corpora", "target_corpora", "label_map", "model_weights"})
 _KEPT = frozenset({"amp", "batch_size", "device"})
+# Ten times what a corpus of a million videos needs.
+_MOST_ROWS, _MOST_BYTES, _MOST_JSON_BYTES = 10_000_000, 4 << 30, 16 << 20
+_Document = TypeVar("_Document", bound=BaseModel)
 _Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -71,6 +77,7 @@ class FoldRecord(_Strict):
     prior_logit: _Number
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     threshold: Annotated[float, Field(ge=0, le=1)]
+    base_rate: Annotated[float, Field(gt=0, lt=1)] | None = None
 
 
 class NetworkRecord(_Strict):
@@ -182,6 +189,7 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
                 prior_logit=network.prior_logit,
                 temperature=network.temperature,
                 threshold=network.threshold,
+                base_rate=network.base_rate,
             )
         )
     params = config.values_of(lambda _: True)
@@ -228,7 +236,7 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
     write_json(folder / RECORD, record.model_dump(mode="json"))
     write_text(folder / CARD, card)
     _write_tables(folder, paths, index, sorted(networks.folds))
-    write_json(folder / _RANGES, training_ranges(index))
+    write_json(folder / _RANGES, training_ranges(index).model_dump(mode="json"))
     write_document(folder / DIGESTS, {"files": {name: sha256_of_file(folder / name) for name in _files_in(folder)}})
     return record
 
@@ -271,40 +279,15 @@ def _write_tables(folder: Path, paths: RunPaths, index: pl.DataFrame, folds: Seq
         return joined.with_columns(group_id="number")
 
     predictions = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in folds]).sort("fold", "score")
-    calibration = anonymous(predictions).select(list(CALIBRATION.columns))
+    contents = index.select("video_id", "content_sha256")
+    calibration = anonymous(predictions).join(contents, on="video_id", how="left", maintain_order="left")
+    calibration = calibration.select(list(CALIBRATION.columns))
     write_table(calibration, CALIBRATION, folder / _CALIBRATION)
     tested = read_table(paths.folds, FOLDS).select("video_id", "fold")
     looks = anonymous(index.join(tested, on="video_id", how="left", maintain_order="left")).sort("content_sha256")
     write_table(looks.select(list(LOOKS.columns)), LOOKS, folder / _LOOKS)
     if (seen := seen_by_networks(paths)) is not None:
         write_table(seen, SEEN, folder / SEEN_FILE)
-
-
-_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
-
-
-def training_ranges(index: pl.DataFrame) -> dict[str, Any]:
-    """What the run's videos (INDEX) are like: counts of codecs and containers, quantiles of sizes, lengths and rates.
-
-    ``num_unknown`` counts the videos of which a number is not known.
-    """
-    sides = pl.concat_list("width", "height").list
-    numbers = {
-        "shorter_side_pixels": sides.min(), "longer_side_pixels": sides.max(), "num_frames": pl.col("num_frames"),
-        "duration_seconds": pl.col("duration_seconds"), "frames_per_second": pl.col("frames_per_second"),
-        "bits_per_second": pl.col("bits_per_second"),
-    }  # fmt: skip
-    values = index.select(**numbers)
-    return {
-        **{name: dict(sorted(index[name].value_counts().rows())) for name in ("codec", "container")},
-        **{
-            name: {
-                "num_unknown": values[name].null_count(),
-                "quantiles": {str(share): values[name].quantile(share, "linear") for share in _QUANTILES},
-            }
-            for name in values.columns
-        },
-    }
 
 
 # --- Reading
@@ -337,6 +320,8 @@ def _refused(folder: Path, why: str) -> UsageError:
 def _checked_files(folder: Path) -> str:
     """Check that the files are those of ``digests.json``; returns the SHA-256 by which the bundle is known."""
     path = folder / DIGESTS
+    if path.is_file() and path.stat().st_size > _MOST_JSON_BYTES:
+        raise _refused(folder, f"{DIGESTS} is larger than {_MOST_JSON_BYTES:,} bytes")
     document = read_json_object(path)
     files = document.get("files")
     if not isinstance(files, dict) or not all(isinstance(each, str) for each in files.values()):
@@ -344,6 +329,9 @@ def _checked_files(folder: Path) -> str:
     if document_damage(path, document) or "document_sha256" not in document:
         raise _refused(folder, f"{DIGESTS} is not what was written: damaged, or changed")
     there = set(_files_in(folder))
+    for name in sorted(there):
+        if name.endswith(".json") and (folder / name).stat().st_size > _MOST_JSON_BYTES:
+            raise _refused(folder, f"{name!r} is larger than {_MOST_JSON_BYTES:,} bytes")
     if missing := sorted({*files, *_ALWAYS} - there):
         raise _refused(folder, f"{missing[0]!r} is missing")
     if other := sorted(name for name in there if name not in files or not _PARTS.fullmatch(name)):
@@ -356,16 +344,21 @@ def _checked_files(folder: Path) -> str:
 
 def _record(folder: Path) -> BundleRecord:
     document = read_json_object(folder / RECORD)
-    if document.get("format") != FORMAT:
+    if document.get("format") not in _READ:
+        reads = " and ".join(map(str, _READ))
         raise _refused(
-            folder, f"got format {document.get('format')!r}, and this version of FVC ({__version__}) reads {FORMAT}"
+            folder, f"got format {document.get('format')!r}, and this version of FVC ({__version__}) reads {reads}"
         )
+    return _parsed(BundleRecord, folder, RECORD)
+
+
+def _parsed(model: type[_Document], folder: Path, name: str) -> _Document:
     try:
-        return BundleRecord.model_validate_json((folder / RECORD).read_bytes())
+        return model.model_validate_json((folder / name).read_bytes())
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise _refused(folder, f"{RECORD}, {where or 'as a whole'}: {first['msg']}") from error
+        raise _refused(folder, f"{name}, {where or 'as a whole'}: {first['msg']}") from error
 
 
 def _config(folder: Path, record: BundleRecord, *, allow_code: bool) -> RunConfig:
@@ -421,6 +414,7 @@ class BundleNetworks(Networks):
                     prior_logit=each.prior_logit,
                     temperature=each.temperature,
                     threshold=each.threshold,
+                    base_rate=each.base_rate,
                     name=network.name,
                     code=network.code,
                 )
@@ -430,129 +424,51 @@ class BundleNetworks(Networks):
             damaged=lambda _: "Get the bundle again, or export it anew.",
             held=held,
         )
-        if self.store.decode_hash != self.record.decode_hash:
-            _logger.warning(
-                "%s: videos are decoded by other code, or another PyAV (%s), than the run was (%s): scores may differ "
-                "a little from the run's.", self.folder, av.__version__, self.record.made_with.get("av", "not stated"),
-            )  # fmt: skip
+        for caution in self.cautions():
+            _logger.warning("%s: %s", self.folder, caution)
 
+    def cautions(self) -> tuple[str, ...]:
+        """A sentence where files are decoded by other code, or another library, than the run's videos were."""
+        if self.store.decode_hash == self.record.decode_hash:
+            return ()
+        before = self.record.made_with.get("av", "not stated")
+        told = f"Videos are decoded by other code, or another PyAV ({av.__version__}), than the run's were ({before})"
+        return (f"{told}: scores may differ a little from the run's.",)
 
-# --- Asking
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a detector says of one file.
-
-    Attributes:
-        path: as it was given.
-        score: calibrated probability of fake at the base rate of the run's videos, the mean over ``folds``; None: see
-            ``failure``.
-        low, high: the lowest and highest of the folds' scores.
-        folds: whose networks judged.
-        is_of_the_run: whether the run has this very file; then only the network judges that had not seen it.
-        failure: why there is no score; empty where there is one.
-    """
-
-    path: Path
-    score: float | None = None
-    low: float | None = None
-    high: float | None = None
-    folds: tuple[int, ...] = ()
-    is_of_the_run: bool = False
-    failure: str = ""
-
-
-class TrainedDetector:
-    """What a run or a bundle has learned, ready to judge files.
-
-    Attributes:
-        networks: of its folds.
-        model_id: the run, and a digest of its networks' weights.
-        standing: where it stands beside its controls; of a run "not stated", because its report says it.
-    """
-
-    def __init__(self, networks: Networks, standing: Standing, tested_by: Mapping[str, int | None]) -> None:
-        self.networks, self.standing = networks, standing
-        self._tested_by = tested_by  # the fold that had not seen a file, by its content; None: every one has
-        digest = sha256_of_json({str(fold): each.weights for fold, each in sorted(networks.folds.items())})
-        self.model_id = f"{networks.name}@{digest[:12]}"
-        if standing.standing not in ("above control", NOT_STATED.standing):
-            _logger.warning("%s: %s", self.model_id, " ".join(standing.sentences))
-
-    def predict(self, files: Sequence[str | Path] | str | Path, *, workers: int = 0) -> list[Prediction]:
-        """One row per file, in their order; a bad file costs itself alone.
-
-        A file of the run, to the byte, is judged by the fold that had not seen it. Re-encoded copies of the run's
-        videos, and others of their groups, are not recognised here: some networks may have trained on those.
-
-        Args:
-            files: videos.
-            workers: processes that decode; 0: one per core.
+    def known_videos(self) -> KnownVideos:
+        """The run's videos by their hashes, with their out-of-fold scores.
 
         Raises:
-            FvcError: as ``score_files``.
+            FvcError: a table that no export writes.
         """
-        given = [files] if isinstance(files, str | Path) else list(files)
-        rows = [Prediction(Path(each)) for each in given]
-        asked: list[tuple[int, FileToScore]] = []
-        for place, row in enumerate(rows):
-            try:
-                content = sha256_of_file(row.path)
-            except OSError as error:
-                rows[place] = Prediction(row.path, failure=f"cannot be read: {error.strerror or error}")
-                continue
-            is_known, fold = content in self._tested_by, self._tested_by.get(content)
-            if is_known and fold is None:
-                seen = "is a video of the run that tested no network: each may have seen it"
-                rows[place] = Prediction(row.path, is_of_the_run=True, failure=seen)
-                continue
-            folds = tuple(sorted(self.networks.folds)) if fold is None else (fold,)
-            rows[place] = Prediction(row.path, folds=folds, is_of_the_run=is_known)
-            asked.append((place, FileToScore(row.path, folds, content_sha256=content)))
-        with closing(score_files(self.networks, [file for _, file in asked], workers=workers)) as found:
-            for each in found:
-                place, _ = asked[each.position]
-                rows[place] = _judged(rows[place], each.scores, each.failure)
-        return rows
+        looks, calibration = (self._table(*each) for each in ((_LOOKS, LOOKS), (_CALIBRATION, CALIBRATION)))
+        for name, table in ((_LOOKS, looks), (_CALIBRATION, calibration)):
+            if unknown := sorted(set(table["fold"].drop_nulls()) - set(self.folds)):
+                raise _refused(self.folder, f"{name} names fold {unknown[0]}, of which there is no network")
+        if calibration["label"].n_unique() < 2:
+            raise _refused(self.folder, f"{_CALIBRATION} has not both reals and fakes")
+        return KnownVideos.of_tables(looks, calibration, self.base_rates)
 
+    def ranges(self) -> TrainingRanges:
+        """What the run's videos are like.
 
-def _judged(row: Prediction, scores: Mapping[int, float], failure: str) -> Prediction:
-    if failure:
-        return Prediction(row.path, is_of_the_run=row.is_of_the_run, failure=failure)
-    values = [scores[fold] for fold in row.folds]
-    mean = math.fsum(values) / len(values)
-    return Prediction(row.path, mean, min(values), max(values), row.folds, row.is_of_the_run)
+        Raises:
+            UsageError: a file that no export writes.
+        """
+        return _parsed(TrainingRanges, self.folder, _RANGES)
 
-
-def load_detector(path: str | Path, *, allow_code: bool = False, held: int | None = None) -> TrainedDetector:
-    """The detector that an exported bundle or the folder of a finished run holds.
-
-    ``load_detector("bundle_run_...").predict(["one.mp4", "two.mp4"])`` gives a row per file.
-
-    Args:
-        path: of the bundle or run.
-        allow_code: whether a bundle's own network or crop may be run: it is code that whoever made the bundle wrote.
-            A run is on this machine already, with all its code.
-        held: so many folds' networks are in memory at most; none: all.
-
-    Raises:
-        UsageError: neither a bundle nor a run, a damaged or hostile bundle, or an unfinished run.
-    """
-    folder = Path(path).expanduser()
-    if (folder / "params.yaml").is_file() and not (folder / RECORD).exists():
-        of_run = RunNetworks(RunPaths(folder.absolute()), held=held)
-        index, folds = read_table(of_run.paths.index, INDEX), read_table(of_run.paths.folds, FOLDS)
-        rows = index.join(folds.select("video_id", "fold"), on="video_id", how="left").select("content_sha256", "fold")
-        return TrainedDetector(of_run, NOT_STATED, dict(rows.rows()))
-    if not (folder / RECORD).is_file() and not (folder / DIGESTS).is_file():
-        raise UsageError(
-            f"{str(folder)!r} is neither a bundle ({RECORD}) nor a run folder. To make a bundle of a run: "
-            f"{command_text('export', 'RUN')}"
-        )
-    networks = BundleNetworks(folder, allow_code=allow_code, held=held)
-    looks = read_table(networks.folder / _LOOKS, LOOKS)
-    if unknown := sorted(set(looks["fold"].drop_nulls()) - set(networks.folds)):
-        raise _refused(folder, f"{_LOOKS} names fold {unknown[0]}, of which there is no network")
-    tested_by = dict(looks.select("content_sha256", "fold").rows())
-    return TrainedDetector(networks, networks.record.standing, tested_by)
+    def _table(self, name: str, schema: DataFrameSchema) -> pl.DataFrame:
+        """Not read where it would fill the memory: a few bytes of Parquet can stand for any number of rows."""
+        path = self.folder / name
+        try:
+            stated = read_metadata(path)
+        except (OSError, ArrowException):
+            return read_table(path, schema)  # which says what is wrong
+        groups = [stated.row_group(number) for number in range(stated.num_row_groups)]
+        num_bytes = max(sum(group.total_byte_size for group in groups), 0)
+        if stated.num_rows > _MOST_ROWS or num_bytes > _MOST_BYTES:
+            raise _refused(
+                self.folder, f"{name} says that it has {stated.num_rows:,} rows of {num_bytes:,} bytes, at most "
+                f"{_MOST_ROWS:,} and {_MOST_BYTES:,} are read"
+            )  # fmt: skip
+        return read_table(path, schema)

@@ -1,18 +1,21 @@
-"""Is this video fake? A finished run's networks asked of new files, with an answer only where one can be stood by.
+"""Is this video fake? A detector asked of any number of files, with an answer only where one can be stood by.
 
-Every fold's network judges a new file, with the run's own eyes (``scoring.py``). Fake or real is said where the other
-answer is unlikely at a stated rate, by the run's own out-of-fold scores (``metrics/abstention.py``); else undecided.
-Undecided, too, is whatever the run's videos say nothing about: a codec, size, length or rate beyond theirs, and
-everything, where the run is not shown to be above its controls. A video of the run gets the score of the network that
-had not seen it, and a copy of one gets none.
+Fake or real is said where the other answer is unlikely at a stated rate, by the run's own out-of-fold scores
+(``metrics/abstention.py``); else undecided. Undecided, too, is whatever the run's videos say nothing about: a codec,
+size, length or rate beyond theirs, and everything, where the run is not shown to be above its controls.
+
+Files are looked at in blocks, so that as much is in memory of a hundred thousand as of a thousand. What is found of one
+is appended to a journal at once: whoever is killed goes on with the same folder, and nothing is scored twice. The
+journal knows no rule, so another rule on the same files scores nothing either.
 """
 
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +24,34 @@ import polars as pl
 
 from fvc_lib.corpus.label_table import SUFFIXES, read_label_table
 from fvc_lib.corpus.listing import Rejections, is_named_as
-from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
+from fvc_lib.corpus.probing import file_state
 from fvc_lib.metrics.abstention import FAKE, REAL, UNDECIDED, p_values
 from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_text
-from fvc_lib.services.errors import UsageError, command_text
-from fvc_lib.services.parameters import run_config
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import AUGMENTED, VERDICTS, frame_of, read_table, write_table
-from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, Rule, agreeing, percent, rule_sentences
-from fvc_lib.tasks.video.verdicts.scoring import FileToScore, Networks, RunNetworks, score_files
-from fvc_lib.tasks.video.verdicts.unfamiliar import FAMILIARITY, Familiar, copied_rows
-from fvc_lib.video.clips.store import Pixels
+from fvc_lib.metrics.classification import FloatArray
+from fvc_lib.services.atomic_files import atomic_output, path_to_text
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.stage_logs import JsonLines
+from fvc_lib.services.tables import VERDICTS, check_table, frame_of
+from fvc_lib.tasks.video.verdicts.detector import (
+    BLOCK_FILES,
+    Finding,
+    Seen,
+    TrainedDetector,
+    known_sentence,
+    mean_of,
+    nobody,
+)
+from fvc_lib.tasks.video.verdicts.rule import (
+    WITHHELD,
+    KnownVideos,
+    Rule,
+    agreeing,
+    at_prior,
+    percent,
+    rule_sentences,
+)
+from fvc_lib.tasks.video.verdicts.unfamiliar import FAMILIARITY
+from fvc_lib.video.decode.source import VideoError, sha256_of_video
 
 # --- Which files are meant
 
@@ -74,165 +93,255 @@ def files_of(asked: Sequence[str]) -> list[Path]:
 
 # --- The verdicts
 
+CSV, LINES, JOURNAL = "verdicts.csv", "verdicts.jsonl", "findings.jsonl"
+_MOST_SHOWN = 1000
+
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What was found: ``table`` (VERDICTS), and the sentences that belong beside it."""
+    """What was found, and the sentences that belong beside it.
+
+    Attributes:
+        table: VERDICTS of the first thousand files; those of all are in ``files``.
+        counts: how many of ``fake``, ``real``, ``undecided``, ``no prediction`` and ``not read``.
+        num_resumed: files of which an earlier call had found out what was needed.
+        detector, rule: who judged, and by which rule.
+        limits: what the answers can be held to.
+        files: the rows of all, as CSV with reasons as one text, and as JSON lines with reasons as a list.
+    """
 
     table: pl.DataFrame
-    known: KnownVideos
-    familiar: Familiar
+    counts: Mapping[str, int]
+    num_resumed: int
+    detector: TrainedDetector
     rule: Rule
-    limits: tuple[str, ...] = field(default=())
+    limits: tuple[str, ...]
+    files: tuple[Path, ...]
 
     @property
-    def num_judged(self) -> int:
-        """Videos that got a row without failure."""
-        return int(self.table["failure"].null_count())
+    def known(self) -> KnownVideos:
+        """The run's videos."""
+        return self.detector.known
+
+    @property
+    def num_files(self) -> int:
+        """All that were named."""
+        return sum(self.counts.values())
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """All rows of VERDICTS in turn; one is in memory."""
+        with self.files[1].open(encoding="utf-8") as lines:
+            for line in lines:
+                row: dict[str, Any] = json.loads(line)
+                yield row | {"reasons": "\n".join(row["reasons"])}
 
     def answer(self) -> str:
         """How many of each, in one sentence."""
-        counts = {word: self.table.filter(verdict=word).height for word in (FAKE, REAL, UNDECIDED)}
-        copies = int(self.table.filter(pl.col("verdict").is_null() & pl.col("failure").is_null()).height)
-        told = [f"{number} {word}" for word, number in counts.items()]
-        told += [f"{copies} without a prediction"] if copies else []
-        failed = self.table.height - self.num_judged
-        told += [f"{failed} could not be read"] if failed else []
-        return f"{self.table.height:,} video{'s' * (self.table.height != 1)}: {', '.join(told)}."
+        told = [f"{self.counts[word]:,} {word}" for word in (FAKE, REAL, UNDECIDED)]
+        told += [f"{self.counts[_UNSAID]:,} without a prediction"] if self.counts[_UNSAID] else []
+        told += [f"{self.counts[_UNREAD]:,} could not be read"] if self.counts[_UNREAD] else []
+        return f"{self.num_files:,} video{'s' * (self.num_files != 1)}: {', '.join(told)}."
 
-    def write(self, folder: Path) -> list[Path]:
-        """Write the table as CSV, reasons as one text, and as JSON lines, reasons as a list."""
-        folder.mkdir(parents=True, exist_ok=True)
-        files = [folder / "verdicts.csv", folder / "verdicts.jsonl"]
-        write_table(self.table.with_columns(pl.col("reasons").str.replace_all("\n", " ")), VERDICTS, files[0])
-        rows = [{**row, "reasons": row["reasons"].splitlines()} for row in self.table.to_dicts()]
-        write_text(files[1], "".join(f"{json.dumps(row)}\n" for row in rows))
-        return files
+
+_UNSAID, _UNREAD = "no prediction", "not read"
 
 
 def judge_files(
-    run: RunPaths,
+    detector: TrainedDetector,
     files: Sequence[Path],
     rule: Rule,
-    work_dir: Path,
+    folder: Path,
     *,
     workers: int = 0,
-    seen: Callable[[Path, Pixels], None] = lambda _path, _frames: None,
+    seen: Seen = nobody,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Verdicts:
-    """A verdict on each of ``files``, in their order.
+    """A verdict on each of ``files``, in their order, written to ``folder``.
 
     Args:
-        run: of task video, all folds finished.
-        files: absolute.
+        detector: of a run or a bundle.
+        files: absolute, each once.
         rule: when an answer is given.
-        work_dir: where what was found out about files is remembered.
+        folder: for the tables, and for the journal by which a call that was killed goes on.
         workers: processes that decode; 0: one per core.
-        seen: is given a scored file and its frames, uint8 (T, 3, S, S), as the networks saw them.
+        seen: is given a file that is scored now and its frames, uint8 (T, 3, S, S), as the networks saw them.
+        progress: called with (done, total) after each file.
 
     Raises:
-        UsageError: a run of another task or an unfinished one.
+        FvcError: as ``TrainedDetector.findings``.
+        OSError: a table cannot be written.
     """
-    networks = RunNetworks(run, held=run_config(run).num_trainings)  # every file is judged by all
-    known = KnownVideos.of(run, list(networks.folds))
-    familiar = Familiar(known.rows)
-    texts = [path_to_text(path.relative_to("/")) for path in files]
-    found, _ = probe_files(VIDEO_FILES, "/", texts, work_dir, workers=workers)
-    probed = [found[text] for text in texts]
-    digests = {str(fold): networks.weights(fold) for fold in networks.folds}
-    model_id = f"{run.run_id}@{sha256_of_json(digests)[:12]}"
-
-    place_of = {content: place for place, content in enumerate(known.rows["content_sha256"])}
-    new = [n for n, each in enumerate(probed) if each.probe is not None and each.content_sha256 not in place_of]
-    bits = networks.config.near_duplicate_bits
-    hashes = [probed[n].perceptual_hash for n in new]
-    copies = dict(zip(new, copied_rows(known.rows["perceptual_hash"].to_list(), hashes, bits), strict=True))
-    todo = [n for n in new if not copies[n]]
-    scored = dict(_scored(networks, files, probed, todo, workers, seen))
-    own = _OwnVideos(known, rule)
-
-    rows = []
-    for number, (path, each) in enumerate(zip(files, probed, strict=True)):
-        row: dict[str, Any] = dict.fromkeys(VERDICTS.columns)
-        row |= {"path": path_to_text(path), "model_id": model_id, "reasons": ""}
-        if each.probe is None:
-            row["failure"] = f"{each.reason}: {each.detail}"
-        else:
-            row |= {"sha256": each.content_sha256, "video_id": each.content_sha256[:16]}
-            if each.content_sha256 in place_of:
-                row |= own.row(place_of[each.content_sha256])
-            elif copied := copies[number]:
-                row |= _copy_row(known.rows[copied])
-            elif isinstance(scored[number], str):
-                row["failure"] = scored[number]
-            else:
-                row |= judged(scored[number], known, rule, familiar.reasons(vars_of(each)))
-        row["reasons"] = "\n".join([row["failure"]] if row["failure"] else row["reasons"])
-        rows.append(row)
-    table = frame_of({name: [row[name] for row in rows] for name in VERDICTS.columns}, VERDICTS)
-    limits = (*decoding_cautions(run, networks), *_limits(known, familiar, rule, bits))
-    return Verdicts(table, known, familiar, rule, limits)
+    folder.mkdir(parents=True, exist_ok=True)
+    written, judge = (folder / CSV, folder / LINES), _Judge(detector, rule)
+    counts, shown, num_resumed, done = Counter[str](), list[pl.DataFrame](), 0, 0
+    with ExitStack() as stack:
+        journal = stack.enter_context(closing(_Journal(folder / JOURNAL, detector.identity)))
+        temporaries = [stack.enter_context(atomic_output(path)) for path in written]
+        table, lines = (stack.enter_context(path.open("w", encoding="utf-8")) for path in temporaries)
+        progress(0, len(files))
+        for start in range(0, max(1, len(files)), BLOCK_FILES):
+            block = files[start : start + BLOCK_FILES]
+            found = journal.known(block)
+            num_resumed += len(found)
+            progress(done + len(found), len(files))
+            rest = [path for path in block if path_to_text(path) not in found]
+            with closing(detector.findings(rest, workers=workers, seen=lambda path, c: seen(path, c[0]))) as answers:
+                for each in answers:
+                    found[each.path] = each
+                    journal.append(each)
+                    progress(done + len(found), len(files))
+            done += len(block)
+            some = check_table(judge.table([found[path_to_text(path)] for path in block]), VERDICTS, CSV)
+            flat = some.with_columns(pl.col("reasons").str.replace_all("\n", " "))
+            table.write(flat.write_csv(include_header=not start))
+            for row in some.iter_rows(named=True):
+                lines.write(f"{json.dumps({**row, 'reasons': row['reasons'].splitlines()})}\n")
+            said = pl.when(pl.col("failure").is_null()).then(pl.lit(_UNSAID)).otherwise(pl.lit(_UNREAD))
+            counts.update(some.select(pl.coalesce("verdict", said)).to_series().to_list())
+            if start < _MOST_SHOWN:
+                shown.append(some)
+    limits = (*detector.cautions, *_limits(detector, rule))
+    return Verdicts(pl.concat(shown).head(_MOST_SHOWN), counts, num_resumed, detector, rule, limits, written)
 
 
-def vars_of(each: ProbeResult) -> dict[str, Any]:
-    """What the probe found, named as in INDEX."""
-    assert each.probe is not None
-    return vars(each.probe)
+class _Journal:
+    """What was found of files by one detector, a line each as soon as it is known; one writer.
+
+    What is taken from it is of files that have kept size and time of change, or, where these are others, their content.
+    Of what an earlier call left, only the places of the lines are in memory.
+    """
+
+    def __init__(self, path: Path, identity: str) -> None:
+        self._identity, self._places = identity, dict[str, int]()
+        self._states: dict[str, dict[str, int] | None] = {}  # of the block, before anybody looked at its files
+        self._lines = JsonLines(path)
+        self._earlier = path.open("rb")
+        place = 0
+        for line in self._earlier:
+            if (row := self._row(line)) is not None:
+                self._places[row["path"]] = place
+            place += len(line)
+
+    def _row(self, line: bytes) -> dict[str, Any] | None:
+        """Of this detector; torn and foreign lines are passed over."""
+        try:
+            row: dict[str, Any] = json.loads(line)
+            return row if row["by"] == self._identity and isinstance(row["path"], str) else None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def known(self, block: Sequence[Path]) -> dict[str, Finding]:
+        """What is known of the files of ``block`` as they are now, by table text."""
+        self._states = {path_to_text(path): file_state(path) for path in block}
+        found = {}
+        for path, (text, state) in zip(block, self._states.items(), strict=True):
+            if state is None or (place := self._places.get(text)) is None:
+                continue
+            self._earlier.seek(place)
+            row = self._row(self._earlier.readline()) or {}
+            try:
+                finding = row["finding"]
+                if row["state"] == state or sha256_of_video(path) == finding["sha256"]:
+                    said: dict[str, Any] = {n: tuple(v) if type(v) is list else v for n, v in finding.items()}
+                    found[text] = Finding(text, **said)
+            except (OSError, VideoError, KeyError, TypeError):
+                continue
+        return found
+
+    def append(self, found: Finding) -> None:
+        """Remember what would be found again."""
+        if found.lasts and (state := self._states[found.path]) is not None:
+            said = {name: value for name, value in asdict(found).items() if name not in ("path", "lasts") and value}
+            self._lines.append({"by": self._identity, "path": found.path, "state": state, "finding": said})
+
+    def close(self) -> None:
+        """Flush to the disk."""
+        self._earlier.close()
+        self._lines.close()
 
 
-def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
-    """A sentence where files are not known to be decoded by the code and library that the run's videos were."""
-    paths = read_table(run.augmented_metadata, AUGMENTED)["clip_path"] if run.augmented_metadata.is_file() else ()
-    if {networks.store.decode_folder.name in Path(path).parts for path in paths} == {True}:
-        return ()
-    check = command_text("robustness", run.root, "--levels", "lossless")
-    told = "The code or library that decodes is not known to be that which decoded the run's videos, so scores may not"
-    return (f"{told} compare with theirs. Whether they still come out as stored: {check}",)
-
-
-def _limits(known: KnownVideos, familiar: Familiar, rule: Rule, bits: int) -> tuple[str, ...]:
+def _limits(detector: TrainedDetector, rule: Rule) -> tuple[str, ...]:
+    share, bits = detector.familiar.share_outside, detector.networks.config.near_duplicate_bits
+    outside = "an unknown share" if share is None else percent(share)
     return (
-        *rule_sentences(known, rule),
-        f"{FAMILIARITY} Of the run's own videos {percent(familiar.share_outside)} are.",
+        *rule_sentences(detector.known, rule),
+        f"{FAMILIARITY} Of the run's own videos {outside} are.",
         "The rates hold for videos that come from where the run's videos come from; of others nothing is promised.",
         "From to is the range over the folds' networks, no interval with a stated coverage.",
         *([] if bits else ["Copies of the run's videos were not looked for: the run has near_duplicate_bits 0."]),
     )
 
 
-def _scored(
-    networks: Networks,
-    files: Sequence[Path],
-    probed: Sequence[ProbeResult],
-    todo: Sequence[int],
-    workers: int,
-    seen: Callable[[Path, Pixels], None],
-) -> Iterator[tuple[int, Any]]:
-    """Of each file its logits by fold over the fold's temperature, float64 (K,), or why there are none."""
-    folds = tuple(networks.folds)
-    asked = [FileToScore(files[n], folds, content_sha256=probed[n].content_sha256) for n in todo]
-    answers = score_files(
-        networks, asked, workers=workers, seen=lambda place, clips: seen(files[todo[place]], clips[0])
-    )
-    with closing(answers):
-        for each in answers:
-            logits = [each.logits[f] / networks.folds[f].temperature for f in folds if not each.failure]
-            yield todo[each.position], each.failure or np.array(logits)
+# --- One file
 
 
-def judged(logits: np.ndarray[Any, Any], known: KnownVideos, rule: Rule, unfamiliar: Sequence[str]) -> dict[str, Any]:
-    """Columns of VERDICTS for a new video, by what each fold's network says of it, float64 (K,)."""
-    scores = probabilities(logits, 1.0)
-    score = float(scores.mean())
-    answer = p_values(known.witnesses, logits[None]).answers((rule.called_fake, rule.called_real))[0]
+class _Judge:
+    """Rows of VERDICTS for what was found of files."""
+
+    def __init__(self, detector: TrainedDetector, rule: Rule) -> None:
+        self._detector, self._known, self._rule = detector, detector.known, rule
+        said = self._known.left_out.answers(rule.rates)
+        self._answers = dict(zip(self._known.tested["content_sha256"].to_list(), said, strict=True))
+
+    def table(self, found: Sequence[Finding]) -> pl.DataFrame:
+        """VERDICTS, in the order of ``found``."""
+        new = [place for place, each in enumerate(found) if each.logits and not each.is_known]
+        said = answers_to(np.array([found[place].logits for place in new]), self._known, self._rule) if new else []
+        answers = dict(zip(new, said, strict=True))
+        rows = [self._row(each, answers.get(place, "")) for place, each in enumerate(found)]
+        return frame_of({name: [row[name] for row in rows] for name in VERDICTS.columns}, VERDICTS)
+
+    def _row(self, found: Finding, answer: str) -> dict[str, Any]:
+        row: dict[str, Any] = dict.fromkeys(VERDICTS.columns)
+        row |= {"path": found.path, "model_id": self._detector.model_id, "failure": found.failure or None}
+        if found.sha256:
+            row |= {"sha256": found.sha256, "video_id": found.sha256[:16]}
+        reasons = [found.failure] if found.failure else list(found.no_prediction)
+        if found.is_known:
+            known, reasons = self._own(found, reasons)
+            row |= known
+        elif found.logits:
+            given, reasons = judged(np.array(found.logits), answer, self._known, self._rule, found.unfamiliar)
+            row |= given
+        return row | {"reasons": "\n".join(reasons)}
+
+    def _own(self, found: Finding, reasons: list[str]) -> tuple[dict[str, Any], list[str]]:
+        """Columns of VERDICTS for a video of the run, and its reasons."""
+        video, rule = self._known.rows.row(self._detector.place_of[found.sha256], named=True), self._rule
+        if not found.logits:
+            return {"video_id": video["video_id"]}, reasons
+        verdict, why = _concluded(self._answers[found.sha256], video["score"], self._known, rule)
+        rate = self._known.base_rates[video["fold"] : video["fold"] + 1]
+        stored = f"{known_sentence(video)}; its score is that of the one network that had not seen it"
+        given = {
+            "video_id": video["video_id"],
+            "score": video["score"],
+            "probability": at_prior(np.array(found.logits), rate, rule.prior),
+            "verdict": verdict,
+        }
+        return given, [*why[: rule.withheld], f"{stored} (fold {video['fold']}).", *why[rule.withheld :]]
+
+
+def answers_to(logits: FloatArray, known: KnownVideos, rule: Rule) -> list[str]:
+    """What the stated rates say of M new videos by the networks of K folds, float64 (M, K)."""
+    return p_values(known.witnesses, logits).answers(rule.rates)
+
+
+def judged(
+    logits: FloatArray, answer: str, known: KnownVideos, rule: Rule, unfamiliar: Sequence[str] = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """Columns of VERDICTS for a new video, and the reasons, by what each fold's network says of it, float64 (K,)."""
+    scores = probabilities(logits, 1.0).tolist()
+    score = mean_of(scores)
     verdict, reasons = _concluded(answer, score, known, rule, unfamiliar)
-    return {
+    given = {
         "score": score,
-        "score_low": float(scores.min()),
-        "score_high": float(scores.max()),
-        "probability": _at_prior(logits, known, rule),
+        "score_low": min(scores),
+        "score_high": max(scores),
+        "probability": at_prior(logits, known.base_rates, rule.prior),
         "verdict": verdict,
-        "reasons": reasons,
     }
+    return given, reasons
 
 
 def _concluded(
@@ -249,50 +358,3 @@ def _concluded(
     rate = rule.called_fake if answer == FAKE else rule.called_real
     other = REAL if answer == FAKE else FAKE
     return answer, [f"At most {percent(rate)} of the {other}s are called {answer}."]
-
-
-def _at_prior(logits: np.ndarray[Any, Any], known: KnownVideos, rule: Rule) -> float | None:
-    share = known.share_of_fakes
-    if rule.prior is None or not 0 < share < 1:
-        return None
-    shift = np.log(rule.prior / (1 - rule.prior)) - np.log(share / (1 - share))
-    return float(probabilities(logits + shift, 1.0).mean())
-
-
-class _OwnVideos:
-    """What the run has stored of its own videos."""
-
-    def __init__(self, known: KnownVideos, rule: Rule) -> None:
-        self._known, self._rule = known, rule
-        said = known.left_out.answers((rule.called_fake, rule.called_real))
-        self._answers = dict(zip(known.tested["video_id"].to_list(), said, strict=True))
-
-    def row(self, place: int) -> dict[str, Any]:
-        """Columns of VERDICTS for the run's video at ``place``."""
-        video, known, rule = self._known.rows.row(place, named=True), self._known, self._rule
-        told = f"This is a video of the run, {video['video_id']}, labelled {video['label']}"
-        found = {"video_id": video["video_id"], "reasons": [f"{told}, that no network was tested on: no prediction."]}
-        if video["score"] is None:
-            return found
-        verdict, reasons = _concluded(self._answers[video["video_id"]], video["score"], known, rule)
-        scale = np.array([video["logit"] / video["temperature"]])
-        stored = f"{told}; its score is that of the one network that had not seen it (fold {video['fold']})."
-        return {
-            **found,
-            "score": video["score"],
-            "probability": _at_prior(scale, known, rule),
-            "verdict": verdict,
-            "reasons": [*reasons[: rule.withheld], stored, *reasons[rule.withheld :]],
-        }
-
-
-_NAMED = 5
-
-
-def _copy_row(videos: pl.DataFrame) -> dict[str, Any]:
-    named = [f"{name}, labelled {label}" for name, label in videos.select("video_id", "label").iter_rows()]
-    more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
-    reasons = [f"A near-duplicate of a video of the run: {'; '.join(named[:_NAMED])}{more}. No prediction."]
-    if videos["label"].n_unique() > 1:
-        reasons.append("Reals and fakes of the run show this footage, so their labels do not tell which this is.")
-    return {"reasons": reasons}

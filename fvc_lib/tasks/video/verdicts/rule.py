@@ -5,8 +5,10 @@ Fake or real is said where the other answer is unlikely at a stated rate (``metr
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from fvc_lib.metrics.abstention import (
@@ -22,6 +24,7 @@ from fvc_lib.metrics.abstention import (
     witnesses,
 )
 from fvc_lib.metrics.calibration import probabilities
+from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.metrics.operating_points import OperatingPoint, operating_point, threshold_at
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -46,6 +49,11 @@ class Rule:
     point: OperatingPoint | None = None
     prior: float | None = None
     withheld: bool = False
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """``called_fake`` and ``called_real``."""
+        return self.called_fake, self.called_real
 
 
 def rule_of(error_rate: float = 0.1, decide_at: str = "", prior: float = 0.0, *, withheld: bool = False) -> Rule:
@@ -72,29 +80,35 @@ class KnownVideos:
     """A run's videos with what its networks said of those they had not seen.
 
     Attributes:
-        rows: INDEX with ``fold score logit temperature``, null where no network was tested on a video.
-        tested: those with a score, in the order of ``witnesses``.
+        rows: ``video_id group_id label content_sha256 perceptual_hash fold score logit temperature`` of all, the last
+            four null where no score is stored; of a run the columns of INDEX as well.
+        tested: those with a score, in the order of ``witnesses``; of a bundle without ``video_id``.
+        base_rates: of each fold, the share of fakes at which its scores are probabilities; None: not known.
         witnesses: of the tested, on the scale logit / temperature.
     """
 
-    def __init__(self, rows: pl.DataFrame) -> None:
-        self.rows, self.tested = rows, rows.drop_nulls("score")
+    def __init__(self, rows: pl.DataFrame, tested: pl.DataFrame, base_rates: Sequence[float | None] = ()) -> None:
+        self.rows, self.tested, self.base_rates = rows, tested, tuple(base_rates)
         labels = (self.tested["label"] == FAKE).cast(pl.Int64).to_numpy()
         scores = (self.tested["logit"] / self.tested["temperature"]).to_numpy()
         self.witnesses: Witnesses = witnesses(labels, scores, self.tested["group_id"], self.tested["fold"])
         self.left_out: PValues = left_out_p_values(self.witnesses, self.tested["group_id"])
 
     @classmethod
-    def of(cls, run: RunPaths, folds: Sequence[int]) -> "KnownVideos":
+    def of(cls, run: RunPaths, folds: Sequence[int], base_rates: Sequence[float | None] = ()) -> Self:
         """Of a run whose ``folds`` are finished."""
         predictions = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in folds])
         said = predictions.select("video_id", "fold", "score", "logit", "temperature")
-        return cls(read_table(run.index, INDEX).join(said, on="video_id", how="left", maintain_order="left"))
+        rows = read_table(run.index, INDEX).join(said, on="video_id", how="left", maintain_order="left")
+        return cls(rows, rows.drop_nulls("score"), base_rates)
 
-    @property
-    def share_of_fakes(self) -> float:
-        """Of the tested videos: the base rate that their scores are probabilities at."""
-        return float(self.witnesses.labels.mean())
+    @classmethod
+    def of_tables(cls, looks: pl.DataFrame, calibration: pl.DataFrame, base_rates: Sequence[float | None] = ()) -> Self:
+        """Of a bundle's LOOKS and CALIBRATION; a video is called by the beginning of its content's hash."""
+        said = calibration.drop_nulls("content_sha256").unique("content_sha256", keep="first", maintain_order=True)
+        rows = looks.drop("fold").with_columns(video_id=pl.col("content_sha256").str.head(16))
+        said = said.select("content_sha256", "fold", "score", "logit", "temperature")
+        return cls(rows.join(said, on="content_sha256", how="left", maintain_order="left"), calibration, base_rates)
 
     def threshold(self, rule: Rule) -> float | None:
         """From which score on the rule's operating point says fake, if it has one."""
@@ -104,7 +118,7 @@ class KnownVideos:
 
     def answers(self, rule: Rule) -> list[str]:
         """What the rule says of each tested video, by the videos of other groups alone."""
-        said = self.left_out.answers((rule.called_fake, rule.called_real))
+        said = self.left_out.answers(rule.rates)
         threshold = self.threshold(rule)
         return [agreeing(*each, threshold) for each in zip(said, self.tested["score"].to_list(), strict=True)]
 
@@ -156,10 +170,7 @@ def rule_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
             f"{threshold:.3f} on."
         )
     if rule.prior is not None:
-        told.append(
-            f"'probability' is the score where {percent(rule.prior)} of the videos are fakes; of the run's tested "
-            f"videos {percent(known.share_of_fakes)} were."
-        )
+        told.append(_prior_sentence(known, rule.prior))
     return tuple(told)
 
 
@@ -173,9 +184,47 @@ def score_bounds(known: KnownVideos, rule: Rule) -> tuple[float | None, float | 
     at = known.witnesses.scores
     # The rule changes just beside a known score, and nowhere else.
     tried = np.unique([np.nextafter(at, np.inf), np.nextafter(at, -np.inf)])
-    said = np.array(p_values(known.witnesses, tried[:, None]).answers((rule.called_fake, rule.called_real)))
+    said = np.array(p_values(known.witnesses, tried[:, None]).answers(rule.rates))
     scores = probabilities(tried, 1.0)
     if (threshold := known.threshold(rule)) is not None:
         said[(said == FAKE) & (scores < threshold) | (said == REAL) & (scores >= threshold)] = UNDECIDED
     real, fake = scores[said == REAL], scores[said == FAKE]
     return (float(real.max()) if real.size else None), (float(fake.min()) if fake.size else None)
+
+
+def _prior_sentence(known: KnownVideos, prior: float) -> str:
+    rates = [rate for rate in known.base_rates if rate is not None]
+    if len(rates) < len(known.base_rates) or not rates:
+        return "No 'probability': at which share of fakes the scores are calibrated is not recorded."
+    shares = dict.fromkeys(map(percent, (min(rates), max(rates))))
+    return (
+        f"'probability' is the score where {percent(prior)} of the videos are fakes; the scores themselves are "
+        f"calibrated on videos of which {' to '.join(shares)} were."
+    )
+
+
+def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: float | None) -> float | None:
+    """The mean probability of fake where the share ``prior`` of the videos are fakes.
+
+    Between two populations that differ in how frequent fakes are alone, the odds of fake change by the ratio of the
+    prior odds, whatever the video: M. Saerens, P. Latinne, C. Decaestecker, "Adjusting the outputs of a classifier to
+    new a priori probabilities", Neural Computation 14 (2002), equation 2.4.
+
+    Args:
+        logits: float64 (K,), calibrated log odds of fake by each network.
+        base_rates: K, the share of fakes at which each is calibrated.
+        prior: inside (0, 1); none: nothing is asked.
+
+    Returns:
+        None where nothing is asked or a base rate is not known.
+    """
+    known = [rate for rate in base_rates if rate is not None]
+    if prior is None or len(known) != len(logits):
+        return None
+    return float(probabilities(logits + log_odds(prior) - log_odds(np.array(known)), 1.0).mean())
+
+
+def log_odds(share: npt.ArrayLike) -> FloatArray:
+    """Of shares inside (0, 1)."""
+    of = np.asarray(share, dtype=np.float64)
+    return np.asarray(np.log(of) - np.log1p(-of))

@@ -54,6 +54,8 @@ class FoldNetwork:
         weights: hex SHA-256 of them, as their training noted it (``weights_digest``).
         prior_logit: added to its logits; then they are divided by ``temperature``.
         threshold: from this score on a video is called fake.
+        base_rate: share of fakes at which its scores are probabilities: that of the inner validation videos; None: not
+            known, or they were of one class.
         name, code: of its class, and hex SHA-256 of that code; empty where not known.
     """
 
@@ -62,6 +64,7 @@ class FoldNetwork:
     prior_logit: float
     temperature: float
     threshold: float
+    base_rate: float | None = None
     name: str = ""
     code: str = ""
 
@@ -99,6 +102,11 @@ class Networks:
     def store(self) -> ClipStore:
         """What names the run's settings of decoding; nothing is written to it."""
         return ClipStore.of(self.config)
+
+    @property
+    def base_rates(self) -> tuple[float | None, ...]:
+        """Of each fold, as ``FoldNetwork`` has it."""
+        return tuple(self.folds[fold].base_rate for fold in sorted(self.folds))
 
     @property
     def batch_size(self) -> int:
@@ -212,12 +220,14 @@ class RunNetworks(Networks):
 
 def _fold_network(paths: RunPaths, fold: int, outcome: TrainingOutcome[TrainingSummary]) -> FoldNetwork:
     training, network = outcome.training, outcome.network
+    chosen = training.selection
     return FoldNetwork(
         path=paths.fold_checkpoints(fold) / BEST,
         weights=training.best_weights,
-        prior_logit=training.selection.prior_logit,
+        prior_logit=chosen.prior_logit,
         temperature=training.temperature,
         threshold=training.threshold,
+        base_rate=chosen.num_fake / chosen.num_videos if chosen.num_real and chosen.num_fake else None,
         name=network.name if network else "",
         code=network.code if network else "",
     )
@@ -251,12 +261,14 @@ class FileScores:
         position: of the file in the list.
         logits: mean over its clips, on the share of fakes of training.
         scores: calibrated probabilities of fake.
+        lasts: whether the same file would fail again; not so where its worker died or took too long.
     """
 
     position: int
     logits: Mapping[int, float] = field(default_factory=dict)
     scores: Mapping[int, float] = field(default_factory=dict)
     failure: str = ""
+    lasts: bool = True
 
 
 def score_files(
@@ -304,7 +316,7 @@ def score_files(
                     raise OSError(*value["write_error"])
                 failure = f"the decoder gave up: {answer.detail}" if answer.failure else value.get("video_error", "")
                 if failure:
-                    yield FileScores(answer.position, failure=failure)
+                    yield FileScores(answer.position, failure=failure, lasts=answer.failure is None)
                     continue
                 waiting.append(answer.position)
                 if len(waiting) * config.clips_per_video >= networks.batch_size:

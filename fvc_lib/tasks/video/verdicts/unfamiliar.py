@@ -1,67 +1,125 @@
 """What a run's videos say nothing about: codecs, sizes, lengths and rates beyond theirs, and copies of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
 import polars as pl
+from pydantic import BaseModel, ConfigDict, Field
 
 from fvc_lib.corpus.copies.groups import Components
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 
-_SLACK = 0.1
-_TAIL = 0.01
-_FACTS: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], float | None]]] = {
-    "shorter side": ("pixels", lambda facts: min(facts["width"], facts["height"])),
-    "longer side": ("pixels", lambda facts: max(facts["width"], facts["height"])),
-    "length": ("seconds", lambda facts: facts["duration_seconds"]),
-    "frame rate": ("frames a second", lambda facts: facts["frames_per_second"]),
-    "bit rate": ("bits a second", lambda facts: facts["bits_per_second"]),
+_Facts = Mapping[str, Any]
+_Count = Annotated[int, Field(ge=0)]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class NumberRange(_Strict):
+    """Of how many videos a number is not known, and its quantiles over the others by share; null: of none known."""
+
+    num_unknown: _Count
+    quantiles: dict[str, _Number | None]
+
+
+class TrainingRanges(_Strict):
+    """What a run's videos are like: counts of codecs and containers, ranges of sizes, lengths and rates."""
+
+    codec: dict[str, _Count]
+    container: dict[str, _Count]
+    shorter_side_pixels: NumberRange
+    longer_side_pixels: NumberRange
+    num_frames: NumberRange
+    duration_seconds: NumberRange
+    frames_per_second: NumberRange
+    bits_per_second: NumberRange
+    share_unfamiliar: Annotated[float, Field(ge=0, le=1)] | None = None  # of these very videos; null: not recorded
+
+
+class _Watched(NamedTuple):
+    """A number by which a video may be unfamiliar: its name for people, its unit, and how a probe's facts give it."""
+
+    name: str
+    unit: str
+    of: Callable[[_Facts], float | None]
+
+
+_WATCHED: Mapping[str, _Watched] = {
+    "shorter_side_pixels": _Watched("shorter side", "pixels", lambda facts: min(facts["width"], facts["height"])),
+    "longer_side_pixels": _Watched("longer side", "pixels", lambda facts: max(facts["width"], facts["height"])),
+    "duration_seconds": _Watched("length", "seconds", lambda facts: facts["duration_seconds"]),
+    "frames_per_second": _Watched("frame rate", "frames a second", lambda facts: facts["frames_per_second"]),
+    "bits_per_second": _Watched("bit rate", "bits a second", lambda facts: facts["bits_per_second"]),
 }
+_SLACK = 0.1
+_LOW, _HIGH = "0.01", "0.99"
+_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 FAMILIARITY = (
     "Unfamiliar is a codec that no video of the run has, and a side, length, frame rate or bit rate more than a tenth "
     "below the 1st or above the 99th percentile of the run's videos, or not known where theirs is."
 )
 
 
+def training_ranges(index: pl.DataFrame) -> TrainingRanges:
+    """Of the run's videos (INDEX); below the median a quantile is the next smaller video's, above the next larger's."""
+    sides = pl.concat_list("width", "height").list
+    values = index.select(
+        shorter_side_pixels=sides.min(), longer_side_pixels=sides.max(), num_frames="num_frames",
+        duration_seconds="duration_seconds", frames_per_second="frames_per_second", bits_per_second="bits_per_second",
+    )  # fmt: skip
+    said: dict[str, Any] = {name: dict(sorted(index[name].value_counts().rows())) for name in ("codec", "container")}
+    for name in values.columns:
+        quantiles = {str(share): values[name].quantile(share, _rounding(share)) for share in _QUANTILES}
+        said[name] = NumberRange(num_unknown=values[name].null_count(), quantiles=quantiles)
+    found = TrainingRanges(**said)
+    familiar, videos = Familiar(found), index.select("codec", "width", "height", *values.columns[3:])
+    outside = sum(bool(familiar.reasons(facts)) for facts in videos.iter_rows(named=True))
+    return found.model_copy(update={"share_unfamiliar": outside / max(1, index.height)})
+
+
+def _rounding(share: float) -> Any:
+    return "linear" if share == 0.5 else "lower" if share < 0.5 else "higher"
+
+
 class Familiar:
-    """The range of the run's videos; ``rows`` is INDEX."""
+    """The range of a run's videos.
 
-    def __init__(self, rows: pl.DataFrame) -> None:
-        facts = rows.select(
-            "codec", "width", "height", "duration_seconds", "frames_per_second", "bits_per_second"
-        ).to_dicts()
-        self.codecs = frozenset(row["codec"] for row in facts)
-        self._ranges: dict[str, tuple[float, float] | None] = {}
-        self._some_unknown: set[str] = set()
-        for name, (_, of) in _FACTS.items():
-            values = [of(row) for row in facts]
-            known = np.array([value for value in values if value is not None])
-            if known.size < len(values):
-                self._some_unknown.add(name)
-            low, high = (
-                (np.quantile(known, _TAIL, method="lower"), np.quantile(known, 1 - _TAIL, method="higher"))
-                if known.size
-                else (0.0, 0.0)
-            )
-            self._ranges[name] = (float(low), float(high)) if known.size else None
-        self.share_outside = sum(bool(self.reasons(row)) for row in facts) / max(1, len(facts))
+    Attributes:
+        codecs: theirs.
+        share_outside: of themselves; None: not recorded.
+        described: all that decides, as JSON text.
+    """
 
-    def reasons(self, facts: Mapping[str, Any]) -> list[str]:
+    def __init__(self, ranges: TrainingRanges) -> None:
+        self.codecs, self.share_outside = frozenset(ranges.codec), ranges.share_unfamiliar
+        self.described = ranges.model_dump_json()
+        self._ranges: Mapping[str, NumberRange] = {name: getattr(ranges, name) for name in _WATCHED}
+
+    @classmethod
+    def of(cls, index: pl.DataFrame) -> Self:
+        """Of a run's INDEX."""
+        return cls(training_ranges(index))
+
+    def reasons(self, facts: _Facts) -> list[str]:
         """In what a video is outside, a sentence each; ``facts``: of its probe, named as in INDEX."""
         found = []
         if facts["codec"] not in self.codecs:
             found.append(f"Unfamiliar: codec {facts['codec']}; the run's videos: {', '.join(sorted(self.codecs))}.")
-        for name, (unit, of) in _FACTS.items():
-            value, known = of(facts), self._ranges[name]
+        for column, (name, unit, of) in _WATCHED.items():
+            value, known = of(facts), self._ranges[column]
+            low, high = (known.quantiles.get(share) for share in (_LOW, _HIGH))
             if value is None:
-                if name not in self._some_unknown:
+                if not known.num_unknown:
                     found.append(f"Unfamiliar: its {name} is not known.")
-            elif known is None:
+            elif low is None or high is None:
                 found.append(f"Unfamiliar: the {name} of the run's videos is not known.")
-            elif not known[0] * (1 - _SLACK) <= value <= known[1] * (1 + _SLACK):
-                low, high = (_shown(end) for end in known)
-                found.append(f"Unfamiliar: {name} {_shown(value)} {unit}; the run's videos: {low} to {high}.")
+            elif not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):
+                ends = f"{_shown(low)} to {_shown(high)}"
+                found.append(f"Unfamiliar: {name} {_shown(value)} {unit}; the run's videos: {ends}.")
         return found
 
 

@@ -1,0 +1,57 @@
+"""The model that is asked about files, a finished run or an exported bundle, with its standing beside controls."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fvc_lib.services.run_paths import RunPaths, find_run
+
+if TYPE_CHECKING:
+    from fvc_lib.analysis.read.headline import ReportHeadline
+    from fvc_lib.tasks.video.verdicts.bundle import Standing
+    from fvc_lib.tasks.video.verdicts.detector import TrainedDetector
+
+
+def find_model(runs_dir: str | Path, name: str) -> Path:
+    """The folder of the bundle or run called ``name``.
+
+    Raises:
+        UsageError: neither a bundle's folder nor a run.
+    """
+    from fvc_lib.tasks.video.verdicts.detector import is_bundle  # torch takes a second to load
+
+    return Path(name).expanduser().absolute() if is_bundle(name) else find_run(runs_dir, name).root
+
+
+def load_detector(path: str | Path, *, allow_code: bool = False, held: int | None = None) -> "TrainedDetector":
+    """The detector that an exported bundle or the folder of a finished run holds.
+
+    ``load_detector("bundle_run_...").predict(["one.mp4", "two.mp4"])`` gives a row per file.
+
+    Args:
+        path: of the bundle or run.
+        allow_code: whether a bundle's own network or crop may be run: it is code that whoever made the bundle wrote.
+            A run is on this machine already, with all its code.
+        held: so many folds' networks are in memory at most; none: all.
+
+    Raises:
+        UsageError: neither a bundle nor a run, a damaged or hostile bundle, or an unfinished run.
+    """
+    from fvc_lib.analysis.read.headline import run_headline
+    from fvc_lib.tasks.video.verdicts.detector import detector_of, is_run
+
+    folder = Path(path).expanduser()
+    standing = standing_of(run_headline(RunPaths(folder.absolute()))) if is_run(folder) else None
+    return detector_of(folder, allow_code=allow_code, held=held, standing=standing)
+
+
+def standing_of(headline: "ReportHeadline") -> "Standing":
+    """What a run's report begins with."""
+    from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC
+    from fvc_lib.tasks.video.verdicts.bundle import ScoreRecord, Standing
+
+    scores = [
+        ScoreRecord(source=each.source, metric=HEADLINE_METRIC, value=each.value, low=each.low, high=each.high)
+        for each in headline.scores
+        if each.source not in DISHONEST_CONTROLS
+    ]
+    return Standing(standing=headline.verdict.standing, sentences=list(headline.sentences), scores=scores)

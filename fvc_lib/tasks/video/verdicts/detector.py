@@ -1,0 +1,289 @@
+"""A trained detector, of a finished run or of a bundle of one, and what it finds of files.
+
+A file that the run has, to the byte, has the stored score of the one network that had not seen it. A near-duplicate of
+a video of the run is said to be one and gets no score, because some of the networks may have been trained on what it
+shows. Every other file is judged by all folds' networks, with the run's own eyes (``scoring.py``).
+"""
+
+import logging
+import math
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from fvc_lib.corpus.probing import VIDEO_FILES, probe_files
+from fvc_lib.metrics.calibration import probabilities
+from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
+from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import AUGMENTED, read_table
+from fvc_lib.tasks.video.verdicts.bundle import DIGESTS, NOT_STATED, RECORD, BundleNetworks, Standing
+from fvc_lib.tasks.video.verdicts.rule import KnownVideos
+from fvc_lib.tasks.video.verdicts.scoring import FileToScore, Networks, RunNetworks, score_files, scratch_folder
+from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, copied_rows
+from fvc_lib.video.clips.store import Pixels
+
+_logger = logging.getLogger(__name__)
+
+BLOCK_FILES = 1000  # looked at together: so much is in memory of 100,000
+Seen = Callable[[Path, Pixels], None]
+
+
+def nobody(_path: Path, _clips: Pixels) -> None:
+    """Whoever wants to see no frames."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What became of one file.
+
+    Attributes:
+        path: table text, absolute.
+        sha256: of its content; empty where it could not be read.
+        is_known: whether the run has this very file.
+        no_prediction: why there is no score of a file that could be read; sentences.
+        logits: calibrated log odds of fake by the network of each fold, or by the one that had not seen it.
+        unfamiliar: in what it is unlike the run's videos; sentences.
+        failure: why it could not be read.
+        lasts: whether the same file would be found the same again; not so where a worker died or took too long.
+    """
+
+    path: str
+    sha256: str = ""
+    is_known: bool = False
+    no_prediction: tuple[str, ...] = ()
+    logits: tuple[float, ...] = ()
+    unfamiliar: tuple[str, ...] = ()
+    failure: str = ""
+    lasts: bool = True
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a detector says of one file.
+
+    Attributes:
+        path: as it was given.
+        score: calibrated probability of fake at the base rate of the run's videos, the mean over ``folds``; None: see
+            ``failure``.
+        low, high: the lowest and highest of the folds' scores.
+        folds: whose networks judged.
+        is_of_the_run: whether the run has this very file; then its score is that of the network that had not seen it.
+        failure: why there is no score; empty where there is one.
+    """
+
+    path: Path
+    score: float | None = None
+    low: float | None = None
+    high: float | None = None
+    folds: tuple[int, ...] = ()
+    is_of_the_run: bool = False
+    failure: str = ""
+
+
+class TrainedDetector:
+    """What a run or a bundle has learned, ready to judge files.
+
+    Attributes:
+        networks: of its folds.
+        known: the run's videos, with their out-of-fold scores.
+        familiar: what they are like.
+        standing: where it stands beside its controls.
+        cautions: sentences on decoding that is not known to be the run's.
+        model_id: the run, and a digest of its networks' weights.
+        identity: of all that decides what is found of a file.
+    """
+
+    def __init__(
+        self,
+        networks: Networks,
+        known: KnownVideos,
+        familiar: Familiar,
+        standing: Standing = NOT_STATED,
+        cautions: Sequence[str] = (),
+    ) -> None:
+        self.networks, self.known, self.familiar, self.standing = networks, known, familiar, standing
+        self.cautions = tuple(cautions)
+        digest = sha256_of_json({str(fold): networks.weights(fold) for fold in sorted(networks.folds)})
+        self.model_id = f"{networks.name}@{digest[:12]}"
+        calibrated = [[each.prior_logit, each.temperature] for _, each in sorted(networks.folds.items())]
+        looks = sorted(map(str, known.rows.select("video_id", "label", "content_sha256", "perceptual_hash").rows()))
+        more = [calibrated, networks.store.decode_hash, networks.config.near_duplicate_bits, looks, familiar.described]
+        self.identity = f"{self.model_id}:{sha256_of_json(more)[:16]}"
+        if not self.is_above_control and standing != NOT_STATED:
+            _logger.warning("%s: %s", self.model_id, " ".join(standing.sentences))
+
+    @property
+    def is_above_control(self) -> bool:
+        """Whether the model is shown to be above its controls."""
+        return self.standing.standing == "above control"
+
+    @cached_property
+    def place_of(self) -> dict[str, int]:
+        """Rows of ``known`` by content; of one that several corpora have, that with the score."""
+        contents, scores = self.known.rows["content_sha256"], self.known.rows["score"]
+        places = sorted(range(len(contents)), key=lambda place: scores[place] is not None)
+        return {contents[place]: place for place in places}
+
+    def findings(self, files: Sequence[Path], *, workers: int = 0, seen: Seen = nobody) -> Generator[Finding]:
+        """What is found of each of ``files``, in any order, as it is found; a bad file costs itself alone.
+
+        Args:
+            files: absolute, each once; no more than ``BLOCK_FILES`` at a time, for all are looked at before one is
+                judged.
+            workers: processes that decode; 0: one per core.
+            seen: is given a scored file and its frames, uint8 (N, T, 3, S, S), as the networks saw them.
+
+        Raises:
+            FvcError: as ``score_files``.
+        """
+        texts = [path_to_text(path.relative_to("/")) for path in files]
+        with scratch_folder(self.networks.config) as folder:
+            probed, _ = probe_files(VIDEO_FILES, "/", texts, folder, workers=workers)
+        new = []
+        for text in texts:
+            each = probed[text]
+            if each.probe is None:
+                yield Finding(f"/{text}", failure=f"{each.reason}: {each.detail}", lasts=each.lasts)
+            elif each.content_sha256 in self.place_of:
+                yield self._known(f"/{text}", each.content_sha256)
+            else:
+                new.append(each)
+        bits = self.networks.config.near_duplicate_bits
+        of_run = self.known.rows["perceptual_hash"].to_list() if new else []
+        copies = copied_rows(of_run, [each.perceptual_hash for each in new], bits)
+        asked = []
+        for each, copied in zip(new, copies, strict=True):
+            if copied:
+                yield Finding(f"/{each.path}", each.content_sha256, no_prediction=self._copied(copied))
+            else:
+                asked.append(each)
+        folds, path_of = tuple(sorted(self.networks.folds)), dict(zip(texts, files, strict=True))
+        todo = [FileToScore(path_of[each.path], folds, content_sha256=each.content_sha256) for each in asked]
+        answers = score_files(
+            self.networks, todo, workers=workers, seen=lambda place, clips: seen(todo[place].path, clips)
+        )
+        with closing(answers):
+            for answer in answers:
+                each = asked[answer.position]
+                if answer.failure:
+                    yield Finding(f"/{each.path}", each.content_sha256, failure=answer.failure, lasts=answer.lasts)
+                    continue
+                logits = (answer.logits[fold] / self.networks.folds[fold].temperature for fold in folds)
+                assert each.probe is not None
+                unfamiliar = tuple(self.familiar.reasons(vars(each.probe)))
+                yield Finding(f"/{each.path}", each.content_sha256, logits=tuple(logits), unfamiliar=unfamiliar)
+
+    def _known(self, path: str, content: str) -> Finding:
+        video = self.known.rows.row(self.place_of[content], named=True)
+        if video["score"] is None:
+            told = f"{known_sentence(video)}, of which no score is stored: no prediction."
+            return Finding(path, content, is_known=True, no_prediction=(told,))
+        return Finding(path, content, is_known=True, logits=(video["logit"] / video["temperature"],))
+
+    def _copied(self, places: Sequence[int]) -> tuple[str, ...]:
+        videos = self.known.rows[list(places)]
+        named = [f"{name}, labelled {label}" for name, label in videos.select("video_id", "label").iter_rows()]
+        more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
+        told = f"A near-duplicate of a video of the run: {'; '.join(named[:_NAMED])}{more}. No prediction."
+        if videos["label"].n_unique() == 1:
+            return (told,)
+        return (told, "Reals and fakes of the run show this footage, so their labels do not tell which this is.")
+
+    def predict(self, files: Sequence[str | Path] | str | Path, *, workers: int = 0) -> list[Prediction]:
+        """One row per file, in their order; a bad file costs itself alone.
+
+        A file of the run, to the byte, has its stored score; a near-duplicate of one has none.
+
+        Args:
+            files: videos.
+            workers: processes that decode; 0: one per core.
+
+        Raises:
+            FvcError: as ``score_files``.
+        """
+        given = [Path(each) for each in ([files] if isinstance(files, str | Path) else files)]
+        absolute = [each.absolute() for each in given]
+        todo, found = list(dict.fromkeys(absolute)), dict[str, Finding]()
+        for start in range(0, len(todo), BLOCK_FILES):
+            for each in self.findings(todo[start : start + BLOCK_FILES], workers=workers):
+                found[each.path] = each
+        return [self._prediction(*pair) for pair in zip(given, (found[path_to_text(p)] for p in absolute), strict=True)]
+
+    def _prediction(self, path: Path, found: Finding) -> Prediction:
+        if not found.logits:
+            why = found.failure or " ".join(found.no_prediction)
+            return Prediction(path, is_of_the_run=found.is_known, failure=why)
+        scores, folds = self.scores(found), tuple(sorted(self.networks.folds))
+        if found.is_known:
+            folds = (self.known.rows["fold"][self.place_of[found.sha256]],)
+        return Prediction(path, mean_of(scores), min(scores), max(scores), folds, found.is_known)
+
+    def scores(self, found: Finding) -> list[float]:
+        """Of a file with logits the probability of fake by each network; of one of the run the one that is stored."""
+        if found.is_known:
+            return [self.known.rows["score"][self.place_of[found.sha256]]]
+        scores: list[float] = probabilities(np.array(found.logits), 1.0).tolist()
+        return scores
+
+
+_NAMED = 5
+
+
+def known_sentence(video: dict[str, object]) -> str:
+    """The beginning of one, on a row of ``KnownVideos.rows``."""
+    return f"This is a video of the run, {video['video_id']}, labelled {video['label']}"
+
+
+def mean_of(scores: Sequence[float]) -> float:
+    """Exactly rounded, so that their order does not matter."""
+    return math.fsum(scores) / len(scores)
+
+
+# --- Of a run, or of a bundle
+
+
+def is_bundle(path: str | Path) -> bool:
+    """Whether a folder is, or was once, an exported bundle."""
+    folder = Path(path).expanduser()
+    return (folder / RECORD).is_file() or (folder / DIGESTS).is_file()
+
+
+def is_run(path: str | Path) -> bool:
+    """Whether a folder is that of a run."""
+    folder = Path(path).expanduser()
+    return (folder / "params.yaml").is_file() and not is_bundle(folder)
+
+
+def detector_of(
+    folder: Path, *, allow_code: bool = False, held: int | None = None, standing: Standing | None = None
+) -> TrainedDetector:
+    """``fvc_lib.load_detector``, where ``standing`` is told of a run; a bundle has its own."""
+    if is_bundle(folder):
+        bundle = BundleNetworks(folder, allow_code=allow_code, held=held)
+        return TrainedDetector(
+            bundle, bundle.known_videos(), Familiar(bundle.ranges()), bundle.record.standing, bundle.cautions()
+        )
+    if not is_run(folder):
+        raise UsageError(
+            f"{str(folder)!r} is neither a bundle ({RECORD}) nor a run folder. To make a bundle of a run: "
+            f"{command_text('export', 'RUN')}"
+        )
+    of_run = RunNetworks(RunPaths(folder.absolute()), held=held)
+    known = KnownVideos.of(of_run.paths, sorted(of_run.folds), of_run.base_rates)
+    cautions = decoding_cautions(of_run.paths, of_run)
+    return TrainedDetector(of_run, known, Familiar.of(known.rows), standing or NOT_STATED, cautions)
+
+
+def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
+    """A sentence where files are not known to be decoded by the code and library that the run's videos were."""
+    paths = read_table(run.augmented_metadata, AUGMENTED)["clip_path"] if run.augmented_metadata.is_file() else ()
+    if {networks.store.decode_folder.name in Path(path).parts for path in paths} == {True}:
+        return ()
+    check = command_text("robustness", run.root, "--levels", "lossless")
+    told = "The code or library that decodes is not known to be that which decoded the run's videos, so scores may not"
+    return (f"{told} compare with theirs. Whether they still come out as stored: {check}",)
