@@ -170,6 +170,12 @@ def test_a_checkpoint_in_mid_epoch_is_written_when_due(make_engine, tmp_path):
     assert steps == [0, 1, 2, 3]  # three effective batches, then validation
 
 
+def test_only_every_so_many_epochs_and_the_last_leave_a_checkpoint(make_engine, tmp_path):
+    make_engine("rarely", epochs=5, checkpoint_epochs=3).fit()
+    kept = sorted(path.name for path in (tmp_path / "rarely").glob("checkpoint_epoch_*.pt"))
+    assert kept == ["checkpoint_epoch_003.pt", "checkpoint_epoch_005.pt"]
+
+
 def test_memory_is_told_where_training_is(make_engine, observer):
     make_engine(epochs=1, memory=observer).fit()
     assert observer.places == [("train", 1, 0, 0), ("train", 1, 1, 1), ("train", 1, 2, 2), ("validation", 1, 3, 3)]

@@ -181,6 +181,19 @@ def test_what_is_frozen_for_an_epoch_does_not_move_in_it(make_engine):
     assert moved[1] == {"first", "second", "head"}
 
 
+OF_THE_ENGINE = {
+    "epochs": 7, "effective_batch_size": 12, "learning_rate": 0.5, "weight_decay": 0.25, "warmup_share": 0.75,
+    "max_gradient_norm": 3.0, "early_stopping_epochs": 9, "num_workers": 2, "max_nonfinite_steps": 8,
+    "checkpoint_epochs": 4, "gradient_checkpointing": True, "ema_decay": 0.125,
+}  # fmt: skip
+
+
+def test_the_engine_is_told_what_the_configuration_says():
+    plain, other = (engine_settings(resolve_config(values, environ={}), 0) for values in ({}, OF_THE_ENGINE))
+    for name, value in OF_THE_ENGINE.items():
+        assert getattr(plain, name) != value == getattr(other, name), name
+
+
 def test_class_balance_batch_is_the_engine_s_and_leaves_the_loss_and_other_choices_alone():
     for choice in ("loss", "sampler", "batch", "none"):
         settings = engine_settings(resolve_config({"class_balance": choice}, environ={}), 0)

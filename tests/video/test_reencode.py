@@ -1,6 +1,6 @@
 """Videos written anew: what a recipe promises of frames, times, sizes and orientation, and where its files lie."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from fractions import Fraction
 
 import av
@@ -10,7 +10,7 @@ import pytest
 from fvc_lib.services.errors import UsageError
 from fvc_lib.video.decode.clip import decode_clip, probe_video
 from fvc_lib.video.decode.source import UnreadableVideo, UnsupportedVideo
-from fvc_lib.video.reencode import RECIPES, recipe_named, reencode, reencode_files, reencoded
+from fvc_lib.video.reencode import RECIPES, Recipe, recipe_named, reencode, reencode_files, reencoded
 from tests.video.mutations import textured_frames
 
 NUM_FRAMES, WIDTH, HEIGHT = 24, 96, 64
@@ -144,7 +144,25 @@ def test_files_are_kept_by_content_and_recipe_and_one_bad_video_costs_itself(tmp
     for damage in (content[:-100], b"", b"another"):
         made.write_bytes(damage)
         assert reencoded(plain, "canonical", tmp_path / "cache").read_bytes() == content, "a damaged file is made anew"
-    assert replace(RECIPES["canonical"], crf=24).digest != RECIPES["canonical"].digest
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Recipe)])
+def test_every_field_of_a_recipe_decides_where_its_files_lie(name):
+    recipe = RECIPES["canonical"]
+    other = {"options": (("preset", "slow"),), "scale": Fraction(1, 3), "jpeg_quality": 60, "level": "none"}.get(name)
+    value = getattr(recipe, name)
+    changed = replace(recipe, **{name: other or (f"{value} too" if isinstance(value, str) else value + 1)})
+    assert changed.digest != recipe.digest
+    assert replace(changed, **{name: value}).digest == recipe.digest
+
+
+def test_files_that_other_code_or_another_pyav_wrote_are_not_taken(monkeypatch):
+    digests = [RECIPES["canonical"].digest]
+    monkeypatch.setattr("av.__version__", "0.0.1")
+    digests.append(RECIPES["canonical"].digest)
+    monkeypatch.setattr("fvc_lib.video.reencode.code_hash", lambda module, within: f"another {module} in {within}")
+    digests.append(RECIPES["canonical"].digest)
+    assert len(set(digests)) == 3
 
 
 def test_unknown_recipes_and_files_are_named(tmp_path):
