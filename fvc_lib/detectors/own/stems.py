@@ -30,12 +30,11 @@ _TRUNCATION = 24.0  # grey levels: beyond it a residual is a content edge (the S
 _MOTION_TRUNCATION = 40.0
 
 
-@torch.no_grad()
 def forensic_maps(frames: Tensor, cell: int) -> Tensor:
     """Maps of picture, residual energy and frame difference, averaged over cells of ``cell`` x ``cell`` pixels.
 
     Magnitudes are taken per pixel, before averaging, because an average would cancel noise; and on a log scale,
-    because a halved noise level matters as much at any level.
+    because a halved noise level matters as much at any level. Gradients reach pixels that are floats and ask for them.
 
     Args:
         frames: uint8 (B, T, 3, H, W), H and W at least ``cell``.
@@ -96,7 +95,6 @@ _PIXEL_ZERO, _PIXEL_SPREAD = 115.0, 60.0
 _CHANGE_SPREAD = 30.0
 
 
-@torch.no_grad()
 def pixel_maps(frames: Tensor, cell: int) -> Tensor:
     """Colours averaged over cells of ``cell`` x ``cell`` pixels, their changes, and the cells' coordinates.
 
@@ -113,8 +111,7 @@ def pixel_maps(frames: Tensor, cell: int) -> Tensor:
     if cell > 1:
         averages = F.avg_pool2d(colours.flatten(0, 1), cell)
         colours = averages.view(batch, num_frames, *averages.shape[1:])
-    changes = torch.zeros_like(colours)
-    torch.sub(colours[:, 1:], colours[:, :-1], out=changes[:, 1:])
+    changes = torch.cat([torch.zeros_like(colours[:, :1]), colours[:, 1:] - colours[:, :-1]], dim=1)
     seen = torch.cat([(colours - _PIXEL_ZERO) / _PIXEL_SPREAD, changes / _CHANGE_SPREAD], dim=2).transpose(1, 2)
     height, width = seen.shape[-2:]
     rows, columns = _places(height, seen.device)[:, None], _places(width, seen.device)[None, :]

@@ -123,8 +123,15 @@ class Networks:
         Raises:
             DataError: the network says nothing finite.
         """
-        flat = torch.from_numpy(clips.reshape(-1, *clips.shape[2:]))
-        network, found, done = self._network(fold), [], 0
+        values = self.raw_logits(self.network(fold), clips.reshape(-1, *clips.shape[2:]))
+        values = torch.from_numpy(values).reshape(len(clips), -1).mean(1).numpy()
+        if not np.isfinite(values).all():
+            raise DataError(f"{self.name}, fold {fold}: the network says nothing finite of a video.")
+        return np.asarray(values + self.folds[fold].prior_logit)
+
+    def raw_logits(self, network: nn.Module, clips: Pixels) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """float64 (N,) of clips uint8 (N, T, 3, S, S), as ``network`` gives them; a batch at a time."""
+        flat, found, done = torch.from_numpy(clips), [], 0
         with torch.inference_mode(), deterministic_algorithms(self.compute.device):
             while done < len(flat):
                 try:
@@ -138,10 +145,7 @@ class Networks:
                     continue
                 found.append(some.double().cpu())
                 done += len(some)
-        values = torch.cat(found).reshape(len(clips), -1).mean(1).numpy()
-        if not np.isfinite(values).all():
-            raise DataError(f"{self.name}, fold {fold}: the network says nothing finite of a video.")
-        return np.asarray(values + self.folds[fold].prior_logit)
+        return np.asarray(torch.cat(found).numpy())
 
     def score(self, fold: int, logit: float) -> float:
         """The calibrated probability of fake."""
@@ -150,9 +154,10 @@ class Networks:
     def check(self) -> None:
         """Load every network once; raises as ``logits``, where one is damaged or of other code."""
         for fold in self.folds:
-            self._network(fold)
+            self.network(fold)
 
-    def _network(self, fold: int) -> nn.Module:
+    def network(self, fold: int) -> nn.Module:
+        """That of ``fold``, in evaluation mode on its device; raises as ``logits``."""
         if fold not in self._networks:
             while len(self._networks) >= self._held:
                 self._networks.popitem(last=False)
