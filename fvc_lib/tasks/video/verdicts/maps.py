@@ -135,7 +135,7 @@ def maps_of(
     return tuple(_checked(asked, method, make) for method, make in makers.items())
 
 
-class _NotPossible(Exception):
+class _NotPossibleError(Exception):
     """The method cannot be had of this network; the message says why."""
 
 
@@ -149,7 +149,7 @@ def _checked(asked: "_Asked", method: str, make: Callable[["_Asked", nn.Module],
             none = "no part of the clip speaks for fake: whatever is deleted, the score does not fall"
             return replace(nothing, num_passes=asked.num_passes - before, why_not=none)
         redrawn = [make(asked, network) for network in asked.redrawn()]
-    except _NotPossible as error:
+    except _NotPossibleError as error:
         return replace(nothing, num_passes=asked.num_passes - before, why_not=str(error))
     alike = float(np.mean([abs(_rank_correlation(in_cells, other)) for other in redrawn]))
     deletion, insertion = (_curve(asked, in_cells, inserts=inserts) for inserts in (False, True))
@@ -205,11 +205,11 @@ class _Cells:
     @classmethod
     def of(cls, clip: Pixels, tiles: int, blocks: int) -> "_Cells":
         """At most one block per frame and one tile per pixel; black bars belong to the tiles beside them."""
-        parts = zip((slice(0, len(clip)), *picture_of(clip)), (blocks, tiles, tiles), clip.shape[:1] + clip.shape[2:])
-        places = [_parts(part, number, side) for part, number, side in parts]
-        shape = tuple(int(place[-1]) + 1 for place in places)
-        numbers = (places[0][:, None, None] * shape[1] + places[1][:, None]) * shape[2] + places[2]
-        return cls(shape, numbers)
+        num_frames, _, height, width = clip.shape
+        block = _parts(slice(0, num_frames), blocks, num_frames)
+        row, column = (_parts(part, tiles, side) for part, side in zip(picture_of(clip), (height, width), strict=True))
+        shape = (int(block[-1]) + 1, int(row[-1]) + 1, int(column[-1]) + 1)
+        return cls(shape, (block[:, None, None] * shape[1] + row[:, None]) * shape[2] + column)
 
     def sums(self, values: Floats) -> Floats:
         """float64 (blocks, rows, columns), of values (T, S, S)."""
@@ -253,14 +253,17 @@ def _parts(part: slice, number: int, side: int) -> npt.NDArray[np.int64]:
     """int64 (side,): which of at most ``number`` equal parts of ``part`` a place is in, or is nearest to."""
     length = part.stop - part.start
     places = np.clip(np.arange(side) - part.start, 0, length - 1)
-    return places * min(number, length) // length
+    return np.asarray(places * min(number, length) // length)
 
 
 def picture_of(clip: Pixels) -> tuple[slice, slice]:
     """Rows and columns of the picture; beyond it all frames are black, as letterboxing leaves them."""
-    lit = clip.any((0, 1))
-    found = [np.flatnonzero(lit.any(axis)) for axis in (1, 0)]
-    rows, columns = (slice(int(each[0]), int(each[-1]) + 1) if each.size else slice(0, len(lit)) for each in found)
+    brightest = clip.max((0, 1))
+    found = [np.flatnonzero(brightest.max(axis)) for axis in (1, 0)]
+    rows, columns = (
+        slice(int(each[0]), int(each[-1]) + 1) if each.size else slice(0, side)
+        for each, side in zip(found, brightest.shape, strict=True)
+    )
     return rows, columns
 
 
@@ -300,13 +303,13 @@ def _integrated_gradients(asked: _Asked, network: nn.Module) -> Floats:
     total = torch.zeros_like(end)
     with _gradients(asked, INTEGRATED_GRADIENTS):
         if not _takes_floats(asked, network):
-            raise _NotPossible("this network takes no pixels in between, so no gradient goes through them")
+            raise _NotPossibleError("this network takes no pixels in between, so no gradient goes through them")
         for step in range(_STEPS):
             pixels = (begin + (end - begin) * ((step + 0.5) / _STEPS)).unsqueeze(0).requires_grad_()
             logit = network(pixels).sum()
             (gradient,) = torch.autograd.grad(logit, pixels, allow_unused=True) if logit.requires_grad else (None,)
             if gradient is None:
-                raise _NotPossible("no gradient reaches the pixels of this network")
+                raise _NotPossibleError("no gradient reaches the pixels of this network")
             total += gradient[0]
             asked.num_passes += 1
     return asked.cells.sums(((end - begin) * total / _STEPS).sum(1).double().cpu().numpy())
@@ -318,7 +321,7 @@ def _takes_floats(asked: _Asked, network: nn.Module) -> bool:
     with torch.no_grad():
         try:
             as_bytes, as_floats = float(network(clip)), float(network(clip.float()))
-        except Exception as error:  # noqa: BLE001 - a user's network may refuse them in any way
+        except Exception as error:  # whatever a user's network refuses them with
             if is_out_of_memory(error):
                 raise
             return False
@@ -328,7 +331,7 @@ def _takes_floats(asked: _Asked, network: nn.Module) -> bool:
 
 def _grad_cam(asked: _Asked, network: nn.Module) -> Floats:
     try:
-        blocks: Sequence[nn.Module] = network.recomputable_blocks()  # type: ignore[operator, assignment]
+        blocks: Sequence[nn.Module] = network.recomputable_blocks()  # type: ignore[operator]
     except (AttributeError, UsageError):
         blocks = ()
     num_frames, _, side, _ = asked.clip.shape
@@ -353,9 +356,10 @@ def _grad_cam(asked: _Asked, network: nn.Module) -> Floats:
         for hook in hooks:
             hook.remove()
     if gradient is None:
-        raise _NotPossible("this network names no block that gives a map of features")
+        raise _NotPossibleError("this network names no block that gives a map of features")
     features, slopes = (as_feature_map(each, num_frames) for each in (seen[-1].detach(), gradient))
-    assert features is not None and slopes is not None
+    assert features is not None
+    assert slopes is not None
     weights = slopes.mean((1, 2, 3), keepdim=True)  # of each channel
     heat = (weights * features).sum(0)  # (T', h, w)
     sized = F.interpolate(heat[None, None], (num_frames, side, side), mode="trilinear", align_corners=False)[0, 0]
@@ -388,7 +392,7 @@ def as_feature_map(output: Tensor, num_frames: int) -> Tensor | None:
 
 @contextmanager
 def _gradients(asked: _Asked, method: str) -> Iterator[None]:
-    """As scoring, with gradients; out of memory becomes ``_NotPossible``."""
+    """As scoring, with gradients; out of memory becomes ``_NotPossibleError``."""
     device = asked.networks.compute.device
     try:
         # cuDNN has no backward pass of recurrent heads in evaluation mode.
@@ -398,7 +402,7 @@ def _gradients(asked: _Asked, method: str) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         release_cached_memory(device)
-        raise _NotPossible(f"there is not memory enough for {method}") from error
+        raise _NotPossibleError(f"there is not memory enough for {method}") from error
 
 
 # --- Deletion and insertion
