@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.services.config import resolve_config
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.video.verdicts.maps import (
     GRAD_CAM,
     INTEGRATED_GRADIENTS,
