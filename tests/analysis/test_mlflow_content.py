@@ -19,8 +19,10 @@ from fvc_lib.analysis.mlflow.export import (
 from fvc_lib.command_line import commands as mlflow_command
 from fvc_lib.command_line.commands import export_mlflow, export_when_asked
 from fvc_lib.command_line.main import Commands
+from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.tables import RESULTS, read_table, write_table
 from tests.analysis.task_runs import write_image_run, write_video_text_run
 
 TRAINING = "04_fold_training"
@@ -55,6 +57,16 @@ def test_at_a_runs_end_without_mlflow_there_is_a_warning_and_where_it_was_not_as
     told = capsys.readouterr().err
     assert f"make -C {CHECKOUT} setup-mlflow" in told
     assert f"export-mlflow {run.root}" in told
+
+
+def test_each_target_of_a_protocol_has_keys_of_its_own_and_a_sweep_goes_along(run):
+    results = read_table(run.results, RESULTS)
+    one = results.filter(scope="all", source="model").with_columns(scope=pl.lit("target:a & b/c"))
+    write_table(pl.concat([results, one]), RESULTS, run.results)
+    write_text(run.robustness_results, "level\n")
+    whole = run_content(run).whole
+    assert "target/a _x26_ b_x2F_c/model/roc_auc" in set(whole.points["key"])
+    assert whole.artifacts["tables/robustness_results.csv"] == b"level\n"
 
 
 def test_an_export_that_is_interrupted_says_that_the_run_has_ended_and_how_to_go_on(run, monkeypatch, capsys):

@@ -6,7 +6,8 @@ earlier one goes to MLflow's trash). So exporting twice doubles nothing; the nex
 
 Keys of metrics: ``train/loss`` and ``validation/roc_auc`` as the training logged them (``STAGE/phase/metric`` of other
 stages); ``all/model/roc_auc`` with ``/low`` and ``/high`` for results over all folds, ``all/metadata_only/roc_auc`` for
-a control, ``outer_fold/model/roc_auc`` in a fold's own run; ``test/model/all/top1`` for a task without folds.
+a control, ``target/NAME/model/roc_auc`` for one target of a protocol, ``outer_fold/model/roc_auc`` in a fold's own
+run; ``test/model/all/top1`` for a task without folds.
 """
 
 import datetime
@@ -150,6 +151,8 @@ def _whole(run: RunPaths, run_id: str, times: Times, curves: pl.DataFrame, table
     for name, frame in frames.items():
         if not frame.is_empty():  # as CSV, which MLflow's pages show as a table
             artifacts[f"tables/{name}.csv"] = frame.drop("run_id", strict=False).write_csv().encode()
+    if run.robustness_results.is_file():
+        artifacts[f"tables/{run.robustness_results.name}"] = run.robustness_results.read_bytes()
     tags = {**run_tags(headline, record), "fvc.run_id": run_id}
     return _content(run_id, headline.state, times, run_parameters(run), tags, points, artifacts, notes)
 
@@ -246,7 +249,10 @@ def _result_points(table: pl.DataFrame, end_ms: int | None, fold: int | None = N
     over_all = ~pl.col("scope").str.starts_with("fold_")
     of_fold = (pl.col("scope") == f"fold_{fold}") & (pl.col("source") == "model")
     rows = table.filter(over_all if fold is None else of_fold).iter_rows(named=True)
-    keys = [(key_of(row["scope"] if fold is None else "outer_fold", row["source"], row["metric"]), row) for row in rows]
+    keys = []
+    for row in rows:
+        scope = row["scope"].split(":", 1) if fold is None else ["outer_fold"]  # target:NAME
+        keys.append((key_of(*scope, row["source"], row["metric"]), row))
     return _with_bounds(keys, ("low", "high", "fold_mean", "fold_std"), end_ms)
 
 
