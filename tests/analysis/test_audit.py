@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -184,6 +186,9 @@ def test_thresholds_are_judged_on_the_half_that_did_not_choose_them(audit):
     assert row["tpr"] > 0.8
     assert row["first_threshold"] != row["second_threshold"]
     assert not audit.thresholds.filter(point="fpr=0.001")["is_resolved"].any()
+    first, *others = findings._thresholds(replace(audit, settings=numbers.settings("fpr=0.001")), "strong")
+    assert first == "What fpr=0.001 comes to cannot be told: half of the groups has too few reals for it."
+    assert len(others) == 1, "beside it stands a rate that the reals resolve"
 
 
 def test_the_average_is_named_and_the_oracle_is_above_all_of_them(audit):

@@ -2,10 +2,11 @@
 
 import polars as pl
 
-from fvc_lib.analysis.figures.targets import target_table, targets_figure, targets_of
+from fvc_lib.analysis.figures.targets import target_matrix, target_table, targets_figure, targets_of
 from fvc_lib.analysis.read.headline import FORGERIES
 from fvc_lib.analysis.read.protocols import protocol_cautions, protocol_text
-from fvc_lib.services.tables import RESULTS, frame_of
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import RESULTS, frame_of, write_table
 
 AT = {"all": (0.75, 0.5), "target:sora": (0.9, 0.5), "target:mora": (0.6, 0.7)}
 ROWS = [
@@ -45,3 +46,14 @@ def test_the_headline_names_the_protocol_and_its_targets() -> None:
     assert told.endswith("The number is the plain mean over 2 targets, the worst first: mora 0.600, sora 0.900.")
     assert protocol_text({}) == ""
     assert protocol_cautions({"protocol": "kfold"}, FOUND, "roc_auc") == ()
+
+
+def test_the_matrix_calls_targets_as_the_corpus_does_and_runs_by_what_tells_them_apart(run: RunPaths) -> None:
+    named = FOUND.with_columns(pl.col("scope").replace({"target:sora": "target:open_sora_mb"}))
+    write_table(named, RESULTS, run.results)
+    matrix = target_matrix([run])
+    assert matrix.frame.columns == ["trained", "run_id", "mora", "open_sora_mb"]
+    html = matrix._repr_html_()
+    assert ">open_sora_mb</th>" in html
+    assert ">0.900 [0.850, 0.950]</td>" in html
+    assert "frame_cnn" in matrix.frame["trained"][0]

@@ -47,10 +47,11 @@ _OVERFLOW = """() => {
       if (getComputedStyle(up).overflowX !== "visible") return true;
     return false;
   };
-  return [...document.querySelectorAll("body *")]
+  const found = [...document.querySelectorAll("body *")]
     .filter(element => element.getBoundingClientRect().right > room + 0.5 && !clipped(element))
     .map(element => `${element.tagName}.${element.className.baseVal ?? element.className} reaches to `
       + `${Math.round(element.getBoundingClientRect().right)} of ${room}: ${element.textContent.slice(0, 60)}`);
+  return found.length ? found : [`a text reaches to ${document.documentElement.scrollWidth} of ${room}`];
 }"""
 
 

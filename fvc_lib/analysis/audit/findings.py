@@ -141,15 +141,21 @@ def _thresholds(audit: Audit, first: str) -> list[str]:
     wanted = _SHOWN_POINT if asked == str(BEST) else asked
     chosen = own.filter(pl.col("point") == wanted)
     row = (chosen if chosen.height else own.filter(pl.col("point").str.starts_with("fpr"))).head(1)
+    told = []
+    if wanted != _SHOWN_POINT and not chosen.height:
+        told = [f"What {wanted} comes to cannot be told: half of the groups has too few reals for it."]
     if row.is_empty():
-        return []
+        return told
     found = row.row(0, named=True)
     if found["point"].startswith(GIVEN):
         text = f"The threshold given, {how.threshold:g}, calls {found['fpr']:.1%} of the"
     else:
         says = operating_point(found["point"]).says
         text = f"A threshold for {says}, chosen on one half of the groups, calls {found['fpr']:.1%} of the other half's"
-    return [f"{text} reals fake and finds {found['tpr']:.0%} of {'the' if GIVEN in found['point'] else 'its'} fakes."]
+    return [
+        *told,
+        f"{text} reals fake and finds {found['tpr']:.0%} of {'the' if GIVEN in found['point'] else 'its'} fakes.",
+    ]
 
 
 def cautions(audit: Audit, *, has_groups: bool, found: Sequence[Suspicion], notes: Sequence[str] = ()) -> list[str]:
@@ -231,7 +237,7 @@ def main_table(audit: Audit) -> pl.DataFrame:
                 "common": _of(audit.common, name),
                 "by_group": _of(audit.by_group, name),
                 "floor": interval_text(*floor.interval.row()[:3]) if floor else None,
-                "above_controls": audit.above_controls(name) if audit.controls.height else None,
+                "above_controls": _STANDINGS[audit.above_controls(name)] if audit.controls.height else None,
                 "shuffled": _of(audit.shuffled, name),
                 "answered_share": audit.of_coverage(name, "answered_share"),
             }
@@ -243,6 +249,7 @@ def main_table(audit: Audit) -> pl.DataFrame:
     return table.drop(*dict.fromkeys(empty))
 
 
+_STANDINGS = {True: "yes", False: "no", None: "not shown"}
 HEADINGS = {
     "auc": "ROC AUC", "common": "On the videos all answered", "by_group": "One vote per group",
     "floor": "Real-versus-real floor",

@@ -180,7 +180,7 @@ def run_comparison_figure(comparison: pl.DataFrame) -> go.Figure:
         finding,
         f"n = {count_text(rows.height, 'run')}; how bars overlap does not tell whether a difference is one, the "
         "pairwise comparison does; the best of many runs is partly luck; runs on other folds or data do not compare",
-        height=150 + 40 * rows.height,
+        height=150 + 46 * rows.height,
     )
     points = []
     for row in rows.iter_rows(named=True):

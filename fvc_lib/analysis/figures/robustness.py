@@ -38,7 +38,7 @@ def levels_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figu
         f"{before['value']:.3f}",
         f"{count_text(before['num_videos'], 'video')} in {count_text(before['num_groups'], 'group')}; bars: "
         f"{confidence:.0%} intervals over groups; hollow: undisturbed; line: its value",
-        height=130 + 38 * len(rows),  # a phone has a row's numbers below its name
+        height=130 + 38 * len(rows),
     )
     points = []
     for row in rows:

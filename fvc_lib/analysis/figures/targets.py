@@ -10,9 +10,11 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import interval_point
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, Score, judge, overall_scores
+from fvc_lib.analysis.read.naming import run_marks
 from fvc_lib.analysis.read.protocols import TARGET_SCOPE
 from fvc_lib.analysis.read.queries import results as results_of
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text, metric_name, number_text, source_name
+from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 
 
@@ -79,8 +81,8 @@ def targets_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Fig
     return figure
 
 
-def target_matrix(runs: Sequence[RunPaths], metric: str = HEADLINE_METRIC) -> pl.DataFrame:
-    """One row per run, which is what it was trained on, one column per target: the metric with its interval."""
+def target_matrix(runs: Sequence[RunPaths], metric: str = HEADLINE_METRIC) -> HtmlTable:
+    """One row per run, named by what tells it apart, one column per target: the metric with its interval."""
     frame = results_of(runs).frame.filter(
         pl.col("scope").str.starts_with(TARGET_SCOPE), source="model", metric=metric
     )  # fmt: skip
@@ -88,10 +90,17 @@ def target_matrix(runs: Sequence[RunPaths], metric: str = HEADLINE_METRIC) -> pl
     cells = frame.select("run_id", pl.col("scope").str.strip_prefix(TARGET_SCOPE).alias("target")).with_columns(
         pl.Series("told", told, dtype=pl.String)
     )
-    return cells.pivot("target", index="run_id", values="told", sort_columns=True) if cells.height else cells
+    matrix = cells.pivot("target", index="run_id", values="told", sort_columns=True) if cells.height else cells
+    named = zip(runs, run_marks(runs), strict=True)
+    marks = {path_to_text(run.run_id): " · ".join(filter(None, mark)) for run, mark in named}
+    known = matrix.with_columns(trained=pl.col("run_id").replace(marks))
+    targets = [name for name in matrix.columns if name != "run_id"]
+    names = {name: name for name in targets} | {"trained": "Trained"}
+    caption = f"{metric_name(metric)} at each target: a row for each run"
+    return HtmlTable(known.select("trained", "run_id", *targets), caption, names, missing="–")
 
 
 @PANELS.register_panel("protocol targets", at=39, follows=("runs",), tasks=("video",))
 def _targets(selection: Selection) -> Shown:
     matrix = target_matrix(selection.runs)
-    return HtmlTable(matrix, caption=f"{metric_name(HEADLINE_METRIC)} at each target") if matrix.height else NOTHING
+    return matrix if matrix.frame.height else NOTHING

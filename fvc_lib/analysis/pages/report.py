@@ -58,7 +58,7 @@ _FACTS = frozenset({("video_to_text", "recall"), ("captions", "content_word_reca
 _MOST_FACTS = 6
 # Of the report: the answer first, then how it came about.
 SECTION_ORDER = tuple(stage.name for stage in sorted(STAGES, key=lambda stage: (stage.report_rank, stage.name)))
-_FORMAT = 2  # of the pages; another number writes them all anew
+_FORMAT = 3  # of the pages; another number writes them all anew
 _HEAD_CHARACTERS = 4000
 _RUN_FOLDER = "../../"  # from notebooks/reports
 

@@ -34,7 +34,7 @@
     figures.forEach(emphasise);
   };
   // Named rows with their numbers in a column leave a phone no room for the plot: there the names stand in the plot,
-  // above their points, and the numbers below them.
+  // above their points, and the numbers below or beside them.
   const phonePixels = 520;
   const arrangements = new WeakMap();
   const copied = (value) => (value === undefined ? null : JSON.parse(JSON.stringify(value)));
@@ -49,8 +49,10 @@
       const above = { y: place, yanchor: "bottom", yshift: 6, text: text.replace("<br>", " "), font: { size: 11 } };
       return { x: 0, xref: "paper", xanchor: "left", showarrow: false, bgcolor: "rgba(255,255,255,0.75)", ...above };
     };
-    // Rows of two levels (slices) are low: a number below one would seem to be the next one's.
-    const beyond = Array.isArray(rows[0][0]) ? { yanchor: "bottom", yshift: 6 } : { yanchor: "top", yshift: -5 };
+    // A number below a low row would seem to be the next one's: it stands beside the name.
+    const margin = { t: 84, b: 56, ...layout.margin };
+    const rowPixels = (layout.height - margin.t - margin.b) / rows.length;
+    const beyond = rowPixels < 42 ? { yanchor: "bottom", yshift: 6 } : { yanchor: "top", yshift: -5 };
     const numbers = layout.annotations.map((note) => (!beside(note) ? note : note.yref === "paper"
       ? { ...note, xanchor: "right", xshift: 0 }
       : { ...note, xanchor: "right", xshift: 0, ...beyond, font: { ...note.font, size: 11 } }));
