@@ -214,6 +214,8 @@ _NEWER_COLUMNS: Mapping[str, Mapping[str, str | None]] = {
     | dict.fromkeys(("generator", "real_source", "official_split", "attributes", *_OF_PACKETS)),
     "predictions": dict.fromkeys(("source_score", "source_label")),
     "calibration": {"content_sha256": None},
+    "scores": {"trial": None},
+    "robustness_results": {"trial": None},
 }
 
 # Of task video
@@ -376,6 +378,7 @@ ROBUSTNESS_RESULTS = _table(
     num_videos=pa.Column(pl.Int64, pa.Check.ge(0)),
     num_groups=pa.Column(pl.Int64, pa.Check.ge(0)),
     num_failed=pa.Column(pl.Int64, pa.Check.ge(0)),  # videos that have no score at the level
+    trial=text_column(nullable=True),  # that it is of a trial on a part of the corpus
 )
 
 # Of runs with several clips of a video: each clip by itself, before the temperature, of which a video has the mean.
@@ -398,6 +401,7 @@ SCORES = _table(
     is_right=pa.Column(pl.Boolean),
     score_std=pa.Column(pl.Float64, nullable=True),  # over runs that differ in their seed alone; null: one run
     num_seeds=pa.Column(pl.Int64, pa.Check.ge(1)),
+    trial=text_column(nullable=True),  # that it is of a trial on a part of the corpus
 )
 
 # A strip of frames of some of them, for the report.

@@ -224,6 +224,21 @@ def test_the_files_hold_numbers_latex_and_each_publication_once(runs, tmp_path):
     assert "nothing to show" in cost_figure(compare_detectors(runs, replicates=50), "num_parameters").layout.title.text
 
 
+def test_of_detectors_tried_on_a_part_of_the_corpus_nothing_is_claimed_anywhere(make_one, tmp_path):
+    runs = [make_one("run_a", 0.4, drawn=1, dev_groups=20),
+            make_one("run_b", 4.0, drawn=3, dev_groups=20, model="r2plus1d_small")]  # fmt: skip
+    found = compare_detectors(runs, replicates=300)
+    (pair,) = found.differences
+    assert (pair.is_shown, " above " in pair.finding) == (False, False)
+    assert pair.finding.startswith("frame_cnn is a trial on 20 groups and r2plus1d_small is a trial on 20 groups, so")
+    said = "This is a trial on 20 groups: it claims nothing of the corpus."
+    assert said in (*found.cautions, *(each.verdict.sentence for one in found.detectors for each in one.headlines))
+    files = {path.name: path for path in detectors.write_tables(found, tmp_path / "comparison")}
+    for name in ("detectors.csv", "runs.csv"):
+        assert pl.read_csv(files[name])["trial"].to_list() == ["trial on 20 groups"] * 2
+    assert files["detectors.tex"].read_text().count(said) == 1
+
+
 def test_without_names_the_runs_of_the_newest_runs_experiment_are_compared(runs, make_one, tmp_path):
     image = make_one("run_a2", 0.5)
     write_text(image.params_yaml, resolve_config({"task": "image"}, environ={}).to_yaml())

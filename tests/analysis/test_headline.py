@@ -11,11 +11,11 @@ from fvc_lib.analysis.dashboard.panels import default_selection, panels
 from fvc_lib.analysis.mlflow.export import run_content
 from fvc_lib.analysis.pages.report import summary_lines, write_run_report
 from fvc_lib.analysis.pages.runs_index import write_runs_index
+from fvc_lib.analysis.read.cautions import interval_cautions, run_cautions
 from fvc_lib.analysis.read.headline import (
     FORGERIES,
     Score,
     floor_margin,
-    interval_cautions,
     judge,
     run_headline,
     runs_table,
@@ -295,6 +295,29 @@ def test_a_trial_is_marked_wherever_the_run_is_named_and_claims_nothing(run: Run
     )  # fmt: skip
     assert told.corpus == "mine, not indexed yet, trial on 20 groups"
     assert run_marks([run])[0][2] == "trial on 20 groups"
+    said = "This is a trial on 20 groups: it claims nothing of the corpus."
+    assert run_cautions(run)[0] == said
+    wins = (pl.col("source") == "constant") & (pl.col("scope") == "all") & (pl.col("metric") == "roc_auc")
+    raised = [pl.when(wins).then(0.99).otherwise(name).alias(name) for name in ("value", "low", "high")]
+    write_results(run, tables.read_table(run.results, tables.RESULTS).with_columns(raised))
+    told = run_headline(run)
+    assert (told.verdict.standing, said in told.cautions) == ("not above control", True)
+    assert [line.strip() for line in summary_lines(run)].count(said) == 1
+
+
+def test_what_must_be_said_of_a_run_names_leaks_damage_and_how_it_was_asked_for(run: RunPaths) -> None:
+    assert not [told for told in run_cautions(run) if "synthetic" not in told]
+    write_text(run.params_yaml, RunConfig(corpus="/mine", protocol="official", shuffle_labels=True).to_yaml())
+    audit = tables.read_table(run.leakage_audit, tables.LEAKAGE_AUDIT)
+    row = {"check": "group_overlap", "count": 1, "number": None, "finding": "g lies in two folds.", "passed": False}
+    leak = {"check": "official_split_leaks", "count": 7, "number": None, "finding": "7 groups leak.", "passed": None}
+    added = pl.DataFrame([row, leak], schema=audit.schema)
+    tables.write_table(pl.concat([audit, added]), tables.LEAKAGE_AUDIT, run.leakage_audit)
+    assert run_cautions(run) == (
+        "The leakage audit did not pass: g lies in two folds.",
+        "7 groups leak.",
+        "Labels were shuffled by group on purpose: anything but chance would be a leak.",
+    )
 
 
 def test_the_numbers_that_the_last_attempt_wrote_before_it_failed_are_its_own(run: RunPaths) -> None:

@@ -28,7 +28,7 @@ from fvc_lib.analysis.figures.roc_and_calibration import (
 from fvc_lib.analysis.figures.training import BEFORE, pipeline_figure, pipeline_spans
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read import queries
-from fvc_lib.analysis.read.headline import audit_facts
+from fvc_lib.analysis.read.cautions import audit_facts
 from fvc_lib.metrics.calibration import expected_calibration_error
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services import tables

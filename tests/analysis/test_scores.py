@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.pages.report import PAGE_ROWS, videos_html
+from fvc_lib.analysis.read.cautions import run_cautions
 from fvc_lib.analysis.read.scores import latex_results, runs_of_other_seeds, score_table, write_results
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_text
@@ -69,12 +70,30 @@ def test_the_report_has_all_of_them_harmless_whatever_a_path_is_called(run: RunP
     assert f"{PAGE_ROWS} on a page; 2 videos have frames" in html
 
 
+def test_what_a_trial_writes_for_other_programs_says_so(run: RunPaths, scores: pl.DataFrame) -> None:
+    results = read_table(run.results, tables.RESULTS)
+    write_results(run, results, 0.95)
+    assert scores["trial"].null_count() == scores.height
+    assert pl.read_csv(run.results_csv)["trial"].null_count() == results.height
+    assert "trial" not in run.results_tex.read_text()
+    run.scores.write_text(scores.drop("trial").write_csv())  # of an earlier version
+    assert read_table(run.scores, tables.SCORES).equals(scores)
+
+    write_text(run.params_yaml, RunConfig(dev_groups=20, shuffle_labels=True).to_yaml())
+    write_results(run, results, 0.95)
+    of_trial = score_table(read_table(run.index, tables.INDEX), predictions_of(run), run=run)
+    assert set(of_trial["trial"]) == set(pl.read_csv(run.results_csv)["trial"]) == {"trial on 20 groups"}
+    caption = next(line for line in run.results_tex.read_text().splitlines() if line.startswith("--: undefined"))
+    assert "This is a trial on 20 groups: it claims nothing of the corpus. " in caption
+    assert "Labels were shuffled by group on purpose" in caption
+
+
 def test_results_for_other_programs_are_the_same_numbers(run: RunPaths) -> None:
     results = read_table(run.results, tables.RESULTS)
     write_results(run, results, 0.95)
     assert pl.read_csv(run.results_csv).height == results.height
     text = latex_results(results, 0.95)
-    assert text == run.results_tex.read_text()
+    assert latex_results(results, 0.95, run_cautions(run)) == run.results_tex.read_text()
     assert r"Group lookup, split by row* &" in text
     assert text.count(r" \\") == 1 + results["source"].n_unique()
     model = results.filter(source="model", scope="all", metric="roc_auc").row(0, named=True)

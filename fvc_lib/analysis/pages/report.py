@@ -28,6 +28,7 @@ from fvc_lib.analysis import wording
 from fvc_lib.analysis.memory.findings import memory_facts, run_memory
 from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
 from fvc_lib.analysis.read import headline as headlines
+from fvc_lib.analysis.read.cautions import FEW_GROUPS_TOLD, audit_facts
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline, Score, Verdict
 from fvc_lib.analysis.read.naming import run_parameters, trial_text
 from fvc_lib.analysis.read.records import read_tables, run_status
@@ -87,7 +88,7 @@ def _environment() -> jinja2.Environment:
     }  # fmt: skip
     environment.globals |= {
         "interval_bar": interval_bar, "standing_class": standing_class, "dishonest": DISHONEST_CONTROLS,
-        "few_groups_told": headlines.FEW_GROUPS_TOLD,
+        "few_groups_told": FEW_GROUPS_TOLD,
     }  # fmt: skip
     return environment
 
@@ -160,7 +161,7 @@ def write_run_report(run: RunPaths) -> None:
     if not records:
         return
     headline = headlines.run_headline(run)
-    of_results = () if headline.earlier else (*_results_facts(run), *headlines.audit_facts(run))
+    of_results = () if headline.earlier else (*_results_facts(run), *audit_facts(run))
     write_report(
         sorted(records.values(), key=lambda path: _rank(path.name)),
         run.report_html,

@@ -18,8 +18,9 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.analysis.read import run_comparison
-from fvc_lib.analysis.read.headline import ReportHeadline, interval_cautions, run_headline
-from fvc_lib.analysis.read.naming import run_parameters, run_task, told_apart
+from fvc_lib.analysis.read.cautions import interval_cautions, run_cautions
+from fvc_lib.analysis.read.headline import ReportHeadline, run_headline
+from fvc_lib.analysis.read.naming import run_parameters, run_task, told_apart, trial_text
 from fvc_lib.analysis.read.queries import memory_peaks, training_summary
 from fvc_lib.analysis.read.run_comparison import JudgedRun, PairComparison, Refusal
 from fvc_lib.analysis.wording import (
@@ -112,6 +113,7 @@ class DetectorComparison:
     left_out: tuple[Refusal, ...]  # runs that were not compared, and why
     cautions: tuple[str, ...]  # what must be known of all of it, sentences
     confidence: float
+    of_runs: tuple[str, ...] = ()  # what must be said beside anything made of its runs (``headline.run_cautions``)
     told_apart: Mapping[str, str] = field(default_factory=dict)  # by name of a run the parameters that it differs in
 
     def with_costs(self, measured: Sequence[Mapping[str, Any]]) -> "DetectorComparison":
@@ -188,13 +190,17 @@ def compare_detectors(
     cautions = [*interval_cautions(main.num_groups, None, None), *_cautions(detectors)]
     if isinstance(first := readings[0], Refusal):
         cautions.insert(0, f"{first.runs[0]}, the first run, is left out: the reference is {names[0]}.")
+    trials = {each.name: trial_text(vars(each.config)) for each in detectors}
+    told = _with_controls(run_comparison.adjusted(against, metrics[0], confidence), detectors)
+    of_runs = [caution for each in detectors for judged in each.runs for caution in run_cautions(judged.run)]
     return DetectorComparison(
         detectors,
-        _with_controls(run_comparison.adjusted(against, metrics[0], confidence), detectors),
+        tuple(run_comparison.of_trials(pair, trials) for pair in told),
         {metric: _best(detectors, metric, drawn[metric][0], confidence) for metric in metrics},
         tuple(left_out),
         tuple(dict.fromkeys(cautions)),
         confidence,
+        tuple(dict.fromkeys(of_runs)),
         told_apart(named),
     )
 
@@ -444,9 +450,11 @@ def run_table(found: DetectorComparison) -> pl.DataFrame:
                     "control_auc": interval_text(best.value, best.low, best.high) if best else "",
                     "standing": headline.verdict.standing,
                     "verdict": headline.verdict.sentence,
+                    "trial": trial_text(vars(detector.config)) or None,
                 }
             )
-    return pl.DataFrame(rows)
+    table = pl.DataFrame(rows, infer_schema_length=None)
+    return table if table["trial"].count() else table.drop("trial")
 
 
 def left_out_table(found: DetectorComparison) -> pl.DataFrame:
@@ -470,6 +478,7 @@ def number_table(found: DetectorComparison) -> pl.DataFrame:
             "is_reference": pair is None,
             "seeds": " ".join(map(str, detector.seeds)),
             "runs": " ".join(run.name for run in detector.runs),
+            "trial": trial_text(vars(detector.config)) or None,
             "num_runs_above_controls": detector.num_above_controls,
             "num_videos": detector.intervals[MAIN_METRIC].num_rows,
             "num_groups": detector.intervals[MAIN_METRIC].num_groups,
@@ -493,7 +502,7 @@ def latex_table(found: DetectorComparison) -> str:
         rf"\caption{{Detectors on the same folds. AUC: mean over seeds with {100 * found.confidence:.0f}\% "
         r"cluster-bootstrap interval over groups; min--max over seeds is a spread, no interval; $\Delta$: paired "
         r"difference from the first row, $p$ corrected by Holm. Bold: best, and shown to differ from all others; "
-        r"underlined: best, not shown.}"
+        rf"underlined: best, not shown.{''.join(f' {latex_text(each)}' for each in found.of_runs)}}}"
     )
     lines = [
         r"% \usepackage{booktabs}",

@@ -8,6 +8,17 @@ from typing import Literal
 
 import polars as pl
 
+from fvc_lib.analysis.read.cautions import (
+    FEW_GROUPS,
+    audit_failures,
+    interval_cautions,
+    leakage_audit_of,
+    of_fake_voices,
+    parameter_cautions,
+    trial_caution,
+    untested_classes,
+    weaker_than_one_answer,
+)
 from fvc_lib.analysis.read.naming import (
     corpus_text,
     model_name,
@@ -15,7 +26,6 @@ from fvc_lib.analysis.read.naming import (
     run_marks,
     run_parameters,
     run_task,
-    trial_text,
 )
 from fvc_lib.analysis.read.protocols import (
     official_leaks,
@@ -35,7 +45,6 @@ from fvc_lib.analysis.read.records import (
     started_from_name,
 )
 from fvc_lib.analysis.wording import (
-    clean_text,
     count_text,
     interval_text,
     metric_name,
@@ -48,12 +57,11 @@ from fvc_lib.services.atomic_files import as_text, path_to_text
 from fvc_lib.services.digests import run_damage
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.run_paths import RunPaths, list_runs
-from fvc_lib.services.tables import IMAGES, INDEX, LEAKAGE_AUDIT, TASK_RESULTS
+from fvc_lib.services.tables import TASK_RESULTS
 from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK, KFOLD, LENGTH_MATCHED, METADATA_MATCHED, TASKS
 
 # --- What the one number of a run measures, by the run's task: its name, what was judged, and the scores on record
 
-_MOST_CLASSES = 12  # named in a sentence
 EXACT_CONTROLS = frozenset({"chance"})  # computed, not estimated: such a control is its own interval
 
 
@@ -157,120 +165,7 @@ def _score(source: str, value: float | None, low: float | None, high: float | No
     return Score(source, value, value, value) if exact else Score(source, value, low, high)
 
 
-# --- What a reader must know of a run besides its number: where it is from, how few groups it stands on, what leaked
-
-# Parameter, value, and what a reader of the number must then know.
-_OF_PARAMETERS = (
-    ("shuffle_labels", True, "Labels were shuffled by group on purpose: anything but chance would be a leak."),
-    ("canonical", True, "Every video was re-encoded by one recipe before it was decoded or measured."),
-)
-_FEW_GROUPS = 100  # from here on intervals hold what they promise to within two or three in a hundred
-FEW_GROUPS_TOLD = (
-    "Simulated with groups of uneven sizes, intervals meant to hold the truth 95 times in 100 held it 88 times with 20 "
-    "groups, 91 times with 40 and 93 times with 380."
-)
-
-
-def parameter_cautions(parameters: Mapping[str, object]) -> tuple[str, ...]:
-    """What must be known because of how the run was asked for."""
-    told = [sentence for name, value, sentence in _OF_PARAMETERS if parameters.get(name) == value]
-    if parameters.get("corpus") == "":
-        what = TASKS[run_task(parameters)].synthetic
-        if not parameters.get("more_corpora"):
-            told.insert(0, f"The corpus is synthetic: the number shows that the pipeline works, not how well {what}.")
-        else:
-            told.insert(
-                0, f"Part of the videos is the synthetic sample corpus, which shows nothing of how well {what}."
-            )
-    kept = parameters.get("dev_samples_per_class")
-    if isinstance(kept, int) and kept > 0:
-        told.append(f"Trained in dev mode, on at most {count_text(kept, 'image')} of each class.")
-    return tuple(told)
-
-
-def interval_cautions(num_groups: int | None, low: float | None, high: float | None) -> tuple[str, ...]:
-    """What must be known of a number's interval over groups; nothing where it may be taken as it stands.
-
-    The shares are those of ``metrics.intervals.cluster_bootstrap``.
-    """
-    told = []
-    if low is not None and low == high:
-        told.append(
-            "An interval without width is no certainty: no draw of these groups changes the number, others may."
-        )
-    if num_groups is not None and num_groups < _FEW_GROUPS:
-        few = f"{count_text(num_groups, 'group')} {'is' if num_groups == 1 else 'are'} few"
-        told.append(f"{few}: intervals come out too narrow (docs/numbers.md).")
-    return tuple(told)
-
-
-def weaker_than_one_answer(results_frame: pl.DataFrame, operating_point: str = "") -> tuple[str, ...]:
-    """Where the model's decisions over all folds are worse than one answer to every video (``tables.RESULTS``).
-
-    ``operating_point`` is named where it is not the usual one, which aims at as many reals as fakes told right.
-    """
-    at = f" at the operating point {clean_text(operating_point)}" if operating_point not in ("", "best") else ""
-    rows = results_frame.filter(scope="all").select("source", "metric", "value").drop_nulls().rows()
-    known = {(source, metric): value for source, metric, value in rows}
-    told = []
-    f1, always_fake = known.get(("model", "f1")), known.get(("constant", "f1"))
-    if f1 is not None and always_fake is not None and f1 < always_fake:
-        told.append(f"F1 {number_text(f1)}{at} is below that of calling every video fake ({number_text(always_fake)}).")
-    accuracy, of_constant = known.get(("model", "accuracy")), known.get(("constant", "accuracy"))
-    if accuracy is not None and of_constant is not None:
-        one_label = max(of_constant, 1 - of_constant)  # the constant control gives one answer, which may be the rarer
-        if accuracy < one_label:
-            usual = f"always giving the more frequent label ({number_text(one_label)})"
-            told.append(f"Accuracy {number_text(accuracy)}{at} is below that of {usual}.")
-    return tuple(told)
-
-
-def _of_fake_voices(run: RunPaths) -> tuple[str, ...]:
-    """That audio is not judged, of a corpus that says of some videos that theirs is fake."""
-    index = read_tables([(path_to_text(run.run_id), run.index)], INDEX).frame
-    fake_voices = index.filter(pl.col("attributes").str.json_path_match("$.audio").str.to_lowercase() == "fake")
-    if fake_voices.is_empty():
-        return ()
-    real = fake_voices.filter(label="real").height
-    told = f"Audio is not judged: {count_text(fake_voices.height, 'video')} of the corpus have a fake voice"
-    return (f"{told}; {real} of them count as real, because what is seen is." if real else f"{told}.",)
-
-
-def _untested_classes(run: RunPaths) -> tuple[str, ...]:
-    """The classes of the run's images of which none was tested, in a sentence; nothing where there are none."""
-    images = read_tables([(path_to_text(run.run_id), run.images)], IMAGES).frame.drop_nulls("class_label")
-    classes = set(images["class_label"])
-    untested = sorted(classes - set(images.filter(part="test")["class_label"]))
-    if not untested:
-        return ()
-    named = ", ".join(map(clean_text, untested[:_MOST_CLASSES]))
-    named += f" and {len(untested) - _MOST_CLASSES} more" if len(untested) > _MOST_CLASSES else ""
-    were = "was" if len(untested) == 1 else "were"
-    caution = (
-        f"{len(untested)} of {count_text(len(classes), 'class', 'classes')} {were} never tested ({named}): the number "
-        f"is of the other {len(classes) - len(untested)}, and no overall figure is meant."
-    )
-    return (caution,)
-
-
-def _audit(run: RunPaths) -> Answer:
-    return read_tables([(path_to_text(run.run_id), run.leakage_audit)], LEAKAGE_AUDIT)
-
-
-def audit_failures(run: RunPaths) -> list[str]:
-    """The findings of the run's leakage audit that did not pass, or why it cannot be read."""
-    audit = _audit(run)
-    return [*audit.notes, *audit.frame.filter(~pl.col("passed").fill_null(value=True))["finding"]]
-
-
-def audit_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
-    """For the head of a report: how many of a run's checks for leaks passed; nothing where none are recorded."""
-    judged = _audit(run).frame.filter(pl.col("passed").is_not_null())
-    if judged.is_empty():
-        return ()
-    passed = int(judged["passed"].sum())
-    return (("Leakage audit", f"{passed} of {count_text(judged.height, 'check')} passed"),)
-
+# --- Where the model stands beside its controls
 
 HEADLINE_METRIC = "roc_auc"
 # Shown to make the leak visible: a row-wise split is what the run refuses to do, so it is nothing to be compared with.
@@ -339,7 +234,7 @@ class ReportHeadline:
     @property
     def has_few_groups(self) -> bool:
         """Whether intervals over its groups are known to come out too narrow."""
-        return self.num_groups is not None and self.num_groups < _FEW_GROUPS
+        return self.num_groups is not None and self.num_groups < FEW_GROUPS
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -450,12 +345,13 @@ def run_headline(run: RunPaths) -> ReportHeadline:
             *([f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []),
             *_why_a_control_wins(run, verdict),
             *floor_margin(measured.scores, measured.margin),
+            *(caution for caution in trial_caution(asked) if caution != verdict.sentence),
             *parameter_cautions(asked),
-            *_of_fake_voices(run),
+            *of_fake_voices(run),
             *of_scores,
         ),
         earlier=measured.earlier,
-        notes=(*measured.notes, *_audit(run).notes, *run_damage(run.root)),
+        notes=(*measured.notes, *leakage_audit_of(run).notes, *run_damage(run.root)),
     )
 
 
@@ -466,9 +362,9 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
     verdict = judge(measured.scores, audit_failures(run), measured.measure)
     if "earlier attempt" in measured.earlier and verdict.standing != "no result":
         return Verdict("no result", f"The last attempt has no result. The numbers here are {measured.earlier}.")
-    trial = trial_text(run_parameters(run))
+    trial = trial_caution(run_parameters(run))
     if trial and verdict.standing == "above control":
-        return replace(verdict, standing="not shown", sentence=f"This is a {trial}: it claims nothing of the corpus.")
+        return replace(verdict, standing="not shown", sentence=trial[0])
     if measured.measure.leaks and verdict.standing == "above control":
         how = f"Without what leaks: {strict_command(path_to_text(run.root))}"
         told = f"Not shown to be above its controls. {measured.measure.leaks} {how}"
@@ -558,7 +454,7 @@ def _why_a_control_wins(run: RunPaths, verdict: Verdict) -> tuple[str, ...]:
     if verdict.standing != "not above control" or winner is None or not advice:
         return ()
     is_told = winner.source == METADATA_ONLY and "To do about it" in advice
-    carriers = _audit(run).frame.filter(check=METADATA_CARRIERS)["finding"].to_list() if is_told else []
+    carriers = leakage_audit_of(run).frame.filter(check=METADATA_CARRIERS)["finding"].to_list() if is_told else []
     return (" ".join([*carriers, advice]),)
 
 
@@ -579,11 +475,11 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
         strict = dict(FORGERIES.strict_controls)
         if any(score.source == REAL_SOURCE_CONTROL for score in scores):  # else there were no two sources
             strict[REAL_SOURCE_CONTROL] = _HOW_TO_TRAIN_ON_SOURCES[asked.get("real_source_control") is False]
-        measure = replace(FORGERIES, leaks=official_leaks(asked, _audit(run).frame), strict_controls=strict)
+        measure = replace(FORGERIES, leaks=official_leaks(asked, leakage_audit_of(run).frame), strict_controls=strict)
         margin = next((score for score in overall_scores(answer.frame, MARGIN)), None)
         found = MeasuredScores(measure, scores, videos, groups, answer.notes, (*told, *weaker), margin=margin)
     if found.scores and found.measure.is_of_classes:
-        found = replace(found, cautions=(*_untested_classes(run), *found.cautions))
+        found = replace(found, cautions=(*untested_classes(run), *found.cautions))
     return replace(found, earlier=earlier_attempt(run, table) if found.scores else "")
 
 

@@ -5,11 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from fvc_lib.analysis.read.headline import interval_cautions
+from fvc_lib.analysis.read.cautions import interval_cautions, run_cautions
+from fvc_lib.analysis.read.naming import run_parameters, trial_text
 from fvc_lib.analysis.wording import count_text, interval_text, metric_name
 from fvc_lib.metrics.cross_validation import measure_over_folds
 from fvc_lib.metrics.intervals import percentile_intervals, replicate_values
 from fvc_lib.metrics.paired_difference import holm, paired_difference
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import ROBUSTNESS_RESULTS, check_table, column_types
 
 UNDISTURBED, WITHOUT_LOSS = "undisturbed", "lossless"
@@ -27,6 +29,7 @@ def robustness_results(
     replicates: int = 2000,
     seed: int = 0,
     confidence: float = 0.95,
+    run: RunPaths | None = None,
 ) -> pl.DataFrame:
     """Every level's metrics and what they lose against the same videos undisturbed (ROBUSTNESS_RESULTS).
 
@@ -39,14 +42,16 @@ def robustness_results(
         replicates: of the cluster bootstrap over groups.
         seed: of its draws.
         confidence: of every interval.
+        run: whose networks scored, for the column ``trial``.
     """
+    trial = (run and trial_text(run_parameters(run))) or None
     before = scored.filter(level=UNDISTURBED)
     rows = []
     for (level, kind), of_level in scored.group_by("level", "kind", maintain_order=True):
         both = before.join(
             of_level.drop_nulls("score").select("video_id", disturbed="score"), on="video_id", maintain_order="left"
         )
-        shared = {"level": level, "kind": kind, "strength": strengths.get(str(level), "as it is")}
+        shared = {"level": level, "kind": kind, "strength": strengths.get(str(level), "as it is"), "trial": trial}
         counts = {
             "num_videos": both.height,
             "num_groups": both["group_id"].n_unique(),
@@ -127,11 +132,15 @@ def _difference(row: Mapping[str, object]) -> str | None:
     return shown if low is None or high is None else f"{shown} [{low:+z.3f}, {high:+z.3f}]"
 
 
-def findings(results: pl.DataFrame, confidence: float = 0.95) -> list[str]:
-    """What the numbers say, in sentences: the worst level, the losses that are shown, and what limits all of it."""
+def findings(results: pl.DataFrame, confidence: float = 0.95, run: RunPaths | None = None) -> list[str]:
+    """What the numbers say, in sentences: the worst level, the losses that are shown, and what limits all of it.
+
+    Of ``run``, where it is given, what must be said beside any number of it comes first.
+    """
     main, name = results.filter(metric=MAIN_METRIC), metric_name(MAIN_METRIC)
     before, levels = main.filter(level=UNDISTURBED), main.filter(pl.col("level") != UNDISTURBED)
-    said = [
+    said = [] if run is None else list(run_cautions(run))
+    said += [
         f"Undisturbed: {name} {interval_text(row['value'], row['low'], row['high'])}, "
         f"{count_text(row['num_videos'], 'video')} in {count_text(row['num_groups'], 'group')}."
         for row in before.iter_rows(named=True)

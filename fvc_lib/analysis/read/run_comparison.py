@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.analysis.read import naming
-from fvc_lib.analysis.read.headline import audit_failures, interval_cautions
+from fvc_lib.analysis.read.cautions import audit_failures, interval_cautions
 from fvc_lib.analysis.read.naming import run_parameters, run_task, trial_text
 from fvc_lib.analysis.read.protocols import protocol_text
 from fvc_lib.analysis.read.records import run_status
@@ -249,7 +249,8 @@ def compare(
         pairs += [_pair(together, drawn, one, other, metric, confidence) for one, other in numbered]
     refusals = (*(run for run in read if isinstance(run, Refusal)), *not_alike)
     asked = {run.name: run_parameters(run.run) for run in read if isinstance(run, JudgedRun)}
-    found = [_of_trials(pair, asked) for pair in adjusted(pairs, metric, confidence)]
+    trials = {name: trial_text(each) for name, each in asked.items()}
+    found = [of_trials(pair, trials) for pair in adjusted(pairs, metric, confidence)]
     told = tuple(_with_protocols(_with_container(pair, asked, metric), asked) for pair in found)
     return Comparison(metric, confidence, replicates, values, told, refusals)
 
@@ -274,14 +275,14 @@ def _with_container(pair: PairComparison, asked: Mapping[str, Mapping[str, objec
     return replace(pair, finding=f"{told}: the difference {be} what the container gave away and what re-encoding took.")
 
 
-def _of_trials(pair: PairComparison, asked: Mapping[str, Mapping[str, object]]) -> PairComparison:
-    """Shown of no pair with a trial on a part of its corpus, which claims nothing."""
-    trials = [f"{name} is a {trial}" for name in (pair.first, pair.second) if (trial := trial_text(asked[name]))]
-    if not trials:
+def of_trials(pair: PairComparison, trials: Mapping[str, str]) -> PairComparison:
+    """Shown of no pair with a trial, which claims nothing; ``trials`` by name (``naming.trial_text``)."""
+    told = [f"{name} is a {trials[name]}" for name in (pair.first, pair.second) if trials.get(name)]
+    if not told:
         return pair
     by = f"{difference_text(pair)}, Holm p {p_text(pair.holm_p_value)}"
-    told = f"{' and '.join(trials)}, so nothing is claimed of {pair.second} minus {pair.first}: {by}."
-    return replace(pair, is_shown=False, finding=told)
+    finding = f"{' and '.join(told)}, so nothing is claimed of {pair.second} minus {pair.first}: {by}."
+    return replace(pair, is_shown=False, finding=finding)
 
 
 def _with_protocols(pair: PairComparison, asked: Mapping[str, Mapping[str, object]]) -> PairComparison:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from fvc_lib.analysis.read.cautions import run_cautions
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS
-from fvc_lib.analysis.read.naming import run_parameters
+from fvc_lib.analysis.read.naming import run_parameters, trial_text
 from fvc_lib.analysis.read.protocols import TARGET_SCOPE
 from fvc_lib.analysis.wording import count_text, interval_text, latex_text, source_name
 from fvc_lib.services.atomic_files import write_text
@@ -17,7 +18,9 @@ from fvc_lib.services.tables import PREDICTIONS, SCORES, check_table, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK
 
 
-def score_table(index: pl.DataFrame, predictions: pl.DataFrame, others: Sequence[pl.DataFrame] = ()) -> pl.DataFrame:
+def score_table(
+    index: pl.DataFrame, predictions: pl.DataFrame, others: Sequence[pl.DataFrame] = (), run: RunPaths | None = None
+) -> pl.DataFrame:
     """Every video of ``predictions`` (SCORES), mistakes first, then right answers, the surest before the others.
 
     Args:
@@ -25,6 +28,7 @@ def score_table(index: pl.DataFrame, predictions: pl.DataFrame, others: Sequence
         predictions: PREDICTIONS schema, all folds together.
         others: the same of runs that differ in their seed alone, of which the scores' spread is: the sample standard
             deviation over all runs that scored the video, this one among them.
+        run: whose they are, for the column ``trial``.
     """
     every = pl.concat([each.select("video_id", "score") for each in (predictions, *others)])
     spread = every.group_by("video_id").agg(score_std=pl.col("score").std(), num_seeds=pl.len().cast(pl.Int64))
@@ -32,12 +36,17 @@ def score_table(index: pl.DataFrame, predictions: pl.DataFrame, others: Sequence
     rows = (
         predictions.join(index.select("video_id", "path"), on="video_id", how="left")
         .join(spread, on="video_id", how="left")
-        .with_columns(called=called)
+        .with_columns(called=called, trial=_trial_column(run))
         .with_columns(is_right=pl.col("called") == pl.col("label"), path=pl.col("path").fill_null(pl.col("video_id")))
     )
     sure = (pl.col("score") - pl.col("threshold")).abs()
     table = rows.sort("is_right", -sure, "video_id").select(list(SCORES.columns))
     return check_table(table, SCORES, "scores")
+
+
+def _trial_column(run: RunPaths | None) -> pl.Expr:
+    """``trial on 20 groups`` in every row of a table of such a run, else null."""
+    return pl.lit((run and trial_text(run_parameters(run))) or None, pl.String)
 
 
 def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
@@ -65,9 +74,13 @@ def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
 
 
 def write_results(run: RunPaths, results: pl.DataFrame, confidence: float) -> None:
-    """Write the table of results (RESULTS) as CSV and, in short, as LaTeX; ``OSError`` where that fails."""
-    write_text(run.results_csv, results.write_csv())
-    write_text(run.results_tex, latex_results(results, confidence))
+    """Write the table of results (RESULTS) as CSV and, in short, as LaTeX, with what must be said of the run.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    write_text(run.results_csv, results.with_columns(trial=_trial_column(run)).write_csv())
+    write_text(run.results_tex, latex_results(results, confidence, run_cautions(run)))
 
 
 _FOR_A_PAPER = {
@@ -76,10 +89,11 @@ _FOR_A_PAPER = {
 }  # fmt: skip
 
 
-def latex_results(results: pl.DataFrame, confidence: float) -> str:
+def latex_results(results: pl.DataFrame, confidence: float, cautions: Sequence[str] = ()) -> str:
     """The network and its controls over all folds (RESULTS) as a table for a paper that uses booktabs.
 
-    A protocol's targets follow, the network alone, and the caption says that the rest is the mean over them.
+    A protocol's targets follow, the network alone, and the caption says that the rest is the mean over them, and the
+    ``cautions``.
     """
     rows = results.filter(scope="all")
     known = {(row["scope"], row["source"], row["metric"]): row for row in results.iter_rows(named=True)}
@@ -94,7 +108,13 @@ def latex_results(results: pl.DataFrame, confidence: float) -> str:
         r"\begin{table}",
         r"\centering",
         rf"\caption{{{counted}{100 * confidence:g}\% cluster-bootstrap intervals over groups{mean}.",
-        r"--: undefined, or not resolved by the number of reals. *: what a split by row would claim.}",
+        " ".join(
+            [
+                r"--: undefined, or not resolved by the number of reals. *: what a split by row would claim.",
+                *map(latex_text, cautions),
+            ]
+        )
+        + "}",
         rf"\begin{{tabular}}{{{'l' * (1 + len(_FOR_A_PAPER))}}}",
         r"\toprule",
         " & ".join(["Scored by", *_FOR_A_PAPER.values()]) + r" \\",
