@@ -200,11 +200,11 @@ def _is_left_over(path: Path, host: str | None, pid: int) -> bool:
         return False  # its writer has finished meanwhile
 
 
-def sha256_of_file(path: AnyPath, block_bytes: int = 1 << 20, num_bytes: int | None = None) -> str:
-    """Hex SHA-256 of a file's content, or of its first ``num_bytes``, read in blocks."""
+def sha256_of_file(path: AnyPath, num_bytes: int | None = None) -> str:
+    """Hex SHA-256 of a file's content, or of its first ``num_bytes``, read in blocks of a MiB."""
     digest, remaining = hashlib.sha256(), sys.maxsize if num_bytes is None else num_bytes
     with Path(path).open("rb") as stream:
-        while block := stream.read(min(block_bytes, remaining)):
+        while block := stream.read(min(1 << 20, remaining)):
             digest.update(block)
             remaining -= len(block)
     return digest.hexdigest()

@@ -107,25 +107,21 @@ def _interval(row: dict[str, float | None] | None) -> str | None:
 
 
 def controls_figure(
-    results: pl.DataFrame,
-    metric: str = headline.HEADLINE_METRIC,
-    *,
-    confidence: float = 0.95,
-    verdict: headline.Verdict | None = None,
+    results: pl.DataFrame, *, confidence: float = 0.95, verdict: headline.Verdict | None = None
 ) -> go.Figure:
-    """The model's number and its controls' as points with interval bars.
+    """The headline's number and its controls' as points with interval bars.
 
-    ``verdict``: what the run says of the headline's metric; None: what ``results`` alone say.
+    ``verdict``: what the run says of it; None: what ``results`` alone say.
     """
-    scores = [score for score in headline.overall_scores(results, metric) if score.value is not None]
+    metric = headline.HEADLINE_METRIC
+    scores = [score for score in headline.overall_scores(results) if score.value is not None]
     if not scores:
         return theme.nothing_to_show("Model and controls", f"No {metric_name(metric)} over all folds is recorded.")
     verdict = verdict or headline.judge(scores, ())
-    verdict = verdict if metric == headline.HEADLINE_METRIC else None
-    over = [s for s in headline.overall_scores(results, headline.MARGIN) if verdict and s.value is not None]
+    over = [s for s in headline.overall_scores(results, headline.MARGIN) if s.value is not None]
     margin = "".join(f"; margin over the trained floor: {interval_text(s.value, s.low, s.high)}" for s in over)
     figure = theme.figure(
-        verdict.sentence if verdict else f"{metric_name(metric)} of the model beside its controls",
+        verdict.sentence,
         _counts(results, confidence) + margin,
         height=150 + 44 * len(scores),
     )

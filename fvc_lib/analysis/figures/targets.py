@@ -81,10 +81,10 @@ def targets_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Fig
     return figure
 
 
-def target_matrix(runs: Sequence[RunPaths], metric: str = HEADLINE_METRIC) -> HtmlTable:
-    """One row per run, named by what tells it apart, one column per target: the metric with its interval."""
+def target_matrix(runs: Sequence[RunPaths]) -> HtmlTable:
+    """One row per run, named by what tells it apart, one column per target: ROC AUC with its interval."""
     frame = results_of(runs).frame.filter(
-        pl.col("scope").str.starts_with(TARGET_SCOPE), source="model", metric=metric
+        pl.col("scope").str.starts_with(TARGET_SCOPE), source="model", metric=HEADLINE_METRIC
     )  # fmt: skip
     told = [interval_text(*row) for row in frame.select("value", "low", "high").iter_rows()]
     cells = frame.select("run_id", pl.col("scope").str.strip_prefix(TARGET_SCOPE).alias("target")).with_columns(
@@ -96,7 +96,7 @@ def target_matrix(runs: Sequence[RunPaths], metric: str = HEADLINE_METRIC) -> Ht
     known = matrix.with_columns(trained=pl.col("run_id").replace(marks))
     targets = [name for name in matrix.columns if name != "run_id"]
     names = {name: name for name in targets} | {"trained": "Trained"}
-    caption = f"{metric_name(metric)} at each target: a row for each run"
+    caption = f"{metric_name(HEADLINE_METRIC)} at each target: a row for each run"
     return HtmlTable(known.select("trained", "run_id", *targets), caption, names, missing="–")
 
 

@@ -229,10 +229,10 @@ def draw_chance(figure: go.Figure, value: float | None) -> None:
         figure.add_vline(x=value, line={"color": NEUTRAL, "width": 1, "dash": "dash"}, layer="below")
 
 
-def range_of(scores: Iterable[Score], low: float, high: float = 1.0) -> list[float]:
-    """From a little below the lowest value shown to a little above the highest, at least [low, high]."""
+def range_of(scores: Iterable[Score], low: float) -> list[float]:
+    """From a little below the lowest value shown to a little above the highest, at least [low, 1]."""
     known = [end for score in scores for end in (score.value, score.low, score.high) if end is not None]
-    return [min(low, *known) - 0.03, max(high, *known) + 0.03]
+    return [min(low, *known) - 0.03, max(1.0, *known) + 0.03]
 
 
 def shortened(text: object, characters: int) -> str:

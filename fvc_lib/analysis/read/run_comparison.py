@@ -304,10 +304,10 @@ def lines(comparison: Comparison) -> tuple[str, ...]:
     return (*shown, *_remarks(comparison))
 
 
-def difference_text(pair: PairComparison, *, digits: int = 3) -> str:
+def difference_text(pair: PairComparison) -> str:
     """``+0.031 [+0.004, +0.058]``: the second run minus the first."""
     ends = pair.difference.value, pair.difference.low, pair.difference.high
-    value, low, high = (f"{end:+.{digits}f}" if math.isfinite(end) else "undefined" for end in ends)
+    value, low, high = (f"{end:+.3f}" if math.isfinite(end) else "undefined" for end in ends)
     return f"{value} [{low}, {high}]" if math.isfinite(ends[1]) and math.isfinite(ends[2]) else value
 
 

@@ -38,14 +38,14 @@ class PredictedPeak:
 
 
 def predicted_peaks(
-    config: RunConfig, run: RunPaths | None, *, measure: Measure | None = None, stages: Sequence[Stage] = STAGES
+    config: RunConfig, run: RunPaths | None, *, measure: Measure | None = None
 ) -> dict[str, PredictedPeak]:
     """What one task of each stage is expected to take, by the stage's name. Reads only; never fails for want of data.
 
     ``run`` is the run that goes on, None for a new one. ``measure`` tries one training step out and returns the
     training's peak in bytes, or None where it cannot; it is asked only when no run tells.
     """
-    stages = stages_of(config, stages)
+    stages = stages_of(config, STAGES)
     missing = {stage.name for stage in stages}
     found = {} if run is None else _of_run(run, config, missing, "measured in this run")
     missing -= found.keys()

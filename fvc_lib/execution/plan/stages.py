@@ -94,19 +94,19 @@ def stage_named(text: str, stages: Sequence[Stage] = STAGES) -> Stage:
     raise UsageError(f"no single stage called {text!r}.{did_you_mean(text, names)} Stages: {', '.join(names)}.")
 
 
-def task_keys(texts: Sequence[str], config: RunConfig, stages: Sequence[Stage] = STAGES) -> frozenset[str]:
+def task_keys(texts: Sequence[str], config: RunConfig) -> frozenset[str]:
     """The tasks that ``texts`` name: each a task's key, or a stage (also a part of its name) for all its tasks.
 
     Raises:
         UsageError: a text names no task, a stage of another task, or a part of a name fits several stages.
     """
-    every = {task.key: task for task in tasks_in_order(config, stages)}
+    every = {task.key: task for task in tasks_in_order(config)}
     found: set[str] = set()
     for text in texts:
         if text in every:
             found.add(text)
             continue
-        stage = stage_named(text, stages)
+        stage = stage_named(text)
         refuse_stage_of_another_task(config, stage)
         found.update(key for key, task in every.items() if task.stage is stage)
     return frozenset(found)

@@ -274,13 +274,13 @@ def sbatch_command(job: SlurmJob, run: RunPaths, ids: Mapping[str, str], after_c
     return [*command, str(script_path(job, run))]
 
 
-def describe(jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = CHECKOUT) -> str:
+def describe(jobs: Sequence[SlurmJob], run: RunPaths, site: Site) -> str:
     """What ``submit`` would write and run, for ``--dry-run``; writes nothing."""
     ids = {job.name: f"<id of {job.name}>" for job in jobs}
     parts = []
     for job in jobs:
         command = " ".join(word if "<id" in word else shlex.quote(word) for word in sbatch_command(job, run, ids))
-        parts.append(f"==> {script_path(job, run)}\n{render(job, run, site, home=home)}==> {command}\n")
+        parts.append(f"==> {script_path(job, run)}\n{render(job, run, site)}==> {command}\n")
     return "\n".join(parts) if parts else "nothing to submit: every task is finished\n"
 
 

@@ -32,14 +32,12 @@ class _Source:
     names: frozenset[str]
 
 
-def helpers_hash(
-    sources: Iterable[str], *, package: Path | None = None, leaving_out: Collection[str] = NOT_RUN_HEADLESS
-) -> str:
+def helpers_hash(sources: Iterable[str], *, package: Path | None = None) -> str:
     """Hex SHA-256 over every module of ours that ``sources`` (code, say of a notebook's cells) depend on, as it is now.
 
-    Modules ``leaving_out`` do not count and are not followed; ``package`` is a folder, by default ``fvc_lib``'s.
+    What a headless notebook does not run does not count; ``package`` is a folder, by default ``fvc_lib``'s.
     """
-    return sha256_of_json(code_behind(sources, package=package, leaving_out=leaving_out))
+    return sha256_of_json(code_behind(sources, package=package))
 
 
 def code_behind(
