@@ -218,7 +218,7 @@ def test_a_network_that_went_on_from_a_run_has_its_size_and_speed_measured(from_
 
 def test_effort_after_effort_on_a_run_without_it_is_refused(from_scratch, tables, list_log):
     """The residual would be held to a part of what the first run began with, not of what it had learned."""
-    effort = going_on(from_scratch, tables, config={"tune": "effort"})
+    effort = going_on(from_scratch, tables, config={"tune": "effort:2"})
     effort.note_clips()
     train_fold(effort.paths, effort.config, 0, metric_log=list_log())
     paths = RunPaths(effort.paths.root.parent / "run_2")

@@ -218,7 +218,8 @@ def choose(trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config
             state.history, state.best_epoch, validation.labels, validation.logits + prior, clips.num_validation_groups,
             prior_logit=prior, point=config.operating_point,
         )  # fmt: skip
-        weights = hashlib.sha256(safetensors.torch.save(state.best_model)).hexdigest()
+        best = {name: tensor.contiguous() for name, tensor in state.best_model.items()}
+        weights = hashlib.sha256(safetensors.torch.save(best)).hexdigest()
         return asdict(record_selection(trained.checkpoints, RecordedSelection(chosen, clips.fingerprint, weights)))
 
     document = trained.ranks.from_leader("selection", recorded)
