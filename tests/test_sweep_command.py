@@ -11,7 +11,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read.detectors import TABLE_FILES
+from fvc_lib.analysis.read.detector_tables import TABLE_FILES
 from fvc_lib.command_line.sweep import Sweep, combinations, values_to_sweep
 from fvc_lib.execution.run.record import begin_run, run_hash
 from fvc_lib.execution.run.status import read_status
