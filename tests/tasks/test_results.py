@@ -277,7 +277,7 @@ def test_whatever_stands_beside_the_mean_over_targets_is_one_too(tables: Any, tm
     from_web = np.arange(folds.height) // 8 % 2 == 0
     sources = [None if fake else "web" if web else "studio" for fake, web in zip(is_fake, from_web, strict=True)]
     noise = np.random.default_rng(4).normal(size=folds.height)
-    logits = noise + np.where(good, 3 * is_fake + 2 * from_web, 0.2 * is_fake)
+    logits = noise + np.where(good, 3 * is_fake + 2 * from_web, 0.2 * is_fake + from_web)  # every fold leans one way
     predictions = tables.predictions(folds, 1 / (1 + np.exp(-logits)))
     protocol, index = of_two_targets(folds), tables.index(folds, real_source=sources)
     found = kfold_results(index, folds, predictions, OF_TARGETS, protocol=protocol)
