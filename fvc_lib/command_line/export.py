@@ -11,6 +11,7 @@ import polars as pl
 
 from fvc_lib import CHECKOUT
 from fvc_lib.command_line.models import standing_of
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, find_run
@@ -18,8 +19,13 @@ from fvc_lib.services.tasks import DEFAULT_TASK, PROTOCOLS
 
 if TYPE_CHECKING:
     from fvc_lib.analysis.read.headline import ReportHeadline
+    from fvc_lib.services.registry import DetectorSpec
 
 _WORST_SLICES = 5
+# In the card, or in no bundle because it names a place on a machine.
+_SAID_ELSEWHERE = frozenset(
+    {"model", "model_weights", "crop", "head", "l2_normalise", "protocol", "target_corpora", "num_frames", "fixed_size"}
+)
 
 
 @click.command(short_help="Write a run's detector as a folder to hand on.")
@@ -138,6 +144,7 @@ def model_card(run: RunPaths, headline: "ReportHeadline") -> str:
         (f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. {config.num_trainings} networks. Epoch, "
         "temperature and threshold were chosen on inner "
         f"validation videos. {headline.measure.circumstances(headline.num_samples, headline.num_groups)}"), "",
+        _trained(run, config, spec), "",
         (f"Clips: {clips.num_frames} frames of {clips.side} x {clips.side} pixels, {clips.view.sampling}, "
         f"{clips.view.crop or clips.view.fit}, {clips.view.clips} of a video."), "",
         "## Numbers", "",
@@ -154,6 +161,28 @@ def model_card(run: RunPaths, headline: "ReportHeadline") -> str:
         f"Paper: {clean_text(spec.paper)}. Run: {headline.run_id}.", "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _trained(run: RunPaths, config: RunConfig, spec: "DetectorSpec") -> str:
+    """Of the network what was trained, and how, as far as it was not as by default."""
+    from fvc_lib.analysis.wording import clean_text
+    from fvc_lib.engine.training_state import TrainingRecord
+    from fvc_lib.tasks.recipe import read_outcome
+
+    unit = " on features of length 1" if config.l2_normalise or spec.l2_normalise else ""
+    said = [f"Head: {config.head or spec.head}{unit}."] if spec.build is None else []
+    outcome = read_outcome(run.fold_outcome(0), TrainingRecord)
+    if outcome is not None and outcome.network is not None:
+        network = outcome.network
+        said.append(f"{network.num_parameters:,} parameters were trained, {network.num_frozen:,} were not.")
+        said += [f"{note[0].upper()}{note[1:]}." for note in map(clean_text, network.notes)]
+    values, fields = (
+        config.values_of(lambda declared: declared.changes in ("weights", "recipe")),
+        RunConfig.model_fields,
+    )
+    names = [name for name in values if name not in _SAID_ELSEWHERE and getattr(config, name) != fields[name].default]
+    other = [f"{name} {clean_text(values[name])}" for name in names]
+    return " ".join([*said, *([f"Otherwise than by default: {', '.join(other)}."] if other else [])])
 
 
 _RESULT_COLUMNS = {

@@ -84,6 +84,24 @@ def colours_of(folder: Path, otherwise: tuple[Colours, Colours]) -> tuple[Colour
     return otherwise
 
 
+# What decides which of a family's networks it is, as the families call it.
+_SIZES = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "mlp_ratio", "patch_size",
+    "tubelet_size", "attention_type", "num_register_tokens", "key_bias",
+)  # fmt: skip
+
+
+def note_of_another_network(found: Any, published: Any, name: str) -> tuple[str, ...]:
+    """What a folder's configuration has otherwise than the ``published`` one that ``name`` stands for, as a note."""
+    pairs = [(key, getattr(found, key, None), getattr(published, key, None)) for key in _SIZES]
+    other = [f"{key} {got!r}" for key, got, want in pairs if _plain(got) != _plain(want)]
+    return (f"the folder's network is not that of {name}: {', '.join(other)}",) if other else ()
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
 def blocks_of(network: nn.Module) -> tuple[nn.Module, ...]:
     """The layers of a transformer: those of the list with the most parameters, wherever a version keeps it."""
     lists = [part for part in network.modules() if isinstance(part, nn.ModuleList)]

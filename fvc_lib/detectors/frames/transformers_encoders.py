@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fvc_lib.detectors.network import IMAGENET_DEVIATION, IMAGENET_MEAN, PictureTrunk
 from fvc_lib.detectors.packages import imported
-from fvc_lib.detectors.transformers_folders import blocks_of, colours_of, from_folder, quiet
+from fvc_lib.detectors.transformers_folders import blocks_of, colours_of, from_folder, note_of_another_network, quiet
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 _CLIP_COLOURS = ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
@@ -127,9 +127,8 @@ def build_encoder(options: TrunkOptions, name: str = "") -> TransformersFrames:
     trunk = TransformersFrames(
         network, size, mean=colours[0], deviation=colours[1], recomputable=blocks_of(network), weights=loaded
     )
-    other = [f"{key} {got!r}" for key, want in settings.items() if (got := getattr(network.config, key)) != want]
-    if other:
-        trunk.notes = (*trunk.notes, f"the folder's network is not that of {name or options.name}: {', '.join(other)}")
+    published = getattr(transformers, kind.config)(**settings)
+    trunk.notes += note_of_another_network(network.config, published, name or options.name)
     return trunk
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fvc_lib.detectors.network import IMAGENET_DEVIATION, IMAGENET_MEAN, Trunk
 from fvc_lib.detectors.packages import imported
-from fvc_lib.detectors.transformers_folders import blocks_of, colours_of, from_folder, quiet
+from fvc_lib.detectors.transformers_folders import blocks_of, colours_of, from_folder, note_of_another_network, quiet
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 
 
@@ -103,9 +103,11 @@ def _build(options: TrunkOptions) -> TransformersTrunk:
     num_features = network.classifier.in_features
     network.classifier = nn.Identity()
     blocks = blocks_of(network)
-    return TransformersTrunk(
+    trunk = TransformersTrunk(
         network, num_features, pixels=kind.pixels, mean=mean, deviation=deviation, recomputable=blocks, weights=loaded
     )
+    trunk.notes += note_of_another_network(network.config, getattr(transformers, kind.config)(), options.name)
+    return trunk
 
 
 def _register(

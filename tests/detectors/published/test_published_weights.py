@@ -144,6 +144,7 @@ def test_a_folder_of_transformers_gives_the_features_of_transformers_own_pipelin
     kind, _, processor = SMALL_FOLDERS[name]
     network = getattr(transformers(), kind).from_pretrained(tmp_path).eval()
     trunk = trunk_of(name, tmp_path, num_frames=FRAMES, side=SIDE)
+    assert any(f"not that of {name}: hidden_size {network.config.hidden_size}" in note for note in trunk.notes)
     frames = real_frames(20, SIDE)
     process = getattr(transformers(), processor).from_pretrained(tmp_path)
     options = {"return_tensors": "pt", "do_resize": False, "do_center_crop": False}
