@@ -52,10 +52,10 @@ def write_video_pages(verdicts: Verdicts, model: Path, folder: Path, *, most: in
         if is_there(path, stamp):
             continue
         found = file_evidence(detector.networks, verdicts.known, row)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_video_page(
             path, row, known, sections_of(found, known), stamp=stamp, standing=standing, failures=found.failures,
-            limits=(*verdicts.limits, LIMIT), card=card,
+            limits=(*detector.standing.sentences, *verdicts.limits), card=card,
         )  # fmt: skip
     return pages
 
@@ -83,8 +83,8 @@ def page_name(number: int, path: str) -> str:
 def sections_of(found: FileEvidence, known: Known) -> list[Section]:
     """What the page shows, in this order; a part that is not there has no section."""
     sections = []
-    if found.clips is not None:
-        sections.append(frames_section(found.clips))
+    if found.shown is not None:
+        sections.append(frames_section(found.shown))
     if (each := found.windows) is not None:
         sections.append(
             when_section(

@@ -71,7 +71,7 @@ def is_there(path: Path, stamp: str) -> bool:
 
 
 def frames_section(clips: npt.NDArray[np.uint8]) -> Section:
-    """The frames of ``clips``, uint8 (N, T, 3, S, S), or as many of them as there is room for."""
+    """The frames of ``clips``, uint8 (N, T, 3, H, W), or as many of them as there is room for."""
     frames = clips.reshape(-1, *clips.shape[2:])
     chosen = np.unique(np.linspace(0, len(frames) - 1, min(_MOST_FRAMES, len(frames))).round().astype(int))
     pictures = [when.data_uri(frames[number], _FRAME_SIDE) for number in chosen]

@@ -42,6 +42,7 @@ class Windows:
         begins, ends: float64 (M,), seconds from the video's first frame: to the first frame of each, and to the end of
             its last.
         seconds: of the whole video.
+        content: left, top, width and height in pixels of the picture in a stored frame; around it are black bars.
     """
 
     num_source_frames: int
@@ -51,6 +52,7 @@ class Windows:
     begins: Seconds
     ends: Seconds
     seconds: float
+    content: tuple[int, int, int, int]
 
 
 def window_places(view: View, num_frames: int, num_source_frames: int, seconds: float, side: int) -> IntArray:
@@ -102,7 +104,10 @@ def _decode(path: Path, num_frames: int, side: int, view: View, store: StoreFram
             converter.sample_aspect_ratio = seen.source.sample_aspect_ratio
         picture = np.empty((3, decoded_side, decoded_side), np.uint8)
         converter.convert(seen.frame, picture)
-        sink.take(seen.number, picture, converter.content_box(seen.frame))
+        box = converter.content_box(seen.frame)
+        if seen.number == found.places.min() and not view.crop and view.fit == "letterbox":
+            found = replace(found, content=(box.left, box.top, box.width, box.height))
+        sink.take(seen.number, picture, box)
     assert found is not None  # a video without a frame was refused
     return found
 
@@ -118,7 +123,7 @@ def _planned(view: View, num_frames: int, side: int, times: Seconds) -> Windows:
     # Each window is cropped by what is found in it.
     stored = np.arange(places.size).reshape(places.shape) if view.crop else shared
     ends = np.append(from_begin, seconds)[places[:, -1] + 1]
-    return Windows(n, places, stored, len(clips), from_begin[places[:, 0]], ends, seconds)
+    return Windows(n, places, stored, len(clips), from_begin[places[:, 0]], ends, seconds, (0, 0, side, side))
 
 
 class _Fitted:

@@ -116,20 +116,22 @@ def under_curve(begins: Floats, ends: Floats, middles: Pixels, seconds: float) -
 
 
 def extremes(begins: Floats, ends: Floats, scores: Floats, middles: Pixels) -> tuple[list[Stretch], list[Stretch]]:
-    """The most and the least suspicious stretches that do not overlap, most and least first; none is both."""
+    """The most and the least suspicious stretches that do not overlap, most and least first."""
     mean = scores.mean(1)
 
-    def chosen(order: npt.NDArray[np.intp], taken: Sequence[int]) -> list[int]:
+    # Only what lies on its side of the curve's middle: two halves of an even curve are not told apart.
+    middle = (mean.min() + mean.max()) / 2
+
+    def chosen(among: npt.NDArray[np.bool_], order: Floats, taken: Sequence[int]) -> list[int]:
         found: list[int] = []
-        for number in order.tolist():
-            if all(ends[number] <= begins[other] or ends[other] <= begins[number] for other in (*found, *taken)):
+        for number in np.argsort(order, kind="stable").tolist():
+            others = (*found, *taken)
+            if among[number] and all(ends[number] <= begins[o] or ends[o] <= begins[number] for o in others):
                 found.append(number)
         return found[:_EXTREMES]
 
-    most = chosen(np.argsort(-mean, kind="stable"), [])
-    half = max(1, (len(most) + 1) // 2) if len(most) < _EXTREMES else _EXTREMES
-    most = most[:half]
-    least = chosen(np.argsort(mean, kind="stable"), most)
+    most = chosen(mean >= middle, -mean, [])
+    least = chosen(mean < middle, mean, most)
 
     def stretch(n: int) -> Stretch:
         picture = data_uri(middles[n], _SIDE)

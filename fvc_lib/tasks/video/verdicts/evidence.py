@@ -24,21 +24,14 @@ _SAME_SCORE = 0.005  # batches of another size round otherwise
 
 @dataclass(frozen=True)
 class FileEvidence:
-    """Of one file; a part that failed or does not apply is None.
+    """Of one file; a part that failed or does not apply is None."""
 
-    Attributes:
-        row: of VERDICTS.
-        folds: whose networks judged it.
-        clips: uint8 (N, T, 3, S, S), the frames that its score is of.
-        windows: when.
-        failures: what could not be found out, a sentence each.
-    """
-
-    row: Mapping[str, Any]
-    folds: tuple[int, ...]
-    clips: Pixels | None = None
-    windows: WindowScores | None = None
-    failures: tuple[str, ...] = field(default=())
+    row: Mapping[str, Any]  # of VERDICTS
+    folds: tuple[int, ...]  # whose networks judged it
+    clips: Pixels | None = None  # uint8 (N, T, 3, S, S), the frames that its score is of
+    shown: Pixels | None = None  # uint8 (N, T, 3, H, W), the same without black bars
+    windows: WindowScores | None = None  # when
+    failures: tuple[str, ...] = field(default=())  # what could not be found out, a sentence each
 
 
 def file_evidence(networks: Networks, known: KnownVideos, row: Mapping[str, Any]) -> FileEvidence:
@@ -56,13 +49,14 @@ def file_evidence(networks: Networks, known: KnownVideos, row: Mapping[str, Any]
             failures.append(f"{name}: {type(error).__name__}: {error}")
             return None
 
-    def from_one_pass() -> tuple[Pixels, WindowScores | None]:
+    def from_one_pass() -> tuple[Pixels, Pixels, WindowScores | None]:
         with decoded(networks, path_from_text(row["path"]), row["sha256"]) as video:
             failures.extend(_other_score(networks, folds, video, row))
-            return video.clips, part("When", lambda: score_windows(networks, folds, video))
+            shown = np.ascontiguousarray(video.without_bars(video.clips))
+            return video.clips, shown, part("When", lambda: score_windows(networks, folds, video))
 
-    clips, windows = part("The whole video", from_one_pass) or (None, None)
-    return FileEvidence(row, folds, clips, windows, tuple(failures))
+    clips, shown, windows = part("The whole video", from_one_pass) or (None, None, None)
+    return FileEvidence(row, folds, clips, shown, windows, tuple(failures))
 
 
 def folds_of(networks: Networks, known: KnownVideos, row: Mapping[str, Any]) -> tuple[int, ...]:

@@ -45,6 +45,11 @@ class WholeVideo:
         """W, at least 1."""
         return len(self.found.places) - self.found.num_clips
 
+    def without_bars(self, frames: Pixels) -> Pixels:
+        """The picture in ``frames``, uint8 (..., S, S)."""
+        left, top, width, height = self.found.content
+        return frames[..., top : top + height, left : left + width]
+
     def windows(self, first: int, end: int) -> Pixels:
         """uint8 (end - first, T, 3, S, S): a copy of windows ``first`` to ``end``, half-open."""
         behind = self.found.num_clips
@@ -58,7 +63,7 @@ class WindowScores:
     Attributes:
         begins, ends: float64 (W,), seconds from the video's first frame, ascending.
         scores: float64 (W, K), the calibrated probability of fake by each network.
-        middles: uint8 (W, 3, S, S), the middle frame of each window as the networks saw it.
+        middles: uint8 (W, 3, H, W), the middle frame of each window as the networks saw it, without black bars.
         seconds: of the whole video.
         share_seen: of the video's frames, how many some window shows.
         notes: what to know of this video's windows, a sentence each.
@@ -111,10 +116,10 @@ def score_windows(networks: Networks, folds: tuple[int, ...], video: WholeVideo)
     """Have the networks of ``folds`` judge every window, as many at once as the run has in a batch."""
     found, behind = video.found, video.found.num_clips
     logits = np.empty((video.num_windows, len(folds)))
-    middles = np.empty((video.num_windows, *video.clips.shape[2:]), np.uint8)
+    middles = []
     for first in range(0, video.num_windows, networks.batch_size):
         some = video.windows(first, first + networks.batch_size)
-        middles[first : first + len(some)] = some[:, some.shape[1] // 2]
+        middles.append(video.without_bars(some[:, some.shape[1] // 2]).copy())
         for column, fold in enumerate(folds):
             said = networks.logits(fold, some[:, None])
             logits[first : first + len(some), column] = said / networks.folds[fold].temperature
@@ -123,7 +128,7 @@ def score_windows(networks: Networks, folds: tuple[int, ...], video: WholeVideo)
         found.begins[behind:],
         found.ends[behind:],
         probabilities(logits, 1.0),
-        middles,
+        np.concatenate(middles),
         found.seconds,
         len(np.unique(places)) / found.num_source_frames,
         tuple(_notes(networks, found)),
