@@ -12,9 +12,11 @@ something is looked for in the picture of each window (``View.crop``).
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+from av.video.frame import VideoFrame
 
 from fvc_lib.services.clip_settings import View
 from fvc_lib.video.decode import views
@@ -96,18 +98,18 @@ def _decode(path: Path, num_frames: int, side: int, view: View, store: StoreFram
             found = _planned(view, num_frames, side, seen.times)
             kind = _Cropped if view.crop else _Fitted
             sink = kind(found, view, side, store)
-            converter, wanted = FrameConverter(decoded_side, None), set(np.unique(found.places).tolist())
+            converter, wanted = _Converter(decoded_side, None), set(np.unique(found.places).tolist())
         converter.observe(seen.frame)
         if seen.number not in wanted:
             continue
-        if converter.sample_aspect_ratio is None:
+        if sink.box is None:  # only a decoded frame tells the aspect ratio where the container does not
             converter.sample_aspect_ratio = seen.source.sample_aspect_ratio
+            sink.box = box = converter.content_box(seen.frame)
+            if not view.crop and view.fit == "letterbox":
+                found = replace(found, content=(box.left, box.top, box.width, box.height))
         picture = np.empty((3, decoded_side, decoded_side), np.uint8)
         converter.convert(seen.frame, picture)
-        box = converter.content_box(seen.frame)
-        if seen.number == found.places.min() and not view.crop and view.fit == "letterbox":
-            found = replace(found, content=(box.left, box.top, box.width, box.height))
-        sink.take(seen.number, picture, box)
+        sink.take(seen.number, picture)
     assert found is not None  # a video without a frame was refused
     return found
 
@@ -126,19 +128,36 @@ def _planned(view: View, num_frames: int, side: int, times: Seconds) -> Windows:
     return Windows(n, places, stored, len(clips), from_begin[places[:, 0]], ends, seconds, (0, 0, side, side))
 
 
+class _Converter(FrameConverter):
+    """Reckons only once where frames of one size lie: of small ones that takes as long as decoding them."""
+
+    def __init__(self, size: int | None, sample_aspect_ratio: Fraction | None) -> None:
+        super().__init__(size, sample_aspect_ratio)
+        self._boxes: dict[tuple[object, ...], Box] = {}
+
+    def content_box(self, frame: VideoFrame) -> Box:
+        key = (frame.width, frame.height, self.orientation, self.sample_aspect_ratio)
+        if key not in self._boxes:
+            self._boxes[key] = super().content_box(frame)
+        return self._boxes[key]
+
+
 class _Fitted:
-    """Fits each frame by itself and hands it on at once."""
+    """Fits each frame by itself and hands it on at once.
+
+    Attributes:
+        box: where the picture lies in the first frame that is wanted: a clip is cut by its first frame's.
+    """
 
     def __init__(self, plan: Windows, view: View, side: int, store: StoreFrame) -> None:
         self._number = {int(place): number for number, place in enumerate(np.unique(plan.places))}
         self._view, self._side, self._store = view, side, store
-        self._box: Box | None = None
+        self.box: Box | None = None
 
-    def take(self, place: int, picture: Pixels, box: Box) -> None:
-        """A frame that is wanted, uint8 (3, D, D), and where the picture lies in it."""
-        self._box = self._box or box  # a clip is cut by its first frame's
-        if self._view.fit != "letterbox":
-            box = self._box
+    def take(self, place: int, picture: Pixels) -> None:
+        """A frame that is wanted, uint8 (3, D, D)."""
+        box = self.box
+        if self._view.fit != "letterbox" and box is not None:
             content = picture[None, :, box.top : box.top + box.height, box.left : box.left + box.width]
             picture = np.zeros((3, self._side, self._side), np.uint8)
             views._centre(content, np.array([0]), picture[None])
@@ -156,12 +175,12 @@ class _Cropped:
         self._plan, self._view, self._side, self._store = plan, view, side, store
         self._waiting = list(range(len(plan.places)))
         self._pictures: dict[int, Pixels] = {}
-        self._box: Box | None = None
+        self.box: Box | None = None
 
-    def take(self, place: int, picture: Pixels, box: Box) -> None:
+    def take(self, place: int, picture: Pixels) -> None:
         """As ``_Fitted`` has it."""
-        self._box = self._box or box
-        box = self._box
+        box = self.box
+        assert box is not None
         self._pictures[place] = picture[:, box.top : box.top + box.height, box.left : box.left + box.width]
         whole = [number for number in self._waiting if self._plan.places[number, -1] == place]
         self._waiting = [number for number in self._waiting if number not in whole]
