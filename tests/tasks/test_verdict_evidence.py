@@ -1,0 +1,154 @@
+"""What a video's own page shows: when it is suspicious, and what there is to say where a part fails."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fvc_lib.analysis.figures.evidence.when import Known, extremes
+from fvc_lib.analysis.pages.video_page import when_section
+from fvc_lib.command_line.verdict_pages import page_name, write_video_pages
+from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import INDEX, read_table
+from fvc_lib.tasks.video.verdicts import evidence, judging
+from fvc_lib.tasks.video.verdicts.detector import TrainedDetector, detector_of
+from fvc_lib.tasks.video.verdicts.rule import rule_of, score_bounds
+from fvc_lib.tasks.video.verdicts.windows import decoded, score_windows
+from tests.kits.scored_run import trained_run, write_video
+from tests.kits.training import draw_clip
+
+HOSTILE = "<img src=x onerror=alert(1)>&.mp4"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> RunPaths:
+    return trained_run(tmp_path_factory.mktemp("evidence"))
+
+
+@pytest.fixture(scope="module")
+def detector(run) -> TrainedDetector:
+    return detector_of(run.root)
+
+
+def write_changed(path: Path, begin: int, end: int, num_frames: int = 48) -> None:
+    """A video with the look of a fake from frame ``begin`` to ``end``, half-open, and else of a real."""
+    real, fake = (draw_clip(f"{path.stem} {label}", 0, label == "fake") for label in ("real", "fake"))
+    shown = [(fake if begin <= number < end else real)[number % 4] for number in range(num_frames)]
+    write_video(path, np.stack(shown))
+
+
+def test_the_curve_is_higher_where_a_video_was_changed(detector, tmp_path):
+    begin, end = 30, 48
+    write_changed(tmp_path / "changed.mp4", begin, end)
+    with decoded(detector.networks, tmp_path / "changed.mp4", "") as video:
+        found = score_windows(detector.networks, tuple(detector.networks.folds), video)
+    first, last = begin / 25, end / 25
+    inside = (found.begins >= first) & (found.ends <= last + 1e-9)
+    outside = (found.ends <= first) | (found.begins >= last)
+    assert found.mean[inside].min() > found.mean[outside].max() + 0.1
+    most, least = extremes(found.begins, found.ends, found.scores, found.middles)
+    assert first <= (most[0].begin + most[0].end) / 2 <= last
+    assert least[0].end <= first or least[0].begin >= last
+    assert found.scores.shape == (7, 2)
+    assert found.notes[0].startswith("Each of the 7 windows shows 4 frames of about 0.4")
+
+
+def test_a_still_and_a_short_video_say_why_there_is_no_curve(detector, tmp_path):
+    write_video(tmp_path / "still.mp4", draw_clip("still", 0, True)[:1])
+    write_video(tmp_path / "short.mp4", draw_clip("short", 0, True))
+    told = []
+    for name in ("still", "short"):
+        with decoded(detector.networks, tmp_path / f"{name}.mp4", "") as video:
+            found = score_windows(detector.networks, (0,), video)
+        told += found.notes
+        page = when_section(
+            found.begins, found.ends, found.scores, found.middles, found.seconds, KNOWN, notes=found.notes, limit=""
+        )
+        assert "<svg" not in page.html
+        assert found.notes[0] in page.html
+    assert told == [
+        "A still: the video has one frame, so there is no when.",
+        "Too short for a curve: of its 4 frames a window needs 4.",
+    ]
+
+
+KNOWN = Known(np.array([0.1, 0.2]), np.array([0.8, 0.9]))
+
+
+def test_bounds_are_where_the_rule_changes_its_answer(detector):
+    rule = rule_of(0.3)
+    real_to, fake_from = score_bounds(detector.known, rule)
+    said = {}
+    for score in (*([] if real_to is None else [real_to]), *([] if fake_from is None else [fake_from])):
+        logits = np.full((3, 2), np.log(score / (1 - score))) + np.array([[-1e-6], [0], [1e-6]])
+        said[score] = judging.answers_to(logits, detector.known, rule)
+    assert said
+    if fake_from is not None:
+        assert said[fake_from][1:] == ["fake", "fake"]
+        assert said[fake_from][0] != "fake"
+    if real_to is not None:
+        assert said[real_to][:2] == ["real", "real"]
+        assert said[real_to][2] != "real"
+    assert score_bounds(detector.known, rule_of(0.3, withheld=True)) == (None, None)
+
+
+def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, detector, tmp_path, monkeypatch):
+    for name in (HOSTILE, "gone.mp4"):
+        write_changed(tmp_path / name, 10, 40)
+    own = read_table(run.index, INDEX).row(0, named=True)
+    corpus = run.root.parents[2] / "corpus"
+    files = [tmp_path / HOSTILE, tmp_path / "gone.mp4", corpus / own["path"], tmp_path / "never.mp4"]
+    out = tmp_path / "out"
+    verdicts = judging.judge_files(detector, files, rule_of(0.3), out, workers=1)
+    (tmp_path / "gone.mp4").unlink()
+    seen = []
+    real = evidence.score_windows
+    monkeypatch.setattr(evidence, "score_windows", lambda n, folds, v: seen.append(folds) or real(n, folds, v))
+
+    pages = write_video_pages(verdicts, run.root, out)
+    names = [page_name(number, str(path)) for number, path in enumerate(files, 1)]
+    assert list(pages.values()) == [f"videos/{name}" for name in names[:3]]
+    assert names[0] == "0001_img-src-x-onerror-alert-1.html"
+    hostile, gone, known = ((out / page).read_text() for page in pages.values())
+    assert "<img src=x" not in hostile
+    assert "&lt;img src=x onerror=alert(1)&gt;&amp;.mp4" in hostile
+    assert "default-src &#39;none&#39;" in hostile
+    assert "<script" not in hostile
+    assert not re.search(r"(src|href)=\"?(?!data:|#|\.\./verdicts\.html)", hostile.partition("<body>")[2])
+    assert len(hostile) < 1_000_000
+    assert '<svg class="curve"' in hostile
+    assert "The whole video: DataError" in gone
+    assert "no such file" in gone
+    assert '<svg class="curve"' not in gone
+    assert f"This is a video of the run, {own['video_id']}" in known
+    fold = verdicts.known.rows.filter(video_id=own["video_id"])["fold"][0]
+    assert seen == [(0, 1), (fold,)]
+
+    stamps = {page: (out / page).stat().st_mtime_ns for page in pages.values()}
+    write_video_pages(verdicts, run.root, out)
+    assert stamps == {page: (out / page).stat().st_mtime_ns for page in pages.values()}
+    assert len(seen) == 2
+    assert list(write_video_pages(verdicts, run.root, out, most=1).values()) == [f"videos/{names[0]}"]
+    assert [path.name for path in (out / "videos").iterdir()] == names[:1]
+    other = judging.judge_files(detector, files[:1], rule_of(0.2), out, workers=1)
+    write_video_pages(other, run.root, out)
+    assert (out / "videos" / names[0]).read_text() != hostile
+
+
+def test_one_part_that_fails_costs_itself_alone(run, detector, monkeypatch):
+    own = detector.known.rows.row(0, named=True)
+    path = run.root.parents[2] / "corpus" / own["path"]
+    row = {"path": path_to_text(path), "sha256": own["content_sha256"], "score": own["score"] - 0.1}
+
+    def broken(*_: object) -> None:
+        raise ValueError("<b>no</b>")
+
+    monkeypatch.setattr(evidence, "score_windows", broken)
+    found = evidence.file_evidence(detector.networks, detector.known, row)
+    assert found.windows is None
+    assert found.clips.shape == (1, 4, 3, 24, 24)
+    other, failed = found.failures
+    assert other.startswith(f"Decoded again the file gets the score {own['score']:.3f}, and not")
+    assert failed == "When: ValueError: <b>no</b>"
