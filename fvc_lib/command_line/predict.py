@@ -34,6 +34,8 @@ FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", "asked.csv", ANSWER)
 @click.option("--prior", type=float, metavar="SHARE",
               help="Share of fakes where the videos come from: gives the probability there.")  # fmt: skip
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Videos decoded at once. Without: one per core.")
+@click.option("--pages", type=click.IntRange(min=-1), default=50, show_default=True, metavar="N",
+              help="So many judged videos get a page of their own with evidence; 0: none, -1: all.")  # fmt: skip
 @click.option("--allow-code", is_flag=True, help="Run the code of a bundle's own network or crop: read it first.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 @click.pass_context
@@ -47,6 +49,7 @@ def predict(
     cost: str | None,
     prior: float | None,
     jobs: int | None,
+    pages: int,
     allow_code: bool,
     runs_dir: Path | None,
 ) -> None:
@@ -67,7 +70,8 @@ def predict(
     run's videos in codec, size, length or rate. A video of the run gets its stored out-of-fold score; a near-duplicate
     of one is said to be one and gets no prediction.
 
-    Written: verdicts.csv, verdicts.jsonl, verdicts.html (opens offline), and notebook 30_verdicts as executed. What is
+    Written: verdicts.csv, verdicts.jsonl, verdicts.html (opens offline), a page of each judged video with evidence
+    below videos/ (a second decoding each: --pages), and notebook 30_verdicts as executed. What is
     found of a file is kept at once in findings.jsonl: with the same --out a call that was stopped or killed goes on,
     and another rule scores nothing again. A file that has changed is judged anew.
 
@@ -106,6 +110,7 @@ def predict(
     quoted = (os.fsencode(path).replace(b'"', b'""') for path in files)
     write_bytes(asked, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
     rule = [("--error-rate", error_rate), ("--fpr", fpr), ("--cost", cost), ("--prior", prior), ("--jobs", jobs)]
+    rule.append(("--pages", pages))
     given = [str(text) for pair in rule if pair[1] is not None for text in pair] + ["--allow-code"] * allow_code
     again = command_text("predict", found, asked, "--out", folder, *given)
     click.echo(f"model {found}\n{count_text(len(files), 'video')}\nto go on after a stop: {again}")
@@ -117,6 +122,7 @@ def predict(
         "prior": prior or 0.0,
         "allow_code": allow_code,
         "decode_workers": jobs or 0,
+        "video_pages": pages,
         "output_folder": str(folder),
     }
     code = execute_record(
@@ -136,6 +142,8 @@ def predict(
                 click.echo(f"  {row['verdict'] or '-':<9}  {score}  {row['path']}: {' '.join(row['reasons'])}")
     if count > shown:
         click.echo(f"  and {count - shown:,} more")
-    click.echo(f"  page          {page}\n  tables        {folder}")
+    made = sum(1 for _ in (folder / "videos").glob("*.html"))
+    click.echo(f"  page          {page}\n  with evidence {count_text(made, 'page')} in videos/; --pages says how many")
+    click.echo(f"  tables        {folder}")
     if not num_read:
         raise DataError(f"of {count_text(count, 'video')} none could be read; the reasons: {page}")
