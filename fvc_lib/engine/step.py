@@ -307,8 +307,7 @@ class BatchTransaction:
         return None, failure
 
     def _samples(self, work: _Work, start: int, part: Batch, *, split: bool = False) -> Samples:
-        split = split or len(part) < work.num_samples
-        return Samples(work.first_sample + start, len(part), work.draws, split)
+        return Samples(work.first_sample + start, len(part), work.draws, split or len(part) < work.num_samples)
 
     def _forward(self, work: _Work, start: int, part: Batch, *, split: bool = False) -> tuple[Outputs, LossSum]:
         self._dropout.of(self._samples(work, start, part, split=split))

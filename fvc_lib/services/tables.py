@@ -37,16 +37,12 @@ def check_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, origin: str) ->
         return frame
     try:  # slower, and says what does not fit
         return schema.validate(frame, lazy=True)
-    except SchemaErrors as error:
-        found = "; ".join(
-            f"column {row.get('column')!r}: {row.get('check')} (got {row.get('failure_case')!r})"
-            for row in error.failure_cases.head(5).iter_rows(named=True)
-        )
-        failed: Exception = error
-    except SchemaError as error:
-        found, failed = str(error), error
-    message = f"{origin}: does not fit the {schema.name} schema: {found}. Run the stage that writes it again."
-    raise DataError(message) from failed
+    except (SchemaErrors, SchemaError) as error:
+        rows = error.failure_cases.head(5).iter_rows(named=True) if isinstance(error, SchemaErrors) else ()
+        told = (f"column {row.get('column')!r}: {row.get('check')} (got {row.get('failure_case')!r})" for row in rows)
+        found = "; ".join(told) or str(error)
+        message = f"{origin}: does not fit the {schema.name} schema: {found}. Run the stage that writes it again."
+        raise DataError(message) from error
 
 
 def _fits(frame: pl.DataFrame, schema: pa.DataFrameSchema) -> bool:
@@ -147,9 +143,8 @@ def _with_newer_columns(frame: pl.DataFrame, schema: pa.DataFrameSchema) -> pl.D
     lacking = {name: filled for name, filled in newer.items() if name not in frame.columns}
     if not lacking:
         return frame
-    types = column_types(schema)
     return frame.with_columns(
-        pl.lit(None, types[name]).alias(name) if filled is None else pl.col(filled).alias(name)
+        pl.lit(None, column_types(schema)[name]).alias(name) if filled is None else pl.col(filled).alias(name)
         for name, filled in lacking.items()
     ).select(
         *(name for name in schema.columns if name in frame.columns or name in lacking),
@@ -188,9 +183,9 @@ def _of_video(*, unique: bool = False) -> dict[str, pa.Column]:
     return {**of, "fold": pa.Column(pl.Int64, pa.Check.ge(0))}
 
 
-def _value() -> dict[str, pa.Column]:
-    """A metric, with the ends of its interval where one was made: of a cluster bootstrap over groups."""
-    return {name: pa.Column(pl.Float64, nullable=True) for name in ("value", "low", "high")}
+def _numbers(*names: str) -> dict[str, pa.Column]:
+    """Columns of float64 that may be unknown."""
+    return {name: pa.Column(pl.Float64, nullable=True) for name in names}
 
 
 def _sha256(*, nullable: bool = False) -> pa.Column:
@@ -248,7 +243,7 @@ INDEX = _table(
     has_audio=pa.Column(pl.Boolean),
     size_bytes=pa.Column(pl.Int64, pa.Check.gt(0)),
     bits_per_second=pa.Column(pl.Float64, nullable=True),
-    **{name: pa.Column(pl.Float64, nullable=True) for name in _OF_PACKETS},
+    **_numbers(*_OF_PACKETS),
     content_sha256=text_column(checks=pa.Check.str_length(64, 64)),
     perceptual_hash=text_column(nullable=True),
 )
@@ -307,10 +302,8 @@ SEEN_CLIPS = _table(
     stride=pa.Column(pl.Int64, pa.Check.ge(0)),  # 0: spread over the video
     num_repeated=pa.Column(pl.Int64, pa.Check.ge(0)),  # frames that repeat the one before
     # What is seen of the middle frame, as shares of the upright picture
-    left=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
-    top=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
-    width=pa.Column(pl.Float64, pa.Check.in_range(0, 1.001)),
-    height=pa.Column(pl.Float64, pa.Check.in_range(0, 1.001)),
+    **{name: pa.Column(pl.Float64, pa.Check.in_range(0, 1)) for name in ("left", "top")},
+    **{name: pa.Column(pl.Float64, pa.Check.in_range(0, 1.001)) for name in ("width", "height")},
     note=text_column(nullable=True),  # what was not as asked for
 )
 
@@ -338,8 +331,7 @@ VERDICTS = _table(
     path=text_column(unique=True),  # absolute
     sha256=text_column(nullable=True),
     score=pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),  # probability of fake, mean over folds
-    score_low=pa.Column(pl.Float64, nullable=True),  # range over the folds' networks, where several judged
-    score_high=pa.Column(pl.Float64, nullable=True),
+    **_numbers("score_low", "score_high"),  # range over the folds' networks, where several judged
     probability=pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),  # of fake, at the share asked for
     verdict=text_column(checks=pa.Check.isin([*LABELS, "undecided"]), nullable=True),
     reasons=text_column(),  # a sentence a line
@@ -368,13 +360,10 @@ ROBUSTNESS_RESULTS = _table(
     kind=text_column(),
     strength=text_column(),
     metric=text_column(),
-    **_value(),
-    undisturbed=pa.Column(pl.Float64, nullable=True),  # the same metric of the same videos
-    difference=pa.Column(pl.Float64, nullable=True),  # value minus undisturbed, paired
-    difference_low=pa.Column(pl.Float64, nullable=True),
-    difference_high=pa.Column(pl.Float64, nullable=True),
-    p_value=pa.Column(pl.Float64, nullable=True),
-    holm_p_value=pa.Column(pl.Float64, nullable=True),  # corrected for the number of levels
+    **_numbers("value", "low", "high"),  # cluster bootstrap over groups, where it was made
+    # The same metric of the same videos, and value minus that, paired
+    **_numbers("undisturbed", "difference", "difference_low", "difference_high"),
+    **_numbers("p_value", "holm_p_value"),  # the second is corrected for the number of levels
     num_videos=pa.Column(pl.Int64, pa.Check.ge(0)),
     num_groups=pa.Column(pl.Int64, pa.Check.ge(0)),
     num_failed=pa.Column(pl.Int64, pa.Check.ge(0)),  # videos that have no score at the level
@@ -414,9 +403,8 @@ RESULTS = _table(
     source=text_column(),  # model, or the control's name
     scope=text_column(),  # all: a vote per video; all_by_group: a vote per group; or fold_K
     metric=text_column(),
-    **_value(),  # the interval of scope "all" only
-    fold_mean=pa.Column(pl.Float64, nullable=True),  # scope "all" only
-    fold_std=pa.Column(pl.Float64, nullable=True),
+    **_numbers("value", "low", "high"),  # cluster bootstrap over groups; scope "all" only
+    **_numbers("fold_mean", "fold_std"),  # scope "all" only
     num_videos=pa.Column(pl.Int64),
     num_groups=pa.Column(pl.Int64),
 )
@@ -479,9 +467,7 @@ SLICES = _table(
     slice_by=text_column(),  # platform, label_source, manipulation, duration, resolution, codec ...
     value=text_column(),
     metric=text_column(),
-    number=pa.Column(pl.Float64, nullable=True),
-    low=pa.Column(pl.Float64, nullable=True),  # cluster bootstrap over groups
-    high=pa.Column(pl.Float64, nullable=True),
+    **_numbers("number", "low", "high"),  # cluster bootstrap over groups
     num_videos=pa.Column(pl.Int64, pa.Check.ge(1)),
     num_real=pa.Column(pl.Int64),
     num_fake=pa.Column(pl.Int64),
@@ -608,7 +594,7 @@ TASK_RESULTS = _table(
     subject=text_column(),  # all, class:NAME, target:NAME, video_to_text, text_to_video, captions
     metric=text_column(),
     unit=text_column(),  # kcal, g, or empty for a number without one
-    **_value(),
+    **_numbers("value", "low", "high"),  # cluster bootstrap over groups, where it was made
     num_samples=pa.Column(pl.Int64),
     num_groups=pa.Column(pl.Int64),
 )

@@ -30,6 +30,7 @@ VALUES = {
     pl.Int64: [0, 1, 90, -1, None],
     pl.Float64: [0.0, 0.5, 1.0, 1.001, -0.5, math.inf, math.nan, None],
     pl.Boolean: [True, None],
+    pl.List(pl.Int64): [[0, 2], [], None],
 }
 
 
@@ -41,7 +42,7 @@ def test_what_fits_is_what_pandera_says(column):
     contents = [[value] for value in VALUES[kind]] + [[value] * 2 for value in VALUES[kind][:2]] + [[]]
     frames = [pl.DataFrame({"x": pl.Series(values, dtype=kind)}).with_columns(y=1) for values in contents]
     frames = [frame.cast({"y": pl.Int64}) for frame in frames]
-    frames += [frames[1].cast({"x": pl.Float32}, strict=False), frames[1].select("y", "x"), frames[1].select("x")]
+    frames += [frames[1].with_columns(x=pl.lit(0.5, pl.Float32)), frames[1].select("y", "x"), frames[1].select("x")]
     frames += [pl.concat([frames[1], frames[1].with_columns(y=pl.lit(2, pl.Int64))])]
     for frame in frames:
         try:
