@@ -4,7 +4,8 @@ Cross-conformal prediction by class: a new video is set against the out-of-fold 
 known. Its p-value of "real" is the share of reals that look at least as fake as it does, its p-value of "fake" the
 share of fakes that look at least as real. An answer is ruled out where its p-value is at or below the error rate; what
 is left is the verdict, if it is one answer. Of the reals at most about that share is then called fake, and of the
-fakes called real, whatever the network is worth: a network that knows nothing ends undecided nearly always.
+fakes called real, whatever the network is worth. A network that knows nothing calls its share of both alike, which is
+no answer: ``answers_that_tell`` says which answers are given to their own class more often than to the other.
 
 Videos of one group are no independent witnesses, so each group has one vote, divided among its videos. A new video is
 compared with the videos of fold k by the network of fold k, which saw neither.
@@ -13,10 +14,12 @@ V. Vovk, "Cross-conformal predictors", Annals of Mathematics and Artificial Inte
 Y. Lee, R. F. Barber, R. Willett, "Distribution-free inference with hierarchical data" (2023), arXiv:2306.06342.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import hypergeom
 
 from fvc_lib.metrics.classification import FloatArray, IntArray, check_labels, check_scores
 
@@ -152,6 +155,27 @@ def left_out_p_values(known: Witnesses, groups: npt.ArrayLike) -> PValues:
         # Taking away what was added leaves rounding noise, and votes are counted in shares of a group.
         found.append((1 + np.maximum(np.round(votes, 9), 0)) / (1 + others))
     return PValues(*found)
+
+
+def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05) -> frozenset[str]:
+    """Which of fake and real are said of their own class more often than of the other, by more than chance.
+
+    Fisher's exact test, one-sided, each group with one vote. Without it a network that knows nothing calls the stated
+    share of reals fake, and as many fakes: the rate is kept, and half of the answers are wrong.
+
+    Args:
+        known: videos with known labels.
+        answers: (N,), of each by the others (``left_out_p_values``).
+        level: how often an answer of a network that knows nothing may pass.
+    """
+    said, telling = np.array(answers), set()
+    for label, answer in ((0, REAL), (1, FAKE)):
+        votes = [float(known.weights[(known.labels == of) & (said == answer)].sum()) for of in (0, 1)]
+        hits, alarms = math.floor(votes[label] + 1e-9), math.ceil(votes[1 - label] - 1e-9)
+        own, other = known.num_groups[label], known.num_groups[1 - label]
+        if hits and hypergeom.sf(hits - 1, own + other, hits + alarms, own) <= level:
+            telling.add(answer)
+    return frozenset(telling)
 
 
 @dataclass(frozen=True)

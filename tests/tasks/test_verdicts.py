@@ -3,6 +3,7 @@
 import html
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -225,6 +226,59 @@ def test_each_kind_of_file_gets_its_row(run, tmp_path):
     assert frames[files[1]].shape == (4, 3, 24, 24)
     assert found.answer().endswith("1 without a prediction, 2 could not be read.")
     assert found.limits[0].startswith("Asked: at most 30 % of the reals called fake")
+
+
+def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, tmp_path):
+    files = [tmp_path / f"{name}.mp4" for name in "abc"]
+    for file in files:
+        write_video(file, draw_clip(file.stem, 0, file.stem == "b"))
+    (tmp_path / "bad.mp4").write_bytes(b"\0" * 5000)
+    asked, folder, detector, shown = [*files, tmp_path / "bad.mp4"], tmp_path / "out", detector_of(run.root), []
+
+    def go_on(progress=lambda done, total: None, rule=None, of=detector):
+        shown.clear()
+        return judge_files(
+            of,
+            asked,
+            rule or rule_of(0.3),
+            folder,
+            workers=1,
+            progress=progress,
+            seen=lambda path, _: shown.append(path),
+        )
+
+    def stop(done, _):
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go_on(stop)
+    assert not (folder / "verdicts.csv").exists()
+    journal = folder / "findings.jsonl"
+    journal.write_bytes(journal.read_bytes() + b'{"by": "somebody", "path": ')  # as a crash of the machine leaves it
+    whole = go_on()
+    assert whole.num_resumed == 2  # what lies in no content is tried again: the third
+    assert len(shown) == 1
+    fresh = judge(run, asked, tmp_path / "fresh").table
+    assert whole.table.equals(fresh)
+    assert read_table(folder / "verdicts.csv", VERDICTS)["score"].to_list() == fresh["score"].to_list()
+
+    again = go_on(rule=rule_of(0.1, prior=0.01))
+    assert shown == []
+    assert again.table["score"].equals(fresh["score"])
+    assert again.table["probability"].null_count() == 1
+
+    os.utime(files[0])  # looked at again, and found to be the same
+    write_video(files[1], draw_clip("other", 0, False))
+    changed = go_on().table
+    assert shown == [files[1]]
+    assert changed["sha256"].to_list()[::2] == fresh["sha256"].to_list()[::2]
+    assert changed["score"][1] != fresh["score"][1]
+
+    other = detector_of(run.root)
+    other.identity = "of another model"
+    assert go_on(of=other).num_resumed == 0
+    assert sorted(shown) == files
 
 
 def test_a_decoder_that_is_not_known_to_be_the_runs_is_said(run, monkeypatch):

@@ -280,7 +280,7 @@ class _Judge:
 
     def __init__(self, detector: TrainedDetector, rule: Rule) -> None:
         self._detector, self._known, self._rule = detector, detector.known, rule
-        said = self._known.left_out.answers(rule.rates)
+        said = self._known.answers_to(self._known.left_out, rule)
         self._answers = dict(zip(self._known.tested["content_sha256"].to_list(), said, strict=True))
 
     def table(self, found: Sequence[Finding]) -> pl.DataFrame:
@@ -324,7 +324,7 @@ class _Judge:
 
 def answers_to(logits: FloatArray, known: KnownVideos, rule: Rule) -> list[str]:
     """What the stated rates say of M new videos by the networks of K folds, float64 (M, K)."""
-    return p_values(known.witnesses, logits).answers(rule.rates)
+    return known.answers_to(p_values(known.witnesses, logits), rule)
 
 
 def judged(
@@ -350,7 +350,7 @@ def _concluded(
     """The verdict, and the sentences why; each of ``more`` alone makes it undecided."""
     against = [*([WITHHELD] if rule.withheld else []), *more]
     if answer == UNDECIDED:
-        against.append("Among the run's videos such scores are found of reals and of fakes, or of neither.")
+        against.append("Among the run's videos such scores are found of reals and of fakes alike, or of neither.")
     elif agreeing(answer, score, known.threshold(rule)) == UNDECIDED:
         against.append(f"The operating point {rule.point} gives another answer than the stated error rates.")
     if against:

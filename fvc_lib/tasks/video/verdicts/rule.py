@@ -19,6 +19,7 @@ from fvc_lib.metrics.abstention import (
     PValues,
     Witnesses,
     abstention_rates,
+    answers_that_tell,
     left_out_p_values,
     p_values,
     witnesses,
@@ -116,9 +117,18 @@ class KnownVideos:
             return None
         return threshold_at(rule.point, self.witnesses.labels, self.tested["score"].to_numpy())
 
+    def telling(self, rule: Rule) -> frozenset[str]:
+        """Which answers at the stated rates go to their own class more often than to the other, by the run's videos."""
+        return answers_that_tell(self.witnesses, self.left_out.answers(rule.rates))
+
+    def answers_to(self, p_values: PValues, rule: Rule) -> list[str]:
+        """What the stated rates say; an answer that says nothing is none."""
+        telling = self.telling(rule)
+        return [said if said in telling else UNDECIDED for said in p_values.answers(rule.rates)]
+
     def answers(self, rule: Rule) -> list[str]:
         """What the rule says of each tested video, by the videos of other groups alone."""
-        said = self.left_out.answers(rule.rates)
+        said = self.answers_to(self.left_out, rule)
         threshold = self.threshold(rule)
         return [agreeing(*each, threshold) for each in zip(said, self.tested["score"].to_list(), strict=True)]
 
@@ -164,6 +174,12 @@ def rule_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
                 f"Nothing can be called {what}: {groups:,} groups cannot show a rate below {percent(least)}, "
                 f"and {percent(asked)} was asked."
             )
+            continue
+        if what not in known.telling(rule):
+            told.append(
+                f"Nothing is called {what}: of the run's own videos this is not said more often where it is right than "
+                "where it is wrong, by more than chance."
+            )
     if (threshold := known.threshold(rule)) is not None:
         told.append(
             f"An answer must agree with {rule.point} ({rule.point and rule.point.says}): fake from a score of "
@@ -184,7 +200,7 @@ def score_bounds(known: KnownVideos, rule: Rule) -> tuple[float | None, float | 
     at = known.witnesses.scores
     # The rule changes just beside a known score, and nowhere else.
     tried = np.unique([np.nextafter(at, np.inf), np.nextafter(at, -np.inf)])
-    said = np.array(p_values(known.witnesses, tried[:, None]).answers(rule.rates))
+    said = np.array(known.answers_to(p_values(known.witnesses, tried[:, None]), rule))
     scores = probabilities(tried, 1.0)
     if (threshold := known.threshold(rule)) is not None:
         said[(said == FAKE) & (scores < threshold) | (said == REAL) & (scores >= threshold)] = UNDECIDED
