@@ -259,13 +259,14 @@ def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, 
     whole = go_on()
     assert whole.num_resumed == 2  # what lies in no content is tried again: the third
     assert len(shown) == 1
-    fresh = judge(run, asked, tmp_path / "fresh").table
-    assert whole.table.equals(fresh)
-    assert read_table(folder / "verdicts.csv", VERDICTS)["score"].to_list() == fresh["score"].to_list()
+    fresh, same = judge(run, asked, tmp_path / "fresh").table, ["path", "sha256", "verdict", "reasons", "failure"]
+    assert whole.table.select(same).equals(fresh.select(same))
+    assert whole.table["score"][:3].to_list() == pytest.approx(fresh["score"][:3].to_list(), abs=1e-6)
+    assert read_table(folder / "verdicts.csv", VERDICTS)["score"].equals(whole.table["score"])
 
     again = go_on(rule=rule_of(0.1, prior=0.01))
     assert shown == []
-    assert again.table["score"].equals(fresh["score"])
+    assert again.table["score"].equals(whole.table["score"])
     assert again.table["probability"].null_count() == 1
 
     os.utime(files[0])  # looked at again, and found to be the same
