@@ -428,7 +428,8 @@ def _folds_panel(selection: Selection) -> Shown:
         ~cs.by_name("run_id", require_all=False) & ~cs.ends_with(UNCALIBRATED)
     )
     run_id = path_to_text(selection.detailed.run_id)
-    return HtmlTable(panels.of_folds(selection, table), caption=f"{run_id}: the network on each outer fold")
+    told = f"{run_id}: the network on each outer fold; –: undefined, or too few reals"
+    return HtmlTable(panels.of_folds(selection, table), caption=told, missing="–")
 
 
 @PANELS.register_panel("slices", at=44, tasks=("video",))

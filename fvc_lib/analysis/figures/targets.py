@@ -64,7 +64,7 @@ def targets_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Fig
         finding,
         f"n = {count_text(len(targets), 'target')}{mean}; hollow: its best control; bars: {confidence:.0%} cluster "
         "bootstrap over groups, not adjusted for how many targets are looked at",
-        height=150 + 60 * len(targets),
+        height=150 + 92 * len(targets),
     )
     points = []
     for target in targets:
