@@ -213,9 +213,10 @@ def corpora(path: Path | None) -> None:
         click.echo(f"What a folder of yours is: {command_text('corpora', 'PATH')}")
         return
     found = listing.read_corpus(path)
-    groups = len(set(index.group_annotations(found).group_ids))
-    click.echo(f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos in {groups:,} stated groups")
-    for column in ("corpus", "label", "generator", "real_source", "official_split"):
+    groups = index.num_stated_groups(found)
+    told = f"in {groups:,} stated groups" if groups else "of which no groups are stated"
+    click.echo(f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos {told}")
+    for column in ("corpus", "label", "generator", "manipulation", "real_source", "official_split"):
         counts = listing.counted(value for entry in found.entries if (value := getattr(entry, column)))
         shown = ", ".join(f"{name} {count:,}" for name, count in list(counts.items())[:12])
         more = f" and {len(counts) - 12:,} more" if len(counts) > 12 else ""

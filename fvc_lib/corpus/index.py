@@ -69,6 +69,15 @@ def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
     return agreed.drop("labels").sort("video_id")
 
 
+def num_stated_groups(listing: Listing) -> int:
+    """How many groups the listed videos are in by what the corpus says, before any is opened; 0: it says nothing."""
+    if not listing.memberships:
+        return 0
+    group_of = dict(zip(_sources(listing), group_annotations(listing).group_ids, strict=True))
+    used = {entry.source_id for entry in listing.entries} or set(group_of)
+    return len({group_of[source_id] for source_id in used})
+
+
 def _sources(listing: Listing) -> list[str]:
     return listing.annotations["source_id"].unique().sort().to_list()
 
