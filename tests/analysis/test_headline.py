@@ -379,7 +379,7 @@ def test_only_what_would_help_is_advised_against_a_control(
     assert [word in told for word in ["To do about it: ", *advised]] == [True] * (len(advised) + 1)
     assert [word in told for word in not_advised] == [False] * len(not_advised)
     at_chance = what_to_do(Score(control, 0.52, 0.41, 0.63), asked)
-    assert at_chance.startswith("That control is not shown to be above chance itself")
+    assert at_chance.startswith(f"{source_name(control)} is not shown to be above chance itself")
 
 
 def write_results(run: RunPaths, frame: pl.DataFrame) -> None:

@@ -30,7 +30,8 @@ _HEADINGS = {
 _TEXT_ROW_LIMIT = 30
 # JupyterLab aligns every cell at its right edge; that rule gives way to nothing but a cell's own style.
 TEXT_STYLE = ' style="text-align:left"'
-_INTERVAL = r"^[-+]?[0-9.,]+ \[.*\]$"
+_INTERVAL = r"^[-+]?[0-9.,]+ \[.*\]( [★☆])?$"
+_ONE_WORD = r"^\w*$"  # such as what stands for the reference's own difference
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,8 @@ class HtmlTable:
     def _intervals(self) -> set[str]:
         """Columns of numbers with intervals, as text: ``0.994 [0.963, 1.000]`` stays on one line."""
         texts = [column.drop_nulls() for column in self.frame.get_columns() if column.dtype == pl.String]
-        return {column.name for column in texts if column.len() and column.str.contains(_INTERVAL).all()}
+        alike = ((column.name, column.str.contains(_INTERVAL), column.str.contains(_ONE_WORD)) for column in texts)
+        return {name for name, is_interval, is_word in alike if is_interval.any() and (is_interval | is_word).all()}
 
     def _look(self, name: str, *, missing: bool = False) -> str:
         """Attributes of a heading or cell of column ``name``."""

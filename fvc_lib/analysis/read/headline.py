@@ -440,8 +440,8 @@ def what_to_do(control: Score, parameters: Mapping[str, object]) -> str:
         return ""
     if control.low is not None and control.low <= CHANCE_AUC:
         return (
-            "That control is not shown to be above chance itself, so other or matched videos would not help: the model "
-            "tells too little, or the videos are too few."
+            f"{source_name(control.source)} is not shown to be above chance itself, so other or matched videos would "
+            "not help: the model tells too little, or the videos are too few."
         )
     listed = " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
     return f"{told}To do about it: {listed}."
