@@ -97,6 +97,7 @@ def test_a_detector_that_cannot_be_imported_ends_it_before_a_run_begins(tmp_path
         ({"model": "frame_cnn", "head": "gru"}, "has a head of its own"),
         ({"model": "clip_vit_b16", "tune": "head"}, "what is not trained would stay random"),
         ({"mix_share": 0.5, "mixup_alpha": 0.4}, "they mix the pixels of clips"),
+        ({"layer_decay": 0.7}, "about the stages below the head, of which none is trained"),
         ({"model": f"{__file__}:Broken"}, "cannot be built: TypeError: wants a colour"),
     ],
 )

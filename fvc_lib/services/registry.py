@@ -383,7 +383,7 @@ class FileRegistry(Registry[T]):
                 ) from error
             finally:
                 sys.path.remove(str(path.parent))
-        found = self._registered_by(path, item) or getattr(sys.modules[module_name], item, None)
+        found = self._registered_by(path, item, module_name) or getattr(sys.modules[module_name], item, None)
         if not callable(found) and not isinstance(found, DetectorSpec):
             names = [each for each, value in vars(sys.modules[module_name]).items() if callable(value)]
             raise UsageError(
@@ -391,9 +391,9 @@ class FileRegistry(Registry[T]):
             )
         return found
 
-    def _registered_by(self, path: Path, item: str) -> Any:
-        """What the file at ``path`` has registered as ``item``, where it is a cell's."""
-        return None
+    def _registered_by(self, path: Path, item: str, module: str) -> Any:
+        """What the file at ``path``, imported as ``module``, has registered as ``item``; None where it has not."""
+        return self._items[item] if self._sources.get(item, ("", 0, ""))[2] == module else None
 
 
 class DetectorRegistry(FileRegistry[DetectorSpec]):
@@ -438,8 +438,8 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
             self.know_cell(name, codes[-1].rstrip("\n") + "\n")
         return bool(codes)
 
-    def _registered_by(self, path: Path, item: str) -> Any:
-        return self._in_files.get((path.name, item))
+    def _registered_by(self, path: Path, item: str, module: str) -> Any:
+        return self._in_files.get((path.name, item)) or super()._registered_by(path, item, module)
 
     def get(self, name: str) -> DetectorSpec:
         """The declaration; ``UsageError`` as ever, or where a user's file cannot be imported or has no such class."""

@@ -238,6 +238,7 @@ def test_an_edited_file_that_registers_its_network_gives_the_new_one(tmp_path):
         net.write_text(shift + text.format(side))
         try:
             assert DETECTORS.get(f"{net}:Net").side == side
+            assert DETECTORS.get(f"{net}:edited_net").side == side  # as of a cell's file that lies elsewhere by now
             assert DETECTORS.get("edited_net").side == side
         finally:
             DETECTORS._items.pop("edited_net", None)

@@ -138,7 +138,7 @@ def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
     trunk of a user's own file is none of ours, and is computed again.
 
     Raises:
-        UsageError: clips are to be mixed.
+        UsageError: clips are to be mixed, or stages that are not trained to be trained in some way.
     """
     trunk = network.trunk if isinstance(network, Detector) else None
     if (config.tune or DETECTORS.get(config.model).tune) != "head" or not isinstance(trunk, Trunk) or not trunk.weights:
@@ -147,6 +147,11 @@ def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
         raise UsageError(
             "mixup_alpha, cutmix_alpha: they mix the pixels of clips, and with a frozen trunk training sees features "
             "that are computed once of each clip alone. Set both to 0, or train more: -p tune norms, last:N or all."
+        )
+    if config.layer_decay != 1 or config.freeze_backbone_epochs or config.unfreeze_stage_epochs:
+        raise UsageError(
+            "layer_decay, freeze_backbone_epochs, unfreeze_stage_epochs: they are about the stages below the head, of "
+            "which none is trained. Leave them out, or train more: -p tune norms, last:N or all."
         )
     return trunk
 
