@@ -25,12 +25,13 @@ from hypothesis import settings
 sys.dont_write_bytecode = False
 
 # No deadline: a test must not depend on how busy the machine is. Derandomized: the same examples on every machine.
-settings.register_profile("fvc", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("fvc", deadline=None, derandomize=True, max_examples=30)
 settings.load_profile("fvc")
 
 pytest_plugins = [
     "tests.faults.table",  # the marker `fault` and the table of what was survived
     "tests.kits.training",  # the fixtures of everything that trains
+    "tests.kits.warm_workers",  # the fixture `warm_workers`
 ]
 
 MakeVideo = Callable[..., Path]

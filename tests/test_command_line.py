@@ -27,19 +27,12 @@ from tests.kits.known_memory import with_known_memory
 ROOT = Path(__file__).parents[1]
 
 
-def command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "run_notebooks.py"), *arguments],
-        cwd=cwd, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-
-
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_help_teaches_and_names_the_exit_codes():
-    done = command("--help")
+    done = subprocess.run([sys.executable, str(ROOT / "run_notebooks.py"), "--help"], stdout=subprocess.PIPE, text=True)
     assert done.returncode == 0
     for word in ("--resume", "--dry-run", "-p corpus", "137 killed for memory"):
         assert word in done.stdout
@@ -53,13 +46,15 @@ def test_the_list_names_every_notebook_with_its_parameters():
     assert "fold = 0  set by the runner: which outer fold, from 0" in done.stdout
 
 
-def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path):
+@pytest.mark.usefixtures("warm_workers")
+def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     given = {"runs_dir": str(tmp_path / "runs"), "num_folds": 3}
     with_known_memory(begin_run(RunConfig(**given), command="test"))
     before = contents(tmp_path)
     values = [text for name, value in given.items() for text in ("-p", name, str(value))]
-    done = command("--dry-run", *values, cwd=tmp_path)
-    assert done.returncode == 0
+    done = CliRunner().invoke(run_notebooks.main, ["--dry-run", *values])
+    assert done.exit_code == 0, done.stderr
     assert "04_fold_training_fold_2" in done.stdout
     assert "04_fold_training_fold_3" not in done.stdout
     assert "new run" in done.stdout

@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> RunPaths:
 
 
 @pytest.fixture
-def command(run: RunPaths, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+def command(run: RunPaths, monkeypatch: pytest.MonkeyPatch, warm_workers: None) -> Callable[..., Result]:
     """Type a command; in this process, because a new one spends seconds on imports."""
 
     def type_(*arguments: str, **environment: str) -> Result:

@@ -160,6 +160,7 @@ TASKS = {
     ("video", "frame_cnn"), *(pytest.param(*other, marks=pytest.mark.long) for other in (
         ("image", ""), ("video_text", "frame_cnn")))
 ])  # fmt: skip
+@pytest.mark.usefixtures("warm_workers")
 def test_each_profile_s_step_measures_below_the_one_before(task, model):
     """full, no profile, safe, ultra_safe; by the preflight's own measurement, in one process for all of them."""
     make, default = TASKS[task]

@@ -97,6 +97,7 @@ def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(re
         assert setting in hopeless.message()
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.long
 def test_the_average_of_the_weights_is_one_more_copy():
     request = StepRequest(WideTask("raise", 99), 1, effective_batch_size=1, compute=CPU)
@@ -136,6 +137,7 @@ def test_a_peak_that_was_not_measured_is_said_to_be_estimated():
     assert [measured.peak_bytes(size) for size in (1, 2, 8)] == [490, 500, 900]
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_the_next_fold_decides_the_same_without_measuring_whatever_was_measured_since(tmp_path):
     store = tmp_path / "preflight.json"
     request = troubled("take_64_gib", from_size=3)
@@ -154,6 +156,7 @@ def test_the_next_fold_decides_the_same_without_measuring_whatever_was_measured_
     assert check(replace(request, micro_batch=1), MemoryBudget(8 << 30, "8 GiB"), store).micro_batch == 1
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.long
 def test_a_measurement_that_is_cut_short_does_not_replace_a_richer_one(tmp_path):
     store = tmp_path / "preflight.json"
@@ -170,6 +173,7 @@ def test_a_measurement_that_is_cut_short_does_not_replace_a_richer_one(tmp_path)
     assert "broken in a process" in report.problem
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize(
     ("trouble", "ended_by"),
     [("be_killed", "SIGKILL"), pytest.param("segfault", "SIGSEGV", marks=pytest.mark.long)],
@@ -182,6 +186,7 @@ def test_a_child_that_dies_of_a_micro_batch_is_a_finding(trouble, ended_by):
     assert f"died with micro-batch 8: {ended_by}" in report.message()
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize(
     ("trouble", "why"),
     [
@@ -210,6 +215,7 @@ def test_a_task_that_cannot_be_sent_to_another_process_trains_without_a_predicti
     assert "cannot be sent to another process" in report.message()
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_one_sample_too_many_starts_with_one(tmp_path):
     report = check(troubled("take_64_gib", from_size=1), MemoryBudget(8 << 30, "8 GiB"))
     assert (report.micro_batch, report.predicted_peak_bytes) == (1, None)
@@ -217,6 +223,7 @@ def test_one_sample_too_many_starts_with_one(tmp_path):
     assert "smaller samples (fixed_size, num_frames" in report.message()
 
 
+@pytest.mark.usefixtures("warm_workers")
 @pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_memory_that_ends_in_comparing_all_ranks_samples_asks_for_a_smaller_effective_batch(num_ranks):
     """Sixteen on each rank, where 32 are too many: a smaller micro-batch, or a smaller sample, would be of no use."""

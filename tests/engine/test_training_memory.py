@@ -98,6 +98,7 @@ def test_a_budget_that_this_process_is_over_already_is_refused_with_the_least_th
         assert words in str(refused.value)
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_the_least_that_works_is_measured(tmp_path, holding):
     holding(100_000_000)
     with pytest.raises(UsageError, match=r"The least that can work is about mem_gb 0\.[2-9], with one sample"):

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 _PATIENCE_SECONDS = 300.0
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.faults.forked", "tests.kits.rank_kit"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.faults.forked", "tests.kits.rank_kit"])
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def start(function: Callable[..., None], *arguments: Any) -> Child:
     """Run a function of an importable module in a child; an exception there is exit code 1."""
     descriptor, name = tempfile.mkstemp(suffix=".stderr")
     os.close(descriptor)
-    process = _CONTEXT.Process(target=_live, args=(name, function, arguments))
+    process = CONTEXT.Process(target=_live, args=(name, function, arguments))
     process.start()
     return Child(process, Path(name))
 

@@ -37,6 +37,7 @@ def test_more_pixels_take_more_and_nothing_is_written(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_a_device_that_is_not_there_is_no_prediction():
     missing = "mps" if not torch.backends.mps.is_available() else "cuda"
     assert measured_training_peak(RunConfig(device=missing)) is None

@@ -13,7 +13,7 @@ from fvc_lib.video.decode.readers import FrameConverter
 from fvc_lib.video.decode.source import VideoError
 
 QUICK_PIXELS = 10_000_000  # all frames together
-HUGE_PIXELS = 250_000_000  # what is rare in such a file is its size
+HUGE_PIXELS = 140_000_000  # what is rare in such a file is its size
 
 
 def _real_files(folder: str, pixels: range = range(1 << 40)) -> list[str]:
