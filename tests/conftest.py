@@ -23,6 +23,7 @@ import pytest
 from hypothesis import settings
 
 sys.dont_write_bytecode = False
+gc.disable()  # until all is imported and collected: nothing of that is garbage
 
 # No deadline: a test must not depend on how busy the machine is. Derandomized: the same examples on every machine.
 settings.register_profile("fvc", deadline=None, derandomize=True, max_examples=30)
@@ -56,6 +57,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

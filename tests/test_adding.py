@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import shutil
-import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +17,7 @@ import torch
 
 from fvc_lib.detectors.network import build_detector
 from fvc_lib.services.parameters import resolve_config
+from tests.faults import forked
 
 ROOT = Path(__file__).parents[1]
 
@@ -81,9 +82,19 @@ def test_a_task_has_its_stages_defaults_and_place_by_its_declaration_alone(edite
     assert "30_sound" in config.DECLARED["batch_size"].memory
 
 
+def print_into(path: Path, library: Path, code: str) -> None:
+    """Run ``code`` with the library in ``library``: a process that has loaded all but ours."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "fvc_lib"]:
+        del sys.modules[name]
+    sys.path.insert(0, str(library))
+    warnings.simplefilter("error")
+    with path.open("w") as stream, contextlib.redirect_stdout(stream):
+        exec(code, {})
+
+
 @pytest.fixture
 def with_example(tmp_path: Path) -> Callable[[str, str, str], str]:
-    """Puts an example into a copy of the library and gives what a new process prints there."""
+    """Puts an example into a copy of the library and gives what another process prints there."""
 
     def run(heading: str, path: str, code: str) -> str:
         # With compiled modules, which save half a second, but those that are being written.
@@ -91,11 +102,8 @@ def with_example(tmp_path: Path) -> Callable[[str, str, str], str]:
         file = tmp_path / "fvc_lib" / path
         earlier = file.read_text(encoding="utf-8") + "\n\n" if file.exists() else ""
         file.write_text(earlier + example(heading), encoding="utf-8")
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        command = [sys.executable, "-W", "error", "-c", code]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        assert forked.run(print_into, tmp_path / "said", tmp_path, code) == (0, "")
+        return (tmp_path / "said").read_text()
 
     return run
 

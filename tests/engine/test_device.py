@@ -1,7 +1,5 @@
 import contextlib
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,12 +10,14 @@ from fvc_lib.engine.device import (
     device_memory_probe,
     resolve_device,
     resolve_policy,
+    verify_allocator,
     verify_policy,
 )
 from fvc_lib.engine.memory.training_memory import memory_setup
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory.policy import ALLOC_CONF_NAMES, resolve_memory_policy
+from tests.faults import forked
 
 
 def test_auto_takes_the_best_that_is_there():
@@ -78,28 +78,26 @@ def test_a_training_starts_by_telling_its_policy():
     assert memory_setup(RunConfig(device="cpu"))[:2] == ["memory policy: cpu", "precision: float32"]
 
 
-EARLY_AND_LATE = """
-import os, torch
-from fvc_lib.engine.device import verify_allocator
-from fvc_lib.services.memory.policy import resolve_memory_policy
-
-late = os.fork()
-if late:
-    os.wait()
-else:  # torch reads the variable when it is first asked
-    torch._C._accelerator_getAllocatorSettings()
-os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
-print(verify_allocator(resolve_memory_policy("cuda")), flush=True)
-"""
+def write_what_is_told(path, first):
+    """In a process whose torch has not been asked for the variable yet."""
+    for name in ALLOC_CONF_NAMES:
+        os.environ.pop(name, None)
+    if first == "asked":
+        torch._C._accelerator_getAllocatorSettings()
+    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
+    path.write_text(verify_allocator(resolve_memory_policy("cuda")))
 
 
-def test_torch_tells_whether_it_started_with_the_allocators_settings():
-    environ = {name: value for name, value in os.environ.items() if name not in ALLOC_CONF_NAMES}
-    command = [sys.executable, "-c", EARLY_AND_LATE]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-    late, early = done.stdout.splitlines()
-    assert early == "allocator: expandable_segments:True: active"
-    assert late.startswith("allocator: 'expandable_segments:True' is not active, torch started with ''")
+@pytest.mark.parametrize(
+    ("first", "told"),
+    [
+        ("set", "allocator: expandable_segments:True: active"),
+        ("asked", "allocator: 'expandable_segments:True' is not active, torch started with ''"),
+    ],
+)
+def test_torch_tells_whether_it_started_with_the_allocators_settings(tmp_path, first, told):
+    assert forked.run(write_what_is_told, tmp_path / "told", first) == (0, "")
+    assert (tmp_path / "told").read_text().startswith(told)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

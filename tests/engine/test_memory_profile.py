@@ -4,7 +4,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 
 from fvc_lib.engine.memory.training_memory import recorded_allocations
 from fvc_lib.services.errors import UsageError
+from tests.faults import forked
 
 CPU = torch.device("cpu")
 
@@ -76,25 +76,17 @@ def test_only_one_can_record_at_a_time(tmp_path):
             second.__enter__()
 
 
+def record_and_die(folder):
+    with recorded_allocations(folder, CPU):
+        held = [hold_forty_megabytes()]
+        for _ in range(50_000):
+            held.append(bytes(1000))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_the_recording_of_a_killed_training_can_be_read(tmp_path):
     pytest.importorskip("memray")
-    code = """
-        import os, signal, sys, time
-        from pathlib import Path
-        import torch
-        from fvc_lib.engine.memory.training_memory import recorded_allocations
-
-        def hold_forty_megabytes():
-            return torch.zeros(10_000_000)
-
-        with recorded_allocations(Path(sys.argv[1]), torch.device("cpu")):
-            held = [hold_forty_megabytes()]
-            for _ in range(50_000):
-                held.append(torch.zeros(3)); torch.randn(100)
-            os.kill(os.getpid(), signal.SIGKILL)
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], check=False)
-    assert done.returncode == -signal.SIGKILL
+    assert forked.run(record_and_die, tmp_path) == (-signal.SIGKILL, "")
     (recording,) = tmp_path.glob("memray_*.bin")
     table = summary_of(recording)
     assert re.search(r"hold_forty_megabytes.*40\.0\d\dMB", table), table

@@ -183,6 +183,7 @@ def test_kill_9_of_the_kernel_ends_the_ranks_and_leaves_no_gap_in_the_metric_log
     assert outcome.training.inexact_because == ()
 
 
+@pytest.mark.long
 def test_ranks_that_are_told_to_stop_before_they_listen_were_stopped(two_ranks):
     """As by scancel, which reaches the ranks before their launcher asks them: there is nothing to save yet."""
 

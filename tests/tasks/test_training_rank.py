@@ -154,6 +154,7 @@ def test_a_stop_before_the_ranks_have_met_ends_them_at_once(two_ranks):
     assert ranks_of(psutil.Process()) == {}
 
 
+@pytest.mark.long
 def test_a_rank_s_data_error_comes_out_as_one(two_ranks):
     two_ranks.store.clip_path("video00000", 0).unlink()
     with pytest.raises(DataError, match="are gone from the clip store, the first: video00000") as caught:
