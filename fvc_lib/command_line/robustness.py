@@ -57,9 +57,7 @@ def robustness(
 
     Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the undisturbed scores are not the stored ones.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    from fvc_lib.analysis.read.robustness import findings  # torch and tables take a second to load
-    from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
-    from fvc_lib.tasks.video.robustness import levels_named
+    from fvc_lib.tasks.video.robustness import levels_named  # torch takes a second to load
 
     found = find_run(runs_dir or Path(resolve_config().runs_dir), run)
     if (task := run_config(found).task) != DEFAULT_TASK:
@@ -73,8 +71,7 @@ def robustness(
         code = _execute(found, {"run_dir": str(found.root), "levels": names, "decode_workers": jobs or 0})
     reported = commands.report_run(found)
     if not code:
-        results = read_table(found.robustness_results, ROBUSTNESS_RESULTS)
-        click.echo("\n".join(["", *(f"  {line}" for line in findings(results, run_config(found).confidence)), ""]))
+        click.echo("\n".join(["", *(f"  {line}" for line in _told(found)), ""]))
         click.echo(f"  robustness    {found.record_html(ROBUSTNESS)}\n  table         {found.robustness_results}")
     context.exit(code or reported)
 
@@ -109,6 +106,14 @@ def _execute(run: RunPaths, parameters: dict[str, object]) -> int:
     why = f"{outcome.error.name}: {outcome.error.message}" if outcome and outcome.error else "its kernel died"
     click.echo(f"error: {why}\n  its record: {request.record}\n  to go on: {_again(run, parameters)}", err=True)
     return EXIT_OF_ERROR.get(outcome.error.name, 1) if outcome and outcome.error else 1
+
+
+def _told(run: RunPaths) -> list[str]:
+    """What the notebook found: the worst level and its drop with its interval, and what limits it."""
+    from fvc_lib.analysis.read.robustness import findings  # tables take a second to load
+    from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
+
+    return findings(read_table(run.robustness_results, ROBUSTNESS_RESULTS), run_config(run).confidence)
 
 
 def _again(run: RunPaths, parameters: Mapping[str, object]) -> str:

@@ -7,10 +7,11 @@ from sklearn.metrics import roc_auc_score
 
 from fvc_lib.analysis.figures.robustness import curves_figure, levels_figure
 from fvc_lib.analysis.read.robustness import findings, level_table, robustness_results
+from fvc_lib.command_line.robustness import _told
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import ROBUSTNESS, check_table, frame_of
+from fvc_lib.services.tables import ROBUSTNESS, ROBUSTNESS_RESULTS, check_table, frame_of, write_table
 
 STRENGTHS = {"h264_crf23": "CRF 23", "h264_crf40": "CRF 40", "lossless": "no change"}
 
@@ -87,6 +88,11 @@ def test_what_a_trial_loses_is_marked_in_the_table_and_first_in_the_sentences(sc
     said = findings(results, run=run)
     assert said[0] == "This is a trial on 20 groups: it claims nothing of the corpus."
     assert said[1:] == findings(results)
+
+
+def test_the_command_tells_in_the_terminal_what_the_notebook_wrote(results, run):
+    write_table(results, ROBUSTNESS_RESULTS, run.robustness_results)
+    assert _told(run) == findings(results)
 
 
 def test_a_detector_that_tells_nothing_is_not_called_robust(scored):

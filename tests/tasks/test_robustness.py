@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 import yaml
 
+from fvc_lib.command_line import robustness as robustness_command
 from fvc_lib.services.checkpoint_files import BEST, write_weights_with_digest
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -67,6 +68,12 @@ def test_a_killed_sweep_goes_on_scores_nothing_twice_and_finds_the_stored_scores
     assert again.equals(table)
     assert again.equals(read_table(run.robustness, ROBUSTNESS))
     assert not list((Path(RunNetworks(run).config.cache_dir) / "scoring").iterdir())
+
+
+def test_the_way_to_go_on_names_the_levels_that_were_asked_for(run):
+    again = robustness_command._again(run, {"levels": ["jpeg_50", "size"], "decode_workers": 2})
+    assert again.endswith(f"robustness {run.root} --levels jpeg_50,size --jobs 2")
+    assert robustness_command._again(run, {"levels": [], "decode_workers": 0}).endswith(f"robustness {run.root}")
 
 
 def test_scores_that_are_not_the_stored_ones_stop_the_sweep(run, tmp_path):
