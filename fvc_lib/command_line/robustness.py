@@ -113,7 +113,7 @@ def _told(run: RunPaths) -> list[str]:
     from fvc_lib.analysis.read.robustness import findings  # tables take a second to load
     from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
 
-    return findings(read_table(run.robustness_results, ROBUSTNESS_RESULTS), run_config(run).confidence)
+    return findings(read_table(run.robustness_results, ROBUSTNESS_RESULTS), run_config(run).confidence, run)
 
 
 def _again(run: RunPaths, parameters: Mapping[str, object]) -> str:

@@ -405,6 +405,13 @@ def test_a_number_on_a_leaking_official_split_claims_nothing(run: RunPaths, reco
     assert (said if recorded else "What the official split leaks is not recorded.") in headline.verdict.sentence
     assert "-p protocol official_strict" in headline.verdict.sentence
     assert "had seen no video of its group" not in headline.measure.circumstances(10, 5)
+    assert "\n".join(summary_lines(run)).count(headline.measure.leaks) == 1
+    above = tables.read_table(run.results, tables.RESULTS)
+    write_results(run, above.with_columns(value=0.5, low=0.4, high=0.6))
+    denied = run_headline(run)
+    assert denied.measure.leaks not in denied.verdict.sentence
+    assert "\n".join(summary_lines(run)).count(denied.measure.leaks) == 1
+    write_results(run, above)
     assert headline.protocol == "official"
     clean = named.with_columns(count=pl.lit(0, pl.Int64))
     tables.write_table(pl.concat([audit, clean]), tables.LEAKAGE_AUDIT, run.leakage_audit)

@@ -534,7 +534,10 @@ def summary_lines(run: RunPaths) -> list[str]:
         name = wording.clean_text(headline.measure.name).replace("ROC AUC", "ROC-AUC")
         earlier = f", {headline.earlier}" if headline.earlier else ""
         lines += ["", f"  {name} with interval{earlier}", *(f"    {_score_line(score)}" for score in headline.scores)]
-        lines += ["", f"  {headline.verdict.sentence}", *(f"  {caution}" for caution in headline.cautions)]
+        lines += ["", f"  {headline.verdict.sentence}"]
+        if headline.measure.leaks not in headline.verdict.sentence:
+            lines.append(f"  {headline.measure.leaks}")
+        lines += [f"  {caution}" for caution in headline.cautions]
     facts = () if headline.earlier else _results_facts(run)
     shown = [f"  {name:<30} {wording.clean_text(text)}" for name, text in facts]
     lines += ["", *shown, *([""] if shown else [])]
