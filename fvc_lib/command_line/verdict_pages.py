@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from fvc_lib.analysis.figures.evidence.when import Known
-from fvc_lib.analysis.pages.video_page import Section, frames_section, is_there, when_section, write_video_page
+from fvc_lib.analysis.pages.video_page import Section, frames_section, is_there, when_section, where_section, write_video_page
 from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.command_line.export import model_card
 from fvc_lib.services.atomic_files import sha256_of_json
@@ -16,20 +17,25 @@ from fvc_lib.tasks.video.verdicts.bundle import CARD
 from fvc_lib.tasks.video.verdicts.detector import is_bundle
 from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import Verdicts
+from fvc_lib.tasks.video.verdicts.maps import LIMIT as MAP_LIMIT
+from fvc_lib.tasks.video.verdicts.maps import picture_of
 from fvc_lib.tasks.video.verdicts.rule import score_bounds
 from fvc_lib.tasks.video.verdicts.windows import LIMIT
 
 PAGES = "videos"  # folder beside verdicts.csv
 MOST_PAGES = 50  # where nothing else is asked for
+MAP_MINUTES = 2.0  # likewise, for each video
 _PAGE = re.compile(r"\d{4,}_[\w.-]*\.html", re.ASCII)
 _FORMAT = 1  # of the pages; another number writes them all anew
 
 
-def write_video_pages(verdicts: Verdicts, model: Path, folder: Path, *, most: int = MOST_PAGES) -> dict[str, str]:
+def write_video_pages(
+    verdicts: Verdicts, model: Path, folder: Path, *, most: int = MOST_PAGES, map_minutes: float = MAP_MINUTES
+) -> dict[str, str]:
     """Write ``folder/videos/NNNN_NAME.html`` for the first ``most`` files that have a score; -1: for all.
 
     A page that is there and of the same verdict is not made again; those of other files go. ``model`` is the folder of
-    the run or bundle that judged.
+    the run or bundle that judged. A page has maps where making them takes at most ``map_minutes``; 0: none has.
 
     Returns:
         The page of each file, relative to ``folder``, by the file's ``path`` in the table.
@@ -48,10 +54,10 @@ def write_video_pages(verdicts: Verdicts, model: Path, folder: Path, *, most: in
     known = _known(verdicts)
     for _, row in _scored(verdicts, most):
         path = folder / pages[row["path"]]
-        stamp = sha256_of_json([_FORMAT, row, verdicts.limits, standing, card])
+        stamp = sha256_of_json([_FORMAT, row, verdicts.limits, standing, card, map_minutes])
         if is_there(path, stamp):
             continue
-        found = file_evidence(detector.networks, verdicts.known, row)
+        found = file_evidence(detector.networks, verdicts.known, row, map_minutes=map_minutes)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_video_page(
             path, row, known, sections_of(found, known), stamp=stamp, standing=standing, failures=found.failures,
@@ -82,7 +88,7 @@ def page_name(number: int, path: str) -> str:
 
 def sections_of(found: FileEvidence, known: Known) -> list[Section]:
     """What the page shows, in this order; a part that is not there has no section."""
-    sections = []
+    sections: list[Section] = []
     if found.shown is not None:
         sections.append(frames_section(found.shown))
     if (each := found.windows) is not None:
@@ -91,6 +97,10 @@ def sections_of(found: FileEvidence, known: Known) -> list[Section]:
                 each.begins, each.ends, each.scores, each.middles, each.seconds, known, notes=each.notes, limit=LIMIT
             )
         )
+    if (where := found.maps) is not None:
+        rows, columns = picture_of(where.clip)  # without black bars
+        maps = [replace(each, values=each.values[:, rows, columns]) for each in where.maps]
+        sections.append(where_section(where.clip[..., rows, columns], maps, note=where.note, limit=MAP_LIMIT))
     return sections
 
 

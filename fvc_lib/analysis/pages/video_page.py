@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from fvc_lib.analysis.figures.evidence import when
+from fvc_lib.analysis.figures.evidence import when, where
 from fvc_lib.analysis.figures.evidence.when import Known
 from fvc_lib.analysis.pages.report import page, render, stamp_of
 from fvc_lib.services.atomic_files import write_text
@@ -102,6 +102,59 @@ def when_section(
         }
     html = render("video_when.html", notes=notes, limit=limit, several=scores.shape[1] > 1, **values)
     return Section("When", html)
+
+
+class MapLike(Protocol):
+    """A map (``tasks/video/verdicts/maps.py``); curves are there wherever it is shown."""
+
+    @property
+    def method(self) -> str:
+        """Its name."""
+
+    @property
+    def meaning(self) -> str:
+        """What a high value says."""
+
+    @property
+    def values(self) -> npt.NDArray[np.float32]:
+        """(T, H, W) in [0, 1]."""
+
+    @property
+    def top(self) -> float | None:
+        """What 1 stands for, in logits."""
+
+    @property
+    def deletion(self) -> where.CurveLike | None:
+        """What is marked deleted first."""
+
+    @property
+    def insertion(self) -> where.CurveLike | None:
+        """What is marked brought back first."""
+
+    @property
+    def why_not(self) -> str:
+        """Why it is not shown; empty: it is."""
+
+    def check_sentences(self) -> Sequence[str]:
+        """What its checks found."""
+
+
+def where_section(clip: when.Pixels, maps: Sequence[MapLike], *, note: str, limit: str) -> Section:
+    """Those of ``maps`` that are shown, over frames of ``clip`` uint8 (T, 3, H, W), and why others are not."""
+    shown = []
+    for each in maps:
+        if not each.why_not and each.deletion is not None and each.insertion is not None:
+            curves = [
+                (name, where.check_curve(curve, f"{each.method}: {name}"))
+                for name, curve in (("deleted", each.deletion), ("brought back", each.insertion))
+            ]
+            shown.append((each, where.heat_frames(clip, each.values), curves))
+    hidden = [each for each in maps if each.why_not]
+    html = render(
+        "video_where.html", shown=shown, hidden=hidden, num_frames=len(clip), scale=where.scale_svg(), note=note,
+        limit=limit,
+    )  # fmt: skip
+    return Section("Where", html)
 
 
 def _clock(seconds: float, whole: float) -> str:

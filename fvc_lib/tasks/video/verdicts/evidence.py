@@ -13,6 +13,7 @@ import polars as pl
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import FvcError
+from fvc_lib.tasks.video.verdicts.maps import ClipMaps, maps_within
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import Networks
 from fvc_lib.tasks.video.verdicts.windows import WholeVideo, WindowScores, decoded, score_windows
@@ -31,11 +32,14 @@ class FileEvidence:
     clips: Pixels | None = None  # uint8 (N, T, 3, S, S), the frames that its score is of
     shown: Pixels | None = None  # uint8 (N, T, 3, H, W), the same without black bars
     windows: WindowScores | None = None  # when
+    maps: ClipMaps | None = None  # where
     failures: tuple[str, ...] = field(default=())  # what could not be found out, a sentence each
 
 
-def file_evidence(networks: Networks, known: KnownVideos, row: Mapping[str, Any]) -> FileEvidence:
-    """All parts of one file; ``row`` is of VERDICTS, with a score.
+def file_evidence(
+    networks: Networks, known: KnownVideos, row: Mapping[str, Any], *, map_minutes: float
+) -> FileEvidence:
+    """All parts of one file; ``row`` is of VERDICTS, with a score; maps where they take at most ``map_minutes``.
 
     Raises:
         MemoryError: and whatever else is no fault of the file.
@@ -56,7 +60,9 @@ def file_evidence(networks: Networks, known: KnownVideos, row: Mapping[str, Any]
             return video.clips, shown, part("When", lambda: score_windows(networks, folds, video))
 
     clips, shown, windows = part("The whole video", from_one_pass) or (None, None, None)
-    return FileEvidence(row, folds, clips, shown, windows, tuple(failures))
+    wanted = clips if map_minutes > 0 else None
+    maps = None if wanted is None else part("Where", lambda: maps_within(networks, folds, wanted, map_minutes))
+    return FileEvidence(row, folds, clips, shown, windows, maps, tuple(failures))
 
 
 def folds_of(networks: Networks, known: KnownVideos, row: Mapping[str, Any]) -> tuple[int, ...]:

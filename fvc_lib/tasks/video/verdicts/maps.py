@@ -11,6 +11,7 @@ the logit more than deleting as much, in the same shape, elsewhere (after Petsiu
 """
 
 import copy
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -40,7 +41,20 @@ MOST_P = 0.05  # of deletion
 _SHARES = (0.05, 0.1, 0.2, 0.35, 0.55)  # of the clip that is deleted, or brought back
 _STEPS = 16  # of integrated gradients
 
+LIMIT = (
+    "A map says what moved these networks' score in this clip, not what was forged: they may be moved by a trace that "
+    "forgery and honest editing share, may need only a part of what was changed, and find changes in time, such as cut "
+    "or repeated frames, in no one place. A tile is the finest that is told apart."
+)
+
 OCCLUSION, GRAD_CAM, INTEGRATED_GRADIENTS = "occlusion", "Grad-CAM", "integrated gradients"
+
+
+_MEANINGS = {
+    OCCLUSION: "How far the logit drops, the mean over the networks, when a tile is deleted.",
+    GRAD_CAM: "How much the features in a tile, in the networks' last map of them, raise the logit.",
+    INTEGRATED_GRADIENTS: "How much of the logit a tile's pixels bring on the way from an emptied clip to this one.",
+}
 
 
 @dataclass(frozen=True)
@@ -108,6 +122,28 @@ class EvidenceMap:
         """Whether it passed its checks."""
         return not self.why_not
 
+    @property
+    def meaning(self) -> str:
+        """What a high value says, in a sentence."""
+        return _MEANINGS[self.method]
+
+    def check_sentences(self) -> tuple[str, ...]:
+        """What its checks found, in numbers; nothing where they were not made."""
+        if self.alike is None or self.deletion is None or self.insertion is None:
+            return ()
+        drawn = f"Of {DRAWS} networks with re-drawn weights the maps are other ones: rank correlation {self.alike:.2f}"
+        found = [f"{drawn} in size (at most {MOST_ALIKE:g})."]
+        for name, curve, p in (
+            ("deleted", self.deletion, self.deletion.p_lower()),
+            ("brought back to an emptied clip", self.insertion, self.insertion.p_higher()),
+        ):
+            others = curve.other_areas
+            found.append(
+                f"What it marks {name} first: mean logit {curve.area:.2f}; in {len(others)} other places "
+                f"{others.min():.2f} to {others.max():.2f} (p = {p:.2f})."
+            )
+        return tuple(found)
+
 
 def maps_of(
     networks: Networks, folds: Sequence[int], clip: Pixels, *, tiles: int = TILES, blocks: int = BLOCKS
@@ -133,6 +169,51 @@ def maps_of(
         INTEGRATED_GRADIENTS: _integrated_gradients,
     }
     return tuple(_checked(asked, method, make) for method, make in makers.items())
+
+
+@dataclass(frozen=True)
+class ClipMaps:
+    """The maps of one clip.
+
+    Attributes:
+        clip: uint8 (T, 3, S, S).
+        maps: one per method; none where they were not made.
+        note: why not.
+    """
+
+    clip: Pixels
+    maps: tuple[EvidenceMap, ...] = ()
+    note: str = ""
+
+
+def maps_within(networks: Networks, folds: Sequence[int], clips: Pixels, most_minutes: float) -> ClipMaps:
+    """Maps of that one of ``clips``, uint8 (N, T, 3, S, S), which the networks find most fake.
+
+    Where one batch of forward passes tells that all would take longer than ``most_minutes``, there are none.
+
+    Raises:
+        FvcError: as ``Networks.logits``.
+    """
+    logits = np.mean([networks.raw_logits(networks.network(fold), clips) for fold in folds], axis=0)
+    clip = clips[int(logits.argmax())]
+    batch = np.repeat(clip[None], networks.batch_size, axis=0)
+    begin = time.perf_counter()
+    networks.raw_logits(networks.network(folds[0]), batch)
+    minutes = (time.perf_counter() - begin) / len(batch) * num_passes(len(folds)) / 60
+    if minutes > most_minutes:
+        return ClipMaps(
+            clip, note=f"Not made: maps would take this machine about {np.ceil(minutes):,.0f} minutes for this video, "
+            f"and {most_minutes:g} were allowed (--map-minutes)."
+        )  # fmt: skip
+    return ClipMaps(clip, maps_of(networks, folds, clip))
+
+
+def num_passes(num_folds: int, *, tiles: int = TILES, blocks: int = BLOCKS) -> int:
+    """Forward passes of one clip through one network that ``maps_of`` takes at most; a backward pass counts as two."""
+    occlusion = (num_folds + DRAWS) * (1 + blocks * tiles**2)
+    gradients = (num_folds + DRAWS) * 3 * (_STEPS + 2)
+    curves = 3 * 2 * num_folds * (2 + (1 + PLACEMENTS) * len(_SHARES))
+    return occlusion + gradients + curves
 
 
 class _NotPossibleError(Exception):
