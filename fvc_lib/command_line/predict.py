@@ -33,6 +33,8 @@ FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", "asked.csv", ANSWER)
 @click.option("--cost", metavar="ALARM:MISS", help="An answer must agree with the threshold of these costs: 5:1.")
 @click.option("--prior", type=float, metavar="SHARE",
               help="Share of fakes where the videos come from: gives the probability there.")  # fmt: skip
+@click.option("--map-minutes", default=2.0, show_default=True, metavar="MINUTES",
+              help="A video's page has maps of where it looks fake if they take at most so long; 0: none.")  # fmt: skip
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Videos decoded at once. Without: one per core.")
 @click.option("--pages", type=click.IntRange(min=-1), default=50, show_default=True, metavar="N",
               help="So many judged videos get a page of their own with evidence; 0: none, -1: all.")  # fmt: skip
@@ -48,6 +50,7 @@ def predict(
     fpr: float | None,
     cost: str | None,
     prior: float | None,
+    map_minutes: float,
     jobs: int | None,
     pages: int,
     allow_code: bool,
@@ -110,7 +113,7 @@ def predict(
     quoted = (os.fsencode(path).replace(b'"', b'""') for path in files)
     write_bytes(asked, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
     rule = [("--error-rate", error_rate), ("--fpr", fpr), ("--cost", cost), ("--prior", prior), ("--jobs", jobs)]
-    rule.append(("--pages", pages))
+    rule += [("--pages", pages), ("--map-minutes", map_minutes)]
     given = [str(text) for pair in rule if pair[1] is not None for text in pair] + ["--allow-code"] * allow_code
     again = command_text("predict", found, asked, "--out", folder, *given)
     click.echo(f"model {found}\n{count_text(len(files), 'video')}\nto go on after a stop: {again}")
@@ -120,6 +123,7 @@ def predict(
         "error_rate": error_rate,
         "decide_at": decide_at,
         "prior": prior or 0.0,
+        "map_minutes": map_minutes,
         "allow_code": allow_code,
         "decode_workers": jobs or 0,
         "video_pages": pages,

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.analysis.figures.evidence.when import Known
-from fvc_lib.analysis.pages.video_page import Section, frames_section, is_there, when_section, where_section, write_video_page
+from fvc_lib.analysis.pages.video_page import (
+    Section,
+    frames_section,
+    is_there,
+    when_section,
+    where_section,
+    write_video_page,
+)
 from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.command_line.export import model_card
 from fvc_lib.services.atomic_files import sha256_of_json
@@ -17,8 +24,7 @@ from fvc_lib.tasks.video.verdicts.bundle import CARD
 from fvc_lib.tasks.video.verdicts.detector import is_bundle
 from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import Verdicts
-from fvc_lib.tasks.video.verdicts.maps import LIMIT as MAP_LIMIT
-from fvc_lib.tasks.video.verdicts.maps import picture_of
+from fvc_lib.tasks.video.verdicts.maps import LIMIT as MAP_LIMIT, picture_of
 from fvc_lib.tasks.video.verdicts.rule import score_bounds
 from fvc_lib.tasks.video.verdicts.windows import LIMIT
 

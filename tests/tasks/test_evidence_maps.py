@@ -7,15 +7,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fvc_lib.analysis.figures.evidence.where import heated
+from fvc_lib.analysis.pages.video_page import where_section
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.video.verdicts.maps import (
     GRAD_CAM,
     INTEGRATED_GRADIENTS,
+    LIMIT,
     OCCLUSION,
     Curve,
     EvidenceMap,
     as_feature_map,
     maps_of,
+    maps_within,
+    num_passes,
     with_redrawn_weights,
     without_detail,
 )
@@ -237,6 +242,36 @@ def test_redrawn_weights_are_the_same_numbers_elsewhere_and_leave_the_network_al
 def test_outputs_of_blocks_are_brought_to_channels_time_and_space(shape, expected):
     found = as_feature_map(torch.arange(float(np.prod(shape))).reshape(shape), 6)
     assert (None if found is None else tuple(found.shape)) == expected
+
+
+def test_a_page_shows_a_map_with_its_numbers_and_says_why_another_is_not_there(clip):
+    maps = maps_of(Handmade(ReadsOneTile()), (0,), clip, tiles=4)
+    html = where_section(clip, maps, note="", limit=LIMIT).html
+    assert html.count("<figure><img") == 2 * 2  # two blocks of frames, two methods
+    assert html.count('<polyline class="own"') == 2 * 2
+    assert html.count('<polyline class="other"') == 2 * 2 * 19
+    assert f"the logit drops by {maps[0].top:.2f}" in html
+    assert "(p = 0.05)" in html
+    assert "<b>Grad-CAM</b> is not shown: this network names no block" in html
+    assert LIMIT in html
+
+
+def test_heat_covers_what_a_map_marks_and_leaves_the_rest_grey(clip):
+    values = np.zeros((SIDE, SIDE))
+    values[TILE, TILE] = 1
+    drawn = heated(clip[0], values).astype(int)
+    assert np.ptp(drawn[:, 20:, 20:], axis=0).max() == 0
+    assert (drawn[0, TILE, TILE] - drawn[2, TILE, TILE]).min() > 100  # orange
+
+
+def test_maps_that_would_take_too_long_are_not_made_and_the_page_says_so(clip):
+    networks = Handmade(ReadsOneTile())
+    refused = maps_within(networks, (0,), clip[None], 1e-9)
+    assert refused.maps == ()
+    assert "--map-minutes" in where_section(clip, refused.maps, note=refused.note, limit="").html
+    made = maps_within(networks, (0,), np.stack([clip // 2, clip]), 10)
+    np.testing.assert_array_equal(made.clip, clip)  # the more suspicious one
+    assert sum(each.num_passes for each in made.maps) <= num_passes(1)
 
 
 @pytest.mark.verdicts

@@ -26,6 +26,8 @@ from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, copied_rows
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import ScoredTables, draw_clip
 
+NO_MAPS = ("--map-minutes", "0")  # they have tests of their own, and take a minute
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> RunPaths:
@@ -297,7 +299,7 @@ def test_the_command_writes_rows_and_a_page_that_begins_with_what_the_run_is_wor
     write_video(tmp_path / "=new.mp4", draw_clip("new", 0, True))
     (tmp_path / "bad.mp4").write_bytes(b"no video at all")
     out = tmp_path / "out"
-    ended = CliRunner().invoke(main, ["predict", str(run.root), str(tmp_path), "--out", str(out), "-j", "1"])
+    ended = CliRunner().invoke(main, ["predict", str(run.root), str(tmp_path), "--out", str(out), "-j", "1", *NO_MAPS])
     assert ended.exit_code == 0, ended.output
     rows = [json.loads(line) for line in (out / "verdicts.jsonl").read_text().splitlines()]
     new, bad = sorted(rows, key=lambda row: row["failure"] or "")
@@ -311,7 +313,9 @@ def test_the_command_writes_rows_and_a_page_that_begins_with_what_the_run_is_wor
     assert "default-src 'none'" in page
     assert answer[0] in page
 
-    none = CliRunner().invoke(main, ["predict", str(run.root), str(tmp_path / "bad.mp4"), "--out", str(out), "-j", "1"])
+    none = CliRunner().invoke(
+        main, ["predict", str(run.root), str(tmp_path / "bad.mp4"), "--out", str(out), "-j", "1", *NO_MAPS]
+    )
     assert none.exit_code == 3, none.output
     assert "of 1 video none could be read" in none.output
 
@@ -327,7 +331,7 @@ def test_the_command_writes_rows_and_a_page_that_begins_with_what_the_run_is_wor
 )
 def test_what_cannot_be_meant_is_refused_before_anything_is_written(run, tmp_path, given, words):
     (run.root / "run.json").write_text("{}")
-    ended = CliRunner().invoke(main, ["predict", str(run.root), *given, "--out", str(tmp_path / "out")])
+    ended = CliRunner().invoke(main, ["predict", str(run.root), *given, "--out", str(tmp_path / "out"), *NO_MAPS])
     assert ended.exit_code == 2
     assert words in ended.output
     assert not (tmp_path / "out").exists()
@@ -336,7 +340,9 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_written(run, tmp_pat
 def test_nothing_that_the_command_did_not_write_is_written_over(run, tmp_path):
     (run.root / "run.json").write_text("{}")
     (tmp_path / "asked.csv").write_text("path\nx.mp4\n")
-    ended = CliRunner().invoke(main, ["predict", str(run.root), str(tmp_path / "asked.csv"), "--out", str(tmp_path)])
+    ended = CliRunner().invoke(
+        main, ["predict", str(run.root), str(tmp_path / "asked.csv"), "--out", str(tmp_path), *NO_MAPS]
+    )
     assert ended.exit_code == 2
     assert "has 'asked.csv', which is not of this command" in ended.output
     assert (tmp_path / "asked.csv").read_text() == "path\nx.mp4\n"

@@ -1,5 +1,6 @@
 """Maps of where a clip is called fake: heat over its frames, and the curves of their check, as SVG."""
 
+import itertools
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,7 +50,7 @@ def heat_frames(clip: Pixels, values: Floats) -> list[HeatFrame]:
     ``clip`` is uint8 (T, 3, S, S).
     """
     begins = [0, *(np.flatnonzero((values[1:] != values[:-1]).any((1, 2))) + 1), len(values)]
-    middles = [(first + end - 1) // 2 for first, end in zip(begins, begins[1:], strict=False)]
+    middles = [(first + end - 1) // 2 for first, end in itertools.pairwise(begins)]
     chosen = np.unique(np.linspace(0, len(middles) - 1, min(_MOST_FRAMES, len(middles))).round().astype(int))
     return [
         HeatFrame(n + 1, data_uri(clip[n], _SIDE), data_uri(heated(clip[n], values[n]), _SIDE))
