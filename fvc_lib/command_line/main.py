@@ -15,6 +15,7 @@ from fvc_lib.command_line.predict import predict
 from fvc_lib.command_line.robustness import robustness
 from fvc_lib.command_line.run_command import NOTEBOOKS, RunCommand, Wanted
 from fvc_lib.command_line.sweep import sweep
+from fvc_lib.command_line.upload_page import verdict_page
 from fvc_lib.execution.plan.plan import read_notebooks
 from fvc_lib.execution.run import which_run
 from fvc_lib.services.config import RunConfig
@@ -221,5 +222,5 @@ def main(
     context.exit(command.execute())
 
 
-for command in (*commands.COMMANDS, predict, export, robustness, sweep, audit):
+for command in (*commands.COMMANDS, predict, export, robustness, sweep, audit, verdict_page):
     main.add_command(command)

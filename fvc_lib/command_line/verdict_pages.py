@@ -1,12 +1,15 @@
 """A page of its own for each judged video: evidence is gathered, drawn and written, one video after the other."""
 
+import atexit
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from fvc_lib.analysis.dashboard.verdict_desk import Judged, verdict_desk
 from fvc_lib.analysis.figures.evidence.when import Known
 from fvc_lib.analysis.pages.video_page import (
     Section,
@@ -17,15 +20,17 @@ from fvc_lib.analysis.pages.video_page import (
     write_video_page,
 )
 from fvc_lib.analysis.read.headline import run_headline
+from fvc_lib.analysis.wording import interval_text
 from fvc_lib.command_line.export import model_card
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.video.verdicts.bundle import CARD
-from fvc_lib.tasks.video.verdicts.detector import is_bundle
+from fvc_lib.tasks.video.verdicts.detector import TrainedDetector, is_bundle
 from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
-from fvc_lib.tasks.video.verdicts.judging import Verdicts
+from fvc_lib.tasks.video.verdicts.judging import Verdicts, judge_files
 from fvc_lib.tasks.video.verdicts.maps import LIMIT as MAP_LIMIT, picture_of
-from fvc_lib.tasks.video.verdicts.rule import score_bounds
+from fvc_lib.tasks.video.verdicts.rule import Rule, score_bounds
+from fvc_lib.tasks.video.verdicts.scoring import scratch_folder
 from fvc_lib.tasks.video.verdicts.windows import LIMIT
 
 PAGES = "videos"  # folder beside verdicts.csv
@@ -36,12 +41,19 @@ _FORMAT = 1  # of the pages; another number writes them all anew
 
 
 def write_video_pages(
-    verdicts: Verdicts, model: Path, folder: Path, *, most: int = MOST_PAGES, map_minutes: float = MAP_MINUTES
+    verdicts: Verdicts,
+    model: Path,
+    folder: Path,
+    *,
+    most: int = MOST_PAGES,
+    map_minutes: float = MAP_MINUTES,
+    overview: str = "../verdicts.html",
 ) -> dict[str, str]:
     """Write ``folder/videos/NNNN_NAME.html`` for the first ``most`` files that have a score; -1: for all.
 
     A page that is there and of the same verdict is not made again; those of other files go. ``model`` is the folder of
-    the run or bundle that judged. A page has maps where making them takes at most ``map_minutes``; 0: none has.
+    the run or bundle that judged, ``overview`` where the page of all is; empty: there is none. A page has maps where
+    making them takes at most ``map_minutes``; 0: none has.
 
     Returns:
         The page of each file, relative to ``folder``, by the file's ``path`` in the table.
@@ -67,7 +79,7 @@ def write_video_pages(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_video_page(
             path, row, known, sections_of(found, known), stamp=stamp, standing=standing, failures=found.failures,
-            limits=(*detector.standing.sentences, *verdicts.limits), card=card,
+            limits=(*detector.standing.sentences, *verdicts.limits), card=card, overview=overview,
         )  # fmt: skip
     return pages
 
@@ -114,3 +126,28 @@ def _known(verdicts: Verdicts) -> Known:
     tested = verdicts.known.tested
     reals, fakes = (tested.filter(label=label)["score"].to_numpy() for label in ("real", "fake"))
     return Known(reals, fakes, *score_bounds(verdicts.known, verdicts.rule))
+
+
+def upload_desk(detector: TrainedDetector, model: Path, rule: Rule, *, limit_mb: int, workers: int = 0) -> Any:
+    """A widget on which videos of at most ``limit_mb`` are dropped, judged, and their pages read and downloaded.
+
+    What is dropped lies in a folder of this process in the cache until its page is made; the folder goes with the
+    process, or, where that is killed, when the next one begins.
+    """
+    stack = ExitStack()
+    folder = stack.enter_context(scratch_folder(detector.networks.config))
+    atexit.register(stack.close)
+
+    def judge(path: Path, tell: Callable[[str], None]) -> Judged:
+        tell("Decoding it, and asking every network.")
+        answers = path.parent / "answers"  # goes with the upload
+        found = judge_files(detector, [path], rule, answers, workers=workers)
+        row = next(found.rows())
+        if row["score"] is None:
+            return Judged(row["verdict"] or "", "", tuple(row["reasons"].splitlines()))
+        tell("Looking at all of it, for its page.")
+        (page,) = write_video_pages(found, model, answers, most=1, overview="").values()
+        score = interval_text(row["score"], row["score_low"], row["score_high"])
+        return Judged(row["verdict"] or "", score, tuple(row["reasons"].splitlines()), (answers / page).read_bytes())
+
+    return verdict_desk(folder, judge, limit_mb)

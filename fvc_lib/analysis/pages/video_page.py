@@ -37,6 +37,7 @@ def write_video_page(
     failures: Sequence[str] = (),
     limits: Sequence[str] = (),
     card: str = "",
+    overview: str = "",
 ) -> None:
     """Write the page of one video, whole or not at all.
 
@@ -50,6 +51,7 @@ def write_video_page(
         failures: what could not be found out, a sentence each.
         limits: of the method, likewise.
         card: of the model, Markdown, shown as text.
+        overview: where the page of all verdicts is, relative to this one; empty: there is none.
 
     Raises:
         OSError: it cannot be written.
@@ -57,7 +59,7 @@ def write_video_page(
     name = Path(row["path"]).name
     body = render(
         "video.html", name=name, row=row, known=known, sections=sections, standing=standing, failures=failures,
-        limits=limits, card=Markup.escape(card), fakes=when.ticks_svg(known.fakes, "fake"),
+        limits=limits, overview=overview, card=Markup.escape(card), fakes=when.ticks_svg(known.fakes, "fake"),
         reals=when.ticks_svg(known.reals, "real"),
         own=when.score_svg(row["score"], row["score_low"], row["score_high"], row["verdict"]),
         about={"File": name, "SHA-256": row["sha256"], "Model": row["model_id"]},

@@ -132,6 +132,7 @@ STAGE_PARAMETERS = {
     "map_minutes": "a page has maps of where a video is called fake if they take at most so long; 0: none",
     "video_pages": "so many judged files get a page of their own, with evidence; 0: none, -1: all",
     "allow_code": "whether the code of a bundle's own network may be run",
+    "upload_limit_mb": "largest video that may be dropped on the page, in MB",
 }
 
 

@@ -1,0 +1,143 @@
+"""The page on which anybody drops a video: two visitors, a hostile name, a broken file; the network is asked nothing.
+
+What is dropped is judged, its page is read and downloaded, and nothing of it stays.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.browser.chromium import SENTINEL, Watched, open_page
+from tests.kits.scored_run import trained_run, write_video
+from tests.kits.training import draw_clip
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+pytestmark = pytest.mark.long
+ROOT = Path(__file__).parents[2]
+HOSTILE = f"<img src=x onerror=window.{SENTINEL}=1>.mp4"
+# voila is built with an older JupyterLab than is installed, and says so.
+_VERSIONS = re.compile(r"(Unsatisfied version|No satisfying version)")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("verdict_page")
+    trained_run(folder).run_json.write_text("{}")
+    (folder / "inbox").mkdir()
+    write_video(folder / "inbox" / HOSTILE, draw_clip("new", 0, True))
+    write_video(folder / "inbox" / "holiday.mp4", np.flip(draw_clip("other", 0, False), -1))
+    (folder / "inbox" / "broken.mp4").write_bytes(b"no video" * 1000)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(home: Path) -> Iterator[str]:
+    """Of the page as the command prints it."""
+    command = [sys.executable, str(ROOT / "run_notebooks.py"), "verdict-page", "latest", "--port", "0", "--no-browser"]
+    environment = {**os.environ, "FVC_RUNS_DIR": str(home / "runs"), "HOME": str(home), "JUPYTER_CONFIG_DIR": str(home)}
+    with (home / "page.log").open("w") as log:
+        process = subprocess.Popen(
+            [*command, "--limit-mb", "1"], env=environment, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.fullmatch(r"address\s+(\S+)\n", line):
+                break
+        else:
+            raise AssertionError((home / "page.log").read_text())
+        wait_for_server(found.group(1), process)
+        yield found.group(1)
+    finally:
+        process.terminate()
+        process.communicate(timeout=120)
+    assert not list((home / "cache" / "scoring").glob("*")), "nothing that was dropped stays"
+
+
+def wait_for_server(address: str, process: subprocess.Popen[str]) -> None:
+    from urllib.error import URLError
+    from urllib.request import urlopen
+
+    while True:
+        assert process.poll() is None, "the page's server ended"
+        try:
+            urlopen(address.partition("?")[0]).close()
+        except URLError as error:
+            if not isinstance(error.reason, ConnectionRefusedError):
+                raise
+        else:
+            return
+
+
+def visit(chromium: Browser, address: str, opened: list[Watched], window: tuple[int, int] = (1240, 900)) -> Watched:
+    watched = open_page(chromium, home=address.partition("?")[0], window=window)
+    opened.append(watched)
+    watched.page.goto(address)
+    watched.page.wait_for_selector(".fvc-drop")
+    return watched
+
+
+def drop(watched: Watched, *files: Path) -> None:
+    watched.page.set_input_files(".fvc-drop input", [str(file) for file in files])
+
+
+def answer(watched: Watched, name: str) -> str:
+    """What the card of a file says once it is through."""
+    card = watched.page.locator(".fvc-video", has=watched.page.get_by_role("heading", name=name, exact=True))
+    card.locator(".fvc-badge", has_text=re.compile("^(fake|real|undecided|no prediction|not judged)$")).wait_for()
+    return card.inner_text()
+
+
+def trouble(watched: Watched) -> list[str]:
+    return [each for each in watched.trouble() if not _VERSIONS.search(each)]
+
+
+def test_two_visitors_drop_videos_read_their_pages_and_ask_nothing_of_the_network(chromium, address, home, opened):
+    one, other = (visit(chromium, address, opened, window) for window in ((1240, 900), (390, 800)))
+    drop(one, home / "inbox" / HOSTILE, home / "inbox" / "broken.mp4")
+    drop(other, home / "inbox" / "holiday.mp4")
+    assert "score" in answer(other, "holiday.mp4")
+    assert "score" in answer(one, HOSTILE)
+    broken = answer(one, "broken.mp4")
+    assert "no prediction" in broken
+    assert "unreadable" in broken
+    assert one.page.locator(".fvc-video").count() == 2, "a visitor sees nobody else's videos"
+
+    with other.page.context.expect_page() as shown:
+        other.page.get_by_text("Read the page").click()
+    page = shown.value
+    page.wait_for_load_state()
+    assert "holiday.mp4" in page.title()
+    assert page.get_by_text("all verdicts").count() == 0
+    with one.page.expect_download() as kept:
+        one.page.get_by_text("Download it").click()
+    html = Path(kept.value.path()).read_text()
+    assert kept.value.suggested_filename.endswith(".verdict.html")
+    assert "<img src=x" not in html
+    assert str(home) not in html, "a page that is sent around names no place of this machine"
+    for watched in (one, other):
+        assert trouble(watched) == []
+        assert watched.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_a_file_beyond_the_limit_is_refused_and_nobody_enters_without_the_token(chromium, address, home, opened):
+    large = home / "inbox" / "large.mp4"
+    large.write_bytes(b"\0" * 1_000_001)
+    watched = visit(chromium, address, opened)
+    drop(watched, large)
+    assert "more than the" in answer(watched, "large.mp4")
+    stranger = chromium.new_context()
+    got = stranger.request.get(address.partition("?")[0])
+    assert "/login" in got.url
+    assert "fvc-drop" not in got.text()
