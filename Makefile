@@ -116,7 +116,7 @@ test-slurm: $(STAMP)  ## Run whole jobs on a real Slurm of this machine's own; i
 	tests/slurm/install.sh
 	$(RUN) -m pytest -n 2 --dist worksteal -m slurm tests/slurm
 
-honesty: $(STAMP)  ## Show that real labels are learned and shuffled ones are not: two whole runs
+honesty: $(STAMP)  ## Show that real labels are learned, shuffled ones are not, and maps point at what was changed: three whole runs
 	$(RUN) -m pytest -m long tests/test_honesty.py
 
 fuzz: $(STAMP)  ## Give 2,000 damaged videos to the index and the decoder; FVC_FUZZ_SEED=n for others

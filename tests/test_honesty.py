@@ -1,21 +1,28 @@
-"""The promise behind every number, on the whole sample corpus: real labels are learned, shuffled ones are not.
+"""The promise behind every number, on the whole sample corpus: real labels are learned, shuffled ones are not, and maps
+of where a video is called fake point at what was changed.
 
-Two full runs of some three minutes each, so not part of ``make test``: ``make honesty``.
+Three full runs of some three minutes each, so not part of ``make test``: ``make honesty``.
 """
 
 from __future__ import annotations
 
+import csv
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
 from fvc_lib.analysis.read.headline import run_headline
+from fvc_lib.corpus.samples.forgeries import Region
 from fvc_lib.services.run_paths import RunPaths, list_runs
-from fvc_lib.services.tables import RESULTS, read_table
+from fvc_lib.services.tables import FOLDS, INDEX, RESULTS, read_table
+from fvc_lib.tasks.video.verdicts.maps import GRAD_CAM, EvidenceMap, maps_of
+from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
+from fvc_lib.video.decode.clip import decode_clip
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.long
@@ -36,6 +43,11 @@ def run_demo(folder: Path, *options: str) -> RunPaths:
     return list_runs(folder / "runs")[-1]
 
 
+@pytest.fixture(scope="module")
+def learned(folder: Path) -> RunPaths:
+    return run_demo(folder)
+
+
 def auc(run: RunPaths, source: str) -> dict[str, float]:
     rows = read_table(run.results, RESULTS).filter(
         (pl.col("source") == source) & (pl.col("scope") == "all") & (pl.col("metric") == "roc_auc")
@@ -43,8 +55,8 @@ def auc(run: RunPaths, source: str) -> dict[str, float]:
     return rows.row(0, named=True)
 
 
-def test_real_labels_are_learned_and_no_control_comes_near(folder):
-    run = run_demo(folder)
+def test_real_labels_are_learned_and_no_control_comes_near(learned):
+    run = learned
     assert run_headline(run).verdict.standing == "above control"
     assert auc(run, "model")["low"] > 0.8
     for control in ("metadata_only", "length_only", "shuffled_labels", "constant", "group_lookup_by_group"):
@@ -58,3 +70,64 @@ def test_shuffled_labels_score_chance(folder):
     interval = auc(run, "model")
     assert interval["low"] <= 0.5 <= interval["high"]
     assert run_headline(run).verdict.standing == "not above control"
+
+
+def maps_of_planted_changes(run: RunPaths, corpus: Path) -> pl.DataFrame:
+    """One row per map of a fake of which a region was changed, by the network that had not seen it, one fake a group.
+
+    Of ``method``: ``shown``; ``hit``, the share of the highest tile that lies in the region; ``iou`` of the region and
+    as large a part of the picture, the highest first. By chance ``share`` and ``chance_iou``.
+    """
+    networks = RunNetworks(run, held=None)
+    frames, side = networks.config.num_frames, networks.config.fixed_size
+    with (corpus / "changes.csv").open() as lines:
+        changes = {
+            row.pop("path"): list(map(float, list(row.values())[2:]))
+            for row in csv.DictReader(lines)
+            if row["half_width"]
+        }
+    videos = read_table(run.index, INDEX).join(read_table(run.folds, FOLDS).select("video_id", "fold"), on="video_id")
+    videos = (
+        videos.filter(pl.col("path").is_in(list(changes)))
+        .sort("path")
+        .unique("group_id", keep="first", maintain_order=True)
+    )
+    rows = []
+    for path, fold in videos.select("path", "fold").iter_rows():
+        top, left, bottom, right, height, width = changes[path]
+        decoded = decode_clip(corpus / path, frames, side)
+        box = decoded.content
+        inside, changed = np.zeros((2, frames, side, side), bool)
+        picture = np.s_[:, box.top : box.top + box.height, box.left : box.left + box.width]
+        inside[picture] = True
+        changed[picture] = Region((top, left), (bottom, right), height, width).masks(frames, box.height, box.width)
+        rows += [found_by(each, inside, changed) for each in maps_of(networks, [fold], decoded.frames)]
+    return pl.DataFrame(rows)
+
+
+def found_by(map_: EvidenceMap, inside: np.ndarray, changed: np.ndarray) -> dict[str, object]:
+    values = map_.values
+    highest = values == values.max()
+    least = max(np.sort(values[inside])[-int(changed.sum())], 1e-9)
+    marked = (values >= least) & inside
+    share, size = changed.sum() / inside.sum(), marked.sum() / inside.sum()
+    return {
+        "method": map_.method,
+        "shown": map_.shown,
+        "hit": (highest & changed).sum() / highest.sum(),
+        "share": share,
+        "iou": (marked & changed).sum() / (marked | changed).sum(),
+        "chance_iou": share * size / (share + size - share * size),
+    }
+
+
+@pytest.mark.parametrize("model", ["frame_cnn", "r2plus1d_small"])
+def test_maps_that_pass_their_checks_point_at_the_region_that_was_changed(model, folder, request):
+    own = ("-p", "model", model, "-p", "epochs", "24", "-p", "shuffled_label_control", "false")
+    run = request.getfixturevalue("learned") if model == "frame_cnn" else run_demo(folder, *own)
+    found = maps_of_planted_changes(run, folder / "data" / "sample_corpus").filter("shown")
+    print(found.group_by("method").agg(pl.len(), pl.col("hit", "share", "iou", "chance_iou").mean()))
+    assert found.filter(method=GRAD_CAM).height >= 4
+    for (method,), maps in found.group_by("method"):
+        assert maps["hit"].mean() > 2 * maps["share"].mean(), method
+        assert maps["iou"].mean() > 1.8 * maps["chance_iou"].mean(), method
