@@ -128,7 +128,15 @@ def _known(verdicts: Verdicts) -> Known:
     return Known(reals, fakes, *score_bounds(verdicts.known, verdicts.rule))
 
 
-def upload_desk(detector: TrainedDetector, model: Path, rule: Rule, *, limit_mb: int, workers: int = 0) -> Any:
+def upload_desk(
+    detector: TrainedDetector,
+    model: Path,
+    rule: Rule,
+    *,
+    limit_mb: int,
+    workers: int = 0,
+    map_minutes: float = MAP_MINUTES,
+) -> Any:
     """A widget on which videos of at most ``limit_mb`` are dropped, judged, and their pages read and downloaded.
 
     What is dropped lies in a folder of this process in the cache until its page is made; the folder goes with the
@@ -146,7 +154,8 @@ def upload_desk(detector: TrainedDetector, model: Path, rule: Rule, *, limit_mb:
         if row["score"] is None:
             return Judged(row["verdict"] or "", "", tuple(row["reasons"].splitlines()))
         tell("Looking at all of it, for its page.")
-        (page,) = write_video_pages(found, model, answers, most=1, overview="").values()
+        pages = write_video_pages(found, model, answers, most=1, map_minutes=map_minutes, overview="")
+        (page,) = pages.values()
         score = interval_text(row["score"], row["score_low"], row["score_high"])
         return Judged(row["verdict"] or "", score, tuple(row["reasons"].splitlines()), (answers / page).read_bytes())
 

@@ -45,11 +45,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def address(home: Path) -> Iterator[str]:
     """Of the page as the command prints it."""
     command = [sys.executable, str(ROOT / "run_notebooks.py"), "verdict-page", "latest", "--port", "0", "--no-browser"]
+    command += ["--limit-mb", "1", "--map-minutes", "0"]
     environment = {**os.environ, "FVC_RUNS_DIR": str(home / "runs"), "HOME": str(home), "JUPYTER_CONFIG_DIR": str(home)}
     with (home / "page.log").open("w") as log:
-        process = subprocess.Popen(
-            [*command, "--limit-mb", "1"], env=environment, stdout=subprocess.PIPE, stderr=log, text=True
-        )
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         assert process.stdout is not None
         for line in process.stdout:

@@ -107,7 +107,7 @@ def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, dete
     real = evidence.score_windows
     monkeypatch.setattr(evidence, "score_windows", lambda n, folds, v: seen.append(folds) or real(n, folds, v))
 
-    pages = write_video_pages(verdicts, run.root, out)
+    pages = write_video_pages(verdicts, run.root, out, map_minutes=0)
     names = [page_name(number, str(path)) for number, path in enumerate(files, 1)]
     assert list(pages.values()) == [f"videos/{name}" for name in names[:3]]
     assert names[0] == "0001_img-src-x-onerror-alert-1.html"
@@ -127,13 +127,13 @@ def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, dete
     assert seen == [(0, 1), (fold,)]
 
     stamps = {page: (out / page).stat().st_mtime_ns for page in pages.values()}
-    write_video_pages(verdicts, run.root, out)
+    write_video_pages(verdicts, run.root, out, map_minutes=0)
     assert stamps == {page: (out / page).stat().st_mtime_ns for page in pages.values()}
     assert len(seen) == 2
-    assert list(write_video_pages(verdicts, run.root, out, most=1).values()) == [f"videos/{names[0]}"]
+    assert list(write_video_pages(verdicts, run.root, out, map_minutes=0, most=1).values()) == [f"videos/{names[0]}"]
     assert [path.name for path in (out / "videos").iterdir()] == names[:1]
     other = judging.judge_files(detector, files[:1], rule_of(0.2), out, workers=1)
-    write_video_pages(other, run.root, out)
+    write_video_pages(other, run.root, out, map_minutes=0)
     assert (out / "videos" / names[0]).read_text() != hostile
 
 

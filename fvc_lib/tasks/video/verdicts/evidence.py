@@ -37,7 +37,7 @@ class FileEvidence:
 
 
 def file_evidence(
-    networks: Networks, known: KnownVideos, row: Mapping[str, Any], *, map_minutes: float
+    networks: Networks, known: KnownVideos, row: Mapping[str, Any], *, map_minutes: float = 0.0
 ) -> FileEvidence:
     """All parts of one file; ``row`` is of VERDICTS, with a score; maps where they take at most ``map_minutes``.
 
