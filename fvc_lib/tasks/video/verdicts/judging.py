@@ -178,7 +178,6 @@ def judge_files(
         journal = stack.enter_context(closing(_Journal(folder / JOURNAL, detector.identity)))
         temporaries = [stack.enter_context(atomic_output(path)) for path in written]
         table, lines = (stack.enter_context(path.open("w", encoding="utf-8")) for path in temporaries)
-        progress(0, len(files))
         for start in range(0, max(1, len(files)), BLOCK_FILES):
             block = files[start : start + BLOCK_FILES]
             found = journal.known(block)
