@@ -33,8 +33,8 @@ FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", "asked.csv", ANSWER)
 @click.option("--cost", metavar="ALARM:MISS", help="An answer must agree with the threshold of these costs: 5:1.")
 @click.option("--prior", type=float, metavar="SHARE",
               help="Share of fakes where the videos come from: gives the probability there.")  # fmt: skip
-@click.option("--map-minutes", default=2.0, show_default=True, metavar="MINUTES",
-              help="A video's page has maps of where it looks fake if they take at most so long; 0: none.")  # fmt: skip
+@click.option("--map-minutes", default=3.0, show_default=True, metavar="MINUTES",
+              help="So long may maps of where videos look fake take, in all; 0: none.")  # fmt: skip
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Videos decoded at once. Without: one per core.")
 @click.option("--pages", type=click.IntRange(min=-1), default=50, show_default=True, metavar="N",
               help="So many judged videos get a page of their own with evidence; 0: none, -1: all.")  # fmt: skip

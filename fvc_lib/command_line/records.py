@@ -92,7 +92,10 @@ def _show(path: Path, ended: threading.Event) -> None:
     while True:
         is_last = ended.wait(WRITE_INTERVAL_SECONDS)
         if (progress := read_progress(path)) is not None:
-            if bar is None:  # what an earlier call had done says nothing of how fast this one is
+            if bar is None or bar.desc.removesuffix(": ") != progress.what:  # another part of the notebook
+                if bar is not None:
+                    bar.close()
+                # What an earlier call had done says nothing of how fast this one is.
                 every = 0.1 if sys.stderr.isatty() else _LINE_SECONDS
                 bar = tqdm(total=progress.total, desc=progress.what, initial=progress.done, mininterval=every)
             bar.update(progress.done - bar.n)

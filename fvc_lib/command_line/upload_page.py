@@ -35,8 +35,8 @@ RECORD_ONLY = "record-only"  # tag of cells that say nothing to somebody who dro
 @click.option("--limit-mb", type=click.IntRange(min=1), default=500, show_default=True, help="Largest video, in MB.")
 @click.option("--error-rate", default=0.1, show_default=True, metavar="SHARE",
               help="Share of the reals that may be called fake, and of the fakes that may be called real.")  # fmt: skip
-@click.option("--map-minutes", default=2.0, show_default=True, metavar="MINUTES",
-              help="A page has maps of where its video looks fake if they take at most so long; 0: none.")  # fmt: skip
+@click.option("--map-minutes", default=3.0, show_default=True, metavar="MINUTES",
+              help="So long may a video's maps of where it looks fake take; 0: none.")  # fmt: skip
 @click.option("--allow-code", is_flag=True, help="Let a bundle's own network run: read its file first.")
 @click.option("--no-browser", is_flag=True, help="Print the address only.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")

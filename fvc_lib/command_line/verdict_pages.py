@@ -2,6 +2,7 @@
 
 import atexit
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -35,7 +36,7 @@ from fvc_lib.tasks.video.verdicts.windows import LIMIT
 
 PAGES = "videos"  # folder beside verdicts.csv
 MOST_PAGES = 50  # where nothing else is asked for
-MAP_MINUTES = 2.0  # likewise, for each video
+MAP_MINUTES = 3.0  # likewise, in all
 _PAGE = re.compile(r"\d{4,}_[\w.-]*\.html", re.ASCII)
 _FORMAT = 1  # of the pages; another number writes them all anew
 
@@ -48,12 +49,14 @@ def write_video_pages(
     most: int = MOST_PAGES,
     map_minutes: float = MAP_MINUTES,
     overview: str = "../verdicts.html",
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> dict[str, str]:
     """Write ``folder/videos/NNNN_NAME.html`` for the first ``most`` files that have a score; -1: for all.
 
     A page that is there and of the same verdict is not made again; those of other files go. ``model`` is the folder of
-    the run or bundle that judged, ``overview`` where the page of all is; empty: there is none. A page has maps where
-    making them takes at most ``map_minutes``; 0: none has.
+    the run or bundle that judged, ``overview`` where the page of all is; empty: there is none. Pages have maps, the
+    first ones, as long as making them takes at most ``map_minutes`` in all; 0: none has. ``progress`` is called with
+    (done, total) after each page.
 
     Returns:
         The page of each file, relative to ``folder``, by the file's ``path`` in the table.
@@ -69,18 +72,24 @@ def write_video_pages(
         return pages
     detector, card = verdicts.detector, _card(model)
     standing = detector.standing.sentences[0] if verdicts.rule.withheld else ""
-    known = _known(verdicts)
-    for _, row in _scored(verdicts, most):
+    known, map_seconds = _known(verdicts), 60 * map_minutes
+    progress(0, len(pages))
+    for done, (_, row) in enumerate(_scored(verdicts, most), 1):
         path = folder / pages[row["path"]]
         stamp = sha256_of_json([_FORMAT, row, verdicts.limits, standing, card, map_minutes])
         if is_there(path, stamp):
+            progress(done, len(pages))
             continue
-        found = file_evidence(detector.networks, verdicts.known, row, map_minutes=map_minutes)
+        begin = time.monotonic()
+        found = file_evidence(detector.networks, verdicts.known, row, map_minutes=map_seconds / 60)
+        if found.maps is not None and found.maps.maps:
+            map_seconds = max(1.0, map_seconds - (time.monotonic() - begin))  # at 0 a page would not say why
         path.parent.mkdir(parents=True, exist_ok=True)
         write_video_page(
             path, row, known, sections_of(found, known), stamp=stamp, standing=standing, failures=found.failures,
             limits=(*detector.standing.sentences, *verdicts.limits), card=card, overview=overview,
         )  # fmt: skip
+        progress(done, len(pages))
     return pages
 
 

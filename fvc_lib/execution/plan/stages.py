@@ -129,7 +129,7 @@ STAGE_PARAMETERS = {
     "asked_videos": "files, folders, or tables with a column path, to be judged",
     "error_rate": "share of reals that may be called fake, and of fakes real",
     "prior": "share of fakes where the videos come from; 0: not said",
-    "map_minutes": "a page has maps of where a video is called fake if they take at most so long; 0: none",
+    "map_minutes": "so long may maps of where videos are called fake take, in all; 0: none",
     "video_pages": "so many judged files get a page of their own, with evidence; 0: none, -1: all",
     "allow_code": "whether the code of a bundle's own network may be run",
     "upload_limit_mb": "largest video that may be dropped on the page, in MB",
