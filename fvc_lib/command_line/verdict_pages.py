@@ -14,8 +14,10 @@ from fvc_lib.analysis.dashboard.verdict_desk import Judged, verdict_desk
 from fvc_lib.analysis.figures.evidence.when import Known
 from fvc_lib.analysis.pages.video_page import (
     Section,
+    footage_section,
     frames_section,
     is_there,
+    provenance_section,
     when_section,
     where_section,
     write_video_page,
@@ -32,13 +34,14 @@ from fvc_lib.tasks.video.verdicts.judging import Verdicts, judge_files
 from fvc_lib.tasks.video.verdicts.maps import LIMIT as MAP_LIMIT, picture_of
 from fvc_lib.tasks.video.verdicts.rule import Rule, score_bounds
 from fvc_lib.tasks.video.verdicts.scoring import scratch_folder
+from fvc_lib.tasks.video.verdicts.shots import NOTHING_ODD
 from fvc_lib.tasks.video.verdicts.windows import LIMIT
 
 PAGES = "videos"  # folder beside verdicts.csv
 MOST_PAGES = 50  # where nothing else is asked for
 MAP_MINUTES = 3.0  # likewise, in all
 _PAGE = re.compile(r"\d{4,}_[\w.-]*\.html", re.ASCII)
-_FORMAT = 1  # of the pages; another number writes them all anew
+_FORMAT = 2  # of the pages; another number writes them all anew
 
 
 def write_video_pages(
@@ -118,12 +121,18 @@ def sections_of(found: FileEvidence, known: Known) -> list[Section]:
     sections: list[Section] = []
     if found.shown is not None:
         sections.append(frames_section(found.shown))
+    if (footage := found.footage) is not None:
+        sections.append(footage_section(footage.sentences or (NOTHING_ODD,)))
+    if (said := found.provenance) is not None:
+        sections.append(provenance_section(said.sentences, said.claims, said.traces))
     if (each := found.windows) is not None:
+        cuts = () if footage is None else footage.cuts.tolist()
         sections.append(
             when_section(
-                each.begins, each.ends, each.scores, each.middles, each.seconds, known, notes=each.notes, limit=LIMIT
+                each.begins, each.ends, each.scores, each.middles, each.seconds, known, notes=each.notes, limit=LIMIT,
+                cuts=cuts,
             )
-        )
+        )  # fmt: skip
     if (where := found.maps) is not None:
         rows, columns = picture_of(where.clip)  # without black bars
         maps = [replace(each, values=each.values[:, rows, columns]) for each in where.maps]

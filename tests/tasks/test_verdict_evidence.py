@@ -8,7 +8,7 @@ import pytest
 
 from fvc_lib.analysis.figures.evidence.when import Known, extremes
 from fvc_lib.analysis.pages.video_page import when_section
-from fvc_lib.command_line.verdict_pages import page_name, write_video_pages
+from fvc_lib.command_line.verdict_pages import page_name, sections_of, write_video_pages
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table
@@ -74,6 +74,34 @@ def test_a_still_and_a_short_video_say_why_there_is_no_curve(detector, tmp_path)
     ]
 
 
+def test_a_video_with_nothing_to_judge_gets_no_answer_and_says_why(detector, tmp_path):
+    clip = draw_clip("other", 0, True)
+    shown = {
+        "black.mp4": (np.zeros((30, *clip.shape[1:]), np.uint8), "All frames that the networks see are black"),
+        "still.mp4": (np.repeat(clip[:1], 30, axis=0), "A still: nothing moves"),
+        "short.mp4": (clip[:3], "It has 3 frames and the networks look at 4"),
+    }
+    for name, (frames, _) in shown.items():
+        write_video(tmp_path / name, frames)
+    day = np.concatenate([clip] * 12)
+    write_video(tmp_path / "moving.mp4", np.concatenate([day[:20], day[20:] // 4]))
+    files = [tmp_path / name for name in (*shown, "moving.mp4")]
+    verdicts = judging.judge_files(detector, files, rule_of(0.3), tmp_path / "out", workers=1)
+    *rows, moving = verdicts.rows()
+    assert detector.networks.sees_order
+    for row, (_, reason) in zip(rows, shown.values(), strict=True):
+        assert row["score"] is not None
+        assert row["verdict"] == "undecided"
+        assert reason in row["reasons"]
+    assert not any(reason in moving["reasons"] for _, reason in shown.values())
+    found = evidence.file_evidence(detector.networks, detector.known, rows[0], map_minutes=0)
+    assert found.footage.black_share == 1
+    found = evidence.file_evidence(detector.networks, detector.known, moving, map_minutes=0)
+    assert found.footage.cuts.tolist() == pytest.approx([20 / 25], abs=0.1)
+    (when,) = (each for each in sections_of(found, KNOWN) if each.title == "When")
+    assert when.html.count('class="cut"') == 1
+
+
 KNOWN = Known(np.array([0.1, 0.2]), np.array([0.8, 0.9]))
 
 
@@ -119,6 +147,9 @@ def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, dete
     assert not re.search(r"(src|href)=\"(?!data:|#|\.\./verdicts\.html)", hostile.partition("<body>")[2])
     assert len(hostile) < 1_000_000
     assert '<svg class="curve"' in hostile
+    for title in ("What the video is", "Where it says it comes from"):
+        assert hostile.count(f"<h2>{title}</h2>") == 1
+    assert "stream 0" in hostile
     assert "The whole video: DataError" in gone
     assert "no such file" in gone
     assert '<svg class="curve"' not in gone
@@ -146,7 +177,7 @@ def test_one_part_that_fails_costs_itself_alone(run, detector, monkeypatch):
         raise ValueError("<b>no</b>")
 
     monkeypatch.setattr(evidence, "score_windows", broken)
-    found = evidence.file_evidence(detector.networks, detector.known, row)
+    found = evidence.file_evidence(detector.networks, detector.known, row, map_minutes=0)
     assert found.windows is None
     assert found.clips.shape == (1, 4, 3, 24, 24)
     other, failed = found.failures

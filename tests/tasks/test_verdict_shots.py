@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.tasks.video.verdicts.shots import footage_of
+from fvc_lib.tasks.video.verdicts.shots import footage_of, is_black, is_frozen, length_sentences
 
 SIDE = 48
 
@@ -71,3 +71,32 @@ def test_frames_too_far_apart_tell_nothing_about_cuts_and_say_so():
 def test_one_frame_and_tiny_frames_are_looked_at_too(shape):
     found = footage_of(np.full(shape, 128, np.uint8), times(shape[0]))
     assert (found.still_share, found.cuts.size) == (1.0, 0)
+
+
+def test_what_is_black_or_frozen_is_told_from_a_dark_and_from_a_slow_picture():
+    dark, bright = np.full((2, 3, 3, SIDE, SIDE), 9, np.uint8), np.full((2, 3, 3, SIDE, SIDE), 120, np.uint8)
+    noisy = bright + np.random.default_rng(0).integers(0, 3, bright.shape, np.uint8)
+    moving = scene(3, 6, speed=1.0).reshape(2, 3, 3, SIDE, SIDE)
+    assert [is_black(clips) for clips in (dark, bright, moving, moving // 4)] == [True, False, False, False]
+    assert [is_frozen(clips) for clips in (dark, bright, noisy, moving)] == [True, True, True, False]
+    apart = bright.copy()
+    apart[1] += 4  # each clip is still, and the second shows something else
+    assert not is_frozen(apart)
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "seconds", "stated", "told"),
+    [
+        (100, 4.0, (100, 4.0), ""),
+        (98, 3.92, (100, 4.0), ""),  # a frame or two are lost in many files
+        (100, 4.0, (None, None), ""),
+        (60, 2.4, (100, 4.0), "states 100 frames, of which 60 could be decoded, and 4.0 seconds, of which 2.4 could"),
+        (60, 2.4, (None, 4.0), "states 4.0 seconds, of which 2.4 could be decoded: the file was cut off"),
+        (4, 1.2, (4, 1.2), "It has 4 frames and the networks look at 8"),
+        (12, 0.48, (12, 0.48), "Very short: 12 frames, 0.48 seconds."),
+    ],
+)
+def test_a_length_is_remarked_on_where_it_is_short_or_not_what_the_container_states(num_frames, seconds, stated, told):
+    found = " ".join(length_sentences(num_frames, seconds, 8, *stated))
+    assert told in found
+    assert bool(told) == bool(found)

@@ -80,6 +80,17 @@ def frames_section(clips: npt.NDArray[np.uint8]) -> Section:
     return Section("Frames", render("video_frames.html", pictures=pictures, num_frames=len(frames)))
 
 
+def footage_section(sentences: Sequence[str]) -> Section:
+    """What the video consists of."""
+    return Section("What the video is", render("video_footage.html", sentences=sentences))
+
+
+def provenance_section(sentences: Sequence[str], claims: Sequence[str], traces: Sequence[tuple[str, str]]) -> Section:
+    """What the file says of itself; ``traces`` are names and values, folded where they are many."""
+    html = render("video_provenance.html", sentences=sentences, claims=claims, traces=traces, folded=len(traces) > 8)
+    return Section("Where it says it comes from", html)
+
+
 def when_section(
     begins: when.Floats,
     ends: when.Floats,
@@ -90,19 +101,20 @@ def when_section(
     *,
     notes: Sequence[str],
     limit: str,
+    cuts: Sequence[float] = (),
 ) -> Section:
-    """The curve of windows (W,) with scores (W, K); of a single window its notes alone."""
+    """The curve of windows (W,) with scores (W, K), ``cuts`` in seconds; of a single window its notes alone."""
     values: dict[str, Any] = dict.fromkeys(("curve", "under", "ticks", "most", "least"), ())
     if len(begins) > 1:
         most, least = when.extremes(begins, ends, scores, middles)
         values = {
-            "curve": when.curve_svg(begins, ends, scores, seconds, known),
+            "curve": when.curve_svg(begins, ends, scores, seconds, known, cuts),
             "under": when.under_curve(begins, ends, middles, seconds),
             "ticks": [_clock(share * seconds, seconds) for share in (0, 0.25, 0.5, 0.75, 1)],
             "most": most,
             "least": least,
         }
-    html = render("video_when.html", notes=notes, limit=limit, several=scores.shape[1] > 1, **values)
+    html = render("video_when.html", notes=notes, limit=limit, several=scores.shape[1] > 1, cuts=len(cuts), **values)
     return Section("When", html)
 
 

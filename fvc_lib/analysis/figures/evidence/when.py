@@ -60,8 +60,10 @@ def score_svg(score: float, low: float | None, high: float | None, verdict: str)
     return Markup(f'<svg role="img" aria-label="{told}" overflow="visible">{axis}{line}{dot}</svg>')
 
 
-def curve_svg(begins: Floats, ends: Floats, scores: Floats, seconds: float, known: Known) -> Markup:
-    """Scores (W, K) over seconds: mean, range over networks, and the bounds of the rule; 1 is at the top.
+def curve_svg(
+    begins: Floats, ends: Floats, scores: Floats, seconds: float, known: Known, cuts: Sequence[float] = ()
+) -> Markup:
+    """Scores (W, K) over seconds: mean, range over networks, the bounds of the rule, and cuts; 1 is at the top.
 
     Each window is an element that a link can lead to, ``#window-3`` to the fourth.
     """
@@ -83,6 +85,9 @@ def curve_svg(begins: Floats, ends: Floats, scores: Floats, seconds: float, know
         for label, at in (("fake", known.fake_from), ("real", known.real_to))
         if at is not None
     )
+    shots = "".join(
+        f'<line class="cut" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="100"/>' for x in (1000 * cut / seconds for cut in cuts)
+    )
     band = (
         f'<polygon points="{points(np.append(low, high[::-1]), np.append(x, x[::-1]))}"/>'
         if scores.shape[1] > 1
@@ -91,7 +96,7 @@ def curve_svg(begins: Floats, ends: Floats, scores: Floats, seconds: float, know
     told = f"scores over {seconds:.1f} seconds, from {scores.mean(1).min():.2f} to {scores.mean(1).max():.2f}"
     return Markup(
         f'<svg class="curve" role="img" aria-label="{told}" viewBox="0 0 1000 100" preserveAspectRatio="none">'
-        f'{grid}{band}{bounds}<polyline points="{points(mean)}"/>{marks}</svg>'
+        f'{grid}{band}{shots}{bounds}<polyline points="{points(mean)}"/>{marks}</svg>'
     )
 
 

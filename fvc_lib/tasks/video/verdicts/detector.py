@@ -7,7 +7,7 @@ shows. Every other file is judged by all folds' networks, with the run's own eye
 
 import logging
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,12 +24,14 @@ from fvc_lib.services.tables import AUGMENTED, read_table
 from fvc_lib.tasks.video.verdicts.bundle import DIGESTS, NOT_STATED, RECORD, BundleNetworks, Standing
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import FileToScore, Networks, RunNetworks, score_files, scratch_folder
+from fvc_lib.tasks.video.verdicts.shots import is_black, is_frozen, too_few
 from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, copied_rows
 from fvc_lib.video.clips.store import Pixels
 
 _logger = logging.getLogger(__name__)
 
 BLOCK_FILES = 1000  # looked at together: so much is in memory of 100,000
+_LOOKED_FOR = 2  # changes with what findings hold, so that none of another kind is taken from a journal
 Seen = Callable[[Path, Pixels], None]
 
 
@@ -47,7 +49,8 @@ class Finding:
         is_known: whether the run has this very file.
         no_prediction: why there is no score of a file that could be read; sentences.
         logits: calibrated log odds of fake by the network of each fold, or by the one that had not seen it.
-        unfamiliar: in what it is unlike the run's videos; sentences.
+        unfamiliar: why an answer is not given whatever the score: in what it is unlike the run's videos, or that there
+            is nothing to judge; sentences.
         failure: why it could not be read.
         lasts: whether the same file would be found the same again; not so where a worker died or took too long.
     """
@@ -113,6 +116,7 @@ class TrainedDetector:
         calibrated = [[each.prior_logit, each.temperature] for _, each in sorted(networks.folds.items())]
         looks = sorted(map(str, known.rows.select("video_id", "label", "content_sha256", "perceptual_hash").rows()))
         more = [calibrated, networks.store.decode_hash, networks.config.near_duplicate_bits, looks, familiar.described]
+        more.append(_LOOKED_FOR)
         self.identity = f"{self.model_id}:{sha256_of_json(more)[:16]}"
         if not self.is_above_control and standing != NOT_STATED:
             _logger.warning("%s: %s", self.model_id, " ".join(standing.sentences))
@@ -164,9 +168,15 @@ class TrainedDetector:
                 asked.append(each)
         folds, path_of = tuple(sorted(self.networks.folds)), dict(zip(texts, files, strict=True))
         todo = [FileToScore(path_of[each.path], folds, content_sha256=each.content_sha256) for each in asked]
-        answers = score_files(
-            self.networks, todo, workers=workers, seen=lambda place, clips: seen(todo[place].path, clips)
-        )
+        empty = dict[int, tuple[str, ...]]()
+
+        def look(place: int, clips: Pixels) -> None:
+            probe = asked[place].probe
+            assert probe is not None
+            empty[place] = tuple(self._nothing_to_judge(clips, probe.num_frames))
+            seen(todo[place].path, clips)
+
+        answers = score_files(self.networks, todo, workers=workers, seen=look)
         with closing(answers):
             for answer in answers:
                 each = asked[answer.position]
@@ -175,8 +185,17 @@ class TrainedDetector:
                     continue
                 logits = (answer.logits[fold] / self.networks.folds[fold].temperature for fold in folds)
                 assert each.probe is not None
-                unfamiliar = tuple(self.familiar.reasons(vars(each.probe)))
+                unfamiliar = (*empty.pop(answer.position), *self.familiar.reasons(vars(each.probe)))
                 yield Finding(f"/{each.path}", each.content_sha256, logits=tuple(logits), unfamiliar=unfamiliar)
+
+    def _nothing_to_judge(self, clips: Pixels, num_frames: int) -> Iterator[str]:
+        """Sentences on the frames that the networks see, uint8 (N, T, 3, S, S), of a video of ``num_frames``."""
+        if num_frames < clips.shape[1]:
+            yield too_few(num_frames, clips.shape[1])
+        if is_black(clips):
+            yield "All frames that the networks see are black: there is nothing to judge."
+        elif clips.shape[1] > 1 and is_frozen(clips) and self.networks.sees_order:
+            yield "A still: nothing moves in the frames that the networks see, and they look at motion."
 
     def _known(self, path: str, content: str) -> Finding:
         video = self.known.rows.row(self.place_of[content], named=True)

@@ -4,7 +4,7 @@ A part that fails is said to have failed and costs itself alone.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,8 +14,10 @@ from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import FvcError
 from fvc_lib.tasks.video.verdicts.maps import ClipMaps, maps_within
+from fvc_lib.tasks.video.verdicts.provenance import Provenance, provenance_of
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import Networks
+from fvc_lib.tasks.video.verdicts.shots import Footage, footage_of, length_sentences
 from fvc_lib.tasks.video.verdicts.windows import WholeVideo, WindowScores, decoded, score_windows
 from fvc_lib.video.clips.store import Pixels
 
@@ -33,6 +35,8 @@ class FileEvidence:
     shown: Pixels | None = None  # uint8 (N, T, 3, H, W), the same without black bars
     windows: WindowScores | None = None  # when
     maps: ClipMaps | None = None  # where
+    footage: Footage | None = None  # what the video is
+    provenance: Provenance | None = None  # where it says it comes from
     failures: tuple[str, ...] = field(default=())  # what could not be found out, a sentence each
 
 
@@ -53,16 +57,30 @@ def file_evidence(
             failures.append(f"{name}: {type(error).__name__}: {error}")
             return None
 
-    def from_one_pass() -> tuple[Pixels, Pixels, WindowScores | None]:
+    provenance = part("Where it says it comes from", lambda: provenance_of(path_from_text(row["path"])))
+
+    def from_one_pass() -> tuple[Pixels, Pixels, WindowScores | None, Footage | None]:
         with decoded(networks, path_from_text(row["path"]), row["sha256"]) as video:
             failures.extend(_other_score(networks, folds, video, row))
             shown = np.ascontiguousarray(video.without_bars(video.clips))
-            return video.clips, shown, part("When", lambda: score_windows(networks, folds, video))
+            windows = part("When", lambda: score_windows(networks, folds, video))
+            return video.clips, shown, windows, part("What the video is", lambda: _footage(networks, video, provenance))
 
-    clips, shown, windows = part("The whole video", from_one_pass) or (None, None, None)
+    clips, shown, windows, footage = part("The whole video", from_one_pass) or (None, None, None, None)
     wanted = clips if map_minutes > 0 else None
     maps = None if wanted is None else part("Where", lambda: maps_within(networks, folds, wanted, map_minutes))
-    return FileEvidence(row, folds, clips, shown, windows, maps, tuple(failures))
+    return FileEvidence(row, folds, clips, shown, windows, maps, footage, provenance, tuple(failures))
+
+
+def _footage(networks: Networks, video: WholeVideo, stated: Provenance | None) -> Footage:
+    """Sentences on its length go before the others."""
+    found, shape, view = video.found, networks.config.clips, networks.store.view
+    frames, seconds = (stated.stated_frames, stated.stated_seconds) if stated else (None, None)
+    told = tuple(length_sentences(found.num_source_frames, found.seconds, shape.num_frames, frames, seconds))
+    if view.crop:
+        return Footage(np.empty(0), 0.0, 0.0, (*told, "Shots were not looked for: the networks see a crop alone."))
+    shown = footage_of(*video.in_order())
+    return replace(shown, sentences=(*told, *shown.sentences))
 
 
 def folds_of(networks: Networks, known: KnownVideos, row: Mapping[str, Any]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +55,15 @@ class Provenance:
         claims: what the manifest claims, a sentence each; only where its signature holds.
         traces: of container, streams and encoder: name and value, as the file has them.
         state: ``Trusted``, ``Valid``, ``Invalid``; empty: no manifest was read.
+        stated_frames, stated_seconds: of the video, as its container says; None: it does not.
     """
 
     sentences: tuple[str, ...]
     claims: tuple[str, ...] = ()
     traces: tuple[tuple[str, str], ...] = ()
     state: str = ""
+    stated_frames: int | None = None
+    stated_seconds: float | None = None
 
 
 def provenance_of(path: Path) -> Provenance:
@@ -69,7 +72,10 @@ def provenance_of(path: Path) -> Provenance:
         answer = next(iter(answers))
     if answer.failure:
         return Provenance((f"Where it comes from could not be read: {answer.detail}.",))
-    found = answer.value
+    return replace(_said_by(answer.value), **answer.value["stated"])
+
+
+def _said_by(found: Mapping[str, Any]) -> Provenance:
     traces = tuple((name, value) for name, value in found["traces"])
     if found["manifest_error"]:
         return Provenance((f"Its signed manifest (C2PA) could not be read: {found['manifest_error']}.",), (), traces)
@@ -127,15 +133,15 @@ def _short(value: object) -> str:
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """What a file has: ``manifest`` as c2pa-python gives it, and ``traces``; JSON."""
-    found: dict[str, Any] = {"manifest": None, "manifest_error": "", "has_library": True, "traces": []}
+    """What a file has: ``manifest`` as c2pa-python gives it, ``traces``, and what is ``stated``; JSON."""
+    found: dict[str, Any] = {"manifest": None, "manifest_error": "", "has_library": True, "traces": [], "stated": {}}
     try:
         found["manifest"] = _manifest(path)
     except ImportError:
         found["has_library"] = False
     except Exception as error:  # noqa: BLE001 - a library of its own on a file that nobody vouches for
         found["manifest_error"] = _short(error)
-    found["traces"] = [[_short(name), _short(value)] for name, value in _traces(path)][:_MOST_TRACES]
+    found["traces"] = [[_short(name), _short(value)] for name, value in _traces(path, found["stated"])][:_MOST_TRACES]
     return found
 
 
@@ -155,7 +161,8 @@ def _manifest(path: str) -> Any:
             return json.loads(reader.json())
 
 
-def _traces(path: str) -> Iterator[tuple[str, str]]:
+def _traces(path: str, stated: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and values; frames and seconds that the container states go into ``stated``, too."""
     import av
 
     try:
@@ -168,7 +175,14 @@ def _traces(path: str) -> Iterator[tuple[str, str]]:
                 for name, value in sorted(stream.metadata.items()):
                     yield f"stream {number}, {name}", value
             if container.streams.video:
-                packet = next(iter(container.demux(container.streams.video[0])), None)
+                stream = container.streams.video[0]
+                if stream.frames:
+                    stated["stated_frames"] = stream.frames
+                    yield "frames, as stated", f"{stream.frames:,}"
+                if stream.duration and stream.time_base:
+                    stated["stated_seconds"] = float(stream.duration * stream.time_base)
+                    yield "seconds, as stated", f"{stated['stated_seconds']:.3f}"
+                packet = next(iter(container.demux(stream)), None)
                 # x264 and x265 write their version and settings into the first frame.
                 said = (
                     re.search(rb"x26[45][ -~]{10,2000}", bytes(packet)) if packet is not None and packet.size else None

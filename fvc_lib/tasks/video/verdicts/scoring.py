@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from fvc_lib.tasks.video.training import TrainingSummary
 from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_limits
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 
+_SAME_LOGIT = 1e-3  # half precision adds up differently in another order
 _logger = logging.getLogger(__name__)
 
 
@@ -112,6 +114,19 @@ class Networks:
     def batch_size(self) -> int:
         """Clips in a network at once."""
         return self._batch
+
+    @cached_property
+    def sees_order(self) -> bool:
+        """Whether the order of a clip's frames matters to a network: one that looks at motion."""
+        clip = np.random.default_rng(0).integers(0, 256, (1, *self._clip_shape), dtype=np.uint8)
+        others = np.concatenate([clip, np.roll(clip, 1, axis=1), clip[:, ::-1]])
+        logits = self.raw_logits(self.network(min(self.folds)), np.ascontiguousarray(others))
+        return bool(np.ptp(logits) > _SAME_LOGIT * max(1.0, float(np.abs(logits).max())))
+
+    @property
+    def _clip_shape(self) -> tuple[int, int, int, int]:
+        clips = self.config.clips
+        return (clips.num_frames, 3, clips.side, clips.side)
 
     def weights(self, fold: int) -> str:
         """Hex SHA-256 of the weights of ``fold``, as its training noted it."""

@@ -5,11 +5,13 @@ follow closely differ far more than their neighbours do (as in Boreczky and Rowe
 local threshold): hard cuts, and no fades.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+NOTHING_ODD = "One shot with motion: no cut, black frame or still was found."
 _GRID = 16  # frames are compared as so many by so many means
 _BLACK = 20.0  # grey levels of 255: darker on average, and
 _FLAT = 8.0  # no cell further from that average
@@ -17,6 +19,9 @@ _STILL = 0.6  # grey levels between two frames; noise of a coder on a still pict
 _CUT = 18.0  # grey levels between two frames, at least, and
 _CUT_TIMES = 4.0  # so many times the median of the changes around
 _AROUND = 4  # changes to each side
+_FROZEN = 2.0  # grey levels in any cell between any two frames: a still to a network that looks at a few frames
+_SHORT_SECONDS = 1.0
+_MISSING = 0.05  # share of what a container states
 _CLOSE_SECONDS = 0.6  # frames further apart tell nothing about cuts
 _MOSTLY = 0.8
 
@@ -45,7 +50,7 @@ def footage_of(frames: npt.NDArray[np.uint8], seconds: npt.NDArray[np.floating])
         seconds: (N,), ascending.
     """
     cells = np.stack([_cells(frame) for frame in frames])
-    black = (cells.mean((1, 2)) < _BLACK) & (np.abs(cells - cells.mean((1, 2), keepdims=True)).max((1, 2)) < _FLAT)
+    black = _black(cells)
     if len(cells) == 1:
         told = ("Its one frame is black.",) if black[0] else ()
         return Footage(np.empty(0), float(black[0]), 1.0, told)
@@ -56,6 +61,56 @@ def footage_of(frames: npt.NDArray[np.uint8], seconds: npt.NDArray[np.floating])
     black_share, still_share = float(black.mean()), float(gaps[still].sum() / gaps.sum())
     cuts = np.asarray(seconds[1:][is_cut], np.float64)
     return Footage(cuts, black_share, still_share, tuple(_sentences(cuts, black, still, gaps, changes, close)))
+
+
+def length_sentences(
+    num_frames: int, seconds: float, num_sampled: int, stated_frames: int | None, stated_seconds: float | None
+) -> Iterator[str]:
+    """What a reader has to know of a video's length; what its container states is None where it states nothing.
+
+    Args:
+        num_frames: that were decoded.
+        seconds: likewise.
+        num_sampled: frames of a clip as the networks see it.
+        stated_frames: by the container.
+        stated_seconds: likewise.
+    """
+    if num_frames < num_sampled:
+        yield too_few(num_frames, num_sampled)
+    if seconds < _SHORT_SECONDS and num_frames > 1:
+        yield f"Very short: {num_frames} frames, {seconds:.2f} seconds."
+    told = []
+    if stated_frames is not None and num_frames < stated_frames * (1 - _MISSING):
+        told.append(f"{stated_frames:,} frames, of which {num_frames:,} could be decoded")
+    if stated_seconds is not None and seconds < stated_seconds * (1 - _MISSING) - 2 * seconds / num_frames:
+        told.append(f"{stated_seconds:.1f} seconds, of which {seconds:.1f} could be decoded")
+    if told:
+        yield f"Its container states {', and '.join(told)}: the file was cut off, or its container trims it."
+
+
+def too_few(num_frames: int, num_sampled: int) -> str:
+    """A sentence where a video has fewer frames than a network looks at."""
+    return (
+        f"It has {num_frames} frame{'s' * (num_frames != 1)} and the networks look at {num_sampled}, so some are shown "
+        "to them more than once."
+    )
+
+
+def is_black(clips: npt.NDArray[np.uint8]) -> bool:
+    """Whether all frames of ``clips``, uint8 (N, T, 3, H, W), are black."""
+    return all(_black(_cells(frame)[None])[0] for frame in clips.reshape(-1, *clips.shape[2:]))
+
+
+def is_frozen(clips: npt.NDArray[np.uint8]) -> bool:
+    """Whether nothing moves in ``clips``, uint8 (N, T, 3, H, W): all frames are one, but for a coder's noise."""
+    cells = np.stack([_cells(frame) for frame in clips.reshape(-1, *clips.shape[2:])])
+    return float(np.ptp(cells, axis=0).max()) < _FROZEN
+
+
+def _black(cells: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
+    """Of frames (N, G, G), bool (N,)."""
+    mean = cells.mean((1, 2), keepdims=True)
+    return np.asarray((mean.ravel() < _BLACK) & (np.abs(cells - mean).max((1, 2)) < _FLAT))
 
 
 def _cells(frame: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
