@@ -33,8 +33,10 @@ _SAID_ELSEWHERE = frozenset(
 @click.option(
     "--to", type=click.Path(path_type=Path), help="The folder to write, not there yet. Without: ./bundle_RUN."
 )
+@click.option("--format", "form", type=click.Choice(("onnx", "torch_export")),
+              help="Write each fold's network in this form as well, compared with it.")  # fmt: skip
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
-def export(run: str, to: Path | None, runs_dir: Path | None) -> None:
+def export(run: str, to: Path | None, form: str | None, runs_dir: Path | None) -> None:
     """Write the detector that RUN has trained as a bundle: a folder that needs neither the run nor its corpus.
 
     RUN is 'latest', a run id, a part of one, or a run folder; its folds must all be trained and its results there.
@@ -42,6 +44,7 @@ def export(run: str, to: Path | None, runs_dir: Path | None) -> None:
     \b
     python run_notebooks.py export latest
     python run_notebooks.py export latest --to ~/detectors/mine
+    python run_notebooks.py export latest --format onnx
     python -c "from fvc_lib import load_detector; print(load_detector('bundle_RUN').predict(['video.mp4']))"
 
     In it: the folds' networks (safetensors), how videos are decoded and scores calibrated, the out-of-fold scores, what
@@ -49,6 +52,10 @@ def export(run: str, to: Path | None, runs_dir: Path | None) -> None:
     every file, without which nothing is loaded. No video, no path and no name of one. A network of your own is copied
     as code, which whoever loads the bundle must allow. A run that is not above its controls is exported as well: the
     card and every loading say so first.
+
+    With --format each network is there a second time as a file that needs neither this project nor its code: from
+    pixels to logits, any number of clips at once. Each is loaded and compared with its network on the run's clips;
+    where a logit differs by more than 0.0001, or the network cannot be written so, nothing is written.
 
     Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
@@ -62,10 +69,12 @@ def export(run: str, to: Path | None, runs_dir: Path | None) -> None:
     if headline.notes:
         raise DataError(f"{found.run_id} is not exported: {' '.join(headline.notes)}")
     target = to or Path(f"bundle_{found.run_id}")
-    record = write_bundle(found, target, standing_of(headline), model_card(found, headline))
+    record, told = write_bundle(found, target, standing_of(headline), model_card(found, headline), form=form or "")
     size = sum(file.stat().st_size for file in target.expanduser().rglob("*") if file.is_file())
     click.echo(f"bundle {target.expanduser().absolute()}: {len(record.folds)} networks, {size / 1e6:.1f} MB")
     click.echo(f"  {headline.verdict.sentence}")
+    if told:
+        click.echo(f"  {told}")
 
 
 def _without_places(headline: "ReportHeadline", run: RunPaths) -> "ReportHeadline":

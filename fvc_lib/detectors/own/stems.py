@@ -140,6 +140,8 @@ class Stem:
         The forensic stem's intermediate maps are as large as the pictures in float32: of eight clips of 16 x 224 x 224
         they took 237 MB, more than the network itself, against 26-48 MB like this, in a third of the time.
         """
+        if torch.compiler.is_exporting():  # a loop over the batch would make its size a constant
+            return self.maps(frames, self.cell)
         return torch.cat([self.maps(clip, self.cell) for clip in torch.split(frames, 1)])
 
 

@@ -36,6 +36,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CALIBRATION, FOLDS, INDEX, LOOKS, PREDICTIONS, SEEN, read_table, write_table
 from fvc_lib.services.tasks import DEFAULT_TASK
 from fvc_lib.tasks.video.own_weights import SEEN_FILE, seen_by_networks
+from fvc_lib.tasks.video.verdicts.forms import INPUT, OUTPUT, SUFFIXES, check_packages, clips_to_compare, write_form
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import FoldNetwork, Networks, RunNetworks
 from fvc_lib.tasks.video.verdicts.unfamiliar import TrainingRanges, training_ranges
@@ -51,7 +52,8 @@ _WEIGHTS = "model"
 # Parameters that may name a user's file, and the folder that it then lies in.
 _OWN_CODE: Mapping[str, tuple[str, FileRegistry[Any]]] = {"model": ("network", DETECTORS), "crop": ("crop", CROPS)}
 _PARTS = re.compile(
-    rf"({'|'.join(map(re.escape, (*_ALWAYS, SEEN_FILE)))}|{_WEIGHTS}/fold_\d{{1,4}}\.safetensors(\.sha256)?"
+    rf"({'|'.join(map(re.escape, (*_ALWAYS, SEEN_FILE)))}"
+    rf"|{_WEIGHTS}/fold_\d{{1,4}}\.(safetensors(\.sha256)?|onnx(\.data)?|pt2)"
     rf"|{BEGUN_WITH}/[\w-][\w.-]*|(network|crop)/(\w+/)*\w+\.py)",
     re.ASCII,
 )
@@ -142,20 +144,29 @@ class BundleRecord(_Strict):
 # --- Writing
 
 
-def write_bundle(paths: RunPaths, folder: Path, standing: Standing, card: str) -> BundleRecord:
+def write_bundle(
+    paths: RunPaths, folder: Path, standing: Standing, card: str, *, form: str = ""
+) -> tuple[BundleRecord, str]:
     """Write the run's bundle to ``folder``, which is there whole or not at all, and load every network from it.
 
     Args:
         paths: a run of task video whose folds are all trained.
         folder: not there yet.
         standing: where the run's model stands.
-        card: the model card, behind which nothing is added.
+        card: the model card, behind which a section on the networks' other form is added where there is one.
+        form: in which each fold's network is written as well (``forms.SUFFIXES``); empty: none.
+
+    Returns:
+        What ``bundle.json`` says, and a sentence on the other form and what it was compared on.
 
     Raises:
-        UsageError: the run is of another task or unfinished, or ``folder`` is there.
+        UsageError: the run is of another task or unfinished, ``folder`` is there, or a network cannot be written as
+            ``form`` or says something else there.
         FvcError: a file of the run is damaged, or the code of its network has changed.
         OSError: as the file system gave it.
     """
+    if form:
+        check_packages(form)
     networks = RunNetworks(paths)
     folder = folder.expanduser().absolute()
     if folder.exists() or folder.is_symlink():
@@ -165,14 +176,30 @@ def write_bundle(paths: RunPaths, folder: Path, standing: Standing, card: str) -
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        record = _fill(building, networks, standing, card)
+        (building / _WEIGHTS).mkdir()
+        told = _write_forms(building, networks, form) if form else ""
+        record = _fill(building, networks, standing, f"{card}\n## Without this project\n\n{told}\n" if told else card)
         BundleNetworks(building, allow_code=True).check()
         building.chmod(0o755)
         building.rename(folder)
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    return record
+    return record, told
+
+
+def _write_forms(folder: Path, networks: RunNetworks, form: str) -> str:
+    clips, largest = clips_to_compare(networks.paths, networks.store), 0.0
+    for fold in sorted(networks.folds):
+        path, name = _weights_path(folder, fold).with_suffix(SUFFIXES[form]), f"network {networks.config.model!r}"
+        difference = write_form(networks.network(fold), form, path, clips, f"{name} of fold {fold}")
+        largest = max(largest, difference)
+    shape = ", ".join(map(str, clips.pixels.shape[1:]))
+    return (
+        f"`model/fold_K{SUFFIXES[form]}` is each fold's network as {form}: `{INPUT}` uint8 (B, {shape}) to "
+        f"to `{OUTPUT}` float32 (B,). Compared with the network on {clips.described}: no logit differs by more than "
+        f"{largest:.1g}."
+    )
 
 
 def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) -> BundleRecord:
