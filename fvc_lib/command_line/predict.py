@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fvc_lib.analysis.wording import count_text
+from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.command_line.models import find_model
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.services.atomic_files import write_bytes
@@ -96,8 +96,9 @@ def predict(
     if fpr is not None and cost is not None:
         raise UsageError("--fpr and --cost: give one of them.")
     decide_at = f"fpr={fpr:.12f}" if fpr is not None else f"cost={cost}" if cost is not None else ""
-    if prior is not None and not 0 < prior < 1:
-        raise UsageError(f"--prior: got {prior:g}, wanted a share inside (0, 1), such as 0.01.")
+    for option, share in (("--fpr", fpr), ("--prior", prior)):
+        if share is not None and not 1e-12 <= share < 1:
+            raise UsageError(f"{option}: got {share:g}, wanted a share inside (0, 1), such as 0.01.")
     rule_of(error_rate, decide_at, prior or 0.0)
     files = files_of(paths)
     folder = (out or runs / "verdicts" / f"{time.strftime('%Y%m%d_%H%M%S')}_{name}").expanduser().absolute()
@@ -131,11 +132,12 @@ def predict(
     }
     code = execute_record(
         VERDICTS, folder, parameters, page=page, title=f"Verdicts by {name}", runs_dir=str(runs),
-        what="the verdicts", answer=answer, progress=folder / PROGRESS,
+        what="the table of verdicts", answer=answer, progress=folder / PROGRESS,
     )  # fmt: skip
     if code:
         context.exit(code)
-    click.echo(answer.read_text(encoding="utf-8", errors="replace").rstrip())
+    for told in answer.read_text(encoding="utf-8", errors="replace").splitlines():
+        click.echo(clean_text(told))
     shown = num_read = count = 0
     with (folder / "verdicts.jsonl").open(encoding="utf-8") as lines:
         for count, line in enumerate(lines, start=1):  # of a hundred thousand rows one is in memory
@@ -143,7 +145,8 @@ def predict(
             num_read += row["failure"] is None
             if count <= _SHOWN:
                 shown, score = count, "     " if row["score"] is None else f"{row['score']:.3f}"
-                click.echo(f"  {row['verdict'] or '-':<9}  {score}  {row['path']}: {' '.join(row['reasons'])}")
+                told = clean_text(f"{row['path']}: {' '.join(row['reasons'])}")
+                click.echo(f"  {row['verdict'] or '-':<9}  {score}  {told}")
     if count > shown:
         click.echo(f"  and {count - shown:,} more")
     made = sum(1 for _ in (folder / "videos").glob("*.html"))

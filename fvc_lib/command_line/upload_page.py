@@ -9,6 +9,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+import webbrowser
 from pathlib import Path
 
 import click
@@ -79,16 +82,22 @@ def verdict_page(
     with tempfile.TemporaryDirectory(prefix="fvc_verdict_page_") as folder:
         notebook = _page_notebook(Path(folder), parameters)
         shown_host = "127.0.0.1" if host in {"0.0.0.0", "::"} else host
-        click.echo(f"model    {given}\naddress  http://{shown_host}:{port}/?token={token}\nCtrl-C ends it.")
-        shown = ["--show_tracebacks=False", *(["--no-browser"] if no_browser else [])]
+        address = f"http://{shown_host}:{port}/?token={token}"
+        click.echo(f"model    {given}\naddress  {address}\nCtrl-C ends it.")
         command = [
-            sys.executable, "-m", "voila", str(notebook), f"--Voila.ip={host}", f"--port={port}", f"--token={token}",
-            "--Voila.port_retries=0", f"--template={_TEMPLATE}", *shown,
+            sys.executable, "-m", "voila", str(notebook), f"--Voila.ip={host}", f"--port={port}",
+            "--Voila.auto_token=True", "--Voila.port_retries=0", f"--template={_TEMPLATE}", "--no-browser",
+            "--show_tracebacks=False",
         ]  # fmt: skip
         path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
         jupyter = os.pathsep.join(filter(None, [_offline_template(Path(folder)), os.environ.get("JUPYTER_PATH")]))
         environment = {**os.environ, "PYTHONPATH": path, "JUPYTER_PATH": jupyter, "FVC_RUNS_DIR": str(runs)}
+        environment["JUPYTER_TOKEN"] = token  # anybody on the machine can read a command line
         process = subprocess.Popen(command, cwd=folder, env=environment)
+        if not no_browser:  # voila's own would open the page without the token
+            opener = Path(folder) / "open.html"
+            opener.write_text(f'<meta http-equiv="refresh" content="0; url={address}">', encoding="utf-8")
+            threading.Thread(target=_open_when_up, args=(process, shown_host, port, opener), daemon=True).start()
         with contextlib.ExitStack() as stack:
             for number in (signal.SIGTERM, signal.SIGINT):
                 before = signal.signal(number, lambda *_: process.terminate())
@@ -114,6 +123,18 @@ def _free_port(host: str, port: int) -> int:
         raise UsageError(
             f"--host {host} --port {port}: {error.strerror or error}. Give another --port; 0 takes any that is free."
         ) from error
+
+
+def _open_when_up(process: subprocess.Popen[bytes], host: str, port: int, page: Path) -> None:
+    """Open ``page``, which leads to the address, in a browser as soon as ``process`` takes connections."""
+    while process.poll() is None:
+        try:
+            socket.create_connection((host, port), timeout=1).close()
+        except OSError:
+            time.sleep(0.2)
+        else:
+            webbrowser.open(page.as_uri())
+            return
 
 
 def _offline_template(folder: Path) -> str:

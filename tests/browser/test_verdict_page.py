@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 import pytest
 
 from tests.browser.chromium import SENTINEL, Watched, open_page
@@ -57,6 +58,8 @@ def address(home: Path) -> Iterator[str]:
         else:
             raise AssertionError((home / "page.log").read_text())
         wait_for_server(found.group(1), process)
+        token = found.group(1).rpartition("=")[2]
+        assert all(token not in " ".join(each.cmdline()) for each in psutil.Process(process.pid).children())
         yield found.group(1)
     finally:
         process.terminate()

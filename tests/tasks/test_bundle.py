@@ -236,6 +236,8 @@ def test_weights_of_other_shapes_or_another_network_are_refused(copy):
         ({"format": 3}, "got format 3, and this version of FVC .* reads 1 and 2"),
         ({"format": None}, "got format None"),
         ({"folds": []}, r"bundle.json, folds"),
+        ({"run_id": "/../../../x"}, r"bundle.json, run_id"),
+        ({"run_id": "run\x1b[2J"}, r"bundle.json, run_id"),
         ({"run_hash": "../../x"}, r"bundle.json, run_hash"),
         ({"more": 1}, r"bundle.json, more: Extra"),
         ({"params": {"cache_dir": "/etc"}}, "the parameter 'cache_dir', which no bundle has"),
@@ -327,7 +329,7 @@ def going_on_from(weights: Path, of: RunPaths, folder: Path, folds: pl.DataFrame
     return weights_to_go_on_from(paths, config, 0, frozenset(split.validation["video_id"]))
 
 
-def test_a_bundle_is_gone_on_from_as_its_run_and_searched_for_the_same_leaks(run, bundle, tmp_path):
+def test_a_bundle_is_gone_on_from_as_its_run_and_searched_for_the_same_leaks(run, bundle, home, tmp_path):
     by_run, by_bundle = (going_on_from(each, run, tmp_path / "new") for each in (run.root, bundle))
     assert by_bundle.path == bundle / "model" / "fold_0.safetensors"
     assert (by_bundle.said, by_bundle.built_with) == (by_run.said, by_run.built_with)
@@ -355,6 +357,18 @@ def test_a_bundle_is_gone_on_from_as_its_run_and_searched_for_the_same_leaks(run
         content for paths in (run, later) for content in read_table(paths.index, INDEX)["content_sha256"]
     )
     assert set(seen["trained"].list.len() + seen["chosen_on"].list.len()) == {1}
+    # And it judges none of them, nor a copy of one.
+    unlike = read_table(later.index, INDEX).with_columns(perceptual_hash=pl.lit(None, pl.String))
+    write_table(unlike, INDEX, later.index)
+    row = read_table(run.index, INDEX).row(5, named=True)
+    near = tmp_path / "near.mp4"
+    write_video(near, np.clip(draw_clip("video00005", 0, fake=True).astype(int) + 2, 0, 255).astype(np.uint8))
+    write_bundle(later, tmp_path / "later", STANDING, "---\n---\n")
+    for each in (later.root, tmp_path / "later"):
+        found = load_detector(each).predict([home / "corpus" / row["path"], near], workers=1)
+        assert [one.score for one in found] == [None, None]
+        assert all("seen in a run which this one went on from. No prediction." in one.failure for one in found)
+        assert found[1].failure.startswith("A near-duplicate")
 
 
 def test_a_bundle_that_was_changed_or_does_not_say_what_it_has_seen_is_not_gone_on_from(run, copy, tmp_path):
@@ -368,6 +382,7 @@ def test_a_bundle_that_was_changed_or_does_not_say_what_it_has_seen_is_not_gone_
     (copy / "seen.parquet").unlink()
     with pytest.raises(UsageError, match=r"does not say what each network has seen: an earlier version exported it"):
         going_on_from(sealed(copy), run, tmp_path / "new")
+    assert "does not list what its networks have seen" in load_detector(copy).cautions[0]
 
 
 @pytest.mark.parametrize(

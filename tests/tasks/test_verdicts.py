@@ -72,6 +72,13 @@ def test_fake_and_real_are_said_where_the_other_is_unlikely_and_else_undecided(k
     assert row["score"] == pytest.approx(score)
 
 
+def test_one_network_has_no_range_that_would_look_like_certainty(known):
+    alone = KnownVideos(known.rows, known.tested.with_columns(fold=0), [0.5])
+    row = row_of(logits(0.95)[:1], alone, rule_of(0.1))
+    assert (row["verdict"], row["score_low"], row["score_high"]) == ("fake", None, None)
+    assert row["score"] == pytest.approx(0.95)
+
+
 def test_what_is_unfamiliar_or_a_run_worth_nothing_makes_every_score_undecided(known):
     odd = row_of(logits(0.95), known, rule_of(0.1), ["Unfamiliar: codec av1."])
     assert (odd["verdict"], odd["reasons"]) == ("undecided", ["Unfamiliar: codec av1."])
@@ -176,6 +183,9 @@ def test_files_are_found_in_folders_tables_and_lists_each_once(tmp_path, monkeyp
     (tmp_path / "none").mkdir()
     with pytest.raises(UsageError, match="without a file that is named as a video"):
         files_of(["none"])
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"in/a.webm\0in/b.MP4\0")))
+    with pytest.raises(UsageError, match="find -print, not -print0"):
+        files_of(["-"])
 
 
 def test_a_copy_is_found_by_the_runs_videos_alone_and_by_all_of_them(run):
@@ -324,7 +334,7 @@ def test_the_command_writes_rows_and_a_page_that_begins_with_what_the_run_is_wor
     ("given", "words"),
     [
         (["x.mp4", "--fpr", "0.01", "--cost", "5:1"], "give one of them"),
-        (["x.mp4", "--fpr", "7"], "wanted"),
+        (["x.mp4", "--fpr", "0"], "--fpr: got 0, wanted"),
         (["x.mp4", "--prior", "0"], "--prior: got 0"),
         (["x.mp4", "--error-rate", "1"], "error_rate: got 1"),
     ],

@@ -34,6 +34,7 @@ from fvc_lib.tasks.video.data import rows_to_train_on
 _logger = logging.getLogger(__name__)
 
 SEEN_FILE = "seen.parquet"  # of a bundle
+SEEN_BEFORE = pl.Schema({"content_sha256": pl.String, "perceptual_hash": pl.String})
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,19 @@ def seen_by_networks(run: RunPaths) -> pl.DataFrame | None:
     )
     each = each.with_columns(group_id=pl.col("group").replace_strict(groups, return_dtype=pl.String))
     return each.select(list(SEEN.columns)).sort("content_sha256", "group_id")
+
+
+def seen_before(run: RunPaths) -> pl.DataFrame:
+    """``content_sha256 perceptual_hash`` of what runs saw that ``run`` went on from; no rows where it did from none.
+
+    Raises:
+        UsageError: what it went on from is not finished, or a bundle that does not say what it has seen.
+        DataError: a table of that is missing or damaged.
+    """
+    source = _source(run_config(run))
+    seen = [source.seen(number) for number in range(source.num_trainings)] if source is not None else []
+    parts = [part.select(SEEN_BEFORE.names()) for each in seen for part in (each.trained, each.chosen_on)]
+    return pl.concat([pl.DataFrame(schema=SEEN_BEFORE), *parts]).unique(maintain_order=True)
 
 
 def _refuse_another_network(source: _Run | _Bundle, config: RunConfig) -> None:

@@ -35,7 +35,7 @@ from fvc_lib.services.registry import CROPS, DETECTORS, FileRegistry
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CALIBRATION, FOLDS, INDEX, LOOKS, PREDICTIONS, SEEN, read_table, write_table
 from fvc_lib.services.tasks import DEFAULT_TASK
-from fvc_lib.tasks.video.own_weights import SEEN_FILE, seen_by_networks
+from fvc_lib.tasks.video.own_weights import SEEN_BEFORE, SEEN_FILE, seen_by_networks
 from fvc_lib.tasks.video.verdicts.forms import INPUT, OUTPUT, SUFFIXES, check_packages, clips_to_compare, write_form
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import FoldNetwork, Networks, RunNetworks
@@ -130,7 +130,7 @@ class BundleRecord(_Strict):
 
     format: int
     made_with: dict[str, str]
-    run_id: str
+    run_id: Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f\x7f]{1,200}$")]  # becomes a folder's name
     run_hash: _Digest
     decode_hash: _Digest
     operating_point: str
@@ -483,6 +483,14 @@ class BundleNetworks(Networks):
             UsageError: a file that no export writes.
         """
         return _parsed(TrainingRanges, self.folder, _RANGES)
+
+    def seen(self) -> pl.DataFrame | None:
+        """``content_sha256 perceptual_hash`` of what its networks have seen; None where the bundle has no list of it.
+
+        Raises:
+            FvcError: a table that no export writes.
+        """
+        return self._table(SEEN_FILE, SEEN).select(SEEN_BEFORE.names()) if (self.folder / SEEN_FILE).is_file() else None
 
     def _table(self, name: str, schema: DataFrameSchema) -> pl.DataFrame:
         """Not read where it would fill the memory: a few bytes of Parquet can stand for any number of rows."""

@@ -2,7 +2,8 @@
 
 A file that the run has, to the byte, has the stored score of the one network that had not seen it. A near-duplicate of
 a video of the run is said to be one and gets no score, because some of the networks may have been trained on what it
-shows. Every other file is judged by all folds' networks, with the run's own eyes (``scoring.py``).
+shows; likewise whatever a run was trained on that this one went on from. Every other file is judged by all folds'
+networks, with the run's own eyes (``scoring.py``).
 """
 
 import logging
@@ -14,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 
 from fvc_lib.corpus.probing import VIDEO_FILES, probe_files
 from fvc_lib.metrics.calibration import probabilities
@@ -21,6 +23,7 @@ from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, read_table
+from fvc_lib.tasks.video.own_weights import SEEN_BEFORE, seen_before
 from fvc_lib.tasks.video.verdicts.bundle import DIGESTS, NOT_STATED, RECORD, BundleNetworks, Standing
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import FileToScore, Networks, RunNetworks, score_files, scratch_folder
@@ -96,7 +99,8 @@ class TrainedDetector:
         known: the run's videos, with their out-of-fold scores.
         familiar: what they are like.
         standing: where it stands beside its controls.
-        cautions: sentences on decoding that is not known to be the run's.
+        cautions: sentences on decoding that is not known to be the run's, and on what the networks may have seen.
+        seen_before: ``content_sha256 perceptual_hash`` of what was seen in runs that this one went on from.
         model_id: the run, and a digest of its networks' weights.
         identity: of all that decides what is found of a file.
     """
@@ -108,7 +112,10 @@ class TrainedDetector:
         familiar: Familiar,
         standing: Standing = NOT_STATED,
         cautions: Sequence[str] = (),
+        seen_before: pl.DataFrame | None = None,
     ) -> None:
+        before = pl.DataFrame(schema=SEEN_BEFORE) if seen_before is None else seen_before
+        self.seen_before = before.filter(~pl.col("content_sha256").is_in(known.rows["content_sha256"].implode()))
         self.networks, self.known, self.familiar, self.standing = networks, known, familiar, standing
         self.cautions = tuple(cautions)
         digest = sha256_of_json({str(fold): networks.weights(fold) for fold in sorted(networks.folds)})
@@ -117,6 +124,7 @@ class TrainedDetector:
         looks = sorted(map(str, known.rows.select("video_id", "label", "content_sha256", "perceptual_hash").rows()))
         more = [calibrated, networks.store.decode_hash, networks.config.near_duplicate_bits, looks, familiar.described]
         more.append(_LOOKED_FOR)
+        more += [sorted(map(str, self.seen_before.rows()))] if self.seen_before.height else []
         self.identity = f"{self.model_id}:{sha256_of_json(more)[:16]}"
         if not self.is_above_control and standing != NOT_STATED:
             _logger.warning("%s: %s", self.model_id, " ".join(standing.sentences))
@@ -148,17 +156,20 @@ class TrainedDetector:
         texts = [path_to_text(path.relative_to("/")) for path in files]
         with scratch_folder(self.networks.config) as folder:
             probed, _ = probe_files(VIDEO_FILES, "/", texts, folder, workers=workers)
-        new = []
+        new, before = [], set(self.seen_before["content_sha256"])
         for text in texts:
             each = probed[text]
             if each.probe is None:
                 yield Finding(f"/{text}", failure=f"{each.reason}: {each.detail}", lasts=each.lasts)
             elif each.content_sha256 in self.place_of:
                 yield self._known(f"/{text}", each.content_sha256)
+            elif each.content_sha256 in before:
+                yield Finding(f"/{text}", each.content_sha256, no_prediction=(f"This is a video {_BEFORE}",))
             else:
                 new.append(each)
         bits = self.networks.config.near_duplicate_bits
-        of_run = self.known.rows["perceptual_hash"].to_list() if new else []
+        looks = pl.concat([self.known.rows["perceptual_hash"], self.seen_before["perceptual_hash"]])
+        of_run = looks.to_list() if new else []
         copies = copied_rows(of_run, [each.perceptual_hash for each in new], bits)
         asked = []
         for each, copied in zip(new, copies, strict=True):
@@ -205,7 +216,9 @@ class TrainedDetector:
         return Finding(path, content, is_known=True, logits=(video["logit"] / video["temperature"],))
 
     def _copied(self, places: Sequence[int]) -> tuple[str, ...]:
-        videos = self.known.rows[list(places)]
+        videos = self.known.rows[[place for place in places if place < self.known.rows.height]]
+        if videos.is_empty():
+            return (f"A near-duplicate of a video {_BEFORE}",)
         named = [f"{name}, labelled {label}" for name, label in videos.select("video_id", "label").iter_rows()]
         more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
         told = f"A near-duplicate of a video of the run: {'; '.join(named[:_NAMED])}{more}. No prediction."
@@ -251,6 +264,7 @@ class TrainedDetector:
 
 
 _NAMED = 5
+_BEFORE = "that the networks have seen in a run which this one went on from. No prediction."
 
 
 def known_sentence(video: dict[str, object]) -> str:
@@ -284,9 +298,10 @@ def detector_of(
     """``fvc_lib.load_detector``, where ``standing`` is told of a run; a bundle has its own."""
     if is_bundle(folder):
         bundle = BundleNetworks(folder, allow_code=allow_code, held=held)
-        return TrainedDetector(
-            bundle, bundle.known_videos(), Familiar(bundle.ranges()), bundle.record.standing, bundle.cautions()
-        )
+        known, before, cautions = bundle.known_videos(), bundle.seen(), bundle.cautions()
+        if before is None:
+            cautions = (*cautions, _NOT_LISTED)
+        return TrainedDetector(bundle, known, Familiar(bundle.ranges()), bundle.record.standing, cautions, before)
     if not is_run(folder):
         raise UsageError(
             f"{str(folder)!r} is neither a bundle ({RECORD}) nor a run folder. To make a bundle of a run: "
@@ -295,7 +310,14 @@ def detector_of(
     of_run = RunNetworks(RunPaths(folder.absolute()), held=held)
     known = KnownVideos.of(of_run.paths, sorted(of_run.folds), of_run.base_rates)
     cautions = decoding_cautions(of_run.paths, of_run)
-    return TrainedDetector(of_run, known, Familiar.of(known.rows), standing or NOT_STATED, cautions)
+    before = seen_before(of_run.paths)
+    return TrainedDetector(of_run, known, Familiar.of(known.rows), standing or NOT_STATED, cautions, before)
+
+
+_NOT_LISTED = (
+    "The bundle does not list what its networks have seen, so what was trained on in a run that its run may have gone "
+    "on from is not known again."
+)
 
 
 def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def files_of(asked: Sequence[str]) -> list[Path]:
     taken for a video, there or not: what is wrong with it is said in its row.
 
     Raises:
-        UsageError: nothing is named, a folder without videos, or a table without that column.
+        UsageError: nothing is named, a folder without videos, a table without that column, or a name with a NUL byte.
     """
     found: dict[Path, None] = {}
     for text in asked:
@@ -86,6 +86,10 @@ def files_of(asked: Sequence[str]) -> list[Path]:
             named = [path]
         # Links stay links, and a list's '~nobody' is a name like any other.
         found |= {Path(os.path.abspath(os.path.expanduser(each))): None for each in named}  # noqa: PTH100, PTH111
+    if wrong := next((path for path in found if "\0" in str(path)), None):
+        raise UsageError(
+            f"{str(wrong)[:80]!r}: no file's name has a NUL byte. A list has a name a line: find -print, not -print0."
+        )
     if not found:
         raise UsageError("no video is named. Give files, folders, tables with a column 'path', or '-' for a list.")
     return list(found)
@@ -333,10 +337,11 @@ def judged(
     scores = probabilities(logits, 1.0).tolist()
     score = mean_of(scores)
     verdict, reasons = _concluded(answer, score, known, rule, unfamiliar)
+    several = len(scores) > 1  # the range of one network would look like certainty
     given = {
         "score": score,
-        "score_low": min(scores),
-        "score_high": max(scores),
+        "score_low": min(scores) if several else None,
+        "score_high": max(scores) if several else None,
         "probability": at_prior(logits, known.base_rates, rule.prior),
         "verdict": verdict,
     }
