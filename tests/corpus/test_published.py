@@ -113,8 +113,8 @@ def test_the_real_lists_of_faceforensics_make_478_groups_and_have_seven_leaks(sh
     assert len(set(groups.values())) == 478
     assert Counter(entry.official_split for entry in reals) == {"train": 720, "validation": 140, "test": 140}
     assert any(note.startswith("7 YouTube videos lie in two parts") for note in listing.notes)
-    rows = [(each.path, groups[each.path], each.label, each.official_split) for each in listing.entries]
-    index = pl.DataFrame(rows, schema=["video_id", "group_id", "label", "official_split"], orient="row")
+    rows = [(each.path, each.path, groups[each.path], each.label, each.official_split) for each in listing.entries]
+    index = pl.DataFrame(rows, schema=["video_id", "path", "group_id", "label", "official_split"], orient="row")
     assert official_leaks(index).height == 7
     for name, leaking in (("official", 7), ("official_strict", 0)):
         table = make_protocol(index, RunConfig(protocol=name), lambda *_: (None, None))
