@@ -426,7 +426,7 @@ def _check_file(path: Path) -> bytes:
 def _best_stream(path: Path, container: InputContainer) -> VideoStream:
     stream = container.streams.best("video")
     if not isinstance(stream, VideoStream):
-        kinds = ", ".join(sorted({s.type for s in container.streams})) or "nothing"
+        kinds = ", ".join(sorted({s.type.replace("subtitle", "subtitles") for s in container.streams})) or "nothing"
         raise NoVideoStream(path, f"it holds {kinds} and no video stream")
     if stream.disposition & Disposition.attached_pic:
         raise NoVideoStream(path, "its only picture is a cover")

@@ -270,7 +270,7 @@ def _limits(detector: TrainedDetector, rule: Rule) -> tuple[str, ...]:
         *rule_sentences(detector.known, rule),
         f"{FAMILIARITY} Of the run's own videos {outside} are.",
         "The rates hold for videos that come from where the run's videos come from; of others nothing is promised.",
-        "From to is the range over the folds' networks, no interval with a stated coverage.",
+        "The range beside a score is that of the folds' networks, no interval with a stated coverage.",
         *([] if bits else ["Copies of the run's videos were not looked for: the run has near_duplicate_bits 0."]),
     )
 

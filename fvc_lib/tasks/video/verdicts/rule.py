@@ -160,9 +160,9 @@ def rule_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
             "the fakes called real; where neither answer keeps to that, undecided."
         ),
         (
-            f"On the run's own {known.tested.height:,} tested videos, each by those of other groups: {shares[0]} "
-            f"of the reals called fake, {shares[1]} of the fakes called real, {shares[2]} undecided ({reals:,} groups "
-            f"with reals, {fakes:,} with fakes, each with one vote)."
+            f"On the run's own {known.tested.height:,} tested videos, each set against those of other groups: "
+            f"{shares[0]} of the reals called fake, {shares[1]} of the fakes called real, {shares[2]} undecided "
+            f"({reals:,} groups with reals, {fakes:,} with fakes, each with one vote)."
         ),
     ]
     for what, asked, least, groups in (

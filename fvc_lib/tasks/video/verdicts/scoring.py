@@ -225,7 +225,7 @@ class RunNetworks(Networks):
         if missing:
             raise UsageError(
                 f"{paths.run_id}: fold {', '.join(map(str, missing))} is not finished, so there is no network to ask. "
-                f"Finish the run: {command_text('--resume', paths.root)}"
+                f"Name another run, or finish this one: {command_text('--resume', paths.root)}"
             )
         self.outcomes: dict[int, TrainingOutcome[TrainingSummary]] = {f: o for f, o in found.items() if o is not None}
         super().__init__(
