@@ -66,7 +66,7 @@ def robustness(
     if levels and not names:
         raise UsageError("--levels: got no name. Give some, or leave the option out for all levels.")
     chosen = levels_named(names)
-    click.echo(f"run {found.root}\n{len(chosen)} levels: {', '.join(chosen)}")
+    click.echo(f"run {found.root}\n{len(chosen)} level{'s' if len(chosen) > 1 else ''}: {', '.join(chosen)}")
     with run_lock(found):
         code = _execute(found, {"run_dir": str(found.root), "levels": names, "decode_workers": jobs or 0})
     reported = commands.report_run(found)

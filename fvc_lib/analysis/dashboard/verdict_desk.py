@@ -187,7 +187,7 @@ function render({ model, el }) {
       const badge = element("span", "fvc-badge", "waiting");
       const bar = element("progress");
       bar.max = 1; bar.value = 0;
-      const state = element("p", "fvc-state", "waits for the one before");
+      const state = element("p", "fvc-state", "waits until those dropped before it are judged");
       const head = element("header");
       head.append(title, badge);
       card.append(head, bar, state);
