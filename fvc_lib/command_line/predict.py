@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.command_line.models import find_model
+from fvc_lib.command_line.predictions import predict_files
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.services.atomic_files import write_bytes
 from fvc_lib.services.errors import DataError, UsageError, command_text
@@ -18,12 +20,15 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, VERDICTS
 
 _SHOWN = 20
+_OF_VERDICTS = ("error_rate", "fpr", "cost", "prior", "map_minutes", "pages", "allow_code")
 ANSWER = "answer.txt"
 PROGRESS = "progress.json"
 FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", "asked.csv", ANSWER)
 
 
-@click.command(short_help="Ask a run or a bundle whether videos are fake: fake, real or undecided, with the reasons.")
+@click.command(
+    short_help="Ask a run or a bundle whether videos are fake, or a run of another task what it says of files."
+)
 @click.argument("model")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for all of it; else runs/verdicts/TIME_RUN.")
@@ -78,6 +83,10 @@ def predict(
     found of a file is kept at once in findings.jsonl: with the same --out a call that was stopped or killed goes on,
     and another rule scores nothing again. A file that has changed is judged anew.
 
+    A run of task image gives pictures classes and numbers, one of task video_text gives videos captions and the
+    nearest of its own texts: predictions.csv, predictions.jsonl and predictions.html in runs/predictions/TIME_RUN or
+    --out. Files that it was trained on are marked. Of the options only --out, --jobs and --runs-dir are for it.
+
     Exit codes: 0 at least one video was read, 1 the notebook failed, 2 usage, 3 no video could be read.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks  # torch takes a second to load
@@ -90,7 +99,14 @@ def predict(
     if is_bundle(found):
         name = BundleNetworks(found, allow_code=allow_code).name  # refused before anything is written
     elif (task := run_config(RunPaths(found)).task) != DEFAULT_TASK:
-        raise UsageError(f"{found.name} is of task {task}; verdicts are given by runs of task {DEFAULT_TASK}.")
+        given = [name for name in _OF_VERDICTS if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            option = f"--{given[0].replace('_', '-')}"
+            raise UsageError(f"{option}: is for verdicts, which runs of task {DEFAULT_TASK} give; {found.name} is of "
+                             f"task {task}. Leave it out.")  # fmt: skip
+        folder = out or runs / "predictions" / f"{time.strftime('%Y%m%d_%H%M%S')}_{found.name}"
+        predict_files(RunPaths(found), paths, folder.expanduser().absolute(), jobs or 0)
+        return
     else:
         name = found.name
     if fpr is not None and cost is not None:

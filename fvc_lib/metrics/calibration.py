@@ -4,6 +4,8 @@ the temperature that makes a network's outputs mean what they say.
 A bin is half open, [edge_k, edge_(k+1)), and the last one closed.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,14 +127,53 @@ def fit_temperature(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:
         return 1.0
     order = np.lexsort((checked, values))  # a sum rounds by its order
     checked, values = checked[order], values[order]
+    return _root(lambda temperature: _slope(checked, values, temperature))
+
+
+def fit_class_temperature(classes: npt.ArrayLike, logits: npt.ArrayLike) -> float:
+    """The temperature T in [0.05, 20] for which ``softmax(logits / T)`` fits ``classes`` best.
+
+    As ``fit_temperature``, with its prior, for any number of classes; to be called on the validation part only.
+
+    Args:
+        classes: int (N,) in [0, C).
+        logits: float (N, C).
+
+    Raises:
+        ValueError: no rows, shapes or classes that do not go together, or a logit that is NaN or infinite.
+    """
+    wanted, values = np.asarray(classes), np.asarray(logits, dtype=np.float64)
+    if values.ndim != 2 or not values.size or wanted.shape != values.shape[:1] or not np.isfinite(values).all():
+        raise ValueError(f"logits: got shape {values.shape}, wanted finite numbers (N, C) for classes {wanted.shape}.")
+    if wanted.min() < 0 or wanted.max() >= values.shape[1]:
+        raise ValueError(f"classes: got {wanted.min()} to {wanted.max()}, wanted [0, {values.shape[1]}).")
+    own = values[np.arange(wanted.size), wanted]
+
+    def slope(temperature: float) -> float:
+        expected = (class_probabilities(values, temperature) * values).sum(axis=1)
+        return math.fsum((expected - own).tolist()) + 1 - temperature  # of any order of the rows
+
+    return _root(slope)
+
+
+def class_probabilities(logits: npt.ArrayLike, temperature: float) -> FloatArray:
+    """``softmax(logits / temperature)``, float64 (N, C), from float (N, C)."""
+    scaled = np.asarray(logits, dtype=np.float64) / temperature
+    powers = np.exp(scaled - scaled.max(axis=1, keepdims=True))
+    shares: FloatArray = powers / powers.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _root(slope: Callable[[float], float]) -> float:
+    """The temperature at which ``slope`` goes from above to below 0, or the end of the range nearest to it."""
     low, high = np.log(LOWEST_TEMPERATURE), np.log(HIGHEST_TEMPERATURE)
-    if _slope(checked, values, LOWEST_TEMPERATURE) <= 0:
+    if slope(LOWEST_TEMPERATURE) <= 0:
         return LOWEST_TEMPERATURE
-    if _slope(checked, values, HIGHEST_TEMPERATURE) >= 0:
+    if slope(HIGHEST_TEMPERATURE) >= 0:
         return HIGHEST_TEMPERATURE
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        low, high = (middle, high) if _slope(checked, values, float(np.exp(middle))) > 0 else (low, middle)
+        low, high = (middle, high) if slope(float(np.exp(middle))) > 0 else (low, middle)
     return float(np.exp((low + high) / 2))
 
 

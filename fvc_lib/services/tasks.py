@@ -91,6 +91,9 @@ class TaskSpec:
     synthetic: str  # what a number on the built-in corpus does not tell, the end of a sentence
     # What suits it better than a field's own default; below a params file and everything else.
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    # Name of a class in its module ``predicting`` that answers for new files (``tasks.predicting.Predictor``); none:
+    # its answers are verdicts, or there are none.
+    predictor: str = ""
     # In order of preference, how subject and metric of the one number begin, and what is judged by it; none: the
     # results over folds have one.
     headline: tuple[tuple[str, str, str], ...] = ()
@@ -211,6 +214,7 @@ _IMAGE = TaskSpec(
         ),
     ),
     trainer="train_images",
+    predictor="ImagePredictor",
     params="image",
     network="backbone",
     synthetic="dishes in the world are recognised",
@@ -250,6 +254,7 @@ _VIDEO_TEXT = TaskSpec(
         ),
     ),
     trainer="train_video_text",
+    predictor="VideoTextPredictor",
     params="video_text",
     network="model",
     synthetic="videos of the world are described",

@@ -7,6 +7,8 @@ from hypothesis import given, strategies as st
 from fvc_lib.metrics.calibration import (
     HIGHEST_TEMPERATURE,
     LOWEST_TEMPERATURE,
+    class_probabilities,
+    fit_class_temperature,
     fit_temperature,
     probabilities,
 )
@@ -113,3 +115,24 @@ def test_probabilities_are_the_sigmoid_and_huge_logits_do_not_overflow() -> None
 def test_what_is_no_temperature_or_logit_is_refused(logits: list[float], temperature: float) -> None:
     with pytest.raises(ValueError, match=r"logits|temperature"):
         probabilities(logits, temperature)
+
+
+def test_two_classes_have_the_temperature_of_one_logit():
+    draw = np.random.default_rng(5)
+    logits = draw.normal(0, 3, 200)
+    labels = (draw.uniform(size=200) < probabilities(logits, 1.7)).astype(int)
+    both = np.stack([0.3 * logits, 1.3 * logits], axis=1)  # softmax sees the difference alone
+    assert fit_class_temperature(labels, both) == pytest.approx(fit_temperature(labels, logits), rel=1e-9)
+    order = draw.permutation(200)
+    assert fit_class_temperature(labels[order], both[order]) == fit_class_temperature(labels, both)
+    np.testing.assert_allclose(class_probabilities(both, 1.7)[:, 1], probabilities(logits, 1.7))
+
+
+def test_a_class_temperature_finds_the_factor_that_logits_were_multiplied_by():
+    draw = np.random.default_rng(6)
+    logits = draw.normal(0, 2, (4000, 5))
+    labels = np.array([draw.choice(5, p=row) for row in class_probabilities(logits, 1.0)])
+    assert fit_class_temperature(labels, 3.0 * logits) == pytest.approx(3.0, rel=0.06)
+    for classes, values in (([0], [[np.nan, 1]]), ([2], [[0, 1]]), ([0, 1], [[0, 1]]), ([], [])):
+        with pytest.raises(ValueError, match=r"logits|classes"):
+            fit_class_temperature(classes, values)

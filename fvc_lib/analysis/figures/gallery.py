@@ -57,7 +57,7 @@ class Gallery:
 
     def _repr_html_(self) -> str:
         caption = f'<p class="fvc-remark">{escape(clean_text(self.caption))}</p>'
-        cards = "\n".join(map(_card_html, self.cards[:_MOST_CARDS]))
+        cards = "\n".join(map(card_html, self.cards[:_MOST_CARDS]))
         return f'{caption}<div class="fvc-cards">{cards}</div>{self._remark()}'
 
     def __repr__(self) -> str:
@@ -75,7 +75,8 @@ class Gallery:
         return f'<p class="fvc-remark">and {count_text(more, "more")}</p>' if more > 0 else ""
 
 
-def _card_html(card: Card) -> str:
+def card_html(card: Card) -> str:
+    """One card; text from outside is made one clean line each and escaped."""
     text = "<br>".join([f"<b>{escape(clean_text(card.title))}</b>", *(escape(clean_text(line)) for line in card.lines)])
     shows = escape(clean_text(card.shows))
     # A width of its own, so that a long text wraps below its picture; the record's page gives margins and wrapping.

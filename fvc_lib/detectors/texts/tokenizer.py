@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fvc_lib.services.atomic_files import sha256_of_json, write_json
+from fvc_lib.services.atomic_files import read_json_object, sha256_of_json, write_json
+from fvc_lib.services.errors import DataError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -59,6 +60,21 @@ class TextTokenizer:
         with _one_thread():
             byte_pairs.train_from_iterator(sorted(texts), trainer)
         return cls(byte_pairs)
+
+    @classmethod
+    def load(cls, path: Path) -> "TextTokenizer":
+        """What ``save`` wrote.
+
+        Raises:
+            DataError: it is missing, damaged or of another format.
+        """
+        from tokenizers import Tokenizer
+
+        written = read_json_object(path)
+        document = written.get("tokenizer")
+        if written.get("format") != _FORMAT or written.get("sha256") != sha256_of_json(document):
+            raise DataError(f"{str(path)!r}: is no tokenizer that a training of task video_text wrote. Train anew.")
+        return cls(Tokenizer.from_str(json.dumps(document)))
 
     @property
     def vocabulary_size(self) -> int:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fvc_lib.detectors.frames.backbone import ImageModel, build_backbone
 from fvc_lib.detectors.network import num_trained_stages
 from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns, SampleSet, require_detached
+from fvc_lib.metrics.calibration import class_probabilities, expected_calibration_error, fit_class_temperature
 from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.metrics.multiclass import macro_f1, ranks_of_class, top_k_accuracy
 from fvc_lib.metrics.regression import regression_scores
@@ -106,6 +107,53 @@ class ImageScores(SampleColumns):
                 metrics[f"mae_{name}"] = scores.mae if scores else math.nan
                 metrics[f"r2_{name}"] = scores.r2 if scores else math.nan
         return metrics
+
+
+class ImageLogits(ImageScores):
+    """With all class logits, ``class_logits`` float32 (N, C), from which probabilities are calibrated."""
+
+    def update(self, outputs: Outputs, batch: Batch) -> None:
+        """Add one batch; ``ValueError`` where the outputs still require grad."""
+        super().update(outputs, batch)
+        self.add([], {"class_logits": outputs["class_logits"].float()})
+
+    def known_logits(self) -> tuple[IntArray, FloatArray]:
+        """The class (M,) and the logits (M, C) of the pictures that have a class."""
+        classes = self.classes()
+        return classes.class_indices, self.column("class_logits").double().numpy()[classes.rows]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How class logits become probabilities, and how far these are off.
+
+    Attributes:
+        temperature: the logits are divided by it; fitted on the validation part, which also chose the epoch.
+        num_validation: pictures it was fitted on.
+        num_test: pictures of the test part that have a class; the errors are of these, and were not looked at before.
+        error, error_uncalibrated: expected calibration error of the predicted class' probability, with the temperature
+            and without.
+    """
+
+    temperature: float
+    num_validation: int
+    num_test: int
+    error: float
+    error_uncalibrated: float
+
+
+def calibration_of(validation: ImageLogits, test: ImageLogits) -> Calibration | None:
+    """None where a part has no picture with a class, or a logit of the validation part is not finite."""
+    (classes, logits), (tested, test_logits) = validation.known_logits(), test.known_logits()
+    if not classes.size or not tested.size or not np.isfinite(logits).all():
+        return None
+    temperature = fit_class_temperature(classes, logits)
+    errors = []
+    for divisor in (temperature, 1.0):
+        found = class_probabilities(test_logits, divisor)
+        right = (found.argmax(axis=1) == tested).astype(np.int64)
+        errors.append(float(expected_calibration_error(right, found.max(axis=1))))
+    return Calibration(temperature, classes.size, tested.size, *errors)
 
 
 def _tops(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,7 +35,7 @@ from fvc_lib.services.tasks import IMAGE_RECOGNITION as STAGE
 from fvc_lib.tasks import recipe
 from fvc_lib.tasks.image import data
 from fvc_lib.tasks.image.data import ImageDataset, ImageParts, ImageRecords
-from fvc_lib.tasks.image.task import ImageScores, ImageTask
+from fvc_lib.tasks.image.task import ImageLogits, ImageScores, ImageTask, calibration_of
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
 
@@ -48,8 +48,9 @@ def train_images(
     """Train, choosing the epoch on the validation part, and predict the test part once with that epoch's weights.
 
     Reads ``tables/images.parquet`` and ``tables/image_targets.parquet``; writes the checkpoints, beside them
-    ``labels.json`` (names of classes and targets, and the targets' scaling), ``tables/image_predictions.parquet`` and
-    ``tables/target_predictions.parquet``. Goes on from what an earlier attempt saved.
+    ``labels.json`` (names of classes and targets, and the targets' scaling) and ``calibration.json`` (how probabilities
+    are calibrated), ``tables/image_predictions.parquet`` and ``tables/target_predictions.parquet``. Goes on from what
+    an earlier attempt saved.
 
     Raises:
         DataError: pictures that are gone, an empty part, or a test part of which the network says nothing finite.
@@ -71,13 +72,17 @@ def _finish(
     paths: RunPaths, root: Path, parts: ImageParts, config: RunConfig, trained: Sequence[TrainedNetwork]
 ) -> Finished[TrainingRecord]:
     (model,) = trained
-    scores = ImageScores(parts.labels)
+    scores, validation = ImageLogits(parts.labels), ImageLogits(parts.labels)
+    model.predict(ImageDataset(root, parts.validation, parts.labels, config.image_size), validation)
     model.predict(ImageDataset(root, parts.test, parts.labels, config.image_size), scores)
     refuse_nonfinite(scores)
     model.log("test", scores.compute())
+    calibration = calibration_of(validation, scores)
 
     def write() -> None:
         write_json(labels_file(paths), asdict(parts.labels))
+        if calibration is not None:
+            write_json(calibration_file(paths), asdict(calibration))
         tables.write_table(class_predictions(parts.test, scores), tables.IMAGE_PREDICTIONS, paths.image_predictions)
         tables.write_table(target_predictions(parts.test, scores), tables.TARGET_PREDICTIONS, paths.target_predictions)
 
@@ -167,6 +172,11 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
 def labels_file(paths: RunPaths) -> Path:
     """Where the names of classes and targets are kept, beside the checkpoints they belong to."""
     return paths.stage_training(STAGE) / "labels.json"
+
+
+def calibration_file(paths: RunPaths) -> Path:
+    """How sure the model may be called (``Calibration``), likewise; runs of earlier versions have none."""
+    return paths.stage_training(STAGE) / "calibration.json"
 
 
 def refuse_nonfinite(scores: ImageScores) -> None:

@@ -267,6 +267,13 @@ def _encoder_folder(config: RunConfig) -> str:
     return config.text_encoder if config.contrastive_weight and config.text_encoder != OWN else ""
 
 
+def text_tensors(config: RunConfig, tokenizer: TextTokenizer, texts: Sequence[str]) -> dict[str, Tensor]:
+    """What the network reads of ``texts``, a row each: tokens, and what an encoder of transformers wants."""
+    folder = _encoder_folder(config)
+    beside = encoder_tensors(folder, texts, config.max_text_tokens) if folder else {}
+    return {"tokens": tokenizer.encode(texts, config.max_text_tokens)} | dict(beside)
+
+
 def _beside(pairs: pl.DataFrame, config: RunConfig) -> dict[str, Tensor]:
     """What an encoder of transformers reads of each pair's text; every text is encoded once."""
     folder = _encoder_folder(config)

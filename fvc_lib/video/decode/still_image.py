@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import av
 import av.error
@@ -199,6 +199,25 @@ def examine_image(path: AnyPath, *, shortest_side: int = 1) -> tuple[ImageFacts,
         if damage:
             raise CorruptImage(path, damage)
     return ImageFacts(width, height, len(content), hashlib.sha256(content).hexdigest()), picture
+
+
+def write_picture(item: dict[str, Any]) -> dict[str, str]:
+    """In a worker process: refuse the picture at ``source`` as an index would, or decode it into the file ``target``.
+
+    Args:
+        item: ``source`` and ``target`` (paths), and ``shortest_side`` as for ``decode_image``.
+
+    Returns:
+        ``content_sha256`` of the picture whose pixels, uint8 (H, W, 3), are in the NumPy file ``target``; or
+        ``image_error``, what is wrong with it in words.
+    """
+    try:
+        facts, _ = examine_image(item["source"])
+        pixels = decode_image(item["source"], shortest_side=item["shortest_side"])
+    except StillImageError as error:
+        return {"image_error": str(error)}
+    np.save(item["target"], pixels)
+    return {"content_sha256": facts.content_sha256}
 
 
 def _read(path: Path) -> bytes:

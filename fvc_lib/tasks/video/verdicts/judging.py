@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.corpus.label_table import SUFFIXES, read_label_table
-from fvc_lib.corpus.listing import Rejections, is_named_as
+from fvc_lib.corpus.listing import Kind, Rejections, is_named_as
 from fvc_lib.corpus.probing import file_state
 from fvc_lib.metrics.abstention import FAKE, REAL, UNDECIDED, p_values
 from fvc_lib.metrics.calibration import probabilities
@@ -58,26 +58,27 @@ from fvc_lib.video.decode.source import VideoError, sha256_of_video
 STANDARD_INPUT = "-"
 
 
-def files_of(asked: Sequence[str]) -> list[Path]:
+def files_of(asked: Sequence[str], kind: Kind = "video") -> list[Path]:
     """The files that ``asked`` names, absolute, each once and in this order.
 
-    A folder stands for all files below it that are named as videos; a table (CSV, TSV, Parquet) for what its column
-    ``path`` names, relative to the table's folder; ``-`` for the lines of standard input. Whatever else is named is
-    taken for a video, there or not: what is wrong with it is said in its row.
+    A folder stands for all files below it that are named as the ``kind`` is; a table (CSV, TSV, Parquet) for what its
+    column ``path`` names, relative to the table's folder; ``-`` for the lines of standard input. Whatever else is named
+    is taken for one, there or not: what is wrong with it is said in its row.
 
     Raises:
         UsageError: nothing is named, a folder without videos, a table without that column, or a name with a NUL byte.
     """
     found: dict[Path, None] = {}
+    a_kind = "an image" if kind == "image" else f"a {kind}"
     for text in asked:
         path = Path(text)
         if text == STANDARD_INPUT:
             lines = (os.fsdecode(line.rstrip(b"\r\n")) for line in sys.stdin.buffer)
             named = [Path(line) for line in lines if line.strip()]
         elif path.is_dir():
-            named = sorted(each for each in path.rglob("*") if is_named_as("video", each.name) and each.is_file())
+            named = sorted(each for each in path.rglob("*") if is_named_as(kind, each.name) and each.is_file())
             if not named:
-                raise UsageError(f"{text!r}: a folder without a file that is named as a video. Name the files.")
+                raise UsageError(f"{text!r}: a folder without a file that is named as {a_kind}. Name the files.")
         elif path.suffix.lower() in SUFFIXES:
             table, malformed = read_label_table(path), Rejections()
             column = table.require(["path"])
@@ -91,7 +92,7 @@ def files_of(asked: Sequence[str]) -> list[Path]:
             f"{str(wrong)[:80]!r}: no file's name has a NUL byte. A list has a name a line: find -print, not -print0."
         )
     if not found:
-        raise UsageError("no video is named. Give files, folders, tables with a column 'path', or '-' for a list.")
+        raise UsageError(f"no {kind} is named. Give files, folders, tables with a column 'path', or '-' for a list.")
     return list(found)
 
 

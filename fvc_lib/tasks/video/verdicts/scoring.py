@@ -315,34 +315,46 @@ def score_files(
         OSError: a clip cannot be written.
         FvcError: as ``Networks`` has it, or the code that decodes was changed since it was loaded here.
     """
-    store, config = networks.store, networks.config
+    config = networks.config
     waiting: list[int] = []
     if not files:
         return
     with scratch_folder(config) as folder:
         clips = [folder / f"{number}.npy" for number in range(len(files))]
-        items = [item_to_decode(store, file, clip) for file, clip in zip(files, clips, strict=True)]
-        limits = decode_limits(store, workers, recipes=bool(store.recipe) or any(file.recipe for file in files))
-        with closing(run_isolated(DECODE_FUNCTION, items, **limits)) as answers:
+        with closing(decoded_files(networks.store, files, clips, workers=workers)) as answers:
             for answer in answers:
                 if stop():
                     raise StoppedError("stopped as asked; what was scored is kept, and the same command goes on")
-                value = answer.value or {}
-                if "code_changed" in value:
-                    raise FvcError("the code that decodes was changed since it was loaded here. Start anew.")
-                if "crop_error" in value:
-                    raise DataError(f"{value['crop_error']}. Mend the function that crops.")
-                if "write_error" in value:
-                    raise OSError(*value["write_error"])
-                failure = f"the decoder gave up: {answer.detail}" if answer.failure else value.get("video_error", "")
-                if failure:
-                    yield FileScores(answer.position, failure=failure, lasts=answer.failure is None)
+                if answer.failure:
+                    yield answer
                     continue
                 waiting.append(answer.position)
                 if len(waiting) * config.clips_per_video >= networks.batch_size:
                     yield from _scored(networks, files, clips, waiting, seen)
                     waiting = []
             yield from _scored(networks, files, clips, waiting, seen)
+
+
+def decoded_files(
+    store: ClipStore, files: Sequence[FileToScore], clips: Sequence[Path], *, workers: int = 0
+) -> Generator[FileScores]:
+    """Decode ``files`` into the files ``clips`` with the settings of ``store``, in isolated processes.
+
+    A row per file without scores, as soon as it is decoded or found unreadable. Raises as ``score_files``.
+    """
+    items = [item_to_decode(store, file, clip) for file, clip in zip(files, clips, strict=True)]
+    limits = decode_limits(store, workers, recipes=bool(store.recipe) or any(file.recipe for file in files))
+    with closing(run_isolated(DECODE_FUNCTION, items, **limits)) as answers:
+        for answer in answers:
+            value = answer.value or {}
+            if "code_changed" in value:
+                raise FvcError("the code that decodes was changed since it was loaded here. Start anew.")
+            if "crop_error" in value:
+                raise DataError(f"{value['crop_error']}. Mend the function that crops.")
+            if "write_error" in value:
+                raise OSError(*value["write_error"])
+            failure = f"the decoder gave up: {answer.detail}" if answer.failure else value.get("video_error", "")
+            yield FileScores(answer.position, failure=failure, lasts=answer.failure is None)
 
 
 def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
