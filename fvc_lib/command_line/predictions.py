@@ -18,7 +18,7 @@ _SHOWN = 20
 
 
 def predict_files(paths: RunPaths, asked: Sequence[str], folder: Path, workers: int) -> None:
-    """Write ``predictions.csv``, ``predictions.jsonl`` and ``predictions.html`` into ``folder`` and say the answers.
+    """Write two tables and the page (``FILES``) into ``folder``, and say the answers.
 
     Raises:
         UsageError: nothing to predict is named, the run is not finished, or the folder has tables of such names.
