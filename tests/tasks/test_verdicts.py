@@ -4,6 +4,7 @@ import html
 import io
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,14 +15,16 @@ import pytest
 from click.testing import CliRunner
 
 from fvc_lib.command_line.main import main
+from fvc_lib.services.atomic_files import this_host
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table, write_table
 from fvc_lib.tasks.video.selection import read_selection
 from fvc_lib.tasks.video.verdicts.detector import decoding_cautions, detector_of
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, answers_to, files_of, judge_files, judged
 from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, Rule, at_prior, rule_of, rule_sentences
-from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
+from fvc_lib.tasks.video.verdicts.scoring import RunNetworks, scratch_folder
 from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, copied_rows
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import ScoredTables, draw_clip
@@ -292,6 +295,24 @@ def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, 
     other.identity = "of another model"
     assert go_on(of=other).num_resumed == 0
     assert sorted(shown) == files
+
+
+def test_a_run_whose_cache_cannot_be_made_here_uses_this_machines(run, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FVC_CACHE_DIR", str(tmp_path / "here"))
+    elsewhere = run_config(run).model_copy(update={"cache_dir": str(tmp_path / "file" / "cache")})
+    with scratch_folder(elsewhere) as folder:
+        assert folder.parent == tmp_path / "here" / "scoring"
+    assert not folder.exists()
+
+
+def test_what_a_killed_call_left_unfinished_beside_its_tables_goes(run, tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left = tmp_path / f".verdicts.csv.@{this_host()}.1.{ended.pid}.tmp"
+    left.write_text("path\n")
+    judge(run, [tmp_path / "gone.mp4"], tmp_path)
+    assert not left.exists()
 
 
 def test_a_decoder_that_is_not_known_to_be_the_runs_is_said(run, monkeypatch):

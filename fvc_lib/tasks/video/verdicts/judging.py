@@ -28,7 +28,7 @@ from fvc_lib.corpus.probing import file_state
 from fvc_lib.metrics.abstention import FAKE, REAL, UNDECIDED, p_values
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray
-from fvc_lib.services.atomic_files import atomic_output, path_to_text
+from fvc_lib.services.atomic_files import atomic_output, path_to_text, sweep_temporaries
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.stage_logs import JsonLines
 from fvc_lib.services.tables import VERDICTS, check_table, frame_of
@@ -177,6 +177,7 @@ def judge_files(
         OSError: a table cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    sweep_temporaries(folder)  # of a call that was killed
     written, judge = (folder / CSV, folder / LINES), _Judge(detector, rule)
     counts, shown, num_resumed, done = Counter[str](), list[pl.DataFrame](), 0, 0
     with ExitStack() as stack:

@@ -34,7 +34,7 @@ from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, StoppedError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.services.parameters import run_config
+from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK
@@ -404,9 +404,16 @@ _SCRATCH = "scoring"
 
 @contextmanager
 def scratch_folder(config: RunConfig) -> Iterator[Path]:
-    """A folder of this process in the cache; what killed ones left there goes."""
+    """A folder of this process in the cache; what killed ones left there goes.
+
+    The cache is this machine's where a run that came from another one names a folder that cannot be made here.
+    """
     above = Path(config.cache_dir) / _SCRATCH
-    above.mkdir(parents=True, exist_ok=True)
+    try:
+        above.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        above = Path(resolve_config().cache_dir) / _SCRATCH
+        above.mkdir(parents=True, exist_ok=True)
     for left in above.glob(f"{this_host()}.*.*"):
         pid = left.name.rsplit(".", 2)[1]
         if pid.isdecimal() and not process_lives(int(pid)):
