@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -338,8 +339,9 @@ def print_fork(ancestor: RunPaths, config: RunConfig, taken: Inheritance) -> Non
     "--tracking-uri", metavar="URI",
     help="An MLflow server or database, when it is not MLFLOW_TRACKING_URI, else mlflow.db in the runs folder.",
 )  # fmt: skip
+@click.option("--register", metavar="NAME[@ALIAS]", help="Make the run's bundle a version of this model, too.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
-def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, runs_dir: Path | None) -> None:
+def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str | None, runs_dir: Path | None) -> None:
     """Export each RUN to MLflow ('latest', a run id, a part of one, or a run folder), finished or not.
 
     A run becomes one MLflow run with a nested one for each fold: parameters, metrics by step, results with intervals
@@ -352,13 +354,25 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, runs_dir: Pat
     mlflow ui --backend-store-uri sqlite:///runs/mlflow.db                           to look at it
     python run_notebooks.py export-mlflow runs/*/run_*                               all runs
     python run_notebooks.py export-mlflow latest --tracking-uri http://host:5000     to a server
+    python run_notebooks.py export-mlflow latest --register news@champion            and into the model registry
+    python run_notebooks.py predict models:/news@champion video.mp4                  which predict reads
+
+    --register makes what export writes a version of the model NAME and lets ALIAS point at it; the same content again
+    makes no second version. It is for one finished run of task video.
 
     A server's password belongs into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, not into URI, which the
     list of processes shows. FVC_TRACKER=mlflow exports each run when it ends.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    from fvc_lib.analysis.mlflow.registry import model_and_alias
+
     folder = runs_dir or Path(resolve_config().runs_dir)
+    if register is not None and len(runs) != 1:
+        raise UsageError(f"--register: is for one run, got {len(runs)}.")
+    model, alias = model_and_alias(register) if register is not None else ("", "")
     for run in [find_run(folder, name) for name in runs]:
         _export(run, tracking_uri)
+        if model:
+            _register(run, model, alias, tracking_uri)
 
 
 def export_when_asked(run: RunPaths, config: RunConfig) -> None:
@@ -382,6 +396,24 @@ def _export(run: RunPaths, tracking_uri: str | None) -> None:
     report = export_run(run, tracking_uri=tracking_uri or default_tracking_uri(run.root.parent.parent))
     for line in report.lines():
         click.echo(line)
+
+
+def _register(run: RunPaths, model: str, alias: str, tracking_uri: str | None) -> None:
+    from fvc_lib.analysis.mlflow.export import default_tracking_uri
+    from fvc_lib.analysis.mlflow.registry import register_bundle
+    from fvc_lib.command_line.export import write_run_bundle
+
+    store = tracking_uri or default_tracking_uri(run.root.parent.parent)
+    with tempfile.TemporaryDirectory(prefix="fvc_bundle_") as folder:
+        _, sentences = write_run_bundle(run, Path(folder) / "bundle")
+        made = register_bundle(
+            Path(folder) / "bundle", model, alias, experiment=run.root.parent.name, run_id=run.run_id,
+            tracking_uri=store,
+        )  # fmt: skip
+    click.echo(f"model {made.name}, version {made.version}{'' if made.is_new else ' (was there with this content)'}")
+    for sentence in sentences:
+        click.echo(f"  {sentence}")
+    click.echo(f"  to ask it: {command_text('predict', made.uri, 'VIDEO')}")
 
 
 COMMANDS = (status, report, index, compare, export_mlflow, doctor, detectors, corpora, clips)

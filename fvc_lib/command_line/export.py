@@ -59,22 +59,32 @@ def export(run: str, to: Path | None, form: str | None, runs_dir: Path | None) -
 
     Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    found = find_run(runs_dir or Path(resolve_config().runs_dir), run)
+    target = (to or Path(f"bundle_{found.run_id}")).expanduser().absolute()
+    num_networks, sentences = write_run_bundle(found, target, form=form or "")
+    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    click.echo(f"bundle {target}: {num_networks} networks, {size / 1e6:.1f} MB")
+    for sentence in sentences:
+        click.echo(f"  {sentence}")
+
+
+def write_run_bundle(run: RunPaths, target: Path, *, form: str = "") -> tuple[int, list[str]]:
+    """Write the run's bundle with its model card; the number of networks, and sentences for the terminal.
+
+    Raises:
+        UsageError, FvcError, OSError: as ``write_bundle``.
+        DataError: the run's results are missing or damaged.
+    """
     from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load
     from fvc_lib.tasks.video.verdicts.bundle import write_bundle
 
-    found = find_run(runs_dir or Path(resolve_config().runs_dir), run)
-    if (task := run_config(found).task) != DEFAULT_TASK:
-        raise UsageError(f"{found.run_id} is of task {task}; bundles are of runs of task {DEFAULT_TASK}.")
-    headline = _without_places(run_headline(found), found)
+    if (task := run_config(run).task) != DEFAULT_TASK:
+        raise UsageError(f"{run.run_id} is of task {task}; bundles are of runs of task {DEFAULT_TASK}.")
+    headline = _without_places(run_headline(run), run)
     if headline.notes:
-        raise DataError(f"{found.run_id} is not exported: {' '.join(headline.notes)}")
-    target = to or Path(f"bundle_{found.run_id}")
-    record, told = write_bundle(found, target, standing_of(headline), model_card(found, headline), form=form or "")
-    size = sum(file.stat().st_size for file in target.expanduser().rglob("*") if file.is_file())
-    click.echo(f"bundle {target.expanduser().absolute()}: {len(record.folds)} networks, {size / 1e6:.1f} MB")
-    click.echo(f"  {headline.verdict.sentence}")
-    if told:
-        click.echo(f"  {told}")
+        raise DataError(f"{run.run_id} is not exported: {' '.join(headline.notes)}")
+    record, told = write_bundle(run, target, standing_of(headline), model_card(run, headline), form=form)
+    return len(record.folds), [headline.verdict.sentence, *([told] if told else [])]
 
 
 def _without_places(headline: "ReportHeadline", run: RunPaths) -> "ReportHeadline":

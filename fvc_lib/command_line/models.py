@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths, find_run
 
 if TYPE_CHECKING:
@@ -12,11 +13,18 @@ if TYPE_CHECKING:
 
 
 def find_model(runs_dir: str | Path, name: str) -> Path:
-    """The folder of the bundle or run called ``name``.
+    """The folder of the bundle or run called ``name``; of ``models:/NAME@ALIAS`` in MLflow's registry it is fetched.
 
     Raises:
-        UsageError: neither a bundle's folder nor a run.
+        UsageError: neither a bundle's folder nor a run, nor in the registry.
+        FvcError: MLflow refused, or holds something else than was registered.
     """
+    from fvc_lib.analysis.mlflow.export import default_tracking_uri
+    from fvc_lib.analysis.mlflow.registry import SCHEME, fetched_bundle
+
+    if name.startswith(SCHEME):
+        store = default_tracking_uri(Path(runs_dir))
+        return fetched_bundle(name, tracking_uri=store, cache_dir=Path(resolve_config().cache_dir))
     from fvc_lib.tasks.video.verdicts.detector import is_bundle  # torch takes a second to load
 
     return Path(name).expanduser().absolute() if is_bundle(name) else find_run(runs_dir, name).root
@@ -28,7 +36,7 @@ def load_detector(path: str | Path, *, allow_code: bool = False, held: int | Non
     ``load_detector("bundle_run_...").predict(["one.mp4", "two.mp4"])`` gives a row per file.
 
     Args:
-        path: of the bundle or run.
+        path: of the bundle or run, or ``models:/NAME@ALIAS`` of MLflow's registry.
         allow_code: whether a bundle's own network or crop may be run: it is code that whoever made the bundle wrote.
             A run is on this machine already, with all its code.
         held: so many folds' networks are in memory at most; none: all.
@@ -39,7 +47,8 @@ def load_detector(path: str | Path, *, allow_code: bool = False, held: int | Non
     from fvc_lib.analysis.read.headline import run_headline
     from fvc_lib.tasks.video.verdicts.detector import detector_of, is_run
 
-    folder = Path(path).expanduser()
+    is_registered = str(path).startswith("models:/")
+    folder = find_model(resolve_config().runs_dir, str(path)) if is_registered else Path(path).expanduser()
     standing = standing_of(run_headline(RunPaths(folder.absolute()))) if is_run(folder) else None
     return detector_of(folder, allow_code=allow_code, held=held, standing=standing)
 

@@ -63,9 +63,9 @@ def predict(
 ) -> None:
     """Ask the networks of MODEL whether the videos at PATH... are fake.
 
-    MODEL is 'latest', a run id, a part of one, a run folder, or the folder of an exported bundle; all folds of a run
-    must be trained. PATH is a file, a folder, a table with a column 'path' (CSV, TSV, Parquet), or '-' for a list on
-    standard input.
+    MODEL is 'latest', a run id, a part of one, a run folder, the folder of an exported bundle, or models:/NAME@ALIAS of
+    MLflow's model registry (export-mlflow --register); all folds of a run must be trained. PATH is a file, a folder, a
+    table with a column 'path' (CSV, TSV, Parquet), or '-' for a list on standard input.
 
     \b
     python run_notebooks.py predict latest suspicious.mp4

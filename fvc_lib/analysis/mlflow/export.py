@@ -396,15 +396,15 @@ def export_run(run: RunPaths, *, tracking_uri: str) -> ExportReport:
     content = run_content(run)
     contents = (content.whole, *content.folds)
     with connected(tracking_uri) as client:
-        experiment_id = _experiment_id(client, content.experiment, tracking_uri)
-        there = _runs_of(client, experiment_id, content.key)
+        place = experiment_id(client, content.experiment, tracking_uri)
+        there = _runs_of(client, place, content.key)
         whole_id = next((r.info.run_id for r in there if r.data.tags.get(EXPORTED) == content.digest), None)
         is_new = whole_id is None
         if whole_id is None:
             tags = {RUN_KEY: content.key}
-            whole_id = _export_one(client, experiment_id, content.whole, tags)
+            whole_id = _export_one(client, place, content.whole, tags)
             for fold in content.folds:
-                _export_one(client, experiment_id, fold, {**tags, _PARENT: whole_id})
+                _export_one(client, place, fold, {**tags, _PARENT: whole_id})
             client.set_tag(whole_id, EXPORTED, content.digest)
         # Only now: at every moment MLflow holds one complete export, if it ever did.
         others = [r for r in there if whole_id not in (r.info.run_id, r.data.tags.get(_PARENT))]
@@ -451,7 +451,7 @@ def _export_one(client: Any, experiment_id: str, content: Content, found_by: Map
     return run_id
 
 
-def _experiment_id(client: Any, name: str, tracking_uri: str) -> str:
+def experiment_id(client: Any, name: str, tracking_uri: str) -> str:
     """Of the experiment called ``name``, created where there is none; ``TrackingError`` where it lies in the trash."""
     refused = importlib.import_module("mlflow.exceptions").MlflowException
     found = client.get_experiment_by_name(name)
@@ -533,7 +533,7 @@ def connected(tracking_uri: str) -> Iterator[Any]:
             mlflow = importlib.import_module("mlflow")
         except ModuleNotFoundError as error:
             raise UsageError(
-                f"exporting to MLflow needs the package {error.name!r}, which is not installed: "
+                f"MLflow needs the package {error.name!r}, which is not installed: "
                 f"{shlex.join(['make', '-C', str(CHECKOUT), 'setup-mlflow'])}"
             ) from error
         theirs = (
