@@ -1,6 +1,7 @@
 """A page of its own for each judged video: evidence is gathered, drawn and written, one video after the other."""
 
 import atexit
+import functools
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.video.verdicts.bundle import CARD
 from fvc_lib.tasks.video.verdicts.detector import TrainedDetector, is_bundle
 from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
+from fvc_lib.tasks.video.verdicts.feature_distance import distance_of
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, judge_files
 from fvc_lib.tasks.video.verdicts.maps import LIMIT as MAP_LIMIT, picture_of
 from fvc_lib.tasks.video.verdicts.rule import Rule, score_bounds
@@ -41,7 +43,7 @@ PAGES = "videos"  # folder beside verdicts.csv
 MOST_PAGES = 50  # where nothing else is asked for
 MAP_MINUTES = 3.0  # likewise, in all
 _PAGE = re.compile(r"\d{4,}_[\w.-]*\.html", re.ASCII)
-_FORMAT = 2  # of the pages; another number writes them all anew
+_FORMAT = 3  # of the pages; another number writes them all anew
 
 
 def write_video_pages(
@@ -75,6 +77,7 @@ def write_video_pages(
         return pages
     detector, card = verdicts.detector, _card(model)
     standing = detector.standing.sentences[0] if verdicts.rule.withheld else ""
+    distance = functools.cache(lambda: distance_of(detector.networks, verdicts.known))  # where a page is made at all
     known, map_seconds = _known(verdicts), 60 * map_minutes
     progress(0, len(pages))
     for done, (_, row) in enumerate(_scored(verdicts, most), 1):
@@ -84,7 +87,7 @@ def write_video_pages(
             progress(done, len(pages))
             continue
         begin = time.monotonic()
-        found = file_evidence(detector.networks, verdicts.known, row, map_minutes=map_seconds / 60)
+        found = file_evidence(detector.networks, verdicts.known, row, map_minutes=map_seconds / 60, distance=distance())
         if found.maps is not None and found.maps.maps:
             map_seconds = max(1.0, map_seconds - (time.monotonic() - begin))  # at 0 a page would not say why
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,7 +125,8 @@ def sections_of(found: FileEvidence, known: Known) -> list[Section]:
     if found.shown is not None:
         sections.append(frames_section(found.shown))
     if (footage := found.footage) is not None:
-        sections.append(footage_section(footage.sentences or (NOTHING_ODD,)))
+        told = footage.sentences or (NOTHING_ODD,)
+        sections.append(footage_section((*told, found.familiar) if found.familiar else told))
     if (said := found.provenance) is not None:
         sections.append(provenance_section(said.sentences, said.claims, said.traces))
     if (each := found.windows) is not None:

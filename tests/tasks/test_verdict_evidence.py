@@ -5,15 +5,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from fvc_lib.analysis.figures.evidence.when import Known, extremes
 from fvc_lib.analysis.pages.video_page import when_section
 from fvc_lib.command_line.verdict_pages import page_name, sections_of, write_video_pages
+from fvc_lib.detectors.network import head_of
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table
 from fvc_lib.tasks.video.verdicts import evidence, judging
 from fvc_lib.tasks.video.verdicts.detector import TrainedDetector, detector_of
+from fvc_lib.tasks.video.verdicts.feature_distance import distance_of
 from fvc_lib.tasks.video.verdicts.rule import rule_of, score_bounds
 from fvc_lib.tasks.video.verdicts.windows import decoded, score_windows
 from tests.kits.scored_run import trained_run, write_video
@@ -150,6 +153,8 @@ def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, dete
     for title in ("What the video is", "Where it says it comes from"):
         assert hostile.count(f"<h2>{title}</h2>") == 1
     assert "stream 0" in hostile
+    assert "cannot be said: 12 groups are too few, at least 49 are needed" in hostile
+    assert "groups are too few" not in known
     assert "The whole video: DataError" in gone
     assert "no such file" in gone
     assert '<svg class="curve"' not in gone
@@ -166,6 +171,26 @@ def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, dete
     other = judging.judge_files(detector, files[:1], rule_of(0.2), out, workers=1)
     write_video_pages(other, run.root, out, map_minutes=0)
     assert (out / "videos" / names[0]).read_text() != hostile
+
+
+def test_feature_distance_is_of_the_forward_pass_that_scores_and_is_computed_once(detector, tmp_path, monkeypatch):
+    known, networks = detector.known, detector.networks
+    found = distance_of(networks, known)
+    assert found.num_groups == 12
+    own = known.tested.filter(fold=0).sort("video_id")
+    clip = np.array(networks.store.read(own["video_id"][1], 0))[None, None]
+    features: list[np.ndarray] = []
+    assert networks.logits(0, clip, features).tolist() == networks.logits(0, clip).tolist()
+    assert features[0].tolist() == found.folds[0].features[1:2].tolist()
+    taken: list[torch.Tensor] = []
+    network = networks.network(0)
+    hook = head_of(network).register_forward_hook(lambda _, given, __: taken.append(given[0]))
+    with torch.inference_mode():
+        network(torch.from_numpy(clip[0]))
+    hook.remove()
+    assert np.allclose(taken[0].reshape(1, -1), features[0], atol=1e-5)
+    monkeypatch.setattr(type(networks), "logits", None)  # from here on nothing is computed
+    assert distance_of(networks, known).folds[1].features.tolist() == found.folds[1].features.tolist()
 
 
 def test_one_part_that_fails_costs_itself_alone(run, detector, monkeypatch):

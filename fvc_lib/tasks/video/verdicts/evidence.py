@@ -13,6 +13,7 @@ import polars as pl
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import FvcError
+from fvc_lib.tasks.video.verdicts.feature_distance import UNKNOWN, FeatureDistance, Features
 from fvc_lib.tasks.video.verdicts.maps import ClipMaps, maps_within
 from fvc_lib.tasks.video.verdicts.provenance import Provenance, provenance_of
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
@@ -37,18 +38,27 @@ class FileEvidence:
     maps: ClipMaps | None = None  # where
     footage: Footage | None = None  # what the video is
     provenance: Provenance | None = None  # where it says it comes from
+    familiar: str = ""  # how far its features are from those of the run's videos, a sentence
     failures: tuple[str, ...] = field(default=())  # what could not be found out, a sentence each
 
 
 def file_evidence(
-    networks: Networks, known: KnownVideos, row: Mapping[str, Any], *, map_minutes: float = 0.0
+    networks: Networks,
+    known: KnownVideos,
+    row: Mapping[str, Any],
+    *,
+    map_minutes: float = 0.0,
+    distance: FeatureDistance | None = None,
 ) -> FileEvidence:
     """All parts of one file; ``row`` is of VERDICTS, with a score; maps where they take at most ``map_minutes``.
+
+    ``distance`` tells how far a file's features are from those of the run's videos; None: not known.
 
     Raises:
         MemoryError: and whatever else is no fault of the file.
     """
-    folds, failures = folds_of(networks, known, row), list[str]()
+    folds, failures, familiar = folds_of(networks, known, row), list[str](), list[str]()
+    is_new, features = len(folds) == len(networks.folds), dict[int, Features]()
 
     def part(name: str, work: Callable[[], T]) -> T | None:
         try:
@@ -61,15 +71,19 @@ def file_evidence(
 
     def from_one_pass() -> tuple[Pixels, Pixels, WindowScores | None, Footage | None]:
         with decoded(networks, path_from_text(row["path"]), row["sha256"]) as video:
-            failures.extend(_other_score(networks, folds, video, row))
+            failures.extend(_other_score(networks, folds, video, row, features if distance and is_new else None))
             shown = np.ascontiguousarray(video.without_bars(video.clips))
             windows = part("When", lambda: score_windows(networks, folds, video))
+            if is_new:
+                familiar.append(distance.sentence(float(distance.quantiles(features)[0])) if distance else UNKNOWN)
             return video.clips, shown, windows, part("What the video is", lambda: _footage(networks, video, provenance))
 
     clips, shown, windows, footage = part("The whole video", from_one_pass) or (None, None, None, None)
     wanted = clips if map_minutes > 0 else None
     maps = None if wanted is None else part("Where", lambda: maps_within(networks, folds, wanted, map_minutes))
-    return FileEvidence(row, folds, clips, shown, windows, maps, footage, provenance, tuple(failures))
+    return FileEvidence(
+        row, folds, clips, shown, windows, maps, footage, provenance, " ".join(familiar), tuple(failures)
+    )
 
 
 def _footage(networks: Networks, video: WholeVideo, stated: Provenance | None) -> Footage:
@@ -89,9 +103,24 @@ def folds_of(networks: Networks, known: KnownVideos, row: Mapping[str, Any]) -> 
     return (int(own["fold"][0]),) if own.height else tuple(networks.folds)
 
 
-def _other_score(networks: Networks, folds: tuple[int, ...], video: WholeVideo, row: Mapping[str, Any]) -> list[str]:
-    """A sentence where the frames decoded here do not get the score that the file was given."""
-    found = [networks.logits(fold, video.clips[None])[0] / networks.folds[fold].temperature for fold in folds]
+def _other_score(
+    networks: Networks,
+    folds: tuple[int, ...],
+    video: WholeVideo,
+    row: Mapping[str, Any],
+    features: dict[int, Features] | None,
+) -> list[str]:
+    """A sentence where the frames decoded here do not get the score that the file was given.
+
+    ``features``, where it is given, is filled with what goes into each network's head, float32 (1, F).
+    """
+    found = []
+    for fold in folds:
+        taken: list[Features] | None = None if features is None else []
+        logits = networks.logits(fold, video.clips[None], taken)
+        found.append(logits[0] / networks.folds[fold].temperature)
+        if features is not None and taken:
+            features[fold] = taken[0]
     score = float(probabilities(np.array(found), 1.0).mean())
     if abs(score - row["score"]) <= _SAME_SCORE:
         return []

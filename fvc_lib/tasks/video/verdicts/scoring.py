@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fvc_lib.detectors.network import build_detector
+from fvc_lib.detectors.network import build_detector, head_of
 from fvc_lib.detectors.weights import OwnWeights, first_weights
 from fvc_lib.engine.device import Precision, deterministic_algorithms, release_cached_memory, resolve_device
 from fvc_lib.engine.oom_detection import is_out_of_memory
@@ -132,13 +132,28 @@ class Networks:
         """Hex SHA-256 of the weights of ``fold``, as its training noted it."""
         return self.folds[fold].weights
 
-    def logits(self, fold: int, clips: Pixels) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def logits(
+        self, fold: int, clips: Pixels, features: list[np.ndarray[Any, np.dtype[np.float32]]] | None = None
+    ) -> np.ndarray[Any, np.dtype[np.float64]]:
         """float64 (V,) of videos uint8 (V, N, T, 3, S, S), N clips each: their mean, on the share of fakes of training.
+
+        From the same forward pass what goes into the network's head is appended to ``features``, where it is given:
+        float32 (V, F), the mean over time, or over time and space, and over each video's clips; nothing where that
+        is not one row for each clip.
 
         Raises:
             DataError: the network says nothing finite.
         """
-        values = self.raw_logits(self.network(fold), clips.reshape(-1, *clips.shape[2:]))
+        network, flat, inputs = self.network(fold), clips.reshape(-1, *clips.shape[2:]), list[Tensor]()
+        if features is None:
+            values = self.raw_logits(network, flat)
+        else:
+            # They are others where the memory had no room for a batch, or where the head sees frames one by one.
+            with _head_inputs(network, inputs):
+                values = self.raw_logits(network, flat)
+            if sum(map(len, inputs)) == len(flat):
+                pooled = torch.cat(inputs)
+                features.append(pooled.reshape(len(clips), -1, pooled.shape[-1]).mean(1).numpy())
         values = torch.from_numpy(values).reshape(len(clips), -1).mean(1).numpy()
         if not np.isfinite(values).all():
             raise DataError(f"{self.name}, fold {fold}: the network says nothing finite of a video.")
@@ -251,6 +266,25 @@ def _fold_network(paths: RunPaths, fold: int, outcome: TrainingOutcome[TrainingS
         name=network.name if network else "",
         code=network.code if network else "",
     )
+
+
+@contextmanager
+def _head_inputs(network: nn.Module, found: list[Tensor]) -> Iterator[None]:
+    """Append to ``found`` what goes into the head in each forward pass, float32 (N, F)."""
+
+    def take(_module: nn.Module, given: tuple[Tensor, ...]) -> None:
+        features = given[0].detach().float()
+        if features.ndim == 3:
+            features = features.mean(1)  # (B, T, F)
+        elif features.ndim > 3:
+            features = features.flatten(2).mean(2)  # (B, F, ...)
+        found.append(features.cpu())
+
+    hook = head_of(network).register_forward_pre_hook(take)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 # --- Files

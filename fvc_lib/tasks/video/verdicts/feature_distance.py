@@ -1,0 +1,189 @@
+"""How far a video's features are from those of the run's own videos: is it like anything the run was tested on?
+
+A network's features are what goes into its head. Those of each fold's test videos, which that network had not seen, are
+what a new video is compared with: each dimension is brought to mean 0 and deviation 1, and the distance of a video is
+the mean Euclidean one to its nearest neighbours of other groups (as in Sun et al., "Out-of-Distribution Detection with
+Deep Nearest Neighbors", 2022, but over ranks). Its quantile is that of a cross-conformal test (``metrics/abstention``):
+of videos from where the run's videos come from at most about a share p has a quantile of p or less. Videos of one group
+are no independent witnesses, so each group has one vote, and few groups cannot show that anything is unlike them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
+from fvc_lib.services.errors import FvcError
+from fvc_lib.tasks.video.verdicts.rule import KnownVideos
+from fvc_lib.tasks.video.verdicts.scoring import Networks
+
+Features = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.float64]
+
+UNFAMILIAR_AT = 0.02
+_NEAREST = 5
+_MOST_VIDEOS = 1000
+UNKNOWN = (
+    "Whether its features are like those of the run's videos is not known: that needs the clips that the run stored."
+)
+
+
+@dataclass(frozen=True)
+class FoldReference:
+    """Test videos of one fold.
+
+    Attributes:
+        features: float32 (N, F), by the network of the fold.
+        groups: int64 (N,), the same number for the same group in all folds.
+    """
+
+    features: Features
+    groups: npt.NDArray[np.int64]
+
+    @cached_property
+    def _scaling(self) -> tuple[Floats, Floats]:
+        values = self.features.astype(np.float64)
+        deviation = values.std(0)
+        return values.mean(0), np.where(deviation > 0, deviation, 1.0)
+
+    @cached_property
+    def own(self) -> Floats:
+        """float64 (N,): the distance of each to those of other groups; infinite where there are none."""
+        far = _distances(self._scaled(self.features), self._scaled(self.features))
+        far[self.groups[:, None] == self.groups] = np.inf
+        return _to_nearest(far)
+
+    def of(self, features: Features) -> Floats:
+        """float64 (M,): the distance of each new video, features (M, F)."""
+        return _to_nearest(_distances(self._scaled(features), self._scaled(self.features)))
+
+    def _scaled(self, features: Features) -> Floats:
+        mean, deviation = self._scaling
+        return np.asarray((features - mean) / deviation)
+
+
+def _distances(some: Floats, others: Floats) -> Floats:
+    """Euclidean, float64 (M, N)."""
+    squares = (some**2).sum(1)[:, None] + (others**2).sum(1) - 2 * some @ others.T
+    return np.asarray(np.sqrt(np.maximum(squares, 0)))
+
+
+def _to_nearest(distances: Floats) -> Floats:
+    """Mean over the nearest, or over as many as there are."""
+    ascending = np.sort(distances, axis=1)[:, :_NEAREST]
+    there = np.isfinite(ascending)
+    summed = np.where(there, ascending, 0).sum(1)
+    return np.asarray(np.where(there.any(1), summed / np.maximum(there.sum(1), 1), np.inf))
+
+
+class FeatureDistance:
+    """All folds' references.
+
+    Attributes:
+        folds: by number.
+        num_groups: G, of all folds together.
+    """
+
+    def __init__(self, folds: Mapping[int, FoldReference]) -> None:
+        self.folds = dict(folds)
+        named, sizes = np.unique(np.concatenate([each.groups for each in folds.values()]), return_counts=True)
+        self.num_groups, votes = len(named), dict(zip(named.tolist(), 1 / sizes, strict=True))
+        self._votes = {fold: np.array([votes[each] for each in of.groups.tolist()]) for fold, of in folds.items()}
+
+    @property
+    def least(self) -> float:
+        """The lowest quantile that there is."""
+        return 1 / (1 + self.num_groups)
+
+    def quantiles(self, features: Mapping[int, Features]) -> Floats:
+        """float64 (M,) in (0, 1]: how much of the run is at least as far out as each new video.
+
+        Args:
+            features: (M, F) of the same videos, by the network of each fold.
+        """
+        summed = [self._further(fold, self.folds[fold].of(of)) for fold, of in features.items()]
+        return np.asarray((1 + np.sum(summed, axis=0)) / (1 + self.num_groups))
+
+    def _further(self, fold: int, distances: Floats) -> Floats:
+        """(M,): votes of the fold's videos that are at least as far out."""
+        own, votes = self.folds[fold].own, self._votes[fold]
+        return np.asarray(((own >= distances[:, None]) * votes).sum(1))
+
+    def sentence(self, quantile: float) -> str:
+        """What a quantile says."""
+        if self.least > UNFAMILIAR_AT:
+            return (
+                f"Whether its features are unlike those of the run's videos cannot be said: {self.num_groups} groups "
+                f"are too few, at least {round(1 / UNFAMILIAR_AT) - 1} are needed."
+            )
+        share = f"{100 * quantile:.2g} % of the run's groups are as far from the others or further"
+        if quantile <= UNFAMILIAR_AT:
+            return f"Its features are unlike those of the run's videos: {share} (this video counted)."
+        return f"Its features are like those of the run's videos: {share}."
+
+
+# --- Of a run
+
+
+def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | None:
+    """Of the run's own tested videos, from the clips that are stored; None: not known.
+
+    It is not where some clips are gone or damaged, where the network has no head, and of a bundle.
+
+    So many groups, in an order that depends on nothing but their names, as have at most ``_MOST_VIDEOS`` videos. What
+    was computed once lies in the cache.
+    """
+    if "video_id" not in known.tested.columns:
+        return None
+    tested = known.tested.select("video_id", "group_id", "fold")
+    sizes = {group: of.height for (group,), of in tested.group_by("group_id")}
+    order = sorted(sizes, key=lambda group: sha256_of_json(group))
+    taken = np.array(order)[np.cumsum([sizes[group] for group in order]) <= _MOST_VIDEOS]
+    tested = tested.filter(pl.col("group_id").is_in(taken.tolist())).sort("fold", "video_id")
+    if not tested.height:
+        return None
+    store = networks.store
+    key = [tested.rows(), {fold: networks.weights(fold) for fold in networks.folds}, store.decode_hash]
+    path = Path(networks.config.cache_dir) / "feature_distance" / f"{networks.name}_{sha256_of_json(key)[:16]}.npz"
+    features = _stored(path)
+    if features is None:
+        if not all(store.has(video_id, 0) for video_id in tested["video_id"]):
+            return None
+        features = {}
+        for fold in tested["fold"].unique().sort().to_list():
+            names = tested.filter(fold=fold)["video_id"].to_list()
+            try:
+                found = [_features(networks, fold, name) for name in names]
+            except FvcError:  # a clip that is damaged, or a network without a head
+                return None
+            if not all(found):
+                return None
+            features[str(fold)] = np.concatenate([each[0] for each in found])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_output(path) as temporary:
+            save_file(features, temporary)
+    groups = np.unique(tested["group_id"].to_numpy(), return_inverse=True)[1].astype(np.int64)
+    folds = tested["fold"].to_numpy()
+    return FeatureDistance({int(f): FoldReference(of, groups[folds == int(f)]) for f, of in features.items()})
+
+
+def _stored(path: Path) -> dict[str, Features] | None:
+    try:
+        return dict(load_file(path))
+    except (OSError, SafetensorError):
+        return None
+
+
+def _features(networks: Networks, fold: int, video_id: str) -> list[Features]:
+    """float32 (1, F), in a list that is empty where the network has none."""
+    clips, found = networks.store.read(video_id, 0), list[Features]()
+    number = networks.config.clips_per_video
+    networks.logits(fold, np.array(clips).reshape(1, number, len(clips) // number, *clips.shape[1:]), found)
+    return found

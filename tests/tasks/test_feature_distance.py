@@ -1,0 +1,61 @@
+"""Feature distance: familiar videos are flagged at the stated rate, far ones always, few groups never."""
+
+import numpy as np
+import pytest
+
+from fvc_lib.tasks.video.verdicts.feature_distance import UNFAMILIAR_AT, FeatureDistance, FoldReference
+
+NUM_FEATURES = 12
+
+
+def drawn(random: np.random.Generator, num_groups: int, shift: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """Features of three videos of each group, which are much alike, and their groups."""
+    centres = random.normal(shift, 1.0, (num_groups, 1, NUM_FEATURES))
+    features = centres + random.normal(0, 0.1, (num_groups, 3, NUM_FEATURES))
+    return features.reshape(-1, NUM_FEATURES).astype(np.float32), np.repeat(np.arange(num_groups), 3)
+
+
+def reference(random: np.random.Generator, num_groups: int, num_folds: int = 2) -> FeatureDistance:
+    folds = {}
+    for fold in range(num_folds):
+        features, groups = drawn(random, num_groups)
+        folds[fold] = FoldReference(features * (1 + 10 * fold), groups + fold * num_groups)  # each of its own scale
+    return FeatureDistance(folds)
+
+
+def of_new(features: np.ndarray) -> dict[int, np.ndarray]:
+    return {fold: features * (1 + 10 * fold) for fold in range(2)}
+
+
+def test_familiar_videos_are_flagged_at_most_at_the_stated_rate_and_far_ones_always():
+    random = np.random.default_rng(0)
+    flagged = []
+    for _ in range(60):
+        known = reference(random, 60)
+        new = drawn(random, 20)[0][::3]  # one of each group
+        flagged += (known.quantiles(of_new(new)) <= UNFAMILIAR_AT).tolist()
+    assert 0 < np.mean(flagged) <= UNFAMILIAR_AT + 0.01  # 1,200 draws: a deviation of 0.004
+    far = known.quantiles(of_new(drawn(random, 20, shift=6)[0]))
+    assert far.tolist() == pytest.approx([known.least] * 60)
+    assert "unlike" in known.sentence(far[0])
+    assert "are like" in known.sentence(0.5)
+
+
+@pytest.mark.parametrize(("groups_per_fold", "can"), [(24, False), (25, True)])
+def test_few_groups_never_show_that_a_video_is_unlike_them(groups_per_fold, can):
+    known = reference(np.random.default_rng(1), groups_per_fold)
+    (far,) = known.quantiles(of_new(np.full((1, NUM_FEATURES), 50, np.float32)))
+    assert (far <= UNFAMILIAR_AT) == can
+    assert ("cannot be said: 48 groups are too few, at least 49" in known.sentence(far)) != can
+
+
+def test_the_distance_is_that_of_a_plain_loop():
+    random = np.random.default_rng(2)
+    features, groups = drawn(random, 4)
+    found = FoldReference(features, groups)
+    scaled = (features - features.mean(0)) / features.std(0)
+    for place, one in enumerate(scaled):
+        others = [np.linalg.norm(one - each) for each, of in zip(scaled, groups, strict=True) if of != groups[place]]
+        assert found.own[place] == pytest.approx(np.mean(sorted(others)[:5]), rel=1e-4)
+    lonely = FoldReference(features[:3], groups[:3])
+    assert np.isinf(lonely.own).all()
