@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from filelock import FileLock, Timeout
 
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.command_line.models import find_model
@@ -123,6 +124,7 @@ def predict(
     if others and not any((folder / own).is_file() for own in (f"{VERDICTS}.ipynb", JOURNAL)):
         raise UsageError(f"--out {str(folder)!r}: has {others[0]!r}, which is not of this command. Give a new folder.")
     folder.mkdir(parents=True, exist_ok=True)
+    context.call_on_close(_only_call_in(folder).release)
     (folder / JOURNAL).touch()
     for each in FILES:  # an earlier call's are not those of one that fails
         (folder / each).unlink(missing_ok=True)
@@ -170,3 +172,17 @@ def predict(
     click.echo(f"  tables        {folder}")
     if not num_read:
         raise DataError(f"of {count_text(count, 'video')} none could be read; the reasons: {page}")
+
+
+def _only_call_in(folder: Path) -> FileLock:
+    """A lock on ``folder`` that goes with this process, killed or not; ``UsageError`` where another call has it."""
+    lock = FileLock(folder / ".lock", fallback_to_soft=False)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise UsageError(
+            f"--out {str(folder)!r}: another call is writing there. Wait for it, or give another folder."
+        ) from error
+    except (OSError, NotImplementedError) as error:  # a file system without locks
+        click.echo(f"note: {str(folder)!r} cannot be locked ({error}): let no other call write there.", err=True)
+    return lock

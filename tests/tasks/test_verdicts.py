@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from fvc_lib.command_line.main import main
+from fvc_lib.command_line.predict import _only_call_in
 from fvc_lib.services.atomic_files import this_host
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
@@ -377,3 +378,11 @@ def test_nothing_that_the_command_did_not_write_is_written_over(run, tmp_path):
     assert ended.exit_code == 2
     assert "has 'asked.csv', which is not of this command" in ended.output
     assert (tmp_path / "asked.csv").read_text() == "path\nx.mp4\n"
+
+
+def test_two_calls_never_write_to_one_folder_at_once(tmp_path):
+    first = _only_call_in(tmp_path)
+    with pytest.raises(UsageError, match="another call is writing there"):
+        _only_call_in(tmp_path)
+    first.release()
+    _only_call_in(tmp_path).release()
