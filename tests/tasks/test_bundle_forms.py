@@ -29,7 +29,8 @@ from fvc_lib.video.clips.store import ClipStore
 from tests.kits.scored_run import trained_run
 
 STANDING = Standing(standing="not shown", sentences=["Nothing is shown of the model."], scores=[])
-FORMS = [TORCH_EXPORT, pytest.param(ONNX, marks=pytest.mark.verdicts)]
+pytestmark = pytest.mark.verdicts  # torch.export takes half a minute, too
+FORMS = [TORCH_EXPORT, ONNX]
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +75,6 @@ def test_a_bundle_in_another_form_gives_the_scores_of_the_run(run, tmp_path, for
         (tmp_path / "bundle" / name).write_bytes(content)
 
 
-@pytest.mark.verdicts
 @pytest.mark.parametrize("form", [TORCH_EXPORT, ONNX])
 @pytest.mark.parametrize(("model", "side"), [("r2plus1d_small", 32), ("efficientnet_lite0", 64)])
 def test_networks_of_the_project_are_the_same_in_another_form(tmp_path, model, side, form):
