@@ -75,7 +75,10 @@ def file_evidence(
             shown = np.ascontiguousarray(video.without_bars(video.clips))
             windows = part("When", lambda: score_windows(networks, folds, video))
             if is_new:
-                familiar.append(distance.sentence(float(distance.quantiles(features)[0])) if distance else UNKNOWN)
+                is_known = len(features) == len(networks.folds)  # not after out of memory
+                familiar.append(
+                    distance.sentence(float(distance.quantiles(features)[0])) if distance and is_known else UNKNOWN
+                )
             return video.clips, shown, windows, part("What the video is", lambda: _footage(networks, video, provenance))
 
     clips, shown, windows, footage = part("The whole video", from_one_pass) or (None, None, None, None)
