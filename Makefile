@@ -14,8 +14,8 @@ VERDICTS_STAMP := $(VENV)/.installed-verdicts
 # Installs packages and shows how far it is: pip says nothing for minutes, or far too much.
 define install
 	set -o pipefail; echo "Installing into $(VENV) (about 0.6 GB to download; PyTorch with CUDA several GB more; 2 to 5 minutes)"; \
-	$(RUN) -m pip install --disable-pip-version-check --progress-bar off $(1) 2>&1 | awk -v total=$$(cat requirements*.lock | grep -c '==') ' \
-		/^(Collecting|Requirement already)/ { count++; printf "\r  %3d of about %d packages looked at", count, total; fflush() } \
+	$(RUN) -m pip install --disable-pip-version-check --progress-bar off $(1) 2>&1 | awk -v total=$$(cat $(filter %.lock,$(1)) | grep -c '==') ' \
+		/^(Collecting|Processing|Requirement already)/ { count++; printf "\r  %3d of about %d packages looked at", count, total; fflush() } \
 		/^Installing collected/ { printf "\n  unpacking them\n"; fflush() } \
 		/^(ERROR|error)/ { printf "\n%s\n", $$0; fflush() }'
 endef
