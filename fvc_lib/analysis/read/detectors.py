@@ -263,7 +263,9 @@ def _names(readings: Sequence[_Reading]) -> list[str]:
     fields = [name for name in DECLARED if name not in _OF_THE_SEED | {"model"}]
     differing = [name for name in fields if len({str(each.get(name)) for each in values}) > 1]
     names = [
-        ", ".join([clean_text(config.model), *(f"{name} {clean_text(each.get(name))}" for name in differing)])
+        ", ".join(
+            [clean_text(config.model), *(f"{name} {clean_text(each.get(name)) or 'default'}" for name in differing)]
+        )
         for config, each in zip(configs, values, strict=True)
     ]
     return [
