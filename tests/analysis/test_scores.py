@@ -104,3 +104,11 @@ def test_results_for_other_programs_are_the_same_numbers(run: RunPaths) -> None:
     text = latex_results(pl.concat([results, *at]), 0.95)
     assert "the mean over 2 targets, which follow." in text
     assert text.index(r"Model, 50\% \& a\_b &") < text.index("Model, {[}x] &")
+
+
+def test_a_damaged_table_of_pictures_or_scores_is_named_on_the_page(run: RunPaths, scores: pl.DataFrame) -> None:
+    write_table(scores, tables.SCORES, run.scores)
+    run.video_frames.write_bytes(b"no parquet")
+    assert run.video_frames.name in str(videos_html(run))
+    run.scores.write_bytes(b"no table")
+    assert run.scores.name in str(videos_html(run))

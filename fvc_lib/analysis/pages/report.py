@@ -209,21 +209,26 @@ def write_report(
 
 def videos_html(run: RunPaths) -> Markup | str:
     """The table of all tested videos; empty where the run has none (``tables/scores.csv``)."""
-    data, num_videos, num_frames = _videos_data(run)
+    data, num_videos, num_frames, notes = _videos_data(run)
     if not num_videos:
-        return ""
-    return render("videos.html", data=data, num_frames=num_frames, page_rows=PAGE_ROWS, columns=_VIDEO_COLUMNS)
+        return Markup("").join(Markup('<p class="under">{}</p>').format(note) for note in notes)
+    return render(
+        "videos.html", notes=notes, data=data, num_frames=num_frames, page_rows=PAGE_ROWS, columns=_VIDEO_COLUMNS
+    )
 
 
-def _videos_data(run: RunPaths) -> tuple[Markup, int, int]:
+def _videos_data(run: RunPaths) -> tuple[Markup, int, int, tuple[str, ...]]:
     """JSON of the run's scores for the page's script, how many videos it has, and of how many there are frames.
 
-    Empty, 0 and 0 where there are no scores (``tables/scores.csv``) or they cannot be read.
+    Empty, 0 and 0 where there are no scores (``tables/scores.csv``) or they cannot be read. Behind them what is to be
+    said of tables that cannot be read.
     """
-    scores = read_tables([("", run.scores)], SCORES).frame
+    found = read_tables([("", run.scores)], SCORES)
+    scores = found.frame
     if scores.is_empty():
-        return Markup(), 0, 0
-    frames = read_tables([("", run.video_frames)], VIDEO_FRAMES).frame
+        return Markup(), 0, 0, found.notes
+    pictured = read_tables([("", run.video_frames)], VIDEO_FRAMES)
+    frames = pictured.frame
     strips = dict(frames.select("video_id", "jpeg_base64").iter_rows())
     numbers = [pl.col(name).round(4) for name in ("score", "score_std", "threshold")]
     shown = scores.select("path", "label", *numbers, "fold", "group_id", "is_right", "video_id")
@@ -234,7 +239,12 @@ def _videos_data(run: RunPaths) -> tuple[Markup, int, int]:
             pictures[place] = strips[video_id]
     text = json.dumps({"rows": rows, "frames": pictures, "page": PAGE_ROWS}, separators=(",", ":"))
     # Within a script element, whatever a path is called.
-    return Markup(text.replace("<", "\\u003c").replace("\u2028", " ").replace("\u2029", " ")), len(rows), len(pictures)
+    return (
+        Markup(text.replace("<", "\\u003c").replace("\u2028", " ").replace("\u2029", " ")),
+        len(rows),
+        len(pictures),
+        pictured.notes,
+    )
 
 
 def _run_facts(headline: ReportHeadline) -> dict[str, str]:
