@@ -1,8 +1,9 @@
 """SHA-256 digests by which a run knows its own files again: many a flipped bit still makes a file that can be read.
 
 The record of a finished stage (``checkpoints/stage_*.json``) holds those of what the stage left: of its tables, and
-(``logs``) of its executed notebook and of its logs, as far as these had been written then. ``run.json``,
-``status.json`` and each task's status hold their own. Versions that wrote none left nothing to compare with.
+(``logs``) of its executed notebook, of its logs and of tables for readers alone, as far as these had been written then.
+``run.json``, ``status.json`` and each task's status hold their own. Versions that wrote none left nothing to compare
+with.
 """
 
 from __future__ import annotations
@@ -121,7 +122,10 @@ def note_rewritten(path: Path, content: Path) -> None:
     """
     left = _left_as(path)
     if left is not None and left.sha256 != sha256_of_file(content):
-        left.document["outputs"][left.name] = _WRITTEN_SINCE
+        if left.name in left.document["outputs"]:
+            left.document["outputs"][left.name] = _WRITTEN_SINCE
+        else:  # for readers alone: no stage has to repeat it
+            del left.document["logs"][left.name]
         write_json(left.record, left.document)
 
 

@@ -48,6 +48,8 @@ class Stage:
         schemas: names of schemas in ``services.tables``, one per output in order; none: files of other kinds.
         kernel_bytes: peak resident memory of its kernel and children on the sample corpora, where no run tells more.
         report_rank: sections of a report are sorted by it.
+        beside: files for readers alone, which a run of an earlier version may lack: the stage's record has their
+            digests, so that damage is told, and a stage that is repeated takes them along.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Stage:
     schemas: tuple[str, ...] = ()
     kernel_bytes: int = 410_000_000
     report_rank: int = 3
+    beside: Files = lambda _run, _fold: ()
 
     @property
     def training_module(self) -> str:
@@ -167,6 +170,7 @@ _VIDEO = TaskSpec(
             schemas=("RESULTS", "SLICES", "LEAKAGE_AUDIT"),
             kernel_bytes=400_000_000,
             report_rank=0,
+            beside=lambda run, _: (run.scores, run.video_frames),
         ),
         Stage(
             ANALYSIS_DASHBOARD,

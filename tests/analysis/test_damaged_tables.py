@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import polars as pl
 import pytest
 from click.testing import CliRunner
 
@@ -170,6 +171,25 @@ def test_a_table_written_interactively_is_read_and_repeated_on_resume(run: RunPa
     assert reason_to_run(task, NOTHING, run) == "output missing or changed: tables/folds.parquet"
     run.folds.unlink()
     assert reason_to_run(task, NOTHING, run) is not None
+
+
+@pytest.mark.fault(40)
+def test_a_table_for_readers_alone_is_named_when_damaged_and_repeats_no_stage_when_rewritten(run: RunPaths) -> None:
+    strips = pl.DataFrame({"video_id": ["a", "b"], "group_id": ["g", "h"], "jpeg_base64": ["/9j/4AAQ", "/9j/4BBQ"]})
+    tables.write_table(strips, tables.VIDEO_FRAMES, run.video_frames)
+    task = next(task for task in finish(run) if task.key == "05_kfold_results")
+    generator = random.Random(5)
+    for _ in range(FLIPS):
+        content = flip(run.video_frames, generator)
+        with pytest.raises(DataError, match="05_kfold_results"):
+            tables.read_table(run.video_frames, tables.VIDEO_FRAMES)
+        run.video_frames.write_bytes(content)
+
+    tables.write_table(strips.reverse(), tables.VIDEO_FRAMES, run.video_frames)
+    assert tables.read_table(run.video_frames, tables.VIDEO_FRAMES).equals(strips.reverse())
+    assert reason_to_run(task, NOTHING, run) is None
+    run.video_frames.unlink()
+    assert reason_to_run(task, NOTHING, run) is None
 
 
 def test_a_table_rewritten_under_a_version_that_did_not_note_it_is_read_with_a_warning(

@@ -270,7 +270,8 @@ def written_by(run: RunPaths, task: Task) -> list[Path]:
 def _logs(run: RunPaths, task: Task) -> list[Path]:
     """What a finished ``task`` leaves beside its outputs for people to read."""
     of = (task.stage.name, task.fold)
-    return [run.metrics(*of), run.memory(*of), run.memory_events(*of), run.executed_notebook(*of)]
+    logs = [run.metrics(*of), run.memory(*of), run.memory_events(*of), run.executed_notebook(*of)]
+    return [*logs, *task.stage.beside(run, task.fold)]
 
 
 def _next_folder(parent: Path) -> Path:
