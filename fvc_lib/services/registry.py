@@ -547,6 +547,8 @@ CORPORA: Registry[Any] = Registry("corpus", "fvc_lib.corpus.sources", "fvc.corpo
 IMAGE_LAYOUTS: Registry[Any] = Registry("image_layout", "fvc_lib.corpus.sources.images")
 # Classes of operations on clips, in the order in which a clip receives them.
 AUGMENTATIONS: Registry[Any] = Registry("augmentation", "fvc_lib.video.augmentations")
+# Families of forensic features (``fvc_lib/video/features/family.py``: ``FeatureFamily``).
+FEATURES: Registry[Any] = Registry("feature family", "fvc_lib.video.features", "fvc.features")
 
 
 class BackboneRegistry(Registry[Callable[[str], Any]]):

@@ -1,0 +1,1 @@
+"""Families on the tiles of single frames."""
