@@ -1,8 +1,9 @@
 """What a family of forensic features declares, what it is given to measure, and how its values are pooled per video.
 
 A family is one file of ``spatial/`` (frames), ``temporal/`` (neighbouring frames) or ``coding/`` (packets), which
-registers a ``FeatureFamily``. It sees pixels as they were coded, at native resolution, in square tiles: every tile has the same area and videos of any size have about as many, so that a value
-does not grow with the size of the video. What cannot be measured is NaN, and a null in the table; nothing is made up.
+registers a ``FeatureFamily``. It sees pixels as they were coded, at native resolution, in square tiles: every tile has
+the same area and videos of any size have about as many, so that a value does not grow with the size of the video. What
+cannot be measured is NaN, and a null in the table; nothing is made up.
 """
 
 from collections.abc import Callable, Mapping, Sequence
