@@ -489,6 +489,11 @@ class RunConfig(BaseModel):
         return DETECTORS.load(self.model).clips(*asked, **seen)
 
     @property
+    def of_features(self) -> str:
+        """What the model sees in place of clips: ``forensic`` or ``embedding``; empty: it is a network on clips."""
+        return DETECTORS.of_features(self.model) if self.task == DEFAULT_TASK else ""
+
+    @property
     def config_hash(self) -> str:
         """Hex SHA-256 over the fields that can change a number: equal on any machine for the same experiment."""
         return sha256_of_json(self._counting(lambda declared: declared.hashed))

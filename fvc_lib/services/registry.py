@@ -285,6 +285,10 @@ class DetectorSpec:
     tune: str = "all"  # what is trained: head, norms, last:N, effort or all
     l2_normalise: bool = False  # whether each feature vector is brought to length 1
     of_name: Callable[[str], "DetectorSpec"] | None = None  # of a family: what one of its names declares
+    # What a model sees in place of clips: ``forensic`` (the table of stage 03b) or ``embedding`` (what a frozen trunk
+    # gives of the clips); then ``build`` gives a ``detectors.classical.model.ClassicalModel``. Empty: it is a network.
+    of_features: str = ""
+    trunk: str = ""  # of ``embedding``: the network whose trunk that is
 
     def clips(self, num_frames: int, side: int, sampling: str = "", fit: str = "", **view: Any) -> ClipSettings:
         """Of a run that asks for these, where 0 and empty are the network's own; ``view`` as ``View`` has it."""
@@ -411,6 +415,7 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
     def __init__(self, kind: str, folder: str = "", entry_points: str = "") -> None:
         super().__init__(kind, folder, entry_points)
         self._of_cells: dict[str, str] = {}  # by name: the file with the code of the cell that registered it last
+        self._sees: dict[str, str] = {}  # by name: what ``of_features`` has found
         self._in_files: dict[tuple[str, str], Any] = {}  # by such a file's name, which has its digest, and name
 
     def _is_of_cell(self, name: str, item: DetectorSpec, file: str) -> bool:
@@ -449,6 +454,15 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
         if isinstance(spec, type):  # a class that was registered by itself
             return declared_by_class(spec, name)
         return spec if spec.of_name is None else spec.of_name(name)
+
+    def of_features(self, name: str) -> str:
+        """``DetectorSpec.of_features`` of ``name``. No network's file is imported, and no user's."""
+        if name not in self._sees:
+            ours = self.declared_in(name)
+            is_model = any(module.startswith(f"{self._folder}.classical.") for module in ours)
+            is_others = not ours and any(name == point.name for point in self._entry_points())
+            self._sees[name] = self.load(name).of_features if is_model or is_others else ""
+        return self._sees[name]
 
     def refuse_of_cell(self, name: object) -> None:
         """``UsageError`` where a recorded ``name`` is known from a cell alone: a record has the cell's file instead."""

@@ -50,6 +50,7 @@ class Stage:
         report_rank: sections of a report are sorted by it.
         beside: files for readers alone, which a run of an earlier version may lack: the stage's record has their
             digests, so that damage is told, and a stage that is repeated takes them along.
+        when: whether a run with this configuration (``RunConfig``) has it.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Stage:
     kernel_bytes: int = 410_000_000
     report_rank: int = 3
     beside: Files = lambda _run, _fold: ()
+    when: Callable[[Any], bool] = lambda _config: True
 
     @property
     def training_module(self) -> str:
@@ -147,6 +149,7 @@ _VIDEO = TaskSpec(
             lambda run, _: (run.augmented_metadata,),
             schemas=("AUGMENTED",),
             kernel_bytes=510_000_000,  # with torch, which the model's file imports
+            when=lambda config: config.of_features != "forensic",  # such a model sees no clips
         ),
         Stage(
             FOLD_TRAINING,

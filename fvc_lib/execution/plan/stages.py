@@ -29,12 +29,12 @@ class Task:
 
 
 def stages_of(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Stage]:
-    """Those that a run of ``config.task`` has."""
-    return [stage for stage in stages if config.task in stage.tasks]
+    """Those that a run of ``config`` has."""
+    return [stage for stage in stages if config.task in stage.tasks and stage.when(config)]
 
 
 def refuse_stage_of_another_task(config: RunConfig, *named: Stage | None) -> None:
-    """Check that a run of ``config.task`` has the stages that were named.
+    """Check that a run of ``config`` has the stages that were named.
 
     Raises:
         UsageError: it has not.
@@ -44,6 +44,11 @@ def refuse_stage_of_another_task(config: RunConfig, *named: Stage | None) -> Non
             raise UsageError(
                 f"{stage.name} is a stage of task {' and '.join(stage.tasks)}, and this run's task is {config.task}. "
                 f"Begin one of that task with -p task {stage.tasks[0]}, or name such a run with --resume."
+            )
+        if stage is not None and not stage.when(config):
+            raise UsageError(
+                f"{stage.name} is no stage of this run: its model, {config.model!r}, has no use for it. Name another "
+                "stage, or begin a run with another model."
             )
 
 
