@@ -226,6 +226,10 @@ class RunConfig(BaseModel):
         "store", "nothing", "clips as files or tar shards", _VIDEO, resume=False, memory=_AUGMENT, instead=_STORE
     )
 
+    feature_families: str = field(
+        "all", "weights", "families of forensic features that a model sees, or all: A,B", _VIDEO, later=True
+    )
+
     # Training
     model: Annotated[str, NameIn(DETECTORS)] = field(
         "efficientnet_lite0", "weights", "network that sees a video's frames", _CLIPS, memory=_NET_STAGES, instead=_NET

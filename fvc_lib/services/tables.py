@@ -307,6 +307,20 @@ SEEN_CLIPS = _table(
     note=text_column(nullable=True),  # what was not as asked for
 )
 
+
+def _are_features(data: Any) -> bool:
+    kinds = data.lazyframe.collect_schema()
+    return all(kind == pl.Float32 for name, kind in kinds.items() if name not in FEATURES.columns)
+
+
+# One column per feature and way to pool it, float32, null where it could not be measured; a video of which nothing
+# could be has a row of nulls.
+FEATURES = pa.DataFrameSchema(
+    {"video_id": text_column(unique=True), "group_id": group_column(), "label": label_column()},
+    checks=pa.Check(_are_features, name="features are float32"),
+    name="features",
+)
+
 PREDICTIONS = _table(
     "predictions",
     **_of_video(unique=True),
