@@ -26,12 +26,9 @@ class SmallDisk:
 def small_tmpfs(folder: Path, size: str = "64k") -> Iterator[SmallDisk]:
     """A tmpfs mounted on ``folder``; the test is skipped where this process may not mount."""
     folder.mkdir(parents=True)
-    _mount("-t", "tmpfs", "-o", f"size={size}", "none", str(folder))
     ballast = folder / "ballast"
-    try:
+    with _mounted("-t", "tmpfs", "-o", f"size={size}", "none", str(folder)):
         yield SmallDisk(folder, lambda: _fill(ballast), ballast.unlink)
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @contextmanager
@@ -48,12 +45,9 @@ def limited_files(folder: Path) -> Iterator[SmallDisk]:
 def read_only(folder: Path) -> Iterator[None]:
     """Nothing in ``folder`` can be written: a read-only mount for root, whom permissions do not bind, else those."""
     if os.geteuid() == 0:
-        _mount("--bind", str(folder), str(folder))
-        try:
+        with _mounted("--bind", str(folder), str(folder)):
             _mount("-o", "remount,ro,bind", str(folder))
             yield
-        finally:
-            subprocess.run(["umount", "--lazy", str(folder)], check=True)
         return
     folders = [folder, *(path for path in folder.rglob("*") if path.is_dir())]
     modes = {path: path.stat().st_mode for path in folders}
@@ -64,6 +58,24 @@ def read_only(folder: Path) -> Iterator[None]:
     finally:
         for path, mode in modes.items():
             path.chmod(mode)
+
+
+@contextmanager
+def _mounted(*arguments: str) -> Iterator[None]:
+    """``mount ARGUMENTS``, whose last is the folder, until the end of the block or of this process.
+
+    A mount that a killed session left would fail the clean-up of the sessions after it.
+    """
+    _mount(*arguments)
+    # Its input ends with this process, however that ends.
+    ends = ["sh", "-c", 'trap "" INT TERM; read _; umount --lazy "$0"', arguments[-1]]
+    with subprocess.Popen(ends, stdin=subprocess.PIPE, start_new_session=True) as guard:
+        try:
+            yield
+        finally:
+            assert guard.stdin is not None
+            guard.stdin.close()
+            assert guard.wait() == 0
 
 
 def _mount(*arguments: str) -> None:
