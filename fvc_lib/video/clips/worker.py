@@ -70,7 +70,7 @@ def make_windows(item: dict[str, Any]) -> dict[str, Any]:
     if item["code"] != decode_code(view):
         return {"code_changed": True}
     try:
-        path = _as_indexed(item)
+        path = as_indexed(item)
         path = reencoded(path, *item["encoded"]) if item["encoded"] else path
         with Path(item["target"]).open("wb") as stream:
 
@@ -91,7 +91,8 @@ def make_windows(item: dict[str, Any]) -> dict[str, Any]:
     return {**lists, "num_stored": num_stored}
 
 
-def _as_indexed(item: dict[str, Any]) -> Path:
+def as_indexed(item: dict[str, Any]) -> Path:
+    """The path ``source``; ``UnreadableVideo`` where its content is not ``content_sha256``, which may be empty."""
     path = Path(item["source"])
     try:
         content = sha256_of_video(path) if item["content_sha256"] else ""
@@ -104,7 +105,7 @@ def _as_indexed(item: dict[str, Any]) -> Path:
 
 
 def _decode(item: dict[str, Any], view: View) -> tuple[Pixels, list[SeenClip]]:
-    path = _as_indexed(item)
+    path = as_indexed(item)
     recipe, encoded = item.get("recipe"), item.get("encoded")
     if not recipe:
         return _frames(reencoded(path, *encoded) if encoded else path, item, view)

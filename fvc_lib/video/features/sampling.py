@@ -1,0 +1,266 @@
+"""What features are measured on: runs of neighbouring frames spread over a video, cut into tiles as they were coded.
+
+The frames are those that decoding the whole video gives at these places, as ``decode.clip`` has it: groups of pictures
+that hold one are decoded from their keyframes, and the whole video only where packets do not tell its frames. Pixels
+are read from the decoder's planes without scaling. A sample is a few megabytes, whatever the size of the video.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from av.video.frame import VideoFrame
+from av.video.reformatter import ColorRange, VideoReformatter
+
+from fvc_lib.services.atomic_files import AnyPath
+from fvc_lib.video.decode import readers, source
+from fvc_lib.video.decode.clip import uniform_places
+from fvc_lib.video.decode.frame_table import FrameTable, Seconds, check_not_empty, read_frame_table, seconds_of
+from fvc_lib.video.decode.readers import SCALER, FrameSink
+from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, VideoError, VideoSource, open_video
+from fvc_lib.video.features.family import (
+    SMALL_SIDE,
+    TILE,
+    Float32,
+    IntArray,
+    Pixels,
+    Run,
+    Stream,
+    cut_tiles,
+    tile_corners,
+)
+
+Plane = npt.NDArray[Any]  # uint8 or uint16
+
+RUNS, RUN_LENGTH = 6, 4  # of a video, and frames of a run; fewer where a video has fewer
+# Red's and blue's part of luma by the number of the colour space (ITU-T H.273, table 4); others as BT.601.
+_LUMA_PARTS = {1: (0.2126, 0.0722), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
+_BT601 = (0.299, 0.114)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The runs of a video, in order, and what its packets tell."""
+
+    runs: tuple[Run, ...]
+    stream: Stream
+
+
+def run_places(num_frames: int) -> list[IntArray]:
+    """Places in the presentation order of each run: spread from a video's first frame to its last, never overlapping.
+
+    Of a video with too few frames there are fewer runs; a run is shorter only where it is the whole video.
+    """
+    length = min(RUN_LENGTH, num_frames)
+    starts = uniform_places(num_frames - length + 1, max(1, min(RUNS, num_frames // RUN_LENGTH)))
+    return [start + np.arange(length) for start in starts]
+
+
+def sample_video(path: AnyPath) -> Sample:
+    """Decode the runs of a video.
+
+    Raises:
+        VideoError: the file is unreadable, has no video, is truncated, corrupt or refused.
+    """
+    path = Path(path)
+    with open_video(path) as opened:
+        table = read_frame_table(opened)
+        check_not_empty(path, table)
+        stream = _stream_of(opened, table)
+        runs = _read_sparse(opened, table) if table.trusted and table.damage is None else None
+    if runs is None:
+        if table.damage is not None:
+            raise TruncatedVideo(path, table.damage)
+        runs = _read_whole(path, table)
+    return Sample(runs, stream)
+
+
+def _stream_of(opened: VideoSource, table: FrameTable) -> Stream:
+    seconds = np.full(table.num_packets, np.nan)
+    if table.trusted and opened.stream.time_base:
+        seconds = seconds_of(table.pts, opened.stream.time_base)
+    return Stream(opened.codec_name, table.num_bytes, table.is_key, seconds)
+
+
+def _read_sparse(opened: VideoSource, table: FrameTable) -> tuple[Run, ...] | None:
+    """The runs, or none when a frame did not turn up where the packets promised it."""
+    order = table.presentation_order()
+    sink = _TileSink(opened, run_places(len(order)))
+    try:
+        with source.ffmpeg_errors(opened.path, CorruptVideo):
+            complete = readers.read_by_pts(opened, table, order, sink)
+    except source.RefusedVideo:
+        raise
+    except VideoError:
+        return None  # decoded from the beginning the same packets may be fine; if not, that says what is wrong
+    return sink.runs(seconds_of(table.pts[order], opened.stream.time_base)) if complete else None
+
+
+def _read_whole(path: Path, table: FrameTable) -> tuple[Run, ...]:
+    """The same by decoding every frame: first as many as promised, and again where the promise is not kept."""
+    if table.num_shown:
+        with suppress(VideoError):  # counting will say what is wrong
+            if (runs := _read_promised(path, table)) is not None:
+                return runs
+    count = readers.count_frames(path, table)
+    if not count.num_frames:
+        raise CorruptVideo(path, count.missing or "it opens, but no frame can be decoded")
+    if count.missing is not None:
+        raise (CorruptVideo if count.decoder_failed else TruncatedVideo)(path, count.missing)
+    with open_video(path, thorough=True) as opened:
+        sink = _TileSink(opened, run_places(count.num_frames))
+        place_of = {int(count.order[place]): place for place in sink.wanted}
+        for number, frame in _numbered(opened, table):
+            if number in place_of and frame.is_corrupt:
+                raise CorruptVideo(path, f"frame {place_of[number]} is damaged")
+            sink.offer(place_of.get(number), frame)
+            if not sink.wanted:
+                return sink.runs(count.seconds)
+    raise CorruptVideo(path, "decoding it twice gives different frames")
+
+
+def _read_promised(path: Path, table: FrameTable) -> tuple[Run, ...] | None:
+    times: list[int | None] = []
+    with open_video(path, thorough=True) as opened:
+        sink = _TileSink(opened, run_places(table.num_shown))
+        for number, frame in _numbered(opened, table):
+            times.append(frame.pts)
+            if number in sink.wanted and frame.is_corrupt:
+                return None
+            sink.offer(number, frame)
+        order, seconds = readers._order_and_seconds(opened, times, table)
+    kept = len(times) == table.num_shown and bool((order == np.arange(len(order))).all())
+    return sink.runs(seconds) if kept and not sink.wanted else None
+
+
+def _numbered(opened: VideoSource, table: FrameTable) -> Iterator[tuple[int, VideoFrame]]:
+    # Private there: making it public would change the code's hash, and with it the name of every stored clip.
+    return enumerate(readers._decode_all(opened, table))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is kept of a frame of height and width ``shape``: tiles, their colours, and the whole made small."""
+
+    shape: tuple[int, int]
+    luma: Float32
+    rgb: Pixels
+    small: Float32
+
+
+class _TileSink(FrameSink):
+    """Keeps the tiles of wanted frames; the frames themselves are not kept."""
+
+    def __init__(self, opened: VideoSource, runs: Sequence[IntArray]) -> None:
+        super().__init__(opened, None, np.concatenate(runs))
+        self._runs = runs
+        self._seen: dict[int, _Seen] = {}
+        self._reformatter = VideoReformatter()
+
+    def offer(self, place: int | None, frame: VideoFrame) -> None:
+        """Cut the tiles of a wanted frame."""
+        if place is not None and place in self.wanted:
+            self._seen[place] = _cut(frame, self._reformatter)
+            self.wanted.discard(place)
+
+    def runs(self, seconds: Seconds) -> tuple[Run, ...]:
+        """The runs, with the times (n,) of all of the video's frames. A run ends where the size of frames changes."""
+        made = []
+        for places in self._runs:
+            seen = [self._seen[place] for place in places.tolist()]
+            length = next(
+                (number for number, each in enumerate(seen) if each.shape != seen[0].shape),
+                len(seen),
+            )
+            of = seen[:length]
+            made.append(
+                Run(
+                    np.stack([each.luma for each in of]),
+                    np.stack([each.rgb for each in of]),
+                    seconds[places[:length]].astype(np.float64),
+                    np.stack([each.small for each in of]),
+                )
+            )
+        return tuple(made)
+
+
+def _cut(frame: VideoFrame, reformatter: VideoReformatter) -> _Seen:
+    shape = frame.height, frame.width
+    corners = tile_corners(*shape)
+    kind, parts = frame.format, frame.format.components
+    bits = parts[0].bits
+    direct = kind.name.startswith(("yuv", "gray")) and kind.is_planar | (len(parts) == 1) and 8 <= bits <= 16
+    direct = direct and not kind.is_big_endian and min(plane.line_size for plane in frame.planes) > 0
+    if not direct or kind.name.startswith(("grayf", "yuvy", "yuvg")):
+        planar = reformatter.reformat(frame, format="gbrp", interpolation=int(SCALER), threads=1)
+        green, blue, red = (_plane(planar, number, 8) for number in range(3))
+        rgb = np.stack([cut_tiles(each, corners) for each in (red, green, blue)], axis=-1)
+        luma_of = np.array([_BT601[0], 1 - sum(_BT601), _BT601[1]], np.float32)
+        whole = np.stack([_small(each) for each in (red, green, blue)], axis=-1)
+        return _Seen(shape, rgb @ luma_of, rgb, whole @ luma_of)
+    scale = np.float32(2.0 ** (8 - bits))
+    plane = _plane(frame, 0, bits)
+    luma = cut_tiles(plane, corners).astype(np.float32)
+    small = _small(plane)
+    if bits > 8:
+        luma *= scale
+        small *= scale
+    if len(parts) < 3:  # grey, with or without transparency
+        return _Seen(shape, luma, np.repeat(luma.astype(np.uint8)[..., None], 3, axis=-1), small)
+    return _Seen(shape, luma, _colours(frame, luma, corners, bits), small)
+
+
+def _plane(frame: VideoFrame, number: int, bits: int) -> Plane:
+    """(H, W), uint8 or uint16, a view of the decoder's memory."""
+    plane = frame.planes[number]
+    pixels = np.frombuffer(memoryview(plane), np.uint8 if bits == 8 else np.dtype("<u2"))
+    line = plane.line_size // pixels.itemsize
+    return pixels[: len(pixels) // line * line].reshape(-1, line)[: plane.height, : plane.width]
+
+
+def _colours(frame: VideoFrame, luma: Float32, corners: IntArray, bits: int) -> Pixels:
+    """uint8 (N, 64, 64, 3), RGB of tiles; each chroma sample stands for the pixels it was coded for."""
+    full = frame.color_range == ColorRange.JPEG or frame.format.name.startswith("yuvj")
+    red, blue = _LUMA_PARTS.get(int(frame.colorspace), _BT601)
+    chroma = []
+    for number in (1, 2):
+        plane = _plane(frame, number, bits)
+        down, across = -(-frame.height // plane.shape[0]), -(-frame.width // plane.shape[1])  # pixels of a sample
+        tiles = np.empty((len(corners), TILE // down, TILE // across), np.float32)
+        for tile, (top, left) in zip(tiles, (corners // [down, across]).tolist(), strict=True):
+            tile[...] = plane[top : top + TILE // down, left : left + TILE // across]
+        tiles *= np.float32(2.0 ** (8 - bits))
+        tiles -= 128
+        chroma.append(tiles if full else tiles * np.float32(255 / 224))
+    u, v = chroma
+    green = 1 - red - blue
+    added = (
+        2 * (1 - red) * v,
+        -(2 * blue * (1 - blue) / green) * u - (2 * red * (1 - red) / green) * v,
+        2 * (1 - blue) * u,
+    )
+    light = luma if full else (luma - 16) * np.float32(255 / 219)
+    light = light + np.float32(0.5)  # so that cutting off rounds
+    rgb = np.empty((*luma.shape, 3), np.uint8)
+    blocks = light.reshape(len(light), u.shape[1], down, u.shape[2], across)
+    for channel, each in enumerate(added):
+        sums = blocks + each.astype(np.float32)[:, :, None, :, None]
+        np.clip(sums, 0, 255, out=sums)
+        rgb[..., channel] = sums.reshape(luma.shape)
+    return rgb
+
+
+def _small(plane: Plane) -> Float32:
+    """Float32 (h, w): means over areas of as many pixels each way as bring the longer side to at most 160."""
+    height, width = plane.shape
+    factor = -(-max(height, width) // SMALL_SIDE)
+    down, across = min(factor, height), min(factor, width)
+    h, w = height // down, width // across
+    rows = plane[: h * down, : w * across].reshape(h, down, w * across).sum(1, dtype=np.uint32)
+    sums = rows.reshape(h, w, across).sum(2, dtype=np.uint32)
+    means: Float32 = sums.astype(np.float32) / np.float32(down * across)
+    return means

@@ -1,0 +1,115 @@
+import av
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from fvc_lib.video.decode.source import TruncatedVideo, VideoError
+from fvc_lib.video.features.family import GRID, TILE, families_named, tile_corners
+from fvc_lib.video.features.sampling import RUN_LENGTH, RUNS, run_places, sample_video
+from fvc_lib.video.features.worker import measure_video
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 3000))
+def test_runs_are_neighbours_spread_from_the_first_frame_to_the_last(num_frames):
+    runs = run_places(num_frames)
+    assert len(runs) == max(1, min(RUNS, num_frames // RUN_LENGTH))
+    assert {len(run) for run in runs} == {min(RUN_LENGTH, num_frames)}
+    places = np.concatenate(runs)
+    assert (np.diff(places) > 0).all()
+    assert all((np.diff(run) == 1).all() for run in runs)
+    assert places[0] == 0
+    assert places[-1] == num_frames - 1 or len(runs) == 1
+
+
+def pictures(num_frames: int, width: int, height: int) -> list[np.ndarray]:
+    """Smooth colours with a number's worth of light, so that a wrong frame or tile cannot pass for the right one."""
+    rows, columns = np.mgrid[:height, :width]
+    colours = np.stack([columns * 255 // width, rows * 255 // height, (rows + columns) % 256], axis=-1)
+    return [np.clip(colours * 0.8 + 2 * number, 0, 255).astype(np.uint8) for number in range(num_frames)]
+
+
+VIDEOS = {
+    "h264.mp4": {"options": {"bf": "3", "b_strategy": "0", "crf": "12"}},
+    "full.mp4": {"pixel_format": "yuvj420p", "options": {"crf": "12"}},
+    "chroma.mp4": {"pixel_format": "yuv444p", "options": {"crf": "12"}},
+    "deep.mkv": {"codec": "libx265", "pixel_format": "yuv420p10le", "options": {"x265-params": "log-level=none:crf=8"}},
+    "lossless.mkv": {"codec": "ffv1", "pixel_format": "bgr0"},
+    "grey.mkv": {"codec": "ffv1", "pixel_format": "gray"},
+    "grey10.mkv": {"codec": "ffv1", "pixel_format": "gray10le"},
+    "old.avi": {"codec": "mpeg4", "options": {"bf": "2", "qmax": "4"}},  # no time stamps: decoded as a stream
+    "pictures.mkv": {"codec": "mjpeg", "pixel_format": "yuvj422p", "options": {"qmax": "2"}},
+}
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_tiles_are_those_of_a_sequential_decode(make_video, name):
+    width, height, count = 150, 138, 30  # 2 x 2 tiles
+    path = make_video(name, count, width=width, height=height, frames=pictures(count, width, height), **VIDEOS[name])
+    with av.open(str(path)) as container:
+        frames = list(container.decode(video=0))
+    sample = sample_video(path)
+    assert len(sample.runs) == RUNS
+    corners = tile_corners(height, width)
+    assert len(corners) == 4
+    for run, places in zip(sample.runs, run_places(count), strict=True):
+        assert run.luma.shape == (RUN_LENGTH, 4, TILE, TILE)
+        assert run.small.shape == (RUN_LENGTH, height, width)  # small already
+        assert run.rgb.shape == (RUN_LENGTH, 4, TILE, TILE, 3)
+        for number, place in enumerate(places.tolist()):
+            wanted = luma_of(frames[place])
+            np.testing.assert_allclose(run.small[number], wanted, atol=0.51)
+            rgb = frames[place].to_ndarray(format="rgb24").astype(int)
+            for tile, (top, left) in enumerate(corners.tolist()):
+                assert top % GRID == left % GRID == 0
+                part = np.s_[top : top + TILE, left : left + TILE]
+                np.testing.assert_allclose(run.luma[number, tile], wanted[part], atol=0.51)
+                # Chroma is spread smoothly there and not here, and other matrices are rounded otherwise.
+                assert np.abs(run.rgb[number, tile] - rgb[part]).mean() < 4
+    times = [float(frame.time) for frame in frames]
+    got = np.concatenate([run.seconds for run in sample.runs])
+    np.testing.assert_allclose(got - got[0], np.array(times)[np.concatenate(run_places(count))] - times[0], atol=2e-3)
+
+
+def luma_of(frame: av.VideoFrame) -> np.ndarray:
+    """Float (H, W), 0 to 255: the first plane as coded; of RGB as BT.601 weighs it."""
+    if frame.format.is_rgb:
+        return frame.to_ndarray(format="rgb24") @ [0.299, 0.587, 0.114]
+    deep = frame.format.components[0].bits > 8
+    plane = frame.planes[0]
+    pixels = np.frombuffer(memoryview(plane), np.uint16 if deep else np.uint8)
+    pixels = pixels.reshape(plane.height, -1)[:, : plane.width]
+    return pixels / 4 if deep else pixels.astype(float)
+
+
+def test_small_frames_have_no_tiles_and_large_ones_are_averaged(make_video):
+    small = sample_video(make_video("small.mp4", 6, width=16, height=16)).runs
+    assert [run.luma.shape for run in small] == [(4, 0, TILE, TILE)]
+    path = make_video("large.mp4", 1, width=640, height=322)
+    (run,) = sample_video(path).runs
+    assert run.luma.shape == (1, 16, TILE, TILE)
+    assert run.small.shape == (1, 80, 160)
+    with av.open(str(path)) as container:
+        luma = luma_of(next(container.decode(video=0)))
+    np.testing.assert_allclose(run.small[0], luma[:320].reshape(80, 4, 160, 4).mean((1, 3)), rtol=1e-6)
+
+
+def test_a_cut_file_is_named_and_not_sampled(make_video):
+    path = make_video("cut.mp4", 40, container_options={"movflags": "faststart"})
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(TruncatedVideo):
+        sample_video(path)
+
+
+@pytest.mark.long
+def test_every_real_file_gives_numbers_or_declares_them_missing(shared_media):
+    families, seen = families_named("all"), 0
+    for path in sorted((shared_media / "decode").iterdir()):
+        try:
+            found = measure_video(path, families)
+        except VideoError:
+            continue
+        seen += 1
+        for family in families:
+            assert list(found[family.name]) == list(family.columns())
+    assert seen > 80
