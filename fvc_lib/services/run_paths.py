@@ -90,7 +90,6 @@ class RunPaths:
     augmented_metadata = _Path("tables/augmented_metadata.csv")  # one row per augmented clip of the shared store
     seen_clips = _Path("tables/seen_clips.csv")  # which frames and part of the picture each clip shows, where chosen
     features = _Path("tables/features.parquet")  # forensic features of every video
-    features = _Path("tables/features.parquet")  # forensic features of every video, where the run measures them
     results = _Path("kfold_results.feather")  # metrics, intervals and controls over all folds
     slices = _Path("tables/slices.parquet")  # the results by platform, codec, length and the like
     robustness = _Path("tables/robustness.parquet")  # scores of the test videos, disturbed, where that was asked for

@@ -10,7 +10,6 @@ did not note there which tables were written interactively since can tell no dam
 """
 
 import io
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,6 @@ def check_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, origin: str) ->
     Raises:
         DataError: names the table, the column and what was found, with up to five failing values.
     """
-    schema = _of_columns(schema, frame)
     if _fits(frame, schema):
         return frame
     try:  # slower, and says what does not fit
@@ -45,19 +43,6 @@ def check_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, origin: str) ->
         found = "; ".join(told) or str(error)
         message = f"{origin}: does not fit the {schema.name} schema: {found}. Run the stage that writes it again."
         raise DataError(message) from error
-
-
-def _of_columns(schema: pa.DataFrameSchema, frame: pl.DataFrame) -> pa.DataFrameSchema:
-    """``schema`` with the columns of ``frame`` that its last column's pattern stands for, where it has a pattern."""
-    *named, last = schema.columns.items()
-    if not last[1].regex:
-        return schema
-    others = [name for name in frame.columns if name not in dict(named) and re.fullmatch(last[0], name)]
-    column = last[1]
-    columns = {name: pa.Column(column.dtype, column.checks, nullable=column.nullable) for name in others}
-    return pa.DataFrameSchema(
-        {**dict(named), **columns}, unique=schema.unique, strict=True, ordered=True, name=schema.name
-    )
 
 
 def _fits(frame: pl.DataFrame, schema: pa.DataFrameSchema) -> bool:
@@ -184,11 +169,8 @@ def group_column() -> pa.Column:
 
 def finite_column(*, nullable: bool = False) -> pa.Column:
     """A float64 that is a number."""
-    return pa.Column(pl.Float64, _finite(), nullable=nullable)
-
-
-def _finite() -> pa.Check:
-    return pa.Check(lambda data: data.lazyframe.select(pl.col(data.key).is_finite()), name="is_finite")
+    finite = pa.Check(lambda data: data.lazyframe.select(pl.col(data.key).is_finite()), name="is_finite")
+    return pa.Column(pl.Float64, finite, nullable=nullable)
 
 
 def _part() -> pa.Column:
@@ -327,26 +309,18 @@ SEEN_CLIPS = _table(
 
 
 def _are_features(data: Any) -> bool:
-    kinds = data.lazyframe.collect_schema()
-    return all(kind == pl.Float32 for name, kind in kinds.items() if name not in FEATURES.columns)
+    features = [name for name in data.lazyframe.collect_schema() if name not in FEATURES.columns]
+    kinds = data.lazyframe.select(features).collect_schema()
+    finite = data.lazyframe.select(pl.all_horizontal(pl.lit(True), pl.col(features).is_finite().all())).collect()
+    return set(kinds.values()) <= {pl.Float32} and bool(finite.item(0, 0))
 
 
-# One column per feature and way to pool it, float32, null where it could not be measured; a video of which nothing
-# could be has a row of nulls.
+# One column per feature and way to pool it, as the families of ``fvc_lib/video/features/`` declare them: float32, null
+# where it could not be measured. A video of which nothing could be has a row of nulls.
 FEATURES = pa.DataFrameSchema(
     {"video_id": text_column(unique=True), "group_id": group_column(), "label": label_column()},
-    checks=pa.Check(_are_features, name="features are float32"),
+    checks=pa.Check(_are_features, error="features are finite float32"),
     name="features",
-)
-
-# Forensic features: what each column means says its family (``fvc_lib/video/features/``). Of a video that failed, and
-# of what cannot be told of a video, null.
-FEATURES = _table(
-    "features",
-    video_id=text_column(unique=True),
-    group_id=group_column(),
-    label=label_column(),
-    **{r"[a-z]\w*": pa.Column(pl.Float32, _finite(), nullable=True, regex=True)},
 )
 
 PREDICTIONS = _table(
