@@ -17,12 +17,21 @@ from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, read_notebook, stage
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import DETECTOR_COMPARISON, ROBUSTNESS, SCORE_AUDIT, STAGES, TASK_OF_STAGE, VERDICTS
+from fvc_lib.services.tasks import (
+    DETECTOR_COMPARISON,
+    ENSEMBLE,
+    ROBUSTNESS,
+    SCORE_AUDIT,
+    STAGES,
+    TASK_OF_STAGE,
+    VERDICTS,
+)
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 OF_NO_RUN = {
     DETECTOR_COMPARISON: "sweep",
+    ENSEMBLE: "ensemble",
     ROBUSTNESS: "robustness",
     SCORE_AUDIT: "audit",
     VERDICTS: "predict",

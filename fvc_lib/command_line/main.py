@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from fvc_lib.command_line import commands
 from fvc_lib.command_line.audit import audit
+from fvc_lib.command_line.ensemble import ensemble
 from fvc_lib.command_line.export import export
 from fvc_lib.command_line.predict import predict
 from fvc_lib.command_line.robustness import robustness
@@ -222,5 +223,5 @@ def main(
     context.exit(command.execute())
 
 
-for command in (*commands.COMMANDS, predict, export, robustness, sweep, audit, verdict_page):
+for command in (*commands.COMMANDS, predict, export, robustness, sweep, ensemble, audit, verdict_page):
     main.add_command(command)

@@ -22,6 +22,7 @@ MEMORY_REPORT = "07_memory_report"
 DETECTOR_COMPARISON = "08_detector_comparison"  # of several runs, and so no stage of one
 ROBUSTNESS = "09_robustness"  # of a finished run, where it is asked for
 IMAGE_RECOGNITION = "10_image_recognition"
+ENSEMBLE = "11_ensemble"  # of several runs, and so no stage of one
 VIDEO_TEXT = "20_video_text"
 VERDICTS = "30_verdicts"  # of any files by a finished run, and so no stage of it
 SCORE_AUDIT = "40_score_audit"  # of a table of scores, and so no stage of a run

@@ -45,7 +45,8 @@ _TROUBLE = (
 def write_runs_index(runs_dir: Path) -> Path:
     """Write ``index.html`` into ``runs_dir`` over all runs found there, newest first, and return its path.
 
-    Runs of an experiment that has a comparison stand together below a link to it, told apart among themselves.
+    Runs of an experiment that has a comparison or an ensemble stand together below links to these, told apart among
+    themselves.
 
     Raises:
         DataError: there is an ``index.html`` that is no list of runs; it stands.
@@ -56,7 +57,10 @@ def write_runs_index(runs_dir: Path) -> Path:
         raise DataError(f"{output}: is no list of runs, and is left as it is. Move it away, or the runs elsewhere.")
     runs = list_runs(runs_dir)[::-1]
     pages = {
-        each: sorted((runs_dir / each).glob("comparison*/comparison.html")) for each in {r.experiment for r in runs}
+        each: sorted(
+            (*(runs_dir / each).glob("comparison*/comparison.html"), *(runs_dir / each).glob("*/ensemble.html"))
+        )
+        for each in {r.experiment for r in runs}
     }
     parts: dict[str, list[RunPaths]] = {}  # in the order of the newest run of each
     for run in runs:
@@ -65,7 +69,7 @@ def write_runs_index(runs_dir: Path) -> Path:
     blocks = [
         {
             "experiment": path_to_text(experiment),
-            "comparisons": [_address(path.absolute(), runs_dir) for path in pages.get(experiment, ())],
+            "comparisons": _links(pages.get(experiment, ()), runs_dir),
             "rows": [Markup(next(rows)) for _ in part],
         }
         for experiment, part in parts.items()
@@ -147,6 +151,18 @@ def _records(run: RunPaths, runs_dir: Path) -> list[tuple[str, str, bool]]:
         short = key.partition("_")[0] + (f"·{fold}" if stage and fold.isdecimal() else "")
         if output.is_file():
             links.append((path_to_text(short), _address(output, runs_dir), PARTIAL in record.name))
+    return links
+
+
+def _links(pages: Sequence[Path], runs_dir: Path) -> list[tuple[str, str]]:
+    """Address and words of each: of comparisons their number, of an ensemble its name."""
+    links: list[tuple[str, str]] = []
+    for path in pages:
+        is_ensemble, number = path.name == "ensemble.html", len(links) + 1
+        words = path_to_text(path.parent.name) if is_ensemble else "comparison of detectors"
+        links.append(
+            (_address(path.absolute(), runs_dir), f"{words} {number}" if number > 1 and not is_ensemble else words)
+        )
     return links
 
 

@@ -149,7 +149,7 @@ def compare_detectors(
     """
     different = list({run.root.resolve(): run for run in (*([reference] if reference else []), *runs)}.values())
     named = dict(zip(run_comparison.run_names(different), different, strict=True))
-    readings = [_read(run, name) for name, run in named.items()]
+    readings = [read_run(run, name) for name, run in named.items()]
     if reference and isinstance(readings[0], Refusal):
         raise DataError(f"the reference cannot be compared. {readings[0].reason}")
     left_out = [Refusal((name,), why) for name, why in without_run]
@@ -159,7 +159,7 @@ def compare_detectors(
     chosen = {run.name for together in alike[:1] for run in together}
     for refusal in others:
         left_out.append(Refusal(tuple(name for name in refusal.runs if name not in chosen), refusal.reason))
-    grouped: dict[str, list[_Reading]] = {}
+    grouped: dict[str, list[Reading]] = {}
     for reading in usable:
         if reading.judged.name in chosen:
             grouped.setdefault(reading.detector, []).append(reading)
@@ -167,7 +167,7 @@ def compare_detectors(
         reasons = " ".join(refusal.reason for refusal in left_out)
         what = "there is one detector, and nothing to compare it with." if grouped else "no run can be compared."
         raise DataError(f"{what} {reasons}".strip())
-    names = _names([readings[0] for readings in grouped.values()])
+    names = names_of([readings[0] for readings in grouped.values()])
     drawn = {metric: _drawn(list(grouped.values()), metric, replicates, seed) for metric in metrics}
     detectors = tuple(
         _detector(name, readings, number, drawn, confidence)
@@ -197,7 +197,9 @@ def compare_detectors(
 
 
 @dataclass(frozen=True)
-class _Reading:
+class Reading:
+    """A run that may be compared: all it predicted, how it was made, and where it stands."""
+
     judged: JudgedRun
     run: RunPaths
     config: RunConfig
@@ -215,7 +217,8 @@ class _Reading:
         return sha256_of_json([self.config.model_copy(update={"seed": 0, "folds_seed": None}).config_hash, files])
 
 
-def _read(run: RunPaths, name: str) -> _Reading | Refusal:
+def read_run(run: RunPaths, name: str) -> Reading | Refusal:
+    """``run``, finished, whole and with results of its own predictions, or why it is not compared."""
     judged = run_comparison.read_judged_run(run, name)
     if isinstance(judged, Refusal):
         return judged
@@ -233,7 +236,7 @@ def _read(run: RunPaths, name: str) -> _Reading | Refusal:
         why = f"it is not finished ({headline.state}). {go_on}"
     elif not why and not _fits_its_results(judged, headline):
         why = f"its results are not those of its predictions. {command_text('--only', '05', '--resume', run.root)}"
-    return Refusal((name,), f"{name}: {why}") if why else _Reading(judged, run, config, headline)
+    return Refusal((name,), f"{name}: {why}") if why else Reading(judged, run, config, headline)
 
 
 def _fits_its_results(judged: JudgedRun, headline: ReportHeadline) -> bool:
@@ -242,9 +245,9 @@ def _fits_its_results(judged: JudgedRun, headline: ReportHeadline) -> bool:
     return score is not None and math.isclose(float(drawn.values[0]), score.value or math.nan, abs_tol=1e-9)
 
 
-def _newest_of_each(readings: Sequence[_Reading], left_out: list[Refusal]) -> list[_Reading]:
+def _newest_of_each(readings: Sequence[Reading], left_out: list[Refusal]) -> list[Reading]:
     """Of several runs with the same parameters and seed the newest: counted twice, a training would look certain."""
-    newest: dict[str, _Reading] = {}
+    newest: dict[str, Reading] = {}
     for reading in readings:
         key = f"{reading.detector} {reading.config.seed}"
         other = newest.setdefault(key, reading)
@@ -256,7 +259,7 @@ def _newest_of_each(readings: Sequence[_Reading], left_out: list[Refusal]) -> li
     return list(newest.values())
 
 
-def _names(readings: Sequence[_Reading]) -> list[str]:
+def names_of(readings: Sequence[Reading]) -> list[str]:
     """The model of each, and what else tells it from the others; in the end the name of its first run."""
     configs = [reading.config for reading in readings]
     values = [config.values_of(lambda declared: declared.hashed) for config in configs]
@@ -278,7 +281,7 @@ def _names(readings: Sequence[_Reading]) -> list[str]:
 
 
 def _drawn(
-    detectors: Sequence[Sequence[_Reading]], metric: str, replicates: int, seed: int
+    detectors: Sequence[Sequence[Reading]], metric: str, replicates: int, seed: int
 ) -> tuple[ReplicateValues, list[list[float]]]:
     """The mean over each detector's runs, on the same draws for all; and the values of the runs one by one."""
     runs = [reading.judged for readings in detectors for reading in readings]
@@ -296,7 +299,7 @@ def _drawn(
 
 def _detector(
     name: str,
-    readings: Sequence[_Reading],
+    readings: Sequence[Reading],
     number: int,
     drawn: Mapping[str, tuple[ReplicateValues, list[list[float]]]],
     confidence: float,

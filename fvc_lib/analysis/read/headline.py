@@ -21,6 +21,7 @@ from fvc_lib.analysis.read.cautions import (
 )
 from fvc_lib.analysis.read.naming import (
     corpus_text,
+    ensemble_text,
     model_name,
     recorded_corpora,
     run_marks,
@@ -55,6 +56,7 @@ from fvc_lib.analysis.wording import (
 from fvc_lib.metrics.paired_difference import is_above_control
 from fvc_lib.services.atomic_files import as_text, path_to_text
 from fvc_lib.services.digests import run_damage
+from fvc_lib.services.ensembles import is_ensemble
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import TASK_RESULTS
@@ -337,7 +339,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         peak_rss_bytes=_peak_rss_bytes(run, status),
         duration_seconds=_number(status.get("duration_seconds")),
         started_utc=as_text(status.get("started_utc")) or started_from_name(run.run_id),
-        model=model_name(asked),
+        model=ensemble_text(run) or model_name(asked),
         protocol=protocol_text(asked, recorded_corpora(run)),
         corpus=corpus_text(run),
         failure=failure(status),
@@ -369,8 +371,10 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
         how = f"Without what leaks: {strict_command(path_to_text(run.root))}"
         told = f"Not shown to be above its controls. {measured.measure.leaks} {how}"
         return replace(verdict, standing="not shown", sentence=told)
-    # Where a missing control is got: of this run, as it is typed here.
+    # Where a missing control is got: of this run, as it is typed here; of an ensemble in each of its runs.
     sentence = verdict.sentence.replace("run_notebooks.py", command_text())
+    if is_ensemble(run.root):
+        return replace(verdict, sentence=sentence)
     sentence = sentence.replace("--resume RUN", shlex.join(["--resume", path_to_text(run.root)]))
     return replace(verdict, sentence=sentence)
 

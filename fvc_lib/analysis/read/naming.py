@@ -9,6 +9,7 @@ from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import as_text, path_to_text, read_json_object
 from fvc_lib.services.config import DECLARED, NOT_HASHED
 from fvc_lib.services.config_fields import RETIRED
+from fvc_lib.services.ensembles import RECORD as ENSEMBLE_RECORD
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.run_paths import RunPaths
@@ -112,6 +113,13 @@ def model_name(asked: Mapping[str, object]) -> str | None:
     model = as_text(asked.get(TASKS[run_task(asked)].network))
     foreign = run_task(asked) == "video_text" and asked.get("text_encoder") not in (None, "own")
     return f"{model} with a text encoder from outside" if model and foreign else model
+
+
+def ensemble_text(run: RunPaths) -> str:
+    """``mean of frame_cnn + r2plus1d_small`` of an ensemble's folder; empty of a run."""
+    record = read_json_object(run.root / ENSEMBLE_RECORD)
+    names = record.get("detectors")
+    return f"{record.get('method')} of {' + '.join(map(clean_text, names))}" if isinstance(names, list) else ""
 
 
 def trial_text(parameters: Mapping[str, object]) -> str:

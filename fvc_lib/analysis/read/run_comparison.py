@@ -246,7 +246,7 @@ def compare(
         intervals = percentile_intervals(drawn, confidence)
         values |= {run.name: interval for run, interval in zip(together, intervals, strict=True)}
         numbered = itertools.combinations(range(len(together)), 2)
-        pairs += [_pair(together, drawn, one, other, metric, confidence) for one, other in numbered]
+        pairs += [pair_of(together, drawn, one, other, metric, confidence) for one, other in numbered]
     refusals = (*(run for run in read if isinstance(run, Refusal)), *not_alike)
     asked = {run.name: run_parameters(run.run) for run in read if isinstance(run, JudgedRun)}
     trials = {name: trial_text(each) for name, each in asked.items()}
@@ -328,9 +328,10 @@ def replicates_of(runs: Sequence[JudgedRun], metric: str, *, replicates: int, se
     return replicate_values(_fakes(shared), measures, groups, replicates=replicates, seed=seed)
 
 
-def _pair(
+def pair_of(
     runs: Sequence[JudgedRun], drawn: ReplicateValues, one: int, other: int, metric: str, confidence: float
 ) -> PairComparison:
+    """Run number ``other`` minus number ``one``, of which ``drawn`` has the values; before ``adjusted``."""
     by_fold = [_fold_values(runs[number], metric) for number in (one, other)]
     # Groups, not videos, are what is independent, and folds hold whole ones.
     num_folds = runs[one].predictions["fold"].n_unique()

@@ -1,0 +1,104 @@
+"""``run_notebooks.py ensemble``: several finished runs as one detector."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fvc_lib.command_line.records import execute_record
+from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.ensembles import RECORD, Method
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.run_paths import RunPaths, find_run
+from fvc_lib.services.tasks import ENSEMBLE
+
+ANSWER, PAGE = "answer.txt", "ensemble.html"
+
+
+@click.command(short_help="Several runs on the same folds as one detector, beside the best of them.")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN RUN...")
+@click.option("--to", type=click.Path(path_type=Path), help="Folder for all of it; else beside the first run.")
+@click.option("--method", type=click.Choice(("mean", "stacking")), default="mean", show_default=True,
+              help="The mean of calibrated scores, or their log odds weighted by a regression.")  # fmt: skip
+@click.option("--replicates", type=click.IntRange(min=100), help="Of the bootstrap. Without: as the first run has it.")
+@click.option("--confidence", type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
+              help="Coverage of every interval. Without: as the first run has it.")  # fmt: skip
+@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+@click.pass_context
+def ensemble(
+    context: click.Context,
+    runs: tuple[str, ...],
+    to: Path | None,
+    method: Method,
+    replicates: int | None,
+    confidence: float | None,
+    runs_dir: Path | None,
+) -> None:
+    """Make one detector of finished RUNs that were tested on the same videos and folds.
+
+    Each is 'latest', a run id, a part of one, or a run folder. Runs that differ in their seed alone are averaged first;
+    then come their detectors: the mean of calibrated scores, or with --method stacking log odds whose weights were
+    fitted, for each outer fold, on the inner validation videos that no network of that fold was trained on.
+
+    \b
+    python run_notebooks.py ensemble run_20261123_05 run_20261123_06
+    python run_notebooks.py ensemble runs/sweep/run_* --method stacking
+    python run_notebooks.py predict ensemble_mean_1a2b3c4d suspicious.mp4
+
+    Runs on other videos, labels, groups, folds or protocols are refused, and so are unfinished ones and ones whose
+    audit found a leak. Notebook 11_ensemble shows the members and their weights, the number with interval and controls,
+    and the paired difference from the best member. All of it lies in runs/EXPERIMENT/ensemble_METHOD_HASH/; the same
+    command makes it anew. Nothing is trained, and the members stay as they are.
+
+    Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the runs do not go together.
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    from fvc_lib.analysis.pages.runs_index import write_runs_index  # torch and plotly take seconds to load
+    from fvc_lib.analysis.read.ensembles import read_members
+
+    above = runs_dir or Path(resolve_config().runs_dir)
+    found = read_members([find_run(above, name) for name in runs])
+    members = [each.run for each in found.readings]
+    digest = sha256_of_json(
+        [method, [[run.run_id, each.config.config_hash] for run, each in zip(members, found.readings, strict=True)]]
+    )
+    folder = (to or members[0].root.parent / f"ensemble_{method}_{digest[:8]}").expanduser().absolute()
+    _refuse_others_files(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    click.echo(f"{method} of {len(members)} runs, {len(found.names)} detectors: {' + '.join(found.names)}")
+    for name in (RECORD, ANSWER):  # an earlier one's are not those of one that fails
+        (folder / name).unlink(missing_ok=True)
+    first = found.readings[0].config
+    parameters: dict[str, Any] = {
+        "member_runs": [str(run.root) for run in members],
+        "method": method,
+        "output_folder": str(folder),
+        "bootstrap_replicates": replicates or first.bootstrap_replicates,
+        "confidence": confidence or first.confidence,
+    }
+    code = execute_record(
+        ENSEMBLE, folder, parameters, page=folder / PAGE, title=f"FVC {folder.name}", runs_dir=str(above),
+        what="the ensemble", answer=folder / ANSWER,
+    )  # fmt: skip
+    if code:
+        context.exit(code)
+    for sentence in (folder / ANSWER).read_text(encoding="utf-8").splitlines():
+        click.echo(f"  {sentence}")
+    if above.absolute() in folder.parents:
+        write_runs_index(above)
+    click.echo(f"  ensemble      {folder / PAGE}\n  tables        {folder}")
+
+
+def _refuse_others_files(folder: Path) -> None:
+    """Nothing that no ensemble wrote is written over, and no run's folder is written to.
+
+    Raises:
+        UsageError: ``folder`` has other files, or lies in a run.
+    """
+    if run := next((each for each in (folder, *folder.parents) if RunPaths(each).run_json.is_file()), None):
+        raise UsageError(f"--to {str(folder)!r}: is inside of the run {str(run)!r}. Name another folder.")
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise UsageError(f"--to {str(folder)!r}: is a file. Name another folder.")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / f"{ENSEMBLE}.ipynb").is_file():
+        raise UsageError(f"--to {str(folder)!r}: has files that no ensemble wrote. Name a new folder.")

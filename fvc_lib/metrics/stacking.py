@@ -1,0 +1,87 @@
+"""Several detectors' probabilities as one: their mean, or a logistic regression on their log odds.
+
+Of a few dozen videos nobody learns much about which of several detectors to believe, and what is learned too well is
+noise. So the regression begins at equal weights and leaves them as far as the videos ask for it: without any it is
+their plain mean.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import minimize
+from scipy.special import expit, log_expit, logsumexp
+
+from fvc_lib.metrics.classification import FloatArray, check_labels
+
+
+@dataclass(frozen=True)
+class Stacking:
+    """Log odds of the whole are ``intercept`` plus the detectors' log odds times ``weights``, float64 (C,)."""
+
+    weights: FloatArray
+    intercept: float
+
+    def log_odds(self, log_odds: FloatArray) -> FloatArray:
+        """(N,) of the detectors' (N, C)."""
+        return np.asarray(self.intercept + log_odds @ self.weights)
+
+
+def mean_log_odds(log_odds: npt.ArrayLike) -> FloatArray:
+    """Log odds (N,) of the plain mean over C of the probabilities whose log odds are float (N, C).
+
+    NaN is a probability that is not there: the mean is over the others, and NaN without any. Exact where probabilities
+    round to 0 or 1.
+    """
+    values = np.asarray(log_odds, dtype=np.float64)
+    there = ~np.isnan(values)
+    known = np.where(there, values, 0.0)
+    # The number of summands is the same in both sums, so it need not be divided by.
+    fake, real = (logsumexp(np.where(there, log_expit(sign * known), -np.inf), axis=1) for sign in (1, -1))
+    with np.errstate(invalid="ignore"):  # both -inf without any
+        return np.asarray(fake - real)
+
+
+def fit_stacking(labels: npt.ArrayLike, log_odds: npt.ArrayLike, weights: npt.ArrayLike) -> Stacking:
+    """The weights of C detectors, none below 0, that fit ``labels`` best without going far from 1 / C each.
+
+    Penalised likelihood: half the squared distance of each weight from 1 / C is added, in units of what it changes (the
+    root mean square of all log odds), and half that of the intercept from 0. Convex, and the same for any order of rows
+    up to rounding. D. H. Wolpert, "Stacked generalization", Neural Networks 5 (1992); no weight is below 0: L. Breiman,
+    "Stacked regressions", Machine Learning 24 (1996). With one class, or no video, nothing is learned.
+
+    Args:
+        labels: int (N,) of 0 (real) and 1 (fake).
+        log_odds: float (N, C), calibrated, each by a model that had not been trained on the video.
+        weights: float (N,), how much each video counts.
+
+    Raises:
+        ValueError: log odds that are not finite, of another number of videos, or of no detector.
+    """
+    values = np.asarray(log_odds, dtype=np.float64)
+    votes = np.asarray(weights, dtype=np.float64)
+    if values.ndim != 2 or not values.shape[1] or not np.isfinite(values).all() or votes.shape != (len(values),):
+        raise ValueError(f"log_odds: got shape {values.shape}, wanted finite numbers (videos, detectors).")
+    size = values.shape[1]
+    equal = np.full(size, 1 / size)
+    truth = np.asarray(labels)
+    if not len(values) or truth.min() == truth.max():
+        return Stacking(equal, 0.0)
+    is_fake = check_labels(truth)
+    if is_fake.size != len(values):
+        raise ValueError(f"labels: got {is_fake.size}, wanted {len(values)}, one per row of log_odds.")
+    scale = float(np.sqrt(np.mean(values**2))) or 1.0
+    sign = np.where(is_fake == 1, 1.0, -1.0)
+
+    def loss(point: FloatArray) -> tuple[float, FloatArray]:
+        away, intercept = scale * (point[1:] - equal), point[0]
+        margin = sign * (intercept + values @ point[1:])
+        slope = -votes * sign * expit(-margin)
+        value = -(votes * log_expit(margin)).sum() + 0.5 * (away @ away + intercept**2)
+        return float(value), np.concatenate([[slope.sum() + intercept], slope @ values + scale * away])
+
+    begin = np.concatenate([[0.0], equal])
+    bounds = [(None, None), *[(0.0, None)] * size]
+    options = {"maxiter": 1000, "ftol": 1e-14, "gtol": 1e-9}
+    found = minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    return Stacking(np.asarray(found[1:]), float(found[0]))

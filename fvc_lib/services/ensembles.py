@@ -1,0 +1,159 @@
+"""Ensembles of finished runs on the disk: which folder is one, what its record says, and how it is found by name.
+
+An ensemble's folder has the tables of a run where a run has them, and no ``run.json``: nothing can be resumed, and what
+was trained lies in its members. Its record is written last, so that a folder with one is whole.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fvc_lib.services.atomic_files import path_from_text, read_json_object, sha256_of_file
+from fvc_lib.services.digests import document_damage
+from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.run_paths import RunPaths, find_run
+
+RECORD = "ensemble.json"
+FORMAT = 1
+Method = Literal["mean", "stacking"]
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class MemberRecord(_Strict):
+    """One run: where it lies as seen from the ensemble's folder, what it is, and digests of what it said and learned.
+
+    ``detector`` is the place of its detector among the ensemble's: runs that differ in their seed alone share one.
+    ``weights`` are each fold's (``weights_digest``), empty where the run does not tell; ``predictions`` each table's.
+    """
+
+    run_id: str
+    path: str
+    detector: Annotated[int, Field(ge=0)]
+    model: str
+    seed: int
+    run_hash: str
+    weights: list[str]
+    predictions: list[str]
+
+
+class FoldRule(_Strict):
+    """How the detectors' log odds become those of the ensemble in one fold, and from which score on it says fake.
+
+    ``num_videos`` and ``num_groups`` are what stacking was fitted on; 0 of a mean. ``base_rate`` is the share of fakes
+    at which the scores are probabilities; None: not known.
+    """
+
+    weights: Annotated[list[_Number], Field(min_length=1)]
+    intercept: _Number
+    threshold: _Share
+    base_rate: Annotated[float, Field(gt=0, lt=1)] | None
+    num_videos: int
+    num_groups: int
+
+
+class EnsembleRecord(_Strict):
+    """``ensemble.json``; ``files`` are the SHA-256 of what the ensemble was found to say, by name in its folder."""
+
+    format: int
+    name: Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f\x7f]{1,200}$")]
+    method: Method
+    made_with: dict[str, str]
+    detectors: Annotated[list[str], Field(min_length=1)]
+    members: Annotated[list[MemberRecord], Field(min_length=2)]
+    folds: Annotated[list[FoldRule], Field(min_length=1)]
+    files: dict[str, str]
+
+    @property
+    def detector_of_member(self) -> list[int]:
+        """For each member the place of its detector."""
+        return [member.detector for member in self.members]
+
+    def weight_of_member(self, number: int) -> float:
+        """The mean over folds of its detector's weight, shared with the runs that differ from it in their seed."""
+        place = self.members[number].detector
+        shared = self.detector_of_member.count(place)
+        return sum(rule.weights[place] for rule in self.folds) / len(self.folds) / shared
+
+
+def is_ensemble(path: str | Path) -> bool:
+    """Whether a folder is a finished ensemble, or a bundle of one."""
+    return (Path(path).expanduser() / RECORD).is_file()
+
+
+def read_ensemble(folder: Path) -> EnsembleRecord:
+    """The record, after the files that it names were found to be what was written.
+
+    Raises:
+        DataError: the record or a file is damaged, or of another version.
+    """
+    path = folder / RECORD
+    document: dict[str, Any] = read_json_object(path)
+    again = "Make the ensemble again: run_notebooks.py ensemble RUN RUN..."
+    if not document or document_damage(path, document) or "document_sha256" not in document:
+        raise DataError(f"{path}: is missing or damaged. {again}")
+    if document.get("format") != FORMAT:
+        raise DataError(f"{path}: has format {document.get('format')!r}, and this version reads {FORMAT}. {again}")
+    try:
+        record = EnsembleRecord.model_validate({k: v for k, v in document.items() if k != "document_sha256"})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DataError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}. {again}") from error
+    num_detectors = len(record.detectors)
+    if any(len(rule.weights) != num_detectors for rule in record.folds) or (
+        set(record.detector_of_member) != set(range(num_detectors))
+    ):
+        raise DataError(f"{path}: weights and members are not those of {num_detectors} detectors. {again}")
+    for name, digest in record.files.items():
+        if not (folder / name).is_file() or sha256_of_file(folder / name) != digest:
+            raise DataError(f"{folder / name}: is not what the ensemble wrote: missing, damaged or changed. {again}")
+    return record
+
+
+def members_of(folder: Path, record: EnsembleRecord) -> list[RunPaths]:
+    """The runs of the ensemble in ``folder``.
+
+    Raises:
+        DataError: one is not there.
+    """
+    found = [RunPaths((folder / path_from_text(member.path)).resolve()) for member in record.members]
+    for run, member in zip(found, record.members, strict=True):
+        if not run.params_yaml.is_file():
+            raise DataError(
+                f"{folder.name}: its member {member.run_id} is not at {str(run.root)!r}. Bring it back there; an "
+                "ensemble and its members move together."
+            )
+    return found
+
+
+def list_ensembles(runs_dir: str | Path, experiment: str = "*") -> list[RunPaths]:
+    """All finished ensembles under ``runs_dir``, by name."""
+    return sorted(
+        (RunPaths(each.parent.absolute()) for each in Path(runs_dir).glob(f"{experiment}/*/{RECORD}")),
+        key=lambda each: (each.run_id, str(each.root)),
+    )
+
+
+def find_run_or_ensemble(runs_dir: str | Path, name: str) -> RunPaths:
+    """An ensemble by its folder or a part of its folder's name; everything else as ``find_run``.
+
+    Raises:
+        UsageError: none or several fit.
+    """
+    if is_ensemble(name):
+        return RunPaths(Path(name).expanduser().absolute())
+    known = list_ensembles(runs_dir) if "ensemble" in name else []
+    fitting: Sequence[RunPaths] = [each for each in known if name in each.run_id]
+    if len(fitting) > 1 and not (exact := [each for each in fitting if each.run_id == name]):
+        raise UsageError(f"{len(fitting)} ensembles called {name!r}: {', '.join(each.run_id for each in fitting)}.")
+    if fitting:
+        return fitting[0] if len(fitting) == 1 else exact[0]
+    if known:
+        raise UsageError(f"no ensemble called {name!r}; there are {', '.join(each.run_id for each in known)}.")
+    return find_run(runs_dir, name)

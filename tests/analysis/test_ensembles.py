@@ -1,0 +1,254 @@
+"""Several runs as one detector: who may be a member, what the mean is, and what is claimed of it."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from scipy.special import expit
+
+from fvc_lib.analysis.read import ensembles
+from fvc_lib.analysis.read.headline import run_headline
+from fvc_lib.services import tables
+from fvc_lib.services.atomic_files import sha256_of_file, write_text
+from fvc_lib.services.ensembles import RECORD, EnsembleRecord, find_run_or_ensemble, members_of, read_ensemble
+from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import read_table, write_table
+from fvc_lib.tasks.video.ensembles import combine, make
+
+
+def runs_in(folder: Path, written_run: Callable[[int, float], RunPaths]) -> list[RunPaths]:
+    """A detector of two seeds, and another one; all were judged by labels shuffled alike."""
+    asked: list[tuple[str, float, dict[str, object]]] = [
+        ("run_a0", 0.4, {}),
+        ("run_a1", 0.6, {"seed": 1, "folds_seed": 0}),
+        ("run_b0", 3.0, {"model": "r2plus1d_small"}),
+    ]
+    made = []
+    for drawn, (name, skill, parameters) in enumerate(asked, 1):
+        run = RunPaths(shutil.copytree(written_run(drawn, skill).root, folder / "demo" / name))
+        write_text(run.params_yaml, resolve_config({"model": "frame_cnn", **parameters}, environ={}).to_yaml())
+        made.append(run)
+    for fold in range(5):
+        labels = read_table(made[0].predictions(fold), tables.PREDICTIONS)["control_label"]
+        for run in made[1:]:
+            table = read_table(run.predictions(fold), tables.PREDICTIONS)
+            write_table(table.with_columns(labels), tables.PREDICTIONS, run.predictions(fold))
+    return made
+
+
+@pytest.fixture
+def runs(tmp_path: Path, written_run: Callable[[int, float], RunPaths]) -> list[RunPaths]:
+    return runs_in(tmp_path / "runs", written_run)
+
+
+def members(found: ensembles.Members) -> list[combine.Member]:
+    return [combine.checked_member(each.run, each.judged.predictions, place) for each, place in found]
+
+
+def made_of(runs: list[RunPaths], folder: Path) -> tuple[RunPaths, EnsembleRecord, pl.DataFrame]:
+    """What notebook 11 does."""
+    found, made = ensembles.read_members(runs), RunPaths(folder)
+    of, config = members(found), found.config(100, 0.95)
+    rules = combine.rules_of(of, "mean")
+    predictions = combine.combined(of, rules, "mean")
+    make.write_predictions(made, of, predictions, config)
+    make.write_results(made, of, predictions, config)
+    make.write_audit(made, of, rules, "mean")
+    record = make.write_record(made, of, [each.config for each, _ in found], found.names, rules, "mean")
+    return made, record, predictions
+
+
+@dataclass(frozen=True)
+class Ensemble:
+    runs: list[RunPaths]
+    folder: RunPaths
+    record: EnsembleRecord
+    predictions: pl.DataFrame
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: pytest.TempPathFactory, written_run: Callable[[int, float], RunPaths]) -> Ensemble:
+    """One for all tests, which leave it as it is."""
+    runs = runs_in(tmp_path_factory.mktemp("ensemble"), written_run)
+    return Ensemble(runs, *made_of(runs, runs[0].root.parent / "ensemble_mean_1"))
+
+
+def test_seeds_are_averaged_first_and_then_the_detectors(ensemble):
+    record, predictions = ensemble.record, ensemble.predictions
+    found = ensembles.read_members(ensemble.runs)
+    scores = [each.judged.predictions["score"].to_numpy() for each, _ in found]
+    expected = (0.5 * (scores[0] + scores[1]) + scores[2]) / 2
+    np.testing.assert_allclose(predictions["score"], expected, atol=1e-12)
+    np.testing.assert_allclose(expit(predictions["logit"].to_numpy()), expected, atol=1e-12)
+    assert record.detectors == ["frame_cnn", "r2plus1d_small"]
+    assert [record.weight_of_member(place) for place in range(3)] == [0.25, 0.25, 0.5]
+    controls = [each.judged.predictions["control_score"].to_numpy() for each, _ in found]
+    np.testing.assert_allclose(predictions["control_score"], ((controls[0] + controls[1]) / 2 + controls[2]) / 2)
+
+
+def test_the_record_names_members_and_files_and_a_change_of_any_is_found(ensemble, tmp_path):
+    record, above = ensemble.record, Path(shutil.copytree(ensemble.folder.root.parents[1], tmp_path / "copied"))
+    folder = RunPaths(above / "demo" / "ensemble_mean_1")
+    runs = [RunPaths(above / "demo" / run.run_id) for run in ensemble.runs]
+    assert read_ensemble(folder.root) == record
+    assert members_of(folder.root, record) == [RunPaths(run.root.resolve()) for run in runs]
+    assert record.members[2].predictions[4] == sha256_of_file(runs[2].predictions(4))
+    assert {"kfold_results.feather", "tables/index.parquet", "tables/predictions_fold_0.parquet"} <= set(record.files)
+    assert find_run_or_ensemble(above, "ensemble_mean").root == folder.root
+    assert find_run_or_ensemble(above, "run_b0") == runs[2]
+    with pytest.raises(UsageError, match="ensemble_mean_1"):
+        find_run_or_ensemble(above, "ensemble_other")
+    runs[1].root.rename(runs[1].root.with_name("elsewhere"))
+    with pytest.raises(DataError, match="its member run_a1 is not at"):
+        members_of(folder.root, record)
+    table = folder.predictions(3)
+    table.write_bytes(table.read_bytes() + b" ")
+    with pytest.raises(DataError, match="predictions_fold_3"):
+        read_ensemble(folder.root)
+    (folder.root / RECORD).write_text((folder.root / RECORD).read_text().replace('"mean"', '"stacking"'))
+    with pytest.raises(DataError, match="damaged"):
+        read_ensemble(folder.root)
+
+
+def test_the_difference_from_the_best_member_is_paired_and_claims_no_more_than_controls_allow(ensemble):
+    folder, found = ensemble.folder, ensembles.read_members(ensemble.runs)
+    headline = run_headline(folder)
+    assert headline.model == "mean of frame_cnn + r2plus1d_small"
+    above = replace(headline, verdict=replace(headline.verdict, standing="above control"))
+    compared = ensembles.against_members(folder, found, above, replicates=300)
+    values = {name: interval.value for name, interval in compared.values.items()}
+    assert next(iter(values)) == ensembles.ENSEMBLE
+    assert list(values.values())[1:] == sorted(list(values.values())[1:], reverse=True)
+    best = compared.pairs[0]
+    assert best.second == ensembles.ENSEMBLE
+    assert best.difference.value == pytest.approx(values[ensembles.ENSEMBLE] - values[best.first])
+    assert any(pair.is_shown for pair in compared.pairs)
+    below = replace(headline, verdict=replace(headline.verdict, standing="not shown", sentence="Why not."))
+    told = ensembles.against_members(folder, found, below, replicates=300).pairs
+    assert not any(pair.is_shown for pair in told)
+    assert any(pair.finding.endswith("That claims nothing of fakes: Why not.") for pair in told)
+
+
+def test_a_control_that_one_member_lacks_is_missing_and_nothing_is_claimed(runs, tmp_path):
+    for fold in range(5):
+        table = read_table(runs[1].predictions(fold), tables.PREDICTIONS)
+        none = {"control_score": pl.lit(None, pl.Float64), "control_label": pl.lit(None, pl.String)}
+        write_table(table.with_columns(**none), tables.PREDICTIONS, runs[1].predictions(fold))
+    folder, _, predictions = made_of(runs, tmp_path / "one")
+    assert predictions["control_score"].null_count() == predictions.height
+    verdict = run_headline(folder).verdict
+    assert verdict.standing != "above control"
+    assert "Missing: model on shuffled labels" in verdict.sentence
+    assert "--resume RUN" in verdict.sentence, "each of its runs needs one, not the ensemble"
+
+
+def test_of_several_shuffles_the_one_that_scores_highest_is_the_control(runs):
+    of = members(ensembles.read_members(runs))
+    labels = np.array(["real", "fake"])[np.arange(of[2].predictions.height) // 4 % 2]  # the true ones
+    telling = of[2].predictions.with_columns(
+        control_label=pl.Series(labels), control_score=pl.Series((labels == "fake") * 0.8 + 0.1)
+    )
+    found = combine.combined([*of[:2], replace(of[2], predictions=telling)], combine.rules_of(of, "mean"), "mean")
+    assert found["control_score"].equals(telling["control_score"])
+    assert found["control_label"].equals(telling["control_label"])
+
+
+def change_tables(run: RunPaths, change: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
+    predictions = change(pl.concat([read_table(run.predictions(fold), tables.PREDICTIONS) for fold in range(5)]))
+    for fold in range(5):
+        write_table(predictions.filter(fold=fold), tables.PREDICTIONS, run.predictions(fold))
+    write_table(predictions.select("video_id", "group_id", "label", "fold"), tables.FOLDS, run.folds)
+
+
+def regrouped(run: RunPaths) -> None:
+    alone = pl.when(pl.col("video_id") == f"{5:016x}").then(pl.lit("alone")).otherwise("group_id")
+    change_tables(run, lambda frame: frame.with_columns(group_id=alone))
+
+
+def refolded(run: RunPaths) -> None:
+    change_tables(run, lambda frame: frame.with_columns(fold=(pl.col("fold") + 1) % 5))
+
+
+def repeats_labels(run: RunPaths) -> None:
+    """One member's predictions of what its other networks were trained on leak the labels: its results know better."""
+    table = read_table(run.predictions(0), tables.PREDICTIONS)
+    logit = pl.when(pl.col("label") == "fake").then(5.0).otherwise(-5.0)
+    planted = table.with_columns(logit=logit, temperature=1.0, score=1 / (1 + (-logit).exp()))
+    write_table(planted, tables.PREDICTIONS, run.predictions(0))
+
+
+def audit_fails(run: RunPaths) -> None:
+    audit = read_table(run.leakage_audit, tables.LEAKAGE_AUDIT)
+    write_table(audit.with_columns(passed=pl.lit(value=False)), tables.LEAKAGE_AUDIT, run.leakage_audit)
+
+
+def other_point(run: RunPaths) -> None:
+    write_text(
+        run.params_yaml, run.params_yaml.read_text().replace("operating_point: best", "operating_point: fpr=0.1")
+    )
+
+
+def unfinished(run: RunPaths) -> None:
+    run.status_json.write_text(run.status_json.read_text().replace('"done"', '"failed"', 1))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (regrouped, "1 video with another group (for example '0000000000000005')"),
+        (refolded, "96 videos with another fold (for example '0000000000000000')"),
+        (repeats_labels, "its results are not those of its predictions"),
+        (audit_fails, "its leakage audit did not pass"),
+        (other_point, "other operating points, best and fpr=0.1"),
+        (unfinished, "--resume"),
+    ],
+)
+def test_a_run_that_does_not_fit_is_refused_and_what_differs_is_named(runs, spoil, words):
+    spoil(runs[1])
+    with pytest.raises(DataError) as refused:
+        ensembles.read_members(runs)
+    assert words in str(refused.value)
+    assert "run_a1" in str(refused.value)
+
+
+def test_a_score_that_its_logit_does_not_give_is_no_prediction(runs):
+    table = read_table(runs[0].predictions(1), tables.PREDICTIONS)
+    write_table(table.with_columns(logit=pl.col("logit") + 1e-6), tables.PREDICTIONS, runs[0].predictions(1))
+    with pytest.raises(DataError, match=r"run_a0: \d+ scores are not sigmoid"):
+        members(ensembles.read_members(runs))
+
+
+def test_runs_that_were_trained_on_other_parts_are_refused(runs):
+    folds = read_table(runs[0].folds, tables.FOLDS)
+    parts = pl.concat(
+        folds.with_columns(
+            protocol=pl.lit("kfold"), target=pl.lit(None, pl.String), reason=pl.lit(None, pl.String),
+            part=pl.when(pl.col("fold") == fold).then(pl.lit("test")).otherwise(pl.lit("train")),
+            fold=pl.lit(fold, pl.Int64),
+        )
+        for fold in range(5)
+    ).select(list(tables.PROTOCOL.columns))  # fmt: skip
+    for run in runs:
+        write_table(parts, tables.PROTOCOL, run.protocol)
+    assert len(ensembles.read_members(runs).names) == 2
+    left = (pl.col("fold") == 2) & (pl.col("video_id") == f"{9:016x}")
+    other = parts.with_columns(part=pl.when(left).then(pl.lit("left_out")).otherwise("part"))
+    write_table(other, tables.PROTOCOL, runs[1].protocol)
+    with pytest.raises(DataError, match=r"1 video in another part.*'0000000000000009' \(train of training 2"):
+        ensembles.read_members(runs)
+
+
+def test_one_run_the_same_training_twice_or_an_ensemble_is_no_member(runs, ensemble):
+    for few in (runs[:1], [runs[0], runs[0]]):
+        with pytest.raises(UsageError, match="two or more"):
+            ensembles.read_members(few)
+    with pytest.raises(UsageError, match="same parameters and seed"):
+        ensembles.read_members([*runs, RunPaths(shutil.copytree(runs[2].root, runs[2].root.with_name("run_b9")))])
+    with pytest.raises(UsageError, match="is an ensemble itself"):
+        ensembles.read_members([*runs, ensemble.folder])
