@@ -88,6 +88,8 @@ def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
     Raises:
         DataError: the runs have no inner validation videos in common to fit weights on.
     """
+    if method != "mean":
+        raise DataError(f"method: got {method!r}; only the mean can be made so far.")
     return mean_rules(members)
 
 
