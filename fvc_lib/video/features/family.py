@@ -55,9 +55,11 @@ class Stream:
         sizes: int64 (P,), bytes.
         is_key: bool (P,).
         pts_seconds: float64 (P,), presentation times; NaN where unknown.
-        frame_types: a letter of ``IPB?`` for each frame that was decoded; empty where none is known.
-        qp: float32 (K,), quantisers of the frames that were decoded; empty where the codec exports none.
-        motion: float32 (K, 2), motion vectors in pixels, right and down; empty where the codec exports none.
+        frame_types: a letter of ``IPB?`` for each of F frames that were decoded; empty where none is known.
+        qp: float32 (F, 2), of each of them mean and standard deviation of the quantiser over its blocks, as shares of
+            the codec's largest; NaN where none was told.
+        intra: float32 (F,), of each the share of its area that refers to no other frame; NaN where that is not known.
+        motion: float32 (K, 2), the motion vectors of all, in pixels right and down; empty where none was told.
     """
 
     codec: str
@@ -65,7 +67,8 @@ class Stream:
     is_key: npt.NDArray[np.bool_]
     pts_seconds: npt.NDArray[np.float64]
     frame_types: str = ""
-    qp: Float32 = field(default_factory=lambda: np.empty(0, np.float32))
+    qp: Float32 = field(default_factory=lambda: np.empty((0, 2), np.float32))
+    intra: Float32 = field(default_factory=lambda: np.empty(0, np.float32))
     motion: Float32 = field(default_factory=lambda: np.empty((0, 2), np.float32))
 
 

@@ -1,0 +1,186 @@
+"""Families on packets and on what decoders tell: against naive loops, and what cannot be measured."""
+
+import math
+from statistics import median
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from fvc_lib.services.registry import FEATURES
+from fvc_lib.video.features.coding import motion_vectors, packets, quantisers, timing
+from fvc_lib.video.features.family import Stream
+
+FAMILIES = ("motion_vectors", "packets", "quantisers", "timing")
+
+
+def stream_of(sizes, is_key=None, seconds=None, codec="h264", **told):
+    """A ``Stream`` of packets of these sizes, with one keyframe, 25 a second, unless said otherwise."""
+    count = len(sizes)
+    is_key = np.arange(count) == 0 if is_key is None else np.array(is_key, bool)
+    seconds = np.arange(count) / 25 if seconds is None else np.array(seconds, float)
+    return Stream(codec, np.array(sizes, np.int64), is_key, seconds, **told)
+
+
+def drawn_stream(draw, count, *, has_times=True):
+    """Random sizes; every eighth packet is a keyframe, and two of three others are B frames, shown before the third."""
+    place = np.arange(count)
+    for first in range(1, count - 2, 3):  # decoded as P B B, shown as B B P
+        place[first : first + 3] = first + 2, first, first + 1
+    is_key = np.arange(count) % 8 == 0
+    seconds = place / 30 if has_times else np.full(count, np.nan)
+    return stream_of(draw.integers(20, 5000, count), is_key, seconds)
+
+
+def naive_packets(stream):
+    """What ``packets`` measures, by loops; without ``periodicity`` and ``period``."""
+    count = len(stream.sizes)
+    kinds = []
+    for number in range(count):
+        before = [stream.pts_seconds[each] for each in range(number)]
+        later = any(each > stream.pts_seconds[number] for each in before)
+        kinds.append("key" if stream.is_key[number] else "b" if later else "p")
+    logarithm = [math.log2(size) for size in stream.sizes.tolist()]
+    of = {
+        kind: [value for value, each in zip(logarithm, kinds, strict=True) if each == kind]
+        for kind in ("key", "b", "p")
+    }
+    inter = [value for value, each in zip(logarithm, kinds, strict=True) if each != "key"]
+    off = []
+    for kind in ("b", "p"):
+        values = of[kind]
+        for at, value in enumerate(values):
+            around = [values[min(max(each, 0), len(values) - 1)] for each in range(at - 7, at + 8)]
+            off.append(value - median(around))
+    lengths = np.diff([number for number in range(count) if stream.is_key[number]]).tolist()
+    usual = min(set(lengths), key=lambda each: (-lengths.count(each), each))
+    cumulated, lowest, highest = 0.0, 0.0, 0.0
+    for value in of["p"]:
+        cumulated += value - sum(of["p"]) / len(of["p"])
+        lowest, highest = min(lowest, cumulated), max(highest, cumulated)
+    return {
+        "key_step": median(of["key"]) - median(inter),
+        "b_step": median(of["p"]) - median(of["b"]),
+        "spread": float(np.std(off)),
+        "tiny": sum(each <= -3 for each in off) / len(off),
+        "largest": max(off),
+        "key_distance": sum(lengths) / len(lengths),
+        "odd_groups": sum(each != usual for each in lengths) / len(lengths),
+        "shift": (highest - lowest) / (float(np.std(of["p"])) * math.sqrt(len(of["p"]))),
+    }
+
+
+@given(st.integers(0, 9999), st.integers(90, 150))
+def test_packets_are_those_compared_one_by_one(seed, count):
+    stream = drawn_stream(np.random.default_rng(seed), count)
+    got = packets.measure(stream)
+    wanted = naive_packets(stream)
+    for name, value in wanted.items():
+        assert got[name] == pytest.approx(value, rel=1e-9, abs=1e-9), name
+    assert wanted.keys() | {"periodicity", "period"} == got.keys()
+
+
+def naive_periodicity(places, off):
+    values = [(each - np.mean(off)) / np.std(off) for each in off]
+    values = [max(-4.0, min(4.0, each)) for each in values]
+    values = [each - np.mean(values) for each in values]
+    best = (-math.inf, math.nan)
+    for period in range(4, min(60, len(off) // 3) + 1):
+        for phase in range(period):
+            chosen = [value for value, place in zip(values, places, strict=True) if place % period == phase]
+            if len(chosen) >= 3:
+                best = max(best, (sum(chosen) / math.sqrt(len(chosen)) / np.std(values), -period))
+    return best[0], -best[1]
+
+
+@given(st.integers(0, 9999), st.integers(24, 60))
+def test_periodicity_is_the_best_of_all_periods_and_phases(seed, count):
+    draw = np.random.default_rng(seed)
+    places, off = np.sort(draw.choice(200, count, replace=False)), draw.normal(size=count)
+    assert packets.periodicity(places, off) == pytest.approx(naive_periodicity(places.tolist(), off.tolist()))
+
+
+def test_frames_that_were_keyframes_before_show_their_period():
+    draw = np.random.default_rng(1)
+    sizes = 1000 * 2 ** draw.normal(0, 0.3, 200)
+    plain = packets.measure(stream_of(sizes))
+    sizes[7::11] *= 2
+    again = packets.measure(stream_of(sizes))
+    assert plain["periodicity"] < 4 < 8 < again["periodicity"]
+    assert again["period"] == 11
+
+
+def test_repeated_frames_are_tiny_and_of_layered_codecs_nothing_is_said():
+    sizes = np.random.default_rng(2).integers(800, 1200, 80)
+    sizes[[20, 41, 60, 77]] = 30
+    assert packets.measure(stream_of(sizes))["tiny"] == pytest.approx(4 / 79)
+    assert math.isnan(packets.measure(stream_of(sizes, codec="av1"))["tiny"])
+
+
+@given(st.lists(st.integers(1, 300), min_size=1, max_size=40))
+def test_timing_is_that_of_intervals_one_by_one(steps):
+    times = np.cumsum([0, *steps]) / 1000
+    usual = median(steps)
+    ratios = [each / usual for each in steps]
+    got = timing.measure(stream_of(np.ones(len(times)), seconds=np.random.default_rng(0).permutation(times)))
+    assert got["longest_gap"] == pytest.approx(max(ratios))
+    assert got["jitter"] == pytest.approx(sum(min(1, abs(each - 1)) for each in ratios) / len(ratios))
+    # Whether an interval is just 1.5 times as long depends on the last digit of its times.
+    if not any(abs(each - limit) < 1e-6 for each in ratios for limit in (0.5, 1.5, *np.arange(2.5, 310))):
+        assert got["gaps"] == pytest.approx(sum(each > 1.5 for each in ratios) / len(ratios))
+        assert got["crowded"] == pytest.approx(sum(each < 0.5 for each in ratios) / len(ratios))
+        assert got["missing"] == pytest.approx(sum(max(0, round(each) - 1) for each in ratios) / len(times))
+
+
+def test_timing_does_not_change_with_the_rate_or_the_begin():
+    steps = np.random.default_rng(4).choice([0.04, 0.04, 0.08, 0.01], 50)
+    times = np.cumsum(steps)
+    one, other = (timing.measure(stream_of(np.ones(50), seconds=each)) for each in (times, 3 * times - 7))
+    assert one == pytest.approx(other)
+
+
+def test_quantisers_are_those_of_frames_compared_with_their_own_type():
+    told = np.array([[0.4, 0.01], [0.5, 0.03], [0.6, 0.05], [0.7, 0.07], [np.nan, np.nan]], np.float32)
+    intra = np.array([np.nan, 0.1, 0.3, np.nan, np.nan], np.float32)
+    got = quantisers.measure(stream_of([9] * 5, frame_types="IPPB?", qp=told, intra=intra))
+    assert got == pytest.approx(
+        {"level": 0.55, "within": 0.04, "between": 0.05, "key_step": 0.15, "intra": 0.2}, rel=1e-5
+    )
+
+
+@given(st.integers(0, 9999), st.integers(1, 60))
+def test_motion_vectors_are_counted_one_by_one(seed, count):
+    draw = np.random.default_rng(seed)
+    vectors = draw.integers(-3, 4, (count, 2)).astype(np.float32)
+    got = motion_vectors.measure(stream_of([9], motion=vectors))
+    moving = [(x, y) for x, y in vectors.tolist() if (x, y) != (0, 0)]
+    assert got["zero"] == pytest.approx(1 - len(moving) / count)
+    if moving:
+        lengths = [math.hypot(x, y) for x, y in moving]
+        sectors = [round(math.atan2(y, x) / math.tau * 16) % 16 for x, y in moving]
+        shares = [sectors.count(each) / len(sectors) for each in set(sectors)]
+        assert got["length"] == pytest.approx(np.mean(lengths))
+        assert got["disorder"] == pytest.approx(np.std(lengths) / np.mean(lengths))
+        assert got["directions"] == pytest.approx(-sum(each * math.log2(each) for each in shares))
+
+
+@given(st.integers(0, 9999), st.integers(1, 40), st.booleans())
+def test_any_stream_has_finite_values_or_none(seed, count, has_times):
+    stream = drawn_stream(np.random.default_rng(seed), count, has_times=has_times)
+    for name in FAMILIES:
+        values = FEATURES.get(name).pooled([FEATURES.get(name).measure(stream)])
+        assert not any(math.isinf(each) for each in values.values())
+
+
+def test_what_cannot_be_told_of_a_still_is_missing():
+    found = {}
+    for name in FAMILIES:
+        found |= FEATURES.get(name).pooled([FEATURES.get(name).measure(stream_of([500]))])
+    assert all(math.isnan(each) for each in found.values())
+
+
+def test_without_times_the_packets_are_still_compared_and_timing_is_missing():
+    stream = stream_of(np.random.default_rng(3).integers(500, 900, 80), seconds=np.full(80, np.nan))
+    assert all(math.isnan(each) for each in timing.measure(stream).values())
+    told = packets.measure(stream)
+    assert {name for name, value in told.items() if math.isnan(value)} == {"b_step", "key_distance", "odd_groups"}

@@ -1,0 +1,129 @@
+"""What is read of a file besides its pixels, of files whose quantisers, motion and times are known."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.ndimage import gaussian_filter
+
+from fvc_lib.video.decode.frame_table import read_frame_table
+from fvc_lib.video.decode.source import open_video
+from fvc_lib.video.features.stream import FrameNotes, exporting, stream_of
+
+NUM_FRAMES = 12
+
+
+@pytest.fixture(scope="module")
+def moving():
+    """Grey frames of a texture that moves by 4 pixels to the right and 2 up from each to the next."""
+    canvas = np.random.default_rng(0).normal(size=(240, 240))
+    canvas = np.clip(128 + 300 * gaussian_filter(canvas, 2), 0, 255).astype(np.uint8)
+    return [canvas[60 + 2 * n : 156 + 2 * n, 80 - 4 * n : 208 - 4 * n] for n in range(NUM_FRAMES)]
+
+
+@pytest.fixture
+def read(tmp_path, moving, encode_video):
+    """Encodes the moving texture, and reads its stream with what the decoder says of each frame."""
+
+    def reading(name, codec, *, refuses_damage=False, **settings):
+        path = encode_video(tmp_path / name, NUM_FRAMES, codec=codec, width=128, height=96, frames=moving, **settings)
+        notes = FrameNotes()
+        with open_video(path) as opened:
+            table = read_frame_table(opened)
+        with open_video(path) as opened:
+            source = exporting(opened)
+            if refuses_damage:
+                source.refuse_damage()
+            for packet in source.packets():
+                for frame in packet.decode():
+                    notes.observe(frame)
+            return notes.added_to(stream_of(source, table))
+
+    return reading
+
+
+@pytest.mark.parametrize("refuses_damage", [False, True])
+def test_quantisers_types_and_motion_of_h264(read, refuses_damage):
+    options = {"qp": "30", "preset": "medium", "aq-mode": "0", "bf": "0"}
+    stream = read("a.mp4", "libx264", gop=6, options=options, refuses_damage=refuses_damage)
+    assert stream.codec == "h264"
+    assert stream.frame_types == "IPPPPPIPPPPP"
+    assert stream.qp.shape == (NUM_FRAMES, 2)
+    of_p = np.array([letter == "P" for letter in stream.frame_types])
+    np.testing.assert_allclose(stream.qp[of_p], [[30 / 51, 0]] * 10, rtol=1e-6)
+    assert (stream.qp[~of_p, 0] < 30 / 51).all()  # x264 spends more on I frames
+    assert np.median(stream.motion, axis=0).tolist() == [4, -2]
+    assert np.isnan(stream.intra[~of_p]).all()
+    assert (stream.intra[of_p] >= 0).all()
+    assert stream.intra[of_p].max() < 0.3
+
+
+def test_quantisers_vary_within_frames_where_the_encoder_varies_them(read):
+    stream = read("a.mp4", "libx264", options={"crf": "28", "aq-mode": "1", "preset": "medium"})
+    assert stream.qp[0, 1] > 0
+
+
+def test_motion_towards_a_later_frame_points_the_same_way(read):
+    stream = read("a.mp4", "libx264", gop=12, options={"bf": "2", "b-adapt": "0", "qp": "20"})
+    assert "B" in stream.frame_types
+    # Blocks of B frames lie up to three frames from those they refer to.
+    assert np.median(stream.motion[:, 0]) in {4, 8, 12}
+    assert (stream.motion[:, 0] > 0).mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("name", "codec", "options", "has_qp", "has_motion"),
+    [
+        ("a.mp4", "mpeg4", {"qmin": "5", "qmax": "5"}, True, True),
+        ("a.webm", "libvpx-vp9", {"deadline": "realtime", "cpu-used": "8"}, True, False),
+        ("a.mp4", "libx265", {"preset": "ultrafast", "x265-params": "log-level=none"}, False, False),
+    ],
+)
+def test_what_a_decoder_does_not_tell_is_missing(read, name, codec, options, has_qp, has_motion):
+    stream = read(name, codec, options=options)
+    assert np.isfinite(stream.qp[:, 0]).all() == has_qp
+    assert bool(len(stream.motion)) == has_motion
+    assert len(stream.frame_types) == len(stream.qp) == len(stream.intra)
+    if codec == "mpeg4":
+        np.testing.assert_allclose(stream.qp[:, 0], 2 * 5 / 62, rtol=1e-6)
+
+
+def test_packets_are_those_of_the_frame_table_and_hidden_ones_have_no_time(encode_video, tmp_path):
+    with open_video(encode_video(tmp_path / "a.mp4", NUM_FRAMES, options={"bf": "2"})) as opened:
+        table = read_frame_table(opened)
+        shown, time_base = np.arange(NUM_FRAMES) != 5, opened.stream.time_base
+        stream = stream_of(opened, replace(table, is_shown=shown))
+    assert stream.sizes.tolist() == table.num_bytes.tolist()
+    assert stream.is_key.tolist() == table.is_key.tolist()
+    assert (np.isnan(stream.pts_seconds) == ~shown).all()
+    np.testing.assert_allclose(stream.pts_seconds[shown], table.pts[shown] * float(time_base))
+
+
+def test_times_that_a_container_does_not_store_are_unknown(read):
+    stream = read("a.h264", "libx264", container="h264")
+    assert np.isnan(stream.pts_seconds).all()
+    assert len(stream.sizes) == NUM_FRAMES
+
+
+def test_of_each_codec_beside_the_repository_something_is_told_or_missing(shared_media):
+    told = {}
+    for path in sorted((shared_media / "decode").glob("*sample*")):
+        notes = FrameNotes()
+        with open_video(path, thorough=True) as opened:
+            source = exporting(opened)
+            for number, packet in enumerate(source.packets()):
+                for frame in packet.decode():
+                    notes.observe(frame)
+                if number == 5:
+                    break
+            codec = source.codec_name
+        with open_video(path) as opened:
+            stream = notes.added_to(stream_of(opened, read_frame_table(opened)))
+        told.setdefault(codec, set()).add((bool(np.isfinite(stream.qp).any()), bool(len(stream.motion))))
+        assert not np.isinf(stream.qp).any()
+        assert ((stream.qp[np.isfinite(stream.qp)] >= -0.25) & (stream.qp[np.isfinite(stream.qp)] <= 1)).all()
+        assert all(math.isnan(each) or 0 <= each <= 1 for each in stream.intra.tolist())
+    assert (True, True) in told["h264"]
+    assert told["hevc"] == {(False, False)}
+    assert told["av1"] == {(False, False)}
