@@ -33,6 +33,7 @@ from fvc_lib.video.features.family import (
     cut_tiles,
     tile_corners,
 )
+from fvc_lib.video.features.stream import FrameNotes, exporting, stream_of
 
 Plane = npt.NDArray[Any]  # uint8 or uint16
 
@@ -70,26 +71,19 @@ def sample_video(path: AnyPath) -> Sample:
     with open_video(path) as opened:
         table = read_frame_table(opened)
         check_not_empty(path, table)
-        stream = _stream_of(opened, table)
-        runs = _read_sparse(opened, table) if table.trusted and table.damage is None else None
-    if runs is None:
-        if table.damage is not None:
-            raise TruncatedVideo(path, table.damage)
-        runs = _read_whole(path, table)
-    return Sample(runs, stream)
+        stream = stream_of(opened, table)
+        sample = _read_sparse(exporting(opened), table, stream) if table.trusted and table.damage is None else None
+    if sample is not None:
+        return sample
+    if table.damage is not None:
+        raise TruncatedVideo(path, table.damage)
+    return _read_whole(path, table, stream)
 
 
-def _stream_of(opened: VideoSource, table: FrameTable) -> Stream:
-    seconds = np.full(table.num_packets, np.nan)
-    if table.trusted and opened.stream.time_base:
-        seconds = seconds_of(table.pts, opened.stream.time_base)
-    return Stream(opened.codec_name, table.num_bytes, table.is_key, seconds)
-
-
-def _read_sparse(opened: VideoSource, table: FrameTable) -> tuple[Run, ...] | None:
-    """The runs, or none when a frame did not turn up where the packets promised it."""
+def _read_sparse(opened: VideoSource, table: FrameTable, stream: Stream) -> Sample | None:
+    """The sample, or none when a frame did not turn up where the packets promised it."""
     order = table.presentation_order()
-    sink = _TileSink(opened, run_places(len(order)))
+    sink = _TileSink(opened, run_places(len(order)), stream)
     try:
         with source.ffmpeg_errors(opened.path, CorruptVideo):
             complete = readers.read_by_pts(opened, table, order, sink)
@@ -97,36 +91,38 @@ def _read_sparse(opened: VideoSource, table: FrameTable) -> tuple[Run, ...] | No
         raise
     except VideoError:
         return None  # decoded from the beginning the same packets may be fine; if not, that says what is wrong
-    return sink.runs(seconds_of(table.pts[order], opened.stream.time_base)) if complete else None
+    return sink.sample(seconds_of(table.pts[order], opened.stream.time_base)) if complete else None
 
 
-def _read_whole(path: Path, table: FrameTable) -> tuple[Run, ...]:
+def _read_whole(path: Path, table: FrameTable, stream: Stream) -> Sample:
     """The same by decoding every frame: first as many as promised, and again where the promise is not kept."""
     if table.num_shown:
         with suppress(VideoError):  # counting will say what is wrong
-            if (runs := _read_promised(path, table)) is not None:
-                return runs
+            if (sample := _read_promised(path, table, stream)) is not None:
+                return sample
     count = readers.count_frames(path, table)
     if not count.num_frames:
         raise CorruptVideo(path, count.missing or "it opens, but no frame can be decoded")
     if count.missing is not None:
         raise (CorruptVideo if count.decoder_failed else TruncatedVideo)(path, count.missing)
-    with open_video(path, thorough=True) as opened:
-        sink = _TileSink(opened, run_places(count.num_frames))
+    with open_video(path, thorough=True) as source_of_all:
+        opened = exporting(source_of_all)
+        sink = _TileSink(opened, run_places(count.num_frames), stream)
         place_of = {int(count.order[place]): place for place in sink.wanted}
         for number, frame in _numbered(opened, table):
             if number in place_of and frame.is_corrupt:
                 raise CorruptVideo(path, f"frame {place_of[number]} is damaged")
             sink.offer(place_of.get(number), frame)
             if not sink.wanted:
-                return sink.runs(count.seconds)
+                return sink.sample(count.seconds)
     raise CorruptVideo(path, "decoding it twice gives different frames")
 
 
-def _read_promised(path: Path, table: FrameTable) -> tuple[Run, ...] | None:
+def _read_promised(path: Path, table: FrameTable, stream: Stream) -> Sample | None:
     times: list[int | None] = []
-    with open_video(path, thorough=True) as opened:
-        sink = _TileSink(opened, run_places(table.num_shown))
+    with open_video(path, thorough=True) as source_of_all:
+        opened = exporting(source_of_all)
+        sink = _TileSink(opened, run_places(table.num_shown), stream)
         for number, frame in _numbered(opened, table):
             times.append(frame.pts)
             if number in sink.wanted and frame.is_corrupt:
@@ -134,7 +130,7 @@ def _read_promised(path: Path, table: FrameTable) -> tuple[Run, ...] | None:
             sink.offer(number, frame)
         order, seconds = readers._order_and_seconds(opened, times, table)
     kept = len(times) == table.num_shown and bool((order == np.arange(len(order))).all())
-    return sink.runs(seconds) if kept and not sink.wanted else None
+    return sink.sample(seconds) if kept and not sink.wanted else None
 
 
 def _numbered(opened: VideoSource, table: FrameTable) -> Iterator[tuple[int, VideoFrame]]:
@@ -155,9 +151,9 @@ class _Seen:
 class _TileSink(FrameSink):
     """Keeps the tiles of wanted frames; the frames themselves are not kept."""
 
-    def __init__(self, opened: VideoSource, runs: Sequence[IntArray]) -> None:
+    def __init__(self, opened: VideoSource, runs: Sequence[IntArray], stream: Stream) -> None:
         super().__init__(opened, None, np.concatenate(runs))
-        self._runs = runs
+        self._runs, self._stream, self._notes = runs, stream, FrameNotes()
         self._seen: dict[int, _Seen] = {}
         self._reformatter = VideoReformatter()
 
@@ -165,10 +161,11 @@ class _TileSink(FrameSink):
         """Cut the tiles of a wanted frame."""
         if place is not None and place in self.wanted:
             self._seen[place] = _cut(frame, self._reformatter)
+            self._notes.observe(frame)
             self.wanted.discard(place)
 
-    def runs(self, seconds: Seconds) -> tuple[Run, ...]:
-        """The runs, with the times (n,) of all of the video's frames. A run ends where the size of frames changes."""
+    def sample(self, seconds: Seconds) -> Sample:
+        """The sample, with the times (n,) of all of the video's frames. A run ends where the size of frames changes."""
         made = []
         for places in self._runs:
             seen = [self._seen[place] for place in places.tolist()]
@@ -185,7 +182,7 @@ class _TileSink(FrameSink):
                     np.stack([each.small for each in of]),
                 )
             )
-        return tuple(made)
+        return Sample(tuple(made), self._notes.added_to(self._stream))
 
 
 def _cut(frame: VideoFrame, reformatter: VideoReformatter) -> _Seen:

@@ -109,7 +109,10 @@ def test_every_family_declares_its_columns_and_measures_what_it_declares(name):
 def measured_on(family, draw, num_frames, num_tiles):
     rgb = draw.integers(0, 256, (num_frames, num_tiles, TILE, TILE, 3), dtype=np.uint8)
     run = Run(
-        rgb.mean(-1, dtype=np.float32), rgb, np.arange(num_frames) / 25.0, np.float32(np.ones((num_frames, 9, 16)))
+        rgb.mean(-1, dtype=np.float32),
+        rgb,
+        np.arange(num_frames) / 25.0,
+        draw.uniform(0, 255, (num_frames, 9, 16)).astype(np.float32),
     )
     if family.of == "tiles":
         return family.measure(run.luma[0], run.rgb[0])

@@ -9,6 +9,7 @@ from scipy.ndimage import gaussian_filter
 
 from fvc_lib.video.decode.frame_table import read_frame_table
 from fvc_lib.video.decode.source import open_video
+from fvc_lib.video.features.sampling import sample_video
 from fvc_lib.video.features.stream import FrameNotes, exporting, stream_of
 
 NUM_FRAMES = 12
@@ -127,3 +128,20 @@ def test_of_each_codec_beside_the_repository_something_is_told_or_missing(shared
     assert (True, True) in told["h264"]
     assert told["hevc"] == {(False, False)}
     assert told["av1"] == {(False, False)}
+
+
+def test_a_sample_has_what_is_told_of_its_frames_however_they_are_found(tmp_path, moving, encode_video):
+    options = {"bf": "2", "crf": "25", "preset": "fast"}
+    of = {}
+    for name in ("a.mp4", "a.ts", "a.h264"):  # found by their times, and the last by decoding everything
+        container = "h264" if name == "a.h264" else None
+        path = encode_video(
+            tmp_path / name, NUM_FRAMES, options=options, container=container, width=128, height=96, frames=moving
+        )
+        of[name] = sample_video(path).stream
+    assert len(of["a.mp4"].frame_types) == NUM_FRAMES
+    for stream in of.values():
+        assert stream.frame_types == of["a.mp4"].frame_types
+        np.testing.assert_array_equal(stream.qp, of["a.mp4"].qp)
+        np.testing.assert_array_equal(stream.intra, of["a.mp4"].intra)
+        np.testing.assert_array_equal(stream.motion, of["a.mp4"].motion)
