@@ -24,6 +24,7 @@ from fvc_lib.services.config_fields import (
     NameIn,
     digest_of_weights,
     field,
+    known_families,
     known_operating_point,
     known_task,
     known_tuning,
@@ -44,7 +45,7 @@ _CLIPS, _LABELLED, _SPLIT = ("video", "video_text"), ("video", "image"), ("image
 _INDEX, _AUGMENT = (stages.DATA_INDEX,), (stages.AUGMENTATION,)
 _OF_IMAGES, _OF_PAIRS = (stages.IMAGE_RECOGNITION,), (stages.VIDEO_TEXT,)
 _FOLD_STAGES = (stages.FOLD_ASSIGNMENT, stages.KFOLD_RESULTS)
-_CORPUS_STAGES = (*_INDEX, *_AUGMENT, *_FOLD_STAGES, *_OF_IMAGES, *_OF_PAIRS)
+_CORPUS_STAGES = (*_INDEX, *_AUGMENT, stages.FORENSIC_FEATURES, *_FOLD_STAGES, *_OF_IMAGES, *_OF_PAIRS)
 _RESULT_STAGES = (stages.KFOLD_RESULTS, *_OF_IMAGES, *_OF_PAIRS)
 _NET_STAGES = (stages.FOLD_TRAINING, *_OF_PAIRS)
 _CLIP_STAGES = (*_AUGMENT, *_NET_STAGES)
@@ -226,8 +227,10 @@ class RunConfig(BaseModel):
         "store", "nothing", "clips as files or tar shards", _VIDEO, resume=False, memory=_AUGMENT, instead=_STORE
     )
 
-    feature_families: str = field(
-        "all", "weights", "families of forensic features that a model sees, or all: A,B", _VIDEO, later=True
+    # Forensic features
+    forensic_features: bool = field(False, "nothing", "measure them, whatever the model sees", _VIDEO, later=True)
+    feature_families: Annotated[str, AfterValidator(known_families)] = field(
+        "all", "weights", "families of forensic features that are measured, or all: A,B", _VIDEO, later=True
     )
 
     # Training

@@ -13,7 +13,7 @@ from pydantic_core import CoreSchema, core_schema
 
 from fvc_lib.services.atomic_files import content_digest, sha256_of_json
 from fvc_lib.services.errors import UsageError, did_you_mean
-from fvc_lib.services.registry import Registry
+from fvc_lib.services.registry import FEATURES, Registry
 from fvc_lib.services.tasks import TASKS
 
 
@@ -146,6 +146,14 @@ def known_task(name: str) -> str:
     if name not in TASKS:
         raise ValueError(f"input should be one of {', '.join(TASKS)}.{did_you_mean(name, TASKS)}")
     return name
+
+
+def known_families(text: str) -> str:
+    """Names of feature families, sorted and separated by commas, or ``all``; ``UsageError`` for an unknown one."""
+    names = {name.strip() for name in text.split(",") if name.strip()}
+    if not names:
+        raise ValueError("wanted names separated by commas, or all")
+    return "all" if "all" in names else ",".join(sorted(FEATURES.check(name) for name in names))
 
 
 TUNE = r"head|norms|all|last:[1-9][0-9]*|effort(:[1-9][0-9]*)?"

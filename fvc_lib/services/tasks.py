@@ -15,6 +15,7 @@ from fvc_lib.services.run_paths import RunPaths
 DATA_INDEX = "01_data_index"
 FOLD_ASSIGNMENT = "02_folds"
 AUGMENTATION = "03_augmentation"
+FORENSIC_FEATURES = "03b_forensic_features"
 FOLD_TRAINING = "04_fold_training"
 KFOLD_RESULTS = "05_kfold_results"
 ANALYSIS_DASHBOARD = "06_analysis_dashboard"
@@ -52,6 +53,8 @@ class Stage:
         beside: files for readers alone, which a run of an earlier version may lack: the stage's record has their
             digests, so that damage is told, and a stage that is repeated takes them along.
         when: whether a run with this configuration (``RunConfig``) has it.
+        when_words: which runs have it, the end of a sentence, where not all of its tasks have.
+        needs_when: further stages that come before it, and for which configurations it reads what they write.
     """
 
     name: str
@@ -66,6 +69,17 @@ class Stage:
     report_rank: int = 3
     beside: Files = lambda _run, _fold: ()
     when: Callable[[Any], bool] = lambda _config: True
+    when_words: str = ""
+    needs_when: Mapping[str, Callable[[Any], bool]] = field(default_factory=dict)
+
+    @property
+    def comes_after(self) -> tuple[str, ...]:
+        """Every stage that comes before it where a run has that."""
+        return (*self.needs, *self.needs_when)
+
+    def reads(self, config: Any) -> set[str]:
+        """Those whose results it depends on in a run with ``config``: made anew, they make it anew."""
+        return {*self.needs, *(name for name, is_read in self.needs_when.items() if is_read(config))}
 
     @property
     def training_module(self) -> str:
@@ -118,6 +132,11 @@ class TaskSpec:
         return next(stage for stage in self.stages if stage.trains)
 
 
+def _is_forensic(config: Any) -> bool:
+    """Whether the run's model sees forensic features in place of clips."""
+    return bool(config.of_features == "forensic")
+
+
 def _again(stage: str) -> str:
     return f"run_notebooks.py --only {stage.partition('_')[0]} --resume RUN"
 
@@ -150,7 +169,18 @@ _VIDEO = TaskSpec(
             lambda run, _: (run.augmented_metadata,),
             schemas=("AUGMENTED",),
             kernel_bytes=510_000_000,  # with torch, which the model's file imports
-            when=lambda config: config.of_features != "forensic",  # such a model sees no clips
+            when=lambda config: not _is_forensic(config),  # such a model sees no clips
+            when_words="whose model sees clips",
+        ),
+        Stage(
+            FORENSIC_FEATURES,
+            (DATA_INDEX,),
+            lambda run, _: (run.index,),
+            lambda run, _: (run.features,),
+            schemas=("FEATURES",),
+            kernel_bytes=500_000_000,
+            when=lambda config: config.forensic_features or _is_forensic(config),
+            when_words="with -p forensic_features true, or whose model sees them",
         ),
         Stage(
             FOLD_TRAINING,
@@ -162,6 +192,7 @@ _VIDEO = TaskSpec(
             schemas=("PREDICTIONS",),
             kernel_bytes=870_000_000,
             report_rank=2,
+            needs_when={FORENSIC_FEATURES: _is_forensic},
         ),
         Stage(
             KFOLD_RESULTS,

@@ -4,13 +4,20 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import polars as pl
 import pytest
 
 from fvc_lib.execution.plan import fingerprint
 from fvc_lib.execution.plan.plan import make_plan
-from fvc_lib.execution.plan.stages import needed_tasks, refuse_stage_of_another_task, stage_named, tasks_in_order
+from fvc_lib.execution.plan.stages import (
+    Notebook,
+    needed_tasks,
+    refuse_stage_of_another_task,
+    stage_named,
+    tasks_in_order,
+)
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services import digests, tables
 from fvc_lib.services.atomic_files import write_json
@@ -119,6 +126,37 @@ def test_a_run_has_the_stages_of_its_task_each_after_what_it_needs():
     assert needed_tasks(tasks_in_order(tasks["image"]))["07_memory_report"] == {"10_image_recognition"}
     with pytest.raises(UsageError, match="05_kfold_results is a stage of task video, and this run's task is image"):
         refuse_stage_of_another_task(tasks["image"], stage_named("05"), None)
+
+
+def test_a_run_has_the_stage_of_features_where_it_is_asked_for_or_its_model_sees_them():
+    training, features = stage_named("04"), stage_named("03b")
+    assert stage_named("03").name == "03_augmentation"
+    plain, asked = RunConfig(num_folds=2), RunConfig(num_folds=2, forensic_features=True)
+    assert features.name not in [each.key for each in tasks_in_order(plain)]
+    with pytest.raises(UsageError, match=r"03b_forensic_features is no stage of this run.*-p forensic_features true"):
+        refuse_stage_of_another_task(plain, features)
+    keys = [each.key for each in tasks_in_order(asked)]
+    assert keys[2:5] == ["03_augmentation", "03b_forensic_features", "04_fold_training_fold_0"]
+    assert features.name in needed_tasks(tasks_in_order(asked))["04_fold_training_fold_0"]
+    # It comes before a network's training, and is no reason to repeat it.
+    assert features.name not in training.reads(asked)
+    forensic = SimpleNamespace(of_features="forensic", forensic_features=False)
+    assert features.when(forensic)
+    assert not stage_named("03").when(forensic)
+    assert features.name in training.reads(forensic)
+
+
+def test_what_a_training_on_features_reads_is_an_input_of_it_and_of_no_other(tmp_path, monkeypatch):
+    run, task = RunPaths(tmp_path / "run"), tasks_in_order(RunConfig())[-8]
+    assert task.stage.trains
+    notebook = Notebook(Path("04.ipynb"), "", {}, "")
+    monkeypatch.setattr(fingerprint, "notebook_sources", lambda path: [])
+    run.features.parent.mkdir(parents=True)
+    run.features.write_text("features")
+    plain = fingerprint.fingerprint_of(task, notebook, run, RunConfig(forensic_features=True))
+    monkeypatch.setattr(RunConfig, "of_features", "forensic")
+    forensic = fingerprint.fingerprint_of(task, notebook, run, RunConfig())
+    assert set(forensic.inputs) - set(plain.inputs) == {"tables/features.parquet"}
 
 
 def test_a_file_is_hashed_again_only_when_it_has_changed(tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from fvc_lib.services.config import DECLARED, RunConfig
 from fvc_lib.services.digests import content_hash, left_by_stage
 from fvc_lib.services.parameters import values_unsaid
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import TASKS
+from fvc_lib.services.tasks import STAGES, TASKS
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,18 @@ def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunCon
         names |= config.training_values().keys()
     return Fingerprint(
         parameters={name: config.identity(name) for name in sorted(names)},
-        inputs=_hashes(task.stage.inputs(run, task.fold), run),
+        inputs=_hashes(_inputs(task, run, config), run),
         notebook=notebook.source_hash,
         helpers=code_behind([*notebook_sources(notebook.path), *config.code_chosen(notebook.parameters)]),
         corpus=_corpora_hash(config) if "corpus" in notebook.parameters else "",
     )
+
+
+def _inputs(task: Task, run: RunPaths, config: RunConfig) -> list[Path]:
+    """What the task reads, and of stages that it needs for this configuration alone what they write."""
+    further = task.stage.reads(config) - set(task.stage.needs)
+    written = [path for stage in STAGES if stage.name in further for path in stage.outputs(run, None)]
+    return [*task.stage.inputs(run, task.fold), *written]
 
 
 def record_finished(task: Task, fingerprint: Fingerprint, run: RunPaths) -> None:

@@ -149,7 +149,7 @@ def _why_again(
     task: Task, before: Sequence[PlannedTask], notebooks: Mapping[str, Notebook], config: RunConfig, run: RunPaths
 ) -> str | None:
     again = {planned.task.stage.name for planned in before if planned.run}
-    upstream = sorted(again.intersection(task.stage.needs))
+    upstream = sorted(again & task.stage.reads(config))
     if upstream:
         return f"after {', '.join(upstream)}"
     return reason_to_run(task, fingerprint_of(task, notebooks[task.stage.name], run, config), run)

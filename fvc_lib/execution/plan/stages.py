@@ -47,8 +47,8 @@ def refuse_stage_of_another_task(config: RunConfig, *named: Stage | None) -> Non
             )
         if stage is not None and not stage.when(config):
             raise UsageError(
-                f"{stage.name} is no stage of this run: its model, {config.model!r}, has no use for it. Name another "
-                "stage, or begin a run with another model."
+                f"{stage.name} is no stage of this run, whose model is {config.model!r}. A run has it "
+                f"{stage.when_words}."
             )
 
 
@@ -61,7 +61,7 @@ def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[
     if config.annotations_only:
         stages = [stage for stage in stages if not stage.needs]
     by_name = {stage.name: stage for stage in stages}
-    sorter = graphlib.TopologicalSorter({stage.name: by_name.keys() & stage.needs for stage in stages})
+    sorter = graphlib.TopologicalSorter({stage.name: by_name.keys() & stage.comes_after for stage in stages})
     sorter.prepare()
     names: list[str] = []
     while sorter.is_active():
@@ -82,17 +82,17 @@ def needed_tasks(tasks: Sequence[Task], *, straight: bool = False) -> dict[str, 
     """
     if straight:
         return {task.key: {tasks[place - 1].key} if place else set() for place, task in enumerate(tasks)}
-    return {task.key: {other.key for other in tasks if other.stage.name in task.stage.needs} for task in tasks}
+    return {task.key: {other.key for other in tasks if other.stage.name in task.stage.comes_after} for task in tasks}
 
 
 def stage_named(text: str, stages: Sequence[Stage] = STAGES) -> Stage:
-    """The one stage whose name is or contains ``text`` (``05``, ``results``, ``05_kfold_results``).
+    """The one stage whose name or number is ``text`` (``03``, ``03b``), or whose name contains it (``results``).
 
     Raises:
         UsageError: none or several fit; the message lists the names.
     """
     names = [stage.name for stage in stages]
-    exact = [stage for stage in stages if stage.name == text]
+    exact = [stage for stage in stages if text in (stage.name, stage.name.partition("_")[0])]
     fitting = exact or [stage for stage in stages if text and text in stage.name]
     if len(fitting) == 1:
         return fitting[0]

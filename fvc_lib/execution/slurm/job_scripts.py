@@ -200,7 +200,7 @@ def plan_jobs(
     """
     groups = _groups(tasks, stages)
     name_of = {stage.name: _job_name(group) for group in groups for stage in group}
-    needs = {stage.name: stage.needs for stage in stages}
+    needs = {stage.name: stage.comes_after for stage in stages}
     jobs: list[SlurmJob] = []
     for group in groups:
         name = _job_name(group)
@@ -257,7 +257,7 @@ def _groups(tasks: Sequence[Task], stages: Sequence[Stage]) -> list[list[Stage]]
     by_name = {stage.name: stage for stage in stages}
 
     def level(stage: Stage) -> int:
-        return max((level(by_name[need]) + by_name[need].per_fold for need in stage.needs), default=0)
+        return max((level(by_name[need]) + by_name[need].per_fold for need in stage.comes_after), default=0)
 
     groups: dict[tuple[int, str], list[Stage]] = {}
     for stage in _stages_of(tasks):

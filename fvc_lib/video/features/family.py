@@ -115,6 +115,10 @@ class FeatureFamily:
         pools = ("",) if self.of == "stream" else tuple(f"_{pool}" for pool in POOLS)
         return {f"{self.name}_{each.name}{pool}": each for each in self.features for pool in pools}
 
+    def main_columns(self) -> dict[str, Feature]:
+        """Of ``columns`` one for each feature: its mean, or a stream's one value."""
+        return dict(zip(list(self.columns())[:: 1 if self.of == "stream" else len(POOLS)], self.features, strict=True))
+
     def pooled(self, measured: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         """Columns and values of a video from what ``measure`` gave at its places.
 
