@@ -30,7 +30,7 @@ define resolve
 		| LC_ALL=C sort > build/lock/$(1).txt
 endef
 
-.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-quick test-long test-browser test-mlflow test-detectors test-verdicts test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval bench-verdicts index-kills lock clean
+.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval bench-verdicts index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -90,11 +90,11 @@ audit: $(STAMP)  ## Audit a table of anyone's scores: make audit SCORES=scores.c
 doctor: $(STAMP)  ## Check Python, torch, codecs, disk, memory, SLURM and installed versions, and say what to do
 	$(RUN) run_notebooks.py doctor
 
-test: $(STAMP)  ## Run all tests; WORKERS=n at once, else two more than cores
+test: $(STAMP)  ## Run the tests; WORKERS=n at once, else two more than cores
 	$(RUN) -m pytest -n $(WORKERS) --dist worksteal
 
-test-quick: $(STAMP)  ## Run the tests that take less than ten seconds each
-	$(RUN) -m pytest -n auto --dist worksteal -m "not slow and not long and not mlflow and not detectors and not verdicts"
+test-runs: $(STAMP)  ## Run the tests of whole runs and commands, which take ten seconds or more each
+	$(RUN) -m pytest -n auto --dist worksteal -m "slow and not long and not mlflow and not detectors and not verdicts"
 
 test-long: setup-mlflow  ## Run the tests that take longer and have no target of their own
 	$(RUN) -m pytest -n auto --dist worksteal -m "long and not fault and not slurm" --ignore tests/test_honesty.py \

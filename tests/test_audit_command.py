@@ -20,7 +20,6 @@ def block(kind: str) -> str:
     return DOCS.read_text().split(f"```{kind}\n")[1].split("```")[0]
 
 
-@pytest.mark.slow
 def test_the_example_of_the_docs_answers_as_they_say_on_a_page_that_loads_nothing(tmp_path):
     (tmp_path / "scores.csv").write_text(block("csv"))
     runs = tmp_path / "runs"
@@ -80,7 +79,6 @@ def test_what_the_user_has_in_the_folder_is_not_written_over(tmp_path, monkeypat
     assert Path("coverage.csv").read_text() == "mine"
 
 
-@pytest.mark.slow
 def test_an_audit_that_fails_leaves_with_the_code_of_its_kind(tmp_path):
     parameters = {"score_table": str(tmp_path / "gone.csv"), "output_folder": str(tmp_path)}
     asked = {"page": tmp_path / "audit.html", "title": "", "runs_dir": str(tmp_path), "what": "the audit"}

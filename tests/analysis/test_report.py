@@ -248,7 +248,6 @@ def test_a_browser_draws_every_figure_without_complaint(run: RunPaths, notebooks
         assert 700 < int(width[1]) < 1300
 
 
-@pytest.mark.slow
 def test_a_browser_runs_and_fetches_nothing_that_a_notebook_smuggled_in(
     run: RunPaths, browser: Browser, canary: tuple[str, list[str]]
 ) -> None:

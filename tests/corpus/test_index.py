@@ -402,7 +402,6 @@ def test_the_real_manifest(shared: Path, build: Built) -> None:
     assert joined.group_by("group").agg(pl.col("group_id").n_unique())["group_id"].max() == 1
 
 
-@pytest.mark.slow
 @pytest.mark.fault(7)
 def test_damaged_real_files(shared: Path, make_video: MakeVideo, tmp_path: Path, build: Built) -> None:
     shutil.copytree(shared / "media/broken", tmp_path / "corpus/fake")

@@ -196,6 +196,7 @@ def test_ranks_that_are_told_to_stop_before_they_listen_were_stopped(two_ranks):
         train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=NoMetrics(), stop=stop)
 
 
+@pytest.mark.slow
 def test_reports_of_the_ranks_arrive_and_one_of_them_writes_the_metric_log(two_ranks):
     """The notebook's log of the same file is open meanwhile, and stays without a line of its own."""
     paths, observer, steps = two_ranks.paths, Observer(), []

@@ -146,7 +146,6 @@ def stopped_until_done(
     return codes
 
 
-@pytest.mark.slow
 @pytest.mark.fault(6)
 @pytest.mark.parametrize(
     ("seed", "max_stops"), [(0, 3), *(pytest.param(seed, 99, marks=pytest.mark.long) for seed in range(1, 11))]

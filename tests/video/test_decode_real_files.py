@@ -54,7 +54,6 @@ def test_real_files_give_the_frames_of_a_full_decode(shared_media, name):
     _compare_with_full_decode(shared_media / name, (1, 7))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
