@@ -181,7 +181,7 @@ def detectors(name: str | None) -> None:
     if name:
         click.echo(listing.facts_of(name).text())
         return
-    widths = (18, 10, 8, 10, 13, 34)
+    widths = (23, 10, 8, 10, 13, 34)
     titles = ("name", "parameters", "GFLOPs", "clip", "weights", "licence of the weights", "runs here")
 
     def line(cells: Sequence[str]) -> str:

@@ -274,7 +274,7 @@ class RunCommand:
         """
 
         def measure(config: RunConfig) -> int | None:
-            if not trains:
+            if not trains or config.of_features:  # a model on features has no step to try out
                 return None
             from fvc_lib.tasks.video.dry_run_memory import measured_training_peak  # torch takes seconds to load
 
@@ -358,11 +358,32 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
     config = RunConfig(**values)
     try:
         config.load_chosen()
-        if config.task == DEFAULT_TASK:
+        if config.of_features:
+            _try_model_on_features(config)
+        elif config.task == DEFAULT_TASK:
             _try_detector(config)
+        elif sees := DETECTORS.of_features(config.model):
+            raise UsageError(
+                f"model {config.model!r} sees {sees} features of videos, and task {config.task} needs a network. Take "
+                "one: run_notebooks.py detectors lists them."
+            )
     except UsageError as error:
         return str(error)
     return ""
+
+
+def _try_model_on_features(config: RunConfig) -> None:
+    from fvc_lib.tasks.video.classical.table import refuse_settings  # polars takes a second to load
+
+    refuse_settings(config)
+    missing = [each for each in DETECTORS.get(config.model).packages if importlib.util.find_spec(each) is None]
+    if missing and config.of_features == "forensic":
+        raise UsageError(f"model {config.model!r} needs {', '.join(missing)}, not installed: pip install it.")
+    if config.of_features == "embedding":
+        from fvc_lib.tasks.video.classical.embeddings import refuse_random_trunk, trunk_config
+
+        _try_detector(trunk_config(config))
+        refuse_random_trunk(config)
 
 
 def _try_detector(config: RunConfig) -> None:

@@ -34,8 +34,8 @@ class DetectorFacts:
 
     @property
     def clip(self) -> str:
-        """Frames and side."""
-        return f"{self.spec.num_frames} x {self.spec.side}"
+        """Frames and side, or what is seen in place of them."""
+        return "features" if self.spec.of_features == "forensic" else f"{self.spec.num_frames} x {self.spec.side}"
 
     def row(self) -> list[str]:
         """Name, parameters in millions, operations, clip, weights, licence, and whether it runs here."""
@@ -51,10 +51,19 @@ class DetectorFacts:
     def text(self) -> str:
         """Everything, and what to do, in lines."""
         spec = self.spec
-        lines = [
+        head = [
             f"{spec.name}  ({spec.family})",
             f"  paper          {spec.paper}",
             f"  code           {spec.licence}",
+        ]
+        if spec.of_features:
+            of = "forensic features (run_notebooks.py features)"
+            seen = of if spec.of_features == "forensic" else "what a frozen trunk says of its clips"
+            trouble = [f"  not here       {self.trouble}"] if self.trouble else []
+            use = f"{command_text()} -p corpus FOLDER -p model {spec.name.replace('NAME', 'efficientnet_lite0')}"
+            return "\n".join([*head, f"  sees           {seen}", *trouble, f"  use            {use}"])
+        lines = [
+            *head,
             f"  clip           {spec.num_frames} frames of {spec.side} x {spec.side} pixels",
             f"  sampled        {spec.frame_sampling}, {spec.frame_fit}; -p frame_sampling and frame_fit for another",
             f"  normalisation  {spec.normalisation}",
@@ -87,8 +96,8 @@ def facts_of(name: str) -> DetectorFacts:
     missing = tuple(package for package in spec.packages if importlib.util.find_spec(package) is None)
     if missing:
         return DetectorFacts(spec, missing, None, None, f"not installed: {', '.join(missing)}. {REMEDY}.")
-    if spec.build is None and spec.build_trunk is None:
-        return DetectorFacts(spec, (), None, None, "")  # a family
+    if spec.of_features or (spec.build is None and spec.build_trunk is None):
+        return DetectorFacts(spec, (), None, None, "")  # a model on features, which has no network, or a family
     try:
         number, operations, batch_norms = _built(spec)
         return DetectorFacts(spec, (), number, operations, "", batch_norms)
@@ -137,6 +146,8 @@ def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
 def cost_of(values: dict[str, Any]) -> dict[str, float]:
     """In the child process: ``measured_costs`` of one configuration's ``values``."""
     config = RunConfig(**values)
+    if config.of_features:  # no network whose forward pass could be timed
+        return {}
     try:
         network = build_detector(config, without_folds(config)).eval()
     except FvcError:

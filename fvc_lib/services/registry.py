@@ -296,7 +296,9 @@ class DetectorSpec:
         return ClipSettings(num_frames or self.num_frames, side or self.side, seen)
 
     def num_parameters(self) -> int:
-        """How many numbers the network has. Builds it without memory or random draws."""
+        """How many numbers the network has; of a model on features 0. Builds it without memory or random draws."""
+        if self.of_features:
+            return 0
         import torch  # takes a second to load
 
         with torch.device("meta"):
@@ -454,6 +456,13 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
         if isinstance(spec, type):  # a class that was registered by itself
             return declared_by_class(spec, name)
         return spec if spec.of_name is None else spec.of_name(name)
+
+    def declared_in(self, name: str) -> list[str]:
+        """As ``Registry``; of a model on a trunk's features also the files of the trunk."""
+        ours = super().declared_in(name)
+        trunk = name.partition(":")[2]
+        is_model = trunk and any(module.startswith(f"{self._folder}.classical.") for module in ours)
+        return [*ours, *super().declared_in(trunk)] if is_model else ours
 
     def of_features(self, name: str) -> str:
         """``DetectorSpec.of_features`` of ``name``. No network's file is imported, and no user's."""

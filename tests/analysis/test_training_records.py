@@ -11,7 +11,7 @@ from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.recipe import TrainingOutcome, outcome_to_json
-from fvc_lib.tasks.video.training import TrainingSummary
+from fvc_lib.tasks.video.summary import TrainingSummary
 
 TRAINING = {
     "history": [{"epoch": 1}, {"epoch": 2}], "best_epoch": 2, "threshold": 0.4, "temperature": 1.5, "steps": 12,

@@ -17,7 +17,7 @@ from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, read_table
 from fvc_lib.tasks.recipe import TrainingOutcome, read_outcome
-from fvc_lib.tasks.video.training import TrainingSummary
+from fvc_lib.tasks.video.summary import TrainingSummary
 from tests.faults.conftest import elsewhere
 from tests.faults.forked import run
 from tests.faults.out_of_memory_lives import train_in_little_memory

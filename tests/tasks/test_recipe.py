@@ -32,7 +32,7 @@ from fvc_lib.tasks.recipe import (
     settings_of,
     sizes_of,
 )
-from fvc_lib.tasks.video.training import TrainingSummary
+from fvc_lib.tasks.video.summary import TrainingSummary
 from tests.kits.rank_kit import run_ranks
 from tests.kits.selection_kit import recorded_selection
 from tests.kits.training import ListLog

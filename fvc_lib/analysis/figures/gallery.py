@@ -249,8 +249,13 @@ def worst_mistakes(predictions: pl.DataFrame, index: pl.DataFrame, count: int = 
     )
 
 
-def mistakes_gallery(predictions: pl.DataFrame, index: pl.DataFrame, read_clip: ReadClip, count: int = 8) -> Gallery:
-    """The worst mistakes of one run's predictions with a few frames of each; ``index`` has the videos' paths."""
+def mistakes_gallery(
+    predictions: pl.DataFrame, index: pl.DataFrame, read_clip: ReadClip | None, count: int = 8
+) -> Gallery:
+    """The worst mistakes of one run's predictions with a few frames of each; ``index`` has the videos' paths.
+
+    ``read_clip`` is None where the model sees no frames.
+    """
     wrong = int(((predictions["score"] >= predictions["threshold"]) != (predictions["label"] == "fake")).sum())
     if not wrong:
         return Gallery((), "No video is decided wrongly.")
@@ -258,6 +263,9 @@ def mistakes_gallery(predictions: pl.DataFrame, index: pl.DataFrame, read_clip: 
     rows = [{**row, "title": row["path"], "lines": _mistake_lines(row)} for row in mistakes.iter_rows(named=True)]
     shown = "all of them" if mistakes.height == wrong else f"the worst {mistakes.height}"
     finding = f"{wrong:,} of n = {predictions.height:,} videos are decided wrongly; here are {shown}"
+    if read_clip is None:
+        cards = [Card(None, "", row["title"], tuple(row["lines"])) for row in rows]
+        return Gallery(tuple(cards), f"{finding}. The model sees numbers measured of the coded frames, and no clips.")
     return Gallery(
         clip_cards(rows, read_clip), f"{finding}, with frames as the network got them, compressed for this page"
     )
@@ -266,10 +274,15 @@ def mistakes_gallery(predictions: pl.DataFrame, index: pl.DataFrame, read_clip: 
 MOST_STRIPS = 300  # about 1.5 MB in a page
 
 
-def frame_strips(scores: pl.DataFrame, read_clip: ReadClip) -> pl.DataFrame:
-    """``video_id group_id jpeg_base64``: frames of the first videos of ``scores``, those whose clip can be read."""
+def frame_strips(scores: pl.DataFrame, read_clip: ReadClip | None) -> pl.DataFrame:
+    """``video_id group_id jpeg_base64``: frames of the first videos of ``scores``, those whose clip can be read.
+
+    None where ``read_clip`` is None.
+    """
     rows = []
     for video_id, group_id in scores.select("video_id", "group_id").head(MOST_STRIPS).iter_rows():
+        if read_clip is None:
+            break
         with contextlib.suppress(FvcError):
             rows.append((video_id, group_id, base64.b64encode(strip(read_clip(video_id, 0))).decode()))
     return frame_of(rows, VIDEO_FRAMES)

@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import polars as pl
@@ -329,7 +329,7 @@ class FoldClips:
 
     Training has originals and augmented copies; inner validation, which chooses epoch, temperature and threshold, and
     the sealed test part have originals. ``missing`` are ids of videos, in any part, that have no clip; ``fingerprint``
-    is over all of it and the clips' settings.
+    is over all of it and the clips' settings; ``groups`` are those of the training videos.
     """
 
     fold: int
@@ -339,6 +339,7 @@ class FoldClips:
     test: SealedFold
     missing: tuple[str, ...]
     fingerprint: str
+    groups: Mapping[str, str]
 
 
 def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
@@ -381,8 +382,12 @@ def rows_to_train_on(paths: RunPaths, config: RunConfig, fold: int) -> TrainingR
     return rows.shuffled(stable_seed("shuffle_labels", config.seed)) if config.shuffle_labels else rows
 
 
-def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource, FoldClips, dict[str, FoldClips]]:
+def read_fold(
+    paths: RunPaths, config: RunConfig, fold: int, *, source: Any = None
+) -> tuple[Any, FoldClips, dict[str, FoldClips]]:
     """One outer fold of a run: where its clips are read from, the fold, and the fold of each control by name.
+
+    ``source`` takes the place of the run's clips: it says with ``has`` which videos take part.
 
     A control (``tasks.CONTROL_TRAININGS``) is not there where it is turned off, where a few mixed groups cannot carry
     shuffled labels, or where there are no two sources of reals: no fault of the data.
@@ -390,13 +395,15 @@ def read_fold(paths: RunPaths, config: RunConfig, fold: int) -> tuple[ClipSource
     Raises:
         DataError: as ``open_clips`` and ``fold_clips``, or a clip that was made is gone since.
     """
-    rows, made = rows_to_train_on(paths, config, fold), read_table(paths.augmented_metadata, AUGMENTED)
-    try:
-        source = open_clips(config, made)
-    except DataError as error:
-        raise DataError(f"{error} That is: {command_text('--from', '03', '--resume', paths.root)}") from error
+    rows, known = rows_to_train_on(paths, config, fold), set[str]()
+    if source is None:
+        made = read_table(paths.augmented_metadata, AUGMENTED)
+        known = set(made["video_id"])
+        try:
+            source = open_clips(config, made)
+        except DataError as error:
+            raise DataError(f"{error} That is: {command_text('--from', '03', '--resume', paths.root)}") from error
     clips = fold_clips(rows, source, config, fold)
-    known = set(made["video_id"])
     gone = [video_id for video_id in clips.missing if video_id in known]
     if gone:  # folds would train on different videos
         raise DataError(
@@ -450,4 +457,5 @@ def fold_clips(rows: TrainingRows, source: ClipSource, config: RunConfig, fold: 
         test=SealedFold(f"outer fold {fold}", test, group_of, fingerprint),
         missing=missing,
         fingerprint=fingerprint,
+        groups=dict(split.train.select("video_id", "group_id").iter_rows()),
     )

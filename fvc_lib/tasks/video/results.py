@@ -16,7 +16,7 @@ alike (constant; group lookup by group) has an interval without width, because n
 
 import json
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -34,7 +34,9 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (
+    AUGMENTED,
     CLIP_SCORES,
+    FEATURES,
     LABELS,
     LEFT_OUT,
     PROTOCOL,
@@ -45,6 +47,7 @@ from fvc_lib.services.tables import (
     read_table,
 )
 from fvc_lib.services.tasks import KFOLD
+from fvc_lib.tasks.video.classical.table import read_features
 from fvc_lib.tasks.video.controls import all_controls, auc_within_folds, fake_labels, trainings_of
 from fvc_lib.tasks.video.real_sources import (
     MARGIN,
@@ -56,6 +59,7 @@ from fvc_lib.tasks.video.real_sources import (
     real_source_floor,
 )
 from fvc_lib.tasks.video.selection import RecordedSelection
+from fvc_lib.video.clips.store import ClipStore, Pixels
 
 MODEL = "model"
 ALL_FOLDS = "all"
@@ -124,8 +128,24 @@ def _source_floor_rows(
     return []
 
 
+def made_samples(run: RunPaths, config: RunConfig) -> pl.DataFrame:
+    """What there is of each video to train on and test: AUGMENTED, or of a model on forensic features the columns
+    ``video_id group_id augmentation_index`` of the videos that could be measured.
+    """
+    if config.of_features != "forensic":
+        return read_table(run.augmented_metadata, AUGMENTED)
+    measured = read_features(run, config).videos
+    rows = read_table(run.features, FEATURES).select("video_id", "group_id", augmentation_index=pl.lit(0))
+    return rows.filter(pl.col("video_id").is_in(measured))
+
+
+def clip_reader(config: RunConfig) -> Callable[[str, int], Pixels] | None:
+    """What reads the frames that a network sees; None where the model sees no clips."""
+    return None if config.of_features == "forensic" else ClipStore.of(config).read
+
+
 def undecoded(folds: pl.DataFrame, clips: pl.DataFrame, protocol: pl.DataFrame | None = None) -> list[str]:
-    """Ids of videos that take part in some training and have no row in ``clips`` (AUGMENTED), sorted.
+    """Ids of videos that take part in some training and have no row in ``clips`` (``made_samples``), sorted.
 
     ``folds`` (FOLDS) are what is tested; what only trains stands in ``protocol`` (PROTOCOL).
     """

@@ -6,8 +6,8 @@ killed after that leaves it, and the next one takes it as it stands: nothing is 
 
 import logging
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,9 +33,9 @@ _logger = logging.getLogger(__name__)
 class Selection:
     """All that was chosen for one training, and at which value on the inner validation part."""
 
-    num_epochs: int  # that were trained, and could be chosen
-    best_epoch: int  # 1-based, the one of the lowest inner validation loss
-    validation_loss: float  # of that epoch, weighted as in training
+    num_epochs: int  # that were trained, and could be chosen; 0 of a model on features
+    best_epoch: int  # 1-based, the one of the lowest inner validation loss; likewise
+    validation_loss: float  # of that epoch, or model, weighted as in training
     prior_logit: float  # added to the network's logits first (``data.prior_logit``); no choice, but part of the score
     # That logits are divided by (``metrics.calibration.fit_temperature``; few videos move it little).
     temperature: float
@@ -48,6 +48,9 @@ class Selection:
     num_real: int
     num_fake: int
     operating_point: str = "best"  # what the threshold was asked for (``metrics.operating_points``)
+    # Of a model on features what was chosen in place of an epoch, and how many there were to choose from.
+    settings: dict[str, float] = field(default_factory=dict)
+    num_candidates: int = 0
     # Reals with a score of 1, where the point would call none fake: no threshold lies above 1, so they are.
     num_real_at_one: int = 0
 
@@ -61,8 +64,12 @@ class Selection:
         calibrated = f"{self.log_loss:.4f} nats per video (at a temperature of 1: {self.log_loss_uncalibrated:.4f})"
         accuracy = "undefined" if self.balanced_accuracy is None else f"{self.balanced_accuracy:.4f}"
         likelihood = "likelihood, held back where videos are few"
+        first = ("epoch", f"{self.best_epoch}", f"{self.num_epochs} trained", "lowest loss")
+        if self.num_candidates:
+            what = settings_text(self.settings)
+            first = ("settings", what, f"{self.num_candidates} candidates", "lowest loss over inner folds of groups")
         rows = [
-            ("epoch", f"{self.best_epoch}", f"{self.num_epochs} trained", "lowest loss", f"{self.validation_loss:.4f}"),
+            (*first, f"{self.validation_loss:.4f}"),
             ("temperature", f"{self.temperature:.4g}", "0.05 to 20", likelihood, calibrated),
             ("threshold", f"{self.threshold:.4f}", "all of 0 to 1", self._aim(), accuracy),
         ]
@@ -73,6 +80,11 @@ class Selection:
         if self.num_real_at_one:
             return f"{says}, which is not kept: {self.num_real_at_one} reals with a score of 1 are called fake"
         return says if self.is_resolved else f"{says}, which {self.num_real} reals cannot resolve: none was"
+
+
+def settings_text(settings: Mapping[str, float]) -> str:
+    """``leaves 3, rounds 40``."""
+    return ", ".join(f"{name} {value:g}" for name, value in settings.items()) or "the only ones"
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,23 @@ def select(
     validation videos, 1 is fake; ``logits`` float (N,) what those weights say of them, ``prior_logit`` added. Without
     a video, or with a logit that is not finite, a ``ValueError`` is raised.
     """
+    chosen = select_calibration(
+        labels, logits, num_groups, prior_logit=prior_logit, point=point,
+        validation_loss=history[best_epoch - 1].validation["loss"],
+    )  # fmt: skip
+    return replace(chosen, num_epochs=len(history), best_epoch=best_epoch)
+
+
+def select_calibration(
+    labels: npt.ArrayLike,
+    logits: npt.ArrayLike,
+    num_groups: int,
+    *,
+    validation_loss: float,
+    prior_logit: float = 0.0,
+    point: str = "best",
+) -> Selection:
+    """Choose temperature and threshold of what has no epochs; arguments and errors as of ``select``."""
     checked = check_labels(labels)
     temperature = fit_temperature(checked, logits)
     scores = probabilities(logits, temperature)
@@ -142,9 +171,9 @@ def select(
     if threshold > 1:  # not one real may be called fake; tables hold no threshold above 1
         threshold, at_one = 1.0, int((scores[checked == 0] >= 1).sum())
     return Selection(
-        num_epochs=len(history),
-        best_epoch=best_epoch,
-        validation_loss=history[best_epoch - 1].validation["loss"],
+        num_epochs=0,
+        best_epoch=0,
+        validation_loss=validation_loss,
         prior_logit=prior_logit,
         temperature=temperature,
         log_loss=log_loss(checked, scores),

@@ -1,58 +1,42 @@
 """One outer fold from tables to predictions: train, choose on inner validation, score the fold once; then controls."""
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Unpack
 
 import numpy as np
-import polars as pl
-import safetensors.torch
 
 from fvc_lib.detectors.weights import OwnWeights
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.distributed.ranks import Ranks
+from fvc_lib.engine.first_step import FirstStep, first_step
 from fvc_lib.engine.memory.training_memory import planned_micro_batch
 from fvc_lib.engine.random_state import stable_seed
-from fvc_lib.engine.training_state import NAN_AS_TEXT, TrainingRecord
 from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide, roc_auc
+from fvc_lib.metrics.classification import balanced_accuracy, decide, roc_auc
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import CLIP_SCORES, LABELS, PREDICTIONS, frame_of, write_table
-from fvc_lib.services.tasks import FOLD_TRAINING as STAGE, REAL_SOURCES, SHUFFLED_LABELS
+from fvc_lib.services.tables import CLIP_SCORES, PREDICTIONS, write_table
+from fvc_lib.services.tasks import FOLD_TRAINING as STAGE
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome, train
 from fvc_lib.tasks.video import data
-from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource, FoldClips, OuterFold
+from fvc_lib.tasks.video.classical.training import FeatureLook, look_at_features, train_on_features
+from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource, FoldClips
 from fvc_lib.tasks.video.features import with_features
 from fvc_lib.tasks.video.own_weights import weights_to_go_on_from
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection, select
+from fvc_lib.tasks.video.summary import (
+    Scored,
+    TrainingSummary,
+    clip_scores_table,
+    digest_of_state,
+    predictions_table,
+    training_parameters,
+)
 from fvc_lib.tasks.video.task import BinaryScores, VideoTask, engine_settings
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingSummary(TrainingRecord):
-    """One finished training of a fold, of the model or of one of its controls.
-
-    Attributes:
-        temperature: that the logits were divided by; it, the epoch and the threshold are the selection's.
-        threshold: of the score.
-        recorded: all that was chosen on the inner validation part, at which values, and when the outer fold was opened.
-    """
-
-    __pydantic_config__ = NAN_AS_TEXT
-
-    temperature: float
-    threshold: float
-    recorded: RecordedSelection
-
-    @property
-    def selection(self) -> Selection:
-        """What was chosen on the inner validation part."""
-        return self.recorded.selection
 
 
 @dataclass(frozen=True)
@@ -76,6 +60,8 @@ def train_fold(
         DataError: no such fold, clips that are missing, or a training part of one class.
         FvcError: as ``recipe.train``, which explains the options.
     """
+    if config.of_features:
+        return train_on_features(paths, config, fold, **options)
     stop = options.get("stop") or (lambda: False)
 
     memory = options.get("memory") or NoObserver()
@@ -89,9 +75,14 @@ def train_fold(
     return train(STAGE, fold, paths, config, read, TrainingSummary, **options)
 
 
-def training_parameters(config: RunConfig, fold: int) -> dict[str, Any]:
-    """The fold and the parameters that its weights depend on, as JSON values."""
-    return {"fold": fold, **config.training_values()}
+def first_look(paths: RunPaths, config: RunConfig, fold: int) -> FirstStep | FeatureLook:
+    """What goes in and out of the network in one real step, or what a model on features sees, before a long training.
+
+    Raises as ``train_fold``.
+    """
+    if config.of_features:
+        return look_at_features(paths, config, fold)
+    return first_step(fold_training(paths, config, fold).task, config)
 
 
 def fold_training(
@@ -121,11 +112,11 @@ def fold_training(
         chosen = [choose(each, source, of, config) for each, of in zip(trained, parts, strict=True)]
         # Only now, when all that was chosen is on the disk, is the outer fold looked at.
         scored = [score(*each, source, config.clips_per_video) for each in zip(trained, parts, chosen, strict=True)]
-        table = _predictions(fold, dict(zip(every, scored, strict=True)))
+        table = predictions_table(fold, dict(zip(every, scored, strict=True)))
 
         def write() -> None:
             if config.clips_per_video > 1:
-                write_table(_clip_scores(fold, scored[0]), CLIP_SCORES, paths.clip_scores(fold))
+                write_table(clip_scores_table(fold, scored[0]), CLIP_SCORES, paths.clip_scores(fold))
             write_table(table, PREDICTIONS, paths.predictions(fold))
 
         return Finished([each.summary for each in scored], write)
@@ -191,20 +182,6 @@ def _task(source: ClipSource, clips: FoldClips, config: RunConfig, own: OwnWeigh
     return VideoTask(training, validation, config=config, weights=weights, own=own)
 
 
-@dataclass(frozen=True)
-class Scored:
-    """A finished training and the outer fold; logits and calibrated probabilities, (N,), are in its rows' order.
-
-    ``clip_logits`` (N, C) are those of each clip.
-    """
-
-    summary: TrainingSummary
-    outer: OuterFold
-    logits: FloatArray
-    scores: FloatArray
-    clip_logits: FloatArray
-
-
 def choose(trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config: RunConfig) -> RecordedSelection:
     """Choose temperature and threshold on the inner validation part, and put all that was chosen on record.
 
@@ -218,8 +195,7 @@ def choose(trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config
             state.history, state.best_epoch, validation.labels, validation.logits + prior, clips.num_validation_groups,
             prior_logit=prior, point=config.operating_point,
         )  # fmt: skip
-        best = {name: tensor.contiguous() for name, tensor in state.best_model.items()}
-        weights = hashlib.sha256(safetensors.torch.save(best)).hexdigest()
+        weights = digest_of_state(state.best_model)
         return asdict(record_selection(trained.checkpoints, RecordedSelection(chosen, clips.fingerprint, weights)))
 
     document = trained.ranks.from_leader("selection", recorded)
@@ -262,41 +238,3 @@ def _scores(trained: TrainedNetwork, source: ClipSource, rows: Sequence[ClipRow]
     scores = BinaryScores(clips)
     trained.predict(ClipDataset(source, rows, clips=clips), scores)
     return scores
-
-
-def _predictions(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
-    """PREDICTIONS rows of the outer fold, in the order of the video ids; ``scored`` are the model and its controls."""
-    model, control = scored[""], scored.get(SHUFFLED_LABELS)
-    chosen, outer = model.summary.selection, model.outer
-    of_source: dict[str, tuple[float, int]] = {}
-    if REAL_SOURCES in scored:
-        told = scored[REAL_SOURCES]
-        of_source = {
-            row.video_id: (float(score), row.label) for row, score in zip(told.outer.rows, told.scores, strict=True)
-        }
-    sources = [of_source.get(row.video_id, (None, None)) for row in outer.rows]
-    columns = {
-        "video_id": [row.video_id for row in outer.rows],
-        "group_id": [outer.group_of[row.video_id] for row in outer.rows],
-        "label": [LABELS[row.label] for row in outer.rows],
-        "fold": fold,
-        "score": model.scores,
-        "threshold": chosen.threshold,
-        "logit": model.logits,
-        "temperature": chosen.temperature,
-        "control_score": control.scores if control else None,
-        "control_label": [LABELS[row.label] for row in control.outer.rows] if control else None,
-        "source_score": [score for score, _ in sources],
-        "source_label": [label for _, label in sources],
-    }
-    return frame_of(columns, PREDICTIONS)
-
-
-def _clip_scores(fold: int, model: Scored) -> pl.DataFrame:
-    """CLIP_SCORES rows of the outer fold, in the order of the video ids and clips."""
-    rows = [
-        (row.video_id, model.outer.group_of[row.video_id], LABELS[row.label], fold, clip, logit)
-        for row, logits in zip(model.outer.rows, model.clip_logits.tolist(), strict=True)
-        for clip, logit in enumerate(logits)
-    ]
-    return frame_of(rows, CLIP_SCORES)

@@ -25,7 +25,7 @@ from fvc_lib.services.tasks import KFOLD
 from fvc_lib.tasks.recipe import TrainingOutcome, read_outcome
 from fvc_lib.tasks.video.controls import fake_labels
 from fvc_lib.tasks.video.results import check_predictions, undecoded
-from fvc_lib.tasks.video.training import TrainingSummary
+from fvc_lib.tasks.video.summary import TrainingSummary
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK
 from fvc_lib.tasks.recipe import TrainingOutcome, code_of_network, read_outcome
-from fvc_lib.tasks.video.training import TrainingSummary
+from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_limits
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 
@@ -234,6 +234,11 @@ class RunNetworks(Networks):
         self.paths, config = paths, run_config(paths)
         if config.task != DEFAULT_TASK:
             raise UsageError(f"{paths.run_id} is of task {config.task}; videos are scored by runs of {DEFAULT_TASK}.")
+        if config.of_features:
+            raise UsageError(
+                f"{paths.run_id}: its model, {config.model!r}, sees features, not clips: new files cannot be "
+                "judged by it yet. Name a run of a network."
+            )
         wanted = range(config.num_trainings) if folds is None else sorted(folds)
         found = {fold: read_outcome(paths.fold_outcome(fold), TrainingSummary) for fold in wanted}
         missing = [fold for fold, outcome in found.items() if outcome is None]

@@ -1,0 +1,140 @@
+"""What is told of one finished training of an outer fold, and the tables of its predictions."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+import safetensors.torch
+from torch import Tensor
+
+from fvc_lib.engine.training_state import NAN_AS_TEXT, TrainingRecord
+from fvc_lib.metrics.classification import FloatArray
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.tables import CLIP_SCORES, LABELS, PREDICTIONS, frame_of
+from fvc_lib.services.tasks import REAL_SOURCES, SHUFFLED_LABELS
+from fvc_lib.tasks.video.data import OuterFold
+from fvc_lib.tasks.video.selection import RecordedSelection, Selection, settings_text
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that a model on features could have had, and its loss on inner folds of the training groups."""
+
+    __pydantic_config__ = NAN_AS_TEXT
+
+    settings: dict[str, float]
+    inner_loss: float  # nats per video, weighted as in training; NaN where the groups are too few for inner folds
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSummary(TrainingRecord):
+    """One finished training of a fold, of the model or of one of its controls.
+
+    Attributes:
+        temperature: that the logits were divided by; it, the epoch and the threshold are the selection's.
+        threshold: of the score.
+        recorded: all that was chosen on the inner validation part, at which values, and when the outer fold was opened.
+        candidates: of a model on features the settings that could be chosen; a network has none.
+        seen: and which features it saw.
+    """
+
+    __pydantic_config__ = NAN_AS_TEXT
+
+    temperature: float
+    threshold: float
+    recorded: RecordedSelection
+    candidates: tuple[Candidate, ...] = ()
+    seen: tuple[str, ...] = ()
+
+    @property
+    def selection(self) -> Selection:
+        """What was chosen on the inner validation part."""
+        return self.recorded.selection
+
+    def schedule(self) -> str:
+        """See ``TrainingRecord``; a model on features is fitted to all videos at once."""
+        return "all" if self.candidates else super().schedule()
+
+    def claim(self) -> str:
+        """See ``TrainingRecord``."""
+        if self.candidates:
+            return "the same command gives the same bits again, with this scikit-learn and numpy on such a processor"
+        return super().claim()
+
+    def best_sentence(self) -> str:
+        """The epoch that was chosen and its losses, or the settings and every candidate's loss, in one line."""
+        if not self.history:
+            losses = "; ".join(f"{settings_text(each.settings)}: {each.inner_loss:.3f}" for each in self.candidates)
+            chosen = settings_text(self.selection.settings)
+            return f"chosen: {chosen}; loss on inner folds of groups, by candidate: {losses}"
+        best = self.history[self.selection.best_epoch - 1]
+        return (
+            f"best epoch {best.epoch} of {len(self.history)}: inner validation loss {best.validation['loss']:.3f}, "
+            f"training loss {best.train_loss:.3f}"
+        )
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A finished training and the outer fold; logits and calibrated probabilities, (N,), are in its rows' order.
+
+    ``clip_logits`` (N, C) are those of each clip.
+    """
+
+    summary: TrainingSummary
+    outer: OuterFold
+    logits: FloatArray
+    scores: FloatArray
+    clip_logits: FloatArray
+
+
+def training_parameters(config: RunConfig, fold: int) -> dict[str, Any]:
+    """The fold and the parameters that its weights depend on, as JSON values."""
+    return {"fold": fold, **config.training_values()}
+
+
+def digest_of_state(state: Mapping[str, Tensor]) -> str:
+    """Hex SHA-256 of weights as safetensors writes them."""
+    return hashlib.sha256(
+        safetensors.torch.save({name: tensor.contiguous() for name, tensor in state.items()})
+    ).hexdigest()
+
+
+def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
+    """PREDICTIONS rows of the outer fold, in the order of the video ids; ``scored`` are the model and its controls."""
+    model, control = scored[""], scored.get(SHUFFLED_LABELS)
+    chosen, outer = model.summary.selection, model.outer
+    of_source: dict[str, tuple[float, int]] = {}
+    if REAL_SOURCES in scored:
+        told = scored[REAL_SOURCES]
+        of_source = {
+            row.video_id: (float(score), row.label) for row, score in zip(told.outer.rows, told.scores, strict=True)
+        }
+    sources = [of_source.get(row.video_id, (None, None)) for row in outer.rows]
+    columns = {
+        "video_id": [row.video_id for row in outer.rows],
+        "group_id": [outer.group_of[row.video_id] for row in outer.rows],
+        "label": [LABELS[row.label] for row in outer.rows],
+        "fold": fold,
+        "score": model.scores,
+        "threshold": chosen.threshold,
+        "logit": model.logits,
+        "temperature": chosen.temperature,
+        "control_score": control.scores if control else None,
+        "control_label": [LABELS[row.label] for row in control.outer.rows] if control else None,
+        "source_score": [score for score, _ in sources],
+        "source_label": [label for _, label in sources],
+    }
+    return frame_of(columns, PREDICTIONS)
+
+
+def clip_scores_table(fold: int, model: Scored) -> pl.DataFrame:
+    """CLIP_SCORES rows of the outer fold, in the order of the video ids and clips."""
+    rows = [
+        (row.video_id, model.outer.group_of[row.video_id], LABELS[row.label], fold, clip, logit)
+        for row, logits in zip(model.outer.rows, model.clip_logits.tolist(), strict=True)
+        for clip, logit in enumerate(logits)
+    ]
+    return frame_of(rows, CLIP_SCORES)
