@@ -25,7 +25,7 @@ from fvc_lib.services.code.code_version import code_hash
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.stage_logs import JsonLines
-from fvc_lib.video.decode.clip import VideoProbe, decode_clip, probe_video
+from fvc_lib.video.decode.clip import Clip, VideoProbe, decode_clip, probe_video
 from fvc_lib.video.decode.source import RefusedVideo, VideoError, picture_names, sha256_of_video
 from fvc_lib.video.decode.still_image import ImageFacts, StillImageError, examine_image
 from fvc_lib.video.reencode import reencode_files, reencoded_path
@@ -46,8 +46,7 @@ def probe_file(path_text: str) -> dict[str, Any]:
     path = Path(path_text)
     try:
         probe = probe_video(path)
-        clip = decode_clip(path, HASH_FRAMES, HASH_SIZE)
-        content_sha256 = sha256_of_video(path)
+        return probed(path, probe, decode_clip(path, HASH_FRAMES, HASH_SIZE))
     except VideoError as error:
         return {"reason": error.reason, "detail": f"{error.detail}. {error.remedy}"}
     except MemoryError:
@@ -55,11 +54,20 @@ def probe_file(path_text: str) -> dict[str, Any]:
         return {"reason": shown.reason, "detail": f"{shown.detail}. {shown.remedy}"}
     except OSError as error:
         return {"reason": "unreadable", "detail": f"{error.strerror}. Check that the file exists and may be read."}
+
+
+def probed(path: Path, probe: VideoProbe, clip: Clip) -> dict[str, Any]:
+    """What ``probe_file`` says of a video of which these are the facts, and the clip of six frames.
+
+    Raises:
+        OSError: it cannot be read any more.
+        VideoError: likewise.
+    """
     box = clip.content
     picture = clip.frames[:, :, box.top : box.top + box.height, box.left : box.left + box.width]
     return {
         "probe": asdict(probe),
-        "content_sha256": content_sha256,
+        "content_sha256": sha256_of_video(path),
         "perceptual_hash": perceptual_hash(np.ascontiguousarray(picture)),
     }
 

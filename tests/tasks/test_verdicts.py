@@ -26,7 +26,7 @@ from fvc_lib.tasks.video.verdicts.detector import decoding_cautions, detector_of
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, answers_to, files_of, judge_files, judged
 from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, Rule, at_prior, rule_of, rule_sentences
 from fvc_lib.tasks.video.verdicts.scoring import RunNetworks, scratch_folder
-from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, copied_rows
+from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, KnownFootage
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import ScoredTables, draw_clip
 
@@ -194,10 +194,12 @@ def test_files_are_found_in_folders_tables_and_lists_each_once(tmp_path, monkeyp
 
 def test_a_copy_is_found_by_the_runs_videos_alone_and_by_all_of_them(run):
     hashes = read_table(run.index, INDEX)["perceptual_hash"].to_list()
-    assert copied_rows(hashes[1:], [hashes[0], hashes[3], None], 10) == [[], [2], []]
-    assert copied_rows([*hashes[:4], hashes[3]], [hashes[3]], 10) == [[3, 4]]
-    assert copied_rows([hashes[3]] * 60, [hashes[3]], 10) == [list(range(60))]
-    assert copied_rows(hashes, hashes, 0) == [[]] * len(hashes)
+    assert [KnownFootage(hashes[1:], 10).copied(each) for each in (hashes[0], hashes[3], None)] == [[], [2], []]
+    assert KnownFootage([*hashes[:2], None, hashes[3], hashes[3]], 10).copied(hashes[3]) == [3, 4]
+    assert KnownFootage([hashes[3]] * 60, 10).copied(hashes[3]) == list(range(60))
+    assert KnownFootage(hashes, 0).copied(hashes[0]) == []
+    shorter = hashes[3].split("-")[1]  # of a run whose hashes are of fewer frames
+    assert KnownFootage([hashes[0], shorter], 10).copied(shorter) == [1]
 
 
 def test_footage_that_reals_and_fakes_share_does_not_tell_which_a_copy_is(run, tmp_path):

@@ -212,6 +212,20 @@ def near_copies(contents: Sequence[str], hashes: Sequence[str | None], max_bits:
     return [(places[one], places[other]) for one, other in near_duplicate_links([hashes[i] for i in places], max_bits)]
 
 
+def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
+    """Which of (N, T, 30) may show the footage of ``one``, (T, 30).
+
+    They are all that ``near_duplicate_links`` links with it directly, and few besides.
+    """
+    closely, near = max(0, max_bits - _CLOSER_BITS), np.zeros(len(table), np.bool_)
+    for frame, mirror in itertools.product(_middle_frames(len(one)), (np.uint64(0), MIRROR_BITS)):
+        codes = table[:, frame]
+        for whole, part in ((codes[:, :1], one[frame]), (one[frame, :1], codes)):
+            has_meaning = (whole != 0) & (part != 0)
+            near |= ((np.bitwise_count(whole ^ mirror ^ part) <= closely) & has_meaning).any(axis=1)
+    return np.flatnonzero(near)
+
+
 @dataclass(frozen=True)
 class _Judge:
     known: Places

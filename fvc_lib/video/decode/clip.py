@@ -6,10 +6,11 @@ seeking, frames before the first keyframe) the whole video is decoded as a strea
 that the packets promised another number of frames. Never are more frames held than the decoder itself needs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.video.decode import readers, source
 from fvc_lib.video.decode.frame_table import FrameTable, Seconds, check_not_empty, read_frame_table, seconds_of
 from fvc_lib.video.decode.packets import PacketFacts, packet_facts
-from fvc_lib.video.decode.readers import Box, FrameSink, Orientation
+from fvc_lib.video.decode.readers import Box, FirstFrame, FrameSink, Sinks
 from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, VideoError, VideoSource, open_video
 
 MAX_FRAMES = 100_000
@@ -66,13 +67,8 @@ def decode_places(path: AnyPath, places_of: PlacesOf, size: int | None) -> Clip:
     with open_video(path) as opened:
         table = read_frame_table(opened)
         check_not_empty(path, table)
-        sparse = table.trusted and table.damage is None
-        clip = _decode_sparse(opened, table, places_of, size) if sparse else None
-    if clip is not None:
-        return clip
-    if table.damage is not None:
-        raise TruncatedVideo(path, table.damage)
-    return _decode_stream(path, table, places_of, size)
+        found = _decode_sparse(opened, table, [(places_of, size)])
+    return (found or _decode_stream(path, table, [(places_of, size)]))[0][0]
 
 
 def uniform_places(num_source_frames: int, num_frames: int) -> npt.NDArray[np.int64]:
@@ -80,33 +76,45 @@ def uniform_places(num_source_frames: int, num_frames: int) -> npt.NDArray[np.in
     return np.round(np.linspace(0, num_source_frames - 1, num_frames)).astype(np.int64)
 
 
-def _decode_sparse(opened: VideoSource, table: FrameTable, places_of: PlacesOf, size: int | None) -> Clip | None:
-    """The clip, or none when a frame did not turn up where the packets promised it.
+_Wanted = tuple[PlacesOf, int | None]  # of one clip: ``places_of`` and ``size`` of ``decode_places``
+
+
+def _decode_sparse(
+    opened: VideoSource, table: FrameTable, wanted: Sequence[_Wanted], first: FirstFrame | None = None
+) -> tuple[list[Clip], int] | None:
+    """The clips and how many frames the video has; none when a frame is not known to be where the packets promise it.
 
     Raises:
         RefusedVideo: a frame needs too much memory.
     """
+    if not table.trusted or table.damage is not None:
+        return None
     order = table.presentation_order()
-    sink = FrameSink(opened, size, places_of(len(order)))
+    sinks = [FrameSink(opened, size, places_of(len(order))) for places_of, size in wanted]
     try:
         with source.ffmpeg_errors(opened.path, CorruptVideo):
-            complete = readers.read_by_pts(opened, table, order, sink)
+            complete = readers.read_by_pts(opened, table, order, Sinks(sinks, first))
     except source.RefusedVideo:
         raise
     except VideoError:
         return None  # decoded from the beginning the same packets may be fine; if not, that says what is wrong
-    pts_seconds = seconds_of(table.pts[order[sink.places]], opened.stream.time_base)
-    return Clip(sink.frames, pts_seconds, sink.places, len(order), sink.content) if complete else None
+    seconds = [seconds_of(table.pts[order[sink.places]], opened.stream.time_base) for sink in sinks]
+    return (_clips(sinks, seconds, len(order)), len(order)) if complete else None
 
 
-def _decode_stream(path: Path, table: FrameTable, places_of: PlacesOf, size: int | None) -> Clip:
+def _decode_stream(
+    path: Path, table: FrameTable, wanted: Sequence[_Wanted], first: FirstFrame | None = None
+) -> tuple[list[Clip], int]:
     """The slow and sure way: every frame is decoded, and the places are those of the frames that came out."""
+    if table.damage is not None:
+        raise TruncatedVideo(path, table.damage)
     found = None
     if table.num_shown:
+        places = [(places_of(table.num_shown), size) for places_of, size in wanted]
         with suppress(VideoError):  # counting will say what is wrong
-            found = readers.read_as_promised(path, table, places_of(table.num_shown), size)
+            found = readers.read_as_promised(path, table, places, first)
     if found is not None:
-        sink, seconds = found
+        sinks, seconds = found
     else:
         count = readers.count_frames(path, table)
         if not count.num_frames:
@@ -114,8 +122,16 @@ def _decode_stream(path: Path, table: FrameTable, places_of: PlacesOf, size: int
         if count.missing is not None:
             raise (CorruptVideo if count.decoder_failed else TruncatedVideo)(path, count.missing)
         seconds = count.seconds
-        sink = readers.read_by_place(path, table, count.order, places_of(len(seconds)), size)
-    return Clip(sink.frames, seconds[sink.places], sink.places, len(seconds), sink.content)
+        places = [(places_of(len(seconds)), size) for places_of, size in wanted]
+        sinks = readers.read_by_place(path, table, count.order, places)
+    return _clips(sinks, [seconds[sink.places] for sink in sinks], len(seconds)), len(seconds)
+
+
+def _clips(sinks: Sequence[FrameSink], seconds: Sequence[Seconds], num_source_frames: int) -> list[Clip]:
+    return [
+        Clip(sink.frames, times, sink.places, num_source_frames, sink.content)
+        for sink, times in zip(sinks, seconds, strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -162,36 +178,68 @@ def probe_video(path: AnyPath) -> VideoProbe:
     with open_video(path) as opened:
         table = read_frame_table(opened)
         check_not_empty(path, table)
-        codec, container = opened.codec_name, opened.container_name
-        has_audio = bool(opened.container.streams.audio)
-        states_rate = not path.is_dir()  # else the demuxer makes one up
-        nominal_rate = opened.stream.average_rate if states_rate else None
-        span = _span_seconds(opened, table) if states_rate else None
-        packets = asdict(packet_facts(table, opened.stream.time_base if states_rate else None))
-    frame = readers.first_frame(path, table)
-    source.check_size(path, frame.width, frame.height)
+        stated = _stated(opened, table)
+    first = FirstFrame()
+    first.offer(0, readers.first_frame(path, table))
+    source.check_size(path, first.width, first.height)
     num_frames = table.num_shown if table.trusted else readers.count_frames(path, table).num_frames
+    return _probe(path, stated, first, num_frames)
+
+
+def probe_and_decode(path: AnyPath, wanted: Sequence[_Wanted]) -> tuple[VideoProbe, list[Clip]]:
+    """What ``probe_video`` and ``decode_places`` say of each of ``wanted``, from one pass where one is enough.
+
+    Raises:
+        VideoError: one of them raises, perhaps for another reason.
+    """
+    path, first = Path(path), FirstFrame()
+    with open_video(path) as opened:
+        table = read_frame_table(opened)
+        check_not_empty(path, table)
+        stated = _stated(opened, table)
+        found = _decode_sparse(opened, table, wanted, first)
+    if found is None:
+        first = FirstFrame()
+        found = _decode_stream(path, table, wanted, first)
+    if not first.width:
+        first.offer(0, readers.first_frame(path, table))
+    source.check_size(path, first.width, first.height)
+    return _probe(path, stated, first, table.num_shown if table.trusted else found[1]), found[0]
+
+
+def _stated(opened: VideoSource, table: FrameTable) -> dict[str, Any]:
+    """Fields of ``VideoProbe`` that take no decoding, and ``rate`` and ``span`` of ``_probe``."""
+    states_rate = not opened.path.is_dir()  # else the demuxer makes one up
+    return {
+        "codec": opened.codec_name,
+        "container": opened.container_name,
+        "has_audio": bool(opened.container.streams.audio),
+        "rate": opened.stream.average_rate if states_rate else None,
+        "span": _span_seconds(opened, table) if states_rate else None,
+        **asdict(packet_facts(table, opened.stream.time_base if states_rate else None)),
+    }
+
+
+def _probe(path: Path, stated: dict[str, Any], first: FirstFrame, num_frames: int) -> VideoProbe:
     if not num_frames:
         raise CorruptVideo(path, "it opens, but none of its packets is shown")
     if num_frames != (pictures := source.num_pictures(path) or num_frames):
         raise CorruptVideo(path, f"of its {pictures} pictures {num_frames} are decoded")
+    nominal_rate, span = stated.pop("rate"), stated.pop("span")
     rate = (num_frames - 1) / span if span and num_frames > 1 else float(nominal_rate or 0) or None
     duration = num_frames / rate if rate else None
     size_bytes = source.size_of_video(path)
     return VideoProbe(
-        codec=codec,
-        container=container,
-        pixel_format=frame.format.name,
-        width=frame.width,
-        height=frame.height,
+        **stated,
+        pixel_format=first.pixel_format,
+        width=first.width,
+        height=first.height,
         frames_per_second=rate,
         num_frames=num_frames,
         duration_seconds=duration,
-        rotation_degrees=(Orientation.tagged_on(frame) or Orientation()).rotation_degrees,
-        has_audio=has_audio,
+        rotation_degrees=first.orientation.rotation_degrees,
         size_bytes=size_bytes,
         bits_per_second=8 * size_bytes / duration if duration else None,
-        **packets,
     )
 
 

@@ -1,10 +1,11 @@
 """Decoding chosen frames of an open video, by seeking to their groups of pictures, into upright RGB pixels."""
 
 import itertools
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Protocol
 
 import av.error
 import numpy as np
@@ -201,6 +202,50 @@ class FrameSink:
         self.wanted.discard(place)
 
 
+@dataclass
+class FirstFrame:
+    """What the first frame of a video tells about it, once it was offered."""
+
+    pixel_format: str = ""
+    width: int = 0
+    height: int = 0
+    orientation: Orientation = Orientation()
+
+    def offer(self, place: int | None, frame: VideoFrame) -> None:
+        """Take note of the frame at place 0."""
+        if place == 0:
+            self.pixel_format, self.width, self.height = frame.format.name, frame.width, frame.height
+            self.orientation = Orientation.tagged_on(frame) or Orientation()
+
+
+class Sink(Protocol):
+    """What takes frames of one video: those at ``wanted`` places in the presentation order."""
+
+    wanted: set[int]
+
+    def offer(self, place: int | None, frame: VideoFrame) -> None:
+        """As ``FrameSink.offer``."""
+
+
+class Sinks:
+    """The sinks that one pass fills; ``first``, where it is given, wants the first frame.
+
+    Attributes:
+        wanted: places in the presentation order that some sink still wants.
+    """
+
+    def __init__(self, sinks: Sequence[FrameSink], first: FirstFrame | None = None) -> None:
+        self.wanted = set[int]().union(*(sink.wanted for sink in sinks), () if first is None else (0,))
+        self._sinks: list[FrameSink | FirstFrame] = [*sinks, *(() if first is None else (first,))]
+
+    def offer(self, place: int | None, frame: VideoFrame) -> None:
+        """As ``FrameSink.offer``."""
+        for sink in self._sinks:
+            sink.offer(place, frame)
+        if place is not None:
+            self.wanted.discard(place)
+
+
 # Reading past this many packets costs less than a seek.
 _PACKETS_WORTH_A_SEEK = 32
 # MPEG-TS knows no keyframes when it seeks: where it lands too late, try earlier.
@@ -211,7 +256,7 @@ _MAX_REORDER_DEPTH = 16
 _SKIPS_NON_REFERENCES = frozenset({"h264", "hevc", "mpeg4"})
 
 
-def read_by_pts(source: VideoSource, table: FrameTable, order: IntArray, sink: FrameSink) -> bool:
+def read_by_pts(source: VideoSource, table: FrameTable, order: IntArray, sink: Sink) -> bool:
     """Seek to each group of pictures that holds a wanted frame and decode only there.
 
     Frames that nothing refers to are left out unless they are wanted, and no more is decoded than the last wanted
@@ -310,7 +355,7 @@ class _PacketCursor:
         return False
 
 
-def _read_group(source: VideoSource, cursor: _PacketCursor, group: _Group, sink: FrameSink) -> bool:
+def _read_group(source: VideoSource, cursor: _PacketCursor, group: _Group, sink: Sink) -> bool:
     context = source.stream.codec_context
     skips = source.codec_name in _SKIPS_NON_REFERENCES
     for pts in group.packet_pts:
@@ -325,7 +370,7 @@ def _read_group(source: VideoSource, cursor: _PacketCursor, group: _Group, sink:
     return not group.places or (_take(context.decode(None), group, sink) and not group.places)
 
 
-def _take(frames: list[VideoFrame], group: _Group, sink: FrameSink) -> bool:
+def _take(frames: list[VideoFrame], group: _Group, sink: Sink) -> bool:
     for frame in frames:
         place = None if frame.pts is None else group.places.pop(frame.pts, None)
         if place is not None and frame.is_corrupt:
@@ -364,13 +409,16 @@ class FrameCount:
         return len(self.order)
 
 
+_Places = Sequence[tuple[IntArray, int | None]]  # of each sink: ``places`` and ``size`` of ``FrameSink``
+
+
 def read_as_promised(
-    path: Path, table: FrameTable, places: IntArray, size: int | None
-) -> tuple[FrameSink, Seconds] | None:
+    path: Path, table: FrameTable, places: _Places, first: FirstFrame | None = None
+) -> tuple[list[FrameSink], Seconds] | None:
     """Decode a whole video once and take frames on the way, trusting that it has as many as its packets promise.
 
     Returns:
-        The filled sink and float64 (n,) the presentation times in seconds; none where the promise was not kept, a
+        The filled sinks and float64 (n,) the presentation times in seconds; none where the promise was not kept, a
         wanted frame is damaged, or frames came in another order.
 
     Raises:
@@ -378,15 +426,16 @@ def read_as_promised(
     """
     times: list[int | None] = []
     with open_video(path, thorough=True) as source:
-        sink = FrameSink(source, size, places)
+        sinks = [FrameSink(source, size, some) for some, size in places]
+        together = Sinks(sinks, first)
         for number, frame in enumerate(_decode_all(source, table)):
             times.append(frame.pts)
-            if number in sink.wanted and frame.is_corrupt:
+            if number in together.wanted and frame.is_corrupt:
                 return None
-            sink.offer(number, frame)
+            together.offer(number, frame)
         order, seconds = _order_and_seconds(source, times, table)
     kept = len(times) == table.num_shown and bool((order == np.arange(len(order))).all())
-    return (sink, seconds) if kept and not sink.wanted else None
+    return (sinks, seconds) if kept and not together.wanted else None
 
 
 def count_frames(path: Path, table: FrameTable) -> FrameCount:
@@ -408,28 +457,28 @@ def count_frames(path: Path, table: FrameTable) -> FrameCount:
     return FrameCount(order, seconds, missing, isinstance(failure, CorruptVideo))
 
 
-def read_by_place(path: Path, table: FrameTable, order: IntArray, places: IntArray, size: int | None) -> FrameSink:
+def read_by_place(path: Path, table: FrameTable, order: IntArray, places: _Places) -> list[FrameSink]:
     """Decode a video from its beginning until all wanted frames are there.
 
     Args:
         path: the video.
         table: its packets.
         order: as ``FrameCount`` has it.
-        places: see ``FrameSink``.
-        size: see ``FrameConverter``.
+        places: see ``FrameSink``, for each of them.
 
     Raises:
         CorruptVideo: the decoder marked a wanted frame as damaged, failed before it, or never put it out.
     """
     with open_video(path, thorough=True) as source:
-        sink = FrameSink(source, size, places)
-        place_of = {int(order[place]): place for place in sink.wanted}
+        sinks = [FrameSink(source, size, some) for some, size in places]
+        together = Sinks(sinks)
+        place_of = {int(order[place]): place for place in together.wanted}
         for number, frame in enumerate(_decode_all(source, table)):
             if number in place_of and frame.is_corrupt:
                 raise CorruptVideo(path, f"frame {place_of[number]} is damaged")
-            sink.offer(place_of.get(number), frame)
-            if not sink.wanted:
-                return sink
+            together.offer(place_of.get(number), frame)
+            if not together.wanted:
+                return sinks
     raise CorruptVideo(path, "decoding it twice gives different frames")
 
 

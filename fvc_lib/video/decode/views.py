@@ -14,7 +14,7 @@ from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.clip_settings import View
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.registry import CROPS
-from fvc_lib.video.decode.clip import decode_places, uniform_places
+from fvc_lib.video.decode.clip import Clip, PlacesOf, decode_places, uniform_places
 from fvc_lib.video.decode.frame_table import IntArray
 from fvc_lib.video.decode.readers import Pixels
 from fvc_lib.video.decode.source import open_video
@@ -73,12 +73,21 @@ def decode_view(path: AnyPath, num_frames: int, side: int, view: View) -> tuple[
         VideoError: as ``clip.decode_clip``.
         CropError: what is asked for the crop fails.
     """
-    path = Path(path)
+    decoded = decode_places(Path(path), *wanted_of(Path(path), num_frames, side, view))
+    return seen_of(decoded, num_frames, side, view)
+
+
+def wanted_of(path: Path, num_frames: int, side: int, view: View) -> tuple[PlacesOf, int]:
+    """What ``seen_of`` needs of a video, as ``decode_places`` takes it; arguments and errors as ``decode_view``."""
 
     def places_of(num_source_frames: int) -> IntArray:
         return np.unique(clip_places(view, num_frames, num_source_frames)[0])
 
-    decoded = decode_places(path, places_of, _decoded_side(path, num_frames, side, view))
+    return places_of, _decoded_side(path, num_frames, side, view)
+
+
+def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixels, list[SeenClip]]:
+    """``decode_view`` of the frames that ``wanted_of`` asks for."""
     places, stride = clip_places(view, num_frames, decoded.num_source_frames)
     box, at = decoded.content, np.searchsorted(decoded.frame_indices, places)
     picture = decoded.frames[:, :, box.top : box.top + box.height, box.left : box.left + box.width]

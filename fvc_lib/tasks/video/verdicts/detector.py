@@ -8,7 +8,7 @@ networks, with the run's own eyes (``scoring.py``).
 
 import logging
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from fvc_lib.corpus.probing import VIDEO_FILES, probe_files
+from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
 from fvc_lib.services.errors import UsageError, command_text
@@ -26,9 +26,16 @@ from fvc_lib.services.tables import AUGMENTED, read_table
 from fvc_lib.tasks.video.own_weights import SEEN_BEFORE, seen_before
 from fvc_lib.tasks.video.verdicts.bundle import DIGESTS, NOT_STATED, RECORD, BundleNetworks, Standing
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
-from fvc_lib.tasks.video.verdicts.scoring import FileToScore, Networks, RunNetworks, score_files, scratch_folder
+from fvc_lib.tasks.video.verdicts.scoring import (
+    FileToScore,
+    Networks,
+    RunNetworks,
+    looked_at,
+    score_clips,
+    scratch_folder,
+)
 from fvc_lib.tasks.video.verdicts.shots import is_black, is_frozen, too_few
-from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, copied_rows
+from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, KnownFootage
 from fvc_lib.video.clips.store import Pixels
 
 _logger = logging.getLogger(__name__)
@@ -145,59 +152,70 @@ class TrainedDetector:
         """What is found of each of ``files``, in any order, as it is found; a bad file costs itself alone.
 
         Args:
-            files: absolute, each once; no more than ``BLOCK_FILES`` at a time, for all are looked at before one is
-                judged.
+            files: absolute, each once.
             workers: processes that decode; 0: one per core.
             seen: is given a scored file and its frames, uint8 (N, T, 3, S, S), as the networks saw them.
 
         Raises:
             FvcError: as ``score_files``.
         """
-        texts = [path_to_text(path.relative_to("/")) for path in files]
-        with scratch_folder(self.networks.config) as folder:
-            probed, _ = probe_files(VIDEO_FILES, "/", texts, folder, workers=workers)
-        new, before = [], set(self.seen_before["content_sha256"])
-        for text in texts:
-            each = probed[text]
-            if each.probe is None:
-                yield Finding(f"/{text}", failure=f"{each.reason}: {each.detail}", lasts=each.lasts)
-            elif each.content_sha256 in self.place_of:
-                yield self._known(f"/{text}", each.content_sha256)
-            elif each.content_sha256 in before:
-                yield Finding(f"/{text}", each.content_sha256, no_prediction=(f"This is a video {_BEFORE}",))
-            else:
-                new.append(each)
-        bits = self.networks.config.near_duplicate_bits
-        looks = pl.concat([self.known.rows["perceptual_hash"], self.seen_before["perceptual_hash"]])
-        of_run = looks.to_list() if new else []
-        copies = copied_rows(of_run, [each.perceptual_hash for each in new], bits)
-        asked = []
-        for each, copied in zip(new, copies, strict=True):
-            if copied:
-                yield Finding(f"/{each.path}", each.content_sha256, no_prediction=self._copied(copied))
-            else:
-                asked.append(each)
-        folds, path_of = tuple(sorted(self.networks.folds)), dict(zip(texts, files, strict=True))
-        todo = [FileToScore(path_of[each.path], folds, content_sha256=each.content_sha256) for each in asked]
-        empty = dict[int, tuple[str, ...]]()
+        networks = self.networks
+        with scratch_folder(networks.config) as folder:
+            clips = [folder / f"{number}.npy" for number in range(len(files))]
+            waiting: dict[int, ProbeResult] = {}
+            with closing(looked_at(networks.store, files, clips, workers=workers)) as answers:
+                for place, probed, failure in answers:
+                    if (said := self._unscored(probed, failure)) is not None:
+                        clips[place].unlink(missing_ok=True)
+                        yield said
+                        continue
+                    waiting[place] = probed
+                    if len(waiting) * networks.config.clips_per_video >= networks.batch_size:
+                        yield from self._scored(files, clips, waiting, seen)
+                        waiting = {}
+            yield from self._scored(files, clips, waiting, seen)
 
-        def look(place: int, clips: Pixels) -> None:
-            probe = asked[place].probe
+    def _unscored(self, probed: ProbeResult, failure: str) -> Finding | None:
+        """What is found of a file that the networks are not asked about; ``failure``: why it has no clip."""
+        path, content = probed.path, probed.content_sha256
+        if probed.probe is None:
+            return Finding(path, failure=f"{probed.reason}: {probed.detail}", lasts=probed.lasts)
+        if content in self.place_of:
+            return self._known(path, content)
+        if content in self._contents_before:
+            return Finding(path, content, no_prediction=(f"This is a video {_BEFORE}",))
+        if copied := self._footage.copied(probed.perceptual_hash):
+            return Finding(path, content, no_prediction=self._copied(copied))
+        return Finding(path, content, failure=failure) if failure else None
+
+    def _scored(
+        self, files: Sequence[Path], clips: Sequence[Path], waiting: Mapping[int, ProbeResult], seen: Seen
+    ) -> Iterator[Finding]:
+        """What the networks say of the files that are ``waiting``, by their places."""
+        folds, empty = tuple(sorted(self.networks.folds)), dict[int, tuple[str, ...]]()
+        todo = {place: FileToScore(files[place], folds) for place in waiting}
+
+        def look(place: int, frames: Pixels) -> None:
+            probe = waiting[place].probe
             assert probe is not None
-            empty[place] = tuple(self._nothing_to_judge(clips, probe.num_frames))
-            seen(todo[place].path, clips)
+            empty[place] = tuple(self._nothing_to_judge(frames, probe.num_frames))
+            seen(files[place], frames)
 
-        answers = score_files(self.networks, todo, workers=workers, seen=look)
-        with closing(answers):
-            for answer in answers:
-                each = asked[answer.position]
-                if answer.failure:
-                    yield Finding(f"/{each.path}", each.content_sha256, failure=answer.failure, lasts=answer.lasts)
-                    continue
-                logits = (answer.logits[fold] / self.networks.folds[fold].temperature for fold in folds)
-                assert each.probe is not None
-                unfamiliar = (*empty.pop(answer.position), *self.familiar.reasons(vars(each.probe)))
-                yield Finding(f"/{each.path}", each.content_sha256, logits=tuple(logits), unfamiliar=unfamiliar)
+        for answer in score_clips(self.networks, todo, clips, list(waiting), look):
+            each = waiting[answer.position]
+            assert each.probe is not None
+            logits = (answer.logits[fold] / self.networks.folds[fold].temperature for fold in folds)
+            unfamiliar = (*empty.pop(answer.position), *self.familiar.reasons(vars(each.probe)))
+            yield Finding(each.path, each.content_sha256, logits=tuple(logits), unfamiliar=unfamiliar)
+
+    @cached_property
+    def _contents_before(self) -> frozenset[str]:
+        return frozenset(self.seen_before["content_sha256"])
+
+    @cached_property
+    def _footage(self) -> KnownFootage:
+        looks = pl.concat([self.known.rows["perceptual_hash"], self.seen_before["perceptual_hash"]])
+        return KnownFootage(looks.to_list(), self.networks.config.near_duplicate_bits)
 
     def _nothing_to_judge(self, clips: Pixels, num_frames: int) -> Iterator[str]:
         """Sentences on the frames that the networks see, uint8 (N, T, 3, S, S), of a video of ``num_frames``."""

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult
 from fvc_lib.detectors.network import build_detector, head_of
 from fvc_lib.detectors.weights import OwnWeights, first_weights
 from fvc_lib.engine.device import Precision, deterministic_algorithms, release_cached_memory, resolve_device
@@ -29,7 +30,7 @@ from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.training_state import weights_digest
 from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.services.atomic_files import process_lives, this_host
+from fvc_lib.services.atomic_files import path_to_text, process_lives, this_host
 from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, StoppedError, UsageError, command_text
@@ -43,6 +44,7 @@ from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_limits
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 
+_LOOK = "fvc_lib.tasks.video.verdicts.looking:look"
 _SAME_LOGIT = 1e-3  # half precision adds up differently in another order
 _logger = logging.getLogger(__name__)
 
@@ -369,9 +371,9 @@ def score_files(
                     continue
                 waiting.append(answer.position)
                 if len(waiting) * config.clips_per_video >= networks.batch_size:
-                    yield from _scored(networks, files, clips, waiting, seen)
+                    yield from score_clips(networks, files, clips, waiting, seen)
                     waiting = []
-            yield from _scored(networks, files, clips, waiting, seen)
+            yield from score_clips(networks, files, clips, waiting, seen)
 
 
 def decoded_files(
@@ -385,15 +387,40 @@ def decoded_files(
     limits = decode_limits(store, workers, recipes=bool(store.recipe) or any(file.recipe for file in files))
     with closing(run_isolated(DECODE_FUNCTION, items, **limits)) as answers:
         for answer in answers:
-            value = answer.value or {}
-            if "code_changed" in value:
-                raise FvcError("the code that decodes was changed since it was loaded here. Start anew.")
-            if "crop_error" in value:
-                raise DataError(f"{value['crop_error']}. Mend the function that crops.")
-            if "write_error" in value:
-                raise OSError(*value["write_error"])
-            failure = f"the decoder gave up: {answer.detail}" if answer.failure else value.get("video_error", "")
+            failure = _wrong_with_video(answer.value or {})
+            failure = f"the decoder gave up: {answer.detail}" if answer.failure else failure
             yield FileScores(answer.position, failure=failure, lasts=answer.failure is None)
+
+
+def looked_at(
+    store: ClipStore, files: Sequence[Path], clips: Sequence[Path], *, workers: int = 0
+) -> Generator[tuple[int, ProbeResult, str]]:
+    """Probe ``files`` and decode them into ``clips`` at once (``looking.look``), in isolated processes.
+
+    The position of each, what it is, and why it has no clip, as soon as it is known. Raises as ``score_files``.
+    """
+    items = [item_to_decode(store, FileToScore(path, ()), clip) for path, clip in zip(files, clips, strict=True)]
+    limits = decode_limits(store, workers, recipes=bool(store.recipe))
+    limits["timeout_seconds"] += VIDEO_FILES.timeout_seconds
+    with closing(run_isolated(_LOOK, items, **limits)) as answers:
+        for answer in answers:
+            said, path = dict(answer.value or {}), path_to_text(files[answer.position])
+            if answer.failure:
+                detail = f"the decoder gave up on this file: {answer.detail}. {VIDEO_FILES.remedy}"
+                said = {"reason": answer.failure, "detail": detail}
+            failure = _wrong_with_video(said)
+            yield answer.position, VIDEO_FILES.read(path, said), failure
+
+
+def _wrong_with_video(said: Mapping[str, Any]) -> str:
+    """By what ``make_original`` said: why a video has no clip; raises where that is no fault of the video."""
+    if "code_changed" in said:
+        raise FvcError("the code that decodes was changed since it was loaded here. Start anew.")
+    if "crop_error" in said:
+        raise DataError(f"{said['crop_error']}. Mend the function that crops.")
+    if "write_error" in said:
+        raise OSError(*said["write_error"])
+    return str(said.get("video_error", ""))
 
 
 def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
@@ -413,13 +440,14 @@ def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str,
     }
 
 
-def _scored(
+def score_clips(
     networks: Networks,
-    files: Sequence[FileToScore],
+    files: Sequence[FileToScore] | Mapping[int, FileToScore],
     clips: Sequence[Path],
     positions: Sequence[int],
     seen: Callable[[int, Pixels], None],
 ) -> Iterator[FileScores]:
+    """Have those ``files`` judged that stand at ``positions``, and whose ``clips`` are there; these go."""
     config, shape = networks.config, networks.store.shape
     found: dict[int, dict[int, float]] = {position: {} for position in positions}
     pixels = np.empty((len(positions), *shape), np.uint8)

@@ -8,7 +8,8 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
 from fvc_lib.corpus.copies.groups import Components
-from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
+from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links, nearly_alike
+from fvc_lib.corpus.copies.perceptual_hash import parse_hashes
 
 _Facts = Mapping[str, Any]
 _Count = Annotated[int, Field(ge=0)]
@@ -130,23 +131,31 @@ def _shown(value: float) -> str:
 _PAIRED = 50  # of more videos that show one footage all count as shown, so that time does not grow with them
 
 
-def copied_rows(of_run: Sequence[str | None], new: Sequence[str | None], max_bits: int) -> list[list[int]]:
-    """Which of the run's videos each new one shows the same footage as, by their places; by perceptual hashes.
+class KnownFootage:
+    """The run's videos by their perceptual hashes, None where there is none, to look for copies of them."""
 
-    One new video does not stand between another and the run's: each is compared with the run's alone. A real and what
-    was made of it may both be found.
-    """
-    if not max_bits:
-        return [[] for _ in new]
-    joined = Components(len(of_run) + len(new))
-    for pair in near_duplicate_links([*of_run, *new], max_bits):
-        joined.join(*pair)
-    found: list[list[int]] = []
-    for place, text in enumerate(new, start=len(of_run)):
-        near = np.flatnonzero(joined.label[: len(of_run)] == joined.label[place]).tolist()
-        if len(near) > _PAIRED:
-            links = near_duplicate_links([*(of_run[each] for each in near), text], max_bits)
-            found.append(near if any(other == len(near) for _, other in links) else [])
-        else:
-            found.append([each for each in near if near_duplicate_links([of_run[each], text], max_bits)])
-    return found
+    def __init__(self, hashes: Sequence[str | None], max_bits: int) -> None:
+        self._max_bits, self._hashes = max_bits, hashes
+        self._places = np.array([place for place, text in enumerate(hashes) if text is not None], np.int64)
+        self._table = parse_hashes([text for text in hashes if text is not None and max_bits])[0]
+
+    def copied(self, new: str | None) -> list[int]:
+        """Which of them show the same footage as a new video, by their places; none for 0 bits.
+
+        A real and what was made of it may both be found.
+        """
+        if new is None or not self._table.size:
+            return []
+        one, near = parse_hashes([new])[0][0], self._places
+        if len(one) == self._table.shape[1]:
+            near = near[nearly_alike(self._table, one, self._max_bits)]
+        if len(near) <= _PAIRED:
+            return [each for each in near.tolist() if self._links([each], new)]
+        joined = Components(len(near) + 1)
+        for pair in self._links(near.tolist(), new):
+            joined.join(*pair)
+        connected = near[joined.label[:-1] == joined.label[-1]].tolist()
+        return connected if len(connected) > _PAIRED else [each for each in connected if self._links([each], new)]
+
+    def _links(self, places: Sequence[int], new: str) -> list[tuple[int, int]]:
+        return near_duplicate_links([*(self._hashes[place] for place in places), new], self._max_bits)
