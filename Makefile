@@ -30,7 +30,7 @@ define resolve
 		| LC_ALL=C sort > build/lock/$(1).txt
 endef
 
-.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval bench-verdicts index-kills lock clean
+.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval bench-verdicts bench-features index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -159,6 +159,9 @@ bench-retrieval: $(STAMP)  ## Measure streamed retrieval metrics beside dense ma
 
 bench-verdicts: $(STAMP)  ## Measure what judging files costs beside decoding and forward passes of the newest run
 	$(RUN) -m benchmarks.verdicts
+
+bench-features: $(STAMP)  ## Measure what forensic features cost beside decoding the frames that they are measured on
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(RUN) -m benchmarks.features
 
 bench-clips: $(STAMP)  ## Measure how fast stored clips are read back and how long training waits for them
 	$(RUN) benchmarks/clips.py

@@ -8,6 +8,7 @@ cannot be measured is NaN, and a null in the table; nothing is made up.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import FEATURES
 
 TILE = 64  # pixels on a side
-MOST_TILES = 16  # of a frame
+MOST_TILES = 9  # of a frame: 3 x 3
 GRID = 8  # edges of tiles are multiples of it, so that the grid of 8 x 8 blocks lies alike in all
 SMALL_SIDE = 160  # most pixels on the longer side of ``Run.small``
 
@@ -34,7 +35,7 @@ class Run:
     Attributes:
         luma: float32 (L, N, 64, 64), 0 to 255, as coded: of 10 bit a quarter, whatever range the file says it has. Of
             grey and RGB sources what they are converted to.
-        rgb: uint8 (L, N, 64, 64, 3).
+        rgb: uint8 (N, 64, 64, 3), of the first frame alone.
         seconds: float64 (L,), presentation times; NaN where unknown.
         small: float32 (L, h, w), the luma of whole frames, averaged over areas to at most 160 pixels on the longer
             side: for light, flicker and motion of the whole picture.
@@ -164,14 +165,17 @@ def pool(rows: Sequence[Values]) -> npt.NDArray[np.float64]:
     return pooled
 
 
+@lru_cache(maxsize=64)
 def tile_corners(height: int, width: int) -> IntArray:
-    """int64 (N, 2): top and left of a frame's tiles, row by row, at most 4 x 4, spread evenly and never overlapping.
+    """int64 (N, 2): top and left of a frame's tiles, row by row, at most 3 x 3, spread evenly and never overlapping.
 
-    Multiples of 8 each. A frame that is smaller than a tile has none.
+    Multiples of 8 each. A frame that is smaller than a tile has none. The array is shared: nothing is written to it.
     """
     most = int(MOST_TILES**0.5)
     rows, columns = (_spread(size, min(most, size // TILE)) for size in (height, width))
-    return np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)
+    corners: IntArray = np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)
+    corners.setflags(write=False)
+    return corners
 
 
 def _spread(size: int, count: int) -> IntArray:
@@ -180,11 +184,12 @@ def _spread(size: int, count: int) -> IntArray:
     return np.arange(count) * (size - TILE) // max(1, count - 1) // GRID * GRID
 
 
-def cut_tiles(plane: npt.NDArray[Any], corners: IntArray) -> npt.NDArray[Any]:
-    """(N, 64, 64, ...) of ``plane`` (H, W, ...), a copy."""
-    if not len(corners):
-        return np.empty((0, TILE, TILE, *plane.shape[2:]), plane.dtype)
-    return np.stack([plane[top : top + TILE, left : left + TILE] for top, left in corners.tolist()])
+def cut_tiles(plane: npt.NDArray[Any], corners: IntArray, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
+    """(N, 64, 64, ...) of ``plane`` (H, W, ...), a copy; of another type where one is given."""
+    tiles = np.empty((len(corners), TILE, TILE, *plane.shape[2:]), dtype or plane.dtype)
+    for tile, (top, left) in zip(tiles, corners.tolist(), strict=True):
+        tile[...] = plane[top : top + TILE, left : left + TILE]
+    return tiles
 
 
 def families_named(names: str) -> tuple[FeatureFamily, ...]:

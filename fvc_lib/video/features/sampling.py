@@ -8,6 +8,7 @@ are read from the decoder's planes without scaling. A sample is a few megabytes,
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -140,12 +141,12 @@ def _numbered(opened: VideoSource, table: FrameTable) -> Iterator[tuple[int, Vid
 
 @dataclass(frozen=True)
 class _Seen:
-    """What is kept of a frame of height and width ``shape``: tiles, their colours, and the whole made small."""
+    """What is kept of a frame of height and width ``shape``: tiles, the whole made small, and perhaps colours."""
 
     shape: tuple[int, int]
     luma: Float32
-    rgb: Pixels
     small: Float32
+    rgb: Pixels | None
 
 
 class _TileSink(FrameSink):
@@ -154,13 +155,14 @@ class _TileSink(FrameSink):
     def __init__(self, opened: VideoSource, runs: Sequence[IntArray], stream: Stream) -> None:
         super().__init__(opened, None, np.concatenate(runs))
         self._runs, self._stream, self._notes = runs, stream, FrameNotes()
+        self._coloured = {int(places[0]) for places in runs}
         self._seen: dict[int, _Seen] = {}
         self._reformatter = VideoReformatter()
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
         """Cut the tiles of a wanted frame."""
         if place is not None and place in self.wanted:
-            self._seen[place] = _cut(frame, self._reformatter)
+            self._seen[place] = _cut(frame, self._reformatter, place in self._coloured)
             self._notes.observe(frame)
             self.wanted.discard(place)
 
@@ -169,23 +171,15 @@ class _TileSink(FrameSink):
         made = []
         for places in self._runs:
             seen = [self._seen[place] for place in places.tolist()]
-            length = next(
-                (number for number, each in enumerate(seen) if each.shape != seen[0].shape),
-                len(seen),
-            )
-            of = seen[:length]
-            made.append(
-                Run(
-                    np.stack([each.luma for each in of]),
-                    np.stack([each.rgb for each in of]),
-                    seconds[places[:length]].astype(np.float64),
-                    np.stack([each.small for each in of]),
-                )
-            )
+            first = seen[0]
+            of = list(takewhile(lambda each, shape=first.shape: each.shape == shape, seen))  # type: ignore[misc]
+            assert first.rgb is not None  # of the first frame of every run
+            luma, small = np.stack([each.luma for each in of]), np.stack([each.small for each in of])
+            made.append(Run(luma, first.rgb, seconds[places[: len(of)]].astype(np.float64), small))
         return Sample(tuple(made), self._notes.added_to(self._stream))
 
 
-def _cut(frame: VideoFrame, reformatter: VideoReformatter) -> _Seen:
+def _cut(frame: VideoFrame, reformatter: VideoReformatter, coloured: bool) -> _Seen:
     shape = frame.height, frame.width
     corners = tile_corners(*shape)
     kind, parts = frame.format, frame.format.components
@@ -198,17 +192,17 @@ def _cut(frame: VideoFrame, reformatter: VideoReformatter) -> _Seen:
         rgb = np.stack([cut_tiles(each, corners) for each in (red, green, blue)], axis=-1)
         luma_of = np.array([_BT601[0], 1 - sum(_BT601), _BT601[1]], np.float32)
         whole = np.stack([_small(each) for each in (red, green, blue)], axis=-1)
-        return _Seen(shape, rgb @ luma_of, rgb, whole @ luma_of)
-    scale = np.float32(2.0 ** (8 - bits))
+        return _Seen(shape, rgb @ luma_of, whole @ luma_of, rgb)
     plane = _plane(frame, 0, bits)
-    luma = cut_tiles(plane, corners).astype(np.float32)
-    small = _small(plane)
+    luma, small = cut_tiles(plane, corners, np.float32), _small(plane)
     if bits > 8:
-        luma *= scale
-        small *= scale
+        luma *= np.float32(2.0 ** (8 - bits))
+        small *= np.float32(2.0 ** (8 - bits))
+    if not coloured:
+        return _Seen(shape, luma, small, None)
     if len(parts) < 3:  # grey, with or without transparency
-        return _Seen(shape, luma, np.repeat(luma.astype(np.uint8)[..., None], 3, axis=-1), small)
-    return _Seen(shape, luma, _colours(frame, luma, corners, bits), small)
+        return _Seen(shape, luma, small, np.repeat(luma.astype(np.uint8)[..., None], 3, axis=-1))
+    return _Seen(shape, luma, small, _colours(frame, luma, corners, bits))
 
 
 def _plane(frame: VideoFrame, number: int, bits: int) -> Plane:
@@ -257,7 +251,12 @@ def _small(plane: Plane) -> Float32:
     factor = -(-max(height, width) // SMALL_SIDE)
     down, across = min(factor, height), min(factor, width)
     h, w = height // down, width // across
-    rows = plane[: h * down, : w * across].reshape(h, down, w * across).sum(1, dtype=np.uint32)
-    sums = rows.reshape(h, w, across).sum(2, dtype=np.uint32)
+    # Whole rows and columns are added up, which takes a fifth of the time of numpy's sum over short axes.
+    rows = np.zeros((h, w * across), np.uint16 if plane.dtype == np.uint8 and down <= 256 else np.uint32)
+    for row in range(down):
+        np.add(rows, plane[row : h * down : down, : w * across], out=rows)
+    sums = np.zeros((h, w), np.uint32)
+    for column in range(across):
+        sums += rows[:, column::across]
     means: Float32 = sums.astype(np.float32) / np.float32(down * across)
     return means

@@ -35,7 +35,7 @@ def measured(sample: Sample, family: FeatureFamily) -> dict[str, float]:
     """
     try:
         if family.of == "tiles":
-            seen = [family.measure(run.luma[0], run.rgb[0]) for run in sample.runs if run.luma.shape[1]]
+            seen = [family.measure(run.luma[0], run.rgb) for run in sample.runs if run.luma.shape[1]]
         elif family.of == "pairs":
             seen = [family.measure(run) for run in sample.runs if len(run.luma) > 1]
         else:

@@ -36,7 +36,7 @@ def test_tiles_lie_on_the_grid_within_the_frame_and_never_overlap(height, width)
         assert left + TILE <= width
         seen[top : top + TILE, left : left + TILE] += 1
     assert seen.max() <= 1
-    assert len(corners) == min(4, height // TILE) * min(4, width // TILE) <= MOST_TILES
+    assert len(corners) == min(3, height // TILE) * min(3, width // TILE) <= MOST_TILES
 
 
 def test_tiles_reach_from_one_border_of_the_frame_to_the_other():
@@ -110,12 +110,12 @@ def measured_on(family, draw, num_frames, num_tiles):
     rgb = draw.integers(0, 256, (num_frames, num_tiles, TILE, TILE, 3), dtype=np.uint8)
     run = Run(
         rgb.mean(-1, dtype=np.float32),
-        rgb,
+        rgb[0],
         np.arange(num_frames) / 25.0,
         draw.uniform(0, 255, (num_frames, 9, 16)).astype(np.float32),
     )
     if family.of == "tiles":
-        return family.measure(run.luma[0], run.rgb[0])
+        return family.measure(run.luma[0], run.rgb)
     if family.of == "pairs":
         return family.measure(run)
     sizes = draw.integers(1, 9999, num_frames)

@@ -55,7 +55,7 @@ def test_tiles_are_those_of_a_sequential_decode(make_video, name):
     for run, places in zip(sample.runs, run_places(count), strict=True):
         assert run.luma.shape == (RUN_LENGTH, 4, TILE, TILE)
         assert run.small.shape == (RUN_LENGTH, height, width)  # small already
-        assert run.rgb.shape == (RUN_LENGTH, 4, TILE, TILE, 3)
+        assert run.rgb.shape == (4, TILE, TILE, 3)
         for number, place in enumerate(places.tolist()):
             wanted = luma_of(frames[place])
             np.testing.assert_allclose(run.small[number], wanted, atol=0.51)
@@ -65,7 +65,7 @@ def test_tiles_are_those_of_a_sequential_decode(make_video, name):
                 part = np.s_[top : top + TILE, left : left + TILE]
                 np.testing.assert_allclose(run.luma[number, tile], wanted[part], atol=0.51)
                 # Chroma is spread smoothly there and not here, and other matrices are rounded otherwise.
-                assert np.abs(run.rgb[number, tile] - rgb[part]).mean() < 4
+                assert number or np.abs(run.rgb[tile] - rgb[part]).mean() < 4
     times = [float(frame.time) for frame in frames]
     got = np.concatenate([run.seconds for run in sample.runs])
     np.testing.assert_allclose(got - got[0], np.array(times)[np.concatenate(run_places(count))] - times[0], atol=2e-3)
@@ -87,7 +87,7 @@ def test_small_frames_have_no_tiles_and_large_ones_are_averaged(make_video):
     assert [run.luma.shape for run in small] == [(4, 0, TILE, TILE)]
     path = make_video("large.mp4", 1, width=640, height=322)
     (run,) = sample_video(path).runs
-    assert run.luma.shape == (1, 16, TILE, TILE)
+    assert run.luma.shape == (1, 9, TILE, TILE)
     assert run.small.shape == (1, 80, 160)
     with av.open(str(path)) as container:
         luma = luma_of(next(container.decode(video=0)))

@@ -1,0 +1,178 @@
+"""What forensic features cost beside decoding the frames that they are measured on.
+
+Decoding is the project's own, of the same frames, which are thrown away. Beside it: cutting tiles, each family alone,
+and all together, decoding included, which shall take at most twice the processor time of decoding; where scikit-image
+has what a family computes, that tile by tile. One thread, in turns; of each side the least of all rounds, by file.
+Memory is the peak of what Python and numpy hold while a side works, of the file where it is largest.
+
+    python -m benchmarks.features [FILES OR FOLDERS] [--rounds 3] [--every 1] [--json FILE]
+
+Without files: those of ``../shared/media/decode`` where it is, and the sample corpus.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+import tracemalloc
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from av.video.frame import VideoFrame
+from skimage import color, feature, filters
+
+from fvc_lib import CHECKOUT
+from fvc_lib.services.parameters import resolve_config
+from fvc_lib.video.decode import readers
+from fvc_lib.video.decode.frame_table import read_frame_table
+from fvc_lib.video.decode.readers import FrameSink
+from fvc_lib.video.decode.source import VideoError, open_video
+from fvc_lib.video.features.family import FeatureFamily, families_named
+from fvc_lib.video.features.sampling import Sample, run_places, sample_video
+from fvc_lib.video.features.worker import measured
+
+WANTED = 2.0
+DECODE, TILES = "decoding", "cutting tiles"
+
+
+class Discarding(FrameSink):
+    """Takes wanted frames and keeps nothing of them."""
+
+    def offer(self, place: int | None, frame: VideoFrame) -> None:
+        self.wanted.discard(-1 if place is None else place)
+
+
+def decode(path: Path) -> bool:
+    """Decode the frames that are sampled; false where a video has to be decoded as a stream, or not at all."""
+    with open_video(path) as opened:
+        table = read_frame_table(opened)
+        if not table.trusted or table.damage is not None:
+            return False
+        order = table.presentation_order()
+        sink = Discarding(opened, None, np.concatenate(run_places(len(order))))
+        return readers.read_by_pts(opened, table, order, sink)
+
+
+def laplace_and_sobel(luma: np.ndarray, _: np.ndarray) -> None:
+    for tile in luma:
+        filters.laplace(tile).var(), (filters.sobel(tile) ** 2).mean()
+
+
+def hue_and_saturation(_: np.ndarray, rgb: np.ndarray) -> None:
+    for tile in rgb:
+        color.rgb2hsv(tile)[..., 1].mean()
+
+
+def lbp_and_glcm(luma: np.ndarray, _: np.ndarray) -> None:
+    for tile in luma.astype(np.uint8):
+        feature.local_binary_pattern(tile, 8, 1, "uniform")
+        matrix = feature.graycomatrix(tile, [1], [0, np.pi / 4, np.pi / 2, 3 * np.pi / 4], symmetric=True, normed=True)
+        for name in ("contrast", "homogeneity", "energy", "correlation"):
+            feature.graycoprops(matrix, name)
+
+
+PEERS: Mapping[str, Callable[[np.ndarray, np.ndarray], None]] = {
+    "sharpness": laplace_and_sobel,
+    "colour": hue_and_saturation,
+    "texture": lbp_and_glcm,
+}
+
+
+def peer(sample: Sample, family: str) -> None:
+    for run in sample.runs:
+        PEERS[family](run.luma[0], run.rgb)
+
+
+def cpu_seconds(call: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    start = time.process_time()
+    result = call(*arguments)
+    return time.process_time() - start, result
+
+
+def peak_bytes(call: Callable[..., Any], *arguments: Any) -> int:
+    tracemalloc.start()
+    call(*arguments)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def measure(path: Path, families: tuple[FeatureFamily, ...], rounds: int) -> tuple[dict[str, float], dict[str, int]]:
+    """CPU seconds and peak bytes of each side for one file; nothing of a file that is not decoded sparsely."""
+    try:
+        if not decode(path):
+            return {}, {}
+        sample = sample_video(path)
+    except VideoError:
+        return {}, {}
+    sides: dict[str, Callable[[], Any]] = {DECODE: lambda: decode(path), TILES: lambda: sample_video(path)}
+    sides |= {family.name: lambda family=family: measured(sample, family) for family in families}  # type: ignore[misc]
+    sides |= {f"{name} by scikit-image": lambda name=name: peer(sample, name) for name in PEERS}  # type: ignore[misc]
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
+            seconds[name].append(cpu_seconds(sides[name])[0])
+    least = {name: min(values) for name, values in seconds.items()}
+    least[TILES] = max(0.0, least[TILES] - least[DECODE])
+    return least, {name: peak_bytes(side) for name, side in sides.items() if "scikit" not in name}
+
+
+def default_files() -> list[Path]:
+    shared = CHECKOUT.parent / "shared" / "media" / "decode"
+    sample = Path(resolve_config().data_dir) / "sample_corpus"
+    videos = [path for path in sorted(sample.rglob("*")) if path.suffix in {".mp4", ".mkv", ".webm", ".avi", ".mov"}]
+    return [*(sorted(shared.iterdir()) if shared.is_dir() else []), *videos]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--every", type=int, default=1, help="take every so many-th file")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore")  # scikit-image's about floating point tiles
+    files = [each for path in asked.files for each in (sorted(path.iterdir()) if path.is_dir() else [path])]
+    families = families_named("all")
+    readings: dict[str, dict[str, float]] = {}
+    peaks: dict[str, int] = {}
+    for path in (files or default_files())[:: asked.every]:
+        found, memory = measure(path, families, asked.rounds)
+        if not found:
+            print(f"{path.name:<56} not decoded sparsely, left out", flush=True)
+            continue
+        readings[str(path)] = found
+        peaks = {name: max(memory[name], peaks.get(name, 0)) for name in memory}
+        ours = sum(seconds for name, seconds in found.items() if "scikit" not in name)
+        print(f"{path.name[:56]:<56} {1e3 * found[DECODE]:8.1f} ms  {ours / found[DECODE]:6.2f}", flush=True)
+    report(readings, peaks)
+    if asked.json:
+        asked.json.write_text(json.dumps({"cpu_seconds": readings, "peak_bytes": peaks}, indent=1) + "\n")
+
+
+def report(readings: dict[str, dict[str, float]], peaks: dict[str, int]) -> None:
+    total = {name: sum(found[name] for found in readings.values()) for name in next(iter(readings.values()))}
+    ratios = [
+        sum(value for name, value in found.items() if "scikit" not in name) / found[DECODE]
+        for found in readings.values()
+    ]
+    print(f"\n{len(readings)} files, load {os.getloadavg()[0]:.1f}")
+    print(f"{'':<32} {'ms a file':>10} {'of decoding':>12} {'peak MB':>9}")
+    for name, seconds in total.items():
+        of_decoding, megabytes = seconds / total[DECODE], peaks.get(name, 0) / 1e6
+        print(f"{name:<32} {1e3 * seconds / len(readings):>10.2f} {of_decoding:>12.3f} {megabytes:>9.1f}")
+    ours = sum(seconds for name, seconds in total.items() if "scikit" not in name)
+    low, middle, high = np.quantile(ratios, [0, 0.5, 1])
+    print(
+        f"all, decoding included: {ours / total[DECODE]:.2f} of decoding all files; by file {middle:.2f} "
+        f"({low:.2f} to {high:.2f}); wanted at most {WANTED}"
+    )
+
+
+if __name__ == "__main__":
+    main()
