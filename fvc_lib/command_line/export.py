@@ -35,8 +35,9 @@ _SAID_ELSEWHERE = frozenset(
 )
 @click.option("--format", "form", type=click.Choice(("onnx", "torch_export")),
               help="Write each fold's network in this form as well, compared with it.")  # fmt: skip
+@click.option("--final", is_flag=True, help="Write the run's one network of all groups (train_final), not the folds'.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
-def export(run: str, to: Path | None, form: str | None, runs_dir: Path | None) -> None:
+def export(run: str, to: Path | None, form: str | None, final: bool, runs_dir: Path | None) -> None:
     """Write the detector that RUN has trained as a bundle: a folder that needs neither the run nor its corpus.
 
     RUN is 'latest', a run id, a part of one, or a run folder; its folds must all be trained and its results there.
@@ -61,14 +62,14 @@ def export(run: str, to: Path | None, form: str | None, runs_dir: Path | None) -
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     found = find_run(runs_dir or Path(resolve_config().runs_dir), run)
     target = (to or Path(f"bundle_{found.run_id}")).expanduser().absolute()
-    num_networks, sentences = write_run_bundle(found, target, form=form or "")
+    num_networks, sentences = write_run_bundle(found, target, form=form or "", final=final)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    click.echo(f"bundle {target}: {num_networks} networks, {size / 1e6:.1f} MB")
+    click.echo(f"bundle {target}: {num_networks} network{'s' * (num_networks != 1)}, {size / 1e6:.1f} MB")
     for sentence in sentences:
         click.echo(f"  {sentence}")
 
 
-def write_run_bundle(run: RunPaths, target: Path, *, form: str = "") -> tuple[int, list[str]]:
+def write_run_bundle(run: RunPaths, target: Path, *, form: str = "", final: bool = False) -> tuple[int, list[str]]:
     """Write the run's bundle with its model card; the number of networks, and sentences for the terminal.
 
     Raises:
@@ -83,8 +84,9 @@ def write_run_bundle(run: RunPaths, target: Path, *, form: str = "") -> tuple[in
     headline = _without_places(run_headline(run), run)
     if headline.notes:
         raise DataError(f"{run.run_id} is not exported: {' '.join(headline.notes)}")
-    record, told = write_bundle(run, target, standing_of(headline), model_card(run, headline), form=form)
-    return len(record.folds), [headline.verdict.sentence, *([told] if told else [])]
+    card = model_card(run, headline, final=final)
+    record, told = write_bundle(run, target, standing_of(headline), card, form=form, final=final)
+    return len(record.folds) if record.final is None else 1, [headline.verdict.sentence, *([told] if told else [])]
 
 
 def _without_places(headline: "ReportHeadline", run: RunPaths) -> "ReportHeadline":
@@ -97,12 +99,17 @@ def _without_places(headline: "ReportHeadline", run: RunPaths) -> "ReportHeadlin
     return replace(headline, verdict=verdict, cautions=tuple(map(told, headline.cautions)))
 
 
-def model_card(run: RunPaths, headline: "ReportHeadline") -> str:
-    """The run's model card in the format of the Hugging Face hub: YAML between dashes, then Markdown."""
+def model_card(run: RunPaths, headline: "ReportHeadline", *, final: bool = False) -> str:
+    """The run's model card in the format of the Hugging Face hub: YAML between dashes, then Markdown.
+
+    With ``final`` that of its network of all groups; the numbers are the folds' and said to be.
+    """
     from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS
     from fvc_lib.analysis.wording import clean_text, interval_text, metric_name, source_name
     from fvc_lib.services.registry import DETECTORS
     from fvc_lib.services.tables import INDEX, RESULTS, SLICES, read_table
+    from fvc_lib.tasks.video.verdicts.final import final_sentences, known_videos_of_final
+    from fvc_lib.tasks.video.verdicts.rule import rule_of
 
     config, index = run_config(run), read_table(run.index, INDEX)
     spec = DETECTORS.get(config.model)
@@ -141,11 +148,17 @@ def model_card(run: RunPaths, headline: "ReportHeadline") -> str:
         for row in overall.sort(pl.col("source") != "model", "source", "metric").iter_rows(named=True)
         if row["source"] == "model" or (row["metric"] == "roc_auc" and row["source"] not in DISHONEST_CONTROLS)
     ]
+    networks, of_all = f"{config.num_trainings} networks.", list[str]()
+    if final:
+        known = known_videos_of_final(run)
+        networks = f"The numbers are of {config.num_trainings} networks, which are not here."
+        of_all = ["## One network of all groups", "", " ".join(final_sentences(known, rule_of())), ""]
     lines = [
         "---", *front, "---", "",
         f"# {model}, trained to tell real videos from fake ones", "",
         f"**{headline.verdict.sentence}**", "",
         *(f"- {caution}" for caution in headline.cautions), "",
+        *of_all,
         "## Use", "",
         "```python", "from fvc_lib import load_detector", "",
         'rows = load_detector("this folder").predict(["video.mp4"])', "```", "",
@@ -160,7 +173,7 @@ def model_card(run: RunPaths, headline: "ReportHeadline") -> str:
         "`training_ranges.json`; a video that is unlike them is one of which this model is not known to say anything."),
         "",
         "## How it was trained and measured", "",
-        (f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. {config.num_trainings} networks. Epoch, "
+        (f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. {networks} Epoch, "
         "temperature and threshold were chosen on inner "
         f"validation videos. {headline.measure.circumstances(headline.num_samples, headline.num_groups)}"), "",
         _trained(run, config, spec), "",

@@ -30,7 +30,9 @@ def find_model(runs_dir: str | Path, name: str) -> Path:
     return Path(name).expanduser().absolute() if is_bundle(name) else find_run(runs_dir, name).root
 
 
-def load_detector(path: str | Path, *, allow_code: bool = False, held: int | None = None) -> "TrainedDetector":
+def load_detector(
+    path: str | Path, *, allow_code: bool = False, held: int | None = None, final: bool = False
+) -> "TrainedDetector":
     """The detector that an exported bundle or the folder of a finished run holds.
 
     ``load_detector("bundle_run_...").predict(["one.mp4", "two.mp4"])`` gives a row per file.
@@ -40,6 +42,8 @@ def load_detector(path: str | Path, *, allow_code: bool = False, held: int | Non
         allow_code: whether a bundle's own network or crop may be run: it is code that whoever made the bundle wrote.
             A run is on this machine already, with all its code.
         held: so many folds' networks are in memory at most; none: all.
+        final: whether a run's network of all groups (``train_final``) judges in place of the folds'. A bundle of it
+            needs no such word.
 
     Raises:
         UsageError: neither a bundle nor a run, a damaged or hostile bundle, or an unfinished run.
@@ -50,7 +54,7 @@ def load_detector(path: str | Path, *, allow_code: bool = False, held: int | Non
     is_registered = str(path).startswith("models:/")
     folder = find_model(resolve_config().runs_dir, str(path)) if is_registered else Path(path).expanduser()
     standing = standing_of(run_headline(RunPaths(folder.absolute()))) if is_run(folder) else None
-    return detector_of(folder, allow_code=allow_code, held=held, standing=standing)
+    return detector_of(folder, allow_code=allow_code, held=held, standing=standing, final=final)
 
 
 def standing_of(headline: "ReportHeadline") -> "Standing":

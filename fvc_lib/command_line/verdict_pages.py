@@ -1,7 +1,6 @@
 """A page of its own for each judged video: evidence is gathered, drawn and written, one video after the other."""
 
 import atexit
-import functools
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -31,11 +30,10 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.video.verdicts.bundle import CARD
 from fvc_lib.tasks.video.verdicts.detector import TrainedDetector, is_bundle
 from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
-from fvc_lib.tasks.video.verdicts.feature_distance import distance_of
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, judge_files
 from fvc_lib.tasks.video.verdicts.maps import LIMIT as MAP_LIMIT, picture_of
 from fvc_lib.tasks.video.verdicts.rule import Rule, score_bounds
-from fvc_lib.tasks.video.verdicts.scoring import scratch_folder
+from fvc_lib.tasks.video.verdicts.scoring import FINAL, scratch_folder
 from fvc_lib.tasks.video.verdicts.shots import NOTHING_ODD
 from fvc_lib.tasks.video.verdicts.windows import LIMIT
 
@@ -75,9 +73,9 @@ def write_video_pages(
             left.unlink()
     if not pages:
         return pages
-    detector, card = verdicts.detector, _card(model)
+    detector = verdicts.detector
+    card = _card(model, final=FINAL in detector.networks.folds)
     standing = detector.standing.sentences[0] if verdicts.rule.withheld else ""
-    distance = functools.cache(lambda: distance_of(detector.networks, verdicts.known))  # where a page is made at all
     known, map_seconds = _known(verdicts), 60 * map_minutes
     progress(0, len(pages))
     for done, (_, row) in enumerate(_scored(verdicts, most), 1):
@@ -87,7 +85,9 @@ def write_video_pages(
             progress(done, len(pages))
             continue
         begin = time.monotonic()
-        found = file_evidence(detector.networks, verdicts.known, row, map_minutes=map_seconds / 60, distance=distance())
+        found = file_evidence(
+            detector.networks, verdicts.known, row, map_minutes=map_seconds / 60, distance=detector.distance
+        )
         if found.maps is not None and found.maps.maps:
             map_seconds = max(1.0, map_seconds - (time.monotonic() - begin))  # at 0 a page would not say why
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,12 +105,12 @@ def _scored(verdicts: Verdicts, most: int) -> Iterator[tuple[int, dict[str, Any]
     return rows if most < 0 else islice(rows, most)
 
 
-def _card(model: Path) -> str:
+def _card(model: Path, *, final: bool) -> str:
     """The model card of a run or a bundle."""
     if is_bundle(model):
         return (model / CARD).read_text(encoding="utf-8", errors="replace")
     run = RunPaths(model)
-    return model_card(run, run_headline(run))
+    return model_card(run, run_headline(run), final=final)
 
 
 def page_name(number: int, path: str) -> str:

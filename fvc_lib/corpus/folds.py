@@ -241,7 +241,7 @@ def balance_table(folds: pl.DataFrame) -> pl.DataFrame:
 
 def split_for_fold(
     folds: pl.DataFrame,
-    fold: int,
+    fold: int | None,
     *,
     inner_validation_share: float,
     seed: int,
@@ -252,7 +252,7 @@ def split_for_fold(
 
     Args:
         folds: FOLDS table.
-        fold: the outer fold, which becomes the test part.
+        fold: the outer fold, which becomes the test part; None: nothing is tested.
         inner_validation_share: share of each label's videos wanted in validation, in (0, 1).
         seed: with ``fold`` chooses between equally good splits.
         validation: the videos of the corpus's own validation part, which is taken as it is; none: one is made.
@@ -264,9 +264,10 @@ def split_for_fold(
         LeakageError: the folds share other groups.
     """
     check_folds(folds, leaking)
-    is_test = pl.col("fold") == fold
+    is_test = pl.lit(False) if fold is None else pl.col("fold") == fold
     test, rest = folds.filter(is_test).sort("video_id"), folds.filter(~is_test).sort("video_id")
-    if not test.height:
+    number = int(folds["fold"].max()) + 1 if fold is None else fold  # type: ignore[arg-type]
+    if fold is not None and not test.height:
         raise DataError(f"fold {fold}: no such fold; there are {sorted(folds['fold'].unique())}.")
     if validation:
         own = pl.col("video_id").is_in(sorted(validation))
@@ -284,12 +285,12 @@ def split_for_fold(
     ]
     if few:
         raise DataError(
-            f"fold {fold}: the other folds hold {groups_text(len(groups))}, {' and '.join(few)}; wanted at least "
+            f"fold {number}: the other folds hold {groups_text(len(groups))}, {' and '.join(few)}; wanted at least "
             "2 with each label, one to train on and one for inner validation. Raise num_folds so that more groups stay "
             "for training, or add videos of other events."
         )
     shares = np.array([1 - inner_validation_share, inner_validation_share])
-    part_of_group = balance_groups(matrix, shares, np.random.default_rng([seed, _INNER, fold]))
+    part_of_group = balance_groups(matrix, shares, np.random.default_rng([seed, _INNER, number]))
     in_validation = pl.col("group_id").is_in(groups["group_id"].filter(pl.Series(part_of_group == 1)).implode())
     return FoldSplit(rest.filter(~in_validation), rest.filter(in_validation), test, frozenset(leaking))
 

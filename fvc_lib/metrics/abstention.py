@@ -135,22 +135,24 @@ def _votes(label: int, scores: FloatArray, weights: FloatArray, new: FloatArray)
     return np.asarray(summed[np.searchsorted(ascending, new, side="right")])
 
 
-def left_out_p_values(known: Witnesses, groups: npt.ArrayLike) -> PValues:
+def left_out_p_values(known: Witnesses, groups: npt.ArrayLike, scores: FloatArray | None = None) -> PValues:
     """Each witness (N,) set against those of all other groups, whichever network gave their scores.
 
-    What the rule would have said of videos whose labels are known: for stating how often it errs and is silent.
+    What the rule would have said of videos whose labels are known: for stating how often it errs and is silent. With
+    ``scores`` float64 (N,) the witnesses are taken to have been given these when they are asked about.
     """
+    asked = known.scores if scores is None else scores
     _, group_of = np.unique(np.asarray(groups), return_inverse=True)
     members = np.split(np.argsort(group_of, kind="stable"), np.bincount(group_of).cumsum()[:-1])
     found = []
     for label in (0, 1):
         of = known.labels == label
-        votes = _votes(label, known.scores[of], known.weights[of], known.scores)
+        votes = _votes(label, known.scores[of], known.weights[of], asked)
         others = np.full(len(votes), known.num_groups[label])
         for group in members:
             own = group[known.labels[group] == label]
             if own.size:
-                votes[group] -= _votes(label, known.scores[own], known.weights[own], known.scores[group])
+                votes[group] -= _votes(label, known.scores[own], known.weights[own], asked[group])
                 others[group] -= 1
         # Taking away what was added leaves rounding noise, and votes are counted in shares of a group.
         found.append((1 + np.maximum(np.round(votes, 9), 0)) / (1 + others))

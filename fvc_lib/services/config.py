@@ -47,7 +47,7 @@ _OF_IMAGES, _OF_PAIRS = (stages.IMAGE_RECOGNITION,), (stages.VIDEO_TEXT,)
 _FOLD_STAGES = (stages.FOLD_ASSIGNMENT, stages.KFOLD_RESULTS)
 _CORPUS_STAGES = (*_INDEX, *_AUGMENT, stages.FORENSIC_FEATURES, *_FOLD_STAGES, *_OF_IMAGES, *_OF_PAIRS)
 _RESULT_STAGES = (stages.KFOLD_RESULTS, *_OF_IMAGES, *_OF_PAIRS)
-_NET_STAGES = (stages.FOLD_TRAINING, *_OF_PAIRS)
+_NET_STAGES = (stages.FOLD_TRAINING, stages.FINAL_TRAINING, *_OF_PAIRS)
 _CLIP_STAGES = (*_AUGMENT, *_NET_STAGES)
 # What to give instead where a task does not read a field
 _ONE_SPLIT = "There is one split: split_validation_share and split_test_share say how large its parts are."
@@ -334,6 +334,9 @@ class RunConfig(BaseModel):
         True, "recipe", "train each fold again to tell two sources of reals apart, as a floor", _VIDEO, later=True
     )
 
+    train_final: bool = field(
+        False, "nothing", "train one network more, on all groups, for verdicts; it has no number of its own", _VIDEO
+    )
     operating_point: Annotated[str, AfterValidator(known_operating_point)] = field(
         "best",
         "recipe",

@@ -30,6 +30,9 @@ class _Path:
         return run.root / self._name
 
 
+CHECKPOINT_FOLDERS = {"04b_final_training": "final"}  # of stages whose folder is not called as they are
+
+
 class _StageFile(Protocol):
     def __call__(self, stage: str, fold: int | None = None) -> Path: ...
 
@@ -90,6 +93,7 @@ class RunPaths:
     augmented_metadata = _Path("tables/augmented_metadata.csv")  # one row per augmented clip of the shared store
     seen_clips = _Path("tables/seen_clips.csv")  # which frames and part of the picture each clip shows, where chosen
     features = _Path("tables/features.parquet")  # forensic features of every video
+    final_validation = _Path("tables/final_validation.parquet")  # the network of all groups on those that chose for it
     results = _Path("kfold_results.feather")  # metrics, intervals and controls over all folds
     slices = _Path("tables/slices.parquet")  # the results by platform, codec, length and the like
     robustness = _Path("tables/robustness.parquet")  # scores of the test videos, disturbed, where that was asked for
@@ -160,7 +164,7 @@ class RunPaths:
 
     def stage_training(self, stage: str) -> Path:
         """Folder of the checkpoints of a stage that trains without folds, and of what belongs to its model."""
-        return self.root / "checkpoints" / stage
+        return self.root / "checkpoints" / CHECKPOINT_FOLDERS.get(stage, stage)
 
     def stage_outcome(self, stage: str) -> Path:
         """What its finished training found; written last, so its presence means finished."""

@@ -208,7 +208,7 @@ _NEWER_COLUMNS: Mapping[str, Mapping[str, str | None]] = {
     "index": {"corpus": "label_source"}
     | dict.fromkeys(("generator", "real_source", "official_split", "attributes", *_OF_PACKETS)),
     "predictions": dict.fromkeys(("source_score", "source_label")),
-    "calibration": {"content_sha256": None},
+    "calibration": {"content_sha256": None, "final_logit": None},
     "scores": {"trial": None},
     "robustness_results": {"trial": None},
 }
@@ -339,6 +339,16 @@ PREDICTIONS = _table(
     source_label=pa.Column(pl.Int64, pa.Check.in_range(0, 1), nullable=True),
 )
 
+# What the network that was trained on all groups says of those that chose its epoch, temperature and threshold.
+FINAL_VALIDATION = _table(
+    "final_validation",
+    video_id=text_column(unique=True),
+    group_id=group_column(),
+    label=label_column(),
+    logit=finite_column(),  # as in PREDICTIONS
+    temperature=pa.Column(pl.Float64, pa.Check.gt(0)),
+)
+
 # What a run says of files; null is not known. Without a verdict there is no prediction: a failure, or a copy of a video
 # of the run.
 VERDICTS = _table(
@@ -436,6 +446,8 @@ CALIBRATION = _table(
     logit=finite_column(),
     temperature=pa.Column(pl.Float64, pa.Check.in_range(1e-6, 1e6)),
     content_sha256=_sha256(nullable=True),  # of the video; null in a bundle of an earlier version
+    # Calibrated log odds of fake by the network of all groups, where the video chose its epoch; null: not known.
+    final_logit=finite_column(nullable=True),
 )
 LOOKS = _table(
     "looks",

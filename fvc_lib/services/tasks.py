@@ -17,6 +17,7 @@ FOLD_ASSIGNMENT = "02_folds"
 AUGMENTATION = "03_augmentation"
 FORENSIC_FEATURES = "03b_forensic_features"
 FOLD_TRAINING = "04_fold_training"
+FINAL_TRAINING = "04b_final_training"
 KFOLD_RESULTS = "05_kfold_results"
 ANALYSIS_DASHBOARD = "06_analysis_dashboard"
 MEMORY_REPORT = "07_memory_report"
@@ -193,6 +194,18 @@ _VIDEO = TaskSpec(
             kernel_bytes=870_000_000,
             report_rank=2,
             needs_when={FORENSIC_FEATURES: _is_forensic},
+        ),
+        Stage(
+            FINAL_TRAINING,
+            (FOLD_TRAINING,),
+            lambda run, _: (run.index, run.folds, run.protocol, run.augmented_metadata),
+            lambda run, _: (run.final_validation,),
+            trains=True,
+            schemas=("FINAL_VALIDATION",),
+            kernel_bytes=870_000_000,
+            report_rank=2,
+            when=lambda config: config.train_final and not config.of_features,
+            when_words="with -p train_final true, whose model sees clips",
         ),
         Stage(
             KFOLD_RESULTS,

@@ -35,7 +35,7 @@ _logger = logging.getLogger(__name__)
 
 def training_of(stage: str) -> Callable[..., Any]:
     """``train(paths, config, fold, *, metric_log, attempt, memory, stop, progress, ranks)``, as ``train_fold``."""
-    task = next(task for task in TASKS.values() if task.training_stage.name == stage)
+    task = next(task for task in TASKS.values() if stage in {each.name for each in task.stages if each.trains})
     train: Callable[..., Any] = getattr(import_module(task.training_stage.training_module), task.trainer)
     return train
 

@@ -431,7 +431,7 @@ def train(
             f"them has {begun_with['name']} in {begun_with['file']!r}, or other code of it. They know what is in files "
             "alone: put it into one (docs/architecture.md) and restart the notebook, or train with num_ranks 1."
         )
-    anew = command_text("--force", stage[:2], "--resume", paths.root)
+    anew = command_text("--force", stage.partition("_")[0], "--resume", paths.root)
     found = ranks.from_leader("outcome", lambda: _finished(outcome_file, training, kind, record, anew))
     if found:
         return replace(outcome_from_json(found, record), train_anew=anew)

@@ -17,7 +17,7 @@ from fvc_lib.services.tasks import STAGES, TASKS
 
 ROOT = Path(__file__).parents[2]
 # Read by the runner itself, whatever the run is about.
-OF_THE_RUNNER = {"task", "experiment", "runs_dir", "use_mlops_pipeline", "tracker", "forensic_features"}
+OF_THE_RUNNER = {"task", "experiment", "runs_dir", "use_mlops_pipeline", "tracker", "forensic_features", "train_final"}
 
 
 def parameters_and_code(notebook: Path) -> tuple[set[str], str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+import safetensors.numpy
 import safetensors.torch
 import torch
 from click.testing import CliRunner
@@ -115,6 +116,7 @@ def test_a_bundle_scores_as_its_run_to_the_bit_without_the_run_and_the_corpus(ru
             (home / f"{away}_away").rename(home / away)
     assert by_bundle[:4] == by_run[:4]
     assert detector.model_id == of_run.model_id
+    assert detector.distance.digest == of_run.distance.digest
     same = ["path", "sha256", "score", "score_low", "score_high", "probability", "verdict", "model_id", "failure"]
     assert judged_by_bundle.select(same).equals(judged_by_run.select(same))
     assert judged_by_bundle["score"].to_list() == [each.score for each in by_bundle]
@@ -155,7 +157,7 @@ def test_tables_of_a_bundle_are_the_run_without_paths_and_names(run, bundle):
 
 def test_a_flipped_bit_in_any_file_is_refused_by_name(copy):
     files = [file for file in copy.rglob("*") if file.is_file()]
-    assert len(files) == 11
+    assert len(files) == 12
     for file in files:
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
@@ -233,7 +235,7 @@ def test_weights_of_other_shapes_or_another_network_are_refused(copy):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"format": 3}, "got format 3, and this version of FVC .* reads 1 and 2"),
+        ({"format": 4}, "got format 4, and this version of FVC .* reads 1, 2, 3"),
         ({"format": None}, "got format None"),
         ({"folds": []}, r"bundle.json, folds"),
         ({"run_id": "/../../../x"}, r"bundle.json, run_id"),
@@ -443,7 +445,8 @@ def test_a_bundle_of_the_first_format_says_of_the_runs_own_videos_that_their_sco
     for fold in record["folds"]:
         del fold["base_rate"]
     path, ranges = copy / "calibration.parquet", copy / "training_ranges.json"
-    pl.read_parquet(path).drop("content_sha256").write_parquet(path)
+    pl.read_parquet(path).drop("content_sha256", "final_logit").write_parquet(path)
+    (copy / "features.safetensors").unlink()
     without = {name: value for name, value in json.loads(ranges.read_text()).items() if name != "share_unfamiliar"}
     ranges.write_text(json.dumps(without))
     detector = load_detector(edited(copy, format=1, folds=record["folds"]))
@@ -454,3 +457,15 @@ def test_a_bundle_of_the_first_format_says_of_the_runs_own_videos_that_their_sco
     told = " ".join(judge_files(detector, [], rule_of(0.3, prior=0.01), copy.parent / "none").limits)
     assert "No 'probability': at which share of fakes the scores are calibrated is not recorded." in told
     assert "Of the run's own videos an unknown share are." in told
+    assert "Whether features are like those of the run's videos is not known" in told
+
+
+def test_features_that_no_export_writes_are_refused(copy):
+    path = copy / "features.safetensors"
+    arrays = safetensors.numpy.load_file(path)
+    safetensors.numpy.save_file({**arrays, "fold_1": arrays["fold_1"] * np.float32(np.nan)}, path)
+    with pytest.raises(UsageError, match=r"features.safetensors: fold_1: got float32 .* wanted finite"):
+        load_detector(sealed(copy))
+    path.write_bytes(pickle.dumps(arrays))
+    with pytest.raises(UsageError, match=r"features.safetensors"):
+        load_detector(sealed(copy))

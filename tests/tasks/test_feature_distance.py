@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fvc_lib.services.errors import DataError
 from fvc_lib.tasks.video.verdicts.feature_distance import UNFAMILIAR_AT, FeatureDistance, FoldReference
 
 NUM_FEATURES = 12
@@ -59,3 +60,40 @@ def test_the_distance_is_that_of_a_plain_loop():
         assert found.own[place] == pytest.approx(np.mean(sorted(others)[:5]), rel=1e-4)
     lonely = FoldReference(features[:3], groups[:3])
     assert np.isinf(lonely.own).all()
+
+
+def test_the_share_of_the_runs_own_groups_that_are_unlike_the_others_is_that_of_a_plain_loop():
+    known = reference(np.random.default_rng(3), 40)
+    flagged = 0.0
+    for of in known.folds.values():
+        for place, group in enumerate(of.groups):
+            votes = [
+                sum(other.own[other.groups == each] >= of.own[place]) / 3
+                for other in known.folds.values()
+                for each in set(other.groups.tolist()) - {group}
+            ]
+            flagged += (1 + sum(votes)) / 80 <= UNFAMILIAR_AT and 1 / 3 / 80
+    assert known.share_unlike == pytest.approx(flagged)
+    assert 0 < known.share_unlike <= 0.04
+
+
+def test_what_a_file_of_features_cannot_be_is_refused():
+    known = reference(np.random.default_rng(4), 30)
+    arrays = known.arrays()
+    again = FeatureDistance.of_arrays(arrays, [1, 0])
+    assert again.digest == known.digest
+    for changed, why in (
+        ({}, "wanted two of each network"),
+        ({"fold_2": arrays["fold_0"], "groups_2": arrays["groups_0"]}, "wanted two of each network"),
+        ({"fold_0": arrays["fold_0"].astype(np.float64)}, "wanted finite float32"),
+        ({"fold_0": arrays["fold_0"][:0], "groups_0": arrays["groups_0"][:0]}, "wanted finite float32"),
+        ({"fold_0": np.full_like(arrays["fold_0"], np.nan)}, "wanted finite float32"),
+        ({"groups_0": arrays["groups_0"][1:]}, "wanted int64"),
+        ({"fold_0": np.zeros((2000, 2), np.float32), "groups_0": np.zeros(2000, np.int64)}, "wanted int64"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            FeatureDistance.of_arrays(arrays | changed if changed else {}, [0, 1])
+    with pytest.raises(DataError, match="another network's"):
+        known.quantile({0: np.zeros(3, np.float32), 1: np.zeros(3, np.float32)})
+    with pytest.raises(DataError, match="gives none"):
+        known.quantile({0: np.zeros(NUM_FEATURES, np.float32)})

@@ -25,7 +25,7 @@ from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory.policy import MEASURING
 from fvc_lib.services.parameters import read_params_file
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.run_paths import CHECKPOINT_FOLDERS, RunPaths
 from fvc_lib.services.tasks import CONTROL_TRAININGS, FOLD_TRAINING
 
 _PREDICTIONS = re.compile(r"^predictions_fold_(?P<fold>\d+)\.parquet$")
@@ -85,7 +85,9 @@ def _trainings(run: RunPaths) -> list[tuple[Path, str, int | None]]:
     names = [folder.name for folder in entries(run, "checkpoints")]
     folds = sorted(int(match[1]) for name in names if (match := _FOLD.match(name)))
     found: list[tuple[Path, str, int | None]] = [(run.fold_outcome(fold), FOLD_TRAINING, fold) for fold in folds]
-    found += [(run.stage_outcome(name), path_to_text(name), None) for name in names if not _FOLD.match(name)]
+    stages = {folder: stage for stage, folder in CHECKPOINT_FOLDERS.items()}
+    others = (stages.get(name, name) for name in names if not _FOLD.match(name))
+    found += [(run.stage_outcome(stage), path_to_text(stage), None) for stage in others]
     return [each for each in found if each[0].is_file()]
 
 

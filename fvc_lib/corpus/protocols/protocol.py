@@ -131,7 +131,9 @@ class TrainingRows:
         """The same with labels shuffled by group (``shuffled_labels``)."""
         return replace(self, folds=shuffle_labels_by_group(self.folds, seed))
 
-    def split(self, fold: int, *, inner_validation_share: float, seed: int, without: Collection[str] = ()) -> FoldSplit:
+    def split(
+        self, fold: int | None, *, inner_validation_share: float, seed: int, without: Collection[str] = ()
+    ) -> FoldSplit:
         """Its parts, ``without`` some videos; arguments and errors as of ``folds.split_for_fold``."""
         rows = self.folds.filter(~pl.col("video_id").is_in(sorted(without))) if without else self.folds
         return split_for_fold(
@@ -154,6 +156,12 @@ def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
         frozenset(rows.filter(pl.col("part") == "validation")["video_id"]),
         frozenset(leaking),
     )
+
+
+def all_rows(table: pl.DataFrame) -> TrainingRows:
+    """What a network is split from that is tested on nothing: whoever takes part in some training of a PROTOCOL."""
+    rows = table.filter(pl.col("part") != LEFT_OUT).unique("video_id").with_columns(fold=pl.lit(0, pl.Int64))
+    return TrainingRows(rows.select(*FOLDS.columns).sort("video_id"))
 
 
 def sentence(table: pl.DataFrame) -> str:

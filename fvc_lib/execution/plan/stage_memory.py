@@ -18,7 +18,7 @@ from fvc_lib.services.memory.budget import MemoryBudget, MemoryShare
 from fvc_lib.services.memory.measured_steps import read_steps
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.run_paths import RunPaths, list_runs
-from fvc_lib.services.tasks import FOLD_TRAINING, STAGES, Stage
+from fvc_lib.services.tasks import FINAL_TRAINING, FOLD_TRAINING, STAGES, Stage
 
 _NEWEST_RUNS = 20  # as many are looked into; reading one takes about ten milliseconds
 KERNEL_ORIGIN = "a kernel with its imports on a small corpus; nothing was measured with these parameters yet"
@@ -58,6 +58,9 @@ def predicted_peaks(
     if FOLD_TRAINING in missing and (peak := _of_training(config, run, measure)) is not None:
         found[FOLD_TRAINING] = peak
         missing.discard(FOLD_TRAINING)
+    if FINAL_TRAINING in missing and FOLD_TRAINING in found:  # the same network, on one fold more
+        found[FINAL_TRAINING] = found[FOLD_TRAINING]
+        missing.discard(FINAL_TRAINING)
     guessed = {
         stage.name: PredictedPeak(_kernel_bytes(stage, config.num_ranks if stage.trains else 1), KERNEL_ORIGIN)
         for stage in stages

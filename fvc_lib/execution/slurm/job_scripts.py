@@ -253,7 +253,9 @@ def _job(
 
 
 def _groups(tasks: Sequence[Task], stages: Sequence[Stage]) -> list[list[Stage]]:
-    """Stages by how many fan-outs lie before them: those without folds together, those with folds each alone after."""
+    """Stages by how many fan-outs lie before them: those without folds together, those with folds, and one that trains
+    after them, each alone.
+    """
     by_name = {stage.name: stage for stage in stages}
 
     def level(stage: Stage) -> int:
@@ -261,7 +263,8 @@ def _groups(tasks: Sequence[Task], stages: Sequence[Stage]) -> list[list[Stage]]
 
     groups: dict[tuple[int, str], list[Stage]] = {}
     for stage in _stages_of(tasks):
-        groups.setdefault((level(stage), stage.name if stage.per_fold else ""), []).append(stage)
+        alone = stage.per_fold or (stage.trains and stage.needs)
+        groups.setdefault((level(stage), stage.name if alone else ""), []).append(stage)
     return [groups[key] for key in sorted(groups)]
 
 

@@ -13,7 +13,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from fvc_lib.corpus.protocols.protocol import TrainingRows, training_rows
+from fvc_lib.corpus.protocols.protocol import TrainingRows, all_rows, training_rows
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, Sample
 from fvc_lib.services.config import RunConfig
@@ -329,17 +329,23 @@ class FoldClips:
 
     Training has originals and augmented copies; inner validation, which chooses epoch, temperature and threshold, and
     the sealed test part have originals. ``missing`` are ids of videos, in any part, that have no clip; ``fingerprint``
-    is over all of it and the clips' settings; ``groups`` are those of the training videos.
+    is over all of it and the clips' settings; ``groups`` are those of the training videos, ``validation_groups`` of the
+    validation videos, by video. Of the network of all groups ``fold`` is None and the test part empty.
     """
 
-    fold: int
+    fold: int | None
     train: tuple[ClipRow, ...]
     validation: tuple[ClipRow, ...]
-    num_validation_groups: int
+    validation_groups: Mapping[str, str]
     test: SealedFold
     missing: tuple[str, ...]
     fingerprint: str
     groups: Mapping[str, str]
+
+    @property
+    def num_validation_groups(self) -> int:
+        """How many groups chose."""
+        return len(set(self.validation_groups.values()))
 
 
 def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
@@ -368,28 +374,32 @@ def made_clips(paths: RunPaths) -> list[tuple[str, int]]:
     return sorted(set(made.iter_rows()))
 
 
-def rows_to_train_on(paths: RunPaths, config: RunConfig, fold: int) -> TrainingRows:
+def rows_to_train_on(paths: RunPaths, config: RunConfig, fold: int | None) -> TrainingRows:
     """What training ``fold`` of a run is split from, with the labels it is trained on, which may be shuffled.
+
+    None is the network of all groups: whoever takes part in any training.
 
     Of protocol ``kfold`` the run's folds as they are, also of runs that have no table of the protocol yet.
     """
     if config.protocol == KFOLD:
         rows = TrainingRows(read_table(paths.folds, FOLDS))
     else:
-        rows = training_rows(read_table(paths.protocol, PROTOCOL), fold)
+        table = read_table(paths.protocol, PROTOCOL)
+        rows = all_rows(table) if fold is None else training_rows(table, fold)
     # By group over all that is trained on or tested, within each outer fold, so that what another fold's groups are
     # called says nothing of this one's labels; the same for every fold of a run with one set of folds.
     return rows.shuffled(stable_seed("shuffle_labels", config.seed)) if config.shuffle_labels else rows
 
 
 def read_fold(
-    paths: RunPaths, config: RunConfig, fold: int, *, source: Any = None
+    paths: RunPaths, config: RunConfig, fold: int | None, *, source: Any = None
 ) -> tuple[Any, FoldClips, dict[str, FoldClips]]:
     """One outer fold of a run: where its clips are read from, the fold, and the fold of each control by name.
 
     ``source`` takes the place of the run's clips: it says with ``has`` which videos take part.
 
-    A control (``tasks.CONTROL_TRAININGS``) is not there where it is turned off, where a few mixed groups cannot carry
+    The network of all groups (None) has no controls. A control (``tasks.CONTROL_TRAININGS``) is not there where it is
+    turned off, where a few mixed groups cannot carry
     shuffled labels, or where there are no two sources of reals: no fault of the data.
 
     Raises:
@@ -411,6 +421,8 @@ def read_fold(
             f"{', '.join(gone[:5])}. Make them again: {command_text('--from', '03', '--resume', paths.root)}"
         )
     wanted: dict[str, Callable[[], TrainingRows]] = {}
+    if fold is None:
+        return source, clips, {}
     if config.shuffled_label_control:
         wanted[SHUFFLED_LABELS] = lambda: rows.shuffled(stable_seed("control", config.seed))
     if config.real_source_control:
@@ -424,7 +436,7 @@ def read_fold(
     return source, clips, controls
 
 
-def fold_clips(rows: TrainingRows, source: ClipSource, config: RunConfig, fold: int) -> FoldClips:
+def fold_clips(rows: TrainingRows, source: ClipSource, config: RunConfig, fold: int | None) -> FoldClips:
     """Split ``rows`` for ``fold`` and look up the clips in ``source``.
 
     A video whose original clip could not be made takes no part and is named; an augmented copy that is missing while
@@ -453,7 +465,7 @@ def fold_clips(rows: TrainingRows, source: ClipSource, config: RunConfig, fold: 
         fold=fold,
         train=train,
         validation=validation,
-        num_validation_groups=split.validation["group_id"].n_unique(),
+        validation_groups=dict(split.validation.select("video_id", "group_id").iter_rows()),
         test=SealedFold(f"outer fold {fold}", test, group_of, fingerprint),
         missing=missing,
         fingerprint=fingerprint,

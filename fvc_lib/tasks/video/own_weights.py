@@ -83,6 +83,11 @@ class _Bundle:
         self._digests: dict[str, Any] = files if isinstance(files, dict) else {}
         record = read_json_object(self._file("bundle.json"))
         params, folds, self.name = record.get("params"), record.get("folds"), str(record.get("run_id"))
+        if record.get("final") is not None:
+            raise UsageError(
+                f"model_weights: the bundle {str(folder)!r} has one network that was trained on all groups, and each "
+                "fold needs one that has not seen what tests it. Export the run without --final, or give the run."
+            )
         if not isinstance(params, dict) or not isinstance(folds, list) or not folds:
             raise self._refused("bundle.json lacks parameters or folds")
         self._params: dict[str, Any] = params
@@ -134,10 +139,10 @@ def _source(config: RunConfig) -> _Run | _Bundle | None:
 
 
 def weights_to_go_on_from(
-    paths: RunPaths, config: RunConfig, fold: int, validation: frozenset[str]
+    paths: RunPaths, config: RunConfig, fold: int | None, validation: frozenset[str]
 ) -> OwnWeights | None:
     """Of what ``model_weights`` names, for ``fold``, whose inner validation videos are named; None where that is
-    neither a run nor a bundle.
+    neither a run nor a bundle. The network of all groups (no fold) goes on from the first fold's.
 
     Raises:
         UsageError: the run is not finished, or is of another network.
@@ -148,7 +153,7 @@ def weights_to_go_on_from(
     if source is None:
         return None
     _refuse_another_network(source, config)
-    number = fold % source.num_trainings
+    number = 0 if fold is None else fold % source.num_trainings
     seen = source.seen(number)
     if _is_split_later(source, number):
         raise UsageError(
@@ -156,12 +161,18 @@ def weights_to_go_on_from(
             "part of them its residual is held to cannot be told from what they began with. Go on from that run itself."
         )
     known = _known(paths)
-    is_tested = known["fold"] == fold
+    is_tested = known["fold"] == (len(known) if fold is None else fold)  # a fold that there is not
     both = seen.trained.vstack(seen.chosen_on)
     bits = config.near_duplicate_bits
     tested = _num_alike(known, is_tested, both, bits)
     chooses = ~is_tested & known["video_id"].is_in(sorted(validation))
     chosen = _num_alike(known, chooses, seen.trained, bits)
+    if chosen and fold is None:
+        raise LeakageError(
+            f"model_weights: the weights of fold {number} of {source.name} have seen videos like {chosen} of those "
+            "that choose the epoch of the network of all groups. Leave train_final out, or go on from a run on "
+            "a corpus that has none of its videos."
+        )
     if tested or chosen:
         raise LeakageError(
             f"model_weights: the weights of fold {number} of {source.name} have seen videos like {tested} of those "
@@ -169,7 +180,7 @@ def weights_to_go_on_from(
             "corpus, seed, num_folds and inner_validation_share, or on a corpus that has none of its videos."
         )
     _logger.info(
-        "fold %d goes on from fold %d of %s; none of the %d videos that those weights have seen is like one that tests "
+        "fold %s goes on from fold %d of %s; none of the %d videos that those weights have seen is like one that tests "
         "it%s",
         fold, number, source.name, both.height, "" if bits else " (near-duplicates were not looked for)",
     )  # fmt: skip

@@ -90,7 +90,7 @@ class Scored:
     clip_logits: FloatArray
 
 
-def training_parameters(config: RunConfig, fold: int) -> dict[str, Any]:
+def training_parameters(config: RunConfig, fold: int | None) -> dict[str, Any]:
     """The fold and the parameters that its weights depend on, as JSON values."""
     return {"fold": fold, **config.training_values()}
 

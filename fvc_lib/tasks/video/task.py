@@ -164,8 +164,9 @@ class BinaryScores(SampleColumns):
         }
 
 
-def engine_settings(config: RunConfig, fold: int) -> EngineSettings:
-    """The engine's share of ``config`` for one fold."""
-    seed, balance = stable_seed("fold", config.seed, fold), config.class_balance == "sampler"
+def engine_settings(config: RunConfig, fold: int | None) -> EngineSettings:
+    """The engine's share of ``config`` for one fold; None: for the network of all groups."""
+    seed = stable_seed("fold", config.seed, "final" if fold is None else fold)
+    balance = config.class_balance == "sampler"
     micro_batch, halves = DETECTORS.get(config.model).micro_batch, config.class_balance == "batch"
     return settings_of(config, seed, micro_batch, balance_classes=balance, balance_batches=halves)

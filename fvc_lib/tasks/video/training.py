@@ -1,7 +1,11 @@
-"""One outer fold from tables to predictions: train, choose on inner validation, score the fold once; then controls."""
+"""One outer fold from tables to predictions: train, choose on inner validation, score the fold once; then controls.
+
+Likewise the network of all groups, which nothing is left to test.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -15,11 +19,11 @@ from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import balanced_accuracy, decide, roc_auc
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError
+from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import CLIP_SCORES, PREDICTIONS, write_table
-from fvc_lib.services.tasks import FOLD_TRAINING as STAGE
+from fvc_lib.services.tables import CLIP_SCORES, FINAL_VALIDATION, LABELS, PREDICTIONS, frame_of, write_table
+from fvc_lib.services.tasks import FINAL_TRAINING, FOLD_TRAINING
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome, train
 from fvc_lib.tasks.video import data
@@ -49,18 +53,24 @@ class FeatureWork:
 
 
 def train_fold(
-    paths: RunPaths, config: RunConfig, fold: int, **options: Unpack[TrainingOptions]
+    paths: RunPaths, config: RunConfig, fold: int | None = None, **options: Unpack[TrainingOptions]
 ) -> TrainingOutcome[TrainingSummary]:
     """Train and score outer fold ``fold`` (0-based), going on from what an earlier attempt saved.
 
     Reads ``tables/folds.parquet`` and the clips; writes ``checkpoints/fold_K`` and
     ``tables/predictions_fold_K.parquet``. A finished fold returns its outcome without training.
 
+    Without a fold one network is trained on all groups (``train_final``): inner validation groups choose as in a fold,
+    nothing is left to test it, and it has no controls. It writes ``checkpoints/final`` and
+    ``tables/final_validation.parquet``.
+
     Raises:
         DataError: no such fold, clips that are missing, or a training part of one class.
         FvcError: as ``recipe.train``, which explains the options.
     """
     if config.of_features:
+        if fold is None:
+            raise UsageError(f"train_final: {config.model} sees features, and one network of all groups sees clips.")
         return train_on_features(paths, config, fold, **options)
     stop = options.get("stop") or (lambda: False)
 
@@ -68,11 +78,21 @@ def train_fold(
     begins_ranks = config.num_ranks > 1 and options.get("ranks") is None  # which train, and so compute features
 
     def read(ranks: Ranks) -> Training[TrainingSummary]:
-        finished = paths.fold_outcome(fold).exists() and paths.predictions(fold).exists()
+        outcome = paths.training_checkpoints(_stage(fold), fold) / "outcome.json"
+        finished = outcome.exists() and _table(paths, fold).exists()
         features = None if finished or begins_ranks else FeatureWork(stop, memory, ranks)
         return fold_training(paths, config, fold, features=features)
 
-    return train(STAGE, fold, paths, config, read, TrainingSummary, **options)
+    return train(_stage(fold), fold, paths, config, read, TrainingSummary, **options)
+
+
+def _stage(fold: int | None) -> str:
+    return FINAL_TRAINING if fold is None else FOLD_TRAINING
+
+
+def _table(paths: RunPaths, fold: int | None) -> Path:
+    """What is written last."""
+    return paths.final_validation if fold is None else paths.predictions(fold)
 
 
 def first_look(paths: RunPaths, config: RunConfig, fold: int) -> FirstStep | FeatureLook:
@@ -86,9 +106,9 @@ def first_look(paths: RunPaths, config: RunConfig, fold: int) -> FirstStep | Fea
 
 
 def fold_training(
-    paths: RunPaths, config: RunConfig, fold: int, *, features: FeatureWork | None = None
+    paths: RunPaths, config: RunConfig, fold: int | None = None, *, features: FeatureWork | None = None
 ) -> Training[TrainingSummary]:
-    """What there is to train, choose, score and write of one outer fold; raises as ``train_fold``.
+    """What there is to train, choose, score and write of one outer fold, or of all groups; raises as ``train_fold``.
 
     With ``features`` a frozen trunk's features of all clips are computed first, once for all folds, and take the place
     of the clips.
@@ -110,6 +130,8 @@ def fold_training(
     def finish(trained: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:
         parts = every.values()
         chosen = [choose(each, source, of, config) for each, of in zip(trained, parts, strict=True)]
+        if fold is None:
+            return _finish_final(paths, config, trained[0], chosen[0], source, clips)
         # Only now, when all that was chosen is on the disk, is the outer fold looked at.
         scored = [score(*each, source, config.clips_per_video) for each in zip(trained, parts, chosen, strict=True)]
         table = predictions_table(fold, dict(zip(every, scored, strict=True)))
@@ -122,7 +144,7 @@ def fold_training(
         return Finished([each.summary for each in scored], write)
 
     return Training(
-        stage=STAGE,
+        stage=_stage(fold),
         fold=fold,
         model_name=config.model,
         settings=engine_settings(config, fold),
@@ -136,7 +158,7 @@ def fold_training(
             "missing": clips.missing,
         },
         finish=finish,
-        outputs=[paths.predictions(fold)],
+        outputs=[_table(paths, fold)],
         peak_bytes_before=peak_bytes,
     )
 
@@ -147,7 +169,7 @@ def _with_features(
     """``with_features``, in batches that the memory plan allows a step on the clips themselves, and the peak in bytes
     that was predicted of that; None where nothing was predicted, or all features were there.
     """
-    compute, ranks = resolve_device(config.device, config.amp), work.ranks
+    compute, ranks, fold = resolve_device(config.device, config.amp), work.ranks, clips.fold or 0
     peaks: list[int | None] = []
 
     def planned() -> int:
@@ -162,7 +184,7 @@ def _with_features(
         config,
         compute.device,
         # Each run elsewhere, too: those of a sweep may begin together.
-        begin=((clips.fold + ranks.rank / ranks.size) / config.num_trainings + stable_seed(paths.run_id) / 2**63) % 1,
+        begin=((fold + ranks.rank / ranks.size) / config.num_trainings + stable_seed(paths.run_id) / 2**63) % 1,
         stop=work.stop,
         batch_size=lambda missing: ranks.from_leader("features", lambda: planned() if missing else 1),
     )
@@ -173,7 +195,7 @@ def _task(source: ClipSource, clips: FoldClips, config: RunConfig, own: OwnWeigh
     weights = data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
     balanced = config.class_balance in ("sampler", "batch")
     mixing = MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha, balanced)
-    seed = stable_seed("clips", config.seed, clips.fold)
+    seed = stable_seed("clips", config.seed, "final" if clips.fold is None else clips.fold)
     number = config.clips_per_video
     training = ClipDataset(
         source, clips.train, clips=number, draws=True, mixing=mixing if mixing.mixes else None, seed=seed
@@ -225,13 +247,38 @@ def score(
     decisions = decide(scores, chosen.threshold)
     measured = {"roc_auc": roc_auc(test.labels, scores), "balanced_accuracy": balanced_accuracy(test.labels, decisions)}
     trained.log("test", measured)
-    summary = TrainingSummary(
+    return Scored(_summary(trained, recorded), outer, logits, scores, test.clip_logits + chosen.prior_logit)
+
+
+def _summary(trained: TrainedNetwork, recorded: RecordedSelection) -> TrainingSummary:
+    chosen = recorded.selection
+    return TrainingSummary(
         **{**trained.record(), "best_epoch": chosen.best_epoch},
         temperature=chosen.temperature,
         threshold=chosen.threshold,
         recorded=recorded,
     )
-    return Scored(summary, outer, logits, scores, test.clip_logits + chosen.prior_logit)
+
+
+def _finish_final(
+    paths: RunPaths,
+    config: RunConfig,
+    trained: TrainedNetwork,
+    recorded: RecordedSelection,
+    source: ClipSource,
+    clips: FoldClips,
+) -> Finished[TrainingSummary]:
+    """Of the network of all groups: what it says of its inner validation videos, and nothing of others."""
+    scores = _scores(trained, source, clips.validation, config.clips_per_video)
+    columns = {
+        "video_id": [row.video_id for row in clips.validation],
+        "group_id": [clips.validation_groups[row.video_id] for row in clips.validation],
+        "label": [LABELS[row.label] for row in clips.validation],
+        "logit": scores.logits + recorded.selection.prior_logit,
+        "temperature": recorded.selection.temperature,
+    }
+    table = frame_of(columns, FINAL_VALIDATION)
+    return Finished([_summary(trained, recorded)], lambda: write_table(table, FINAL_VALIDATION, paths.final_validation))
 
 
 def _scores(trained: TrainedNetwork, source: ClipSource, rows: Sequence[ClipRow], clips: int) -> BinaryScores:

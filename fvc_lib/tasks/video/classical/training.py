@@ -313,7 +313,7 @@ class _Fitter:
         rows = self.clips.train
         labels = np.array([row.label for row in rows])
         groups = np.array([self.clips.groups[row.video_id] for row in rows])
-        seed = stable_seed("fold", self.config.seed, self.clips.fold) % 2**32
+        seed = stable_seed("fold", self.config.seed, self.clips.fold or 0) % 2**32
         return Part(self.source.of(rows), labels, self._weights_of(labels), groups, seed)
 
     def _weights_of(self, labels: npt.NDArray[np.int64]) -> FloatArray:

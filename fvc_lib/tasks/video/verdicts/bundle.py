@@ -10,18 +10,20 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import av
 import polars as pl
+import safetensors.numpy
 import safetensors.torch
 import torch
 from pandera.polars import DataFrameSchema
 from pyarrow import ArrowException
 from pyarrow.parquet import read_metadata
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
 
 from fvc_lib import __version__
 from fvc_lib.detectors.weights import BEGUN_WITH, first_weights, read_weights
@@ -33,27 +35,41 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import CROPS, DETECTORS, FileRegistry
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import CALIBRATION, FOLDS, INDEX, LOOKS, PREDICTIONS, SEEN, read_table, write_table
+from fvc_lib.services.tables import (
+    CALIBRATION,
+    FINAL_VALIDATION,
+    FOLDS,
+    INDEX,
+    LOOKS,
+    PREDICTIONS,
+    SEEN,
+    read_table,
+    write_table,
+)
 from fvc_lib.services.tasks import DEFAULT_TASK
 from fvc_lib.tasks.video.own_weights import SEEN_BEFORE, SEEN_FILE, seen_by_networks
+from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
 from fvc_lib.tasks.video.verdicts.forms import INPUT, OUTPUT, SUFFIXES, check_packages, clips_to_compare, write_form
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
-from fvc_lib.tasks.video.verdicts.scoring import FoldNetwork, Networks, RunNetworks
+from fvc_lib.tasks.video.verdicts.scoring import FINAL, FoldNetwork, Networks, RunNetworks, name_of
 from fvc_lib.tasks.video.verdicts.unfamiliar import TrainingRanges, training_ranges
 
 _logger = logging.getLogger(__name__)
 
-FORMAT = 2
-_READ = (1, 2)  # format 1 lacks which score is whose, base rates, and how many videos are unfamiliar
+FORMAT = 3
+# Format 1 lacks which score is whose, base rates, and how many videos are unfamiliar; format 2 the videos' features and
+# a network of all groups.
+_READ = (1, 2, 3)
 RECORD, DIGESTS, CARD = "bundle.json", "digests.json", "README.md"
 _CALIBRATION, _LOOKS, _RANGES = "calibration.parquet", "looks.parquet", "training_ranges.json"
+_FEATURES = "features.safetensors"
 _ALWAYS = (RECORD, CARD, _CALIBRATION, _LOOKS, _RANGES)
 _WEIGHTS = "model"
 # Parameters that may name a user's file, and the folder that it then lies in.
 _OWN_CODE: Mapping[str, tuple[str, FileRegistry[Any]]] = {"model": ("network", DETECTORS), "crop": ("crop", CROPS)}
 _PARTS = re.compile(
-    rf"({'|'.join(map(re.escape, (*_ALWAYS, SEEN_FILE)))}"
-    rf"|{_WEIGHTS}/fold_\d{{1,4}}\.(safetensors(\.sha256)?|onnx(\.data)?|pt2)"
+    rf"({'|'.join(map(re.escape, (*_ALWAYS, SEEN_FILE, _FEATURES)))}"
+    rf"|{_WEIGHTS}/(fold_\d{{1,4}}|final)\.(safetensors(\.sha256)?|onnx(\.data)?|pt2)"
     rf"|{BEGUN_WITH}/[\w-][\w.-]*|(network|crop)/(\w+/)*\w+\.py)",
     re.ASCII,
 )
@@ -137,6 +153,7 @@ class BundleRecord(_Strict):
     params: dict[str, Any]
     network: NetworkRecord
     folds: Annotated[list[FoldRecord], Field(min_length=1)]
+    final: FoldRecord | None = None  # the network of all groups, which judges alone: then no fold's is there
     corpus: CorpusRecord
     standing: Standing
 
@@ -145,7 +162,7 @@ class BundleRecord(_Strict):
 
 
 def write_bundle(
-    paths: RunPaths, folder: Path, standing: Standing, card: str, *, form: str = ""
+    paths: RunPaths, folder: Path, standing: Standing, card: str, *, form: str = "", final: bool = False
 ) -> tuple[BundleRecord, str]:
     """Write the run's bundle to ``folder``, which is there whole or not at all, and load every network from it.
 
@@ -154,7 +171,8 @@ def write_bundle(
         folder: not there yet.
         standing: where the run's model stands.
         card: the model card, behind which a section on the networks' other form is added where there is one.
-        form: in which each fold's network is written as well (``forms.SUFFIXES``); empty: none.
+        form: in which each network is written as well (``forms.SUFFIXES``); empty: none.
+        final: the network of all groups in place of the folds'.
 
     Returns:
         What ``bundle.json`` says, and a sentence on the other form and what it was compared on.
@@ -167,7 +185,7 @@ def write_bundle(
     """
     if form:
         check_packages(form)
-    networks = RunNetworks(paths)
+    networks = RunNetworks(paths, final=final)
     folder = folder.expanduser().absolute()
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{str(folder)!r} is there already. Name another folder with --to.")
@@ -190,35 +208,35 @@ def write_bundle(
 
 def _write_forms(folder: Path, networks: RunNetworks, form: str) -> str:
     clips, largest = clips_to_compare(networks.paths, networks.store), 0.0
-    for fold in sorted(networks.folds):
+    for fold in networks.judges:
         path, name = _weights_path(folder, fold).with_suffix(SUFFIXES[form]), f"network {networks.config.model!r}"
-        difference = write_form(networks.network(fold), form, path, clips, f"{name} of fold {fold}")
+        difference = write_form(networks.network(fold), form, path, clips, f"{name}, {name_of(fold)}")
         largest = max(largest, difference)
     shape = ", ".join(map(str, clips.pixels.shape[1:]))
+    name = _weights_path(folder, FINAL).stem if FINAL in networks.folds else "fold_K"
     return (
-        f"`model/fold_K{SUFFIXES[form]}` is each fold's network as {form}: `{INPUT}` uint8 (B, {shape}) to "
-        f"to `{OUTPUT}` float32 (B,). Compared with the network on {clips.described}: no logit differs by more than "
-        f"{largest:.1g}."
+        f"`model/{name}{SUFFIXES[form]}` is each network as {form}: `{INPUT}` uint8 (B, {shape}) to `{OUTPUT}` float32 "
+        f"(B,). Compared with the network on {clips.described}: no logit differs by more than {largest:.1g}."
     )
 
 
 def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) -> BundleRecord:
     paths, config = networks.paths, networks.config
     index = read_table(paths.index, INDEX)
-    folds = []
-    for fold, network in sorted(networks.folds.items()):
-        weights = load_weights(network.path)
+    for fold in networks.judges:
+        weights = load_weights(networks.folds[fold].path)
         write_weights_with_digest(_weights_path(folder, fold), weights, {"run": paths.run_id, "fold": fold})
         _weights_path(folder, fold).chmod(0o644)
-        folds.append(
-            FoldRecord(
-                weights=network.weights,
-                prior_logit=network.prior_logit,
-                temperature=network.temperature,
-                threshold=network.threshold,
-                base_rate=network.base_rate,
-            )
+    records = {
+        fold: FoldRecord(
+            weights=network.weights,
+            prior_logit=network.prior_logit,
+            temperature=network.temperature,
+            threshold=network.threshold,
+            base_rate=network.base_rate,
         )
+        for fold, network in networks.folds.items()
+    }
     params = config.values_of(lambda _: True)
     params = {name: value for name, value in params.items() if name in _recorded()}
     clips = config.clips  # what the network declares itself, too: another version may declare something else
@@ -249,7 +267,8 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
             begun_with_sha256=trained.weights_sha256 if trained else "",
             paper=spec.paper,
         ),
-        folds=folds,
+        folds=[records[fold] for fold in sorted(networks.outcomes)],
+        final=records.get(FINAL),
         corpus=CorpusRecord(
             names=sorted(index["corpus"].unique()),
             fingerprint=sha256_of_json([list(row) for row in contents]),
@@ -262,8 +281,12 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
     )
     write_json(folder / RECORD, record.model_dump(mode="json"))
     write_text(folder / CARD, card)
-    _write_tables(folder, paths, index, sorted(networks.folds))
+    _write_tables(folder, networks, index)
     write_json(folder / _RANGES, training_ranges(index).model_dump(mode="json"))
+    temperature = networks.folds[FINAL].temperature if FINAL in networks.folds else 0.0
+    known = KnownVideos.of(paths, sorted(networks.outcomes), final_temperature=temperature)
+    if (distance := distance_of(networks, known)) is not None:
+        safetensors.numpy.save_file(distance.arrays(), folder / _FEATURES)
     write_document(folder / DIGESTS, {"files": {name: sha256_of_file(folder / name) for name in _files_in(folder)}})
     return record
 
@@ -276,7 +299,7 @@ def _recorded() -> frozenset[str]:
 
 
 def _weights_path(folder: Path, fold: int) -> Path:
-    return folder / _WEIGHTS / f"fold_{fold}.safetensors"
+    return folder / _WEIGHTS / f"{'final' if fold == FINAL else f'fold_{fold}'}.safetensors"
 
 
 def _copy_begun_with(text: str, target: Path) -> None:
@@ -296,8 +319,9 @@ def _copy_begun_with(text: str, target: Path) -> None:
         safetensors.torch.save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
 
 
-def _write_tables(folder: Path, paths: RunPaths, index: pl.DataFrame, folds: Sequence[int]) -> None:
+def _write_tables(folder: Path, networks: RunNetworks, index: pl.DataFrame) -> None:
     """Out-of-fold scores and the videos' hashes; groups are numbers that stand for nothing elsewhere."""
+    paths, folds = networks.paths, sorted(networks.outcomes)
     named = index["group_id"].unique().sort()
     numbers = pl.DataFrame({"group_id": named, "number": [f"group_{number}" for number in range(named.len())]})
 
@@ -308,6 +332,12 @@ def _write_tables(folder: Path, paths: RunPaths, index: pl.DataFrame, folds: Seq
     predictions = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in folds]).sort("fold", "score")
     contents = index.select("video_id", "content_sha256")
     calibration = anonymous(predictions).join(contents, on="video_id", how="left", maintain_order="left")
+    by_final = pl.DataFrame(schema={"video_id": pl.String, "final_logit": pl.Float64})
+    if FINAL in networks.folds:
+        by_final = read_table(paths.final_validation, FINAL_VALIDATION)
+        temperature = networks.folds[FINAL].temperature
+        by_final = by_final.select("video_id", final_logit=pl.col("logit") / temperature)
+    calibration = calibration.join(by_final, on="video_id", how="left", maintain_order="left")
     calibration = calibration.select(list(CALIBRATION.columns))
     write_table(calibration, CALIBRATION, folder / _CALIBRATION)
     tested = read_table(paths.folds, FOLDS).select("video_id", "fold")
@@ -372,7 +402,7 @@ def _checked_files(folder: Path) -> str:
 def _record(folder: Path) -> BundleRecord:
     document = read_json_object(folder / RECORD)
     if document.get("format") not in _READ:
-        reads = " and ".join(map(str, _READ))
+        reads = ", ".join(map(str, _READ))
         raise _refused(
             folder, f"got format {document.get('format')!r}, and this version of FVC ({__version__}) reads {reads}"
         )
@@ -425,7 +455,9 @@ class BundleNetworks(Networks):
         self.digest = _checked_files(self.folder)
         self.record = _record(self.folder)
         begun_with, files = self.folder / BEGUN_WITH, set(_files_in(self.folder))
-        for fold in range(len(self.record.folds)):
+        final = self.record.final
+        records = dict(enumerate(self.record.folds)) if final is None else {FINAL: final}
+        for fold in records:
             path = _weights_path(self.folder, fold)
             for name in (path.name, f"{path.name}.sha256"):
                 if f"{_WEIGHTS}/{name}" not in files:
@@ -445,7 +477,7 @@ class BundleNetworks(Networks):
                     name=network.name,
                     code=network.code,
                 )
-                for fold, each in enumerate(self.record.folds)
+                for fold, each in records.items()
             },
             built_with=str(begun_with) if begun_with.is_dir() else "",
             damaged=lambda _: "Get the bundle again, or export it anew.",
@@ -470,11 +502,12 @@ class BundleNetworks(Networks):
         """
         looks, calibration = (self._table(*each) for each in ((_LOOKS, LOOKS), (_CALIBRATION, CALIBRATION)))
         for name, table in ((_LOOKS, looks), (_CALIBRATION, calibration)):
-            if unknown := sorted(set(table["fold"].drop_nulls()) - set(self.folds)):
+            if unknown := sorted(set(table["fold"].drop_nulls()) - set(range(len(self.record.folds)))):
                 raise _refused(self.folder, f"{name} names fold {unknown[0]}, of which there is no network")
         if calibration["label"].n_unique() < 2:
             raise _refused(self.folder, f"{_CALIBRATION} has not both reals and fakes")
-        return KnownVideos.of_tables(looks, calibration, self.base_rates)
+        rates = [each.base_rate for each in self.record.folds]
+        return KnownVideos.of_tables(looks, calibration, rates, self.base_rates)
 
     def ranges(self) -> TrainingRanges:
         """What the run's videos are like.
@@ -491,6 +524,22 @@ class BundleNetworks(Networks):
             FvcError: a table that no export writes.
         """
         return self._table(SEEN_FILE, SEEN).select(SEEN_BEFORE.names()) if (self.folder / SEEN_FILE).is_file() else None
+
+    def features(self) -> FeatureDistance | None:
+        """How far features are from those of the run's videos; None where the bundle has none of theirs.
+
+        Raises:
+            UsageError: a file that no export writes.
+        """
+        path = self.folder / _FEATURES
+        if not path.is_file():
+            return None
+        if path.stat().st_size > _MOST_BYTES:
+            raise _refused(self.folder, f"{_FEATURES} is larger than {_MOST_BYTES:,} bytes")
+        try:
+            return FeatureDistance.of_arrays(safetensors.numpy.load_file(path), self.judges)
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            raise _refused(self.folder, f"{_FEATURES}: {error}") from error
 
     def _table(self, name: str, schema: DataFrameSchema) -> pl.DataFrame:
         """Not read where it would fill the memory: a few bytes of Parquet can stand for any number of rows."""

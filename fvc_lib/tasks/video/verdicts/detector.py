@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -25,8 +26,10 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, read_table
 from fvc_lib.tasks.video.own_weights import SEEN_BEFORE, seen_before
 from fvc_lib.tasks.video.verdicts.bundle import DIGESTS, NOT_STATED, RECORD, BundleNetworks, Standing
+from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import (
+    FINAL,
     FileToScore,
     Networks,
     RunNetworks,
@@ -41,7 +44,7 @@ from fvc_lib.video.clips.store import Pixels
 _logger = logging.getLogger(__name__)
 
 BLOCK_FILES = 1000  # looked at together: so much is in memory of 100,000
-_LOOKED_FOR = 2  # changes with what findings hold, so that none of another kind is taken from a journal
+_LOOKED_FOR = 3  # changes with what findings hold, so that none of another kind is taken from a journal
 Seen = Callable[[Path, Pixels], None]
 
 
@@ -84,7 +87,7 @@ class Prediction:
         score: calibrated probability of fake at the base rate of the run's videos, the mean over ``folds``; None: see
             ``failure``.
         low, high: the lowest and highest of the folds' scores.
-        folds: whose networks judged.
+        folds: whose networks judged; (-1,): the network of all groups.
         is_of_the_run: whether the run has this very file; then its score is that of the network that had not seen it.
         failure: why there is no score; empty where there is one.
     """
@@ -109,7 +112,6 @@ class TrainedDetector:
         cautions: sentences on decoding that is not known to be the run's, and on what the networks may have seen.
         seen_before: ``content_sha256 perceptual_hash`` of what was seen in runs that this one went on from.
         model_id: the run, and a digest of its networks' weights.
-        identity: of all that decides what is found of a file.
     """
 
     def __init__(
@@ -120,19 +122,16 @@ class TrainedDetector:
         standing: Standing = NOT_STATED,
         cautions: Sequence[str] = (),
         seen_before: pl.DataFrame | None = None,
+        distance: Callable[[], FeatureDistance | None] = lambda: None,
     ) -> None:
         before = pl.DataFrame(schema=SEEN_BEFORE) if seen_before is None else seen_before
         self.seen_before = before.filter(~pl.col("content_sha256").is_in(known.rows["content_sha256"].implode()))
         self.networks, self.known, self.familiar, self.standing = networks, known, familiar, standing
         self.cautions = tuple(cautions)
-        digest = sha256_of_json({str(fold): networks.weights(fold) for fold in sorted(networks.folds)})
+        judges = {fold: networks.folds[fold] for fold in networks.judges}
+        digest = sha256_of_json({str(fold): each.weights for fold, each in judges.items()})
         self.model_id = f"{networks.name}@{digest[:12]}"
-        calibrated = [[each.prior_logit, each.temperature] for _, each in sorted(networks.folds.items())]
-        looks = sorted(map(str, known.rows.select("video_id", "label", "content_sha256", "perceptual_hash").rows()))
-        more = [calibrated, networks.store.decode_hash, networks.config.near_duplicate_bits, looks, familiar.described]
-        more.append(_LOOKED_FOR)
-        more += [sorted(map(str, self.seen_before.rows()))] if self.seen_before.height else []
-        self.identity = f"{self.model_id}:{sha256_of_json(more)[:16]}"
+        self._distance = distance
         if not self.is_above_control and standing != NOT_STATED:
             _logger.warning("%s: %s", self.model_id, " ".join(standing.sentences))
 
@@ -140,6 +139,22 @@ class TrainedDetector:
     def is_above_control(self) -> bool:
         """Whether the model is shown to be above its controls."""
         return self.standing.standing == "above control"
+
+    @cached_property
+    def distance(self) -> FeatureDistance | None:
+        """Of a run it is computed when it is first asked for."""
+        return self._distance()
+
+    @cached_property
+    def identity(self) -> str:
+        """Of all that decides what is found of a file."""
+        networks, known = self.networks, self.known
+        calibrated = [[networks.folds[each].prior_logit, networks.folds[each].temperature] for each in networks.judges]
+        looks = sorted(map(str, known.rows.select("video_id", "label", "content_sha256", "perceptual_hash").rows()))
+        more: list[Any] = [calibrated, networks.store.decode_hash, networks.config.near_duplicate_bits, looks]
+        more += [self.familiar.described, _LOOKED_FOR, self.distance.digest if self.distance else ""]
+        more += [sorted(map(str, self.seen_before.rows()))] if self.seen_before.height else []
+        return f"{self.model_id}:{sha256_of_json(more)[:16]}"
 
     @cached_property
     def place_of(self) -> dict[str, int]:
@@ -192,7 +207,7 @@ class TrainedDetector:
         self, files: Sequence[Path], clips: Sequence[Path], waiting: Mapping[int, ProbeResult], seen: Seen
     ) -> Iterator[Finding]:
         """What the networks say of the files that are ``waiting``, by their places."""
-        folds, empty = tuple(sorted(self.networks.folds)), dict[int, tuple[str, ...]]()
+        folds, empty = self.networks.judges, dict[int, tuple[str, ...]]()
         todo = {place: FileToScore(files[place], folds) for place in waiting}
 
         def look(place: int, frames: Pixels) -> None:
@@ -201,11 +216,15 @@ class TrainedDetector:
             empty[place] = tuple(self._nothing_to_judge(frames, probe.num_frames))
             seen(files[place], frames)
 
-        for answer in score_clips(self.networks, todo, clips, list(waiting), look):
+        distance = self.distance
+        answers = score_clips(self.networks, todo, clips, list(waiting), look, features=distance is not None)
+        for answer in answers:
             each = waiting[answer.position]
             assert each.probe is not None
             logits = (answer.logits[fold] / self.networks.folds[fold].temperature for fold in folds)
             unfamiliar = (*empty.pop(answer.position), *self.familiar.reasons(vars(each.probe)))
+            if distance is not None and distance.is_unlike(quantile := distance.quantile(answer.features)):
+                unfamiliar += (distance.sentence(quantile),)
             yield Finding(each.path, each.content_sha256, logits=tuple(logits), unfamiliar=unfamiliar)
 
     @cached_property
@@ -268,7 +287,7 @@ class TrainedDetector:
         if not found.logits:
             why = found.failure or " ".join(found.no_prediction)
             return Prediction(path, is_of_the_run=found.is_known, failure=why)
-        scores, folds = self.scores(found), tuple(sorted(self.networks.folds))
+        scores, folds = self.scores(found), self.networks.judges
         if found.is_known:
             folds = (self.known.rows["fold"][self.place_of[found.sha256]],)
         return Prediction(path, mean_of(scores), min(scores), max(scores), folds, found.is_known)
@@ -311,25 +330,43 @@ def is_run(path: str | Path) -> bool:
 
 
 def detector_of(
-    folder: Path, *, allow_code: bool = False, held: int | None = None, standing: Standing | None = None
+    folder: Path,
+    *,
+    allow_code: bool = False,
+    held: int | None = None,
+    standing: Standing | None = None,
+    final: bool = False,
 ) -> TrainedDetector:
     """``fvc_lib.load_detector``, where ``standing`` is told of a run; a bundle has its own."""
     if is_bundle(folder):
         bundle = BundleNetworks(folder, allow_code=allow_code, held=held)
+        if final and FINAL not in bundle.folds:
+            raise UsageError(
+                f"bundle {str(folder)!r}: has the folds' networks and not the one of all groups. Leave --final out, or "
+                "export the run with --final."
+            )
         known, before, cautions = bundle.known_videos(), bundle.seen(), bundle.cautions()
         if before is None:
             cautions = (*cautions, _NOT_LISTED)
-        return TrainedDetector(bundle, known, Familiar(bundle.ranges()), bundle.record.standing, cautions, before)
+        familiar, features = Familiar(bundle.ranges()), bundle.features()
+        return TrainedDetector(bundle, known, familiar, bundle.record.standing, cautions, before, lambda: features)
     if not is_run(folder):
         raise UsageError(
             f"{str(folder)!r} is neither a bundle ({RECORD}) nor a run folder. To make a bundle of a run: "
             f"{command_text('export', 'RUN')}"
         )
-    of_run = RunNetworks(RunPaths(folder.absolute()), held=held)
-    known = KnownVideos.of(of_run.paths, sorted(of_run.folds), of_run.base_rates)
+    of_run = RunNetworks(RunPaths(folder.absolute()), held=held, final=final)
+    rates = [of_run.folds[fold].base_rate for fold in sorted(of_run.outcomes)]
+    temperature = of_run.folds[FINAL].temperature if final else 0.0
+    known = KnownVideos.of(
+        of_run.paths, sorted(of_run.outcomes), rates, of_run.base_rates, final_temperature=temperature
+    )
     cautions = decoding_cautions(of_run.paths, of_run)
     before = seen_before(of_run.paths)
-    return TrainedDetector(of_run, known, Familiar.of(known.rows), standing or NOT_STATED, cautions, before)
+    return TrainedDetector(
+        of_run, known, Familiar.of(known.rows), standing or NOT_STATED, cautions, before,
+        lambda: distance_of(of_run, known),
+    )  # fmt: skip
 
 
 _NOT_LISTED = (

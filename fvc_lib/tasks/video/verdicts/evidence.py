@@ -57,8 +57,9 @@ def file_evidence(
     Raises:
         MemoryError: and whatever else is no fault of the file.
     """
-    folds, failures, familiar = folds_of(networks, known, row), list[str](), list[str]()
-    is_new, features = len(folds) == len(networks.folds), dict[int, Features]()
+    own, failures, familiar = _fold_of_own(known, row), list[str](), list[str]()
+    is_new, features = own is None, dict[int, Features]()
+    folds = networks.judges if own is None else (own,)
 
     def part(name: str, work: Callable[[], T]) -> T | None:
         try:
@@ -75,12 +76,17 @@ def file_evidence(
             shown = np.ascontiguousarray(video.without_bars(video.clips))
             windows = part("When", lambda: score_windows(networks, folds, video))
             if is_new:
-                is_known = len(features) == len(networks.folds)  # not after out of memory
+                is_known = len(features) == len(folds)  # not after out of memory
                 familiar.append(
                     distance.sentence(float(distance.quantiles(features)[0])) if distance and is_known else UNKNOWN
                 )
             return video.clips, shown, windows, part("What the video is", lambda: _footage(networks, video, provenance))
 
+    if not set(folds) <= set(networks.folds):
+        failures.append(
+            "When and where: this is a video of the run, and the bundle has not the network that had not seen it."
+        )
+        return FileEvidence(row, (), provenance=provenance, failures=tuple(failures))
     clips, shown, windows, footage = part("The whole video", from_one_pass) or (None, None, None, None)
     wanted = clips if map_minutes > 0 else None
     maps = None if wanted is None else part("Where", lambda: maps_within(networks, folds, wanted, map_minutes))
@@ -100,10 +106,10 @@ def _footage(networks: Networks, video: WholeVideo, stated: Provenance | None) -
     return replace(shown, sentences=(*told, *shown.sentences))
 
 
-def folds_of(networks: Networks, known: KnownVideos, row: Mapping[str, Any]) -> tuple[int, ...]:
-    """Whose networks may judge a file: all, and of a video of the run the one that had not seen it."""
+def _fold_of_own(known: KnownVideos, row: Mapping[str, Any]) -> int | None:
+    """Of a video of the run the fold whose network had not seen it, which alone may judge it; None: a new video."""
     own = known.rows.filter(pl.col("content_sha256") == row["sha256"]).drop_nulls("score")
-    return (int(own["fold"][0]),) if own.height else tuple(networks.folds)
+    return int(own["fold"][0]) if own.height else None
 
 
 def _other_score(

@@ -6,12 +6,18 @@ the mean Euclidean one to its nearest neighbours of other groups (as in Sun et a
 Deep Nearest Neighbors", 2022, but over ranks). Its quantile is that of a cross-conformal test (``metrics/abstention``):
 of videos from where the run's videos come from at most about a share p has a quantile of p or less. Videos of one group
 are no independent witnesses, so each group has one vote, and few groups cannot show that anything is unlike them.
+
+The network of all groups is asked alike: of its features those of the videos that chose its epoch are known, which it
+was not trained on.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,18 +26,20 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
-from fvc_lib.services.errors import FvcError
+from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
-from fvc_lib.tasks.video.verdicts.scoring import Networks
+from fvc_lib.tasks.video.verdicts.scoring import FINAL, Networks
 
 Features = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
 
+_logger = logging.getLogger(__name__)
 UNFAMILIAR_AT = 0.02
 _NEAREST = 5
-_MOST_VIDEOS = 1000
+MOST_VIDEOS = 1000
 UNKNOWN = (
-    "Whether its features are like those of the run's videos is not known: that needs the clips that the run stored."
+    "Whether features are like those of the run's videos is not known: that needs the clips that the run stored, or a "
+    "bundle that was exported while they were there."
 )
 
 
@@ -54,15 +62,24 @@ class FoldReference:
         return values.mean(0), np.where(deviation > 0, deviation, 1.0)
 
     @cached_property
+    def _known(self) -> Floats:
+        return self._scaled(self.features)
+
+    @cached_property
     def own(self) -> Floats:
         """float64 (N,): the distance of each to those of other groups; infinite where there are none."""
-        far = _distances(self._scaled(self.features), self._scaled(self.features))
+        far = _distances(self._known, self._known)
         far[self.groups[:, None] == self.groups] = np.inf
         return _to_nearest(far)
 
     def of(self, features: Features) -> Floats:
-        """float64 (M,): the distance of each new video, features (M, F)."""
-        return _to_nearest(_distances(self._scaled(features), self._scaled(self.features)))
+        """float64 (M,): the distance of each new video, features (M, F); ``DataError`` for another F."""
+        if features.shape[1] != self.features.shape[1]:
+            raise DataError(
+                f"features: the network gives {features.shape[1]} numbers of a video, and the stored ones have "
+                f"{self.features.shape[1]}: they are another network's."
+            )
+        return _to_nearest(_distances(self._scaled(features), self._known))
 
     def _scaled(self, features: Features) -> Floats:
         mean, deviation = self._scaling
@@ -111,21 +128,89 @@ class FeatureDistance:
         summed = [self._further(fold, self.folds[fold].of(of)) for fold, of in features.items()]
         return np.asarray((1 + np.sum(summed, axis=0)) / (1 + self.num_groups))
 
+    def quantile(self, features: Mapping[int, Features]) -> float:
+        """That of one video, features (F,); ``DataError`` where a network gave none."""
+        if set(features) != set(self.folds):
+            raise DataError("features: the network gives none of a video, and the stored ones are another network's.")
+        return float(self.quantiles({fold: of[None] for fold, of in features.items()})[0])
+
     def _further(self, fold: int, distances: Floats) -> Floats:
         """(M,): votes of the fold's videos that are at least as far out."""
         own, votes = self.folds[fold].own, self._votes[fold]
         return np.asarray(((own >= distances[:, None]) * votes).sum(1))
 
+    @cached_property
+    def digest(self) -> str:
+        """Of all that decides a quantile."""
+        return sha256_of_json({name: sha256(of.tobytes()).hexdigest() for name, of in sorted(self.arrays().items())})
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are groups enough that anything could be unlike them."""
+        return self.least <= UNFAMILIAR_AT
+
+    def is_unlike(self, quantile: float) -> bool:
+        """Whether a quantile is one that familiar videos hardly have; a rounded last digit decides nothing."""
+        return quantile <= UNFAMILIAR_AT * (1 + 1e-9)
+
+    @cached_property
+    def share_unlike(self) -> float:
+        """Of the run's own groups, each video set against those of other groups and each group with one vote."""
+        own, votes, groups = (
+            np.concatenate([each[fold] for fold in self.folds])
+            for each in ({fold: of.own for fold, of in self.folds.items()}, self._votes,
+                         {fold: of.groups for fold, of in self.folds.items()})
+        )  # fmt: skip
+        further = (own >= own[:, None]) & (groups != groups[:, None])
+        quantiles = (1 + (further * votes).sum(1)) / self.num_groups
+        return float((votes * (quantiles <= UNFAMILIAR_AT * (1 + 1e-9))).sum() / self.num_groups)
+
+    @property
+    def _too_few(self) -> str:
+        return f"{self.num_groups} groups are too few, at least {round(1 / UNFAMILIAR_AT) - 1} are needed"
+
+    def limit(self) -> str:
+        """A sentence on what is called unlike, and how often the run's own videos are."""
+        if not self.tells:
+            return f"Features are not compared: {self._too_few}."
+        return (
+            f"Unfamiliar, too, is a video whose features are further out than those of all but "
+            f"{100 * UNFAMILIAR_AT:g} % of the run's {self.num_groups:,} groups are; of these themselves "
+            f"{100 * self.share_unlike:.2g} % are. An unseen generator need not show there."
+        )
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """``fold_K`` and ``groups_K`` of each network, for a file."""
+        named = {f"fold_{fold}": each.features for fold, each in self.folds.items()}
+        return named | {f"groups_{fold}": each.groups for fold, each in self.folds.items()}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], folds: Collection[int]) -> Self:
+        """What ``arrays`` gave, for just these networks; ``ValueError`` where it cannot have been that."""
+        if set(arrays) != {f"{name}_{fold}" for fold in folds for name in ("fold", "groups")}:
+            raise ValueError(f"got the arrays {', '.join(sorted(arrays)[:6])}, wanted two of each network")
+        found = {}
+        for fold in sorted(folds):
+            features, groups = arrays[f"fold_{fold}"], arrays[f"groups_{fold}"]
+            if (
+                features.dtype != np.float32
+                or features.ndim != 2
+                or not features.size
+                or not np.isfinite(features).all()
+            ):
+                raise ValueError(f"fold_{fold}: got {features.dtype} {features.shape}, wanted finite float32 (N, F)")
+            if groups.dtype != np.int64 or groups.shape != features.shape[:1] or groups.size > MOST_VIDEOS:
+                raise ValueError(f"groups_{fold}: got {groups.dtype} {groups.shape}, wanted int64 (N,)")
+            found[fold] = FoldReference(features, groups)
+        return cls(found)
+
     def sentence(self, quantile: float) -> str:
         """What a quantile says."""
-        if self.least > UNFAMILIAR_AT:
-            return (
-                f"Whether its features are unlike those of the run's videos cannot be said: {self.num_groups} groups "
-                f"are too few, at least {round(1 / UNFAMILIAR_AT) - 1} are needed."
-            )
+        if not self.tells:
+            return f"Whether its features are unlike those of the run's videos cannot be said: {self._too_few}."
         share = f"{100 * quantile:.2g} % of the run's groups are as far from the others or further"
-        if quantile <= UNFAMILIAR_AT:
-            return f"Its features are unlike those of the run's videos: {share} (this video counted)."
+        if self.is_unlike(quantile):
+            return f"Unfamiliar: its features are unlike those of the run's videos: {share} (this video counted)."
         return f"Its features are like those of the run's videos: {share}."
 
 
@@ -135,28 +220,30 @@ class FeatureDistance:
 def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | None:
     """Of the run's own tested videos, from the clips that are stored; None: not known.
 
-    It is not where some clips are gone or damaged, where the network has no head, and of a bundle.
+    It is not where some clips are gone or damaged, and where the network has no head.
 
-    So many groups, in an order that depends on nothing but their names, as have at most ``_MOST_VIDEOS`` videos. What
+    So many groups, in an order that depends on nothing but their names, as have at most ``MOST_VIDEOS`` videos. What
     was computed once lies in the cache.
     """
-    if "video_id" not in known.tested.columns:
-        return None
-    tested = known.tested.select("video_id", "group_id", "fold")
+    tested = known.tested
+    if FINAL in networks.judges:
+        tested = tested.drop_nulls("final_logit").with_columns(fold=pl.lit(FINAL, pl.Int64))
+    tested = tested.select("video_id", "group_id", "fold")
     sizes = {group: of.height for (group,), of in tested.group_by("group_id")}
     order = sorted(sizes, key=lambda group: sha256_of_json(group))
-    taken = np.array(order)[np.cumsum([sizes[group] for group in order]) <= _MOST_VIDEOS]
+    taken = np.array(order)[np.cumsum([sizes[group] for group in order]) <= MOST_VIDEOS]
     tested = tested.filter(pl.col("group_id").is_in(taken.tolist())).sort("fold", "video_id")
     if not tested.height:
         return None
     store = networks.store
-    key = [tested.rows(), {fold: networks.weights(fold) for fold in networks.folds}, store.decode_hash]
+    key = [tested.rows(), {fold: networks.weights(fold) for fold in networks.judges}, store.decode_hash]
     path = Path(networks.config.cache_dir) / "feature_distance" / f"{networks.name}_{sha256_of_json(key)[:16]}.npz"
     features = _stored(path)
     if features is None:
         if not all(store.has(video_id, 0) for video_id in tested["video_id"]):
             return None
         features = {}
+        _logger.info("features of %d of the run's videos are computed, once", tested.height)
         for fold in tested["fold"].unique().sort().to_list():
             names = tested.filter(fold=fold)["video_id"].to_list()
             try:
@@ -166,9 +253,12 @@ def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | Non
             if not all(found):
                 return None
             features[str(fold)] = np.concatenate([each[0] for each in found])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_output(path) as temporary:
-            save_file(features, temporary)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_output(path) as temporary:
+                save_file(features, temporary)
+        except OSError as error:  # a cache that cannot be written costs time, and no verdict
+            _logger.warning("%s: %s; the features will be computed again", path, error)
     groups = np.unique(tested["group_id"].to_numpy(), return_inverse=True)[1].astype(np.int64)
     folds = tested["fold"].to_numpy()
     return FeatureDistance({int(f): FoldReference(of, groups[folds == int(f)]) for f, of in features.items()})

@@ -41,6 +41,8 @@ from fvc_lib.tasks.video.verdicts.detector import (
     mean_of,
     nobody,
 )
+from fvc_lib.tasks.video.verdicts.feature_distance import UNKNOWN
+from fvc_lib.tasks.video.verdicts.final import final_sentences
 from fvc_lib.tasks.video.verdicts.rule import (
     WITHHELD,
     KnownVideos,
@@ -50,6 +52,7 @@ from fvc_lib.tasks.video.verdicts.rule import (
     percent,
     rule_sentences,
 )
+from fvc_lib.tasks.video.verdicts.scoring import FINAL
 from fvc_lib.tasks.video.verdicts.unfamiliar import FAMILIARITY
 from fvc_lib.video.decode.source import VideoError, sha256_of_video
 
@@ -265,14 +268,20 @@ class _Journal:
         self._lines.close()
 
 
+_RANGE = "The range beside a score is that of the folds' networks, no interval with a stated coverage."
+
+
 def _limits(detector: TrainedDetector, rule: Rule) -> tuple[str, ...]:
     share, bits = detector.familiar.share_outside, detector.networks.config.near_duplicate_bits
+    is_final = FINAL in detector.networks.judges
     outside = "an unknown share" if share is None else percent(share)
     return (
         *rule_sentences(detector.known, rule),
+        *(final_sentences(detector.known, rule) if is_final else ()),
         f"{FAMILIARITY} Of the run's own videos {outside} are.",
+        detector.distance.limit() if detector.distance else UNKNOWN,
         "The rates hold for videos that come from where the run's videos come from; of others nothing is promised.",
-        "The range beside a score is that of the folds' networks, no interval with a stated coverage.",
+        *([] if is_final else [_RANGE]),
         *([] if bits else ["Copies of the run's videos were not looked for: the run has near_duplicate_bits 0."]),
     )
 
@@ -344,7 +353,7 @@ def judged(
         "score": score,
         "score_low": min(scores) if several else None,
         "score_high": max(scores) if several else None,
-        "probability": at_prior(logits, known.base_rates, rule.prior),
+        "probability": at_prior(logits, known.judges_rates, rule.prior),
         "verdict": verdict,
     }
     return given, reasons

@@ -29,7 +29,7 @@ from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.metrics.operating_points import OperatingPoint, operating_point, threshold_at
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import INDEX, PREDICTIONS, read_table
+from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, PREDICTIONS, read_table
 
 WITHHELD = "The run is not shown to be above its controls, so its scores decide nothing."
 
@@ -83,33 +83,61 @@ class KnownVideos:
     Attributes:
         rows: ``video_id group_id label content_sha256 perceptual_hash fold score logit temperature`` of all, the last
             four null where no score is stored; of a run the columns of INDEX as well.
-        tested: those with a score, in the order of ``witnesses``; of a bundle without ``video_id``.
+        tested: those with a score, in the order of ``witnesses``; of a bundle without ``video_id``. Where the network
+            of all groups judges, also ``final_logit``: its calibrated log odds of the videos that chose its epoch.
         base_rates: of each fold, the share of fakes at which its scores are probabilities; None: not known.
+        judges_rates: the same of each network that judges new videos.
         witnesses: of the tested, on the scale logit / temperature.
     """
 
-    def __init__(self, rows: pl.DataFrame, tested: pl.DataFrame, base_rates: Sequence[float | None] = ()) -> None:
+    def __init__(
+        self,
+        rows: pl.DataFrame,
+        tested: pl.DataFrame,
+        base_rates: Sequence[float | None] = (),
+        judges_rates: Sequence[float | None] | None = None,
+    ) -> None:
         self.rows, self.tested, self.base_rates = rows, tested, tuple(base_rates)
+        self.judges_rates = self.base_rates if judges_rates is None else tuple(judges_rates)
         labels = (self.tested["label"] == FAKE).cast(pl.Int64).to_numpy()
         scores = (self.tested["logit"] / self.tested["temperature"]).to_numpy()
         self.witnesses: Witnesses = witnesses(labels, scores, self.tested["group_id"], self.tested["fold"])
         self.left_out: PValues = left_out_p_values(self.witnesses, self.tested["group_id"])
 
     @classmethod
-    def of(cls, run: RunPaths, folds: Sequence[int], base_rates: Sequence[float | None] = ()) -> Self:
-        """Of a run whose ``folds`` are finished."""
+    def of(
+        cls,
+        run: RunPaths,
+        folds: Sequence[int],
+        base_rates: Sequence[float | None] = (),
+        judges_rates: Sequence[float | None] | None = None,
+        *,
+        final_temperature: float = 0.0,
+    ) -> Self:
+        """Of a run whose ``folds`` are finished; with a ``final_temperature`` its network of all groups, too."""
         predictions = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in folds])
         said = predictions.select("video_id", "fold", "score", "logit", "temperature")
         rows = read_table(run.index, INDEX).join(said, on="video_id", how="left", maintain_order="left")
-        return cls(rows, rows.drop_nulls("score"), base_rates)
+        if final_temperature:
+            by_final = read_table(run.final_validation, FINAL_VALIDATION)
+            by_final = by_final.select("video_id", final_logit=pl.col("logit") / final_temperature)
+            rows = rows.join(by_final, on="video_id", how="left", maintain_order="left")
+        return cls(rows, rows.drop_nulls("score"), base_rates, judges_rates)
 
     @classmethod
-    def of_tables(cls, looks: pl.DataFrame, calibration: pl.DataFrame, base_rates: Sequence[float | None] = ()) -> Self:
+    def of_tables(
+        cls,
+        looks: pl.DataFrame,
+        calibration: pl.DataFrame,
+        base_rates: Sequence[float | None] = (),
+        judges_rates: Sequence[float | None] | None = None,
+    ) -> Self:
         """Of a bundle's LOOKS and CALIBRATION; a video is called by the beginning of its content's hash."""
         said = calibration.drop_nulls("content_sha256").unique("content_sha256", keep="first", maintain_order=True)
         rows = looks.drop("fold").with_columns(video_id=pl.col("content_sha256").str.head(16))
         said = said.select("content_sha256", "fold", "score", "logit", "temperature")
-        return cls(rows.join(said, on="content_sha256", how="left", maintain_order="left"), calibration, base_rates)
+        rows = rows.join(said, on="content_sha256", how="left", maintain_order="left")
+        return cls(rows, calibration, base_rates, judges_rates)
 
     def threshold(self, rule: Rule) -> float | None:
         """From which score on the rule's operating point says fake, if it has one."""
@@ -209,8 +237,8 @@ def score_bounds(known: KnownVideos, rule: Rule) -> tuple[float | None, float | 
 
 
 def _prior_sentence(known: KnownVideos, prior: float) -> str:
-    rates = [rate for rate in known.base_rates if rate is not None]
-    if len(rates) < len(known.base_rates) or not rates:
+    rates = [rate for rate in known.judges_rates if rate is not None]
+    if len(rates) < len(known.judges_rates) or not rates:
         return "No 'probability': at which share of fakes the scores are calibrated is not recorded."
     shares = dict.fromkeys(map(percent, (min(rates), max(rates))))
     return (

@@ -13,12 +13,13 @@ import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 from torch import Tensor, nn
 
@@ -38,12 +39,14 @@ from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import DEFAULT_TASK
+from fvc_lib.services.tables import FINAL_VALIDATION, PREDICTIONS, read_table
+from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING
 from fvc_lib.tasks.recipe import TrainingOutcome, code_of_network, read_outcome
 from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_limits
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 
+FINAL = -1  # in place of a fold's number: the network of all groups
 _LOOK = "fvc_lib.tasks.video.verdicts.looking:look"
 _SAME_LOGIT = 1e-3  # half precision adds up differently in another order
 _logger = logging.getLogger(__name__)
@@ -74,7 +77,9 @@ class FoldNetwork:
 
 
 class Networks:
-    """The folds' networks of a finished training of task video, loaded where they are first needed.
+    """The networks of a finished training of task video, loaded where they are first needed.
+
+    New videos are judged by those of all folds; where there is a network of all groups (``FINAL``), by it alone.
 
     Args:
         name: of the run, for messages.
@@ -108,9 +113,14 @@ class Networks:
         return ClipStore.of(self.config)
 
     @property
+    def judges(self) -> tuple[int, ...]:
+        """The folds whose networks judge new videos, or ``FINAL``."""
+        return (FINAL,) if FINAL in self.folds else tuple(sorted(self.folds))
+
+    @property
     def base_rates(self) -> tuple[float | None, ...]:
-        """Of each fold, as ``FoldNetwork`` has it."""
-        return tuple(self.folds[fold].base_rate for fold in sorted(self.folds))
+        """Of each of the judges, as ``FoldNetwork`` has it."""
+        return tuple(self.folds[fold].base_rate for fold in self.judges)
 
     @property
     def batch_size(self) -> int:
@@ -122,7 +132,7 @@ class Networks:
         """Whether the order of a clip's frames matters to a network: one that looks at motion."""
         clip = np.random.default_rng(0).integers(0, 256, (1, *self._clip_shape), dtype=np.uint8)
         others = np.concatenate([clip, np.roll(clip, 1, axis=1), clip[:, ::-1]])
-        logits = self.raw_logits(self.network(min(self.folds)), np.ascontiguousarray(others))
+        logits = self.raw_logits(self.network(self.judges[0]), np.ascontiguousarray(others))
         return bool(np.ptp(logits) > _SAME_LOGIT * max(1.0, float(np.abs(logits).max())))
 
     @property
@@ -150,20 +160,26 @@ class Networks:
         if features is None:
             values = self.raw_logits(network, flat)
         else:
-            # They are others where the memory had no room for a batch, or where the head sees frames one by one.
+            # They are others where the head sees frames one by one.
             with _head_inputs(network, inputs):
-                values = self.raw_logits(network, flat)
+                values = self.raw_logits(network, flat, inputs)
             if sum(map(len, inputs)) == len(flat):
                 pooled = torch.cat(inputs)
                 features.append(pooled.reshape(len(clips), -1, pooled.shape[-1]).mean(1).numpy())
         values = torch.from_numpy(values).reshape(len(clips), -1).mean(1).numpy()
         if not np.isfinite(values).all():
-            raise DataError(f"{self.name}, fold {fold}: the network says nothing finite of a video.")
+            raise DataError(f"{self.name}, {name_of(fold)}: the network says nothing finite of a video.")
         return np.asarray(values + self.folds[fold].prior_logit)
 
-    def raw_logits(self, network: nn.Module, clips: Pixels) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """float64 (N,) of clips uint8 (N, T, 3, S, S), as ``network`` gives them; a batch at a time."""
+    def raw_logits(
+        self, network: nn.Module, clips: Pixels, beside: list[Tensor] | None = None
+    ) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """float64 (N,) of clips uint8 (N, T, 3, S, S), as ``network`` gives them; a batch at a time.
+
+        A batch for which there was no memory leaves nothing in ``beside``, which a hook fills.
+        """
         flat, found, done = torch.from_numpy(clips), [], 0
+        kept = 0
         with torch.inference_mode(), deterministic_algorithms(self.compute.device):
             while done < len(flat):
                 try:
@@ -172,9 +188,12 @@ class Networks:
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error) or self._batch == 1:
                         raise
+                    if beside is not None:
+                        del beside[kept:]
                     self._batch = max(1, self._batch // 2)
                     release_cached_memory(self.compute.device)
                     continue
+                kept = len(beside or ())
                 found.append(some.double().cpu())
                 done += len(some)
         return np.asarray(torch.cat(found).numpy())
@@ -207,22 +226,27 @@ class Networks:
         path, wanted = self.folds[fold].path, self.folds[fold]
         if weights_digest(load_weights(path)) != wanted.weights:
             raise FvcError(
-                f"{str(path)!r}: is not what fold {fold} was judged by (its outcome has another digest). "
+                f"{str(path)!r}: is not what {name_of(fold)} was judged by (its outcome has another digest). "
                 f"{self._damaged(fold)}"
             )
-        own = OwnWeights(path, self._built_with, f"{self.name}, fold {fold}")
+        own = OwnWeights(path, self._built_with, f"{self.name}, {name_of(fold)}")
         with forked_random_state(0, torch.device("cpu")):
             network = build_detector(self.config, own).eval()
         if wanted.code and code_of_network(network) != wanted.code:
             raise UsageError(
-                f"{self.name}: the code of {wanted.name} is not what it was when fold {fold} was "
+                f"{self.name}: the code of {wanted.name} is not what it was when {name_of(fold)} was "
                 "trained, so it may see something else. Bring that code back, or train anew."
             )
         return network.to(self.compute.device)
 
 
+def name_of(fold: int) -> str:
+    """``fold 2``, or what ``FINAL`` is called."""
+    return "the network of all groups" if fold == FINAL else f"fold {fold}"
+
+
 class RunNetworks(Networks):
-    """Those of a run, best weights of each fold.
+    """Those of a run, best weights of each fold; with ``final`` the network of all groups besides.
 
     Attributes:
         config: the run's.
@@ -232,7 +256,9 @@ class RunNetworks(Networks):
         UsageError: the run is of another task, or one of ``folds`` is not finished.
     """
 
-    def __init__(self, paths: RunPaths, folds: Collection[int] | None = None, *, held: int | None = 1) -> None:
+    def __init__(
+        self, paths: RunPaths, folds: Collection[int] | None = None, *, held: int | None = 1, final: bool = False
+    ) -> None:
         self.paths, config = paths, run_config(paths)
         if config.task != DEFAULT_TASK:
             raise UsageError(f"{paths.run_id} is of task {config.task}; videos are scored by runs of {DEFAULT_TASK}.")
@@ -250,21 +276,49 @@ class RunNetworks(Networks):
                 f"Name another run, or finish this one: {command_text('--resume', paths.root)}"
             )
         self.outcomes: dict[int, TrainingOutcome[TrainingSummary]] = {f: o for f, o in found.items() if o is not None}
+        networks = {
+            fold: _fold_network(paths.fold_checkpoints(fold), outcome) for fold, outcome in self.outcomes.items()
+        }
+        if final:
+            of_all = read_outcome(paths.stage_outcome(FINAL_TRAINING), TrainingSummary)
+            if of_all is None:
+                raise UsageError(
+                    f"{paths.run_id} has no network of all groups, or it is not finished. Train it: "
+                    f"{command_text('--resume', paths.root, '-p', 'train_final', 'true')}"
+                )
+            network = _fold_network(paths.stage_training(FINAL_TRAINING), of_all)
+            networks[FINAL] = replace(network, temperature=network.temperature * held_back(paths, self.outcomes))
         super().__init__(
             paths.run_id,
             config,
-            {fold: _fold_network(paths, fold, outcome) for fold, outcome in self.outcomes.items()},
+            networks,
             built_with=first_weights(config),
-            damaged=lambda _: f"Train the fold again: {command_text('--force', '04', '--resume', paths.root)}",
+            damaged=lambda fold: (
+                "Train it again: " + command_text("--force", "04b" if fold == FINAL else "04", "--resume", paths.root)
+            ),
             held=held,
         )
 
 
-def _fold_network(paths: RunPaths, fold: int, outcome: TrainingOutcome[TrainingSummary]) -> FoldNetwork:
+def held_back(paths: RunPaths, folds: Collection[int]) -> float:
+    """By what the log odds of the network of all groups are divided, at least 1.
+
+    It is never surer than the folds' networks: of the videos that chose its epoch the median size of its log odds is at
+    most that of their out-of-fold log odds. Fitted on few videos that it knows well, its own temperature makes it so.
+    """
+    stored = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in folds])
+    stored = stored.select("video_id", out_of_fold=(pl.col("logit") / pl.col("temperature")).abs())
+    own = (pl.col("logit") / pl.col("temperature")).abs()
+    both = read_table(paths.final_validation, FINAL_VALIDATION).join(stored, on="video_id").select(own, "out_of_fold")
+    mine, theirs = both.median().row(0)
+    return max(1.0, mine / theirs) if theirs else 1.0
+
+
+def _fold_network(folder: Path, outcome: TrainingOutcome[TrainingSummary]) -> FoldNetwork:
     training, network = outcome.training, outcome.network
     chosen = training.selection
     return FoldNetwork(
-        path=paths.fold_checkpoints(fold) / BEST,
+        path=folder / BEST,
         weights=training.best_weights,
         prior_logit=chosen.prior_logit,
         temperature=training.temperature,
@@ -322,12 +376,14 @@ class FileScores:
         position: of the file in the list.
         logits: mean over its clips, on the share of fakes of training.
         scores: calibrated probabilities of fake.
+        features: where asked for, what goes into the network's head, float32 (F,); none of a network without one.
         lasts: whether the same file would fail again; not so where its worker died or took too long.
     """
 
     position: int
     logits: Mapping[int, float] = field(default_factory=dict)
     scores: Mapping[int, float] = field(default_factory=dict)
+    features: Mapping[int, np.ndarray[Any, np.dtype[np.float32]]] = field(default_factory=dict)
     failure: str = ""
     lasts: bool = True
 
@@ -446,10 +502,16 @@ def score_clips(
     clips: Sequence[Path],
     positions: Sequence[int],
     seen: Callable[[int, Pixels], None],
+    *,
+    features: bool = False,
 ) -> Iterator[FileScores]:
-    """Have those ``files`` judged that stand at ``positions``, and whose ``clips`` are there; these go."""
+    """Have those ``files`` judged that stand at ``positions``, and whose ``clips`` are there; these go.
+
+    With ``features`` these are told as well, from the same forward pass.
+    """
     config, shape = networks.config, networks.store.shape
     found: dict[int, dict[int, float]] = {position: {} for position in positions}
+    beside: dict[int, dict[int, np.ndarray[Any, np.dtype[np.float32]]]] = {position: {} for position in positions}
     pixels = np.empty((len(positions), *shape), np.uint8)
     for place, position in enumerate(positions):
         load_clip_file(clips[position], pixels[place], shape)
@@ -460,10 +522,15 @@ def score_clips(
         seen(position, videos[place])
     for fold in sorted({fold for position in positions for fold in files[position].folds}):
         places = [place for place, position in enumerate(positions) if fold in files[position].folds]
-        for place, logit in zip(places, networks.logits(fold, videos[places]).tolist(), strict=True):
+        taken = list[np.ndarray[Any, np.dtype[np.float32]]]() if features else None
+        for place, logit in zip(places, networks.logits(fold, videos[places], taken).tolist(), strict=True):
             found[positions[place]][fold] = logit
+        for rows in taken or ():
+            for place, row in zip(places, rows, strict=True):
+                beside[positions[place]][fold] = row
     for position, logits in found.items():
-        yield FileScores(position, logits, {fold: networks.score(fold, logit) for fold, logit in logits.items()})
+        scores = {fold: networks.score(fold, logit) for fold, logit in logits.items()}
+        yield FileScores(position, logits, scores, beside[position])
 
 
 _SCRATCH = "scoring"

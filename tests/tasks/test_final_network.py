@@ -1,0 +1,189 @@
+"""The network of all groups: what trains and chooses it, that it says of files what it says, and what it is worth."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fvc_lib import load_detector
+from fvc_lib.metrics.abstention import left_out_p_values
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import run_config
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
+from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, PREDICTIONS, PROTOCOL, frame_of, read_table, write_table
+from fvc_lib.services.tasks import FINAL_TRAINING
+from fvc_lib.tasks.video import data
+from fvc_lib.tasks.video.own_weights import weights_to_go_on_from
+from fvc_lib.tasks.video.training import train_fold
+from fvc_lib.tasks.video.verdicts.bundle import Standing, write_bundle
+from fvc_lib.tasks.video.verdicts.evidence import file_evidence
+from fvc_lib.tasks.video.verdicts.final import TAKEN_OVER, WORTH, agreement_table
+from fvc_lib.tasks.video.verdicts.judging import judge_files
+from fvc_lib.tasks.video.verdicts.rule import rule_of
+from fvc_lib.tasks.video.verdicts.scoring import FINAL, RunNetworks, held_back
+from tests.kits.scored_run import NUM_VIDEOS, trained_run, write_video
+from tests.kits.training import draw_clip
+
+STANDING = Standing(standing="not shown", sentences=["Nothing is shown of the model."], scores=[])
+
+
+def train(run: RunPaths, config: RunConfig):
+    with MetricLog(run.metrics(FINAL_TRAINING), run_id="run", fold=None, attempt=1) as log:
+        return train_fold(run, config, metric_log=log)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("final")
+
+
+@pytest.fixture(scope="module")
+def without(home) -> RunPaths:
+    """A run that has its folds alone; not to be used after ``run``."""
+    run = trained_run(home)
+    run.run_json.write_text("{}")
+    with pytest.raises(UsageError, match=r"has no network of all groups.*train_final true"):
+        load_detector(run.root, final=True)
+    return run
+
+
+@pytest.fixture(scope="module")
+def run(without) -> RunPaths:
+    train(without, run_config(without))
+    return without
+
+
+@pytest.fixture(scope="module")
+def bundle(run, home) -> Path:
+    write_bundle(run, home / "bundle", STANDING, "---\n---\n", final=True)
+    return home / "bundle"
+
+
+def test_all_groups_train_it_or_choose_for_it_and_nothing_tests_it(run):
+    config = run_config(run)
+    outcome = train(run, config)
+    assert outcome.train_anew  # a finished one is not trained again
+    assert data.read_fold(run, config.model_copy(update={"shuffled_label_control": True}), 0)[2]
+    assert not data.read_fold(run, config.model_copy(update={"shuffled_label_control": True}), None)[2]
+    assert outcome.num_train + outcome.num_validation == NUM_VIDEOS
+    assert (outcome.num_test, outcome.control, outcome.sources) == (0, None, None)
+    chose = read_table(run.final_validation, FINAL_VALIDATION)
+    assert chose.height == outcome.num_validation
+    assert set(chose["label"]) == {"real", "fake"}
+    assert chose["temperature"].unique().to_list() == [outcome.training.temperature]
+    assert (run.root / "checkpoints" / "final" / "best_model.safetensors").is_file()
+    for fold in (0, 1):  # and no fold's number has changed its meaning
+        assert read_table(run.predictions(fold), PREDICTIONS)["fold"].unique().to_list() == [fold]
+
+
+def test_whoever_takes_part_in_any_training_of_a_protocol_takes_part(run, tmp_path):
+    parts = [("a", 0, "train"), ("a", 1, "left_out"), ("b", 0, "test"), ("b", 1, "train"), ("c", 0, "left_out")]
+    rows = [(f"video{v}{'x' * 8}", v, "real" if v == "a" else "fake", fold, part) for v, fold, part in parts]
+    table = pl.DataFrame(rows, schema=["video_id", "group_id", "label", "fold", "part"], orient="row")
+    other = RunPaths(tmp_path)
+    told = {"protocol": "official", "target": None, "reason": None}
+    columns = {name: table[name].to_list() if name in table.columns else told[name] for name in PROTOCOL.columns}
+    write_table(frame_of(columns, PROTOCOL), PROTOCOL, other.protocol)
+    rows = data.rows_to_train_on(other, run_config(run).model_copy(update={"protocol": "official"}), None)
+    assert rows.folds["group_id"].to_list() == ["a", "b"]
+
+
+def test_run_and_bundle_judge_new_files_by_it_alone_and_its_own_videos_by_their_stored_scores(
+    run, bundle, home, tmp_path
+):
+    new = tmp_path / "new.mp4"
+    write_video(new, draw_clip("unknown", 0, fake=True))
+    own = read_table(run.index, INDEX).row(3, named=True)
+    asked = [new, home / "corpus" / own["path"]]
+    by_folds, by_run, by_bundle = (load_detector(each, final=each is not bundle and final) for each, final in
+                                   ((run.root, False), (run.root, True), (bundle, True)))  # fmt: skip
+    rows = {name: each.predict(asked, workers=1) for name, each in
+            (("folds", by_folds), ("run", by_run), ("bundle", by_bundle))}  # fmt: skip
+    assert rows["run"] == rows["bundle"]
+    first, stored = rows["run"]
+    assert first.folds == (-1,)
+    assert first.score == first.low == first.high != rows["folds"][0].score
+    assert stored == rows["folds"][1]
+    assert stored.is_of_the_run
+    rule = rule_of(0.3, prior=0.01)
+    said = [judge_files(each, asked, rule, tmp_path / name, workers=1) for name, each in
+            (("r", by_run), ("b", by_bundle))]  # fmt: skip
+    same = ["path", "sha256", "score", "score_low", "probability", "verdict", "model_id"]
+    assert said[0].table.select(same).equals(said[1].table.select(same))
+    assert said[0].table["score_low"].to_list() == [None, None]
+    assert said[0].limits == said[1].limits
+    assert {WORTH, TAKEN_OVER} <= set(said[0].limits)
+    assert "that chose its epoch" in " ".join(said[0].limits)
+    assert not {WORTH, TAKEN_OVER} & set(judge_files(by_folds, asked, rule, tmp_path / "f", workers=1).limits)
+    # Of a run's own video the network that had not seen it is asked for evidence; a bundle has it no more.
+    shown = [file_evidence(each.networks, each.known, of.table.row(1, named=True))
+             for each, of in zip((by_run, by_bundle), said, strict=True)]  # fmt: skip
+    assert [each.folds for each in shown] == [stored.folds, ()]
+    assert shown[0].windows is not None
+    assert "has not the network that had not seen it" in shown[1].failures[0]
+
+
+def test_its_scores_are_compared_with_the_folds_on_the_videos_that_chose_it(run):
+    chose = read_table(run.final_validation, FINAL_VALIDATION)
+    stored = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in (0, 1)])
+    both = chose.join(stored, on="video_id", suffix="_fold").filter(label="fake")
+    temperature = RunNetworks(run, final=True).folds[FINAL].temperature
+    row = agreement_table(run).filter(label="fake").row(0, named=True)
+    assert row["out_of_fold"] == pytest.approx(both["score"].median())
+    assert row["this_network"] == pytest.approx((1 / (1 + (-both["logit"] / temperature).exp())).median())
+    assert (row["videos"], row["groups"]) == (both.height, both["group_id"].n_unique())
+
+
+def test_its_log_odds_are_never_larger_in_the_median_than_the_out_of_fold_ones_of_the_same_videos(run, tmp_path):
+    chose = read_table(run.final_validation, FINAL_VALIDATION)
+    stored = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in (0, 1)])
+    theirs = chose.join(stored, on="video_id", suffix="_fold")
+    size = (theirs["logit_fold"] / theirs["temperature_fold"]).abs().median()
+    other = RunPaths(tmp_path)
+    shutil.copytree(run.tables, other.tables)
+    for factor, wanted in ((3.0, 3.0), (0.5, 1.0)):
+        logits = np.where(chose["label"] == "fake", 1, -1) * size * factor
+        table = chose.with_columns(logit=pl.Series(logits), temperature=pl.lit(1.0))
+        write_table(table, FINAL_VALIDATION, other.final_validation)
+        assert held_back(other, (0, 1)) == pytest.approx(wanted)
+
+
+def test_other_scores_of_the_same_videos_are_set_against_the_other_groups():
+    generator = np.random.default_rng(0)
+    known = load_witnesses(generator)
+    groups, other = np.arange(20) // 2, generator.normal(size=20)
+    found = left_out_p_values(known, groups, other)
+    for place in range(20):
+        rest = groups != groups[place]
+        reals = rest & (known.labels == 0)
+        votes = sum(known.weights[reals & (known.scores >= other[place])])
+        assert found.real[place] == pytest.approx((1 + votes) / (1 + len(set(groups[reals]))))
+
+
+def load_witnesses(generator):
+    from fvc_lib.metrics.abstention import witnesses
+
+    labels = np.tile([0, 1, 0, 0], 5)
+    return witnesses(labels, generator.normal(size=20) + labels, np.arange(20) // 2, np.zeros(20, int))
+
+
+def test_a_bundle_of_it_has_one_network_and_no_fold_goes_on_from_it(run, bundle):
+    names = {file.name for file in (bundle / "model").iterdir()}
+    assert names == {"final.safetensors", "final.safetensors.sha256"}
+    record = json.loads((bundle / "bundle.json").read_text())
+    assert record["format"] == 3
+    assert len(record["folds"]) == 2
+    config = run_config(run).model_copy(update={"model_weights": str(bundle)})
+    with pytest.raises(UsageError, match="one network that was trained on all groups"):
+        weights_to_go_on_from(run, config, 0, frozenset())
+
+
+def test_a_bundle_of_folds_cannot_be_asked_for_it(run, tmp_path):
+    write_bundle(run, tmp_path / "bundle", STANDING, "---\n---\n")
+    with pytest.raises(UsageError, match="not the one of all groups"):
+        load_detector(tmp_path / "bundle", final=True)
