@@ -195,6 +195,35 @@ def detectors(name: str | None) -> None:
     click.echo(f"One of them in full: {command_text('detectors', 'NAME')}. Your own: -p model path/to/my_net.py:MyNet.")
 
 
+@click.command(short_help="List the forensic features that -p forensic_features true measures.")
+@click.argument("family", required=False)
+@click.option("--markdown", is_flag=True, help="As the table of docs/features.md.")
+def features(family: str | None, markdown: bool) -> None:
+    """List the families of forensic features, or those of FAMILY: columns, units, what each means, and the paper.
+
+    Columns end with how values are pooled over a video's tiles and frames; those of its packets do not. With
+    -p feature_families A,B some families alone are measured.
+    """
+    from fvc_lib.video.features.family import POOLS, families_named
+
+    chosen = families_named(family or "all")
+    for each in chosen:
+        rows = [(f"{each.name}_{one.name}", one) for one in each.features]
+        if markdown:
+            for name, one in rows:
+                click.echo(f"| `{name}` | {one.unit} | {one.meaning}{' Follows size.' if one.size_proxy else ''} |")
+            continue
+        click.echo(f"{each.name}, of {_MEASURED_ON[each.of]}: {each.paper}")
+        for name, one in rows:
+            click.echo(f"  {name:<36} {one.unit:<22} {one.meaning}{' Follows size.' if one.size_proxy else ''}")
+    if not markdown:
+        pools = ", ".join(f"_{pool} {meaning}" for pool, meaning in POOLS.items())
+        click.echo(f"Each is pooled over a video, but what is of packets: {pools}.")
+
+
+_MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames", "stream": "packets and decoder"}
+
+
 @click.command(short_help="List corpora that are read as they unpack, or say what a folder is.")
 @click.argument("path", required=False, type=click.Path(path_type=Path))
 def corpora(path: Path | None) -> None:
@@ -416,4 +445,4 @@ def _register(run: RunPaths, model: str, alias: str, tracking_uri: str | None) -
     click.echo(f"  to ask it: {command_text('predict', made.uri, 'VIDEO')}")
 
 
-COMMANDS = (status, report, index, compare, export_mlflow, doctor, detectors, corpora, clips)
+COMMANDS = (status, report, index, compare, export_mlflow, doctor, detectors, features, corpora, clips)
