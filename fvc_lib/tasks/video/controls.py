@@ -122,14 +122,20 @@ def constant(folds: pl.DataFrame) -> pl.DataFrame:
 
 
 def metadata_only(
-    index: pl.DataFrame, folds: pl.DataFrame, names: Sequence[str] = (*CATEGORIES, *NUMBERS), *, rounds: int = 100
+    index: pl.DataFrame,
+    folds: pl.DataFrame,
+    names: Sequence[str] = (*CATEGORIES, *NUMBERS),
+    *,
+    rounds: int = 100,
+    further: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
     """Gradient boosting on ``names`` (codec, size, rate, length, packets ...), trained on a fold's training videos.
 
     Where it beats chance the corpus gives its labels away, and a model that looks at pixels may be using the
     same hint (a frame size survives as sharpness). That a value is missing may tell as much as a value, and
     may be learned. A category that training does not show is unknown. Source of the model: scikit-learn's
-    ``HistGradientBoostingClassifier`` (after LightGBM, Ke et al., NIPS 2017), of ``rounds`` trees.
+    ``HistGradientBoostingClassifier`` (after LightGBM, Ke et al., NIPS 2017), of ``rounds`` trees. With ``further``, a
+    ``video_id`` and columns of numbers, it is told these as well, and is no control any more.
 
     Raises:
         DataError: fewer than two folds, or a video that the index does not hold.
@@ -141,12 +147,17 @@ def metadata_only(
             "Both must come from one run: run 01_data_index and 02_folds again."
         )
     known = folds.select("video_id").join(index, on="video_id", how="left", maintain_order="left")
+    if further is not None:
+        further = folds.select("video_id").join(further, on="video_id", how="left", maintain_order="left")
     fold, is_fake = folds["fold"].to_numpy(), fake_labels(folds)
     scores = _training_priors(folds)
     for number in np.unique(fold):
         test = fold == number
         if np.unique(is_fake[~test]).size == 2:  # of one class there is nothing to learn but the prior
             features, num_categories = _metadata_features(known, ~test, names)
+            if further is not None:
+                numbers = further.drop("video_id").cast(pl.Float64).fill_null(np.nan).to_numpy()
+                features = np.hstack([features, numbers[:, ~np.isnan(numbers[~test]).all(0)]])
             if features.shape[1]:
                 model = _boosting(int((~test).sum()), num_categories, rounds)
                 # Of so few rows threads take a hundred times longer than one, where others want the cores as well.
