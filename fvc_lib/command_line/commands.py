@@ -272,9 +272,9 @@ def clips(prune: bool, unused_days: float, cache_dir: Path | None, runs_dir: Pat
 
     Clips are made once for all runs with the same settings and stay until they are deleted here; a run that needs
     them again makes them again. Each set is shown with its size and last use. Clips of a run in --runs-dir that is
-    being worked on are kept; of runs elsewhere that share the cache only the last use is known. Videos re-encoded for
-    -p canonical true are such a set too. Nothing outside the cache's folders clips and reencoded is touched, no link
-    is followed, and files that are not ours stand.
+    being worked on are kept; of runs elsewhere that share the cache only the last use is known. Videos written anew for
+    -p canonical true or -p rescale 480 are such a set too. Nothing outside the cache's folders clips and reencoded is
+    touched, no link is followed, and files that are not ours stand.
 
     \b
     python run_notebooks.py clips                              what is there, and what would go
@@ -316,7 +316,7 @@ def _clips_in_use(runs_dir: Path) -> set[Path]:
         if is_worked_on(run):
             config = run_config(run)
             folders.add(ClipStore.of(config).decode_folder.resolve())
-            folders |= {(Path(config.cache_dir) / REENCODED_FOLDER).resolve()} if config.canonical else set()
+            folders |= {(Path(config.cache_dir) / REENCODED_FOLDER).resolve()} if config.recipe else set()
             if run.augmented_metadata.is_file():  # made by another version of the code, perhaps
                 with run.augmented_metadata.open("rb") as stream:
                     names = re.findall(rb"clips/decode_[0-9a-f]+", stream.read(1 << 16))

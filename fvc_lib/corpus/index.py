@@ -16,6 +16,7 @@ from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_grou
 from fvc_lib.corpus.copies.near_duplicates import near_copies
 from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Listing, Refusal, Rejections, counted, refuse_lost
 from fvc_lib.corpus.probing import VIDEO_FILES, FileKind, ProbeResult, measured_again, probe_files
+from fvc_lib.corpus.rescaling import rescaling_notes
 from fvc_lib.corpus.several import place, read_corpora
 from fvc_lib.services.atomic_files import AnyPath, path_from_text
 from fvc_lib.services.errors import DataError
@@ -259,7 +260,9 @@ def build_index(
     unused_labels: bool = False,
     dev_groups: int = 0,
     seed: int = 0,
-    canonical_cache: AnyPath | None = None,
+    recipe: str = "",
+    recipe_cache: AnyPath = "",
+    originals_path: AnyPath | None = None,
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
     probe_function: str = VIDEO_FILES.function,
@@ -286,8 +289,9 @@ def build_index(
         unused_labels: ``label_map`` may name labels that no row has.
         dev_groups: take so many whole groups, drawn by ``seed`` (``trial_groups``); 0: all.
         seed: of that draw.
-        canonical_cache: measure videos as the recipe ``canonical`` re-encodes them, and keep those files here; None:
-            as they are.
+        recipe: measure videos as this one (``RunConfig.recipe``) writes them anew; empty: as they are.
+        recipe_cache: where those files are kept.
+        originals_path: where the same table goes with what the videos are like before that; none: it is not written.
         workers: probing processes; 0: one per available core.
         progress: called with (done, total) as files are probed, then as they are re-encoded.
         probe_function: ``module:name`` run in the workers.
@@ -309,11 +313,11 @@ def build_index(
         listing = _unopened(listing)
     kind = replace(VIDEO_FILES, function=probe_function)
     results, num_known = _probed(listing, kind, Path(work_dir), workers, progress)
-    index, rejected, merges, num_near_copies = _tables(
+    index, originals, rejected, merges, num_near_copies = _tables(
         listing, results, near_duplicate_bits, dev_groups, seed,
-        None if canonical_cache is None else partial(
-            measured_again, cache_dir=canonical_cache, work_dir=work_dir, workers=workers, progress=progress
-        ),
+        partial(
+            measured_again, recipe=recipe, cache_dir=recipe_cache, work_dir=work_dir, workers=workers, progress=progress
+        ) if recipe else None,
     )  # fmt: skip
     del results  # the tables hold what is needed of them, in a third of the memory
     if annotations_only:
@@ -324,7 +328,10 @@ def build_index(
     if annotations_path is not None:
         write_table(annotations_table(listing, annotated), ANNOTATIONS, annotations_path)
     write_table(index, INDEX, index_path)
+    if originals_path is not None:
+        write_table(originals, INDEX, originals_path)
     report = report_of(listing, index, rejected, merges, num_known=num_known, num_near_copies=num_near_copies)
+    report = replace(report, notes=(*report.notes, *(rescaling_notes(originals, recipe) if recipe else ())))
     if not annotations_only:
         refuse_unusable(report, rejected, max_rejected_share)
     elif not report.num_listed:
@@ -392,8 +399,8 @@ def _tables(
     dev_groups: int,
     seed: int,
     measure: Measuring | None,
-) -> tuple[pl.DataFrame, pl.DataFrame, tuple[Merge, ...], int]:
-    """The INDEX and REJECTED tables, what was merged, and how many files have a near-copy."""
+) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, tuple[Merge, ...], int]:
+    """The INDEX, with what files are like before ``measure`` too, REJECTED, what was merged, how many near-copies."""
     rejections = Rejections()
     probed = _readable(listing.entries, results, rejections)
     copies = near_copies(
@@ -410,11 +417,12 @@ def _tables(
     remaining = _settle_contents(probed, rejections)
     if dev_groups:
         remaining = _of_trial(probed, remaining, grouping, dev_groups, seed, rejections)
+    before = list(probed)
     if measure is not None:
         remaining = _measured_again(listing, probed, remaining, measure, rejections)
-    index = _index_table(probed, remaining, grouping)
+    index, originals = (_index_table(each, remaining, grouping) for each in (probed, before))
     num_near_copies = len({position for pair in copies for position in pair})
-    return index, rejections.frame(listing.rejected), grouping.merges, num_near_copies
+    return index, originals, rejections.frame(listing.rejected), grouping.merges, num_near_copies
 
 
 def _readable(entries: Sequence[Entry], results: dict[str, ProbeResult], rejections: Rejections) -> list[_Probed]:

@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -28,7 +28,7 @@ from fvc_lib.services.stage_logs import JsonLines
 from fvc_lib.video.decode.clip import Clip, VideoProbe, decode_clip, probe_video
 from fvc_lib.video.decode.source import RefusedVideo, VideoError, picture_names, sha256_of_video
 from fvc_lib.video.decode.still_image import ImageFacts, StillImageError, examine_image
-from fvc_lib.video.reencode import reencode_files, reencoded_path
+from fvc_lib.video.reencode import recipe_named, reencode_files, reencoded_path
 
 # --- What is done with one untrusted file, in a worker process: probe, a few frames for the hash, content hash.
 # Imported by every worker, so it imports only what that needs.
@@ -253,11 +253,9 @@ def _read_known(
     return known
 
 
-CANONICAL = "canonical"  # the recipe by which every video is re-encoded, so that containers tell nothing
-
-
 def measured_again(
     sources: Mapping[str, Path],
+    recipe: str,
     cache_dir: AnyPath,
     work_dir: AnyPath,
     *,
@@ -270,6 +268,7 @@ def measured_again(
 
     Args:
         sources: a file of each content, by the content's hash; so no two processes write the same file.
+        recipe: as ``video.reencode.recipe_named`` takes it.
         cache_dir: where re-encoded files are kept.
         work_dir: where probe results are kept.
         workers: processes; 0: one per core.
@@ -280,14 +279,14 @@ def measured_again(
         OSError: a file cannot be written.
     """
     content_of, lost = {path: content for content, path in sources.items()}, {}
-    for done, made in enumerate(reencode_files(list(content_of), CANONICAL, cache_dir, workers=workers), start=1):
+    for done, made in enumerate(reencode_files(list(content_of), recipe, cache_dir, workers=workers), start=1):
         if made.path is None:
             lost[content_of[made.source]] = f"{made.reason}: {made.detail}"
         if progress is not None:
             progress(done, len(sources))
     root = Path(cache_dir)
     names = {
-        content: reencoded_path(content, CANONICAL, root).relative_to(root).as_posix()
+        content: reencoded_path(content, recipe, root).relative_to(root).as_posix()
         for content in sources
         if content not in lost
     }
@@ -296,4 +295,10 @@ def measured_again(
         if found[name].probe is None:
             lost[content] = f"{found[name].reason}: {found[name].detail}"
     failed = {content: ProbeResult("", reason="not_reencoded", detail=why) for content, why in lost.items()}
+    rate = recipe_named(recipe).rate
+    if rate:  # as it was asked for: a quotient's last bit would tell how long a video is
+        found = {
+            name: replace(each, probe=each.probe and replace(each.probe, frames_per_second=float(rate)))
+            for name, each in found.items()
+        }
     return {content: found[name] for content, name in names.items()} | failed

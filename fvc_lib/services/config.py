@@ -29,6 +29,7 @@ from fvc_lib.services.config_fields import (
     known_task,
     known_tuning,
     or_empty,
+    possible_height,
     possible_side,
     split_names,
     split_numbers,
@@ -123,6 +124,28 @@ class RunConfig(BaseModel):
         _VIDEO,
         later=True,
         memory=_INDEX,
+    )
+
+    rescale: Annotated[int, AfterValidator(possible_height)] = field(
+        0,
+        "data",
+        "bring every video to so many rows, its shape kept, and to one rate before it is decoded or measured; 0: off",
+        _VIDEO,
+        later=True,
+        ge=0,
+        le=2160,
+        memory=_INDEX,
+    )
+    # Where a video has fewer, frames are repeated, and that becomes the label: at 25 a second the metadata of generated
+    # videos of 8 and filmed ones of 25 to 30 told them apart with AUC 0.98 (0.94 at 10), at 8 with 0.51.
+    rescale_rate: int = field(
+        8,
+        "data",
+        "frames a second that rescale gives: at best no more than any video has",
+        _VIDEO,
+        later=True,
+        ge=1,
+        le=120,
     )
 
     # Which videos train and which test
@@ -502,6 +525,12 @@ class RunConfig(BaseModel):
     def of_features(self) -> str:
         """What the model sees in place of clips: ``forensic`` or ``embedding``; empty: it is a network on clips."""
         return DETECTORS.of_features(self.model) if self.task == DEFAULT_TASK else ""
+
+    @property
+    def recipe(self) -> str:
+        """Of ``video.reencode``: by which every video is written anew before anything looks at it; empty: by none."""
+        rescaling = f"rescale_{self.rescale}_at_{self.rescale_rate}" if self.rescale else ""
+        return "_".join(filter(None, ("canonical" if self.canonical else "", rescaling)))
 
     @property
     def config_hash(self) -> str:

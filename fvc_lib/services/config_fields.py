@@ -188,6 +188,13 @@ def possible_side(side: int) -> int:
     return side
 
 
+def possible_height(rows: int) -> int:
+    """``rows`` of a picture, 0 for those it has; ``ValueError`` for an odd number, which no encoder of video takes."""
+    if rows % 2 or 0 < rows < 16:
+        raise ValueError("wanted 0, or an even number of at least 16 rows, such as 480")
+    return rows
+
+
 def or_empty(check: Callable[[str], str]) -> AfterValidator:
     """A check of text that may also be empty."""
     return AfterValidator(lambda text: text and check(text))

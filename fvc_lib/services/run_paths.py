@@ -85,6 +85,7 @@ class RunPaths:
     # Tables that stages talk through, each checked against its schema
     tables = _Path("tables")
     index = _Path("tables/index.parquet")  # usable videos
+    original_index = _Path("tables/original_index.parquet")  # of the files as they are, where they are written anew
     rejected = _Path("tables/rejected.parquet")  # what was listed but cannot be used, with reasons
     group_links = _Path("tables/group_links.parquet")  # what joined videos that the label source kept apart
     annotations = _Path("tables/annotations.parquet")  # every row of the corpus's label tables, videos or not

@@ -154,6 +154,7 @@ _VIDEO = TaskSpec(
             lambda run, _: (),
             lambda run, _: (run.index, run.rejected, run.group_links, run.annotations),
             schemas=("INDEX", "REJECTED", "GROUP_LINKS", "ANNOTATIONS"),
+            beside=lambda run, _: (run.original_index,),
         ),
         Stage(
             FOLD_ASSIGNMENT,
@@ -212,6 +213,7 @@ _VIDEO = TaskSpec(
             (FOLD_TRAINING,),
             lambda run, _: (
                 run.index, run.group_links, run.folds, run.protocol,
+                *([run.original_index] if run.original_index.is_file() else []),
                 *sorted(run.tables.glob("predictions_fold_*.parquet")),
             ),
             lambda run, _: (run.results, run.slices, run.leakage_audit),

@@ -92,6 +92,7 @@ def leakage_audit(
 
 
 _CARRIES_AUC = 0.6  # from here on what metadata tells is worth naming
+_CHANCE_AUC = 0.5
 _MOST_CARRIERS = 3
 _ROUNDS_ALONE = 25  # a column by itself needs fewer trees
 
@@ -109,8 +110,11 @@ def _metadata_carriers(
     if trainings is None and folds["fold"].n_unique() < 2:
         return
 
+    def scored_by(control: Callable[[pl.DataFrame], pl.DataFrame]) -> pl.DataFrame:
+        return with_targets(controls.tested(control, folds, trainings), protocol)
+
     def auc(control: Callable[[pl.DataFrame], pl.DataFrame]) -> float:
-        scored = with_targets(controls.tested(control, folds, trainings), protocol)
+        scored = scored_by(control)
         metric, scores = measured("roc_auc", scored)
         return metric(controls.fake_labels(scored), scores)
 
@@ -128,6 +132,16 @@ def _metadata_carriers(
     named = [f"{name} ({alone[name]:.2f})" for name in ranked[:_MOST_CARRIERS] if alone[name] >= _CARRIES_AUC]
     carriers = ", ".join(named) or "no column by itself, only several together"
     yield "metadata_carriers", None, whole, f"What metadata tells is carried by {carriers}; AUC of each alone.", None
+    if config.rescale:
+        return
+    of_size = scored_by(lambda rows: controls.metadata_only(index, rows, controls.SIZE_AND_RATE, rounds=_ROUNDS_ALONE))
+    told = controls.auc_within_folds(of_size, "group_id", config)
+    if told.value >= _CARRIES_AUC and told.low > _CHANCE_AUC:
+        found = (
+            f"Frame size and rate alone tell the labels apart: AUC {told.value:.3f} [{told.low:.3f}, {told.high:.3f}]"
+        )
+        remedy = "-p rescale 480 brings every video to one height and one rate"
+        yield "size_and_rate", None, told.value, f"{found}; {remedy} (docs/numbers.md).", None
 
 
 def _joined(index: pl.DataFrame, links: pl.DataFrame) -> Iterator[Row]:

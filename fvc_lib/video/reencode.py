@@ -1,18 +1,21 @@
 """Videos written anew by a named recipe: encoded again, made smaller, blurred, cut; one frame in memory at a time.
 
 ``canonical`` is one fixed encoding for all videos of a corpus, after which the container and the encoder's settings
-tell nothing any more. The others are what happens to videos on their way: how a detector stands them is measured by
-the robustness sweep. Only the pictures of the best video stream are written: no sound, no metadata, no rotation flag
-(pictures are upright), the times of the frames from 0 on, be the rate variable. Shape of pixels and colour tags stay.
+tell nothing any more; ``rescale_480_at_8`` brings them all to 480 rows and 8 frames a second, and both may be done in
+one (``RunConfig.recipe``). The others are what happens to videos on their way: how a detector stands them is measured
+by the robustness sweep. Only the pictures of the best video stream are written: no sound, no metadata, no rotation flag
+(pictures are upright), the times of the frames from 0 on, be the rate variable. Shape of pixels and colour tags stay,
+but what is rescaled has square pixels and one rate: of the frames that there are each moment shows the nearest in time.
 High dynamic range is not tone mapped, as nowhere here: ``decode_clip`` sees the same values before and after.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +40,7 @@ from fvc_lib.services.code.code_version import code_hash
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.video.augmentations import Blur, Noise, through_jpeg
+from fvc_lib.video.decode.frame_table import IntArray, Seconds
 from fvc_lib.video.decode.readers import SCALER, FrameConverter, MissingFrames, Orientation, all_frames
 from fvc_lib.video.decode.source import (
     RefusedVideo,
@@ -44,6 +48,7 @@ from fvc_lib.video.decode.source import (
     UnsupportedVideo,
     VideoError,
     VideoSource,
+    check_size,
     sha256_of_video,
 )
 
@@ -62,6 +67,8 @@ class Recipe:
         crf: its constant rate factor; 0: every bit is kept, so that what is done to the frames is all that changes.
         options: of the encoder, besides.
         scale: of width and height.
+        height: rows of the upright picture, even; the width follows from its shape. 0: as many as there are.
+        rate: frames a second, each the nearest in time, so that some are left out or repeated. 0: those there are.
         jpeg_quality: each frame goes through a JPEG of this quality (Pillow's scale, colour at half the resolution).
         blur_sigma: of a Gaussian, in pixels of the video.
         noise_sigma: of Gaussian noise, in grey levels; another pattern in every frame.
@@ -76,6 +83,8 @@ class Recipe:
     crf: int = 0
     options: tuple[tuple[str, str], ...] = ()
     scale: Fraction = Fraction(1)
+    height: int = 0
+    rate: int = 0
     jpeg_quality: int | None = None
     blur_sigma: float = 0
     noise_sigma: float = 0
@@ -104,6 +113,34 @@ class Recipe:
         end = max(num_frames - int(num_frames * self.trim_back), first + 1)
         return range(first, end, self.every)
 
+    def shown(self, times: Seconds) -> tuple[IntArray, Seconds]:
+        """Which frames are written, and when they are shown.
+
+        Args:
+            times: float64 (n,), ascending, in seconds, of all frames in the order of presentation.
+
+        Returns:
+            int64 (m,), their places, ascending and maybe repeated, and float64 (m,), seconds from the first one on.
+        """
+        if not self.rate:
+            places = np.asarray(self.chosen(len(times)), np.int64)
+            return places, times[places] - times[places[0]]
+        since = times - times[0]
+        # The last frame is shown as long as the others are in the mean.
+        seconds = float(since[-1]) * len(times) / max(1, len(times) - 1)
+        shown = np.arange(max(1, int(seconds * self.rate + 0.5))) / self.rate
+        # Of two that are as near the earlier, whatever a container's clock of milliseconds makes of their times.
+        return np.searchsorted((since[1:] + since[:-1]) / 2 + _SAME_SECONDS, shown), shown
+
+    def num_shown(self, num_frames: int, seconds: float | None) -> int:
+        """At most how many different frames are left of so many that last so long; None: nobody knows how long."""
+        return min(num_frames, max(1, int(seconds * self.rate + 0.5))) if self.rate and seconds else num_frames
+
+    @property
+    def is_scaled(self) -> bool:
+        """Whether pictures get another size."""
+        return self.scale != 1 or bool(self.height)
+
     @property
     def is_lossless(self) -> bool:
         """Whether the frames are written bit by bit."""
@@ -114,6 +151,10 @@ class Recipe:
         """Whether frames are looked at as RGB."""
         return bool(self.jpeg_quality or self.blur_sigma or self.noise_sigma)
 
+
+_SAME_SECONDS = 1e-3
+# Of frames so far apart a rate makes more copies than anybody wants on a disk: times that are no video's.
+_MOST_COPIES, _FEW_FRAMES = 100, 1000
 
 # Without macroblock trees: with them x264 gives other bytes from one call to the next at 96 x 64, 112 x 112 and
 # 320 x 240 pixels (core 165, its vector code reads what nobody wrote), and a run could not be repeated.
@@ -148,12 +189,24 @@ def recipe_named(name: str) -> Recipe:
     Raises:
         UsageError: there is none, or this PyAV has not its encoder; the message lists those that there are.
     """
-    recipe = RECIPES.get(name)
+    recipe = _rescaling(name) or RECIPES.get(name)
     if recipe is None or not recipe.is_available:
         have = ", ".join(each.name for each in RECIPES.values() if each.is_available)
         what = "no such recipe" if recipe is None else f"PyAV {av.__version__} has no encoder {recipe.codec}"
         raise UsageError(f"recipe {name!r}: {what}. Recipes: {have}.")
     return recipe
+
+
+_RESCALING = re.compile(r"(canonical_)?rescale_([1-9][0-9]*)_at_([1-9][0-9]*)")
+
+
+def _rescaling(name: str) -> Recipe | None:
+    if (match := _RESCALING.fullmatch(name)) is None:
+        return None
+    height, rate = int(match[2]), int(match[3])
+    base = RECIPES["canonical"] if match[1] else RECIPES["lossless"]
+    level = f"{height} rows, {rate} frames a second"
+    return replace(base, name=name, kind="rescale", level=level, height=height, rate=rate)
 
 
 # --- Files in the cache, by content and recipe
@@ -182,14 +235,23 @@ def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
         OSError: the file cannot be written.
     """
     source = Path(path)
-    try:
-        target = reencoded_path(sha256_of_video(source), recipe, cache_dir)
-    except OSError as error:
-        raise UnreadableVideo(source, (error.strerror or type(error).__name__).lower()) from error
+    target = _kept_path(source, recipe, cache_dir)
     if not _is_as_written(target):
-        reencode(source, target, RECIPES[recipe])
+        reencode(source, target, recipe_named(recipe))
         write_json(target.with_suffix(".json"), {"sha256": sha256_of_file(target)})
     return target
+
+
+def is_reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> bool:
+    """Whether the cache has, undamaged, what ``reencoded`` would make; errors as there."""
+    return _is_as_written(_kept_path(Path(path), recipe, cache_dir))
+
+
+def _kept_path(source: Path, recipe: str, cache_dir: AnyPath) -> Path:
+    try:
+        return reencoded_path(sha256_of_video(source), recipe, cache_dir)
+    except OSError as error:
+        raise UnreadableVideo(source, (error.strerror or type(error).__name__).lower()) from error
 
 
 def _is_as_written(target: Path) -> bool:
@@ -215,7 +277,7 @@ def reencode_files(
 
     Args:
         sources: the videos.
-        recipe: a name in ``RECIPES``.
+        recipe: as ``recipe_named`` takes it.
         cache_dir: where the files are kept.
         workers: processes; 0: one per core.
 
@@ -256,7 +318,8 @@ def reencode(source: AnyPath, target: AnyPath, recipe: Recipe) -> None:
     """Write the video at ``source`` anew to ``target``, atomically and with the same bytes every time.
 
     Encoders work on 8 bit 4:2:0 colour: of an odd width or height they drop the last column or row. Where nothing may
-    be lost, frames keep their pixel format if H.264 has it and need not be turned, and are RGB of 8 bit otherwise.
+    be lost, frames keep their pixel format if H.264 has it and need not be turned, and are RGB of 8 bit otherwise;
+    8 bit 4:2:0 where they get another size.
 
     Raises:
         VideoError: the video cannot be read, or the encoder refuses it.
@@ -290,9 +353,11 @@ class _Writer:
 
     def __init__(self, output: Any, source: VideoSource, recipe: Recipe, times: npt.NDArray[np.floating]) -> None:
         self._output, self._source, self._recipe = output, source, recipe
-        self._chosen = recipe.chosen(len(times))
-        self._start, self._times = float(times[self._chosen[0]]), times
-        self._last_pts = -1
+        self._places, self._seconds = recipe.shown(times)
+        if len(self._places) > _MOST_COPIES * len(times) + _FEW_FRAMES:
+            apart = f"{len(times):,} frames over {self._seconds[-1]:,.0f} seconds"
+            raise RefusedVideo(source.path, f"{apart}, which would be {len(self._places):,} at {recipe.rate} a second")
+        self._next, self._last_pts = 0, -1
         self._converter = FrameConverter(None, None)  # also tells the orientation of frames that are not converted
         self._reformatter = VideoReformatter()
         self._stream: VideoStream | None = None
@@ -302,18 +367,21 @@ class _Writer:
     def add(self, number: int, frame: VideoFrame) -> None:
         """One decoded frame, all of them in the order of presentation."""
         self._converter.observe(frame)
-        if number not in self._chosen:
+        first, end = self._next, int(np.searchsorted(self._places, number, side="right"))
+        if first == end:
             return
+        self._next = end
         try:
             if self._stream is None:
                 self._begin(frame)
             stream = cast(VideoStream, self._stream)
             made = self._made(number, frame)
             made.time_base = _TIME_BASE
-            # Strictly ascending: two frames at one time would be one to a player.
-            self._last_pts = max(self._last_pts + 1, round((float(self._times[number]) - self._start) / _TIME_BASE))
-            made.pts = self._last_pts
-            self._output.mux(stream.encode(made))
+            for seconds in self._seconds[first:end].tolist():
+                # Strictly ascending: two frames at one time would be one to a player.
+                self._last_pts = max(self._last_pts + 1, round(seconds / _TIME_BASE))
+                made.pts = self._last_pts
+                self._output.mux(stream.encode(made))
         except av.error.FFmpegError as error:
             self._refuse(error)
 
@@ -338,8 +406,9 @@ class _Writer:
         recipe, turned = self._recipe, self._converter.orientation.transposed
         self._format, width, height = self._written_as(frame)
         self._size = (width, height)
-        span = float(self._times[self._chosen[-1]]) - self._start
-        rate = Fraction((len(self._chosen) - 1) / span).limit_denominator(1001) if span > 0 else Fraction(25)
+        span = float(self._seconds[-1])
+        rate = Fraction((len(self._seconds) - 1) / span).limit_denominator(1001) if span > 0 else Fraction(25)
+        rate = Fraction(recipe.rate or rate)
         options = {**dict(recipe.options), **({"crf": str(recipe.crf)} if recipe.crf else dict(_LOSSLESS))}
         codec = "libx264rgb" if self._format == _RGB else recipe.codec
         stream = cast(VideoStream, self._output.add_stream(codec, rate=max(rate, Fraction(1, 1001))))
@@ -348,7 +417,7 @@ class _Writer:
         context = stream.codec_context
         context.time_base, context.thread_count = _TIME_BASE, 1
         context.options = {**options, "flags": f"{options.get('flags', '')}+bitexact"}
-        aspect = self._source.sample_aspect_ratio
+        aspect = Fraction(1) if recipe.height else self._source.sample_aspect_ratio
         if aspect and aspect > 0:
             context.sample_aspect_ratio = 1 / aspect if turned else aspect
         if self._format != _RGB:
@@ -363,9 +432,11 @@ class _Writer:
         recipe, name = self._recipe, str(frame.format.name)
         width, height = frame.width, frame.height
         turned = self._converter.orientation != Orientation()
-        if recipe.scale == 1 and (recipe.changes_pixels or (recipe.is_lossless and (width % 2 or height % 2))):
+        if not recipe.is_scaled and (recipe.changes_pixels or (recipe.is_lossless and (width % 2 or height % 2))):
             return _RGB, width, height
-        if recipe.scale != 1:
+        if recipe.height:
+            width, height = self._rescaled(frame)
+        elif recipe.scale != 1:
             width, height = (max(2, 2 * round(side * recipe.scale / 2)) for side in (width, height))
         elif recipe.is_lossless and turned and name != _PACKED:
             return _RGB, width, height
@@ -376,7 +447,16 @@ class _Writer:
         if not recipe.is_lossless or turned:
             return _PACKED, width, height
         known = {each.name for each in av.codec.Codec(recipe.codec, "w").video_formats or ()}
-        return (name if name in known else _PACKED if recipe.scale != 1 else _RGB), width, height
+        return (name if name in known else _PACKED if recipe.is_scaled else _RGB), width, height
+
+    def _rescaled(self, frame: VideoFrame) -> tuple[int, int]:
+        """Width and height, before frames are turned, of a picture of square pixels with the recipe's height."""
+        aspect, rows = self._source.sample_aspect_ratio or 0, self._recipe.height
+        wide, high = frame.width * (aspect if aspect > 0 else Fraction(1)), Fraction(frame.height)
+        turned = self._converter.orientation.transposed
+        columns = max(2, 2 * round(rows * (high / wide if turned else wide / high) / 2))
+        check_size(self._source.path, columns, rows)
+        return (rows, columns) if turned else (columns, rows)
 
     @property
     def _keeps_range(self) -> bool:
@@ -393,7 +473,7 @@ class _Writer:
         full = _is_full_range(frame)
         limited = full and not self._keeps_range
         # An odd side is cut, not scaled, so that nothing is interpolated.
-        is_cut = self._recipe.scale == 1 and (frame.width - frame.width % 2, frame.height - frame.height % 2) == (
+        is_cut = not self._recipe.is_scaled and (frame.width - frame.width % 2, frame.height - frame.height % 2) == (
             width,
             height,
         )

@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 
 from fvc_lib.corpus.index import build_index, trial_groups
-from fvc_lib.corpus.probing import CANONICAL
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import INDEX, REJECTED, read_table
 from fvc_lib.tasks.video import controls
 from fvc_lib.video.augmentations import AugmentationSettings
@@ -20,6 +20,7 @@ from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.reencode import reencoded
 
+CANONICAL = RunConfig(canonical=True).recipe
 COUNT = 16
 
 
@@ -55,7 +56,11 @@ def indexed(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
         label = "fake" if number % 2 else "real"
         write_video(folder / "corpus" / label / f"{number}.mp4", number, is_fake=bool(number % 2))
     tables = {}
-    wanted = {"plain": {}, "canonical": {"canonical_cache": folder / "cache"}, "trial": {"dev_groups": 5, "seed": 3}}
+    wanted = {
+        "plain": {},
+        "canonical": {"recipe": CANONICAL, "recipe_cache": folder / "cache"},
+        "trial": {"dev_groups": 5, "seed": 3},
+    }
     for name, asked in wanted.items():
         build_index(
             folder / "corpus", index_path=folder / f"{name}.parquet", rejected_path=folder / f"{name}_rejected.parquet",

@@ -38,6 +38,10 @@ def parameter_cautions(parameters: Mapping[str, object]) -> tuple[str, ...]:
             told.insert(
                 0, f"Part of the videos is the synthetic sample corpus, which shows nothing of how well {what}."
             )
+    rows = parameters.get("rescale")
+    if isinstance(rows, int) and rows > 0:
+        at = f"{rows} rows and {parameters.get('rescale_rate')} frames a second"
+        told.append(f"Every video was brought to {at} before it was decoded or measured.")
     kept = parameters.get("dev_samples_per_class")
     if isinstance(kept, int) and kept > 0:
         told.append(f"Trained in dev mode, on at most {count_text(kept, 'image')} of each class.")

@@ -186,6 +186,7 @@ _HOW_TO_TRAIN_ON_SOURCES = {
     False: "run_notebooks.py --force 04 --resume RUN",
 }
 METADATA_CARRIERS = "metadata_carriers"  # of the leakage audit: which columns give the labels away
+SIZE_AND_RATE = "size_and_rate"  # of the same: that these alone do, and what to do about it
 CHANCE_AUC = 0.5
 
 Standing = Literal["above control", "not above control", "not shown", "no result"]
@@ -346,6 +347,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         cautions=(
             *([f"The numbers are {measured.earlier}."] if measured.earlier not in verdict.sentence else []),
             *_why_a_control_wins(run, verdict),
+            *leakage_audit_of(run).frame.filter(check=SIZE_AND_RATE)["finding"].to_list(),
             *floor_margin(measured.scores, measured.margin),
             *(caution for caution in trial_caution(asked) if caution != verdict.sentence),
             *parameter_cautions(asked),
@@ -430,6 +432,8 @@ def what_to_do(control: Score, parameters: Mapping[str, object]) -> str:
             ways.append(f"train and test on videos that are alike in these ({alike})")
         if parameters.get("canonical") is not True:
             ways.append("measure again with -p canonical true where they are of the container")
+        if not parameters.get("rescale"):
+            ways.append("measure again with -p rescale 480 where they are of size and rate")
         ways.append("add reals that are like the fakes in them")
     elif control.source == LENGTH_ONLY:
         told = "What tells the labels is how long a video is. "

@@ -256,23 +256,25 @@ def compare(
 
 
 def _with_container(pair: PairComparison, asked: Mapping[str, Mapping[str, object]], metric: str) -> PairComparison:
-    """With a sentence where the two runs differ in the canonical re-encode and in nothing else that can count."""
+    """With a sentence where one of the two runs wrote its videos anew, and nothing else that can count differs."""
     one, other = ({**values_unsaid(DEFAULT_TASK), **asked[name]} for name in (pair.first, pair.second))
     names = {
         name for name in {*one, *other} - NOT_HASHED - RETIRED.keys() if str(one.get(name)) != str(other.get(name))
     }
-    is_canonical = [bool(each.get("canonical")) for each in (one, other)]
+    is_anew = [bool(each.get("canonical") or each.get("rescale")) for each in (one, other)]
     if math.isnan(pair.difference.value):
         return pair
-    if names != {"canonical"} or is_canonical[0] == is_canonical[1]:
+    if not names <= {"canonical", "rescale", "rescale_rate"} or is_anew[0] == is_anew[1]:
         return pair
-    plain, encoded = (pair.first, pair.second) if is_canonical[1] else (pair.second, pair.first)
-    told = f"{pair.finding} {encoded} is {plain} on re-encoded videos"
-    rises = (pair.difference.value > 0) == is_canonical[1]
+    plain, encoded = (pair.first, pair.second) if is_anew[1] else (pair.second, pair.first)
+    done = ("re-encod", "rescal")["rescale" in names]
+    told = f"{pair.finding} {encoded} is {plain} on {done}ed videos"
+    rises = (pair.difference.value > 0) == is_anew[1]
     if not pair.difference.value or rises == (direction(metric) == "higher"):
         return replace(pair, finding=f"{told}: by the values alone it does not lose.")
     be = "is" if pair.is_shown else "would be"
-    return replace(pair, finding=f"{told}: the difference {be} what the container gave away and what re-encoding took.")
+    gave = "size, rate and container" if "rescale" in names else "the container"
+    return replace(pair, finding=f"{told}: the difference {be} what {gave} gave away and what {done}ing took.")
 
 
 def of_trials(pair: PairComparison, trials: Mapping[str, str]) -> PairComparison:

@@ -276,7 +276,9 @@ def _in_a_cell(frame: FrameType | None) -> bool:
 
 
 def _schema(table: str) -> DataFrameSchema:
-    schema: DataFrameSchema = getattr(tables, {"augmented_metadata": "AUGMENTED"}.get(table, table.upper()))
+    schema: DataFrameSchema = getattr(
+        tables, {"augmented_metadata": "AUGMENTED", "original_index": "INDEX"}.get(table, table.upper())
+    )
     return schema
 
 

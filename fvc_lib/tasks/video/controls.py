@@ -39,8 +39,9 @@ SHUFFLED_LABELS = "shuffled_labels"
 # What the index knows of a video besides its pixels. Not its path, source or manipulation: those name the label.
 CATEGORIES = ("platform", "codec", "container", "pixel_format")
 LENGTH = ("num_frames", "duration_seconds")
+SIZE_AND_RATE = ("frames_per_second", "width", "height")
 NUMBERS = (
-    "frames_per_second", "width", "height", *LENGTH, "bits_per_second", "size_bytes", "rotation_degrees", "has_audio",
+    *SIZE_AND_RATE, *LENGTH, "bits_per_second", "size_bytes", "rotation_degrees", "has_audio",
     *(each.name for each in fields(PacketFacts)),
 )  # fmt: skip
 

@@ -217,7 +217,7 @@ def _decoded(
             "view": asdict(store.view),
             "code": store.decode_code,
             "crop": store.crop_code,
-            "encoded": [store.recipe, str(store.cache_dir)] if store.recipe else [],
+            "encoded": [store.recipe, str(store.cache_dir), True] if store.recipe else [],
             "seen": str(store.seen_path(video.video_id).absolute()) if store.view != PLAIN_VIEW else "",
         }
         for source, video in zip(sources, todo, strict=True)

@@ -136,8 +136,7 @@ class ClipStore:
         """The shared store that ``config``'s decode and augmentation settings name."""
         augmentation = AugmentationSettings(names=config.augmentations, strength=config.augmentation_strength)
         clips = config.clips
-        recipe = "canonical" if config.canonical else ""
-        return cls(Path(config.cache_dir), clips.num_frames, clips.side, augmentation, clips.view, recipe)
+        return cls(Path(config.cache_dir), clips.num_frames, clips.side, augmentation, clips.view, config.recipe)
 
     @cached_property
     def decode_hash(self) -> str:

@@ -3,6 +3,8 @@
 Imported by every worker, so it imports only what that needs: no polars, no torch.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.source import UnreadableVideo, VideoError, sha256_of_video
 from fvc_lib.video.decode.views import CropError, SeenClip, decode_view
 from fvc_lib.video.decode.windows import decode_windows
-from fvc_lib.video.reencode import recipe_named, reencode, reencoded
+from fvc_lib.video.reencode import is_reencoded, recipe_named, reencode, reencoded
 
 
 def make_original(item: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def make_original(item: dict[str, Any]) -> dict[str, Any]:
             code that makes clips); ``crop`` (likewise, as ``crop_code`` has it); ``seen`` (where to
             put what the clips show; empty: nowhere). An empty ``content_sha256`` is not compared; with ``recipe`` the
             video is written anew by that one first, beside ``target``, and goes again; ``encoded`` (the recipe by which
-            the run re-encodes every video, and the cache that keeps those).
+            the run re-encodes every video, the cache that keeps those, and whether this one shall be kept there too).
 
     Returns:
         ``code_changed`` when this process has loaded other code than the one ``target`` is named after; else
@@ -70,9 +72,7 @@ def make_windows(item: dict[str, Any]) -> dict[str, Any]:
     if item["code"] != decode_code(view):
         return {"code_changed": True}
     try:
-        path = as_indexed(item)
-        path = reencoded(path, *item["encoded"]) if item["encoded"] else path
-        with Path(item["target"]).open("wb") as stream:
+        with _written_anew(item) as path, Path(item["target"]).open("wb") as stream:
 
             def store(number: int, frame: Pixels) -> None:
                 nonlocal num_stored
@@ -104,23 +104,28 @@ def as_indexed(item: dict[str, Any]) -> Path:
     return path
 
 
-def _decode(item: dict[str, Any], view: View) -> tuple[Pixels, list[SeenClip]]:
+@contextmanager
+def _written_anew(item: dict[str, Any]) -> Iterator[Path]:
+    """The video as its recipes make it: from the cache, or beside the target for as long as it is looked at."""
     path = as_indexed(item)
-    recipe, encoded = item.get("recipe"), item.get("encoded")
-    if not recipe:
-        return _frames(reencoded(path, *encoded) if encoded else path, item, view)
-    anew, again = (Path(item["target"]).with_suffix(suffix) for suffix in (".mp4", ".again.mp4"))
+    recipe, (encoded, *cache) = item.get("recipe"), item.get("encoded") or ("",)
+    if encoded and not recipe and (cache[1] or is_reencoded(path, encoded, cache[0])):
+        yield reencoded(path, encoded, cache[0])
+        return
+    made: list[Path] = []
     try:
-        reencode(path, anew, recipe_named(recipe))
-        if encoded:
-            reencode(anew, again, recipe_named(encoded[0]))
-        return _frames(again if encoded else anew, item, view)
+        for name in filter(None, (recipe, encoded)):
+            made.append(Path(item["target"]).with_suffix(f".{len(made)}.mp4"))
+            reencode(path, made[-1], recipe_named(name))
+            path = made[-1]
+        yield path
     finally:
-        anew.unlink(missing_ok=True)
-        again.unlink(missing_ok=True)
+        for each in made:
+            each.unlink(missing_ok=True)
 
 
-def _frames(path: Path, item: dict[str, Any], view: View) -> tuple[Pixels, list[SeenClip]]:
-    if view == PLAIN_VIEW:
-        return decode_clip(path, item["num_frames"], item["fixed_size"]).frames, []
-    return decode_view(path, item["num_frames"], item["fixed_size"], view)
+def _decode(item: dict[str, Any], view: View) -> tuple[Pixels, list[SeenClip]]:
+    with _written_anew(item) as path:
+        if view == PLAIN_VIEW:
+            return decode_clip(path, item["num_frames"], item["fixed_size"]).frames, []
+        return decode_view(path, item["num_frames"], item["fixed_size"], view)

@@ -492,7 +492,8 @@ def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str,
         "crop": store.crop_code,
         "seen": "",
         "recipe": file.recipe,
-        "encoded": [store.recipe, str(store.cache_dir)] if store.recipe else [],
+        # A run's own videos are in the cache; others would fill it.
+        "encoded": [store.recipe, str(store.cache_dir), False] if store.recipe else [],
     }
 
 

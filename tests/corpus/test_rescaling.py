@@ -1,0 +1,154 @@
+"""Where size and rate are all that differs between the labels, nothing tells them once videos are rescaled."""
+
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import polars as pl
+import pytest
+from PIL import Image
+
+from fvc_lib.corpus.index import build_index
+from fvc_lib.corpus.rescaling import expected_bytes, rescaling_notes
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.tables import INDEX, read_table
+from fvc_lib.tasks.leakage_audit import leakage_audit
+from fvc_lib.tasks.video import rescaling
+from fvc_lib.video.clips.making import make_clips
+from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.decode.packets import PacketFacts
+from fvc_lib.video.reencode import reencoded
+
+NUM_VIDEOS, SECONDS = 24, 1
+RESCALED = RunConfig(rescale=32, rescale_rate=10, bootstrap_replicates=200)
+
+
+def write_video(path: Path, number: int, size: tuple[int, int], rate: int) -> None:
+    """A second of a picture that drifts, drawn alike at any size and rate; no bit is lost."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(number)
+    # Without detail that a smaller size would have lost: that would survive as sharpness, and no recipe brings it back.
+    coarse = Image.fromarray(random.integers(30, 220, (6, 9, 3), np.uint8))
+    picture = np.asarray(coarse.resize((360, 192), Image.Resampling.BICUBIC))
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream("libx264", rate=rate)
+        stream.width, stream.height, stream.pix_fmt = *size, "yuv420p"
+        stream.codec_context.options = {"qp": "0", "preset": "ultrafast"}
+        for step in range(SECONDS * rate):
+            left = int(60 * step / rate)
+            shown = Image.fromarray(picture[:, left : left + 288]).resize(size, Image.Resampling.BOX)
+            frame = av.VideoFrame.from_image(shown)
+            frame.pts, frame.time_base = step, Fraction(1, rate)
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+
+
+@dataclass(frozen=True)
+class Corpus:
+    folder: Path
+    originals: pl.DataFrame
+    index: pl.DataFrame
+    notes: tuple[str, ...]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    """Reals of 144 x 96 pixels at 30 frames a second, fakes of 96 x 64 at 20, otherwise alike."""
+    folder = tmp_path_factory.mktemp("rescale")
+    for number in range(NUM_VIDEOS):
+        label, size, rate = ("fake", (96, 64), 20) if number % 2 else ("real", (144, 96), 30)
+        write_video(folder / "corpus" / label / f"{number}.mp4", number, size, rate)
+    tables = [folder / f"{name}.parquet" for name in ("originals", "index", "rejected")]
+    report = build_index(
+        folder / "corpus", index_path=tables[1], rejected_path=tables[2], originals_path=tables[0],
+        work_dir=folder / "work", near_duplicate_bits=0, max_rejected_share=0, workers=2,
+        recipe=RESCALED.recipe, recipe_cache=folder / "cache",
+    )  # fmt: skip
+    return Corpus(folder / "corpus", *(read_table(path, INDEX) for path in tables[:2]), report.notes)
+
+
+def judged(index: pl.DataFrame) -> pl.DataFrame:
+    number = pl.col("path").str.extract(r"(\d+)").cast(pl.Int64)
+    return index.select("video_id", "group_id", "label", fold=number // 2 % 4)
+
+
+def test_labels_that_size_and_rate_told_are_at_chance_after_it(corpus: Corpus) -> None:
+    assert set(corpus.index.select("height", "frames_per_second").rows()) == {(32, 10.0)}
+    assert set(corpus.originals.select("height", "frames_per_second").rows()) == {(96, 30.0), (64, 20.0)}
+    same = ("video_id", "path", "label", "group_id", "content_sha256", "perceptual_hash")
+    assert corpus.index.select(same).equals(corpus.originals.select(same))
+
+    told = rescaling.given_away(corpus.originals, corpus.index, judged(corpus.index), RESCALED)
+    by_name = {row["what"]: row for row in told.iter_rows(named=True)}
+    for what in ("all metadata", "size and rate", "width", "height", "frames_per_second"):
+        assert by_name[what]["before"] == 1, what
+    for what in ("size and rate", "width", "height", "frames_per_second"):
+        assert by_name[what]["after"] == 0.5, what
+    after = by_name["all metadata"]
+    assert after["after_low"] <= 0.5 <= after["after_high"]
+    assert after["after"] < 0.75
+
+
+def test_the_audit_warns_of_size_and_rate_where_they_tell_and_only_there(corpus: Corpus) -> None:
+    predictions = judged(corpus.index).with_columns(score=0.5, threshold=0.5, logit=0.0, temperature=1.0)
+
+    def warned(index: pl.DataFrame, config: RunConfig) -> list[str]:
+        links = pl.DataFrame(schema={"first": pl.String, "second": pl.String, "why": pl.String, "evidence": pl.String})
+        folds = judged(index)
+        return (
+            leakage_audit(index, folds, predictions, links, config).filter(check="size_and_rate")["finding"].to_list()
+        )
+
+    plain = RunConfig(bootstrap_replicates=100)
+    fewer = corpus.originals.drop(each.name for each in fields(PacketFacts))  # each column is a control of its own
+    (told,) = warned(fewer, plain)
+    assert "AUC 1.000" in told
+    assert "-p rescale 480" in told
+    assert warned(corpus.index, RESCALED) == warned(corpus.index, plain) == []
+
+
+def test_clips_are_of_the_rescaled_videos(corpus: Corpus) -> None:
+    config = RunConfig(rescale=32, rescale_rate=10, cache_dir=str(corpus.folder.parent / "cache"), num_frames=2,
+                       fixed_size=32, frame_sampling="uniform", frame_fit="letterbox")  # fmt: skip
+    store, plain = ClipStore.of(config), ClipStore.of(config.model_copy(update={"rescale": 0}))
+    assert store.decode_hash != plain.decode_hash
+    index = corpus.index.head(1)
+    assert make_clips(store, index, corpus.folder, 0, None, workers=1).failed == ()
+    kept = reencoded(corpus.folder / index["path"][0], config.recipe, config.cache_dir)
+    assert (store.read(index["video_id"][0], 0) == decode_clip(kept, 2, 32).frames).all()
+
+
+def test_who_chose_height_and_rate_is_told_what_was_enlarged_or_repeated(corpus: Corpus) -> None:
+    (told,) = corpus.notes
+    assert "32 rows and 10 frames a second now; the least had 64 rows and 20 frames a second" in told
+    _, small, slow = rescaling_notes(corpus.originals, "rescale_80_at_25")
+    assert "12 of 24 videos were enlarged" in small
+    assert "-p rescale 64 would enlarge none" in small
+    assert "12 of 24 videos had fewer frames a second" in slow
+    assert "-p rescale_rate 20 would repeat none" in slow
+    film = corpus.originals.with_columns(frames_per_second=pl.lit(23.976), rotation_degrees=pl.lit(90, pl.Int64))
+    assert len(rescaling_notes(film, "rescale_96_at_24")) == 1
+    assert rescaling_notes(corpus.originals, "canonical") == ()
+    assert 30e6 < expected_bytes(60, "rescale_480_at_8") < 100e6
+    assert expected_bytes(60, "canonical") == 0
+
+
+def test_how_features_go_with_the_original_height_before_and_after() -> None:
+    heights = [240, 360, 480, 720, 1080, 2160]
+    originals = pl.DataFrame({"video_id": list("abcdef"), "height": heights, "width": [9] * 6,
+                              "rotation_degrees": [0] * 6})  # fmt: skip
+    before = pl.DataFrame({"video_id": list("abcdef"), "label": ["real"] * 6, "falls": [6.0, 5, 4, 3, 2, 1],
+                           "gaps": [1.0, None, 3, np.nan, 5, 6], "flat": [1.0] * 6, "gone": [1.0] * 6})  # fmt: skip
+    after = before.drop("gone").with_columns(falls=pl.Series([1.0, 4, 2, 4, 2, 1]))
+    found = rescaling.size_dependence(before, after.sort("video_id", descending=True), originals)
+    assert found["feature"].to_list() == ["falls", "gaps", "flat"]
+    assert found["before"].to_list() == [pytest.approx(-1), pytest.approx(1), None]
+    assert abs(found["after"][0]) < 0.2
+    assert found["num_before"].to_list() == [6, 4, 6]
+    assert "1 go less" in rescaling.dependence_sentence(found)
+    turned = originals.with_columns(width=pl.Series(heights), height=9, rotation_degrees=90)
+    assert rescaling.size_dependence(before, after, turned).equals(found)
+    assert "cannot be said" in rescaling.dependence_sentence(found.filter(feature="flat"))
