@@ -345,6 +345,10 @@ def print_plan(
     click.echo(f"task: {config.task}")
     click.echo(f"corpus: {' + '.join([config.corpus or 'the generated sample corpus', *config.more_corpora])}")
     click.echo(f"run: {run.root if run else 'a new folder under ' + str(Path(config.runs_dir) / config.experiment)}")
+    if config.rescale:
+        from fvc_lib.corpus.rescaling import disk_sentence  # with polars and PyAV, which others need not wait for
+
+        click.echo(f"disk: {disk_sentence(config.recipe, config.cache_dir, run.index if run else None)}")
     for planned in plan:
         peak = predicted.get(planned.task.stage.name)
         memory = f"{peak.peak_bytes / 1e9:5.2f} GB" if peak and planned.run else " " * 8

@@ -110,9 +110,10 @@ def model_card(run: RunPaths, headline: "ReportHeadline", *, final: bool = False
     from fvc_lib.services.tables import INDEX, RESULTS, SLICES, read_table
     from fvc_lib.tasks.video.verdicts.final import final_sentences, known_videos_of_final
     from fvc_lib.tasks.video.verdicts.rule import rule_of
+    from fvc_lib.tasks.video.verdicts.unfamiliar import index_of_files
 
     config, index = run_config(run), read_table(run.index, INDEX)
-    spec = DETECTORS.get(config.model)
+    spec, codecs = DETECTORS.get(config.model), index_of_files(run)["codec"].unique()
     own = DETECTORS.file_of(config.model)
     model = config.model if own is None else f"{own.name}:{config.model.rpartition(':')[2]}"
     clips = config.clips
@@ -169,7 +170,7 @@ def model_card(run: RunPaths, headline: "ReportHeadline", *, final: bool = False
         (f"{names}: {counts['real']:,} real and {counts['fake']:,} fake videos in {index['group_id'].n_unique():,} "
         "groups of videos that belong together. Its licence holds for models trained on it, too, where it says so."),
         "",
-        (f"Codecs: {', '.join(sorted(map(clean_text, index['codec'].unique())))}. What the videos are like otherwise: "
+        (f"Codecs: {', '.join(sorted(map(clean_text, codecs)))}. What the videos are like otherwise: "
         "`training_ranges.json`; a video that is unlike them is one of which this model is not known to say anything."),
         "",
         "## How it was trained and measured", "",

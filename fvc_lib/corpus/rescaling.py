@@ -1,10 +1,14 @@
 """What bringing a corpus to one height and one rate does to its videos, in sentences for whoever chose them."""
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 
+from fvc_lib.services.atomic_files import AnyPath
+from fvc_lib.services.tables import INDEX, read_table
 from fvc_lib.video.reencode import Recipe, recipe_named
 
 # Of a frame, in the mean over filmed and generated videos at 240 and 480 rows and 8 frames a second (one video: 0.13 to
@@ -53,3 +57,16 @@ def expected_bytes(seconds: float, recipe: str) -> int:
     """About how much disk so many seconds of video of 16:9 take once ``recipe`` has rescaled them; 0: it does not."""
     made = recipe_named(recipe)
     return int(seconds * made.rate * made.height**2 * 16 / 9 * _BYTES_PER_PIXEL[made.is_lossless])
+
+
+def disk_sentence(recipe: str, cache_dir: AnyPath, index: Path | None) -> str:
+    """How much disk rescaled videos take, in all where ``index`` says how long they are, and how much is free."""
+    there = next(
+        folder for folder in (Path(cache_dir).absolute(), *Path(cache_dir).absolute().parents) if folder.is_dir()
+    )
+    free = f"in {str(cache_dir)!r}, where {shutil.disk_usage(there).free / 1e9:,.1f} GB are free"
+    if index is None or not index.is_file():
+        return f"rescaled videos take about {expected_bytes(60, recipe) / 1e6:,.0f} MB a minute {free}"
+    seconds = float(read_table(index, INDEX)["duration_seconds"].sum())
+    taken = f"{expected_bytes(seconds, recipe) / 1e9:,.1f} GB for {seconds / 60:,.0f} minutes"
+    return f"rescaled videos take about {taken} {free}; those that are there already are not made again"

@@ -94,6 +94,7 @@ class RunPaths:
     augmented_metadata = _Path("tables/augmented_metadata.csv")  # one row per augmented clip of the shared store
     seen_clips = _Path("tables/seen_clips.csv")  # which frames and part of the picture each clip shows, where chosen
     features = _Path("tables/features.parquet")  # forensic features of every video
+    original_features = _Path("tables/original_features.parquet")  # of the files as they are, where they are rescaled
     final_validation = _Path("tables/final_validation.parquet")  # the network of all groups on those that chose for it
     results = _Path("kfold_results.feather")  # metrics, intervals and controls over all folds
     slices = _Path("tables/slices.parquet")  # the results by platform, codec, length and the like

@@ -181,6 +181,7 @@ _VIDEO = TaskSpec(
             lambda run, _: (run.features,),
             schemas=("FEATURES",),
             kernel_bytes=500_000_000,
+            beside=lambda run, _: (run.original_features,),
             when=lambda config: config.forensic_features or _is_forensic(config),
             when_words="with -p forensic_features true, or whose model sees them",
         ),

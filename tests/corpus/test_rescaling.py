@@ -11,14 +11,18 @@ import pytest
 from PIL import Image
 
 from fvc_lib.corpus.index import build_index
-from fvc_lib.corpus.rescaling import expected_bytes, rescaling_notes
+from fvc_lib.corpus.rescaling import disk_sentence, expected_bytes, rescaling_notes
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.tables import INDEX, read_table
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import INDEX, read_table, write_table
 from fvc_lib.tasks.leakage_audit import leakage_audit
 from fvc_lib.tasks.video import rescaling
+from fvc_lib.tasks.video.verdicts.scoring import FileToScore, item_to_decode
+from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, index_of_files
 from fvc_lib.video.clips.making import make_clips
-from fvc_lib.video.clips.store import ClipStore
-from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.clips.store import ClipStore, map_clip_file
+from fvc_lib.video.clips.worker import make_original
+from fvc_lib.video.decode.clip import decode_clip, probe_video
 from fvc_lib.video.decode.packets import PacketFacts
 from fvc_lib.video.reencode import reencoded
 
@@ -119,6 +123,43 @@ def test_clips_are_of_the_rescaled_videos(corpus: Corpus) -> None:
     assert make_clips(store, index, corpus.folder, 0, None, workers=1).failed == ()
     kept = reencoded(corpus.folder / index["path"][0], config.recipe, config.cache_dir)
     assert (store.read(index["video_id"][0], 0) == decode_clip(kept, 2, 32).frames).all()
+
+
+def test_a_file_to_be_judged_is_rescaled_too_and_fills_no_cache(corpus: Corpus, tmp_path: Path) -> None:
+    store = ClipStore.of(RunConfig(rescale=32, rescale_rate=10, cache_dir=str(tmp_path / "cache"), num_frames=2,
+                                   fixed_size=32, frame_sampling="uniform", frame_fit="letterbox"))  # fmt: skip
+    path, clip = corpus.folder / corpus.index["path"][0], tmp_path / "clips" / "0.npy"
+    clip.parent.mkdir()
+    item = item_to_decode(store, FileToScore(path, (0,)), clip)
+    assert make_original(item) == {}
+    assert [each.name for each in tmp_path.rglob("*") if each.is_file()] == [clip.name]
+    judged_clip = map_clip_file(clip, store.shape).copy()
+    kept = reencoded(path, store.recipe, store.cache_dir)
+    assert (judged_clip == decode_clip(kept, 2, 32).frames).all()
+    kept.touch()
+    written = kept.stat().st_mtime_ns
+    assert make_original(item | {"recipe": "", "target": str(clip)}) == {}
+    assert kept.stat().st_mtime_ns == written, "what is there is used"
+
+
+def test_whether_a_file_is_familiar_is_asked_of_the_files_as_they_came(corpus: Corpus, tmp_path: Path) -> None:
+    run = RunPaths(tmp_path)
+    write_table(corpus.index, INDEX, run.index)
+    write_table(corpus.originals, INDEX, run.original_index)
+    facts = vars(probe_video(corpus.folder / corpus.index["path"][0]))
+    assert Familiar.of(index_of_files(run)).reasons(facts) == []
+    assert any("frame rate" in told for told in Familiar.of(corpus.index).reasons(facts))
+    run.original_index.unlink()
+    assert index_of_files(run).equals(corpus.index)  # of a run that left its videos as they are
+
+
+def test_the_disk_that_rescaled_videos_take_is_told_before_they_are_made(corpus: Corpus, tmp_path: Path) -> None:
+    told = disk_sentence("rescale_480_at_8", str(tmp_path / "not there"), None)
+    assert "about 59 MB a minute" in told
+    assert "GB are free" in told
+    hour = corpus.index.with_columns(duration_seconds=pl.lit(3600.0 / corpus.index.height))
+    write_table(hour, INDEX, tmp_path / "index.parquet")
+    assert "about 3.5 GB for 60 minutes" in disk_sentence("rescale_480_at_8", str(tmp_path), tmp_path / "index.parquet")
 
 
 def test_who_chose_height_and_rate_is_told_what_was_enlarged_or_repeated(corpus: Corpus) -> None:

@@ -276,9 +276,8 @@ def _in_a_cell(frame: FrameType | None) -> bool:
 
 
 def _schema(table: str) -> DataFrameSchema:
-    schema: DataFrameSchema = getattr(
-        tables, {"augmented_metadata": "AUGMENTED", "original_index": "INDEX"}.get(table, table.upper())
-    )
+    others = {"augmented_metadata": "AUGMENTED", "original_index": "INDEX", "original_features": "FEATURES"}
+    schema: DataFrameSchema = getattr(tables, others.get(table, table.upper()))
     return schema
 
 

@@ -52,7 +52,7 @@ from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, dista
 from fvc_lib.tasks.video.verdicts.forms import INPUT, OUTPUT, SUFFIXES, check_packages, clips_to_compare, write_form
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import FINAL, FoldNetwork, Networks, RunNetworks, name_of
-from fvc_lib.tasks.video.verdicts.unfamiliar import TrainingRanges, training_ranges
+from fvc_lib.tasks.video.verdicts.unfamiliar import TrainingRanges, index_of_files, training_ranges
 
 _logger = logging.getLogger(__name__)
 
@@ -282,7 +282,7 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
     write_json(folder / RECORD, record.model_dump(mode="json"))
     write_text(folder / CARD, card)
     _write_tables(folder, networks, index)
-    write_json(folder / _RANGES, training_ranges(index).model_dump(mode="json"))
+    write_json(folder / _RANGES, training_ranges(index_of_files(paths)).model_dump(mode="json"))
     temperature = networks.folds[FINAL].temperature if FINAL in networks.folds else 0.0
     known = KnownVideos.of(paths, sorted(networks.outcomes), final_temperature=temperature)
     if (distance := distance_of(networks, known)) is not None:

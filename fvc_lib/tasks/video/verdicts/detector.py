@@ -38,8 +38,9 @@ from fvc_lib.tasks.video.verdicts.scoring import (
     scratch_folder,
 )
 from fvc_lib.tasks.video.verdicts.shots import is_black, is_frozen, too_few
-from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, KnownFootage
+from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, KnownFootage, index_of_files
 from fvc_lib.video.clips.store import Pixels
+from fvc_lib.video.reencode import recipe_named
 
 _logger = logging.getLogger(__name__)
 
@@ -213,7 +214,10 @@ class TrainedDetector:
         def look(place: int, frames: Pixels) -> None:
             probe = waiting[place].probe
             assert probe is not None
-            empty[place] = tuple(self._nothing_to_judge(frames, probe.num_frames))
+            num_frames = probe.num_frames
+            if recipe := self.networks.store.recipe:
+                num_frames = recipe_named(recipe).num_shown(num_frames, probe.duration_seconds)
+            empty[place] = tuple(self._nothing_to_judge(frames, num_frames))
             seen(files[place], frames)
 
         distance = self.distance
@@ -364,7 +368,7 @@ def detector_of(
     cautions = decoding_cautions(of_run.paths, of_run)
     before = seen_before(of_run.paths)
     return TrainedDetector(
-        of_run, known, Familiar.of(known.rows), standing or NOT_STATED, cautions, before,
+        of_run, known, Familiar.of(index_of_files(of_run.paths)), standing or NOT_STATED, cautions, before,
         lambda: distance_of(of_run, known),
     )  # fmt: skip
 

@@ -10,6 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from fvc_lib.corpus.copies.groups import Components
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links, nearly_alike
 from fvc_lib.corpus.copies.perceptual_hash import parse_hashes
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import INDEX, read_table
 
 _Facts = Mapping[str, Any]
 _Count = Annotated[int, Field(ge=0)]
@@ -63,6 +65,11 @@ FAMILIARITY = (
     "Unfamiliar is a codec that no video of the run has, and a side, length, frame rate or bit rate more than a tenth "
     "below the 1st or above the 99th percentile of the run's videos, or not known where theirs is."
 )
+
+
+def index_of_files(run: RunPaths) -> pl.DataFrame:
+    """INDEX of a run's videos as they came, with which a file that comes is compared; one may be made of others."""
+    return read_table(run.original_index if run.original_index.is_file() else run.index, INDEX)
 
 
 def training_ranges(index: pl.DataFrame) -> TrainingRanges:
