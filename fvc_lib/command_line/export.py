@@ -12,9 +12,10 @@ import polars as pl
 from fvc_lib import CHECKOUT
 from fvc_lib.command_line.models import standing_of
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.ensembles import find_run_or_ensemble, is_ensemble, members_of, read_ensemble
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.parameters import resolve_config, run_config
-from fvc_lib.services.run_paths import RunPaths, find_run
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, PROTOCOLS
 
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ _SAID_ELSEWHERE = frozenset(
 def export(run: str, to: Path | None, form: str | None, final: bool, runs_dir: Path | None) -> None:
     """Write the detector that RUN has trained as a bundle: a folder that needs neither the run nor its corpus.
 
-    RUN is 'latest', a run id, a part of one, or a run folder; its folds must all be trained and its results there.
+    RUN is 'latest', a run id, a part of one, or a run folder; its folds must all be trained and its results there. Or
+    it is an ensemble: then a bundle of each of its runs lies in members/.
 
     \b
     python run_notebooks.py export latest
@@ -60,9 +62,14 @@ def export(run: str, to: Path | None, form: str | None, final: bool, runs_dir: P
 
     Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    found = find_run(runs_dir or Path(resolve_config().runs_dir), run)
+    found = find_run_or_ensemble(runs_dir or Path(resolve_config().runs_dir), run)
     target = (to or Path(f"bundle_{found.run_id}")).expanduser().absolute()
-    num_networks, sentences = write_run_bundle(found, target, form=form or "", final=final)
+    if is_ensemble(found.root):
+        if form or final:
+            raise UsageError(f"--{'format' if form else 'final'}: is for runs. Export the ensemble's runs with it.")
+        num_networks, sentences = write_ensemble(found, target)
+    else:
+        num_networks, sentences = write_run_bundle(found, target, form=form or "", final=final)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     click.echo(f"bundle {target}: {num_networks} network{'s' * (num_networks != 1)}, {size / 1e6:.1f} MB")
     for sentence in sentences:
@@ -87,6 +94,27 @@ def write_run_bundle(run: RunPaths, target: Path, *, form: str = "", final: bool
     card = model_card(run, headline, final=final)
     record, told = write_bundle(run, target, standing_of(headline), card, form=form, final=final)
     return len(record.folds) if record.final is None else 1, [headline.verdict.sentence, *([told] if told else [])]
+
+
+def write_ensemble(ensemble: RunPaths, target: Path) -> tuple[int, list[str]]:
+    """Write the bundle of an ensemble, with a bundle of each of its runs; returns as ``write_run_bundle``.
+
+    Raises:
+        UsageError, FvcError, OSError: as ``write_ensemble_bundle``.
+        DataError: the results of the ensemble or of a run are missing or damaged.
+    """
+    from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load
+    from fvc_lib.tasks.video.ensembles.bundle import write_ensemble_bundle
+
+    record, parts = read_ensemble(ensemble.root), []
+    for run in (ensemble, *members_of(ensemble.root, record)):
+        headline = _without_places(run_headline(run), run)
+        if headline.notes:
+            raise DataError(f"{run.run_id} is not exported: {' '.join(headline.notes)}")
+        parts.append((standing_of(headline), model_card(run, headline)))
+    (standing, card), *members = parts
+    write_ensemble_bundle(ensemble, target, standing, card, members)
+    return len(record.members) * len(record.folds), standing.sentences[:1]
 
 
 def _without_places(headline: "ReportHeadline", run: RunPaths) -> "ReportHeadline":
@@ -116,7 +144,15 @@ def model_card(run: RunPaths, headline: "ReportHeadline", *, final: bool = False
     spec, codecs = DETECTORS.get(config.model), index_of_files(run)["codec"].unique()
     own = DETECTORS.file_of(config.model)
     model = config.model if own is None else f"{own.name}:{config.model.rpartition(':')[2]}"
-    clips = config.clips
+    clips, together = config.clips, is_ensemble(run.root)
+    if together:
+        model, trained = _of_members(run)
+    else:
+        seen = (
+            f"Clips: {clips.num_frames} frames of {clips.side} x {clips.side} pixels, {clips.view.sampling}, "
+            f"{clips.view.crop or clips.view.fit}, {clips.view.clips} of a video."
+        )
+        trained = [_trained(run, config, spec), "", seen]
     names = ", ".join(clean_text(name) for name in sorted(index["corpus"].unique()))
     counts = {label: index.filter(label=label).height for label in ("real", "fake")}
     results = read_table(run.results, RESULTS) if run.results.is_file() else pl.DataFrame(schema=_RESULT_COLUMNS)
@@ -143,6 +179,7 @@ def model_card(run: RunPaths, headline: "ReportHeadline", *, final: bool = False
     licence = f"Code of the network: {clean_text(spec.licence)}."
     if config.model_weights or spec.brings_weights:
         licence += f" Weights it began with: {clean_text(spec.weights_licence or 'not stated')}."
+    paper = f"Paper: {clean_text(spec.paper)}. Run: {headline.run_id}."
     number_rows = [
         f"| {source_name(row['source'])} | {metric_name(row['metric'])} | "
         f"{interval_text(row['value'], row['low'], row['high'])} |"
@@ -177,9 +214,7 @@ def model_card(run: RunPaths, headline: "ReportHeadline", *, final: bool = False
         (f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. {networks} Epoch, "
         "temperature and threshold were chosen on inner "
         f"validation videos. {headline.measure.circumstances(headline.num_samples, headline.num_groups)}"), "",
-        _trained(run, config, spec), "",
-        (f"Clips: {clips.num_frames} frames of {clips.side} x {clips.side} pixels, {clips.view.sampling}, "
-        f"{clips.view.crop or clips.view.fit}, {clips.view.clips} of a video."), "",
+        *trained, "",
         "## Numbers", "",
         f"With {100 * config.confidence:g} % intervals over groups. Rows that are not the model's are controls.", "",
         "| of | metric | value |", "|---|---|---|", *number_rows, "",
@@ -190,10 +225,23 @@ def model_card(run: RunPaths, headline: "ReportHeadline", *, final: bool = False
         "copies of them that look alike get no prediction. New generators, platforms and compressions lower the "
         "numbers, as a rule by much. Numbers of one corpus say nothing of another."), "",
         "## Licences", "",
-        licence, "",
-        f"Paper: {clean_text(spec.paper)}. Run: {headline.run_id}.", "",
+        *(["Those of its members."] if together else [licence, "", paper]), "",
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _of_members(ensemble: RunPaths) -> tuple[str, list[str]]:
+    """What an ensemble is called, and a line on each of its runs."""
+    from fvc_lib.analysis.wording import clean_text
+
+    record = read_ensemble(ensemble.root)
+    models = [clean_text(member.model) for member in record.members]
+    lines = [
+        f"- `members/{place}`: {models[place]}, seed {member.seed}, weight {record.weight_of_member(place):.3f}; where "
+        "it stands by itself says its own README.md"
+        for place, member in enumerate(record.members)
+    ]
+    return f"{record.method} of {' + '.join(dict.fromkeys(models))}", lines
 
 
 def _trained(run: RunPaths, config: RunConfig, spec: "DetectorSpec") -> str:

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fvc_lib.services.ensembles import find_run_or_ensemble, is_ensemble
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.services.run_paths import RunPaths, find_run
+from fvc_lib.services.run_paths import RunPaths
 
 if TYPE_CHECKING:
     from fvc_lib.analysis.read.headline import ReportHeadline
@@ -13,10 +15,10 @@ if TYPE_CHECKING:
 
 
 def find_model(runs_dir: str | Path, name: str) -> Path:
-    """The folder of the bundle or run called ``name``; of ``models:/NAME@ALIAS`` in MLflow's registry it is fetched.
+    """The folder of the bundle, run or ensemble called ``name``; ``models:/NAME@ALIAS`` is fetched from the registry.
 
     Raises:
-        UsageError: neither a bundle's folder nor a run, nor in the registry.
+        UsageError: neither a bundle's folder nor a run or ensemble, nor in the registry.
         FvcError: MLflow refused, or holds something else than was registered.
     """
     from fvc_lib.analysis.mlflow.export import default_tracking_uri
@@ -27,7 +29,7 @@ def find_model(runs_dir: str | Path, name: str) -> Path:
         return fetched_bundle(name, tracking_uri=store, cache_dir=Path(resolve_config().cache_dir))
     from fvc_lib.tasks.video.verdicts.detector import is_bundle  # torch takes a second to load
 
-    return Path(name).expanduser().absolute() if is_bundle(name) else find_run(runs_dir, name).root
+    return Path(name).expanduser().absolute() if is_bundle(name) else find_run_or_ensemble(runs_dir, name).root
 
 
 def load_detector(
@@ -54,6 +56,15 @@ def load_detector(
     is_registered = str(path).startswith("models:/")
     folder = find_model(resolve_config().runs_dir, str(path)) if is_registered else Path(path).expanduser()
     standing = standing_of(run_headline(RunPaths(folder.absolute()))) if is_run(folder) else None
+    if is_ensemble(folder):
+        from fvc_lib.tasks.video.ensembles.bundle import is_ensemble_bundle, open_ensemble_bundle
+        from fvc_lib.tasks.video.ensembles.detector import ensemble_of
+
+        if final:
+            raise UsageError("--final: an ensemble is of the folds' networks and has none of all groups. Leave it out.")
+        if is_ensemble_bundle(folder):
+            return open_ensemble_bundle(folder.absolute(), allow_code=allow_code, held=held)
+        return ensemble_of(folder.absolute(), held=held, standing=standing)
     return detector_of(folder, allow_code=allow_code, held=held, standing=standing, final=final)
 
 

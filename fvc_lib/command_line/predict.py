@@ -11,10 +11,11 @@ from click.core import ParameterSource
 from filelock import FileLock, Timeout
 
 from fvc_lib.analysis.wording import clean_text, count_text
-from fvc_lib.command_line.models import find_model
+from fvc_lib.command_line.models import find_model, load_detector
 from fvc_lib.command_line.predictions import predict_files
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.services.atomic_files import write_bytes
+from fvc_lib.services.ensembles import is_ensemble, read_ensemble
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths
@@ -66,8 +67,9 @@ def predict(
 ) -> None:
     """Ask the networks of MODEL whether the videos at PATH... are fake.
 
-    MODEL is 'latest', a run id, a part of one, a run folder, the folder of an exported bundle, or models:/NAME@ALIAS of
-    MLflow's model registry (export-mlflow --register); all folds of a run must be trained. PATH is a file, a folder, a
+    MODEL is 'latest', a run id, a part of one, a run folder, an ensemble or its folder, the folder of an exported
+    bundle, or models:/NAME@ALIAS of MLflow's model registry (export-mlflow --register); all folds of a run must be
+    trained. PATH is a file, a folder, a
     table with a column 'path' (CSV, TSV, Parquet), or '-' for a list on standard input.
 
     \b
@@ -106,6 +108,9 @@ def predict(
     if is_bundle(found):
         bundle = BundleNetworks(found, allow_code=allow_code)  # refused before anything is written
         name, final = bundle.name, final or FINAL in bundle.folds
+    elif is_ensemble(found):
+        load_detector(found, allow_code=allow_code, final=final)  # likewise
+        name = read_ensemble(found).name
     elif (task := run_config(RunPaths(found)).task) != DEFAULT_TASK:
         given = [name for name in _OF_VERDICTS if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
         if given:

@@ -86,8 +86,9 @@ def write_video_pages(
             continue
         begin = time.monotonic()
         found = file_evidence(
-            detector.networks, verdicts.known, row, map_minutes=map_seconds / 60, distance=detector.distance
-        )
+            detector.networks, verdicts.known, row, map_minutes=map_seconds / 60, distance=detector.distance,
+            judged_alone=detector.judges_alone,
+        )  # fmt: skip
         if found.maps is not None and found.maps.maps:
             map_seconds = max(1.0, map_seconds - (time.monotonic() - begin))  # at 0 a page would not say why
         path.parent.mkdir(parents=True, exist_ok=True)

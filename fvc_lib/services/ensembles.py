@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fvc_lib.services.atomic_files import path_from_text, read_json_object, sha256_of_file
+from fvc_lib.services.atomic_files import AnyPath, path_from_text, read_json_object, sha256_of_file
 from fvc_lib.services.digests import document_damage
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.run_paths import RunPaths, find_run
@@ -75,6 +75,11 @@ class EnsembleRecord(_Strict):
         """For each member the place of its detector."""
         return [member.detector for member in self.members]
 
+    @property
+    def lead(self) -> int:
+        """The place of the member with the largest weight."""
+        return max(range(len(self.members)), key=self.weight_of_member)
+
     def weight_of_member(self, number: int) -> float:
         """The mean over folds of its detector's weight, shared with the runs that differ from it in their seed."""
         place = self.members[number].detector
@@ -111,6 +116,8 @@ def read_ensemble(folder: Path) -> EnsembleRecord:
     ):
         raise DataError(f"{path}: weights and members are not those of {num_detectors} detectors. {again}")
     for name, digest in record.files.items():
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise DataError(f"{path}: names {name!r}, a file outside of the folder. {again}")
         if not (folder / name).is_file() or sha256_of_file(folder / name) != digest:
             raise DataError(f"{folder / name}: is not what the ensemble wrote: missing, damaged or changed. {again}")
     return record
@@ -132,7 +139,7 @@ def members_of(folder: Path, record: EnsembleRecord) -> list[RunPaths]:
     return found
 
 
-def list_ensembles(runs_dir: str | Path, experiment: str = "*") -> list[RunPaths]:
+def list_ensembles(runs_dir: AnyPath, experiment: str = "*") -> list[RunPaths]:
     """All finished ensembles under ``runs_dir``, by name."""
     return sorted(
         (RunPaths(each.parent.absolute()) for each in Path(runs_dir).glob(f"{experiment}/*/{RECORD}")),
@@ -140,7 +147,7 @@ def list_ensembles(runs_dir: str | Path, experiment: str = "*") -> list[RunPaths
     )
 
 
-def find_run_or_ensemble(runs_dir: str | Path, name: str) -> RunPaths:
+def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
     """An ensemble by its folder or a part of its folder's name; everything else as ``find_run``.
 
     Raises:

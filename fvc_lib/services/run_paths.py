@@ -140,6 +140,10 @@ class RunPaths:
         """Outer-fold predictions of one fold."""
         return self.tables / f"predictions_fold_{fold}.parquet"
 
+    def validation_predictions(self, fold: int) -> Path:
+        """What one fold's network says of its inner validation videos; older runs lack it."""
+        return self.tables / f"validation_predictions_fold_{fold}.parquet"
+
     def robustness_scores(self, level: str) -> Path:
         """What was scored at one level of disturbance so far, one line per video."""
         return self.root / "robustness" / f"{level}.jsonl"

@@ -405,6 +405,15 @@ CLIP_SCORES = _table(
     logit=finite_column(),
 )
 
+# What a fold's network says of the inner validation videos that chose its epoch, temperature and threshold, and trained
+# nothing of it; ``fold`` is the training's number. Logits and temperature are as in PREDICTIONS.
+VALIDATION_PREDICTIONS = _table(
+    "validation_predictions",
+    **_of_video(unique=True),
+    logit=finite_column(),
+    temperature=pa.Column(pl.Float64, pa.Check.gt(0)),
+)
+
 # Every video that was tested, mistakes first, the furthest from their threshold before the others.
 SCORES = _table(
     "scores",

@@ -196,6 +196,7 @@ _VIDEO = TaskSpec(
             kernel_bytes=870_000_000,
             report_rank=2,
             needs_when={FORENSIC_FEATURES: _is_forensic},
+            beside=lambda run, fold: (run.validation_predictions(0 if fold is None else fold),),
         ),
         Stage(
             FINAL_TRAINING,

@@ -55,7 +55,7 @@ def made_of(runs: list[RunPaths], folder: Path) -> tuple[RunPaths, EnsembleRecor
     """What notebook 11 does."""
     found, made = ensembles.read_members(runs), RunPaths(folder)
     of, config = members(found), found.config(100, 0.95)
-    rules = combine.rules_of(of, "mean")
+    rules = make.rules_of(of, "mean")
     predictions = combine.combined(of, rules, "mean")
     make.write_predictions(made, of, predictions, config)
     make.write_results(made, of, predictions, config)
@@ -154,7 +154,7 @@ def test_of_several_shuffles_the_one_that_scores_highest_is_the_control(runs):
     telling = of[2].predictions.with_columns(
         control_label=pl.Series(labels), control_score=pl.Series((labels == "fake") * 0.8 + 0.1)
     )
-    found = combine.combined([*of[:2], replace(of[2], predictions=telling)], combine.rules_of(of, "mean"), "mean")
+    found = combine.combined([*of[:2], replace(of[2], predictions=telling)], make.rules_of(of, "mean"), "mean")
     assert found["control_score"].equals(telling["control_score"])
     assert found["control_label"].equals(telling["control_label"])
 

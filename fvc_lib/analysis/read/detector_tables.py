@@ -87,7 +87,7 @@ def run_table(found: DetectorComparison) -> pl.DataFrame:
                 {
                     "run_id": run.name,
                     "detector": detector.name,
-                    "seed": seed,
+                    "seed": None if len(detector.parts) > 1 else seed,
                     "roc_auc": interval_text(score.value, score.low, score.high) if score else "",
                     "best_control": source_name(best.source) if best else "none",
                     "control_auc": interval_text(best.value, best.low, best.high) if best else "",
@@ -117,7 +117,7 @@ def number_table(found: DetectorComparison) -> pl.DataFrame:
         pair = by_name.get(detector.name)
         row: dict[str, Any] = {
             "detector": detector.name,
-            "model": detector.config.model,
+            "model": " + ".join(detector.models),
             "is_reference": pair is None,
             "seeds": " ".join(map(str, detector.seeds)),
             "runs": " ".join(run.name for run in detector.runs),
@@ -164,7 +164,7 @@ def latex_table(found: DetectorComparison) -> str:
         whole = interval_text(interval.value, interval.low, interval.high)
         low, high = detector.spread[MAIN_METRIC]
         cells = [
-            latex_text(detector.name) + _cited(detector.config.model),
+            latex_text(detector.name) + "".join(map(_cited, detector.models)),
             mark % value + whole[len(value) :],
             f"{number_text(low)}--{number_text(high)}" if len(detector.runs) > 1 else "one seed",
             run_comparison.difference_text(pair).replace("-", "$-$") if pair else "--",
@@ -191,8 +191,8 @@ def bibliography(found: DetectorComparison) -> str:
     """BibTeX of the detectors and corpora compared, each once; a comment for what declares none."""
     texts = []
     for detector in found.detectors:
-        model = detector.config.model
-        texts.append(_bibtex_of(model) or f"% {clean_text(model)}: declares no publication")
+        for model in detector.models:
+            texts.append(_bibtex_of(model) or f"% {clean_text(model)}: declares no publication")
         texts += _bibtex_of_corpora(detector.config, detector.runs[0].run)
     entries = (entry.strip() for text in texts for entry in re.split(r"\n(?=@)", text))
     return "\n\n".join(dict.fromkeys(entries)) + "\n"

@@ -7,7 +7,7 @@ judged is left out with its reason, and a detector of which a run is not above i
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from fvc_lib.analysis.read import run_comparison
 from fvc_lib.analysis.read.cautions import interval_cautions, run_cautions
 from fvc_lib.analysis.read.headline import ReportHeadline, run_headline
-from fvc_lib.analysis.read.naming import run_parameters, run_task, told_apart, trial_text
+from fvc_lib.analysis.read.naming import ensemble_text, run_parameters, run_task, told_apart, trial_text
 from fvc_lib.analysis.read.queries import memory_peaks, training_summary
 from fvc_lib.analysis.read.run_comparison import JudgedRun, PairComparison, Refusal
 from fvc_lib.analysis.wording import (
@@ -29,6 +29,14 @@ from fvc_lib.metrics.intervals import Interval, ReplicateValues, percentile_inte
 from fvc_lib.metrics.paired_difference import CorrectedT, paired_difference
 from fvc_lib.services.atomic_files import AnyPath, as_mapping, read_json_object, sha256_of_json
 from fvc_lib.services.config import DECLARED, RunConfig
+from fvc_lib.services.ensembles import (
+    RECORD as ENSEMBLE_RECORD,
+    find_run_or_ensemble,
+    is_ensemble,
+    list_ensembles,
+    members_of,
+    read_ensemble,
+)
 from fvc_lib.services.errors import DataError, FvcError, command_text
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
@@ -72,6 +80,12 @@ class Detector:
     intervals: Mapping[str, Interval]  # by metric the mean over its runs, with an interval over groups
     spread: Mapping[str, tuple[float, float]]  # by metric the smallest and the largest value of a run
     cost: Cost = field(default_factory=Cost)
+    parts: tuple[RunConfig, ...] = ()  # of all networks that judge a video; of an ensemble those of its members
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Of its ``parts``, each once."""
+        return tuple(dict.fromkeys(part.model for part in self.parts))
 
     @property
     def num_above_controls(self) -> int:
@@ -109,6 +123,18 @@ class DetectorComparison:
         both = zip(self.detectors, measured, strict=True)
         return replace(self, detectors=tuple(replace(each, cost=replace(each.cost, **one)) for each, one in both))
 
+    def summed_costs(
+        self, measure: Callable[[Sequence[RunConfig]], Sequence[Mapping[str, Any]]]
+    ) -> list[dict[str, Any]]:
+        """What ``measure`` finds of each detector's ``parts``, summed; nothing where one of them has nothing."""
+        told = iter(measure([part for each in self.detectors for part in each.parts]))
+        found = []
+        for each in self.detectors:
+            of_parts = [next(told) for _ in each.parts]
+            names = set.intersection(*map(set, of_parts)) if of_parts else set()
+            found.append({name: sum(one[name] for one in of_parts) for name in sorted(names)})
+        return found
+
     def mark(self, detector: Detector, metric: str) -> str:
         """``BEST``, ``HIGHEST`` or nothing."""
         name, shown = self.best.get(metric, ("", False))
@@ -116,15 +142,17 @@ class DetectorComparison:
 
 
 def runs_to_compare(names: Sequence[str], runs_dir: AnyPath) -> list[RunPaths]:
-    """The runs called ``names``; where none are, all of task video in the newest run's experiment, oldest first.
+    """The runs and ensembles called ``names``; where none are, all of task video in the newest run's experiment, the
+    oldest first, and then the ensembles that lie there.
 
     Raises:
         UsageError: a name fits no run, or there is none.
     """
     if names:
-        return [find_run(runs_dir, name) for name in names]
-    runs = list_runs(runs_dir, find_run(runs_dir, "latest").experiment)
-    return [run for run in runs if run_task(run_parameters(run)) == DEFAULT_TASK]
+        return [find_run_or_ensemble(runs_dir, name) for name in names]
+    experiment = find_run(runs_dir, "latest").experiment
+    runs = [run for run in list_runs(runs_dir, experiment) if run_task(run_parameters(run)) == DEFAULT_TASK]
+    return [*runs, *list_ensembles(runs_dir, experiment)]
 
 
 def compare_detectors(
@@ -204,6 +232,7 @@ class Reading:
     run: RunPaths
     config: RunConfig
     headline: ReportHeadline
+    parts: tuple[RunConfig, ...]
 
     @property
     def detector(self) -> str:
@@ -211,6 +240,8 @@ class Reading:
 
         What a user's file held when a run was trained stands in its record, and may be another by now.
         """
+        if is_ensemble(self.run.root):
+            return sha256_of_json({**read_json_object(self.run.root / ENSEMBLE_RECORD), "name": ""})
         record = read_json_object(self.run.stage_checkpoint(FOLD_TRAINING, 0))
         then = as_mapping(as_mapping(record.get("fingerprint")).get("parameters"))
         files = [then.get(name, self.config.identity(name)) for name in ("model", "model_weights", "crop")]
@@ -223,7 +254,10 @@ def read_run(run: RunPaths, name: str) -> Reading | Refusal:
     if isinstance(judged, Refusal):
         return judged
     try:
-        config, headline = run_config(run), run_headline(run)
+        config, headline, parts = run_config(run), run_headline(run), tuple[RunConfig, ...]()
+        if is_ensemble(run.root):
+            members = members_of(run.root, read_ensemble(run.root))
+            parts = tuple(run_config(member) for member in members)
     except (FvcError, OSError) as error:
         return Refusal((name,), f"{name}: {clean_text(error)}")
     go_on = f"Go on with it: {command_text('--resume', run.root)}"
@@ -232,11 +266,11 @@ def read_run(run: RunPaths, name: str) -> Reading | Refusal:
         why = f"its numbers are {headline.earlier}. {go_on}"
     elif not why and headline.model_score is None:
         why = f"it has no results. {go_on}"
-    elif not why and headline.state not in ("done", "interactive", "running"):
+    elif not why and not parts and headline.state not in ("done", "interactive", "running"):
         why = f"it is not finished ({headline.state}). {go_on}"
     elif not why and not _fits_its_results(judged, headline):
         why = f"its results are not those of its predictions. {command_text('--only', '05', '--resume', run.root)}"
-    return Refusal((name,), f"{name}: {why}") if why else Reading(judged, run, config, headline)
+    return Refusal((name,), f"{name}: {why}") if why else Reading(judged, run, config, headline, parts or (config,))
 
 
 def _fits_its_results(judged: JudgedRun, headline: ReportHeadline) -> bool:
@@ -260,17 +294,21 @@ def _newest_of_each(readings: Sequence[Reading], left_out: list[Refusal]) -> lis
 
 
 def names_of(readings: Sequence[Reading]) -> list[str]:
-    """The model of each, and what else tells it from the others; in the end the name of its first run."""
-    configs = [reading.config for reading in readings]
+    """The model of each, and what else tells it from the others; in the end the name of its first run.
+
+    Of an ensemble how it is made, and of what.
+    """
+    configs = [reading.config for reading in readings if not ensemble_text(reading.run)]
     values = [config.values_of(lambda declared: declared.hashed) for config in configs]
     fields = [name for name in DECLARED if name not in _OF_THE_SEED | {"model"}]
     differing = [name for name in fields if len({str(each.get(name)) for each in values}) > 1]
-    names = [
+    of_runs = iter(
         ", ".join(
             [clean_text(config.model), *(f"{name} {clean_text(each.get(name)) or 'default'}" for name in differing)]
         )
         for config, each in zip(configs, values, strict=True)
-    ]
+    )
+    names = [ensemble_text(reading.run) or next(of_runs) for reading in readings]
     return [
         name if names.count(name) == 1 else f"{name} of {reading.judged.name}"
         for name, reading in zip(names, readings, strict=True)
@@ -321,6 +359,7 @@ def _detector(
             peak_device_bytes=peaks["peak_device_bytes"].max(),  # type: ignore[arg-type]
             training_seconds=sum(seconds) / len(runs) if seconds else None,
         ),
+        readings[0].parts,
     )
 
 

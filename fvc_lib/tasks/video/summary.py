@@ -12,9 +12,9 @@ from torch import Tensor
 from fvc_lib.engine.training_state import NAN_AS_TEXT, TrainingRecord
 from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.tables import CLIP_SCORES, LABELS, PREDICTIONS, frame_of
+from fvc_lib.services.tables import CLIP_SCORES, LABELS, PREDICTIONS, VALIDATION_PREDICTIONS, frame_of
 from fvc_lib.services.tasks import REAL_SOURCES, SHUFFLED_LABELS
-from fvc_lib.tasks.video.data import OuterFold
+from fvc_lib.tasks.video.data import FoldClips, OuterFold
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, settings_text
 
 
@@ -128,6 +128,20 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
         "source_label": [label for _, label in sources],
     }
     return frame_of(columns, PREDICTIONS)
+
+
+def validation_table(fold: int, clips: FoldClips, logits: FloatArray, recorded: RecordedSelection) -> pl.DataFrame:
+    """VALIDATION_PREDICTIONS: the inner validation part with the logits (N,) of which ``recorded`` was chosen."""
+    rows = clips.validation
+    columns = {
+        "video_id": [row.video_id for row in rows],
+        "group_id": [clips.validation_groups[row.video_id] for row in rows],
+        "label": [LABELS[row.label] for row in rows],
+        "fold": fold,
+        "logit": logits,
+        "temperature": recorded.selection.temperature,
+    }
+    return frame_of(columns, VALIDATION_PREDICTIONS)
 
 
 def clip_scores_table(fold: int, model: Scored) -> pl.DataFrame:

@@ -17,12 +17,20 @@ from fvc_lib.engine.first_step import FirstStep, first_step
 from fvc_lib.engine.memory.training_memory import planned_micro_batch
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.metrics.classification import balanced_accuracy, decide, roc_auc
+from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide, roc_auc
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import CLIP_SCORES, FINAL_VALIDATION, LABELS, PREDICTIONS, frame_of, write_table
+from fvc_lib.services.tables import (
+    CLIP_SCORES,
+    FINAL_VALIDATION,
+    LABELS,
+    PREDICTIONS,
+    VALIDATION_PREDICTIONS,
+    frame_of,
+    write_table,
+)
 from fvc_lib.services.tasks import FINAL_TRAINING, FOLD_TRAINING
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome, train
@@ -39,6 +47,7 @@ from fvc_lib.tasks.video.summary import (
     digest_of_state,
     predictions_table,
     training_parameters,
+    validation_table,
 )
 from fvc_lib.tasks.video.task import BinaryScores, VideoTask, engine_settings
 
@@ -129,14 +138,17 @@ def fold_training(
 
     def finish(trained: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:
         parts = every.values()
-        chosen = [choose(each, source, of, config) for each, of in zip(trained, parts, strict=True)]
+        judged = [choose(each, source, of, config) for each, of in zip(trained, parts, strict=True)]
+        chosen = [recorded for recorded, _ in judged]
         if fold is None:
-            return _finish_final(paths, config, trained[0], chosen[0], source, clips)
+            return _finish_final(paths, trained[0], *judged[0], clips)
         # Only now, when all that was chosen is on the disk, is the outer fold looked at.
         scored = [score(*each, source, config.clips_per_video) for each in zip(trained, parts, chosen, strict=True)]
         table = predictions_table(fold, dict(zip(every, scored, strict=True)))
 
         def write() -> None:
+            inner = validation_table(fold, clips, judged[0][1], chosen[0])
+            write_table(inner, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
             if config.clips_per_video > 1:
                 write_table(clip_scores_table(fold, scored[0]), CLIP_SCORES, paths.clip_scores(fold))
             write_table(table, PREDICTIONS, paths.predictions(fold))
@@ -204,17 +216,21 @@ def _task(source: ClipSource, clips: FoldClips, config: RunConfig, own: OwnWeigh
     return VideoTask(training, validation, config=config, weights=weights, own=own)
 
 
-def choose(trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config: RunConfig) -> RecordedSelection:
+def choose(
+    trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config: RunConfig
+) -> tuple[RecordedSelection, FloatArray]:
     """Choose temperature and threshold on the inner validation part, and put all that was chosen on record.
 
-    Nothing of ``clips.test`` may be looked at before: it is sealed, and opens for the record alone.
+    With it the logits of that part, (N,) in its order. Nothing of ``clips.test`` may be looked at before: it is sealed,
+    and opens for the record alone.
     """
     state, validation = trained.state, _scores(trained, source, clips.validation, config.clips_per_video)
+    prior = data.prior_logit(clips.train, config.class_balance)
+    logits = validation.logits + prior
 
     def recorded() -> dict[str, Any]:
-        prior = data.prior_logit(clips.train, config.class_balance)
         chosen = select(
-            state.history, state.best_epoch, validation.labels, validation.logits + prior, clips.num_validation_groups,
+            state.history, state.best_epoch, validation.labels, logits, clips.num_validation_groups,
             prior_logit=prior, point=config.operating_point,
         )  # fmt: skip
         weights = digest_of_state(state.best_model)
@@ -224,7 +240,7 @@ def choose(trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config
     kept = RecordedSelection(**{**document, "selection": Selection(**document["selection"])})
     chosen = asdict(kept.selection)
     trained.log("selection", {name: chosen[name] for name in ("best_epoch", "temperature", "threshold", "log_loss")})
-    return kept
+    return kept, logits
 
 
 def score(
@@ -261,20 +277,14 @@ def _summary(trained: TrainedNetwork, recorded: RecordedSelection) -> TrainingSu
 
 
 def _finish_final(
-    paths: RunPaths,
-    config: RunConfig,
-    trained: TrainedNetwork,
-    recorded: RecordedSelection,
-    source: ClipSource,
-    clips: FoldClips,
+    paths: RunPaths, trained: TrainedNetwork, recorded: RecordedSelection, logits: FloatArray, clips: FoldClips
 ) -> Finished[TrainingSummary]:
-    """Of the network of all groups: what it says of its inner validation videos, and nothing of others."""
-    scores = _scores(trained, source, clips.validation, config.clips_per_video)
+    """Of the network of all groups: what it says of its inner validation videos, ``logits``, and nothing of others."""
     columns = {
         "video_id": [row.video_id for row in clips.validation],
         "group_id": [clips.validation_groups[row.video_id] for row in clips.validation],
         "label": [LABELS[row.label] for row in clips.validation],
-        "logit": scores.logits + recorded.selection.prior_logit,
+        "logit": logits,
         "temperature": recorded.selection.temperature,
     }
     table = frame_of(columns, FINAL_VALIDATION)

@@ -41,7 +41,7 @@ from fvc_lib.services.memory.budget import peak_rss_bytes
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, stage_key
-from fvc_lib.services.tables import LABELS, PREDICTIONS, write_table
+from fvc_lib.services.tables import LABELS, PREDICTIONS, VALIDATION_PREDICTIONS, write_table
 from fvc_lib.services.tasks import FOLD_TRAINING as STAGE, REAL_SOURCES, SHUFFLED_LABELS
 from fvc_lib.tasks.recipe import (
     ControlLog,
@@ -63,6 +63,7 @@ from fvc_lib.tasks.video.summary import (
     digest_of_state,
     predictions_table,
     training_parameters,
+    validation_table,
 )
 
 INNER_FOLDS = 3
@@ -135,6 +136,7 @@ def train_on_features(
     with recording if config.profile_memory else nullcontext():
         fitted: dict[str, Fitted] = {}
         chosen: dict[str, RecordedSelection] = {}
+        inner: dict[str, FloatArray] = {}
         for number, (name, clips) in enumerate(every.items()):
             observer = ControlMemory(memory, name) if name else memory
             fitter = _Fitter(
@@ -143,7 +145,7 @@ def train_on_features(
                 _part(progress, number, len(every)),
             )  # fmt: skip
             fitted[name] = fitter.fit()
-            chosen[name] = fitter.choose(fitted[name])
+            chosen[name], inner[name] = fitter.choose(fitted[name])
         # Only now, when all that was chosen is on the disk, is the outer fold looked at.
         memory.at("test")
         scored = {
@@ -151,6 +153,8 @@ def train_on_features(
             for name, clips in every.items()
         }
     memory.at("report")
+    validation = validation_table(fold, read.clips, inner[""], chosen[""])
+    write_table(validation, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
     write_table(predictions_table(fold, scored), PREDICTIONS, paths.predictions(fold))
     records = {name: each.summary for name, each in scored.items()}
     clips = read.clips
@@ -286,8 +290,8 @@ class _Fitter:
             self.progress(len(settings) + 1, len(settings) + 1)
         return fitted
 
-    def choose(self, fitted: Fitted) -> RecordedSelection:
-        """Temperature and threshold from the inner validation part, put on record with the settings."""
+    def choose(self, fitted: Fitted) -> tuple[RecordedSelection, FloatArray]:
+        """Temperature and threshold from the inner validation part, put on record with the settings; and its logits."""
         self.memory.at("validation", epoch=1)
         clips, config = self.clips, self.config
         labels = np.array([row.label for row in clips.validation])
@@ -307,7 +311,7 @@ class _Fitter:
             step=0, epoch=1, phase="selection",
             metrics={name: told[name] for name in ("temperature", "threshold", "log_loss")},
         )  # fmt: skip
-        return kept
+        return kept, logits + prior
 
     def _part(self) -> Part:
         rows = self.clips.train

@@ -25,6 +25,7 @@ from fvc_lib.services.tasks import KFOLD
 from fvc_lib.tasks.recipe import TrainingOutcome, read_outcome
 from fvc_lib.tasks.video.controls import fake_labels
 from fvc_lib.tasks.video.results import check_predictions, undecoded
+from fvc_lib.tasks.video.selection import read_selection
 from fvc_lib.tasks.video.summary import TrainingSummary
 
 
@@ -82,17 +83,6 @@ def of_ensemble(log_odds: FloatArray, detectors: Sequence[int], rule: FoldRule, 
     return Stacking(np.array(rule.weights), rule.intercept).log_odds(each)
 
 
-def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
-    """How the detectors count in each fold.
-
-    Raises:
-        DataError: the runs have no inner validation videos in common to fit weights on.
-    """
-    if method != "mean":
-        raise DataError(f"method: got {method!r}; only the mean can be made so far.")
-    return mean_rules(members)
-
-
 def mean_rules(members: Sequence[Member]) -> list[FoldRule]:
     """Of each fold equal weights, and the mean of the thresholds that its runs chose on inner validation."""
     return [
@@ -128,8 +118,8 @@ def mean_threshold(members: Sequence[Member], fold: int) -> float:
 def base_rate(members: Sequence[Member], fold: int) -> float | None:
     """The share of fakes at which every member's scores of ``fold`` are probabilities, where that is one."""
     rates = set[float | None]()
-    for outcome in (member.outcome(fold) for member in members):
-        chosen = outcome.training.selection if outcome else None
+    for recorded in (read_selection(member.run.fold_checkpoints(fold)) for member in members):
+        chosen = recorded.selection if recorded else None
         known = chosen is not None and chosen.num_real > 0 and chosen.num_fake > 0
         rates.add(round(chosen.num_fake / chosen.num_videos, 12) if chosen and known else None)
     return rates.pop() if len(rates) == 1 else None

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from typing import get_args
 
 import polars as pl
 
@@ -10,6 +11,7 @@ from fvc_lib.services.atomic_files import path_to_text, sha256_of_file, write_te
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.digests import write_document
 from fvc_lib.services.ensembles import FORMAT, RECORD, EnsembleRecord, FoldRule, MemberRecord, Method
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (
     AUGMENTED,
@@ -25,10 +27,18 @@ from fvc_lib.services.tables import (
     write_table,
 )
 from fvc_lib.services.tasks import KFOLD
-from fvc_lib.tasks.video.ensembles.combine import Member, folds_of
+from fvc_lib.tasks.video.ensembles.combine import Member, folds_of, mean_rules
+from fvc_lib.tasks.video.ensembles.stacking import stacked_rules
 from fvc_lib.tasks.video.results import kfold_results, undecoded
 
 _OF_DATA = ("metadata_carriers", "official_split_leaks")  # checks of the members that are of their common data
+
+
+def rules_of(members: Sequence[Member], method: Method) -> list[FoldRule]:
+    """How the detectors count in each fold; raises as ``stacked_rules``, ``UsageError`` for another method."""
+    if method not in get_args(Method):
+        raise UsageError(f"method: got {method!r}, wanted {' or '.join(get_args(Method))}.")
+    return stacked_rules(members) if method == "stacking" else mean_rules(members)
 
 
 def write_predictions(

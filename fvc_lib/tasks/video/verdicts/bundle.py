@@ -78,7 +78,7 @@ _FILE_AND_ITEM = re.compile(r"\w+\.py:[A-Za-z_]\w*", re.ASCII)
 _LEFT_OUT = frozenset({"more_corpora", "target_corpora", "label_map", "model_weights"})
 _KEPT = frozenset({"amp", "batch_size", "device"})
 # Ten times what a corpus of a million videos needs.
-_MOST_ROWS, _MOST_BYTES, _MOST_JSON_BYTES = 10_000_000, 4 << 30, 16 << 20
+_MOST_ROWS, _MOST_BYTES, MOST_JSON_BYTES = 10_000_000, 4 << 30, 16 << 20
 _Document = TypeVar("_Document", bound=BaseModel)
 _Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -287,7 +287,7 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
     known = KnownVideos.of(paths, sorted(networks.outcomes), final_temperature=temperature)
     if (distance := distance_of(networks, known)) is not None:
         safetensors.numpy.save_file(distance.arrays(), folder / _FEATURES)
-    write_document(folder / DIGESTS, {"files": {name: sha256_of_file(folder / name) for name in _files_in(folder)}})
+    write_document(folder / DIGESTS, {"files": {name: sha256_of_file(folder / name) for name in files_in(folder)}})
     return record
 
 
@@ -322,35 +322,48 @@ def _copy_begun_with(text: str, target: Path) -> None:
 def _write_tables(folder: Path, networks: RunNetworks, index: pl.DataFrame) -> None:
     """Out-of-fold scores and the videos' hashes; groups are numbers that stand for nothing elsewhere."""
     paths, folds = networks.paths, sorted(networks.outcomes)
-    named = index["group_id"].unique().sort()
-    numbers = pl.DataFrame({"group_id": named, "number": [f"group_{number}" for number in range(named.len())]})
-
-    def anonymous(frame: pl.DataFrame) -> pl.DataFrame:
-        joined = frame.join(numbers, on="group_id", how="left", maintain_order="left")
-        return joined.with_columns(group_id="number")
-
-    predictions = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in folds]).sort("fold", "score")
-    contents = index.select("video_id", "content_sha256")
-    calibration = anonymous(predictions).join(contents, on="video_id", how="left", maintain_order="left")
-    by_final = pl.DataFrame(schema={"video_id": pl.String, "final_logit": pl.Float64})
+    predictions = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in folds])
+    by_final = None
     if FINAL in networks.folds:
         by_final = read_table(paths.final_validation, FINAL_VALIDATION)
         temperature = networks.folds[FINAL].temperature
         by_final = by_final.select("video_id", final_logit=pl.col("logit") / temperature)
-    calibration = calibration.join(by_final, on="video_id", how="left", maintain_order="left")
-    calibration = calibration.select(list(CALIBRATION.columns))
-    write_table(calibration, CALIBRATION, folder / _CALIBRATION)
+    write_table(calibration_table(index, predictions, by_final), CALIBRATION, folder / _CALIBRATION)
     tested = read_table(paths.folds, FOLDS).select("video_id", "fold")
-    looks = anonymous(index.join(tested, on="video_id", how="left", maintain_order="left")).sort("content_sha256")
+    looks = index.join(tested, on="video_id", how="left", maintain_order="left")
+    looks = _anonymous(index, looks).sort("content_sha256")
     write_table(looks.select(list(LOOKS.columns)), LOOKS, folder / _LOOKS)
     if (seen := seen_by_networks(paths)) is not None:
         write_table(seen, SEEN, folder / SEEN_FILE)
 
 
+def _anonymous(index: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
+    """``frame`` with numbers for the groups of ``index``."""
+    named = index["group_id"].unique().sort()
+    numbers = pl.DataFrame({"group_id": named, "number": [f"group_{number}" for number in range(named.len())]})
+    joined = frame.join(numbers, on="group_id", how="left", maintain_order="left")
+    return joined.with_columns(group_id="number")
+
+
+def calibration_table(
+    index: pl.DataFrame, predictions: pl.DataFrame, by_final: pl.DataFrame | None = None
+) -> pl.DataFrame:
+    """CALIBRATION of out-of-fold ``predictions`` (PREDICTIONS); groups are numbers that stand for nothing elsewhere.
+
+    ``by_final`` has columns ``video_id final_logit`` where there is a network of all groups.
+    """
+    if by_final is None:
+        by_final = pl.DataFrame(schema={"video_id": pl.String, "final_logit": pl.Float64})
+    found = _anonymous(index, predictions.sort("fold", "score"))
+    for more in (index.select("video_id", "content_sha256"), by_final):
+        found = found.join(more, on="video_id", how="left", maintain_order="left")
+    return found.select(list(CALIBRATION.columns))
+
+
 # --- Reading
 
 
-def _files_in(folder: Path) -> list[str]:
+def files_in(folder: Path) -> list[str]:
     """Relative names of the files of a bundle, sorted; what begins with a dot at the top is a version system's.
 
     Raises:
@@ -365,37 +378,38 @@ def _files_in(folder: Path) -> list[str]:
         for name in (*folders, *files):
             path = here / name
             if path.is_symlink() or not (path.is_dir() or path.is_file()):
-                raise _refused(folder, f"{str(path.relative_to(folder))!r} is a link or no file")
+                raise refused(folder, f"{str(path.relative_to(folder))!r} is a link or no file")
         found += [(here / name).relative_to(folder).as_posix() for name in files]
     return sorted(found)
 
 
-def _refused(folder: Path, why: str) -> UsageError:
+def refused(folder: Path, why: str) -> UsageError:
+    """The error of a bundle that is not loaded."""
     return UsageError(f"bundle {str(folder)!r}: {why}. Get it again from whoever exported it, or export it anew.")
 
 
 def _checked_files(folder: Path) -> str:
     """Check that the files are those of ``digests.json``; returns the SHA-256 by which the bundle is known."""
     path = folder / DIGESTS
-    if path.is_file() and path.stat().st_size > _MOST_JSON_BYTES:
-        raise _refused(folder, f"{DIGESTS} is larger than {_MOST_JSON_BYTES:,} bytes")
+    if path.is_file() and path.stat().st_size > MOST_JSON_BYTES:
+        raise refused(folder, f"{DIGESTS} is larger than {MOST_JSON_BYTES:,} bytes")
     document = read_json_object(path)
     files = document.get("files")
     if not isinstance(files, dict) or not all(isinstance(each, str) for each in files.values()):
-        raise _refused(folder, f"{DIGESTS} is missing or damaged")
+        raise refused(folder, f"{DIGESTS} is missing or damaged")
     if document_damage(path, document) or "document_sha256" not in document:
-        raise _refused(folder, f"{DIGESTS} is not what was written: damaged, or changed")
-    there = set(_files_in(folder))
+        raise refused(folder, f"{DIGESTS} is not what was written: damaged, or changed")
+    there = set(files_in(folder))
     for name in sorted(there):
-        if name.endswith(".json") and (folder / name).stat().st_size > _MOST_JSON_BYTES:
-            raise _refused(folder, f"{name!r} is larger than {_MOST_JSON_BYTES:,} bytes")
+        if name.endswith(".json") and (folder / name).stat().st_size > MOST_JSON_BYTES:
+            raise refused(folder, f"{name!r} is larger than {MOST_JSON_BYTES:,} bytes")
     if missing := sorted({*files, *_ALWAYS} - there):
-        raise _refused(folder, f"{missing[0]!r} is missing")
+        raise refused(folder, f"{missing[0]!r} is missing")
     if other := sorted(name for name in there if name not in files or not _PARTS.fullmatch(name)):
-        raise _refused(folder, f"{other[0]!r} does not belong there")
+        raise refused(folder, f"{other[0]!r} does not belong there")
     for name in sorted(there):
         if sha256_of_file(folder / name) != files[name]:
-            raise _refused(folder, f"{name!r} is damaged: its SHA-256 is not that of {DIGESTS}")
+            raise refused(folder, f"{name!r} is damaged: its SHA-256 is not that of {DIGESTS}")
     return sha256_of_file(path)
 
 
@@ -403,7 +417,7 @@ def _record(folder: Path) -> BundleRecord:
     document = read_json_object(folder / RECORD)
     if document.get("format") not in _READ:
         reads = ", ".join(map(str, _READ))
-        raise _refused(
+        raise refused(
             folder, f"got format {document.get('format')!r}, and this version of FVC ({__version__}) reads {reads}"
         )
     return _parsed(BundleRecord, folder, RECORD)
@@ -415,7 +429,7 @@ def _parsed(model: type[_Document], folder: Path, name: str) -> _Document:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise _refused(folder, f"{name}, {where or 'as a whole'}: {first['msg']}") from error
+        raise refused(folder, f"{name}, {where or 'as a whole'}: {first['msg']}") from error
 
 
 def _config(folder: Path, record: BundleRecord, *, allow_code: bool) -> RunConfig:
@@ -426,16 +440,16 @@ def _config(folder: Path, record: BundleRecord, *, allow_code: bool) -> RunConfi
     """
     params = dict(record.params)
     if foreign := sorted(set(params) - _recorded()):
-        raise _refused(folder, f"{RECORD} has the parameter {foreign[0]!r}, which no bundle has")
+        raise refused(folder, f"{RECORD} has the parameter {foreign[0]!r}, which no bundle has")
     for name, (place, registry) in _OWN_CODE.items():
         value = params.get(name, "")
         if not isinstance(value, str) or registry.file_of(value) is None:
             continue
         if not _FILE_AND_ITEM.fullmatch(value):
-            raise _refused(folder, f"{name} names {value!r}, a file outside of it")
+            raise refused(folder, f"{name} names {value!r}, a file outside of it")
         own = folder / place / value.partition(":")[0]
         if not own.is_file():
-            raise _refused(folder, f"{name} is {value!r}, and {place}/{own.name} is missing")
+            raise refused(folder, f"{name} is {value!r}, and {place}/{own.name} is missing")
         if not allow_code:
             raise UsageError(
                 f"bundle {str(folder)!r}: its {name} is code, {place}/{own.name}, which loading it would run on this "
@@ -451,17 +465,17 @@ class BundleNetworks(Networks):
     def __init__(self, folder: Path, *, allow_code: bool = False, held: int | None = 1) -> None:
         self.folder = folder.absolute()
         if (self.folder / DIGESTS).is_symlink():
-            raise _refused(folder, f"{DIGESTS} is a link")
+            raise refused(folder, f"{DIGESTS} is a link")
         self.digest = _checked_files(self.folder)
         self.record = _record(self.folder)
-        begun_with, files = self.folder / BEGUN_WITH, set(_files_in(self.folder))
+        begun_with, files = self.folder / BEGUN_WITH, set(files_in(self.folder))
         final = self.record.final
         records = dict(enumerate(self.record.folds)) if final is None else {FINAL: final}
         for fold in records:
             path = _weights_path(self.folder, fold)
             for name in (path.name, f"{path.name}.sha256"):
                 if f"{_WEIGHTS}/{name}" not in files:
-                    raise _refused(folder, f"'{_WEIGHTS}/{name}' is missing")
+                    raise refused(folder, f"'{_WEIGHTS}/{name}' is missing")
         network = self.record.network
         super().__init__(
             self.record.run_id,
@@ -500,14 +514,18 @@ class BundleNetworks(Networks):
         Raises:
             FvcError: a table that no export writes.
         """
-        looks, calibration = (self._table(*each) for each in ((_LOOKS, LOOKS), (_CALIBRATION, CALIBRATION)))
+        looks, calibration = self.looks(), read_bundle_table(self.folder, _CALIBRATION, CALIBRATION)
         for name, table in ((_LOOKS, looks), (_CALIBRATION, calibration)):
             if unknown := sorted(set(table["fold"].drop_nulls()) - set(range(len(self.record.folds)))):
-                raise _refused(self.folder, f"{name} names fold {unknown[0]}, of which there is no network")
+                raise refused(self.folder, f"{name} names fold {unknown[0]}, of which there is no network")
         if calibration["label"].n_unique() < 2:
-            raise _refused(self.folder, f"{_CALIBRATION} has not both reals and fakes")
+            raise refused(self.folder, f"{_CALIBRATION} has not both reals and fakes")
         rates = [each.base_rate for each in self.record.folds]
         return KnownVideos.of_tables(looks, calibration, rates, self.base_rates)
+
+    def looks(self) -> pl.DataFrame:
+        """LOOKS of the run's videos."""
+        return read_bundle_table(self.folder, _LOOKS, LOOKS)
 
     def ranges(self) -> TrainingRanges:
         """What the run's videos are like.
@@ -523,7 +541,9 @@ class BundleNetworks(Networks):
         Raises:
             FvcError: a table that no export writes.
         """
-        return self._table(SEEN_FILE, SEEN).select(SEEN_BEFORE.names()) if (self.folder / SEEN_FILE).is_file() else None
+        if not (self.folder / SEEN_FILE).is_file():
+            return None
+        return read_bundle_table(self.folder, SEEN_FILE, SEEN).select(SEEN_BEFORE.names())
 
     def features(self) -> FeatureDistance | None:
         """How far features are from those of the run's videos; None where the bundle has none of theirs.
@@ -535,24 +555,29 @@ class BundleNetworks(Networks):
         if not path.is_file():
             return None
         if path.stat().st_size > _MOST_BYTES:
-            raise _refused(self.folder, f"{_FEATURES} is larger than {_MOST_BYTES:,} bytes")
+            raise refused(self.folder, f"{_FEATURES} is larger than {_MOST_BYTES:,} bytes")
         try:
             return FeatureDistance.of_arrays(safetensors.numpy.load_file(path), self.judges)
         except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise _refused(self.folder, f"{_FEATURES}: {error}") from error
+            raise refused(self.folder, f"{_FEATURES}: {error}") from error
 
-    def _table(self, name: str, schema: DataFrameSchema) -> pl.DataFrame:
-        """Not read where it would fill the memory: a few bytes of Parquet can stand for any number of rows."""
-        path = self.folder / name
-        try:
-            stated = read_metadata(path)
-        except (OSError, ArrowException):
-            return read_table(path, schema)  # which says what is wrong
-        groups = [stated.row_group(number) for number in range(stated.num_row_groups)]
-        num_bytes = max(sum(group.total_byte_size for group in groups), 0)
-        if stated.num_rows > _MOST_ROWS or num_bytes > _MOST_BYTES:
-            raise _refused(
-                self.folder, f"{name} says that it has {stated.num_rows:,} rows of {num_bytes:,} bytes, at most "
-                f"{_MOST_ROWS:,} and {_MOST_BYTES:,} are read"
-            )  # fmt: skip
-        return read_table(path, schema)
+
+def read_bundle_table(folder: Path, name: str, schema: DataFrameSchema) -> pl.DataFrame:
+    """Not read where it would fill the memory: a few bytes of Parquet can stand for any number of rows.
+
+    Raises:
+        FvcError: a table that no export writes.
+    """
+    path = folder / name
+    try:
+        stated = read_metadata(path)
+    except (OSError, ArrowException):
+        return read_table(path, schema)  # which says what is wrong
+    groups = [stated.row_group(number) for number in range(stated.num_row_groups)]
+    num_bytes = max(sum(group.total_byte_size for group in groups), 0)
+    if stated.num_rows > _MOST_ROWS or num_bytes > _MOST_BYTES:
+        raise refused(
+            folder, f"{name} says that it has {stated.num_rows:,} rows of {num_bytes:,} bytes, at most "
+            f"{_MOST_ROWS:,} and {_MOST_BYTES:,} are read"
+        )  # fmt: skip
+    return read_table(path, schema)

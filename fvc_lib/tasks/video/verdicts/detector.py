@@ -115,6 +115,8 @@ class TrainedDetector:
         model_id: the run, and a digest of its networks' weights.
     """
 
+    judges_alone = True  # whether ``networks`` are all that give the score
+
     def __init__(
         self,
         networks: Networks,
@@ -351,7 +353,7 @@ def detector_of(
             )
         known, before, cautions = bundle.known_videos(), bundle.seen(), bundle.cautions()
         if before is None:
-            cautions = (*cautions, _NOT_LISTED)
+            cautions = (*cautions, NOT_LISTED)
         familiar, features = Familiar(bundle.ranges()), bundle.features()
         return TrainedDetector(bundle, known, familiar, bundle.record.standing, cautions, before, lambda: features)
     if not is_run(folder):
@@ -373,7 +375,7 @@ def detector_of(
     )  # fmt: skip
 
 
-_NOT_LISTED = (
+NOT_LISTED = (
     "The bundle does not list what its networks have seen, so what was trained on in a run that its run may have gone "
     "on from is not known again."
 )

@@ -49,10 +49,12 @@ def file_evidence(
     *,
     map_minutes: float = 0.0,
     distance: FeatureDistance | None = None,
+    judged_alone: bool = True,
 ) -> FileEvidence:
     """All parts of one file; ``row`` is of VERDICTS, with a score; maps where they take at most ``map_minutes``.
 
     ``distance`` tells how far a file's features are from those of the run's videos; None: not known.
+    ``judged_alone`` says whether the row's score is of ``networks`` alone, and so can be compared with theirs.
 
     Raises:
         MemoryError: and whatever else is no fault of the file.
@@ -72,7 +74,8 @@ def file_evidence(
 
     def from_one_pass() -> tuple[Pixels, Pixels, WindowScores | None, Footage | None]:
         with decoded(networks, path_from_text(row["path"]), row["sha256"]) as video:
-            failures.extend(_other_score(networks, folds, video, row, features if distance and is_new else None))
+            other = _other_score(networks, folds, video, row, features if distance and is_new else None)
+            failures.extend(other if judged_alone else ())
             shown = np.ascontiguousarray(video.without_bars(video.clips))
             windows = part("When", lambda: score_windows(networks, folds, video))
             if is_new:

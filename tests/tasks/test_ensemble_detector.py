@@ -1,0 +1,174 @@
+"""Ensembles of trained runs: weights from inner validation alone, leaks that are planted, and files that are judged."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from scipy.special import expit
+
+from fvc_lib import load_detector
+from fvc_lib.corpus.folds import split_for_fold
+from fvc_lib.services.errors import DataError, FvcError, LeakageError
+from fvc_lib.services.parameters import run_config
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import FOLDS, INDEX, PREDICTIONS, VALIDATION_PREDICTIONS, read_table, write_table
+from fvc_lib.tasks.video.controls import fake_labels
+from fvc_lib.tasks.video.ensembles import combine, make, stacking
+from fvc_lib.tasks.video.ensembles.bundle import write_ensemble_bundle
+from fvc_lib.tasks.video.selection import read_selection
+from fvc_lib.tasks.video.verdicts.bundle import Standing
+from tests.kits.scored_run import trained_run, write_video
+from tests.kits.training import draw_clip
+
+STANDING = Standing(standing="not shown", sentences=["Nothing is shown of the model."], scores=[])
+
+
+def files_below(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file()]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> list[RunPaths]:
+    """Two networks on the same folds; only read."""
+    home = tmp_path_factory.mktemp("ensemble")
+    made = [trained_run(home / model, model) for model in ("frame_cnn", "r2plus1d_small")]
+    for run in made:
+        run.run_json.write_text("{}")
+    return made
+
+
+@pytest.fixture
+def copies(runs, tmp_path) -> list[RunPaths]:
+    return [RunPaths(shutil.copytree(run.root, tmp_path / f"run_{place}")) for place, run in enumerate(runs)]
+
+
+def members_of(runs: list[RunPaths]) -> list[combine.Member]:
+    tables = [[read_table(run.predictions(fold), PREDICTIONS) for fold in (0, 1)] for run in runs]
+    return [
+        combine.checked_member(run, pl.concat(parts).sort("video_id"), place)
+        for place, (run, parts) in enumerate(zip(runs, tables, strict=True))
+    ]
+
+
+def ensemble_in(folder: Path, runs: list[RunPaths], method: str) -> RunPaths:
+    made, members = RunPaths(folder), members_of(runs)
+    rules, configs = make.rules_of(members, method), [run_config(run) for run in runs]
+    make.write_predictions(made, members, combine.combined(members, rules, method), configs[0])
+    make.write_record(made, members, configs, ["one", "other"], rules, method)
+    return made
+
+
+def test_a_training_keeps_what_its_network_says_of_inner_validation_videos_and_it_says_so_again(runs):
+    for run in runs:
+        config, kept = run_config(run), read_table(run.validation_predictions(1), VALIDATION_PREDICTIONS)
+        split = split_for_fold(read_table(run.folds, FOLDS), 1, inner_validation_share=0.2, seed=0)
+        assert set(kept["video_id"]) == set(split.validation["video_id"])
+        again = stacking._asked_again(run, config, 1, read_selection(run.fold_checkpoints(1)))
+        np.testing.assert_allclose(again["logit"], kept["logit"], atol=1e-5)
+        assert again.drop("logit").equals(kept.drop("logit"))
+
+
+def test_weights_of_a_fold_are_of_its_own_networks_inner_validation_and_nothing_of_the_fold_changes_them(runs, copies):
+    rules = stacking.stacked_rules(members_of(runs))
+    assert all(rule.num_videos == read_table(runs[0].validation_predictions(fold), VALIDATION_PREDICTIONS).height
+               for fold, rule in enumerate(rules))  # fmt: skip
+    table = read_table(copies[0].predictions(1), PREDICTIONS)
+    planted = np.where(fake_labels(table) == 1, 9.0, -9.0)  # the whole outer fold told right
+    columns = {"logit": planted, "score": expit(planted / table["temperature"].to_numpy())}
+    write_table(
+        table.with_columns(**{k: pl.Series(v) for k, v in columns.items()}), PREDICTIONS, copies[0].predictions(1)
+    )
+    changed = stacking.stacked_rules(members_of(copies))
+    assert [rule.weights for rule in changed] == [rule.weights for rule in rules]
+
+
+def test_predictions_that_repeat_labels_of_what_a_network_was_trained_on_or_tests_are_a_leak(copies):
+    run = copies[1]
+    split = split_for_fold(read_table(run.folds, FOLDS), 0, inner_validation_share=0.2, seed=0)
+    for part, words in ((split.train, "was trained on"), (split.test, "tests")):
+        told = pl.when(pl.col("label") == "fake").then(8.0).otherwise(-8.0)
+        planted = part.with_columns(fold=pl.lit(0, pl.Int64), logit=told, temperature=pl.lit(1.0))
+        write_table(
+            planted.select(list(VALIDATION_PREDICTIONS.columns)), VALIDATION_PREDICTIONS, run.validation_predictions(0)
+        )
+        with pytest.raises(LeakageError, match=words):
+            stacking.stacked_rules(members_of(copies))
+
+
+def test_inner_predictions_that_repeat_labels_are_not_what_the_run_chose_its_temperature_by(copies):
+    path = copies[0].validation_predictions(0)
+    told = pl.when(pl.col("label") == "fake").then(8.0).otherwise(-8.0)
+    write_table(read_table(path, VALIDATION_PREDICTIONS).with_columns(logit=told), VALIDATION_PREDICTIONS, path)
+    with pytest.raises(DataError, match="not those by which its temperature was chosen"):
+        stacking.stacked_rules(members_of(copies))
+
+
+def test_a_new_file_gets_each_members_score_by_fold_together_and_a_known_one_its_stored_score(runs, tmp_path):
+    new = tmp_path / "new.mp4"
+    write_video(new, draw_clip("unknown", 0, fake=True))
+    index = read_table(runs[0].index, INDEX)
+    known = Path(run_config(runs[0]).corpus) / index["path"][3]
+    alone = [next(load_detector(run.root).findings([new], workers=1)).logits for run in runs]
+    folder = ensemble_in(tmp_path / "ensemble_stacking", runs, "stacking")
+    detector = load_detector(folder.root)
+    rules, said = detector.record.folds, np.array(alone).T
+    by_fold = [expit(rule.intercept + said[fold] @ rule.weights) for fold, rule in enumerate(rules)]
+    of_new, of_known, nothing = detector.predict([new, known, tmp_path / "none.mp4"], workers=1)
+    assert of_new.score == pytest.approx(np.mean(by_fold), abs=1e-6)
+    assert (of_new.low, of_new.high) == pytest.approx((min(by_fold), max(by_fold)), abs=1e-6)
+    stored = pl.concat([read_table(folder.predictions(fold), PREDICTIONS) for fold in (0, 1)])
+    assert of_known.score == pytest.approx(stored.filter(video_id=index["video_id"][3])["score"][0], abs=1e-12)
+    assert of_known.is_of_the_run
+    assert nothing.failure
+    assert detector.model_id.startswith("ensemble_stacking@")
+
+
+def test_a_bundle_judges_as_its_ensemble_and_nothing_damaged_or_foreign_is_loaded(runs, tmp_path):
+    folder = ensemble_in(tmp_path / "ensemble_stacking", runs, "stacking")
+    bundle, cards = tmp_path / "bundle", [(STANDING, f"card {place}") for place in range(2)]
+    write_ensemble_bundle(folder, bundle, STANDING, "the card", cards)
+    assert (bundle / "members/1/README.md").read_text() == "card 1"
+    assert not any(str(runs[0].root.parents[2]).encode() in file.read_bytes() for file in files_below(bundle))
+    new = tmp_path / "new.mp4"
+    write_video(new, draw_clip("unknown", 0, fake=True))
+    of_run, of_bundle = load_detector(folder.root), load_detector(bundle)
+    assert of_bundle.standing == STANDING
+    found = [next(each.findings([new], workers=1)) for each in (of_run, of_bundle)]
+    assert found[0].logits == found[1].logits
+    assert of_run.known.tested["logit"].sort().equals(of_bundle.known.tested["logit"].sort())
+
+    def spoilt(spoil: Callable[[Path], object]) -> Path:
+        copy = Path(shutil.copytree(bundle, tmp_path / "spoilt", dirs_exist_ok=True))
+        spoil(copy)
+        return copy
+
+    def swapped(copy: Path) -> None:
+        (copy / "members/0").rename(copy / "members/2")
+        (copy / "members/1").rename(copy / "members/0")
+        (copy / "members/2").rename(copy / "members/1")
+
+    for spoil in (
+        lambda copy: (copy / "more.txt").write_text("more"),
+        lambda copy: (copy / "members/2").mkdir(),
+        lambda copy: (copy / "link").symlink_to(new),
+        lambda copy: (copy / "calibration.parquet").write_bytes(b"PAR1"),
+        lambda copy: (copy / "members/0/model/fold_0.safetensors").write_bytes(b"torn"),
+        swapped,
+        lambda copy: (copy / "ensemble.json").write_text((copy / "ensemble.json").read_text().replace("0.", "1.", 1)),
+    ):
+        with pytest.raises(FvcError):
+            load_detector(spoilt(spoil))
+        shutil.rmtree(tmp_path / "spoilt")
+
+
+def test_a_member_that_was_trained_anew_is_no_member_any_more(copies, tmp_path):
+    folder = ensemble_in(tmp_path / "ensemble_mean", copies, "mean")
+    load_detector(folder.root)
+    shutil.copytree(copies[0].fold_checkpoints(1), copies[0].fold_checkpoints(0), dirs_exist_ok=True)
+    with pytest.raises(DataError, match="was trained anew since it became a member"):
+        load_detector(folder.root)
