@@ -1,9 +1,9 @@
 """What a run calls unfamiliar, and which copies of its videos it knows again, on generated videos.
 
-``python -m benchmarks.familiar FOLDER`` makes a corpus like the sample corpus, of 100 events with one clip each,
-without one generator, one codec and one size; trains a run of the demo's network on it; and asks about new events:
-familiar ones, and such with the generator, codec or size that was left out. Then its videos are edited and asked about
-again. It prints the tables of docs/verdicts.md, and goes on where it was stopped.
+``python -m benchmarks.familiar FOLDER [GENERATOR]`` makes a corpus like the sample corpus, of 100 events with one clip
+each, without one generator, one codec and one size; trains a run of the demo's network on it; and asks about new
+events: familiar ones, and such with the generator, codec or size that was left out. Then its videos are edited and
+asked about again. It prints the tables of docs/verdicts.md, and goes on where it was stopped.
 """
 
 import subprocess
@@ -29,7 +29,7 @@ Frames = npt.NDArray[np.uint8]  # (T, H, W, 3)
 _SIZES, _OTHER_SIZE = ((240, 180), (176, 240), (208, 208), (288, 216)), (352, 288)
 _CONTAINERS = (("libx264", "mp4"), ("libx264", "mkv"), ("mpeg4", "avi"))
 _OTHER_CODEC = ("libvpx-vp9", "webm")
-_LEFT_OUT = "resynth"  # the generator
+_LEFT_OUT = sys.argv[2] if len(sys.argv) > 2 else "resynth"  # the generator
 _TRAINED, _FAMILIAR, _OF_EACH, _COPIED = 100, 60, 24, 30
 
 

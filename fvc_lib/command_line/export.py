@@ -167,7 +167,7 @@ def model_card(run: RunPaths, headline: "ReportHeadline", *, final: bool = False
         "license_name: see-below",
         "tags: [deepfake-detection, video-forensics]",
     ]
-    if above and auc is not None:  # an index of numbers has no room for a control beside one
+    if above and auc is not None and not final:  # an index of numbers has no room for a control beside one
         front += [
             "model-index:",
             f"- name: {json.dumps(model)}",

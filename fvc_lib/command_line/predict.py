@@ -2,6 +2,9 @@
 
 import json
 import os
+import shutil
+import sys
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -169,7 +172,7 @@ def predict(
     if code:
         context.exit(code)
     for told in answer.read_text(encoding="utf-8", errors="replace").splitlines():
-        click.echo(clean_text(told))
+        _tell(clean_text(told))
     shown = num_read = count = 0
     with (folder / "verdicts.jsonl").open(encoding="utf-8") as lines:
         for count, line in enumerate(lines, start=1):  # of a hundred thousand rows one is in memory
@@ -178,7 +181,7 @@ def predict(
             if count <= _SHOWN:
                 shown, score = count, "     " if row["score"] is None else f"{row['score']:.3f}"
                 told = clean_text(f"{row['path']}: {' '.join(row['reasons'])}")
-                click.echo(f"  {row['verdict'] or '-':<9}  {score}  {told}")
+                _tell(f"  {row['verdict'] or '-':<9}  {score}  {told}", indent=20)
     if count > shown:
         click.echo(f"  and {count - shown:,} more")
     made = sum(1 for _ in (folder / "videos").glob("*.html"))
@@ -186,6 +189,17 @@ def predict(
     click.echo(f"  tables        {folder}")
     if not num_read:
         raise DataError(f"of {count_text(count, 'video')} none could be read; the reasons: {page}")
+
+
+def _tell(text: str, *, indent: int = 2) -> None:
+    """Print a long line, broken at words where a terminal is as wide; ``indent`` is of all lines but the first."""
+    if sys.stdout.isatty():
+        width = max(40, shutil.get_terminal_size().columns)
+        text = textwrap.fill(
+            text, width, subsequent_indent=" " * indent, drop_whitespace=True, break_long_words=False,
+            break_on_hyphens=False,
+        )  # fmt: skip
+    click.echo(text)
 
 
 def _only_call_in(folder: Path) -> FileLock:

@@ -56,7 +56,8 @@ def write_video_pages(
 ) -> dict[str, str]:
     """Write ``folder/videos/NNNN_NAME.html`` for the first ``most`` files that have a score; -1: for all.
 
-    A page that is there and of the same verdict is not made again; those of other files go. ``model`` is the folder of
+    A page that is there and of the same verdict is not made again, but where a part of it failed; those of other files
+    go. ``model`` is the folder of
     the run or bundle that judged, ``overview`` where the page of all is; empty: there is none. Pages have maps, the
     first ones, as long as making them takes at most ``map_minutes`` in all; 0: none has. ``progress`` is called with
     (done, total) after each page.
@@ -93,7 +94,8 @@ def write_video_pages(
             map_seconds = max(1.0, map_seconds - (time.monotonic() - begin))  # at 0 a page would not say why
         path.parent.mkdir(parents=True, exist_ok=True)
         write_video_page(
-            path, row, known, sections_of(found, known), stamp=stamp, standing=standing, failures=found.failures,
+            path, row, known, sections_of(found, known), stamp="again" if found.may_pass else stamp,
+            standing=standing, failures=found.failures,
             limits=(*detector.standing.sentences, *verdicts.limits), card=card, overview=overview,
         )  # fmt: skip
         progress(done, len(pages))

@@ -40,6 +40,7 @@ class FileEvidence:
     provenance: Provenance | None = None  # where it says it comes from
     familiar: str = ""  # how far its features are from those of the run's videos, a sentence
     failures: tuple[str, ...] = field(default=())  # what could not be found out, a sentence each
+    may_pass: bool = False  # whether one of them may not come again
 
 
 def file_evidence(
@@ -59,7 +60,7 @@ def file_evidence(
     Raises:
         MemoryError: and whatever else is no fault of the file.
     """
-    own, failures, familiar = _fold_of_own(known, row), list[str](), list[str]()
+    own, failures, familiar, raised = _fold_of_own(known, row), list[str](), list[str](), list[Exception]()
     is_new, features = own is None, dict[int, Features]()
     folds = networks.judges if own is None else (own,)
 
@@ -68,6 +69,7 @@ def file_evidence(
             return work()
         except (FvcError, OSError, ValueError, RuntimeError) as error:
             failures.append(f"{name}: {type(error).__name__}: {error}")
+            raised.append(error)
             return None
 
     provenance = part("Where it says it comes from", lambda: provenance_of(path_from_text(row["path"])))
@@ -94,7 +96,7 @@ def file_evidence(
     wanted = clips if map_minutes > 0 else None
     maps = None if wanted is None else part("Where", lambda: maps_within(networks, folds, wanted, map_minutes))
     return FileEvidence(
-        row, folds, clips, shown, windows, maps, footage, provenance, " ".join(familiar), tuple(failures)
+        row, folds, clips, shown, windows, maps, footage, provenance, " ".join(familiar), tuple(failures), bool(raised)
     )
 
 
