@@ -207,7 +207,7 @@ def maps_within(networks: Networks, folds: Sequence[int], clips: Pixels, most_mi
     if minutes > most_minutes:
         return ClipMaps(
             clip, note=f"Not made: maps would take this machine about {np.ceil(minutes):,.0f} minutes for this video, "
-            f"and {most_minutes:g} were allowed (--map-minutes)."
+            f"and {most_minutes:.2g} were allowed (--map-minutes)."
         )  # fmt: skip
     return ClipMaps(clip, maps_of(networks, folds, clip))
 
