@@ -30,7 +30,7 @@ define resolve
 		| LC_ALL=C sort > build/lock/$(1).txt
 endef
 
-.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval bench-verdicts bench-features index-kills lock clean
+.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -162,6 +162,10 @@ bench-verdicts: $(STAMP)  ## Measure what judging files costs beside decoding an
 
 bench-features: $(STAMP)  ## Measure what forensic features cost beside decoding the frames that they are measured on
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(RUN) -m benchmarks.features
+
+bench-planted: $(STAMP)  ## Measure what each family of forensic features finds of generated manipulations, and what follows size
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(RUN) -m benchmarks.planted_features
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(RUN) -m benchmarks.feature_proxies
 
 bench-clips: $(STAMP)  ## Measure how fast stored clips are read back and how long training waits for them
 	$(RUN) benchmarks/clips.py

@@ -211,11 +211,15 @@ def features(family: str | None, markdown: bool) -> None:
         rows = [(f"{each.name}_{one.name}", one) for one in each.features]
         if markdown:
             for name, one in rows:
-                click.echo(f"| `{name}` | {one.unit} | {one.meaning}{' Follows size.' if one.size_proxy else ''} |")
+                click.echo(
+                    f"| `{name}` | {one.unit} | {one.meaning}{' Follows size or codec.' if one.size_proxy else ''} |"
+                )
             continue
         click.echo(f"{each.name}, of {_MEASURED_ON[each.of]}: {each.paper}")
         for name, one in rows:
-            click.echo(f"  {name:<36} {one.unit:<22} {one.meaning}{' Follows size.' if one.size_proxy else ''}")
+            click.echo(
+                f"  {name:<36} {one.unit:<22} {one.meaning}{' Follows size or codec.' if one.size_proxy else ''}"
+            )
     if not markdown:
         pools = ", ".join(f"_{pool} {meaning}" for pool, meaning in POOLS.items())
         click.echo(f"Each is pooled over a video, but what is of packets: {pools}.")

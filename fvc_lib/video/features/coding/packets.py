@@ -135,7 +135,12 @@ FEATURES.register(
             Feature("b_step", "binary logarithm", "Median size of P frames over that of B frames."),
             Feature("spread", "binary logarithm", "Standard deviation of sizes off the median of those of their kind."),
             Feature("tiny", "share", "Frames but keyframes of less than an eighth of the usual size: repeated ones."),
-            Feature("largest", "binary logarithm", "The largest size, over the usual one: a cut, or frames left out."),
+            Feature(
+                "largest",
+                "binary logarithm",
+                "The largest size, over the usual one: a cut, or frames left out.",
+                size_proxy=True,
+            ),
             Feature(
                 "periodicity", "standard errors", "How much larger P frames are at the period that shows the most."
             ),

@@ -41,12 +41,20 @@ FEATURES.register(
         name="quantisers",
         paper="Shanableh, Detection of frame deletion for digital video forensics, Digital Investigation 10 (2013)",
         features=(
-            Feature("level", "share", "Mean quantiser of the sampled frames, of the codec's largest."),
+            Feature("level", "share", "Mean quantiser of the sampled frames, of the codec's largest.", size_proxy=True),
             Feature(
-                "within", "share", "Standard deviation of the quantiser over the blocks of a frame, mean of frames."
+                "within",
+                "share",
+                "Standard deviation of the quantiser over the blocks of a frame, mean of frames.",
+                size_proxy=True,
             ),
-            Feature("between", "share", "Standard deviation of frames' mean quantisers around that of their type."),
-            Feature("key_step", "share", "How much coarser than I frames P frames are quantised."),
+            Feature(
+                "between",
+                "share",
+                "Standard deviation of frames' mean quantisers around that of their type.",
+                size_proxy=True,
+            ),
+            Feature("key_step", "share", "How much coarser than I frames P frames are quantised.", size_proxy=True),
             Feature("intra", "share", "Area of P frames that is predicted from no other frame."),
         ),
         measure=measure,

@@ -50,6 +50,7 @@ def _first_digits(sizes: Float32) -> Float32:
 
 
 _OF = {"low": "the 9 lowest frequencies", "middle": "26 middle frequencies", "high": "the 28 highest frequencies"}
+_PROXIES = ("low", "low_zeros", "high_shape")
 FEATURES.register(
     FeatureFamily(
         name="block_dct",
@@ -57,17 +58,20 @@ FEATURES.register(
         "2000; Fu, Shi and Su, A generalized Benford's law for JPEG coefficients and its applications, SPIE 2007",
         features=(
             *(
-                each
+                Feature(name, unit, meaning, size_proxy=name in _PROXIES)
                 for band, which in _OF.items()
-                for each in (
-                    Feature(band, "grey levels", f"Mean size of {which}: the scale of a Laplacian distribution."),
-                    Feature(f"{band}_zeros", "share", f"Of {which}, values under half a grey level."),
-                    Feature(f"{band}_shape", "ratio", f"Mean over root mean square of {which}; 0.71 if Laplacian."),
+                for name, unit, meaning in (
+                    (band, "grey levels", f"Mean size of {which}: the scale of a Laplacian distribution."),
+                    (f"{band}_zeros", "share", f"Of {which}, values under half a grey level."),
+                    (f"{band}_shape", "ratio", f"Mean over root mean square of {which}; 0.71 if Laplacian."),
                 )
             ),
             Feature("decay", "binary logarithm", "Mean size of the lowest frequencies over that of the highest."),
             Feature(
-                "first_digits", "chi-square distance", "How far first digits of coefficients are from Benford's law."
+                "first_digits",
+                "chi-square distance",
+                "How far first digits of coefficients are from Benford's law.",
+                size_proxy=True,
             ),
         ),
         measure=measure,

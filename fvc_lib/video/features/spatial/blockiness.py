@@ -56,8 +56,15 @@ FEATURES.register(
         "estimation, IEEE TIP 2003; Li, Yuan and Yu, Passive detection of doctored JPEG image via block artifact "
         "grid extraction, Signal Processing 2009",
         features=(
-            Feature("grid4", _UNIT, "Steps in the middle of 8 x 8 blocks, where 4 x 4 blocks end, over other steps."),
-            Feature("grid8", _UNIT, "Steps at edges of 8 x 8 blocks over steps inside of 4 x 4 blocks."),
+            Feature(
+                "grid4",
+                _UNIT,
+                "Steps in the middle of 8 x 8 blocks, where 4 x 4 blocks end, over other steps.",
+                size_proxy=True,
+            ),
+            Feature(
+                "grid8", _UNIT, "Steps at edges of 8 x 8 blocks over steps inside of 4 x 4 blocks.", size_proxy=True
+            ),
             Feature("grid16", _UNIT, "Steps at every second edge over those between them, whichever are larger."),
             Feature(
                 "shifted", _UNIT, "Largest steps at any one place inside of blocks over the median of such places."

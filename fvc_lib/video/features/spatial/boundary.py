@@ -80,12 +80,29 @@ FEATURES.register(
             Feature(
                 "noise_step", _UNIT, "Largest step of the noise that detail does not explain, across a straight cut."
             ),
-            Feature("noise_spread", _UNIT, "How much the noise that detail does not explain differs between cells."),
-            Feature("least_noise", _UNIT, "That noise of the cell that has least, as where edges were blended."),
+            Feature(
+                "noise_spread",
+                _UNIT,
+                "How much the noise that detail does not explain differs between cells.",
+                size_proxy=True,
+            ),
+            Feature(
+                "least_noise",
+                _UNIT,
+                "That noise of the cell that has least, as where edges were blended.",
+                size_proxy=True,
+            ),
             Feature("most_noise", _UNIT, "That noise of the cell that has most, as where edges were drawn."),
             Feature("coupling", "correlation", "How far noise follows detail between cells."),
-            Feature("sharpness_step", _UNIT, "Largest step of the fineness of detail across a straight cut."),
-            Feature("sharpness_spread", _UNIT, "How much the fineness of detail differs between cells."),
+            Feature(
+                "sharpness_step",
+                _UNIT,
+                "Largest step of the fineness of detail across a straight cut.",
+                size_proxy=True,
+            ),
+            Feature(
+                "sharpness_spread", _UNIT, "How much the fineness of detail differs between cells.", size_proxy=True
+            ),
         ),
         measure=measure,
         of="tiles",

@@ -29,20 +29,17 @@ _COMB = (np.cos(2 * np.pi * _PHASE) * _COUNTED).astype(np.float32)
 
 def measure(luma: Float32, _rgb: Pixels) -> dict[str, Float32]:
     """Values (N,) by feature."""
-    count = len(luma)
     histograms8 = _histograms(luma, 8, 4)
     comb8 = _combs(histograms8.sum(1))  # one step for all frequencies, as H.26x quantises
     comb4 = _combs(_histograms(luma, 4, 2).sum(1))
-    each = _combs(histograms8).max(2, initial=-np.inf).mean(1) if count else np.empty(0, np.float32)
-    best = comb8.argmax(1)
-    flat = histograms8[:, :, 4:].sum((1, 2)) == 0  # no coefficient above one grey level
+    is_flat = histograms8[:, :, _BINS_PER_LEVEL:].sum((1, 2)) == 0  # no coefficient of a grey level
     values = {
-        "same_step": comb8.max(1, initial=-np.inf),
-        "own_steps": each,
-        "fine_blocks": comb4.max(1, initial=-np.inf),
-        "step": _STEPS[best],
+        "same_step": comb8.max(1),
+        "own_steps": _combs(histograms8).max(2).mean(1),
+        "fine_blocks": comb4.max(1),
+        "step": _STEPS[comb8.argmax(1)],
     }
-    return {name: np.where(flat, np.nan, value).astype(np.float32) for name, value in values.items()}
+    return {name: np.where(is_flat, np.nan, value).astype(np.float32) for name, value in values.items()}
 
 
 def _histograms(luma: Float32, side: int, highest: int) -> Float32:
@@ -68,8 +65,13 @@ FEATURES.register(
         paper="Popescu and Farid, Statistical tools for digital forensics, IH 2004; "
         "Wang and Farid, Exposing digital forgeries in video by detecting double MPEG compression, MM&Sec 2006",
         features=(
-            Feature("same_step", _UNIT, "How far coefficients of 8 x 8 blocks lie at multiples of one step."),
-            Feature("own_steps", _UNIT, "The same where each frequency may have a step of its own."),
+            Feature(
+                "same_step",
+                _UNIT,
+                "How far coefficients of 8 x 8 blocks lie at multiples of one step.",
+                size_proxy=True,
+            ),
+            Feature("own_steps", _UNIT, "The same where each frequency may have a step of its own.", size_proxy=True),
             Feature("fine_blocks", _UNIT, "How far coefficients of 4 x 4 blocks lie at multiples of one step."),
             Feature("step", "grey levels", "The step at whose multiples coefficients of 8 x 8 blocks lie most."),
         ),

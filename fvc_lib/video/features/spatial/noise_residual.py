@@ -119,7 +119,7 @@ FEATURES.register(
             Feature("neighbours", "correlation", "How alike residuals are beside and below each other."),
             Feature("diagonal", "correlation", "How alike residuals are across corners."),
             Feature("wavelet", _LEVELS, "Noise by the median of the finest diagonal wavelet details."),
-            Feature("wavelet_coarse", _LEVELS, "The same of the details twice as large."),
+            Feature("wavelet_coarse", _LEVELS, "The same of the details twice as large.", size_proxy=True),
             Feature("grain", "binary logarithm", "Noise of the details twice as large over that of the finest."),
         ),
         measure=measure,

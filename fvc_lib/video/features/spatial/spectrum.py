@@ -80,7 +80,7 @@ def measure(luma: Float32, _rgb: Pixels) -> dict[str, Float32]:
         **{
             name: np.log2((rings[:, first : last + 1].sum(1) + floor) / total) for name, (first, last) in _BANDS.items()
         },
-        "peak": peaks.max(1, initial=-np.inf),
+        "peak": peaks.max(1),
         "corner": np.log2(corner / around),
         "direction": np.abs(np.log2(along / across)),
         "periodic": (_periodic(luma) + _periodic(luma.swapaxes(1, 2))) / 2,
@@ -106,8 +106,8 @@ FEATURES.register(
                 "slope", "exponent", "How power falls with frequency, from 2 to 24 cycles per tile; -2 to -3 in nature."
             ),
             Feature("tail", _UNIT, "Power of the highest frequencies over what the slope leads to expect."),
-            Feature("low", _UNIT, "Share of power of 2 to 7 cycles per tile."),
-            Feature("middle", _UNIT, "Share of power of 8 to 15 cycles per tile."),
+            Feature("low", _UNIT, "Share of power of 2 to 7 cycles per tile.", size_proxy=True),
+            Feature("middle", _UNIT, "Share of power of 8 to 15 cycles per tile.", size_proxy=True),
             Feature("high", _UNIT, "Share of power of 16 to 32 cycles per tile."),
             Feature("peak", _UNIT, "Strongest single frequency over the mean of its ring, off the codec's grid."),
             Feature("corner", _UNIT, "Power of a checkerboard of single pixels over that of frequencies close by."),

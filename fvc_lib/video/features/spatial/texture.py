@@ -75,11 +75,15 @@ FEATURES.register(
         "classification with local binary patterns, IEEE TPAMI 2002; Haralick, Shanmugam and Dinstein, Textural "
         "features for image classification, IEEE SMC 1973",
         features=(
-            Feature("spots", "share", "Pixels that are brighter or not darker than all of their eight neighbours."),
-            Feature("corners", "share", "Pixels with one or two neighbours on the other side of their brightness."),
+            Feature("spots", "share", "Pixels that are brighter than all eight neighbours, or not brighter than any."),
+            Feature(
+                "corners",
+                "share",
+                "Pixels with one or two neighbours in a row unlike the others: darker or not darker.",
+            ),
             Feature("edges", "share", "Pixels with three to five neighbours in a row that are not darker."),
-            Feature("irregular", "share", "Pixels whose brighter neighbours do not stand in one row."),
-            Feature("flat", "share", "Pixels that no neighbour is darker than, such as all in a flat place."),
+            Feature("irregular", "share", "Pixels around which darker neighbours and others alternate."),
+            Feature("flat", "share", "Pixels that are not brighter than any neighbour, such as all in a flat place."),
             Feature("pattern_entropy", "bit", "How evenly the kinds of local patterns are spread."),
             Feature("contrast", "levels squared", "Mean squared difference of neighbours, in levels of 8 grey levels."),
             Feature("homogeneity", "share", "How far neighbours have the same of 16 levels."),

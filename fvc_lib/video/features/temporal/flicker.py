@@ -55,7 +55,10 @@ _FEATURES = (
     Feature("light", "grey levels", "Standard deviation of the picture's mean over a run, off its linear trend."),
     Feature("tile_light", "grey levels", "The same of a tile, less what the whole picture does."),
     Feature(
-        "contrast", "binary logarithm", "Standard deviation of a tile's contrast over a run, off its linear trend."
+        "contrast",
+        "binary logarithm",
+        "Standard deviation of a tile's contrast over a run, off its linear trend.",
+        size_proxy=True,
     ),
     Feature("alternation", "share", "How much of the picture's flicker goes up and down with each frame."),
 )

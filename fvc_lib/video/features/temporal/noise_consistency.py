@@ -62,7 +62,12 @@ def noise_level(residual: Float32) -> Float32:
 _FEATURES = (
     Feature("correlation", "correlation", "Of the noise in a tile and in the same tile of the next frame."),
     Feature("level", "grey levels", "Standard deviation of the noise in the quieter parts of a tile."),
-    Feature("step", "binary logarithm", "How much louder a tile's noise is than in the frame before, or quieter."),
+    Feature(
+        "step",
+        "binary logarithm",
+        "How much louder a tile's noise is than in the frame before, or quieter.",
+        size_proxy=True,
+    ),
     Feature("uneven", "binary logarithm", "Standard deviation of the noise level over the tiles of a frame."),
 )
 

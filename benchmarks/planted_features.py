@@ -1,0 +1,291 @@
+#!/usr/bin/env python3
+"""What each family of features of tiles finds of a manipulation that metadata cannot show.
+
+Generated shots, each by a camera of its own, are written twice: as they are, and manipulated. Both are encoded alike,
+with one codec, size, length and constant bit rate, in files that an empty box makes equally long. A logistic regression
+on a family's columns, tested on other shots than it learned from, ranks manipulated above untouched: AUC within folds,
+with the interval of a bootstrap that draws shots. Beside it the same on what the index has of a file without looking
+at its packets.
+
+    python -m benchmarks.planted_features [--shots 32] [--rates 0.25,1] [--videos LIST] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import struct
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedGroupKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from fvc_lib.corpus.samples.scenes import Planes, Shot, draw_camera, generator_for, render_shot, resize_plane
+from fvc_lib.metrics.classification import roc_auc
+from fvc_lib.metrics.cross_validation import within_folds
+from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
+from fvc_lib.services.registry import FEATURES
+from fvc_lib.video.decode.clip import probe_video
+from fvc_lib.video.decode.packets import PacketFacts
+from fvc_lib.video.features.sampling import sample_video
+from fvc_lib.video.features.worker import measured
+
+HEIGHT, WIDTH, FRAMES, RATE = 192, 256, 12, 25
+FAMILIES = [name for name in FEATURES.names() if FEATURES.get(name).of == "tiles"]
+OF_PACKETS = {each.name for each in fields(PacketFacts)}
+Luma = NDArray[np.float32]
+Row = dict[str, float]
+Change = Callable[[Planes, Planes, np.random.Generator], Planes]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A manipulation, and the family that is there to find it.
+
+    ``apply`` takes frames of a shot and of another one, uint8 (T, 3*H/2, W) as planar yuv420p, and a generator.
+    """
+
+    family: str
+    name: str
+    apply: Change
+
+
+def on_luma(change: Callable[[Luma], NDArray[np.floating]]) -> Change:
+    """Changes the luma (T, H, W), as float."""
+
+    def apply(planes: Planes, _: Planes, __: np.random.Generator) -> Planes:
+        changed = planes.copy()
+        luma = change(planes[:, :HEIGHT].astype(np.float32))
+        changed[:, :HEIGHT] = np.clip(np.rint(luma), 0, 255).astype(np.uint8)
+        return changed
+
+    return apply
+
+
+def regrain(planes: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
+    """Noise is taken away, and as much of another grain is put in."""
+
+    def change(luma: Luma) -> Luma:
+        smooth = ndimage.gaussian_filter(luma, (0, 1, 1))
+        level = (luma - smooth).std((1, 2), keepdims=True)
+        grain = ndimage.gaussian_filter(rng.normal(0, 1, luma.shape), (0, 0.7, 0.7))
+        return smooth + (grain * (level / grain.std())).astype(np.float32)
+
+    return on_luma(change)(planes, donor, rng)
+
+
+def scale_up(luma: Luma) -> Luma:
+    """The middle 80 % of the picture, as large as the whole."""
+    top, left = HEIGHT // 10, WIDTH // 10
+    return np.stack([resize_plane(each[top:-top, left:-left], HEIGHT, WIDTH) for each in luma])
+
+
+def region(rng: np.random.Generator) -> Luma:
+    """(H, W): 1 in an ellipse of about a fifth of the picture, 0 outside, with an edge of two pixels."""
+    rows, columns = np.mgrid[:HEIGHT, :WIDTH]
+    row, column = rng.uniform(0.35, 0.65, 2) * (HEIGHT, WIDTH)
+    size = rng.uniform(0.2, 0.3, 2) * (HEIGHT, WIDTH)
+    distance = np.hypot((rows - row) / size[0], (columns - column) / size[1])
+    return np.clip((1 - distance) * min(size) / 2 + 0.5, 0, 1).astype(np.float32)
+
+
+def recolour(planes: Planes, _: Planes, rng: np.random.Generator) -> Planes:
+    """In a region blue is 20 levels off and red as many the other way."""
+    changed = planes.copy()
+    inside = region(rng)[::2, ::2].ravel() * rng.choice([-20, 20])
+    chroma = changed[:, HEIGHT:].reshape(len(planes), 2, -1) + np.stack([inside, -inside])
+    changed[:, HEIGHT:] = np.clip(np.rint(chroma), 0, 255).reshape(changed[:, HEIGHT:].shape)
+    return changed
+
+
+def splice(planes: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
+    """A region of the luma of another shot, as bright as what it replaces."""
+    weight = region(rng)
+    other = donor[:, :HEIGHT].astype(np.float32)
+
+    def change(luma: Luma) -> Luma:
+        own, others = ((plane * weight).sum((1, 2), keepdims=True) / weight.sum() for plane in (luma, other))
+        return luma + weight * (other + own - others - luma)
+
+    return on_luma(change)(planes, donor, rng)
+
+
+def compressed_before(gop: int, shift: tuple[int, int] = (0, 0)) -> Change:
+    """By MPEG-4, with a quantiser of 4 and a keyframe in so many; its blocks so many rows and columns off the grid."""
+
+    def apply(planes: Planes, _: Planes, __: np.random.Generator) -> Planes:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "before.mkv"
+            moved = np.stack([rolled(each, *shift) for each in planes])
+            encode(path, moved, "mpeg4", {"qmin": "4", "qmax": "4"}, gop)
+            with av.open(str(path)) as container:
+                decoded = [frame.to_ndarray() for frame in container.decode(video=0)]
+        return np.stack([rolled(each, -shift[0], -shift[1]) for each in decoded])
+
+    return apply
+
+
+def rolled(planes: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uint8]:
+    """One frame, moved in a circle by even numbers of pixels."""
+    chroma = planes[HEIGHT:].reshape(2, HEIGHT // 2, -1)
+    moved = np.roll(chroma, (down // 2, right // 2), (1, 2)).reshape(HEIGHT // 2, -1)
+    return np.concatenate([np.roll(planes[:HEIGHT], (down, right), (0, 1)), moved])
+
+
+PLANTED = (
+    Planted("noise_residual", "noise removed, median of 3 x 3", on_luma(lambda y: ndimage.median_filter(y, (1, 3, 3)))),
+    Planted("sharpness", "blur, sigma 0.8", on_luma(lambda y: ndimage.gaussian_filter(y, (0, 0.8, 0.8)))),
+    Planted("colour", "part in other colours", recolour),
+    Planted("texture", "grain replaced by another", regrain),
+    Planted("spectrum", "scaled up from 80 %", on_luma(scale_up)),
+    Planted("boundary", "part of another shot inserted", splice),
+    Planted("block_dct", "compressed before, few keyframes", compressed_before(12)),
+    Planted("double_compression", "compressed before, keyframes alone", compressed_before(1)),
+    Planted("blockiness", "compressed before, other grid", compressed_before(1, (4, 2))),
+)
+
+
+def encode(path: Path, planes: Planes, codec: str, options: Mapping[str, str], gop: int) -> None:
+    """Write frames (T, 3*H/2, W) as they are."""
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream(codec, rate=RATE, options=dict(options))
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        stream.codec_context.gop_size, stream.codec_context.thread_count = gop, 1
+        for each in planes:
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(each), format="yuv420p")))
+        output.mux(stream.encode(None))
+
+
+def encode_alike(path: Path, planes: Planes, bits_per_pixel: float) -> Path:
+    """H.264 at a constant bit rate, in a file as long as any other of that rate and as many frames."""
+    kilobits = round(bits_per_pixel * WIDTH * HEIGHT * RATE / 1000)
+    rate = f"bitrate={kilobits}:vbv-maxrate={kilobits}:vbv-bufsize={kilobits // 2}:nal-hrd=cbr:mbtree=0"
+    encode(path, planes, "libx264", {"preset": "veryfast", "b": f"{kilobits}k", "x264-params": rate}, 12)
+    missing = kilobits * 1000 // 8 * 2 * len(planes) // RATE - path.stat().st_size
+    with path.open("ab") as file:
+        file.write(struct.pack(">I4s", missing, b"free") + bytes(missing - 8))
+    return path
+
+
+def row_of(path: Path) -> Row:
+    """Columns of all families of tiles, and what the index has without looking at packets."""
+    sample, facts = sample_video(path), asdict(probe_video(path))
+    columns: Row = {}
+    for name in FAMILIES:
+        columns |= measured(sample, FEATURES.get(name))
+    for name, value in facts.items():
+        if name not in OF_PACKETS and (value is None or isinstance(value, int | float)):
+            columns[f"metadata_{name}"] = np.nan if value is None else float(value)
+    return columns
+
+
+def auc_of(rows: list[Row], prefix: str, labels: NDArray, shots: NDArray) -> Interval:
+    """Of a logistic regression on the columns that begin with ``prefix``."""
+    names = [name for name in rows[0] if name.startswith(prefix + "_")]
+    values = np.array([[row[name] for name in names] for row in rows])
+    values = values[:, np.isfinite(values).any(0)]
+    scores, folds = np.zeros(len(rows)), np.zeros(len(rows), np.int64)
+    splits = StratifiedGroupKFold(5, shuffle=True, random_state=0).split(values, labels, shots)
+    for fold, (train, test) in enumerate(splits):
+        model = make_pipeline(
+            SimpleImputer(keep_empty_features=True), StandardScaler(), LogisticRegression(C=0.1, max_iter=2000)
+        )
+        model.fit(values[train], labels[train])
+        scores[test], folds[test] = model.decision_function(values[test]), fold
+    return cluster_bootstrap(labels, scores, shots.tolist(), within_folds(roc_auc, folds))
+
+
+@functools.lru_cache(2)
+def generated(number: int) -> Planes:
+    """One of the generated shots."""
+    name = f"planted {number}"
+    return render_shot(Shot(name, WIDTH, HEIGHT, FRAMES, draw_camera(name)))
+
+
+@functools.lru_cache(2)
+def middle_of(path: Path) -> Planes:
+    """The first frames of a real video, cut out of the middle at its own resolution."""
+    cuts = []
+    with av.open(str(path)) as container:
+        for frame in container.decode(video=0):
+            width, height = frame.width // 4 * 4, frame.height // 4 * 4
+            planes = frame.reformat(width=width, height=height, format="yuv420p").to_ndarray()
+            top, left = (height - HEIGHT) // 4 * 2, (width - WIDTH) // 4 * 2
+            chroma = planes[height:].reshape(2, height // 2, width // 2)
+            half = chroma[:, top // 2 : (top + HEIGHT) // 2, left // 2 : (left + WIDTH) // 2]
+            cuts.append(
+                np.concatenate([planes[top : top + HEIGHT, left : left + WIDTH], half.reshape(HEIGHT // 2, WIDTH)])
+            )
+            if len(cuts) == FRAMES:
+                break
+    return np.stack(cuts)
+
+
+def measure_all(shots: list[Callable[[], Planes]], bits_per_pixel: float, names: set[str]) -> dict[str, list[Row]]:
+    """Rows of each shot by what was done to it, "untouched" among them."""
+    rows: dict[str, list[Row]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "video.mp4"
+        for number, shot in enumerate(shots):
+            planes, donor = shot(), shots[number - 1]()
+            made = {"untouched": planes}
+            for planted in PLANTED:
+                if planted.name in names:
+                    generator = generator_for(planted.name, number)
+                    made[planted.name] = planted.apply(planes, donor[: len(planes)], generator)
+            for name, frames in made.items():
+                rows.setdefault(name, []).append(row_of(encode_alike(path, frames, bits_per_pixel)))
+    return rows
+
+
+def compare(rows: dict[str, list[Row]], planted: Planted, name: str) -> Interval:
+    """How well the columns of ``name`` tell the manipulated from the untouched."""
+    count = len(rows["untouched"])
+    labels, shots = np.repeat([0, 1], count), np.tile(np.arange(count), 2)
+    return auc_of(rows["untouched"] + rows[planted.name], name, labels, shots)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shots", type=int, default=32)
+    parser.add_argument("--rates", default="0.25,1", help="bits per pixel")
+    parser.add_argument("--videos", type=Path, help="a file that names real videos, one a line, in place of shots")
+    parser.add_argument("--json", type=Path, help="where to write every column of every file")
+    options = parser.parse_args()
+    if options.videos:
+        paths = [Path(line) for line in options.videos.read_text().splitlines() if line]
+        shots = [functools.partial(middle_of, path) for path in paths]
+    else:
+        shots = [functools.partial(generated, number) for number in range(options.shots)]
+    everything = {}
+    for rate in options.rates.split(","):
+        rows = measure_all(shots, float(rate), {planted.name for planted in PLANTED})
+        everything[rate] = rows
+        columns = ["metadata", *FAMILIES]
+        print(f"\n{rate} bits per pixel, {len(shots)} shots\n")
+        print("|", " | ".join(["manipulation", *columns]), "|\n|", "---|" * (len(columns) + 1), sep="")
+        for planted in PLANTED:
+            cells = []
+            for name in columns:
+                found = compare(rows, planted, name)
+                mark = "**" if name == planted.family else ""
+                cells.append(f"{mark}{found.value:.2f}{mark} [{found.low:.2f}, {found.high:.2f}]")
+            print("|", " | ".join([planted.name, *cells]), "|", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(everything))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
