@@ -152,6 +152,11 @@ def model_card(run: RunPaths, headline: "ReportHeadline", *, final: bool = False
             f"Clips: {clips.num_frames} frames of {clips.side} x {clips.side} pixels, {clips.view.sampling}, "
             f"{clips.view.crop or clips.view.fit}, {clips.view.clips} of a video."
         )
+        if config.of_features == "forensic":
+            seen = (
+                f"Forensic features (families: {config.feature_families}), measured at native resolution on places "
+                "spread over each video (docs/features.md); no clips. They say nothing of when or where."
+            )
         trained = [_trained(run, config, spec), "", seen]
     names = ", ".join(clean_text(name) for name in sorted(index["corpus"].unique()))
     counts = {label: index.filter(label=label).height for label in ("real", "fake")}
@@ -176,7 +181,7 @@ def model_card(run: RunPaths, headline: "ReportHeadline", *, final: bool = False
             f"    dataset: {{type: other, name: {json.dumps(names)}}}",
             f"    metrics: [{{type: roc_auc, name: ROC AUC of groups not trained on, value: {auc.value:.4f}}}]",
         ]
-    licence = f"Code of the network: {clean_text(spec.licence)}."
+    licence = f"Code of the {'model' if config.of_features else 'network'}: {clean_text(spec.licence)}."
     if config.model_weights or spec.brings_weights:
         licence += f" Weights it began with: {clean_text(spec.weights_licence or 'not stated')}."
     paper = f"Paper: {clean_text(spec.paper)}. Run: {headline.run_id}."
@@ -187,6 +192,13 @@ def model_card(run: RunPaths, headline: "ReportHeadline", *, final: bool = False
         if row["source"] == "model" or (row["metric"] == "roc_auc" and row["source"] not in DISHONEST_CONTROLS)
     ]
     networks, of_all = f"{config.num_trainings} networks.", list[str]()
+    chosen = "Epoch, temperature and threshold were chosen on inner validation videos."
+    if config.of_features and not together:
+        networks = f"{config.num_trainings} models on features, and no network."
+        chosen = (
+            "Their settings were chosen on inner folds of the training groups, temperature and threshold on inner "
+            "validation videos."
+        )
     if final:
         known = known_videos_of_final(run)
         networks = f"The numbers are of {config.num_trainings} networks, which are not here."
@@ -211,9 +223,8 @@ def model_card(run: RunPaths, headline: "ReportHeadline", *, final: bool = False
         "`training_ranges.json`; a video that is unlike them is one of which this model is not known to say anything."),
         "",
         "## How it was trained and measured", "",
-        (f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. {networks} Epoch, "
-        "temperature and threshold were chosen on inner "
-        f"validation videos. {headline.measure.circumstances(headline.num_samples, headline.num_groups)}"), "",
+        (f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. {networks} {chosen} "
+        f"{headline.measure.circumstances(headline.num_samples, headline.num_groups)}"), "",
         *trained, "",
         "## Numbers", "",
         f"With {100 * config.confidence:g} % intervals over groups. Rows that are not the model's are controls.", "",

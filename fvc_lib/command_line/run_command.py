@@ -378,7 +378,9 @@ def _try_model_on_features(config: RunConfig) -> None:
     refuse_settings(config)
     missing = [each for each in DETECTORS.get(config.model).packages if importlib.util.find_spec(each) is None]
     if missing and config.of_features == "forensic":
-        raise UsageError(f"model {config.model!r} needs {', '.join(missing)}, not installed: pip install it.")
+        raise UsageError(
+            f"model {config.model!r} needs {', '.join(missing)}, not installed: pip install 'fvc_lib[boosters]'."
+        )
     if config.of_features == "embedding":
         from fvc_lib.tasks.video.classical.embeddings import refuse_random_trunk, trunk_config
 

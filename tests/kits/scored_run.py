@@ -14,6 +14,7 @@ from fvc_lib.services.tables import FOLDS, INDEX, write_table
 from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.video.clips.making import make_clips
 from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.features.measuring import measure_features
 from tests.kits.training import ScoredTables, draw_clip
 
 NUM_VIDEOS = 12
@@ -29,13 +30,20 @@ def write_video(path: Path, frames: np.ndarray) -> None:
         output.mux(stream.encode(None))
 
 
-def trained_run(home: Path, model: str = "frame_cnn", model_weights: str = "") -> RunPaths:
-    """The run, in ``home``."""
+def enlarged(frames: np.ndarray, scale: int) -> np.ndarray:
+    """``frames`` (T, 3, H, W) with each pixel so many times in both directions."""
+    return frames.repeat(scale, 2).repeat(scale, 3)
+
+
+def trained_run(
+    home: Path, model: str = "frame_cnn", model_weights: str = "", *, families: str = "all", scale: int = 1
+) -> RunPaths:
+    """The run, in ``home``; of a model on forensic features on these ``families``. Videos are 24 ``scale`` wide."""
     folds = ScoredTables.folds(num_groups=NUM_VIDEOS, per_group=1, num_folds=2)
     for video_id, label in folds.select("video_id", "label").iter_rows():
         folder = home / "corpus" / label
         folder.mkdir(parents=True, exist_ok=True)
-        write_video(folder / f"{video_id}.mp4", draw_clip(video_id, 0, label == "fake"))
+        write_video(folder / f"{video_id}.mp4", enlarged(draw_clip(video_id, 0, label == "fake"), scale))
     paths = [f"{label}/{video_id}.mp4" for video_id, label in folds.select("video_id", "label").iter_rows()]
     found = [probe_file(str(home / "corpus" / path)) for path in paths]
     facts = {
@@ -49,13 +57,18 @@ def trained_run(home: Path, model: str = "frame_cnn", model_weights: str = "") -
         num_frames=4, fixed_size=24, augmentations_per_video=0, model=model,
         model_weights=model_weights, epochs=1, batch_size=4,
         effective_batch_size=4, learning_rate=0.01, device="cpu", memory_preflight=False, shuffled_label_control=False,
+        feature_families=families,
     )  # fmt: skip
     made = RunPaths(home / "runs" / "default" / "run_20260101_000000_00000000")
     write_table(index, INDEX, made.index)
     write_table(folds, FOLDS, made.folds)
     made.params_yaml.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    store = ClipStore.of(config)
-    assert not make_clips(store, index, home / "corpus", 0, made.augmented_metadata, workers=1).failed
+    if config.of_features == "forensic":
+        root, cache = home / "corpus", home / "cache"
+        assert not measure_features(index, root, families, cache, made.features, workers=1).failed
+    else:
+        store = ClipStore.of(config)
+        assert not make_clips(store, index, home / "corpus", 0, made.augmented_metadata, workers=1).failed
     for fold in range(2):
         with MetricLog(made.metrics("04_fold_training", fold), run_id="run", fold=fold, attempt=1) as log:
             train_fold(made, config, fold, metric_log=log)

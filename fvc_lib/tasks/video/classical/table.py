@@ -104,8 +104,8 @@ def refuse_settings(config: RunConfig) -> None:
     if config.device not in ("auto", "cpu"):
         raise UsageError(f"device {config.device!r}: {model}, on the CPU. Leave device out.")
     if config.of_features == "embedding":
-        if config.tune not in ("", "head") or config.head:
-            raise UsageError(f"tune, head: {model} that a frozen trunk gives. Leave both out.")
+        if config.tune not in ("", "head") or config.head or config.l2_normalise:
+            raise UsageError(f"tune, head, l2_normalise: {model} that a frozen trunk gives. Leave them out.")
         return
     if config.model_weights or config.crop or config.clips_per_video > 1 or config.head or config.tune:
         raise UsageError(

@@ -7,17 +7,15 @@ temperature and threshold. There is no optimizer's step, micro-batch, accelerato
 stopped keeps the losses of the candidates that were done.
 """
 
-import ast
 import inspect
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -53,6 +51,7 @@ from fvc_lib.tasks.recipe import (
 )
 from fvc_lib.tasks.video import data
 from fvc_lib.tasks.video.classical.embeddings import embeddings_of
+from fvc_lib.tasks.video.classical.judging import code_of, description
 from fvc_lib.tasks.video.classical.table import read_features, refuse_settings
 from fvc_lib.tasks.video.data import FoldClips
 from fvc_lib.tasks.video.selection import RecordedSelection, record_selection, select_calibration, settings_text
@@ -67,7 +66,6 @@ from fvc_lib.tasks.video.summary import (
 )
 
 INNER_FOLDS = 3
-_MODELS = "fvc_lib.detectors.classical"
 _FIT = "fit.json"  # in the folder of a training: losses of the candidates that are done, and what they belong to
 _logger = logging.getLogger(__name__)
 
@@ -225,20 +223,13 @@ def described(model: ClassicalModel, config: RunConfig, source: Any) -> TrainedC
     """Which class is fitted, to how many features, and by which packages."""
     kind, spec = type(model), DETECTORS.get(config.model)
     families = dict.fromkeys(source.families)
-    packages = ", ".join(f"{name} {version(name)}" for name in ("scikit-learn", *spec.packages))
-    note = f"{len(source.names):,} features of {', '.join(families)}; fitted by {packages} in one piece, on the CPU"
+    fitters = {name: name for name in spec.packages} if config.of_features == "forensic" else {}
+    fitters = fitters or {"sklearn": "scikit-learn"}
+    by = ", ".join(f"{name} {import_module(package).__version__}" for package, name in fitters.items())
+    note = f"{len(source.names):,} features of {', '.join(families)}; fitted by {by} in one piece, on the CPU"
     return TrainedClass(
         f"{kind.__module__}.{kind.__qualname__}", inspect.getfile(kind), code_of(model), 0, notes=(note,)
     )
-
-
-def code_of(model: ClassicalModel) -> str:
-    """Hex SHA-256 over its module and those of ours beside it that this uses, comments left out."""
-    own = sys.modules[type(model).__module__]
-    used = {getattr(each, "__module__", None) or "" for each in vars(own).values()}
-    beside = {name for name in used if name.rpartition(".")[0] == _MODELS and name != f"{_MODELS}.model"}
-    modules = [sys.modules[name] for name in sorted({own.__name__, *beside})]
-    return sha256_of_json([ast.unparse(ast.parse(inspect.getsource(module))) for module in modules])
 
 
 def _num_parameters(arrays: Arrays) -> int:
@@ -284,7 +275,8 @@ class _Fitter:
         candidates = tuple(Candidate(dict(each), loss) for each, loss in zip(settings, losses, strict=True))
         fitted = Fitted(arrays, candidates, chosen, time.monotonic() - began)
         digest = weights_digest(fitted.state)
-        write_weights_with_digest(self.folder / BEST, fitted.state, {"settings": dict(settings[chosen])})
+        told = description(self.config, settings[chosen], self.source.names)
+        write_weights_with_digest(self.folder / BEST, fitted.state, told)
         self._note(losses, weights=digest)
         if self.progress:
             self.progress(len(settings) + 1, len(settings) + 1)

@@ -47,6 +47,7 @@ from fvc_lib.services.tables import (
     write_table,
 )
 from fvc_lib.services.tasks import DEFAULT_TASK
+from fvc_lib.tasks.video.classical.judging import described_in
 from fvc_lib.tasks.video.own_weights import SEEN_BEFORE, SEEN_FILE, seen_by_networks
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
 from fvc_lib.tasks.video.verdicts.forms import INPUT, OUTPUT, SUFFIXES, check_packages, clips_to_compare, write_form
@@ -186,6 +187,8 @@ def write_bundle(
     if form:
         check_packages(form)
     networks = RunNetworks(paths, final=final)
+    if form and networks.config.of_features:
+        raise UsageError(f"--form {form}: {networks.config.model} is no network on clips. Leave --form out.")
     folder = folder.expanduser().absolute()
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{str(folder)!r} is there already. Name another folder with --to.")
@@ -225,7 +228,8 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
     index = read_table(paths.index, INDEX)
     for fold in networks.judges:
         weights = load_weights(networks.folds[fold].path)
-        write_weights_with_digest(_weights_path(folder, fold), weights, {"run": paths.run_id, "fold": fold})
+        told = described_in(networks.folds[fold].path) if config.of_features else {}
+        write_weights_with_digest(_weights_path(folder, fold), weights, {**told, "run": paths.run_id, "fold": fold})
         _weights_path(folder, fold).chmod(0o644)
     records = {
         fold: FoldRecord(

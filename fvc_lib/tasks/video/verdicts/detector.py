@@ -227,6 +227,9 @@ class TrainedDetector:
         for answer in answers:
             each = waiting[answer.position]
             assert each.probe is not None
+            if answer.failure:
+                yield Finding(each.path, each.content_sha256, failure=answer.failure, lasts=answer.lasts)
+                continue
             logits = (answer.logits[fold] / self.networks.folds[fold].temperature for fold in folds)
             unfamiliar = (*empty.pop(answer.position), *self.familiar.reasons(vars(each.probe)))
             if distance is not None and distance.is_unlike(quantile := distance.quantile(answer.features)):

@@ -76,6 +76,10 @@ def file_evidence(
 
     def from_one_pass() -> tuple[Pixels, Pixels, WindowScores | None, Footage | None]:
         with decoded(networks, path_from_text(row["path"]), row["sha256"]) as video:
+            if networks.measurer is not None:
+                failures.append(f"When and where: {_NO_FRAMES}")
+                looked = part("What the video is", lambda: _footage(networks, video, provenance))
+                return video.clips, video.clips, None, looked
             other = _other_score(networks, folds, video, row, features if distance and is_new else None)
             failures.extend(other if judged_alone else ())
             shown = np.ascontiguousarray(video.without_bars(video.clips))
@@ -93,11 +97,17 @@ def file_evidence(
         )
         return FileEvidence(row, (), provenance=provenance, failures=tuple(failures))
     clips, shown, windows, footage = part("The whole video", from_one_pass) or (None, None, None, None)
-    wanted = clips if map_minutes > 0 else None
+    wanted = clips if map_minutes > 0 and networks.measurer is None else None
     maps = None if wanted is None else part("Where", lambda: maps_within(networks, folds, wanted, map_minutes))
     return FileEvidence(
         row, folds, clips, shown, windows, maps, footage, provenance, " ".join(familiar), tuple(failures), bool(raised)
     )
+
+
+_NO_FRAMES = (
+    "the model sees features of the whole video and no frames, so there are no scores of windows and no maps of where "
+    "it is called fake."
+)
 
 
 def _footage(networks: Networks, video: WholeVideo, stated: Provenance | None) -> Footage:

@@ -38,8 +38,8 @@ UNFAMILIAR_AT = 0.02
 _NEAREST = 5
 MOST_VIDEOS = 1000
 UNKNOWN = (
-    "Whether features are like those of the run's videos is not known: that needs the clips that the run stored, or a "
-    "bundle that was exported while they were there."
+    "Whether features are like those of the run's videos is not known: that needs a network and the clips that the run "
+    "stored, or a bundle that was exported while they were there."
 )
 
 
@@ -220,11 +220,13 @@ class FeatureDistance:
 def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | None:
     """Of the run's own tested videos, from the clips that are stored; None: not known.
 
-    It is not where some clips are gone or damaged, and where the network has no head.
+    It is not where some clips are gone or damaged, where the network has no head, and where there is no network.
 
     So many groups, in an order that depends on nothing but their names, as have at most ``MOST_VIDEOS`` videos. What
     was computed once lies in the cache.
     """
+    if networks.measurer is not None:
+        return None
     tested = known.tested
     if FINAL in networks.judges:
         tested = tested.drop_nulls("final_logit").with_columns(fold=pl.lit(FINAL, pl.Int64))

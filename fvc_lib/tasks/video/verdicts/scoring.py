@@ -42,6 +42,13 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FINAL_VALIDATION, PREDICTIONS, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING
 from fvc_lib.tasks.recipe import TrainingOutcome, code_of_network, read_outcome
+from fvc_lib.tasks.video.classical.judging import (
+    FeatureMeasurer,
+    FittedModel,
+    code_of as code_of_model,
+    fitted_model,
+    probe,
+)
 from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_limits
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
@@ -76,6 +83,9 @@ class FoldNetwork:
     code: str = ""
 
 
+_MEASURED_AT_ONCE = 64  # files whose features are measured together
+
+
 class Networks:
     """The networks of a finished training of task video, loaded where they are first needed.
 
@@ -106,6 +116,11 @@ class Networks:
         self._batch = config.batch_size or DETECTORS.get(config.model).micro_batch
         self._built_with, self._damaged = built_with, damaged
         self._held, self._networks = held or len(folds), OrderedDict[int, nn.Module]()
+        self._fitted: dict[int, FittedModel] = {}
+        self.measurer: FeatureMeasurer | None = None  # where models see forensic features in place of clips
+        if config.of_features == "forensic":
+            self.measurer = FeatureMeasurer(config, self.store.recipe, Path(config.cache_dir))
+            self._batch = _MEASURED_AT_ONCE
 
     @property
     def store(self) -> ClipStore:
@@ -130,6 +145,8 @@ class Networks:
     @cached_property
     def sees_order(self) -> bool:
         """Whether the order of a clip's frames matters to a network: one that looks at motion."""
+        if self.measurer is not None:
+            return self.measurer.sees_order
         clip = np.random.default_rng(0).integers(0, 256, (1, *self._clip_shape), dtype=np.uint8)
         others = np.concatenate([clip, np.roll(clip, 1, axis=1), clip[:, ::-1]])
         logits = self.raw_logits(self.network(self.judges[0]), np.ascontiguousarray(others))
@@ -205,10 +222,23 @@ class Networks:
     def check(self) -> None:
         """Load every network once; raises as ``logits``, where one is damaged or of other code."""
         for fold in self.folds:
-            self.network(fold)
+            self.network(fold) if self.measurer is None else self.fitted(fold)
+
+    def fitted(self, fold: int) -> FittedModel:
+        """The model of ``fold`` on forensic features; raises as ``logits``."""
+        if fold not in self._fitted:
+            path = self.folds[fold].path
+            self._fitted[fold] = fitted_model(path, self._state(fold), self.config)
+            self._refuse_other_code(fold, code_of_model(self._fitted[fold].model))
+        return self._fitted[fold]
 
     def network(self, fold: int) -> nn.Module:
         """That of ``fold``, in evaluation mode on its device; raises as ``logits``."""
+        if self.measurer is not None:
+            raise UsageError(
+                f"{self.name}: model {self.config.model!r} sees features of the whole video and no frames: it has no "
+                "scores of windows, and no maps of where a video is called fake."
+            )
         if fold not in self._networks:
             while len(self._networks) >= self._held:
                 self._networks.popitem(last=False)
@@ -223,21 +253,35 @@ class Networks:
             FvcError: the file is damaged or another's.
             UsageError: the network's code has changed, or what it is built with is gone.
         """
+        state, wanted = self._state(fold), self.folds[fold]
+        if self.config.of_features:
+            model = DETECTORS.get(self.config.model).build()  # type: ignore[misc]
+            network = probe(self.config, self._built_with, {name: each.numpy() for name, each in state.items()}).eval()
+            self._refuse_other_code(fold, code_of_model(model))
+            return network.to(self.compute.device)
+        own = OwnWeights(wanted.path, self._built_with, f"{self.name}, {name_of(fold)}")
+        with forked_random_state(0, torch.device("cpu")):
+            network = build_detector(self.config, own).eval()
+        self._refuse_other_code(fold, code_of_network(network))
+        return network.to(self.compute.device)
+
+    def _state(self, fold: int) -> dict[str, Tensor]:
         path, wanted = self.folds[fold].path, self.folds[fold]
-        if weights_digest(load_weights(path)) != wanted.weights:
+        state = load_weights(path)
+        if weights_digest(state) != wanted.weights:
             raise FvcError(
                 f"{str(path)!r}: is not what {name_of(fold)} was judged by (its outcome has another digest). "
                 f"{self._damaged(fold)}"
             )
-        own = OwnWeights(path, self._built_with, f"{self.name}, {name_of(fold)}")
-        with forked_random_state(0, torch.device("cpu")):
-            network = build_detector(self.config, own).eval()
-        if wanted.code and code_of_network(network) != wanted.code:
+        return state
+
+    def _refuse_other_code(self, fold: int, code: str) -> None:
+        wanted = self.folds[fold]
+        if wanted.code and code != wanted.code:
             raise UsageError(
                 f"{self.name}: the code of {wanted.name} is not what it was when {name_of(fold)} was "
                 "trained, so it may see something else. Bring that code back, or train anew."
             )
-        return network.to(self.compute.device)
 
 
 def name_of(fold: int) -> str:
@@ -262,11 +306,6 @@ class RunNetworks(Networks):
         self.paths, config = paths, run_config(paths)
         if config.task != DEFAULT_TASK:
             raise UsageError(f"{paths.run_id} is of task {config.task}; videos are scored by runs of {DEFAULT_TASK}.")
-        if config.of_features:
-            raise UsageError(
-                f"{paths.run_id}: its model, {config.model!r}, sees features, not clips: new files cannot be "
-                "judged by it yet. Name a run of a network."
-            )
         wanted = range(config.num_trainings) if folds is None else sorted(folds)
         found = {fold: read_outcome(paths.fold_outcome(fold), TrainingSummary) for fold in wanted}
         missing = [fold for fold, outcome in found.items() if outcome is None]
@@ -521,6 +560,9 @@ def score_clips(
     videos = pixels.reshape(len(positions), number, shape[0] // number, *shape[1:])
     for place, position in enumerate(positions):
         seen(position, videos[place])
+    if networks.measurer is not None:
+        yield from _score_features(networks, networks.measurer, files, positions)
+        return
     for fold in sorted({fold for position in positions for fold in files[position].folds}):
         places = [place for place, position in enumerate(positions) if fold in files[position].folds]
         taken = list[np.ndarray[Any, np.dtype[np.float32]]]() if features else None
@@ -532,6 +574,28 @@ def score_clips(
     for position, logits in found.items():
         scores = {fold: networks.score(fold, logit) for fold, logit in logits.items()}
         yield FileScores(position, logits, scores, beside[position])
+
+
+def _score_features(
+    networks: Networks,
+    measurer: FeatureMeasurer,
+    files: Sequence[FileToScore] | Mapping[int, FileToScore],
+    positions: Sequence[int],
+) -> Iterator[FileScores]:
+    """The files at ``positions`` by their forensic features, which are measured now; raises as ``Networks`` has it."""
+    if any(files[position].recipe for position in positions):
+        raise UsageError(
+            f"{networks.name}: its model sees features, and disturbed videos are scored by networks alone."
+        )
+    asked = [(files[position].path, files[position].content_sha256) for position in positions]
+    for place, found, failure in measurer.measure(asked):
+        position, logits = positions[place], dict[int, float]()
+        if failure:
+            yield FileScores(position, failure=failure)
+            continue
+        for fold in files[position].folds:
+            logits[fold] = float(networks.fitted(fold).logits([found])[0]) + networks.folds[fold].prior_logit
+        yield FileScores(position, logits, {fold: networks.score(fold, logit) for fold, logit in logits.items()})
 
 
 _SCRATCH = "scoring"
