@@ -79,8 +79,9 @@ def test_the_figure_names_what_differs_most_and_leaves_out_what_nobody_has(table
     features, _ = tables
     columns = {name: (name, "unit") for name in ("a_label_mean", "a_noise_mean", "a_none_mean")}
     figure = family_figure(features, "a", columns)
-    assert "a: real and fake videos differ most in a_label_mean, AUC 1.000 [" in figure.layout.title.text.replace(
-        "<br>", " "
+    assert (
+        "a: real and fake videos differ most in a_label_mean, higher in fakes, AUC 1.000 ["
+        in figure.layout.title.text.replace("<br>", " ")
     )
     assert len(figure.data) == 4
     assert figure.data[0].median[0] == pytest.approx(

@@ -11,7 +11,7 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.read.feature_ties import auc_interval
 from fvc_lib.analysis.wording import figure_text, interval_text
 
-_COLUMNS, _ROW_PIXELS = 3, 165
+_COLUMNS, _ROW_PIXELS = 2, 170  # two, so that names do not meet on a telephone
 
 
 def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tuple[str, str]]) -> go.Figure:
@@ -31,12 +31,12 @@ def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tup
     if told:
         best = max(told, key=lambda column: abs(told[column][0] - 0.5))
         finding = (
-            f"{family}: real and fake videos differ most in {shown[best][0]}, AUC {interval_text(*told[best])}, the "
-            f"largest of {len(told)}"
+            f"{family}: real and fake videos differ most in {shown[best][0]}, {_side(told[best][0])} in fakes, AUC "
+            f"{interval_text(*told[best])}, the largest of {len(told)}"
         )
     known = features.filter(pl.any_horizontal(pl.col(list(shown)).is_not_null()))
     rows = -(-len(shown) // _COLUMNS)
-    grid = make_subplots(rows=rows, cols=min(_COLUMNS, len(shown)), vertical_spacing=0.42 / rows if rows > 1 else 0)
+    grid = make_subplots(rows=rows, cols=min(_COLUMNS, len(shown)), vertical_spacing=0.5 / rows if rows > 1 else 0)
     figure = theme.figure(
         finding, f"{theme.videos_and_groups(known)}; means over a video", height=110 + _ROW_PIXELS * rows
     )
@@ -49,11 +49,24 @@ def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tup
                 figure.add_trace(_box(values, label, color, axis))
         figure.update_layout(
             {
-                f"xaxis{axis}": {"title": {"text": figure_text(f"{name}, {unit}"), "font": {"size": 12}}, "nticks": 5},
-                f"yaxis{axis}": {"showgrid": False, "type": "category", "autorange": "reversed"},
+                f"xaxis{axis}": {
+                    "title": {"text": f"{figure_text(name)}<br>{figure_text(unit)}", "font": {"size": 12}},
+                    "nticks": 4,
+                    "tickangle": 0,
+                },
+                f"yaxis{axis}": {
+                    "showgrid": False,
+                    "type": "category",
+                    "autorange": "reversed",
+                    "showticklabels": number % _COLUMNS == 0,
+                },
             }
         )
     return figure.update_layout(showlegend=False)
+
+
+def _side(auc: float) -> str:
+    return "higher" if auc > 0.5 else "lower"
 
 
 def _box(values: np.ndarray, label: str, color: str, axis: str) -> go.Box:
