@@ -36,6 +36,14 @@ def test_the_pipeline_is_a_job_an_array_and_a_job_each_after_the_one_before():
     assert after.needs == (before.name, folds.name)
 
 
+def test_the_network_of_all_groups_has_a_job_of_its_own_beside_the_results():
+    config = CONFIG.model_copy(update={"train_final": True})
+    jobs = {job.name: job for job in plan_jobs(all_tasks(config), config, SITE, {})}
+    final = jobs.pop("04b_final_training")
+    assert (final.folds, final.trains, final.needs[-1]) == (None, True, "04_fold_training")
+    assert list(jobs.values()) == plan_jobs(all_tasks(), CONFIG, SITE, {})
+
+
 def test_a_job_that_makes_clips_waits_for_another_run_s_that_makes_the_same(tmp_path):
     before, folds, _ = plan_jobs(all_tasks(), CONFIG, SITE, {})
     run, ids = RunPaths(tmp_path), {before.name: "7"}

@@ -154,6 +154,10 @@ def test_its_log_odds_are_never_larger_in_the_median_than_the_out_of_fold_ones_o
         table = chose.with_columns(logit=pl.Series(logits), temperature=pl.lit(1.0))
         write_table(table, FINAL_VALIDATION, other.final_validation)
         assert held_back(other, (0, 1)) == pytest.approx(wanted)
+    strange = chose.with_columns(video_id=pl.format("other_{}", "video_id"))
+    write_table(strange, FINAL_VALIDATION, other.final_validation)
+    with pytest.raises(UsageError, match=r"none of the videos that chose the epoch .* is tested by a fold"):
+        held_back(other, (0, 1))
 
 
 def test_other_scores_of_the_same_videos_are_set_against_the_other_groups():

@@ -326,7 +326,10 @@ class RunNetworks(Networks):
                     f"{command_text('--resume', paths.root, '-p', 'train_final', 'true')}"
                 )
             network = _fold_network(paths.stage_training(FINAL_TRAINING), of_all)
-            networks[FINAL] = replace(network, temperature=network.temperature * held_back(paths, self.outcomes))
+            ratio, threshold = held_back(paths, self.outcomes), network.threshold
+            if 0 < threshold < 1:  # the same videos above it
+                threshold = float(probabilities(np.log([threshold / (1 - threshold)]), ratio)[0])
+            networks[FINAL] = replace(network, temperature=network.temperature * ratio, threshold=threshold)
         super().__init__(
             paths.run_id,
             config,
@@ -344,12 +347,20 @@ def held_back(paths: RunPaths, folds: Collection[int]) -> float:
 
     It is never surer than the folds' networks: of the videos that chose its epoch the median size of its log odds is at
     most that of their out-of-fold log odds. Fitted on few videos that it knows well, its own temperature makes it so.
+
+    Raises:
+        UsageError: none of these videos has an out-of-fold score.
     """
     stored = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in folds])
     stored = stored.select("video_id", out_of_fold=(pl.col("logit") / pl.col("temperature")).abs())
     own = (pl.col("logit") / pl.col("temperature")).abs()
     both = read_table(paths.final_validation, FINAL_VALIDATION).join(stored, on="video_id").select(own, "out_of_fold")
     mine, theirs = both.median().row(0)
+    if not both.height:
+        raise UsageError(
+            f"{paths.run_id}: none of the videos that chose the epoch of the network of all groups is tested by a "
+            "fold, so its scores cannot be set beside theirs. Leave --final out."
+        )
     return max(1.0, mine / theirs) if theirs else 1.0
 
 
