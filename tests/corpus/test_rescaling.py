@@ -189,7 +189,10 @@ def test_how_features_go_with_the_original_height_before_and_after() -> None:
     assert found["before"].to_list() == [pytest.approx(-1), pytest.approx(1), None]
     assert abs(found["after"][0]) < 0.2
     assert found["num_before"].to_list() == [6, 4, 6]
-    assert "1 go less" in rescaling.dependence_sentence(found)
+    told = rescaling.dependence_sentence(found)
+    assert "Of 2 features 1 go less" in told
+    assert "1 still go with it (0.5 or more: gaps)" in told
+    assert "still" not in rescaling.dependence_sentence(found.filter(feature="falls"))
     turned = originals.with_columns(width=pl.Series(heights), height=9, rotation_degrees=90)
     assert rescaling.size_dependence(before, after, turned).equals(found)
     assert "cannot be said" in rescaling.dependence_sentence(found.filter(feature="flat"))

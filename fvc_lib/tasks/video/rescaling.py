@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator
 
+import numpy as np
 import polars as pl
 
 from fvc_lib.corpus.rescaling import shown_rows
@@ -85,6 +86,7 @@ def size_dependence(before: pl.DataFrame, after: pl.DataFrame, originals: pl.Dat
     return table.sort(pl.col("before").abs(), descending=True, nulls_last=True, maintain_order=True)
 
 
+_STRONG, _NAMED = 0.5, 3  # a correlation that is named, and how many features are
 _DEPENDENCE = {
     "feature": pl.String, "before": pl.Float64, "after": pl.Float64, "num_before": pl.Int64, "num_after": pl.Int64,
 }  # fmt: skip
@@ -96,11 +98,13 @@ def dependence_sentence(dependence: pl.DataFrame) -> str:
     if known.is_empty():
         return "Whether features go with the original size cannot be said: all videos had one height, or none is known."
     weaker = known.filter(pl.col("after").abs() < pl.col("before").abs()).height
-    middle = [float(known[side].abs().median()) for side in ("before", "after")]  # type: ignore[arg-type]
-    return (
+    before, after = (float(np.median(known[side].abs().to_numpy())) for side in ("before", "after"))
+    told = (
         f"Of {known.height} features {weaker} go less with the original height once videos are rescaled; the median "
-        f"correlation falls from {middle[0]:.2f} to {middle[1]:.2f}."
-        if middle[1] < middle[0]
-        else f"Of {known.height} features {weaker} go less with the original height once videos are rescaled, but the "
-        f"median correlation is {middle[1]:.2f} after {middle[0]:.2f}: what was small is blurred now."
+        f"correlation is {after:.2f} after {before:.2f}."
     )
+    still = known.filter(pl.col("after").abs() >= _STRONG).sort(pl.col("after").abs(), descending=True)["feature"]
+    if still.is_empty():
+        return told
+    named = ", ".join(still.head(_NAMED)) + (" ..." if still.len() > _NAMED else "")
+    return f"{told} {still.len()} still go with it ({_STRONG:g} or more: {named}): size survives as sharpness."
