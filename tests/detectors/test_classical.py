@@ -6,12 +6,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings as budget, strategies as st
 
 from fvc_lib.detectors.classical.boosting import Boosting
 from fvc_lib.detectors.classical.logistic import Logistic, Standardised
 from fvc_lib.detectors.classical.model import Part
 from fvc_lib.detectors.classical.svm import SupportVectors
+from fvc_lib.engine.training_state import weights_digest
+from fvc_lib.services.checkpoint_files import load_weights, write_weights_with_digest
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS
 
@@ -41,6 +44,20 @@ def test_each_model_learns_in_spite_of_missing_and_constant_columns(name):
     again = model.fit(seen, model.candidates(40)[-1])
     assert arrays.keys() == again.keys()
     assert all(np.array_equal(arrays[name], again[name]) for name in arrays)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_arrays_come_back_from_their_file_as_they_were_also_empty_ones(tmp_path, name):
+    """Where nothing is missing, there is no indicator of what is missing."""
+    model, seen = DETECTORS.get(name).build(), part(0, missing=0)
+    seen = replace(seen, values=seen.values[:, [0, 3, 4, 5]])
+    arrays = model.fit(seen, model.candidates(40)[0])
+    state = {key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in arrays.items()}
+    write_weights_with_digest(tmp_path / "model.safetensors", state, {})
+    back = load_weights(tmp_path / "model.safetensors")
+    assert weights_digest(back) == weights_digest(state)
+    again = {key: tensor.numpy() for key, tensor in back.items()}
+    assert np.array_equal(model.logits(again, seen.values), model.logits(arrays, seen.values))
 
 
 @given(st.integers(0, 10**6))
