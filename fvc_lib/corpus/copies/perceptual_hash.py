@@ -153,17 +153,20 @@ def grid_average(picture: npt.NDArray[np.floating] | npt.NDArray[np.uint8], side
     """Area average of (..., H, W) onto (..., side, side), cell borders weighted by what they cut off."""
     averaged = picture.astype(np.float64)
     for _ in range(2):  # rows, then columns; each pass swaps the two
-        averaged = np.swapaxes(_average_rows(averaged, side), -1, -2)
+        averaged = _average_along_rows(np.swapaxes(averaged, -1, -2), side)
     return averaged
 
 
-def _average_rows(picture: Grid, side: int) -> Grid:
-    height = picture.shape[-2]
-    total = np.concatenate([np.zeros_like(picture[..., :1, :]), np.cumsum(picture, axis=-2)], axis=-2)
-    border = np.arange(side + 1) * (height / side)
-    whole = np.minimum(border.astype(np.int64), height - 1)
-    until = total[..., whole, :] + (border - whole)[:, None] * picture[..., whole, :]
-    return np.asarray(np.diff(until, axis=-2) * (side / height))
+def _average_along_rows(picture: Grid, side: int) -> Grid:
+    """(..., H, W) -> (..., H, side)."""
+    width = picture.shape[-1]
+    picture = np.ascontiguousarray(picture)  # sums along what lies together are five times as fast
+    total = np.zeros((*picture.shape[:-1], width + 1))
+    np.cumsum(picture, axis=-1, out=total[..., 1:])
+    border = np.arange(side + 1) * (width / side)
+    whole = np.minimum(border.astype(np.int64), width - 1)
+    until = total[..., whole] + (border - whole) * picture[..., whole]
+    return np.asarray(np.diff(until, axis=-1) * (side / width))
 
 
 def _lowest_frequencies() -> npt.NDArray[np.int64]:

@@ -103,8 +103,14 @@ def is_black(clips: npt.NDArray[np.uint8]) -> bool:
 
 def is_frozen(clips: npt.NDArray[np.uint8]) -> bool:
     """Whether nothing moves in ``clips``, uint8 (N, T, 3, H, W): all frames are one, but for a coder's noise."""
-    cells = np.stack([_cells(frame) for frame in clips.reshape(-1, *clips.shape[2:])])
-    return float(np.ptp(cells, axis=0).max()) < _FROZEN
+    lowest = highest = None
+    for frame in clips.reshape(-1, *clips.shape[2:]):
+        cells = _cells(frame)
+        lowest = cells if lowest is None else np.minimum(lowest, cells)
+        highest = cells if highest is None else np.maximum(highest, cells)
+        if (highest - lowest).max() >= _FROZEN:  # mostly so at the second frame
+            return False
+    return True
 
 
 def _black(cells: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
