@@ -7,6 +7,11 @@ Videos are made here: 640 x 360, 10 s, H.264, each under several names. Every si
 processor time is of it and its children, without imports and loading weights, one thread each.
 
     python -m benchmarks.verdicts [RUN_OR_BUNDLE] [--files 24] [--rounds 9] [--json FILE]
+
+With ``--windows FILE``, once or more: what decoding every window of a file costs (``video/decode/windows.py``) against
+a loop that decodes the whole file and converts the same frames by the same scaler, in one process, in turns.
+
+    python -m benchmarks.verdicts --windows a.mp4 --windows b.mp4
 """
 
 from __future__ import annotations
@@ -28,15 +33,19 @@ import numpy as np
 import torch
 
 from fvc_lib.command_line.models import find_model
+from fvc_lib.services.clip_settings import PLAIN_VIEW
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.video.verdicts.detector import TrainedDetector, detector_of
 from fvc_lib.tasks.video.verdicts.judging import judge_files
 from fvc_lib.tasks.video.verdicts.rule import rule_of
 from fvc_lib.video.decode.clip import uniform_places
+from fvc_lib.video.decode.readers import FrameConverter, Pixels
 from fvc_lib.video.decode.views import decode_view
+from fvc_lib.video.decode.windows import Windows, decode_windows
 
 OURS, FLOOR = "ours", "decoding and forward"
-WANTED = 1.15
+WANTED, WANTED_OF_WINDOWS = 1.15, 1.05
+WINDOW_FRAMES, WINDOW_SIDE = 16, 224
 WIDTH, HEIGHT, SECONDS, RATE, CONTENTS = 640, 360, 10, 25, 3
 
 
@@ -154,17 +163,68 @@ def rounds_of(model: Path, folder: Path, names: list[str], rounds: int) -> Itera
         yield seconds
 
 
+def measure_windows(path: Path, rounds: int, folder: Path) -> None:
+    """Prints the ratio of CPU seconds.
+
+    Raises:
+        SystemExit: the loop gives other frames.
+    """
+    kept = [folder / "windows.raw", folder / "loop.raw"]
+
+    def windows() -> Windows:
+        with kept[0].open("wb") as stream:
+
+            def store(number: int, frame: Pixels) -> None:
+                stream.seek(number * frame.nbytes)
+                stream.write(frame.data)
+
+            return decode_windows(path, WINDOW_FRAMES, WINDOW_SIDE, PLAIN_VIEW, store)
+
+    def loop() -> None:
+        with av.open(str(path)) as opened, kept[1].open("wb") as stream:
+            video = opened.streams.best("video")
+            video.codec_context.thread_count = 1
+            converter = FrameConverter(WINDOW_SIDE, video.sample_aspect_ratio)
+            for place, frame in enumerate(opened.decode(video)):
+                if place in wanted:
+                    converter.convert(frame, picture)
+                    stream.write(picture.data)
+
+    found, picture = windows(), np.empty((3, WINDOW_SIDE, WINDOW_SIDE), np.uint8)
+    wanted = set(np.unique(found.places).tolist())
+    loop()
+    if kept[0].read_bytes() != kept[1].read_bytes():
+        sys.exit(f"{path}: the loop gives other frames")
+    sides: list[Callable[[], object]] = [windows, loop]
+    seconds: list[list[float]] = [[], []]
+    for number in range(rounds):
+        for side in (0, 1) if number % 2 else (1, 0):
+            before = cpu_seconds()
+            sides[side]()
+            seconds[side].append(cpu_seconds() - before)
+    ratios = [ours / plain for ours, plain in zip(*seconds, strict=True)]
+    spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    print(f"{path.name}: {len(wanted):,} of {found.num_source_frames:,} frames kept, loop {min(seconds[1]):.2f} s, "
+          f"windows over loop: {spread}, wanted at most {WANTED_OF_WINDOWS}", flush=True)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="latest", help="a finished run or a bundle")
     parser.add_argument("--files", type=int, default=24)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--windows", type=Path, action="append", default=[], metavar="FILE")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.side:
         measure_side(asked.side, Path(asked.model), sorted(asked.folder.glob("*.mp4")))
+        return
+    if asked.windows:
+        with tempfile.TemporaryDirectory() as folder:
+            for path in asked.windows:
+                measure_windows(path, asked.rounds, Path(folder))
         return
     model = find_model(resolve_config().runs_dir, asked.model)
     detector = detector_of(model)

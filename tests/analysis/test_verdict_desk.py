@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +72,17 @@ def test_a_size_beyond_the_limit_or_none_is_refused_before_anything_is_stored(tm
     answer = Browser(tmp_path).say({"kind": "begin", "file": "a", "name": "a.mp4", "size": size})
     assert answer["kind"] == "refused"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_other_uploads_will_take_of_the_disk_is_not_given_twice(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2500))
+    browser = Browser(tmp_path)
+    begin = {"kind": "begin", "name": "a.mp4", "size": 1000}
+    assert browser.say({**begin, "file": "a"})["kind"] == "next"
+    assert "no room for 1.0 kB" in browser.say({**begin, "file": "b"})["text"]
+    assert browser.say({**begin, "file": "a"})["kind"] == "next"  # once more, in place of the first
+    browser.say({"kind": "stop", "file": "a"})
+    assert browser.say({**begin, "file": "b"})["kind"] == "next"
 
 
 def test_more_than_was_announced_lost_or_unknown_pieces_are_refused(tmp_path):

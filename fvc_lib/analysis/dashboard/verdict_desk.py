@@ -102,9 +102,10 @@ class Uploads:
                 f"{bytes_text(size)} is more than the {bytes_text(self._limit_bytes)} that this page takes. Whoever "
                 "started it can allow more (--limit-mb)."
             )
-        if shutil.disk_usage(self._folder).free < 2 * size:
-            raise FvcError(f"The disk of the machine that judges has no room for {bytes_text(size)}.")
         self._forget(file)
+        promised = sum(whole - path.stat().st_size for path, whole in self._coming.values())
+        if shutil.disk_usage(self._folder).free - promised < 2 * size:
+            raise FvcError(f"The disk of the machine that judges has no room for {bytes_text(size)}.")
         self._number += 1
         target = self._folder / str(self._number) / safe_name(name)
         target.parent.mkdir()
