@@ -149,3 +149,15 @@ def test_a_period_is_found_off_the_grid_and_the_grid_itself_is_none():
     peaks = spectrum.measure(np.float32([noise, *(noise + 10 * np.outer(wave, wave) for wave in waves)]), None)["peak"]
     assert peaks[1] > peaks[0] + 1
     assert peaks[2] < peaks[0] + 0.2
+
+
+def test_scaling_up_leaves_a_period_of_second_differences():
+    places = np.arange(TILE) * 0.8
+    left = places.astype(int)
+    share = places - left
+    draw = np.random.default_rng(0)
+    plain, source = draw.normal(128, 1, (2, TILE, TILE))
+    across = source[:, left] * (1 - share) + source[:, left + 1] * share
+    scaled = across[left] * (1 - share)[:, None] + across[left + 1] * share[:, None]
+    periodic = spectrum.measure(np.float32([plain, scaled]), None)["periodic"]
+    assert periodic[1] > 3 > 2.5 > periodic[0]

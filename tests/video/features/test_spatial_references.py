@@ -245,7 +245,7 @@ def naive_spectrum(tile):
 
 
 def naive_period(tile):
-    bends = [np.mean([abs(2 * row[at] - row[at - 1] - row[at + 1]) for row in tile]) for at in range(4, 60)]
+    bends = [np.mean([min(2, abs(2 * row[at] - row[at - 1] - row[at + 1])) for row in tile]) for at in range(4, 60)]
     sizes = []
     for number in range(4, 28):
         if number % 7:

@@ -57,6 +57,7 @@ def _regions() -> Float32:
 
 _REGIONS = _regions()
 _LINE = 56  # a whole number of blocks: their grid is in every seventh frequency of it alone
+_BEND = 2.0  # grey levels: what is larger counts as much, else a few edges drown what scaling leaves everywhere
 _OFF_BLOCKS = np.array([number for number in range(4, _LINE // 2) if number % 7])
 
 
@@ -90,8 +91,8 @@ def measure(luma: Float32, _rgb: Pixels) -> dict[str, Float32]:
 
 def _periodic(luma: Float32) -> Float32:
     """(N,): the strongest period along rows of the size of second differences, over the median one."""
-    bends = np.abs(2 * luma[:, :, 4:60] - luma[:, :, 3:59] - luma[:, :, 5:61]).mean(1)
-    sizes = np.abs(scipy.fft.rfft(bends))[:, _OFF_BLOCKS]
+    bends = np.abs(2 * luma[:, :, 4:60] - luma[:, :, 3:59] - luma[:, :, 5:61])
+    sizes = np.abs(scipy.fft.rfft(np.minimum(bends, _BEND).mean(1)))[:, _OFF_BLOCKS]
     return np.asarray(np.log2((sizes.max(1) + _FLAT) / (np.median(sizes, axis=1) + _FLAT)), np.float32)
 
 
