@@ -10,8 +10,9 @@ import polars as pl
 import pytest
 from scipy.special import expit
 
-from fvc_lib.analysis.read import ensembles
+from fvc_lib.analysis.read import detector_tables, detectors, ensembles
 from fvc_lib.analysis.read.headline import run_headline
+from fvc_lib.analysis.read.naming import ensemble_text
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import sha256_of_file, write_text
 from fvc_lib.services.ensembles import RECORD, EnsembleRecord, find_run_or_ensemble, members_of, read_ensemble
@@ -133,6 +134,24 @@ def test_the_difference_from_the_best_member_is_paired_and_claims_no_more_than_c
     told = ensembles.against_members(folder, found, below, replicates=300).pairs
     assert not any(pair.is_shown for pair in told)
     assert any(pair.finding.endswith("That claims nothing of fakes: Why not.") for pair in told)
+
+
+def test_a_comparison_lists_an_ensemble_beside_its_runs_with_the_costs_of_all_its_networks(ensemble):
+    above = ensemble.folder.root.parents[1]
+    listed = detectors.runs_to_compare([], above)
+    assert listed == [*ensemble.runs, ensemble.folder]
+    found = detectors.compare_detectors(listed, replicates=50, metrics=["roc_auc"])
+    assert found.left_out == ()
+    assert [each.name for each in found.detectors] == ["frame_cnn", "r2plus1d_small", ensemble_text(ensemble.folder)]
+    whole = found.detectors[2]
+    assert whole.models == ("frame_cnn", "r2plus1d_small")
+    stored = read_table(ensemble.folder.results, tables.RESULTS)
+    value = stored.filter(source="model", scope="all", metric="roc_auc")["value"][0]
+    assert whole.intervals["roc_auc"].value == pytest.approx(value)
+    costs = found.summed_costs(lambda configs: [{"num_parameters": 10 + len(each.model)} for each in configs])
+    assert [each["num_parameters"] for each in costs] == [19, 24, 19 + 19 + 24]
+    assert detector_tables.run_table(found)["run_id"].to_list()[-1] == "ensemble_mean_1"
+    assert detector_tables.number_table(found)["model"][2] == "frame_cnn + r2plus1d_small"
 
 
 def test_a_control_that_one_member_lacks_is_missing_and_nothing_is_claimed(runs, tmp_path):
