@@ -191,7 +191,7 @@ def model_card(run: RunPaths, headline: "ReportHeadline", *, final: bool = False
         for row in overall.sort(pl.col("source") != "model", "source", "metric").iter_rows(named=True)
         if row["source"] == "model" or (row["metric"] == "roc_auc" and row["source"] not in DISHONEST_CONTROLS)
     ]
-    networks, of_all = f"{config.num_trainings} networks.", list[str]()
+    networks, of_all = f"{config.num_trainings} networks{' of each member' * together}.", list[str]()
     chosen = "Epoch, temperature and threshold were chosen on inner validation videos."
     if config.of_features and not together:
         networks = f"{config.num_trainings} models on features, and no network."

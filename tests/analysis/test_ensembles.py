@@ -151,6 +151,8 @@ def test_a_comparison_lists_an_ensemble_beside_its_runs_with_the_costs_of_all_it
     costs = found.summed_costs(lambda configs: [{"num_parameters": 10 + len(each.model)} for each in configs])
     assert [each["num_parameters"] for each in costs] == [19, 24, 19 + 19 + 24]
     assert detector_tables.run_table(found)["run_id"].to_list()[-1] == "ensemble_mean_1"
+    assert detector_tables.detector_table(found)["over_seeds"][2] == "an ensemble"
+    assert not any(", seed" in caution for caution in found.cautions if caution.startswith(whole.name))
     assert detector_tables.number_table(found)["model"][2] == "frame_cnn + r2plus1d_small"
 
 

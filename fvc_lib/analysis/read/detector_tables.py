@@ -87,7 +87,7 @@ def run_table(found: DetectorComparison) -> pl.DataFrame:
                 {
                     "run_id": run.name,
                     "detector": detector.name,
-                    "seed": None if len(detector.parts) > 1 else seed,
+                    "seed": None if detector.is_ensemble else seed,
                     "roc_auc": interval_text(score.value, score.low, score.high) if score else "",
                     "best_control": source_name(best.source) if best else "none",
                     "control_auc": interval_text(best.value, best.low, best.high) if best else "",
@@ -119,7 +119,7 @@ def number_table(found: DetectorComparison) -> pl.DataFrame:
             "detector": detector.name,
             "model": " + ".join(detector.models),
             "is_reference": pair is None,
-            "seeds": " ".join(map(str, detector.seeds)),
+            "seeds": None if detector.is_ensemble else " ".join(map(str, detector.seeds)),
             "runs": " ".join(run.name for run in detector.runs),
             "trial": trial_text(vars(detector.config)) or None,
             "num_runs_above_controls": detector.num_above_controls,
@@ -166,7 +166,7 @@ def latex_table(found: DetectorComparison) -> str:
         cells = [
             latex_text(detector.name) + "".join(map(_cited, detector.models)),
             mark % value + whole[len(value) :],
-            f"{number_text(low)}--{number_text(high)}" if len(detector.runs) > 1 else "one seed",
+            f"{number_text(low)}--{number_text(high)}" if len(detector.runs) > 1 else detector.spread_text(),
             run_comparison.difference_text(pair).replace("-", "$-$") if pair else "--",
             run_comparison.p_text(pair.holm_p_value).replace("<", "$<$") if pair else "--",
             f"{detector.num_above_controls}/{len(detector.runs)}",

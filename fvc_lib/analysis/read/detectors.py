@@ -83,6 +83,11 @@ class Detector:
     parts: tuple[RunConfig, ...] = ()  # of all networks that judge a video; of an ensemble those of its members
 
     @property
+    def is_ensemble(self) -> bool:
+        """Whether several runs are one detector by being put together."""
+        return len(self.parts) > 1
+
+    @property
     def models(self) -> tuple[str, ...]:
         """Of its ``parts``, each once."""
         return tuple(dict.fromkeys(part.model for part in self.parts))
@@ -98,8 +103,10 @@ class Detector:
         return self.num_above_controls == len(self.runs)
 
     def spread_text(self, metric: str = MAIN_METRIC) -> str:
-        """``0.81 to 0.86 over 3 seeds``, or that there is one."""
+        """``0.81 to 0.86 over 3 seeds``, or that there is one, or that it is an ensemble."""
         low, high = self.spread[metric]
+        if self.is_ensemble:
+            return "an ensemble"
         if len(self.runs) == 1:
             return "one seed"
         return f"{number_text(low)} to {number_text(high)} over {len(self.runs)} seeds"
@@ -391,7 +398,7 @@ def _cautions(detectors: Sequence[Detector]) -> list[str]:
     runs = [(each, seed, one) for each in detectors for seed, one in zip(each.seeds, each.headlines, strict=True)]
     of_all = [caution for caution in runs[0][2].cautions if all(caution in one.cautions for _, _, one in runs)]
     own = [
-        f"{each.name}, seed {seed}: {caution}"
+        f"{each.name}{'' if each.is_ensemble else f', seed {seed}'}: {caution}"
         for each, seed, one in runs
         for caution in one.cautions
         if caution not in of_all

@@ -50,9 +50,14 @@ class EnsembleDetector(TrainedDetector):
         lead = members[record.lead]
         told = f"Evidence beside a score is of {lead.name} alone, the member with the largest weight."
         super().__init__(lead, known, familiar, standing, (*dict.fromkeys(cautions), told), before, distance)
+
+    @cached_property
+    def model_id(self) -> str:
+        """The ensemble, and a digest of how its members count and of their weights."""
+        record = self.record
         rules = [record.method, record.detector_of_member, [rule.model_dump() for rule in record.folds]]
-        learned = [[networks.weights(fold) for fold in sorted(networks.folds)] for networks in members]
-        self.model_id = f"{record.name}@{sha256_of_json([rules, learned])[:12]}"
+        learned = [[networks.weights(fold) for fold in sorted(networks.folds)] for networks in self.members]
+        return f"{record.name}@{sha256_of_json([rules, learned])[:12]}"
 
     @cached_property
     def identity(self) -> str:

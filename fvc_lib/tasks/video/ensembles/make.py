@@ -7,6 +7,7 @@ from typing import get_args
 import polars as pl
 
 from fvc_lib import __version__
+from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_file, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.digests import write_document
@@ -68,6 +69,7 @@ def write_results(
     parts = None if config.protocol == KFOLD else read_table(folder.protocol, PROTOCOL)
     left_out = undecoded(folds, read_table(first.augmented_metadata, AUGMENTED), parts)
     results = kfold_results(index, folds, predictions, config, left_out=left_out, protocol=parts)
+    results = results.filter(~pl.col("metric").str.ends_with(UNCALIBRATED))  # an ensemble has no temperature
     write_table(results, RESULTS, folder.results)
     return results
 

@@ -112,7 +112,6 @@ class TrainedDetector:
         standing: where it stands beside its controls.
         cautions: sentences on decoding that is not known to be the run's, and on what the networks may have seen.
         seen_before: ``content_sha256 perceptual_hash`` of what was seen in runs that this one went on from.
-        model_id: the run, and a digest of its networks' weights.
     """
 
     judges_alone = True  # whether ``networks`` are all that give the score
@@ -131,12 +130,16 @@ class TrainedDetector:
         self.seen_before = before.filter(~pl.col("content_sha256").is_in(known.rows["content_sha256"].implode()))
         self.networks, self.known, self.familiar, self.standing = networks, known, familiar, standing
         self.cautions = tuple(cautions)
-        judges = {fold: networks.folds[fold] for fold in networks.judges}
-        digest = sha256_of_json({str(fold): each.weights for fold, each in judges.items()})
-        self.model_id = f"{networks.name}@{digest[:12]}"
         self._distance = distance
         if not self.is_above_control and standing != NOT_STATED:
             _logger.warning("%s: %s", self.model_id, " ".join(standing.sentences))
+
+    @cached_property
+    def model_id(self) -> str:
+        """The run, and a digest of its networks' weights."""
+        folds = self.networks.folds
+        digest = sha256_of_json({str(fold): folds[fold].weights for fold in self.networks.judges})
+        return f"{self.networks.name}@{digest[:12]}"
 
     @property
     def is_above_control(self) -> bool:
