@@ -50,7 +50,7 @@ def _first_digits(sizes: Float32) -> Float32:
 
 
 _OF = {"low": "the 9 lowest frequencies", "middle": "26 middle frequencies", "high": "the 28 highest frequencies"}
-_PROXIES = ("low", "low_zeros", "high_shape")
+_PROXIES = ("low", "low_zeros", "low_shape", "high_shape")
 FEATURES.register(
     FeatureFamily(
         name="block_dct",

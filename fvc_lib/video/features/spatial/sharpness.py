@@ -38,9 +38,14 @@ FEATURES.register(
         paper="Pech-Pacheco et al., Diatom autofocusing in brightfield microscopy: a comparative study, ICPR 2000",
         features=(
             Feature("laplacian", "grey levels squared", "Variance of the Laplacian of the luma: the finest detail."),
-            Feature("gradient", "grey levels squared", "Mean squared gradient of the luma, by Sobel's operators."),
+            Feature(
+                "gradient",
+                "grey levels squared",
+                "Mean squared gradient of the luma, by Sobel's operators.",
+                size_proxy=True,
+            ),
             Feature("fineness", "ratio", "Laplacian over gradient: how fine the detail is, whatever its contrast."),
-            Feature("edges", "share", "Pixels whose gradient is above 8 grey levels per pixel."),
+            Feature("edges", "share", "Pixels whose gradient is above 8 grey levels per pixel.", size_proxy=True),
         ),
         measure=measure,
         of="tiles",
