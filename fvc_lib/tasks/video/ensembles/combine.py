@@ -20,11 +20,11 @@ from fvc_lib.services.ensembles import FoldRule, Method
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, PROTOCOL, check_table, read_table
+from fvc_lib.services.tables import FOLDS, PREDICTIONS, PROTOCOL, check_table, read_table
 from fvc_lib.services.tasks import KFOLD
 from fvc_lib.tasks.recipe import TrainingOutcome, read_outcome
 from fvc_lib.tasks.video.controls import fake_labels
-from fvc_lib.tasks.video.results import check_predictions, undecoded
+from fvc_lib.tasks.video.results import check_predictions, made_samples, undecoded
 from fvc_lib.tasks.video.selection import read_selection
 from fvc_lib.tasks.video.summary import TrainingSummary
 
@@ -61,7 +61,7 @@ def checked_member(run: RunPaths, predictions: pl.DataFrame, detector: int) -> M
     """
     config, folds = run_config(run), read_table(run.folds, FOLDS)
     parts = None if config.protocol == KFOLD else read_table(run.protocol, PROTOCOL)
-    left_out = undecoded(folds, read_table(run.augmented_metadata, AUGMENTED), parts)
+    left_out = undecoded(folds, made_samples(run, config), parts)
     try:
         check_predictions(folds, predictions, left_out=left_out)
     except DataError as error:

@@ -13,9 +13,9 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.digests import write_document
 from fvc_lib.services.ensembles import FORMAT, RECORD, EnsembleRecord, FoldRule, MemberRecord, Method
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (
-    AUGMENTED,
     FOLDS,
     INDEX,
     LEAKAGE_AUDIT,
@@ -30,7 +30,7 @@ from fvc_lib.services.tables import (
 from fvc_lib.services.tasks import KFOLD
 from fvc_lib.tasks.video.ensembles.combine import Member, folds_of, mean_rules
 from fvc_lib.tasks.video.ensembles.stacking import stacked_rules
-from fvc_lib.tasks.video.results import kfold_results, undecoded
+from fvc_lib.tasks.video.results import kfold_results, made_samples, undecoded
 
 _OF_DATA = ("metadata_carriers", "official_split_leaks")  # checks of the members that are of their common data
 
@@ -67,7 +67,7 @@ def write_results(
     first = members[0].run
     index, folds = read_table(folder.index, INDEX), read_table(folder.folds, FOLDS)
     parts = None if config.protocol == KFOLD else read_table(folder.protocol, PROTOCOL)
-    left_out = undecoded(folds, read_table(first.augmented_metadata, AUGMENTED), parts)
+    left_out = undecoded(folds, made_samples(first, run_config(first)), parts)
     results = kfold_results(index, folds, predictions, config, left_out=left_out, protocol=parts)
     results = results.filter(~pl.col("metric").str.ends_with(UNCALIBRATED))  # an ensemble has no temperature
     write_table(results, RESULTS, folder.results)

@@ -24,10 +24,11 @@ from fvc_lib.services.ensembles import FoldRule
 from fvc_lib.services.errors import DataError, LeakageError, command_text
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import AUGMENTED, VALIDATION_PREDICTIONS, read_table
+from fvc_lib.services.tables import VALIDATION_PREDICTIONS, read_table
 from fvc_lib.tasks.video import data
 from fvc_lib.tasks.video.controls import fake_labels
 from fvc_lib.tasks.video.ensembles.combine import Member, base_rate, folds_of, mean_threshold, of_detectors
+from fvc_lib.tasks.video.results import made_samples
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, read_selection
 from fvc_lib.tasks.video.summary import validation_table
 from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
@@ -99,7 +100,7 @@ def inner_predictions(run: RunPaths, config: RunConfig, fold: int) -> pl.DataFra
     path = run.validation_predictions(fold)
     table = read_table(path, VALIDATION_PREDICTIONS) if path.is_file() else _asked_again(run, config, fold, chosen)
     rows = data.rows_to_train_on(run, config, fold)
-    without = set(rows.folds["video_id"]) - set(read_table(run.augmented_metadata, AUGMENTED)["video_id"])
+    without = set(rows.folds["video_id"]) - set(made_samples(run, config)["video_id"])
     split = rows.split(fold, inner_validation_share=config.inner_validation_share, seed=config.seed, without=without)
     table = table.filter(~pl.col("group_id").is_in(sorted(split.leaking)))
     for part, what in ((split.train, "was trained on"), (split.test, "tests")):
