@@ -15,8 +15,8 @@ import run_notebooks
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.digests import write_document
 from fvc_lib.services.parameters import run_config
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from tests.kits.known_memory import with_known_memory
 

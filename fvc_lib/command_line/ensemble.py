@@ -8,9 +8,9 @@ import click
 
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.services.atomic_files import sha256_of_json
-from fvc_lib.services.ensembles import RECORD, Method
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.records.ensembles import RECORD, Method
 from fvc_lib.services.run_paths import RunPaths, find_run
 from fvc_lib.services.tasks import ENSEMBLE
 

@@ -12,9 +12,9 @@ import polars as pl
 from fvc_lib import CHECKOUT
 from fvc_lib.command_line.models import standing_of
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.ensembles import find_run_or_ensemble, is_ensemble, members_of, read_ensemble
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.parameters import resolve_config, run_config
+from fvc_lib.services.records.ensembles import find_run_or_ensemble, is_ensemble, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, PROTOCOLS
 

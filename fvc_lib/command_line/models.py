@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fvc_lib.services.ensembles import find_run_or_ensemble, is_ensemble
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.records.ensembles import find_run_or_ensemble, is_ensemble
 from fvc_lib.services.run_paths import RunPaths
 
 if TYPE_CHECKING:

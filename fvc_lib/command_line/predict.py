@@ -18,9 +18,9 @@ from fvc_lib.command_line.models import find_model, load_detector
 from fvc_lib.command_line.predictions import predict_files
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.services.atomic_files import write_bytes
-from fvc_lib.services.ensembles import is_ensemble, read_ensemble
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
+from fvc_lib.services.records.ensembles import is_ensemble, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, VERDICTS
 

@@ -25,9 +25,9 @@ from fvc_lib.execution.run.status import read_status, status_now
 from fvc_lib.execution.slurm.queue import SlurmError, clips_job, job_states
 from fvc_lib.services.atomic_files import read_json_object, sha256_of_json
 from fvc_lib.services.config import DECLARED, NOT_HASHED, RunConfig
-from fvc_lib.services.digests import undamaged_content
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
 from fvc_lib.services.parameters import parse_text_value
+from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, DETECTOR_COMPARISON
 

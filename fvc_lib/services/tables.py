@@ -19,8 +19,8 @@ import polars as pl
 from pandera.errors import SchemaError, SchemaErrors
 
 from fvc_lib.services.atomic_files import AnyPath, atomic_output
-from fvc_lib.services.digests import note_rewritten, undamaged_content
 from fvc_lib.services.errors import DataError, command_text
+from fvc_lib.services.records.digests import note_rewritten, undamaged_content
 
 LABELS = ("real", "fake")
 PARTS = ("train", "validation", "test")

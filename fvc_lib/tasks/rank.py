@@ -24,7 +24,7 @@ from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.memory.budget import SHARE_VARIABLE, MemoryShare, memory_budget
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.parameters import read_params_file, resolve_config
-from fvc_lib.services.redaction import Redactor
+from fvc_lib.services.records.redaction import Redactor
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, stage_key
 from fvc_lib.services.stage_logs import MemorySampler, MetricLog
 from fvc_lib.services.tasks import FOLD_TRAINING, TASKS, TRAINING_STAGES

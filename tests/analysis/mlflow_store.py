@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.analysis.mlflow import export as mlflow_connection
-from fvc_lib.services.digests import write_document
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 
 

@@ -22,9 +22,9 @@ from fvc_lib.command_line.main import main
 from fvc_lib.execution.plan.fingerprint import Fingerprint, reason_to_run, record_finished
 from fvc_lib.execution.plan.stages import Task, tasks_in_order
 from fvc_lib.services import tables
-from fvc_lib.services.digests import log_damage
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.parameters import run_config
+from fvc_lib.services.records.digests import log_damage
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.conftest import notebook
 from tests.analysis.task_runs import write_image_run, write_video_text_run

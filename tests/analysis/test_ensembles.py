@@ -15,9 +15,9 @@ from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.analysis.read.naming import ensemble_text
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import sha256_of_file, write_text
-from fvc_lib.services.ensembles import RECORD, EnsembleRecord, find_run_or_ensemble, members_of, read_ensemble
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.records.ensembles import RECORD, EnsembleRecord, find_run_or_ensemble, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table, write_table
 from fvc_lib.tasks.video.ensembles import combine, make

@@ -29,7 +29,7 @@ from fvc_lib.command_line.commands import export_mlflow, export_when_asked
 from fvc_lib.command_line.main import Commands
 from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.digests import write_document
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import read_table

@@ -18,7 +18,7 @@ from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.digests import write_document
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table, write_table
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection

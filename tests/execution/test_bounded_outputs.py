@@ -13,7 +13,7 @@ import pytest
 
 from fvc_lib.execution.kernel.engine import BoundedClient
 from fvc_lib.execution.kernel.outputs import RECORD_BYTES, CellOutputs, OutputFiles, RecordBudget, weight
-from fvc_lib.services.redaction import Redactor
+from fvc_lib.services.records.redaction import Redactor
 from tests.execution.conftest import write_notebook
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fvc_lib.execution.run import record
 from fvc_lib.execution.run.record import CodeState, code_state
-from fvc_lib.services.redaction import Redactor
+from fvc_lib.services.records.redaction import Redactor
 
 NAMES = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
 

@@ -19,11 +19,12 @@ from fvc_lib.execution.plan.stages import (
     tasks_in_order,
 )
 from fvc_lib.execution.run.status import read_status
-from fvc_lib.services import digests, tables
+from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.records import digests
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, read_table, write_table
 from fvc_lib.services.tasks import STAGES, TASKS, Stage

@@ -17,8 +17,8 @@ from fvc_lib.execution.run import record as run_record
 from fvc_lib.execution.run.lock import NO_LOCKS
 from fvc_lib.execution.run.record import CodeState, begin_run, record_corpus, record_resumption, run_hash
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.digests import run_damage
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.records.digests import run_damage
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
 

@@ -8,8 +8,8 @@ import pytest
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import RunStatus, StageStatus, follow_tasks, read_status, status_now, write_part
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.digests import write_document
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 
 

@@ -25,7 +25,7 @@ from fvc_lib.execution.run.status import StageStatus
 from fvc_lib.execution.run.task import TaskRun, job_id, last_metric, metric_text, oom_kills
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory.budget import SHARE_VARIABLE, MemoryBudget, MemoryShare
-from fvc_lib.services.redaction import Redactor
+from fvc_lib.services.records.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 

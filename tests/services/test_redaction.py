@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import given, strategies as st
 
-from fvc_lib.services.redaction import REPLACEMENT, Redactor, StreamRedactor
+from fvc_lib.services.records.redaction import REPLACEMENT, Redactor, StreamRedactor
 
 SECRET = "s3cr&t/+\"'pass wörd=="
 ENVIRON = {"MY_API_TOKEN": SECRET, "HOME": "/home/someone", "DATABASE": "postgres://bob:hunter22@db/x"}

@@ -23,9 +23,9 @@ from fvc_lib.detectors.weights import without_folds
 from fvc_lib.engine.training_state import weights_digest
 from fvc_lib.services.atomic_files import sha256_of_file, write_text
 from fvc_lib.services.checkpoint_files import write_weights_with_digest
-from fvc_lib.services.digests import write_document
 from fvc_lib.services.errors import FvcError, LeakageError, UsageError
 from fvc_lib.services.parameters import run_config
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CALIBRATION, FOLDS, INDEX, LOOKS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.video.own_weights import seen_by_networks, weights_to_go_on_from

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.figures.importance import figures_of
+from fvc_lib.analysis.figures.features import figures_of
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import FEATURES, INDEX, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.video.classical.importance import features_told

@@ -40,9 +40,9 @@ from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves, results
 from fvc_lib.analysis.read.records import run_status
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text, source_name
 from fvc_lib.services.atomic_files import as_mapping, as_text, path_to_text, read_json_object, sha256_of_json
-from fvc_lib.services.digests import run_damage
 from fvc_lib.services.errors import FvcError, UsageError
-from fvc_lib.services.redaction import REPLACEMENT, Redactor
+from fvc_lib.services.records.digests import run_damage
+from fvc_lib.services.records.redaction import REPLACEMENT, Redactor
 from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.tasks import FOLD_TRAINING
 

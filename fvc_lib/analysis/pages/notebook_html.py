@@ -23,8 +23,8 @@ from nbconvert.filters import Highlight2HTML, ansi2html, markdown2html
 from fvc_lib.analysis.pages.display import PLOTLY
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import as_mapping, path_to_text
-from fvc_lib.services.digests import undamaged_content
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.records.digests import undamaged_content
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 _IMAGES = ("image/svg+xml", "image/png", "image/jpeg", "image/gif", "image/webp")

@@ -27,8 +27,8 @@ from fvc_lib.services.atomic_files import (
     write_json,
     write_text,
 )
-from fvc_lib.services.digests import recorded_files
 from fvc_lib.services.errors import DataError, FvcError
+from fvc_lib.services.records.digests import recorded_files
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
 _HEADS = (

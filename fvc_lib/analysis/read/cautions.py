@@ -9,7 +9,7 @@ from fvc_lib.analysis.read.protocols import official_leaks
 from fvc_lib.analysis.read.records import Answer, read_tables
 from fvc_lib.analysis.wording import clean_text, count_text, number_text
 from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.digests import run_damage
+from fvc_lib.services.records.digests import run_damage
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGES, INDEX, LEAKAGE_AUDIT
 from fvc_lib.services.tasks import TASKS

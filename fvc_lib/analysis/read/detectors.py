@@ -29,7 +29,9 @@ from fvc_lib.metrics.intervals import Interval, ReplicateValues, percentile_inte
 from fvc_lib.metrics.paired_difference import CorrectedT, paired_difference
 from fvc_lib.services.atomic_files import AnyPath, as_mapping, read_json_object, sha256_of_json
 from fvc_lib.services.config import DECLARED, RunConfig
-from fvc_lib.services.ensembles import (
+from fvc_lib.services.errors import DataError, FvcError, command_text
+from fvc_lib.services.parameters import run_config
+from fvc_lib.services.records.ensembles import (
     RECORD as ENSEMBLE_RECORD,
     find_run_or_ensemble,
     is_ensemble,
@@ -37,8 +39,6 @@ from fvc_lib.services.ensembles import (
     members_of,
     read_ensemble,
 )
-from fvc_lib.services.errors import DataError, FvcError, command_text
-from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, FOLD_TRAINING
 

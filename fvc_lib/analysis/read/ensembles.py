@@ -18,8 +18,8 @@ from fvc_lib.analysis.read.run_comparison import Comparison, PairComparison, Ref
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text, number_text, source_name
 from fvc_lib.metrics.intervals import percentile_intervals
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.ensembles import FoldRule, is_ensemble
 from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.records.ensembles import FoldRule, is_ensemble
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import PROTOCOL, read_table
 

@@ -55,9 +55,9 @@ from fvc_lib.analysis.wording import (
 )  # fmt: skip
 from fvc_lib.metrics.paired_difference import is_above_control
 from fvc_lib.services.atomic_files import as_text, path_to_text
-from fvc_lib.services.digests import run_damage
-from fvc_lib.services.ensembles import is_ensemble
 from fvc_lib.services.errors import command_text
+from fvc_lib.services.records.digests import run_damage
+from fvc_lib.services.records.ensembles import is_ensemble
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import TASK_RESULTS
 from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK, KFOLD, LENGTH_MATCHED, METADATA_MATCHED, TASKS

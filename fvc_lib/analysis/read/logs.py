@@ -20,7 +20,7 @@ from fvc_lib.analysis.read.records import Answer, LogFile
 from fvc_lib.analysis.read.sql import ask, connect_shared
 from fvc_lib.analysis.wording import count_text
 from fvc_lib.services.atomic_files import message_text, path_to_text
-from fvc_lib.services.digests import log_damage
+from fvc_lib.services.records.digests import log_damage
 
 _BLOCK_BYTES = 1 << 23  # stays in the caches, and its memory is used again: fresh pages cost more than parsing
 _TOLD_LINES = 3

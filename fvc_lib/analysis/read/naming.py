@@ -9,9 +9,9 @@ from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import as_text, path_to_text, read_json_object
 from fvc_lib.services.config import DECLARED, NOT_HASHED
 from fvc_lib.services.config_fields import RETIRED
-from fvc_lib.services.ensembles import RECORD as ENSEMBLE_RECORD
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import read_params_file
+from fvc_lib.services.records.ensembles import RECORD as ENSEMBLE_RECORD
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
 

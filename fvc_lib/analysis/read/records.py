@@ -16,8 +16,8 @@ import polars as pl
 
 from fvc_lib.analysis.wording import time_text
 from fvc_lib.services.atomic_files import as_mapping, as_text, path_to_text, read_json_object, this_host
-from fvc_lib.services.digests import document_damage
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.records.digests import document_damage
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 from fvc_lib.services.tables import read_table
 from fvc_lib.services.tasks import STAGES

@@ -55,7 +55,7 @@ from fvc_lib.execution.run.task import KernelRequest
 from fvc_lib.execution.run.which_run import run_to_work_on
 from fvc_lib.services.atomic_files import temporary_of, write_bytes
 from fvc_lib.services.errors import FvcError, UsageError, did_you_mean
-from fvc_lib.services.redaction import Redactor
+from fvc_lib.services.records.redaction import Redactor
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import stage_key
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import nbformat
 from nbformat import NotebookNode
 
-from fvc_lib.services.redaction import Redactor, StreamRedactor
+from fvc_lib.services.records.redaction import Redactor, StreamRedactor
 
 # Text files that keep their beginning and their end, however much is written: what a kernel says past its record.
 

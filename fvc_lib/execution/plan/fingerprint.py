@@ -15,8 +15,8 @@ from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_json
 from fvc_lib.services.code.code_version import code_behind, helpers_hash, notebook_sources
 from fvc_lib.services.config import DECLARED, RunConfig
-from fvc_lib.services.digests import content_hash, left_by_stage
 from fvc_lib.services.parameters import values_unsaid
+from fvc_lib.services.records.digests import content_hash, left_by_stage
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import STAGES, TASKS
 

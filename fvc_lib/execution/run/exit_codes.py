@@ -19,7 +19,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.memory.budget import MemoryShare, memory_budget
 from fvc_lib.services.memory.policy import MORE_MEMORY, next_settings
-from fvc_lib.services.redaction import Redactor
+from fvc_lib.services.records.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths
 
 

@@ -20,8 +20,8 @@ from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.run.lock import is_task_worked_on, is_worked_on
 from fvc_lib.services.atomic_files import utc_now
-from fvc_lib.services.digests import document_damage, write_document
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.records.digests import document_damage, write_document
 from fvc_lib.services.run_paths import RunPaths
 
 # "waiting": what is left belongs to jobs that have not begun; "interactive": begun from a notebook, no runner has it.

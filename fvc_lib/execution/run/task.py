@@ -30,7 +30,7 @@ from fvc_lib.execution.run.status import StageStatus
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory.budget import ProcessTree, control_groups
 from fvc_lib.services.memory.policy import allocator_environment
-from fvc_lib.services.redaction import Redactor
+from fvc_lib.services.records.redaction import Redactor
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 
 # How often the system killed for memory, and watching a kernel from outside.

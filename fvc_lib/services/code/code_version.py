@@ -16,8 +16,8 @@ from pathlib import Path
 
 from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import sha256_of_json
-from fvc_lib.services.digests import content_hash
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.records.digests import content_hash
 
 # What a notebook's first call never runs when the runner started it: the run is found, begun and locked before, by the
 # runner itself. A test shows that a headless stage opens without it.

@@ -22,9 +22,9 @@ from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.services.atomic_files import read_json_object, sha256_of_file
 from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.digests import document_damage
 from fvc_lib.services.errors import LeakageError, UsageError
 from fvc_lib.services.parameters import run_config
+from fvc_lib.services.records.digests import document_damage
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, INDEX, SEEN, read_table

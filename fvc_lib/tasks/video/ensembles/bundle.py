@@ -12,9 +12,9 @@ import polars as pl
 from pydantic import ValidationError
 
 from fvc_lib.services.atomic_files import sha256_of_file, write_json, write_text
-from fvc_lib.services.digests import write_document
-from fvc_lib.services.ensembles import RECORD, EnsembleRecord, members_of, read_ensemble
 from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.records.digests import write_document
+from fvc_lib.services.records.ensembles import RECORD, EnsembleRecord, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CALIBRATION, INDEX, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.video.ensembles.detector import EnsembleDetector

@@ -16,9 +16,9 @@ from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.stacking import Stacking, mean_log_odds
-from fvc_lib.services.ensembles import FoldRule, Method
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.parameters import run_config
+from fvc_lib.services.records.ensembles import FoldRule, Method
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, PROTOCOL, check_table, read_table
 from fvc_lib.services.tasks import KFOLD

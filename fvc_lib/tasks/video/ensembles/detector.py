@@ -10,8 +10,8 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
-from fvc_lib.services.ensembles import EnsembleRecord, members_of, read_ensemble
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.records.ensembles import EnsembleRecord, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.video.ensembles.combine import of_ensemble
 from fvc_lib.tasks.video.own_weights import seen_before

@@ -10,10 +10,10 @@ from fvc_lib import __version__
 from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_file, write_text
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.digests import write_document
-from fvc_lib.services.ensembles import FORMAT, RECORD, EnsembleRecord, FoldRule, MemberRecord, Method
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
+from fvc_lib.services.records.digests import write_document
+from fvc_lib.services.records.ensembles import FORMAT, RECORD, EnsembleRecord, FoldRule, MemberRecord, Method
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (
     FOLDS,

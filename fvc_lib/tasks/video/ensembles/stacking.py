@@ -20,9 +20,9 @@ from fvc_lib.metrics.intervals import one_vote_per_group
 from fvc_lib.metrics.operating_points import operating_point, threshold_at
 from fvc_lib.metrics.stacking import fit_stacking
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.ensembles import FoldRule
 from fvc_lib.services.errors import DataError, LeakageError, command_text
 from fvc_lib.services.parameters import run_config
+from fvc_lib.services.records.ensembles import FoldRule
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import VALIDATION_PREDICTIONS, read_table
 from fvc_lib.tasks.video import data

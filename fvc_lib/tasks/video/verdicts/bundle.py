@@ -30,9 +30,9 @@ from fvc_lib.detectors.weights import BEGUN_WITH, first_weights, read_weights
 from fvc_lib.services.atomic_files import read_json_object, sha256_of_file, sha256_of_json, write_json, write_text
 from fvc_lib.services.checkpoint_files import load_weights, write_weights_with_digest
 from fvc_lib.services.config import DECLARED, RunConfig
-from fvc_lib.services.digests import document_damage, write_document
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.records.digests import document_damage, write_document
 from fvc_lib.services.registry import CROPS, DETECTORS, FileRegistry
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fvc_lib.services.atomic_files import AnyPath, path_from_text, read_json_object, sha256_of_file
-from fvc_lib.services.digests import document_damage
 from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.records.digests import document_damage
 from fvc_lib.services.run_paths import RunPaths, find_run
 
 RECORD = "ensemble.json"
