@@ -165,6 +165,7 @@ bench-features: $(STAMP)  ## Measure what forensic features cost beside decoding
 
 bench-planted: $(STAMP)  ## Measure what each family of forensic features finds of generated manipulations, and what follows size
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(RUN) -m benchmarks.planted_features
+	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(RUN) -m benchmarks.planted_in_time
 	OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(RUN) -m benchmarks.feature_proxies
 
 bench-clips: $(STAMP)  ## Measure how fast stored clips are read back and how long training waits for them

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib.services.registry import FEATURES
-from fvc_lib.video.features.coding import motion_vectors, packets, quantisers, timing
+from fvc_lib.video.features.coding import codec_motion, packets, quantisers, timing
 from fvc_lib.video.features.family import Stream
 
-FAMILIES = ("motion_vectors", "packets", "quantisers", "timing")
+FAMILIES = ("codec_motion", "packets", "quantisers", "timing")
 
 
 def stream_of(sizes, is_key=None, seconds=None, codec="h264", **told):
@@ -152,7 +152,7 @@ def test_quantisers_are_those_of_frames_compared_with_their_own_type():
 def test_motion_vectors_are_counted_one_by_one(seed, count):
     draw = np.random.default_rng(seed)
     vectors = draw.integers(-3, 4, (count, 2)).astype(np.float32)
-    got = motion_vectors.measure(stream_of([9], motion=vectors))
+    got = codec_motion.measure(stream_of([9], motion=vectors))
     moving = [(x, y) for x, y in vectors.tolist() if (x, y) != (0, 0)]
     assert got["zero"] == pytest.approx(1 - len(moving) / count)
     if moving:

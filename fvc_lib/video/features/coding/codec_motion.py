@@ -1,4 +1,4 @@
-"""``motion_vectors``: how the codec's own motion vectors lie, where its decoder tells them (``stream.py``).
+"""``codec_motion``: how the codec's own motion vectors lie, where its decoder tells them (``stream.py``).
 
 An encoder finds a vector for nearly every block, up to quarters of a pixel. Repeated frames have none but zeros; what
 moves like nothing filmed has vectors in disorder.
@@ -43,7 +43,7 @@ _FEATURES = (
 
 FEATURES.register(
     FeatureFamily(
-        name="motion_vectors",
+        name="codec_motion",
         paper="Feng et al., Motion-adaptive frame deletion detection for digital video forensics, IEEE TCSVT 2016",
         features=_FEATURES,
         measure=measure,
