@@ -1,0 +1,313 @@
+#!/usr/bin/env python3
+"""What each family of features between frames, and of packets, finds of a manipulation that metadata cannot show.
+
+Generated shots, each by a camera of its own, are written as they are and manipulated, with one codec, size, length,
+rate and about one bit rate, in files that an empty box makes equally long. A logistic regression on a family's columns,
+tested on other shots than it learned from, ranks manipulated above untouched: AUC within folds, with the interval of a
+bootstrap that draws shots. Beside it the same on what the index has of a file, ``metadata`` without and ``index`` with
+its facts about packets.
+
+    python -m benchmarks.planted_in_time [--shots 22] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter, map_coordinates
+from sklearn.impute import SimpleImputer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedGroupKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from fvc_lib.corpus.samples.scenes import Planes, Shot, draw_camera, generator_for, render_shot, resize_plane
+from fvc_lib.metrics.classification import roc_auc
+from fvc_lib.metrics.cross_validation import within_folds
+from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
+from fvc_lib.services.registry import FEATURES
+from fvc_lib.video.decode.clip import probe_video
+from fvc_lib.video.decode.packets import PacketFacts
+from fvc_lib.video.features.sampling import sample_video
+from fvc_lib.video.features.worker import measured
+
+HEIGHT, WIDTH, FRAMES, MORE = 192, 256, 96, 18  # MORE: frames that a shot has beyond those that are shown
+KILOBITS, FILE_BYTES = 400, 320_000
+FAMILIES = [name for name in FEATURES.names() if FEATURES.get(name).of != "tiles"]
+Row = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How frames become a file: H.264, a keyframe in so many frames or at chosen ones, at about so many kilobits."""
+
+    kilobits: float = KILOBITS
+    group: int = 48
+    keys: frozenset[int] = frozenset()
+    times: tuple[int, ...] = tuple(range(0, 40 * FRAMES, 40))  # thousandths of a second
+
+
+PLAIN = Encoding()
+
+
+def encode(path: Path, planes: Planes, how: Encoding) -> Path:
+    """Write frames (T, 3*H/2, W)."""
+    with av.open(str(path), "w") as output:
+        options = {"preset": "veryfast", "sc_threshold": "0", "forced-idr": "1"}
+        stream = output.add_stream("libx264", rate=25, options=options)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        context = stream.codec_context
+        context.bit_rate, context.gop_size, context.thread_count = round(1000 * how.kilobits), how.group, 1
+        context.time_base = Fraction(1, 1000)
+        for number, pixels in enumerate(planes):
+            frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="yuv420p")
+            frame.pts, frame.time_base = how.times[number], Fraction(1, 1000)
+            if number in how.keys:
+                frame.pict_type = av.video.frame.PictureType.I
+            output.mux(stream.encode(frame))
+        output.mux(stream.encode(None))
+    return path
+
+
+def encode_alike(path: Path, planes: Planes, how: Encoding = PLAIN) -> Path:
+    """As ``encode``, with as many bytes of video as the bit rate asks for, and in a file as long as any other."""
+    wanted = how.kilobits * 1000 / 8 * len(planes) / 25
+    for _ in range(3):
+        encode(path, planes, how)
+        ratio = wanted / path.stat().st_size
+        if abs(ratio - 1) < 0.01:
+            break
+        how = replace(how, kilobits=how.kilobits * ratio)
+    missing = FILE_BYTES - path.stat().st_size
+    with path.open("ab") as file:
+        file.write(struct.pack(">I4s", missing, b"free") + bytes(missing - 8))
+    return path
+
+
+def compressed(planes: Planes, how: Encoding) -> Planes:
+    """What is left of frames after a file."""
+    with tempfile.TemporaryDirectory() as folder, av.open(str(encode(Path(folder) / "a.mp4", planes, how))) as file:
+        return np.stack([frame.to_ndarray() for frame in file.decode(video=0)])
+
+
+def on_luma(planes: Planes, change: Callable[[NDArray[np.float32]], NDArray[np.floating]]) -> Planes:
+    """A copy in which the luma (T, H, W), as float, is changed."""
+    changed = planes.copy()
+    luma = change(planes[:, :HEIGHT].astype(np.float32))
+    changed[:, :HEIGHT] = np.clip(np.rint(luma), 0, 255).astype(np.uint8)
+    return changed
+
+
+def region(rng: np.random.Generator) -> NDArray[np.float32]:
+    """(H, W): 1 in an ellipse of about a sixth of the picture, 0 outside, with a soft edge."""
+    row, column = rng.uniform(0.35, 0.65, 2) * (HEIGHT, WIDTH)
+    rows, columns = np.mgrid[:HEIGHT, :WIDTH]
+    distance = np.hypot((rows - row) / (0.27 * HEIGHT), (columns - column) / (0.2 * WIDTH))
+    return np.clip(4 * (1.25 - distance), 0, 1).astype(np.float32)
+
+
+# What is done to frames (T, 3*H/2, W), of which the first ``FRAMES`` would be shown, and how they are written.
+Plant = Callable[[Planes, np.random.Generator], tuple[Planes, Encoding]]
+
+
+def swimming(planes: Planes, rng: np.random.Generator) -> tuple[Planes, Encoding]:
+    """A region is warped anew in each frame, by a pixel or so: what is generated frame by frame swims."""
+    inside = region(rng)
+    rows, columns = (np.flatnonzero(inside.any(axis)) for axis in (1, 0))
+    box = np.s_[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    grid = np.mgrid[box].astype(np.float32)
+
+    def change(luma: NDArray[np.float32]) -> NDArray[np.floating]:
+        warped = luma.copy()
+        for into, each in zip(warped, luma, strict=True):
+            warp = [resize_plane(rng.normal(size=(HEIGHT // 16, WIDTH // 16)), HEIGHT, WIDTH) for _ in range(2)]
+            moved = grid + np.stack([(1.5 * axis * inside)[box] for axis in warp])
+            into[box] = map_coordinates(each, moved, order=3, mode="nearest")
+        return warped
+
+    return on_luma(planes[:FRAMES], change), PLAIN
+
+
+def flickering(planes: Planes, rng: np.random.Generator) -> tuple[Planes, Encoding]:
+    """The light of a region is off by 2 % in each frame, anew."""
+    gain = 1 + 0.02 * rng.normal(size=(FRAMES, 1, 1)) * region(rng)
+    return on_luma(planes[:FRAMES], lambda luma: luma * gain), PLAIN
+
+
+def denoised(planes: Planes, rng: np.random.Generator) -> tuple[Planes, Encoding]:
+    """Every second frame is smoothed by half a pixel."""
+    first = int(rng.integers(2))
+
+    def change(luma: NDArray[np.float32]) -> NDArray[np.floating]:
+        luma[first::2] = gaussian_filter(luma[first::2], (0, 0.5, 0.5))
+        return luma
+
+    return on_luma(planes[:FRAMES], change), PLAIN
+
+
+def blended(planes: Planes, _: np.random.Generator) -> tuple[Planes, Encoding]:
+    """Every second frame is the mean of its neighbours: a rate that was doubled."""
+    mixed = planes[:FRAMES].copy()
+    mixed[1:-1:2] = ((mixed[:-2:2].astype(np.uint16) + mixed[2::2] + 1) // 2).astype(np.uint8)
+    return mixed, PLAIN
+
+
+def repeated(planes: Planes, rng: np.random.Generator) -> tuple[Planes, Encoding]:
+    """One frame in eight is shown twice, and the next one left out."""
+    source = np.arange(FRAMES)
+    source[rng.choice(np.arange(1, FRAMES), FRAMES // 8, replace=False)] -= 1
+    return planes[source], PLAIN
+
+
+def frozen(planes: Planes, rng: np.random.Generator) -> tuple[Planes, Encoding]:
+    """Half a second is shown twice, over what came next."""
+    begin = int(rng.integers(24, FRAMES - 40))
+    source = np.arange(FRAMES)
+    source[begin + 12 : begin + 24] -= 12
+    return planes[source], PLAIN
+
+
+def cut(planes: Planes, rng: np.random.Generator) -> tuple[Planes, Encoding]:
+    """Three times six frames are left out, and the others shown at an even rate."""
+    begins = np.array([12, 45, 78]) + rng.integers(0, 20, 3)
+    return np.delete(planes, begins[:, None] + np.arange(6), axis=0), PLAIN
+
+
+def dropped(planes: Planes, rng: np.random.Generator) -> tuple[Planes, Encoding]:
+    """One frame in seven is left out, and the others are shown at an even rate."""
+    return np.delete(planes, rng.choice(np.arange(1, len(planes) - 1), MORE, replace=False), axis=0), PLAIN
+
+
+def twice(planes: Planes, rng: np.random.Generator) -> tuple[Planes, Encoding]:
+    """Compressed before at the same rate, with a keyframe in 10 to 15 frames."""
+    return compressed(planes[:FRAMES], Encoding(group=int(rng.integers(10, 16)))), PLAIN
+
+
+def from_small(planes: Planes, _: np.random.Generator) -> tuple[Planes, Encoding]:
+    """Compressed before at 60 % of the rate."""
+    return compressed(planes[:FRAMES], Encoding(kilobits=0.6 * KILOBITS)), PLAIN
+
+
+def part_from_small(planes: Planes, rng: np.random.Generator) -> tuple[Planes, Encoding]:
+    """A third of the frames was compressed before, at 60 % of the rate."""
+    begin, mixed = int(rng.integers(16, FRAMES - 48)), planes[:FRAMES].copy()
+    mixed[begin : begin + 32] = compressed(mixed[begin : begin + 32], Encoding(kilobits=0.6 * KILOBITS))
+    return mixed, PLAIN
+
+
+def retimed(planes: Planes, rng: np.random.Generator) -> tuple[Planes, Encoding]:
+    """Eight intervals are nearly twice as long and eight others as much shorter."""
+    steps = np.full(FRAMES - 1, 40)
+    chosen = rng.choice(len(steps), 16, replace=False)
+    steps[chosen[:8]], steps[chosen[8:]] = 75, 5
+    return planes[:FRAMES], Encoding(times=(0, *np.cumsum(steps).tolist()))
+
+
+def joined(planes: Planes, rng: np.random.Generator) -> tuple[Planes, Encoding]:
+    """Keyframes lie 12 frames apart, but around a joint in the middle, and no frame is changed."""
+    joint = int(rng.integers(41, 55))
+    keys = {*range(0, joint, 12), *range(joint, FRAMES, 12)}
+    return planes[:FRAMES], Encoding(group=1000, keys=frozenset(keys))
+
+
+def regular(planes: Planes, _: np.random.Generator) -> tuple[Planes, Encoding]:
+    return planes[:FRAMES], Encoding(group=1000, keys=frozenset(range(0, FRAMES, 12)))
+
+
+def untouched(planes: Planes, _: np.random.Generator) -> tuple[Planes, Encoding]:
+    return planes[:FRAMES], PLAIN
+
+
+# The manipulation, what it is beside, and the families that are there to find it.
+PLANTED: tuple[tuple[Plant, Plant, tuple[str, ...]], ...] = (
+    (swimming, untouched, ("motion",)),
+    (flickering, untouched, ("flicker",)),
+    (denoised, untouched, ("noise_consistency",)),
+    (blended, untouched, ("noise_consistency", "motion", "codec_motion")),
+    (repeated, untouched, ("repeats", "packets", "codec_motion")),
+    (frozen, untouched, ("repeats", "packets")),
+    (cut, untouched, ("motion", "repeats", "packets")),
+    (dropped, untouched, ("motion", "repeats", "packets")),
+    (twice, untouched, ("packets", "quantisers")),
+    (from_small, untouched, ("quantisers",)),
+    (part_from_small, untouched, ("packets", "quantisers")),
+    (retimed, untouched, ("timing",)),
+    (joined, regular, ("packets",)),
+)
+
+
+def row_of(path: Path) -> Row:
+    """Columns of all families, and what the index has."""
+    sample, facts = sample_video(path), asdict(probe_video(path))
+    of_packets = {each.name for each in fields(PacketFacts)}
+    columns: Row = {}
+    for name in FAMILIES:
+        columns |= measured(sample, FEATURES.get(name))
+    for name, value in facts.items():
+        if value is None or isinstance(value, int | float):
+            known = np.nan if value is None else float(value)
+            columns |= {f"index_{name}": known} | ({} if name in of_packets else {f"metadata_{name}": known})
+    return columns
+
+
+def auc_of(rows: list[Row], measured_by: str, labels: NDArray, shots: NDArray) -> Interval:
+    """Of a logistic regression on the columns of a family, or on what is called ``metadata`` or ``index``."""
+    own = FEATURES.get(measured_by).columns() if measured_by in FAMILIES else ()
+    names = [name for name in rows[0] if name in own or (not own and name.startswith(measured_by + "_"))]
+    values = np.array([[row[name] for name in names] for row in rows])
+    values = values[:, np.isfinite(values).any(0)]
+    scores, folds = np.zeros(len(rows)), np.zeros(len(rows), np.int64)
+    splits = StratifiedGroupKFold(5, shuffle=True, random_state=0).split(values, labels, shots)
+    for fold, (train, test) in enumerate(splits):
+        model = make_pipeline(
+            SimpleImputer(keep_empty_features=True), StandardScaler(), LogisticRegression(C=0.1, max_iter=2000)
+        )
+        model.fit(values[train], labels[train])
+        scores[test], folds[test] = model.decision_function(values[test]), fold
+    return cluster_bootstrap(labels, scores, shots.tolist(), within_folds(roc_auc, folds))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shots", type=int, default=22)
+    parser.add_argument("--json", type=Path, help="where every column of every file is kept, and where to go on from")
+    options = parser.parse_args()
+    plants = {plant.__name__: plant for row in PLANTED for plant in row[:2]}
+    rows: dict[str, list[Row]] = {name: [] for name in plants}
+    if options.json and options.json.is_file():
+        rows = json.loads(options.json.read_text())
+    for number in range(len(rows["untouched"]), options.shots):
+        name = f"planted {number}"
+        planes = render_shot(Shot(name, WIDTH, HEIGHT, FRAMES + MORE, draw_camera(name)))
+        with tempfile.TemporaryDirectory() as folder:
+            for plant, make in plants.items():
+                frames, how = make(planes, generator_for(plant, number))
+                rows[plant].append(row_of(encode_alike(Path(folder) / "video.mp4", frames, how)))
+        if options.json:
+            options.json.write_text(json.dumps(rows))
+    shots = len(rows["untouched"])
+    labels, groups = np.repeat([0, 1], shots), np.tile(np.arange(shots), 2)
+    columns = ["metadata", "index", *FAMILIES]
+    print("|", " | ".join(["manipulation", *columns]), "|")
+    for plant, beside, finders in PLANTED:
+        cells = []
+        for name in columns:
+            found = auc_of(rows[beside.__name__] + rows[plant.__name__], name, labels, groups)
+            mark = "**" if name in finders else ""
+            cells.append(f"{mark}{found.value:.2f}{mark} [{found.low:.2f}, {found.high:.2f}]")
+        print("|", " | ".join([plant.__name__, *cells]), "|", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
