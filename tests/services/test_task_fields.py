@@ -28,6 +28,7 @@ def parameters_and_code(notebook: Path) -> tuple[set[str], str]:
     return names, "\n".join("".join(cell["source"]) for cell in cells)
 
 
+OF_RECIPE = {"canonical", "rescale", "rescale_rate"}
 OF_CLIPS = {"num_frames", "fixed_size", "frame_sampling", "frame_fit", "crop", "crop_margin"}
 
 
@@ -43,14 +44,14 @@ def imported(tree: ast.Module) -> Iterator[Path]:
 
 
 def read_of_config(tree: ast.Module) -> set[str]:
-    """``config.epochs`` and ``asked.config.epochs``; ``config.clips`` is made of several fields."""
+    """``config.epochs`` and ``asked.config.epochs``; ``config.clips`` and ``config.recipe`` are made of several fields."""
     found = {
         node.attr
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
         and (getattr(node.value, "id", None) == "config" or getattr(node.value, "attr", None) in ("config", "_config"))
     }
-    return found | (OF_CLIPS if "clips" in found else set())
+    return found | (OF_CLIPS if "clips" in found else set()) | (OF_RECIPE if "recipe" in found else set())
 
 
 @cache
