@@ -44,7 +44,7 @@ def imported(tree: ast.Module) -> Iterator[Path]:
 
 
 def read_of_config(tree: ast.Module) -> set[str]:
-    """``config.epochs`` and ``asked.config.epochs``; ``config.clips`` and ``config.recipe`` are made of several fields."""
+    """``config.epochs`` and ``asked.config.epochs``; ``config.clips`` and ``config.recipe`` stand for several."""
     found = {
         node.attr
         for node in ast.walk(tree)
