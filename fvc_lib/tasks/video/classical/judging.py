@@ -21,7 +21,7 @@ from fvc_lib.detectors.classical.model import Arrays, ClassicalModel, FloatArray
 from fvc_lib.detectors.network import Detector, build_detector
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.video.classical.embeddings import trunk_config
@@ -76,10 +76,13 @@ def fitted_model(path: Path, state: Mapping[str, Tensor], config: RunConfig) -> 
     """Of the arrays ``state``, which the file ``path`` holds.
 
     Raises:
-        UsageError: it sees features that the families installed here do not have.
+        UsageError: the file does not say which features it sees, or the families installed here do not have some.
     """
     told = described_in(path)
     names = tuple(told.get("features", ()))
+    if not names:
+        again = command_text("--force", "04", "--resume", "RUN")
+        raise UsageError(f"{str(path)!r}: does not say which features the model sees. Fit it anew: {again}")
     families = families_named(config.feature_families)
     known = {column for family in families for column in family.columns()}
     if lacking := [name for name in names if name not in known]:
