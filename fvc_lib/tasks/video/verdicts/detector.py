@@ -389,6 +389,8 @@ NOT_LISTED = (
 
 def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
     """A sentence where files are not known to be decoded by the code and library that the run's videos were."""
+    if networks.config.of_features == "forensic":  # it has no clips; each fitted model names the code that measured
+        return ()
     paths = read_table(run.augmented_metadata, AUGMENTED)["clip_path"] if run.augmented_metadata.is_file() else ()
     if {networks.store.decode_folder.name in Path(path).parts for path in paths} == {True}:
         return ()
