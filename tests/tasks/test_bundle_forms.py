@@ -125,7 +125,7 @@ def test_a_network_that_is_refused_leaves_no_bundle(run, tmp_path, monkeypatch):
         raise RuntimeError("no such operator")
 
     monkeypatch.setattr("fvc_lib.tasks.video.verdicts.forms._exported", refused)
-    with pytest.raises(UsageError, match=r"network 'frame_cnn' of fold 0 as torch_export: .*no such operator"):
+    with pytest.raises(UsageError, match=r"network 'frame_cnn', fold 0 as torch_export: .*no such operator"):
         write_bundle(run, tmp_path / "bundle", STANDING, "card\n", form=TORCH_EXPORT)
     assert not list(tmp_path.iterdir())
 
