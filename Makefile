@@ -20,6 +20,9 @@ define install
 		/^(ERROR|error)/ { printf "\n%s\n", $$0; fflush() }'
 endef
 
+# Versions that the resolver would take too new for Python 3.11.0 to 3.11.4 (Debian 12 has 3.11.2).
+OLDEST_PYTHON := 'soupsieve<3'
+
 # Resolves the extras $(2) in an environment of their own, called $(1), with further options $(3), into a list of versions.
 # A local version (torch 2.13.0+cpu) names one machine's build; setuptools belongs to the environment itself.
 comma := ,
@@ -192,7 +195,7 @@ index-kills: $(STAMP)  ## Kill an index of 10,000 files again and again; the out
 
 lock:  ## Resolve the newest allowed versions anew into requirements.lock and the locks of MLflow, detectors and verdicts
 	rm -rf build/lock && mkdir -p build/lock
-	$(call resolve,all,dev$(comma)mlflow$(comma)detectors$(comma)verdicts)
+	$(call resolve,all,dev$(comma)mlflow$(comma)detectors$(comma)verdicts,$(OLDEST_PYTHON))
 	# The same versions without what is optional: MLflow would bring pandas into every process.
 	$(call resolve,base,dev,--constraint build/lock/all.txt)
 	$(call resolve,mlflow,dev$(comma)mlflow,--constraint build/lock/all.txt)
@@ -200,6 +203,9 @@ lock:  ## Resolve the newest allowed versions anew into requirements.lock and th
 	$(call resolve,verdicts,dev$(comma)verdicts,--constraint build/lock/all.txt)
 	echo "# Every package FVC runs and is tested with. Made by: make lock" > requirements.lock
 	cat build/lock/base.txt >> requirements.lock
+	# Debian 12 has Python 3.11.2, and some packages want 3.11.5: then name an older version in OLDEST_PYTHON.
+	$(PYTHON) -m pip install --dry-run --quiet --disable-pip-version-check --no-deps --python-version 3.11.0 \
+		--only-binary :all: --target build/lock/oldest --requirement requirements.lock
 	echo "# What MLflow brings beside requirements.lock. Made by: make lock" > requirements-mlflow.lock
 	LC_ALL=C comm -13 build/lock/base.txt build/lock/mlflow.txt >> requirements-mlflow.lock
 	echo "# What published networks bring beside requirements.lock. Made by: make lock" > requirements-detectors.lock
