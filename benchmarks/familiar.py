@@ -9,13 +9,11 @@ asked about again. It prints the tables of docs/verdicts.md, and goes on where i
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
 from pathlib import Path
 
-import av
 import numpy as np
-import numpy.typing as npt
 
+from benchmarks.edited_copies import Frames, read_frames, scaled, write_frames
 from fvc_lib import CHECKOUT, load_detector
 from fvc_lib.corpus.samples import scenes
 from fvc_lib.corpus.samples.files import Encoding
@@ -23,8 +21,6 @@ from fvc_lib.corpus.samples.forgeries import MANIPULATIONS
 from fvc_lib.corpus.samples.videos import ClipPlan, EventPlan, make_event, manifest_text
 from fvc_lib.services.run_paths import list_runs
 from fvc_lib.tasks.video.verdicts.detector import TrainedDetector
-
-Frames = npt.NDArray[np.uint8]  # (T, H, W, 3)
 
 _SIZES, _OTHER_SIZE = ((240, 180), (176, 240), (208, 208), (288, 216)), (352, 288)
 _CONTAINERS = (("libx264", "mp4"), ("libx264", "mkv"), ("mpeg4", "avi"))
@@ -91,34 +87,6 @@ def trained(folder: Path) -> TrainedDetector:
 # --- Copies
 
 
-def read(path: Path) -> tuple[Frames, Fraction]:
-    """All frames and their rate."""
-    with av.open(str(path)) as container:
-        stream = container.streams.video[0]
-        return np.stack(
-            [f.to_ndarray(format="rgb24") for f in container.decode(stream)]
-        ), stream.average_rate or Fraction(25)
-
-
-def write(path: Path, frames: Frames, rate: Fraction, crf: int) -> None:
-    """As H.264, with even sides."""
-    height, width = (side // 2 * 2 for side in frames.shape[1:3])
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=rate, options={"crf": str(crf)})
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        for picture in frames:
-            picture = np.ascontiguousarray(picture[:height, :width])
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        container.mux(stream.encode())
-
-
-def scaled(frames: Frames, factor: float) -> Frames:
-    """To other sides."""
-    height, width = (round(side * factor / 2) * 2 for side in frames.shape[1:3])
-    pictures = (av.VideoFrame.from_ndarray(picture, format="rgb24") for picture in frames)
-    return np.stack([picture.reformat(width=width, height=height).to_ndarray() for picture in pictures])
-
-
 def cropped(frames: Frames, share: float) -> Frames:
     """Without ``share`` of each side, half of it at each end."""
     top, left = (round(side * share / 2) for side in frames.shape[1:3])
@@ -150,8 +118,8 @@ def copies(folder: Path, of: Sequence[Path]) -> Iterator[tuple[str, list[Path]]]
         folder.mkdir(parents=True, exist_ok=True)
         for path, target in zip(of, made, strict=True):
             if not target.is_file():
-                frames, rate = read(path)
-                write(target, edit(frames), rate, crf)
+                frames, rate = read_frames(path)
+                write_frames(target, edit(frames), rate, "libx264", {"crf": str(crf)})
         yield name, made
 
 

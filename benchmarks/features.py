@@ -7,7 +7,7 @@ Memory is the peak of what Python and numpy hold while a side works, of the file
 
     python -m benchmarks.features [FILES OR FOLDERS] [--rounds 3] [--every 1] [--json FILE]
 
-Without files: those of ``../shared/media/decode`` where it is, and the sample corpus.
+Without files: the sample corpus.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import numpy as np
 from av.video.frame import VideoFrame
 from skimage import color, feature, filters
 
-from fvc_lib import CHECKOUT
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.video.decode import readers
 from fvc_lib.video.decode.frame_table import read_frame_table
@@ -123,10 +122,8 @@ def measure(path: Path, families: tuple[FeatureFamily, ...], rounds: int) -> tup
 
 
 def default_files() -> list[Path]:
-    shared = CHECKOUT.parent / "shared" / "media" / "decode"
     sample = Path(resolve_config().data_dir) / "sample_corpus"
-    videos = [path for path in sorted(sample.rglob("*")) if path.suffix in {".mp4", ".mkv", ".webm", ".avi", ".mov"}]
-    return [*(sorted(shared.iterdir()) if shared.is_dir() else []), *videos]
+    return [path for path in sorted(sample.rglob("*")) if path.suffix in {".mp4", ".mkv", ".webm", ".avi", ".mov"}]
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import json
 import struct
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -173,27 +173,34 @@ def encode_alike(path: Path, planes: Planes, bits_per_pixel: float) -> Path:
     kilobits = round(bits_per_pixel * WIDTH * HEIGHT * RATE / 1000)
     rate = f"bitrate={kilobits}:vbv-maxrate={kilobits}:vbv-bufsize={kilobits // 2}:nal-hrd=cbr:mbtree=0"
     encode(path, planes, "libx264", {"preset": "veryfast", "b": f"{kilobits}k", "x264-params": rate}, 12)
-    missing = kilobits * 1000 // 8 * 2 * len(planes) // RATE - path.stat().st_size
+    return as_long_as(path, kilobits * 1000 // 8 * 2 * len(planes) // RATE)
+
+
+def as_long_as(path: Path, num_bytes: int) -> Path:
+    """The MP4 file, an empty box at its end."""
+    missing = num_bytes - path.stat().st_size
     with path.open("ab") as file:
         file.write(struct.pack(">I4s", missing, b"free") + bytes(missing - 8))
     return path
 
 
-def row_of(path: Path) -> Row:
-    """Columns of all families of tiles, and what the index has without looking at packets."""
+def row_of(path: Path, families: Sequence[str]) -> Row:
+    """Columns of the families; what the index has of a file as ``index_...``, without packets as ``metadata_...``."""
     sample, facts = sample_video(path), asdict(probe_video(path))
     columns: Row = {}
-    for name in FAMILIES:
+    for name in families:
         columns |= measured(sample, FEATURES.get(name))
     for name, value in facts.items():
-        if name not in OF_PACKETS and (value is None or isinstance(value, int | float)):
-            columns[f"metadata_{name}"] = np.nan if value is None else float(value)
+        if value is None or isinstance(value, int | float):
+            known = np.nan if value is None else float(value)
+            columns |= {f"index_{name}": known} | ({} if name in OF_PACKETS else {f"metadata_{name}": known})
     return columns
 
 
-def auc_of(rows: list[Row], prefix: str, labels: NDArray, shots: NDArray) -> Interval:
-    """Of a logistic regression on the columns that begin with ``prefix``."""
-    names = [name for name in rows[0] if name.startswith(prefix + "_")]
+def auc_of(rows: list[Row], measured_by: str, labels: NDArray, shots: NDArray) -> Interval:
+    """Of a logistic regression on the columns of a family, or on what is called ``metadata`` or ``index``."""
+    own = FEATURES.get(measured_by).columns() if measured_by in FEATURES.names() else ()
+    names = [name for name in rows[0] if name in own or (not own and name.startswith(measured_by + "_"))]
     values = np.array([[row[name] for name in names] for row in rows])
     values = values[:, np.isfinite(values).any(0)]
     scores, folds = np.zeros(len(rows)), np.zeros(len(rows), np.int64)
@@ -246,7 +253,7 @@ def measure_all(shots: list[Callable[[], Planes]], bits_per_pixel: float, names:
                     generator = generator_for(planted.name, number)
                     made[planted.name] = planted.apply(planes, donor[: len(planes)], generator)
             for name, frames in made.items():
-                rows.setdefault(name, []).append(row_of(encode_alike(path, frames, bits_per_pixel)))
+                rows.setdefault(name, []).append(row_of(encode_alike(path, frames, bits_per_pixel), FAMILIES))
     return rows
 
 

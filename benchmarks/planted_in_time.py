@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import struct
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -26,26 +25,14 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import gaussian_filter, map_coordinates
-from sklearn.impute import SimpleImputer
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import StratifiedGroupKFold
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
+from benchmarks.planted_features import Row, as_long_as, auc_of, row_of
 from fvc_lib.corpus.samples.scenes import Planes, Shot, draw_camera, generator_for, render_shot, resize_plane
-from fvc_lib.metrics.classification import roc_auc
-from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
 from fvc_lib.services.registry import FEATURES
-from fvc_lib.video.decode.clip import probe_video
-from fvc_lib.video.decode.packets import PacketFacts
-from fvc_lib.video.features.sampling import sample_video
-from fvc_lib.video.features.worker import measured
 
 HEIGHT, WIDTH, FRAMES, MORE = 192, 256, 96, 18  # MORE: frames that a shot has beyond those that are shown
 KILOBITS, FILE_BYTES = 400, 320_000
 FAMILIES = [name for name in FEATURES.names() if FEATURES.get(name).of != "tiles"]
-Row = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -89,10 +76,7 @@ def encode_alike(path: Path, planes: Planes, how: Encoding = PLAIN) -> Path:
         if abs(ratio - 1) < 0.01:
             break
         how = replace(how, kilobits=how.kilobits * ratio)
-    missing = FILE_BYTES - path.stat().st_size
-    with path.open("ab") as file:
-        file.write(struct.pack(">I4s", missing, b"free") + bytes(missing - 8))
-    return path
+    return as_long_as(path, FILE_BYTES)
 
 
 def compressed(planes: Planes, how: Encoding) -> Planes:
@@ -247,37 +231,6 @@ PLANTED: tuple[tuple[Plant, Plant, tuple[str, ...]], ...] = (
 )
 
 
-def row_of(path: Path) -> Row:
-    """Columns of all families, and what the index has."""
-    sample, facts = sample_video(path), asdict(probe_video(path))
-    of_packets = {each.name for each in fields(PacketFacts)}
-    columns: Row = {}
-    for name in FAMILIES:
-        columns |= measured(sample, FEATURES.get(name))
-    for name, value in facts.items():
-        if value is None or isinstance(value, int | float):
-            known = np.nan if value is None else float(value)
-            columns |= {f"index_{name}": known} | ({} if name in of_packets else {f"metadata_{name}": known})
-    return columns
-
-
-def auc_of(rows: list[Row], measured_by: str, labels: NDArray, shots: NDArray) -> Interval:
-    """Of a logistic regression on the columns of a family, or on what is called ``metadata`` or ``index``."""
-    own = FEATURES.get(measured_by).columns() if measured_by in FAMILIES else ()
-    names = [name for name in rows[0] if name in own or (not own and name.startswith(measured_by + "_"))]
-    values = np.array([[row[name] for name in names] for row in rows])
-    values = values[:, np.isfinite(values).any(0)]
-    scores, folds = np.zeros(len(rows)), np.zeros(len(rows), np.int64)
-    splits = StratifiedGroupKFold(5, shuffle=True, random_state=0).split(values, labels, shots)
-    for fold, (train, test) in enumerate(splits):
-        model = make_pipeline(
-            SimpleImputer(keep_empty_features=True), StandardScaler(), LogisticRegression(C=0.1, max_iter=2000)
-        )
-        model.fit(values[train], labels[train])
-        scores[test], folds[test] = model.decision_function(values[test]), fold
-    return cluster_bootstrap(labels, scores, shots.tolist(), within_folds(roc_auc, folds))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shots", type=int, default=22)
@@ -293,7 +246,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             for plant, make in plants.items():
                 frames, how = make(planes, generator_for(plant, number))
-                rows[plant].append(row_of(encode_alike(Path(folder) / "video.mp4", frames, how)))
+                rows[plant].append(row_of(encode_alike(Path(folder) / "video.mp4", frames, how), FAMILIES))
         if options.json:
             options.json.write_text(json.dumps(rows))
     shots = len(rows["untouched"])

@@ -16,13 +16,13 @@ from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from benchmarks.edited_copies import EDITS, LOW_RATE, write_edited
 from fvc_lib.corpus.probing import probe_file
 from fvc_lib.corpus.samples import videos as sample
 from fvc_lib.corpus.samples.videos import generate_sample_corpus, plan_events
 from fvc_lib.services.config import RunConfig
 from fvc_lib.video.decode.clip import probe_video
 from tests.corpus.all_pairs import near_duplicate_pairs
-from tests.corpus.edited_copies import EDITS, LOW_RATE, write_edited
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -1,6 +1,6 @@
 """What people do to a video before they put it up again: edits of decoded frames, written by another encoder."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import cast
@@ -27,11 +27,16 @@ def read_frames(path: Path) -> tuple[Frames, Fraction]:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(stream)]), rate
 
 
-def write_frames(path: Path, frames: Frames, rate: Fraction, codec: str) -> None:
-    """A file of even sides at a low rate."""
+def write_frames(
+    path: Path, frames: Frames, rate: Fraction, codec: str, options: Mapping[str, str] | None = None
+) -> None:
+    """A file of even sides; without ``options`` at a low rate."""
     height, width = (side // 2 * 2 for side in frames.shape[1:3])
     with av.open(str(path), "w") as container:
-        stream = cast(VideoStream, container.add_stream(codec, rate=rate, options={**LOW_RATE[codec], "threads": "1"}))
+        stream = cast(
+            VideoStream,
+            container.add_stream(codec, rate=rate, options={**(options or LOW_RATE[codec]), "threads": "1"}),
+        )
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         for picture in frames:
             picture = np.ascontiguousarray(picture[:height, :width])
