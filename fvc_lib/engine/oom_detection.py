@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import torch
 from torch import Tensor
 
 from fvc_lib.engine.device import device_memory_probe
 from fvc_lib.engine.task import Batch
 from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.memory.budget import resident_bytes
 
 # Anchored at the start: the substring "oom" also matches room, zoom and bloom.
 _MESSAGES = re.compile(
@@ -79,7 +79,7 @@ def memory_state(error: BaseException, device: torch.device, known: Iterable[Ten
     except MemoryError:  # not even the list fits
         tensors = []
     on_device = vars(probe()) if probe is not None else {}
-    return MemoryState(message, asked_bytes(message), psutil.Process().memory_info().rss, on_device, tensors)
+    return MemoryState(message, asked_bytes(message), resident_bytes(), on_device, tensors)
 
 
 def asked_bytes(message: str) -> int | None:

@@ -7,10 +7,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import torch
-from pydantic import ConfigDict
 from torch import Tensor, nn
 
 from fvc_lib.engine import oom_detection
@@ -23,8 +22,11 @@ from fvc_lib.engine.task import Batch, LossMean
 from fvc_lib.services.checkpoint_files import CheckpointFolder, CheckpointMismatchError
 from fvc_lib.services.memory.policy import EventDetail, MemoryObserver, NoObserver, memory_advice
 
+if TYPE_CHECKING:
+    from pydantic import ConfigDict
+
 # Losses may be NaN, which is not JSON; as null they could not be read back.
-NAN_AS_TEXT = ConfigDict(ser_json_inf_nan="strings")
+NAN_AS_TEXT: "ConfigDict" = {"ser_json_inf_nan": "strings"}
 
 _logger = logging.getLogger(__name__)
 

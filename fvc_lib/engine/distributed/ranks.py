@@ -14,13 +14,13 @@ import logging
 import math
 import os
 import re
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -322,7 +322,7 @@ def first_host(nodes: str) -> str:
 
 def loopback() -> dict[str, str]:
     """What gloo must be told to meet on this machine's own device, where nobody else can reach it."""
-    name = next((name for name in psutil.net_if_addrs() if name in ("lo", "lo0")), "")
+    name = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), "")
     return {"GLOO_SOCKET_IFNAME": name} if name else {}
 
 

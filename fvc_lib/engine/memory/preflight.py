@@ -15,6 +15,7 @@ import base64
 import os
 import pickle
 import platform
+import resource
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -22,7 +23,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from fvc_lib.engine import device as devices
@@ -295,7 +295,7 @@ def footprint_of(request: StepRequest, baseline_bytes: int) -> Footprint:
     devices.give_back_unused()  # what an earlier training left free the next one uses again: not to be counted twice
     batches = -(-len(request.task.training_data) // request.effective_batch_size)
     return Footprint(
-        resident_bytes=min(baseline_bytes, int(psutil.Process().memory_info().rss)),
+        resident_bytes=min(baseline_bytes, memory_budget.resident_bytes()),
         trained_before=devices.EagerAdamW.has_stepped,
         num_workers=min(request.num_workers, batches),
         after_training_bytes=_AFTER_TRAINING_BYTES,
@@ -432,7 +432,7 @@ class StepProbe:
         if device.type == "cuda":
             return torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)
         of_driver = torch.mps.driver_allocated_memory() if device.type == "mps" else 0
-        return of_driver + (memory_budget.peak_rss_bytes() if peak else int(psutil.Process().memory_info().rss))
+        return of_driver + (memory_budget.peak_rss_bytes() if peak else memory_budget.resident_bytes())
 
     def _train_a_little(self, micro_batch: int) -> float:
         """Train as the engine does, with the best epoch's weights and a checkpoint's copy beside, two micro-batches at
@@ -486,11 +486,12 @@ class _AllRanksSamples(OwnGradients):
 
 
 def _limit_growth(room_bytes: int) -> None:
-    if psutil.LINUX:
-        process = psutil.Process()
-        limit, hard = process.memory_info().data + room_bytes, process.rlimit(psutil.RLIMIT_DATA)[1]
-        if hard == psutil.RLIM_INFINITY or limit < hard:
-            process.rlimit(psutil.RLIMIT_DATA, (limit, hard))
+    if sys.platform == "linux":
+        # What is limited: text, data and stack, the sixth number.
+        data_pages = int(Path("/proc/self/statm").read_text().split()[5])
+        limit, hard = data_pages * resource.getpagesize() + room_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]
+        if hard == resource.RLIM_INFINITY or limit < hard:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
 
 
 def _batches(request: StepRequest, count: int, num_workers: int = 0) -> Iterator[Batch]:

@@ -10,7 +10,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
 import torch
 
 from fvc_lib.engine import device as devices
@@ -21,7 +20,14 @@ from fvc_lib.engine.task import Task
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory import policy as memory_policy
-from fvc_lib.services.memory.budget import KERNEL_BYTES, SHARE_VARIABLE, MemoryBudget, MemoryShare, memory_budget
+from fvc_lib.services.memory.budget import (
+    KERNEL_BYTES,
+    SHARE_VARIABLE,
+    MemoryBudget,
+    MemoryShare,
+    memory_budget,
+    resident_bytes,
+)
 from fvc_lib.services.memory.policy import DeviceMemory, EventDetail, MemoryObserver, MemoryPolicy, NoObserver
 from fvc_lib.services.run_paths import RunPaths
 
@@ -191,7 +197,7 @@ def planned_micro_batch(
         num_ranks=num_ranks,
         averages=settings.ema_decay > 0,
     )
-    resident, budget = _resident_bytes(), device_budget(config, compute)
+    resident, budget = resident_bytes(), device_budget(config, compute)
     observer.at(memory_policy.PREFLIGHT)
     try:
         if compute.device.type == "cpu":
@@ -255,10 +261,6 @@ def _shared(of_device: MemoryBudget, config: RunConfig) -> MemoryBudget:
     if share is None or config.num_ranks > 1:
         return of_device
     return MemoryBudget(of_device.total_bytes // share.sharers, f"1/{share.sharers} of {of_device.origin}")
-
-
-def _resident_bytes() -> int:
-    return int(psutil.Process().memory_info().rss)
 
 
 def _megabytes(num_bytes: int | None) -> float | None:

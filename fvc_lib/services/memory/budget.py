@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Self
 
-import psutil
-
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2**63
 # Of control groups of version 2 (above the second nothing is killed, but everything waits), and of version 1.
 _LIMIT_FILES = ("memory.max", "memory.high", "memory.limit_in_bytes")
@@ -74,7 +72,7 @@ def memory_budget(
     ``environ`` has SLURM's variables and the share (none: this process's); in ``root`` lie ``proc/self/cgroup`` and
     ``sys/fs/cgroup``.
     """
-    limits = [MemoryBudget(psutil.virtual_memory().total, "this machine's memory")]
+    limits = [MemoryBudget(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine's memory")]
     environ = os.environ if environ is None else environ
     limits.extend(_slurm_limits(environ))
     limits.extend(_cgroup_limits(root))
@@ -188,9 +186,14 @@ class _Share:
         return moved or time.monotonic() - self.looked_up >= _SHARE_SECONDS
 
 
+def resident_bytes() -> int:
+    """This process's resident memory."""
+    return _resident_peak_and_files(os.getpid())[0]
+
+
 def own_bytes() -> int:
     """This process's resident memory without the pages that it shares with others."""
-    return _resident_peak_and_files(os.getpid())[0] - _shared_bytes(os.getpid())
+    return resident_bytes() - _shared_bytes(os.getpid())
 
 
 def peak_rss_bytes() -> int:
@@ -228,6 +231,8 @@ def _descendants(pid: int) -> set[int]:
     try:
         found = waiting = _children(pid)
     except OSError:
+        import psutil  # for systems without /proc
+
         try:
             return {child.pid for child in psutil.Process(pid).children(recursive=True)}
         except psutil.Error:
@@ -248,6 +253,8 @@ def _children(pid: int) -> set[int]:
 
 
 def _resident_bytes(pid: int) -> int:
+    import psutil
+
     try:
         return int(psutil.Process(pid).memory_info().rss)
     except psutil.Error:  # gone meanwhile

@@ -5,11 +5,9 @@ By it the preflight decides the same for the next fold, and the plan of a resume
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-
-from pydantic import BaseModel
 
 from fvc_lib.services.atomic_files import write_json
 
@@ -31,26 +29,30 @@ class StepMeasurement:
     room_bytes: int = 0  # of the budget, beside the training process, when it was measured; 0: not known
 
 
-class MeasuredStep(BaseModel):
+@dataclass
+class MeasuredStep:
     """What was found, and for a reader's eyes under which circumstances."""
 
     circumstances: dict[str, Any]
     found: StepMeasurement
 
 
-class StoredSteps(BaseModel):
+@dataclass
+class StoredSteps:
     """A file of measurements by the hash of their circumstances, and of decisions by that and the budget."""
 
-    format: Literal[3] = 3
     measurements: dict[str, MeasuredStep]
     decisions: dict[str, Decision]
+    format: Literal[3] = 3
 
 
 def read_steps(path: Path | None) -> StoredSteps:
     """What ``path`` holds; nothing without one, or where it cannot be read, which the log says."""
     if path is not None and path.exists():
+        from pydantic import TypeAdapter  # the engine itself needs torch and numpy alone
+
         try:
-            return StoredSteps.model_validate_json(path.read_bytes())
+            return TypeAdapter(StoredSteps).validate_json(path.read_bytes())
         except (OSError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             _logger.warning("%s: not a preflight file (%s); measuring again", path, reason)
@@ -65,6 +67,6 @@ def keep_steps(path: Path | None, measurements: Mapping[str, MeasuredStep], deci
     stored.measurements.update(measurements)
     stored.decisions.update(decisions)
     try:
-        write_json(path, stored.model_dump(mode="json"))
+        write_json(path, asdict(stored))
     except OSError as error:
         _logger.warning("%s: not written (%s); the next fold measures again", path, error.strerror or error)
