@@ -185,7 +185,12 @@ class RunCommand:
         if not _trains(plan):
             return
         values = self.config.model_dump(mode="json")
-        (answer,) = run_isolated(f"{__name__}:trouble_of_choice", [values], workers=1, memory_bytes=None)
+        try:
+            (answer,) = run_isolated(f"{__name__}:trouble_of_choice", [values], workers=1, memory_bytes=None)
+        except FvcError:  # it cannot even start: nor will the stage, which says why
+            return
+        if answer.detail.startswith("SIGKILL"):  # most likely for want of memory: the stage says what it needs
+            return
         if answer.failure:
             raise UsageError(
                 f"what the parameters choose cannot be built: {answer.detail}. Mend it, or choose another."

@@ -134,5 +134,7 @@ def assert_equal_but_for_rounding(run: RunPaths, whole: RunPaths) -> None:
         assert found.drop("score", "logit", "control_score", "temperature", "threshold").equals(
             wanted.drop("score", "logit", "control_score", "temperature", "threshold")
         )
+        # Where a ReLU or a maximum is at its kink, rounding becomes a jump: 2 of 120 gradients of this network moved
+        # by 0.06 % and 4 % between one batch of 8 and eight of 1, and in float64 none by more than 1e-15.
         for name in ("score", "control_score"):
-            assert found[name].to_list() == pytest.approx(wanted[name].to_list(), abs=1e-4)
+            assert found[name].to_list() == pytest.approx(wanted[name].to_list(), abs=5e-3)

@@ -11,6 +11,7 @@ from fvc_lib.services.config import DECLARED, NOT_HASHED
 from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import read_params_file
+from fvc_lib.services.records.digests import document_damage
 from fvc_lib.services.records.ensembles import RECORD as ENSEMBLE_RECORD
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
@@ -80,11 +81,13 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
 
 
 def run_labels(runs: Sequence[RunPaths]) -> list[str]:
-    """``corpus · detector · what differs · experiment / run_id`` on one line each."""
-    return [
-        " · ".join(filter(None, (*mark, f"{path_to_text(run.experiment)} / {path_to_text(run.run_id)}")))
-        for run, mark in zip(runs, run_marks(runs), strict=True)
-    ]
+    """``corpus · detector · what differs · experiment / run_id`` on one line each; a damaged record is said to be."""
+    labels = []
+    for run, mark in zip(runs, run_marks(runs), strict=True):
+        damaged = "" if _record(run) or not run.run_json.exists() else f"{run.run_json.name} is damaged"
+        where = f"{path_to_text(run.experiment)} / {path_to_text(run.run_id)}"
+        labels.append(" · ".join(filter(None, (*mark, where, damaged))))
+    return labels
 
 
 def told_apart(named: Mapping[str, RunPaths]) -> dict[str, str]:
@@ -141,8 +144,14 @@ def _corpus_name(run: RunPaths, parameters: Mapping[str, object]) -> str:
     return _recorded_name(_recorded_corpus(run)) or (Path(path).name if isinstance(path, str) and path else "")
 
 
+def _record(run: RunPaths) -> dict[str, object]:
+    """``run.json``; nothing where it is missing, damaged or unreadable."""
+    record = read_json_object(run.run_json)
+    return {} if document_damage(run.run_json, record) else record
+
+
 def _recorded_corpus(run: RunPaths) -> dict[str, object]:
-    recorded = read_json_object(run.run_json).get("corpus")
+    recorded = _record(run).get("corpus")
     return recorded if isinstance(recorded, dict) else {}
 
 
