@@ -8,7 +8,8 @@ import pytest
 from fvc_lib.analysis.figures.features import figures_of
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import FEATURES, INDEX, PREDICTIONS, read_table, write_table
-from fvc_lib.tasks.video.classical.importance import features_told
+from fvc_lib.tasks.video.classical.importance import features_told, fitted_by_row
+from fvc_lib.tasks.video.controls import auc_within_folds
 from fvc_lib.tasks.video.training import train_fold
 from tests.kits.feature_kit import feature_run
 from tests.kits.training import ListLog
@@ -79,3 +80,18 @@ def test_models_that_do_not_give_the_predictions_are_refused_and_a_network_has_n
         features_told(tiny.paths, tiny.config, index, other)
     network = tiny.config.model_copy(update={"model": "frame_cnn"})
     assert features_told(tiny.paths, network, index, predictions) is None
+
+
+def test_labels_without_meaning_are_told_by_row_alone(tmp_path):
+    """Copies of a video have about its features, so a split by row lets a model recognise them."""
+    tiny = feature_run(
+        tmp_path, num_groups=24, per_group=4, shift=0.0, model="forensic_boosting", shuffled_label_control=False,
+        real_source_control=False,
+    )  # fmt: skip
+    for fold in range(3):
+        train_fold(tiny.paths, tiny.config, fold, metric_log=ListLog())
+    predictions = pl.concat([read_table(tiny.paths.predictions(fold), PREDICTIONS) for fold in range(3)])
+    by_row = fitted_by_row(tiny.paths, tiny.config, predictions)
+    assert by_row is not None
+    assert auc_within_folds(by_row, "group_id", tiny.config).value > 0.9
+    assert auc_within_folds(predictions, "group_id", tiny.config).low < 0.5

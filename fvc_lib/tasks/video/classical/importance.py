@@ -17,6 +17,7 @@ import numpy.typing as npt
 import polars as pl
 import safetensors.numpy
 
+from fvc_lib.detectors.classical.model import Part
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, roc_auc
 from fvc_lib.metrics.intervals import cluster_bootstrap, percentiles, replicate_values
@@ -26,8 +27,9 @@ from fvc_lib.services.errors import DataError, command_text
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FEATURES, LABELS, read_table
+from fvc_lib.services.tasks import KFOLD
 from fvc_lib.tasks.video.classical.table import KEYS, described_features, read_features
-from fvc_lib.tasks.video.controls import fake_labels, metadata_only, tested, trainings_of
+from fvc_lib.tasks.video.controls import fake_labels, metadata_only, split_by_row, tested, trainings_of
 from fvc_lib.tasks.video.real_sources import two_largest_sources
 from fvc_lib.tasks.video.results import measured, with_targets
 from fvc_lib.tasks.video.selection import read_selection
@@ -137,6 +139,35 @@ def features_told(
     strongest = _described(models, ranked[:SHOWN_FEATURES], reals, sources, config)
     curves = models.curves(strongest["feature"].head(SHOWN_CURVES).to_list())
     return FeaturesTold(families, strongest, curves, beyond, sources)
+
+
+def fitted_by_row(paths: RunPaths, config: RunConfig, predictions: pl.DataFrame) -> pl.DataFrame | None:
+    """Scores of the run's model where videos, not groups, are dealt into folds: what a careless split would claim.
+
+    Fold by fold the settings that were chosen for it are fitted anew, to the labels that the run had. None of a
+    network, which would have to be trained anew, of a frozen trunk, and of a protocol with parts of its own.
+
+    Args:
+        paths: the run.
+        config: its parameters.
+        predictions: PREDICTIONS of all folds.
+
+    Returns:
+        ``video_id group_id label fold score``, the score not calibrated.
+    """
+    if config.of_features != "forensic" or config.protocol != KFOLD or predictions["fold"].n_unique() < 2:
+        return None
+    rows = split_by_row(predictions.select("video_id", "group_id", "label", "fold"), seed=config.seed)
+    table, model = read_features(paths, config), DETECTORS.get(config.model).build()  # type: ignore[misc]
+    places = {video_id: place for place, video_id in enumerate(table.videos)}
+    values = table.values[[places[video_id] for video_id in rows["video_id"]]]
+    labels, groups, dealt = fake_labels(rows), rows["group_id"].to_numpy(), rows["fold"].to_numpy()
+    every, scores = Part(values, labels, np.ones(len(labels)), groups, config.seed), np.empty(len(labels))
+    for fold in np.unique(dealt):
+        chosen, test = read_selection(paths.fold_checkpoints(fold)), dealt == fold
+        settings = (chosen.selection.settings if chosen else None) or model.candidates(int((~test).sum()))[0]
+        scores[test] = probabilities(model.logits(model.fit(every.only(~test), settings), values[test]), 1.0)
+    return rows.with_columns(score=pl.Series(scores))
 
 
 class _StoredModels:
