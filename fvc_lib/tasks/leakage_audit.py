@@ -251,7 +251,7 @@ def _predicted_once(folds: pl.DataFrame, predictions: pl.DataFrame) -> Row:
         (pl.col("fold") != pl.col("fold_predicted")) | (pl.col("group_id") != pl.col("group_id_predicted"))
     ).height
     wrong = moved + int(predictions["video_id"].is_duplicated().sum()) + predictions.height - due.height
-    found = f"{wrong} of {_counted(predictions.height, 'prediction')} made twice, or by another fold's network."
+    found = f"{wrong} of {_counted(predictions.height, 'prediction')} made twice, or by another fold's model."
     return "predictions_not_by_their_own_fold", wrong, None, found, wrong == 0
 
 
@@ -318,7 +318,7 @@ def _claims(predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame
     predictions = with_targets(predictions, protocol)
     honest, low, high = _auc(predictions, "group_id", config)
     of = "mean AUC over targets" if "target" in predictions.columns else "AUC within folds"
-    yield "auc_by_group", None, honest, f"The network's {of} is {_interval(honest, low, high)}.", None
+    yield "auc_by_group", None, honest, f"The model's {of} is {_interval(honest, low, high)}.", None
     yield _row_interval(predictions, config, low, high)
     folds = predictions.select("video_id", "group_id", "label", "fold")
     by_row = controls.split_by_row(folds, seed=config.seed)
@@ -332,7 +332,7 @@ def _claims(predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame
     claimed, count = _auc(helped, "group_id", config), int(seen.sum())
     said = (
         f"Split by row, {count / seen.len():.0%} of the videos have others of their group in training; recognising "
-        f"those, and scoring the rest as it does, the network would have claimed {_interval(*claimed)}. Computed from "
+        f"those, and scoring the rest as it does, the model would have claimed {_interval(*claimed)}. Computed from "
         "its predictions and the groups' labels; nothing was trained for it."
     )
     yield "auc_claimed_by_row", count, claimed[0], said, None

@@ -255,7 +255,7 @@ def test_a_model_is_above_a_floor_that_is_shown_or_claims_nothing_and_the_margin
     assert (denied.standing, denied.best_control) == ("not above control", shown)
     (told,) = floor_margin([MODEL, shown])
     assert told.startswith("The model recognises the corpus: ")
-    assert f"(floor); fakes from reals with {0.97 - MODEL.value:.3f} less. No network" in told
+    assert f"(floor); fakes from reals with {0.97 - MODEL.value:.3f} less. No model" in told
     assert "is not shown to recognise" in floor_margin([MODEL, chance])[0]
     assert floor_margin([MODEL]) == ()
 

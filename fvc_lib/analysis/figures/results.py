@@ -284,7 +284,7 @@ def _slice_finding(rows: pl.DataFrame, metric: str) -> str:
             f"Nothing to compare: the slices large enough hold nearly all videos ({_named(large.row(0, named=True))})"
         )
     if comparable.is_empty():
-        return "Every slice is too small, or of one class: none says how well the network does there"
+        return "Every slice is too small, or of one class: none says how well the model does there"
     low, high = comparable.row(0, named=True), comparable.row(-1, named=True)
     name, least, most = metric_name(metric), *(number_text(row["number"], 2) for row in (low, high))
     if comparable.height == 1:
@@ -325,7 +325,7 @@ def _named(row: dict[str, object]) -> str:
 _SHOWN = {
     "group_lookup_by_row": "Recognising groups, split by row",
     "group_lookup_by_group": "Recognising groups, split by group",
-    "model": "The network, split by group",
+    "model": "The model, split by group",
 }
 
 
@@ -440,7 +440,7 @@ def _folds_panel(selection: Selection) -> Shown:
         ~cs.by_name("run_id", require_all=False) & ~cs.ends_with(UNCALIBRATED)
     )
     run_id = path_to_text(selection.detailed.run_id)
-    told = f"{run_id}: the network on each outer fold; –: undefined, or too few reals"
+    told = f"{run_id}: the model on each outer fold; –: undefined, or too few reals"
     return HtmlTable(panels.of_folds(selection, table), caption=told, missing="–")
 
 

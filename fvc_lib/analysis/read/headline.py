@@ -402,7 +402,7 @@ def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> tuple[
     if model is not None and floor is not None and model.value is not None and floor.value is not None:
         shown = "recognises the corpus" if _is_recognised(floor) else "is not shown to recognise the corpus"
         interval, over = interval_text(floor.value, floor.low, floor.high), _against(model.value, floor.value)
-        untrained = "" if trained is not None else " No network was trained on the sources."
+        untrained = "" if trained is not None else " No model was trained on the sources."
         told.append(
             f"The model {shown}: its scores tell two sources of real videos apart with AUC {interval} (floor); "
             f"fakes from reals with {over}.{untrained}"
