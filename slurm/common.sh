@@ -4,7 +4,8 @@
 # fvc_run OPTION...  runs `run_notebooks.py OPTION...` and returns its exit code. SIGUSR1 (from --signal, before the time
 # limit) and SIGTERM (scancel, preemption) reach this shell alone and are passed on: the run saves its state and leaves
 # with 75. After SIGUSR1 the job then puts itself into the queue again, this array task and no other, and goes on from
-# there. After SIGTERM it does not: who cancelled it meant it, and a job that was preempted SLURM requeues itself.
+# there; so it does where a training lost one of its nodes, which leaves with 75 and no signal at all. After SIGTERM it
+# does not: who cancelled it meant it, and a job that was preempted SLURM requeues itself.
 
 set -u
 FVC_HOME=${FVC_HOME:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}
@@ -47,7 +48,7 @@ fvc_run() {
         [ -n "$fvc_interrupted" ] || break
     done
     fvc_child=''
-    if [ "$status" = 75 ] && [ "$fvc_stop" = USR1 ]; then
+    if [ "$status" = 75 ] && { [ -z "$fvc_stop" ] || [ "$fvc_stop" = USR1 ]; }; then
         fvc_requeue
     fi
     return "$status"

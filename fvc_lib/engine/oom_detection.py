@@ -27,8 +27,11 @@ _MESSAGES = re.compile(
     r"|^could not (?:create a primitive|create a memory object|execute a primitive)$"
     r"|^MPS backend out of memory"
     r"|^CUDA out of memory"
-    r"|^CUDA error: (?:out of memory|CUBLAS_STATUS_ALLOC_FAILED)"
-    r"|^cuDNN error: CUDNN_STATUS_ALLOC_FAILED"
+    # A handle that does not fit into memory is one that could not be initialised.
+    r"|^CUDA error: (?:out of memory|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED))"
+    r"|^cuDNN error: CUDNN_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
+    # NCCL's own buffers: its version and advice stand before the reason, on lines of their own.
+    r"|^NCCL [Ee]rror in: [\s\S]*(?:Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA (?:host )?[cm]?alloc)"
     # What a convolution says on CUDA when its workspace does not fit.
     r"|^(?:GET|FIND) was unable to find an engine to execute this computation"
     r"|^Unable to find a valid cuDNN algorithm"

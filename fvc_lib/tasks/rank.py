@@ -3,10 +3,12 @@
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -64,7 +66,8 @@ def main(run_dir: Path, fold: int | None, stage: str) -> None:
     In one process:
       python -m fvc_lib.tasks.rank RUN_DIR --fold 0
 
-    Within a whole run none of this is needed: `run_notebooks.py -p num_ranks 2` has notebook 04 start its own ranks.
+    Within a whole run none of this is needed: `run_notebooks.py -p num_ranks 2` has notebook 04 start its own ranks,
+    over the nodes of its SLURM job where that has several.
 
     \b
     Read: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT (torchrun sets them); else
@@ -89,11 +92,13 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
     launch = Launch.of_environment()
     try:
         place = rank_place()
+        if launch and launch.several_nodes and launch.at_first_node:
+            place = replace(place, address=launch.address)  # which rank 0 is at; a node's name need not resolve
         reports = _begin(place, launch)
         paths = RunPaths(run_dir)
         params = RunConfig.model_validate_json(launch.config) if launch else None
         config = params or resolve_config(read_params_file(paths.params_yaml), environ={})
-        _take_share(place, config)
+        _take_share(place, config, launch)
         attempt = launch.attempt if launch else int(os.environ.get(ATTEMPT_VARIABLE, "1"))
         with (
             _joined(place, config) as ranks,
@@ -134,23 +139,28 @@ def _begin(place: RankPlace, launch: Launch | None) -> RankReports | None:
     handler = logging.StreamHandler()
     handler.setFormatter(_RedactedFormatter(f"[rank {place.rank}] %(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    if "TORCHELASTIC_RUN_ID" in os.environ:  # else whoever started this one may go away: a shell, say
-        end_with_parent(launch.pid if launch else os.getppid())
     if launch is None:
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # else whoever started this one may go away: a shell, say
+            end_with_parent(os.getppid())
         return None
-    log = os.open(launch.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    reports = RankReports(place.rank, launch.reports)
+    if launch.log:
+        log = os.open(launch.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        for stream in (1, 2):
+            os.dup2(log, stream)
+    reports = RankReports(place.rank, launch)
+    reports.obey()
     logging.getLogger("fvc_lib").addHandler(reports)
     return reports
 
 
-def _take_share(place: RankPlace, config: RunConfig) -> None:
-    """Of main memory, with the other ranks on this machine and the process that started them."""
-    if place.local_size > 1:
+def _take_share(place: RankPlace, config: RunConfig, launch: Launch | None) -> None:
+    """Of main memory, with the other ranks on this machine and with the process that started them if that is here."""
+    starter = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
+    if launch is not None:
+        starter = launch.pid if launch.at_first_node and place.rank == place.local_rank else None
+    if place.local_size > 1 or (starter is not None and place.size > 1):
         budget = memory_budget(config.mem_gb)
-        beside = psutil.Process(os.getppid()).memory_info().rss if "TORCHELASTIC_RUN_ID" in os.environ else 0
+        beside = psutil.Process(starter).memory_info().rss if starter is not None else 0
         share = max(0, budget.total_bytes - beside) // place.local_size
         os.environ[SHARE_VARIABLE] = MemoryShare(share, place.local_size, budget).as_text()
 
@@ -175,12 +185,23 @@ def _joined(place: RankPlace, config: RunConfig) -> Iterator[Ranks]:
     os.environ.update(MASTER_ADDR=place.address, MASTER_PORT=str(place.port))
     if place.local_size == place.size:
         os.environ.update(loopback())
+    elif launcher := os.environ.get("SLURM_LAUNCH_NODE_IPADDR"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _device_to(launcher))
     ranks = ProcessRanks(place.rank, place.size, cuda=on_cuda)
     with ranks.telling():
         if on_cuda:
             _refuse_shared_gpu(ranks)
         yield ranks
     ranks.close()
+
+
+def _device_to(address: str) -> str:
+    """The network device that leads to ``address``, where gloo by itself takes what this machine's name resolves to."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing
+        own = probe.getsockname()[0]
+    devices = psutil.net_if_addrs().items()
+    return next(name for name, addresses in devices if own in {each.address for each in addresses})
 
 
 def _refuse_shared_gpu(ranks: Ranks) -> None:

@@ -23,7 +23,7 @@ from torch import nn
 from fvc_lib.detectors.network import Trunk, loaded_weights_of
 from fvc_lib.engine.device import peak_device_bytes, resolve_device
 from fvc_lib.engine.distributed.launch import run_ranks
-from fvc_lib.engine.distributed.ranks import RankLostError, Ranks
+from fvc_lib.engine.distributed.ranks import RankEndedError, Ranks
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.memory.training_memory import planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state
@@ -405,7 +405,8 @@ def train(
         UsageError: the requested device is not there, or ranks would train another network than who starts them.
         MemoryExhaustedError: one sample alone, or the optimizer's step, does not fit into memory.
         CheckpointWriteError: the disk is full or read-only.
-        RankLostError: one of several ranks was killed.
+        RankLostError: the node of one of several ranks was lost.
+        RankEndedError: one of several ranks was killed.
     """
     folder = paths.training_checkpoints(stage, fold)
     outcome_file = folder / "outcome.json"
@@ -419,7 +420,7 @@ def train(
         )  # fmt: skip
         written = read_outcome(outcome_file, record)
         if written is None:
-            raise RankLostError(f"the ranks ended and left no outcome; {log} says why.")
+            raise RankEndedError(f"the ranks ended and left no outcome; {log} says why.")
         return written
     ranks = ranks or Ranks()
     training = read(ranks)

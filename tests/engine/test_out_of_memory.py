@@ -1,7 +1,13 @@
 import pytest
 import torch
+from torch.distributed import DistBackendError
 
 from fvc_lib.engine.oom_detection import asked_bytes, is_out_of_memory, memory_state
+
+NCCL = (
+    "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error (run with "
+    "NCCL_DEBUG=INFO for details), NCCL version 2.27.5\n{}: Call to CUDA function failed.\nLast error:\n{}"
+)
 
 
 def real_cpu_error() -> RuntimeError:
@@ -26,6 +32,10 @@ def caused_by(cause: BaseException) -> RuntimeError:
         RuntimeError("MPS backend out of memory (MPS allocated: 17.18 GB, other allocations: 0 bytes)"),
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"),
+        DistBackendError(NCCL.format("ncclUnhandledCudaError", "Cuda failure 2 'out of memory'")),
+        DistBackendError(NCCL.format("ncclUnhandledCudaError", "Failed to CUDA calloc async 608 bytes")),
         RuntimeError("could not create a primitive"),
         caused_by(torch.OutOfMemoryError("deep")),
         caused_by(caused_by(MemoryError())),
@@ -44,6 +54,7 @@ def test_memory_that_ended_is_told(error):
         RuntimeError("bloom filter: the layer ran CUDA out of memory budget by design"),
         RuntimeError("could not create a primitive descriptor for a matmul of float64"),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        DistBackendError(NCCL.format("ncclRemoteError", "socketProgressOpt: Call to recv failed: Connection reset")),
         ValueError("CUDA out of memory"),
         caused_by(RuntimeError("no room left in zoom buffer")),
         None,

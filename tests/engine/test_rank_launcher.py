@@ -9,13 +9,14 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from fvc_lib.engine.distributed.launch import RankReports, ReportReader, _reason, run_ranks
-from fvc_lib.engine.distributed.ranks import RankFailedError, RankLostError
+from fvc_lib.engine.distributed.launch import Launch, RankReports, ReportReader, _reason, run_ranks
+from fvc_lib.engine.distributed.ranks import RankEndedError, RankFailedError, RankLostError
 from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import LATEST, load_document
 from fvc_lib.services.config import RunConfig
@@ -93,8 +94,9 @@ def test_an_error_in_the_launching_process_ends_the_ranks_and_comes_out(tmp_path
         ({0: ("StoppedError", "stopped"), 1: ("StoppedError", "stopped")}, {0: 75, 1: 75}, StoppedError),
         ({1: ("ZeroDivisionError", "division by zero")}, {1: 1, 0: -15}, RankFailedError),
         ({0: ("MemoryExhaustedError", "one sample alone does not fit")}, {0: 1, 1: -15}, None),
-        ({0: ("RankLostError", "gone")}, {1: -9, 0: 1}, RankLostError),
-        ({}, {1: 1, 0: -15}, RankLostError),
+        ({0: ("RankLostError", "gone")}, {1: -9, 0: 1}, RankEndedError),
+        ({0: ("RankLostError", "gone"), 1: ("RankLostError", "gone")}, {1: 1, 0: 1}, RankLostError),
+        ({}, {1: 1, 0: -15}, RankEndedError),
         ({}, {1: -15, 0: -15}, StoppedError),
     ],
 )
@@ -108,19 +110,19 @@ def test_rank_0_reports_all_and_another_rank_what_happened_to_it_alone(tmp_path)
         def watch_device(self, device, probe):
             self.events.append((device, probe()))
 
-    observer, address = WithDevice(), str(tmp_path / "reports")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
-        listening.bind(address)
-        listening.settimeout(0)
-        reader = ReportReader(observer, None)
+    observer = WithDevice()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        launch = Launch("", listening.getsockname()[1], "a token", "", 1, 0)
+        reader = ReportReader(listening, launch.token, observer, None)
+        RankReports(0, replace(launch, token="another's")).event("policy", "of nobody's asking")
         for rank in (0, 1):
-            reports = RankReports(rank, address)
+            reports = RankReports(rank, launch)
             reports.watch_device("cuda:0", lambda: DeviceMemory(1, 2, 3, 4, 5))
             reports.at("train", epoch=1)
             reports.event("policy", "as planned")
             reports.event("out_of_memory", "é" * 9_999, micro_batch=4, samples="é" * 9_999)
             reports.failed(DataError("x" * 100_000))
-            while reader.take_from(listening):
+            while reader.take(0.1):
                 pass
             if rank == 0:
                 reports.close()
@@ -128,6 +130,7 @@ def test_rank_0_reports_all_and_another_rank_what_happened_to_it_alone(tmp_path)
     assert [kind for kind, _ in observer.events] == ["cuda:0", "policy", "out_of_memory", "out_of_memory"]
     assert observer.events[0][1] == DeviceMemory(1, 2, 3, 4, 5)
     assert [len(reader.reasons[rank][1]) for rank in (0, 1)] == [4096, 4096]
+    reader.close()
     reports.event("out_of_memory", "again")  # nobody listens any more, which is no error of the rank
     reports.close()
 

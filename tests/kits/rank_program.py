@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 
-from fvc_lib.engine.distributed.launch import Launch, RankReports, end_with_parent
+from fvc_lib.engine.distributed.launch import Launch, RankReports
 from fvc_lib.services.errors import StoppedError
 
 
@@ -15,8 +15,8 @@ def main() -> None:
     launch = Launch.of_environment()
     assert launch is not None
     rank = int(os.environ["RANK"])
-    reports = RankReports(rank, launch.reports)
-    end_with_parent(launch.pid)
+    reports = RankReports(rank, launch)
+    reports.obey()
     what = sys.argv[1 + rank]
     if what == "stops when asked":
         asked: list[int] = []

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import math
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import tasks_in_order
-from fvc_lib.execution.slurm.job_scripts import Site, plan_jobs, plan_one_job, render, sbatch_quoted
+from fvc_lib.execution.slurm.job_scripts import RUNNER_MIB, Site, plan_jobs, plan_one_job, render, sbatch_quoted
 from fvc_lib.execution.slurm.queue import describe
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.memory.budget import KERNEL_BYTES
 from fvc_lib.services.run_paths import RunPaths
 
 CONFIG = RunConfig(num_folds=3)
@@ -62,6 +65,15 @@ def test_an_array_has_one_task_per_fold_that_is_left():
 def test_ranks_are_tasks_on_one_node():
     given = options(rendered(Site(), RunConfig(num_folds=3, num_ranks=4))[1])
     assert (given["nodes"], given["ntasks"]) == ("1", "4")
+
+
+def test_ranks_that_one_node_does_not_take_are_spread_over_several():
+    site, config = Site(ranks_per_node=2, gpus=1, memory_least=1), RunConfig(num_folds=3, num_ranks=5)
+    predicted = {"04_fold_training": PredictedPeak(KERNEL_BYTES + 5 * (1 << 30), "as tried out")}
+    (job,) = plan_jobs([task for task in tasks_in_order(config) if task.stage.trains], config, site, predicted)
+    given = options(render(job, RUN, site))
+    assert (given["nodes"], given["ntasks"], given["ntasks-per-node"], given["gres"]) == ("3", "5", "2", "gpu:2")
+    assert job.memory_mib == math.ceil(1.25 * (KERNEL_BYTES + 2 * (1 << 30)) / 2**20) + RUNNER_MIB
 
 
 def test_a_log_of_a_run_with_a_percent_sign_in_its_path_is_no_pattern():

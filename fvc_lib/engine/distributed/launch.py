@@ -1,15 +1,21 @@
-"""Several ranks of one training on this machine, started by torch's elastic launcher, and what they report meanwhile.
+"""Several ranks of one training, started by torch's elastic launcher or over nodes by srun, and what they report.
 
 Rank 0 writes the run's metric log itself, so no checkpoint counts a step that was not logged. Everything else that the
 launching process wants to know (position, memory of the device, events, progress, why a rank ended) comes as one
-datagram of JSON per report over a socket in a private folder.
+message of JSON per report over a connection of each rank's own, whose end also says that the other side is gone. Where
+the ranks are on several nodes it also carries a beat: a machine that went away closes no connection.
 """
 
+import hmac
 import json
 import logging
 import os
+import platform
+import secrets
 import signal
 import socket
+import struct
+import subprocess
 import sys
 import threading
 import time
@@ -18,24 +24,34 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait as wait_for
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing.connection import Connection, wait as wait_for_any
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import psutil
 import torch
 
 from fvc_lib import CHECKOUT
-from fvc_lib.engine.distributed.ranks import RankLostError, error_named
+from fvc_lib.engine.distributed.ranks import RankEndedError, RankLostError, error_named
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError, StoppedError
+from fvc_lib.services.errors import FvcError, StoppedError, UsageError
 from fvc_lib.services.memory.policy import DeviceMemory, EventDetail, MemoryObserver
 
 LAUNCH_VARIABLE = "FVC_RANK_LAUNCH"
 Progress = Callable[[int, int], None]
 _WATCH_SECONDS = 0.2
 _DEVICE_SECONDS = 1.0
-_LONGEST_FOLDER = 60  # characters; the name of a socket may have about a hundred
+# Together less than a minute: within that a node that is lost ends the step.
+_BEAT_SECONDS = 5.0
+_SILENT_SECONDS = 30.0  # then who is on another machine counts as gone
+_GRACE_SECONDS = 5.0  # in which an end without a word may be followed by everyone's
+_END_SECONDS = 15.0  # for srun, which has seen the end of every rank whose node lives
+# For srun as well: a rank that ends before the others have met it leaves them waiting, while one that stopped first may
+# have to wait for rank 0's checkpoint.
+_ALONE_SECONDS = 300
+_STOP = b"stop"
 _MOST_BYTES = 1 << 16  # of one report
 _MOST_CHARACTERS = 4096  # of one text in it: in JSON each may take six bytes, and a report has two texts at most
 # What happens to one rank alone; everything else happens to all of them, and rank 0 reports it.
@@ -50,17 +66,25 @@ class Launch:
     """What a rank is given by the process that launches it, in an environment variable."""
 
     config: str  # the run's parameters, as JSON
-    reports: str  # path of the socket that reports go to
-    log: str  # file that the rank's output is appended to
+    port: int  # that reports go to
+    token: str  # which they begin with
+    log: str  # file that the rank's output is appended to; empty: srun brings it there
     attempt: int  # which try this is, for the metric log
     pid: int  # of the launching process
     network: Mapping[str, str] | None = None  # what that would train; a rank that would train another one refuses
+    several_nodes: bool = False  # over which the ranks are spread
+    at_first_node: bool = True  # whether rank 0 is beside the launching process
 
     @classmethod
     def of_environment(cls) -> Self | None:
         """The launch of this process; None where it was started otherwise: by torchrun, by srun, alone."""
         text = os.environ.pop(LAUNCH_VARIABLE, "")  # not for this rank's own children
         return cls(**json.loads(text)) if text else None
+
+    @property
+    def address(self) -> str:
+        """Of the launching process, for a rank."""
+        return os.environ["SLURM_LAUNCH_NODE_IPADDR"] if self.several_nodes else "127.0.0.1"
 
 
 def run_ranks(
@@ -75,10 +99,11 @@ def run_ranks(
     stop: Callable[[], bool] | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Run ``python -m module arguments`` as ``config.num_ranks`` ranks on this machine, and wait for their end.
+    """Run ``python -m module arguments`` as ``config.num_ranks`` ranks, and wait for their end.
 
-    Each computes with as many threads as leave each core one, unless OMP_NUM_THREADS says otherwise. When this process
-    goes away, however that happens, the ranks end within a second (``end_with_parent``).
+    They are on this machine or, in a SLURM job that has several nodes, spread over these as a step of the job. Each
+    computes with as many threads as leave each core one, unless OMP_NUM_THREADS says otherwise. When this process goes
+    away, however that happens, the ranks end within a second, and within a minute where its machine went away.
 
     Args:
         module: dotted name of the ranks' program.
@@ -93,42 +118,85 @@ def run_ranks(
 
     Raises:
         StoppedError: ``stop`` said so, or a rank was asked; everything is saved.
-        RankLostError: a rank was killed, or ended without a reason.
+        RankLostError: the node of a rank was lost, or ranks lost each other.
+        RankEndedError: a rank was killed, or ended without a reason.
         FvcError: what a rank gives as its reason, of the same class.
     """
     size, stopping, begun = config.num_ranks, False, False
+    nodes = min(size, int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
+    lost: list[int] = []
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
-        TemporaryDirectory(prefix="fvc-ranks-", dir="/tmp" if len(gettempdir()) > _LONGEST_FOLDER else None) as folder,
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as reports,
-        ThreadPoolExecutor(1, "fvc-ranks") as pool,
+        TemporaryDirectory(prefix="fvc-ranks-") as folder,
+        socket.create_server(("" if nodes > 1 else "127.0.0.1", 0), backlog=size) as server,
+        ThreadPoolExecutor(2, "fvc-ranks") as pool,
     ):
-        reports.bind(str(Path(folder) / "reports"))
-        reports.settimeout(_WATCH_SECONDS)
-        launch = Launch(config.model_dump_json(), reports.getsockname(), str(log), attempt, os.getpid(), network)
-        reader = ReportReader(memory, progress)
-        with _environment(_for_ranks(launch, size)):
-            agent = pool.submit(_run_agent, size, folder, ["-m", module, *arguments])
+        launch = Launch(
+            config=config.model_dump_json(),
+            port=server.getsockname()[1],
+            token=secrets.token_hex(),
+            log="" if nodes > 1 else str(log),
+            attempt=attempt,
+            pid=os.getpid(),
+            network=network,
+            several_nodes=nodes > 1,
+            # As a batch script is, and salloc's shell is not.
+            at_first_node=nodes == 1 or "SLURMD_NODENAME" in os.environ,
+        )
+        begin = partial(_run_step, nodes, size, log) if nodes > 1 else partial(_run_agent, size, folder)
+        reader = ReportReader(server, launch.token, memory, progress)
+        with _environment(_for_ranks(launch, -(-size // nodes))):
+            agent, over = pool.submit(begin, ["-m", module, *arguments]), threading.Event()
             try:
+                if nodes > 1:
+                    pool.submit(reader.beat, over)
                 while not agent.done():
                     if not stopping and stop is not None and stop():
-                        stopping, begun = True, len(reader.pids) == size
+                        stopping, begun = True, len(reader.ready) == size
                         if not begun:  # they have nothing to save, and may be waiting for one that does not come
                             _kill_ranks(module, agent)
-                        for pid in reader.pids.values():
-                            with suppress(ProcessLookupError):
-                                os.kill(pid, signal.SIGUSR1)
-                    reader.take_from(reports)
+                        reader.send(_STOP)
+                    reader.take(_WATCH_SECONDS)
+                    if nodes > 1 and (lost := reader.lost()):
+                        reader.close()  # by which all ranks end that live
+                        if wait_for([agent], timeout=_END_SECONDS).done:
+                            lost = []
+                        break
             finally:
+                over.set()
                 _kill_ranks(module, agent)
-            reports.settimeout(0)
-            while reader.take_from(reports):
+            while reader.take(0):
                 pass
+            reader.close()
+    if lost:
+        where = ", ".join(f"rank {rank} on {reader.nodes[rank]}" for rank in lost)
+        raise RankLostError(
+            f"{where}: gone without a word, and SLURM does not say how; the node is lost, it seems. The other "
+            f"ranks were ended. The last checkpoint stands: resume, as a job does by itself. See {log}."
+        )
     if stopping and not begun:
         raise StoppedError("stopped as asked before the ranks had met; resume the run to go on.")
     codes = agent.result()
+    if codes and nodes > 1 and reader.gone:
+        codes = {next(iter(reader.gone)): codes[0]}
     if codes:
         raise _reason(reader.reasons, codes, log)
+
+
+def _run_step(nodes: int, size: int, log: Path, command: list[str]) -> dict[int, int]:
+    """As ``_run_agent`` for ranks on several nodes of this job; which rank it was, srun's exit code does not say."""
+    step = [
+        "srun", f"--nodes={nodes}", f"--ntasks={size}", f"--ntasks-per-node={-(-size // nodes)}",
+        "--distribution=block", "--overlap", "--kill-on-bad-exit=0", f"--wait={_ALONE_SECONDS}", "--input=none",
+        "--mpi=none",
+    ]  # fmt: skip
+    with log.open("ab") as stream:
+        try:
+            done = subprocess.run([*step, sys.executable, *command], stdout=stream, stderr=stream, check=False)
+        except FileNotFoundError as error:
+            raise UsageError(f"ranks on {nodes} nodes are started by srun, which is not found here.") from error
+    code = done.returncode
+    return {0: 128 - code if code > 128 else code} if code else {}
 
 
 def _run_agent(size: int, folder: str, command: list[str]) -> dict[int, int]:
@@ -159,10 +227,10 @@ def _run_agent(size: int, folder: str, command: list[str]) -> dict[int, int]:
     return {}
 
 
-def _for_ranks(launch: Launch, size: int) -> dict[str, str]:
-    """Environment variables of the ranks: this very package on the path, and their share of the threads."""
+def _for_ranks(launch: Launch, beside: int) -> dict[str, str]:
+    """Environment variables of the ranks: this very package on the path, and their share of a machine's threads."""
     path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if part)
-    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, torch.get_num_threads() // size))
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, torch.get_num_threads() // beside))
     return {LAUNCH_VARIABLE: json.dumps(asdict(launch)), "PYTHONPATH": path, "OMP_NUM_THREADS": threads}
 
 
@@ -197,33 +265,101 @@ def _reason(reasons: Mapping[int, tuple[str, str]], codes: Mapping[int, int], lo
         return StoppedError("stopped as asked; resume the run to go on.")
     # With SIGTERM torch's agent ends the others.
     ended = {rank: -code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}
+    if signal.SIGABRT in ended.values() and b"ProcessGroupNCCL" in log.read_bytes()[-_MOST_BYTES:]:
+        return RankLostError(f"nccl gave up an exchange between GPUs. The last checkpoint stands: resume. See {log}.")
     killed = [f"rank {rank} was ended by {signal.Signals(number).name}" for rank, number in ended.items()]
     if killed:
-        return RankLostError(
+        return RankEndedError(
             f"{', '.join(killed)} (SIGKILL is most often the system's, for want of memory); the other ranks end with "
             f"it. The last checkpoint stands: give the job more memory or fewer ranks, then resume. See {log}."
         )
-    return RankLostError(f"the ranks ended with exit codes {dict(codes)} and gave no reason; {log} says why.")
+    if reasons:  # nobody ended, and they have lost each other
+        return RankLostError(next(iter(reasons.values()))[1])
+    return RankEndedError(f"the ranks ended with exit codes {dict(codes)} and gave no reason; {log} says why.")
 
 
 class ReportReader:
-    """The launching process's side: passes on what the ranks report. One thread at a time."""
+    """The launching process's side: passes on what the ranks report. One thread at a time, but for ``beat``.
 
-    def __init__(self, memory: MemoryObserver, progress: Progress | None) -> None:
-        self.pids: dict[int, int] = {}  # of the ranks that take a signal for a wish to stop
+    ``server`` is where they connect; who does not begin with ``token`` is none of them.
+    """
+
+    def __init__(self, server: socket.socket, token: str, memory: MemoryObserver, progress: Progress | None) -> None:
+        self.ready: set[int] = set()  # ranks that take a signal for a wish to stop
         self.reasons: dict[int, tuple[str, str]] = {}  # why ranks ended: the error's class and text
+        self.nodes: dict[int, str] = {}  # of the ranks
+        self.gone: dict[int, float] = {}  # ranks whose connections ended without a word, and when
+        self._server, self._token = server, token
         self._memory, self._progress = memory, progress
         self._devices: dict[str, DeviceMemory] = {}
+        self._connections: dict[Connection, int | None] = {}  # and whose they are; None before that was said
+        # In seconds that this process has seen pass: one that was suspended must not find that all were silent.
+        self._now, self._looked = 0.0, time.monotonic()
+        self._heard: dict[int, float] = {}  # when, by rank, without those that said that they end
 
-    def take_from(self, reports: socket.socket) -> bool:
-        """The next report, waited for as long as the socket's timeout says; whether there was one."""
+    def take(self, seconds: float) -> bool:
+        """Pass on what comes within so many seconds, at the latest when something did; whether anything came."""
+        came = wait_for_any([self._server, *self._connections], seconds)
+        before, self._looked = self._looked, time.monotonic()
+        self._now += min(self._looked - before, 1.0)
+        for each in came:
+            if each is self._server:
+                self._welcome()
+            elif isinstance(each, Connection):
+                self._hear(each)
+        return bool(came)
+
+    def send(self, message: bytes) -> None:
+        """To every rank."""
+        for each in list(self._connections):
+            with suppress(OSError):  # that one is gone
+                each.send_bytes(message)
+
+    def beat(self, over: threading.Event) -> None:
+        """Tell the ranks that this process lives, and have them answer, until ``over``."""
+        while not over.wait(_BEAT_SECONDS):
+            self.send(b"")
+
+    def lost(self) -> list[int]:
+        """Ranks that are silent or have ended, without a word."""
+        silent = [rank for rank, at in self._heard.items() if self._now - at > _SILENT_SECONDS]
+        return silent + [rank for rank, at in self.gone.items() if self._now - at > _GRACE_SECONDS]
+
+    def close(self) -> None:
+        """End all connections."""
+        for each in self._connections:
+            each.close()
+        self._connections = {}
+
+    def _welcome(self) -> None:
+        link, _ = self._server.accept()
+        for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):  # nobody keeps this process waiting
+            link.setsockopt(socket.SOL_SOCKET, direction, struct.pack("ll", int(_BEAT_SECONDS), 0))
+        self._connections[Connection(link.detach())] = None
+
+    def _hear(self, connection: Connection) -> None:
+        known = self._connections[connection]
         try:
-            report = reports.recv(_MOST_BYTES)
-        except (TimeoutError, BlockingIOError):
-            return False
-        rank, kind, value = json.loads(report)
+            rank, kind, value = json.loads(connection.recv_bytes(_MOST_BYTES))
+            if known is None:
+                token, self.nodes[rank] = value
+                if kind != "hello" or not hmac.compare_digest(token, self._token):
+                    raise ConnectionError("none of the ranks")
+        except (EOFError, OSError, ValueError, TypeError):
+            connection.close()
+            del self._connections[connection]
+            if known in self._heard:
+                del self._heard[known]
+                self.gone[known] = self._now
+            return
+        self._connections[connection], self._heard[rank] = rank, self._now
+        if kind in {"failed", "done"}:
+            del self._heard[rank]
+        self._pass_on(rank, kind, value)
+
+    def _pass_on(self, rank: int, kind: str, value: Any) -> None:
         if kind == "ready":
-            self.pids[rank] = int(value)
+            self.ready.add(rank)
         elif kind == "failed":
             self.reasons[rank] = (str(value[0]), str(value[1]))
         elif kind == "at":
@@ -239,25 +375,44 @@ class ReportReader:
             _logger.warning("%s", value)
         elif kind == "progress" and self._progress is not None:
             self._progress(*value)
-        return True
 
 
 class RankReports(logging.Handler):
     """A rank's side: a memory observer, progress, warnings, and its reason when it ends.
 
-    Rank 0 reports everything, another rank what only it knows, to the launching process's socket at ``address``.
+    Rank 0 reports everything, another rank what only it knows.
     """
 
     prefix = ""  # as ``MemoryObserver`` has it
 
-    def __init__(self, rank: int, address: str) -> None:
+    def __init__(self, rank: int, launch: Launch) -> None:
         super().__init__(logging.WARNING)
-        self._rank = rank
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * _MOST_BYTES)
-        self._socket.connect(address)
+        self._rank, self._over = rank, False
+        self._several_nodes = launch.several_nodes
+        self._connection = Connection(socket.create_connection((launch.address, launch.port)).detach())
+        self._sending = threading.Lock()
+        self._send("hello", [launch.token, os.environ.get("SLURMD_NODENAME") or platform.node()])
         self._devices: dict[str, Callable[[], DeviceMemory]] = {}
         self._probed_at = -_DEVICE_SECONDS
+
+    def obey(self) -> None:
+        """From now on stop when the launching process says so, and end at once, with 1, when it is gone."""
+        threading.Thread(target=self._obey, name="fvc-reports", daemon=True).start()
+
+    def _obey(self) -> None:
+        silent_seconds = 0.0  # in short waits: a process that was suspended sees one of them pass
+        with suppress(EOFError, OSError):
+            while silent_seconds < _SILENT_SECONDS:
+                if not self._connection.poll(_BEAT_SECONDS if self._several_nodes else None):
+                    silent_seconds += _BEAT_SECONDS
+                    continue
+                silent_seconds = 0.0
+                if self._connection.recv_bytes() == _STOP:
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                elif not self._over:
+                    self._send("alive", None)
+        if not self._over:
+            os._exit(1)
 
     def ready(self) -> None:
         """From now on a signal only asks this rank to stop."""
@@ -299,8 +454,10 @@ class RankReports(logging.Handler):
             self._send("warning", record.getMessage())
 
     def close(self) -> None:
-        """Report no more."""
-        self._socket.close()
+        """Report no more; the connection ends with this process."""
+        if not self._over:
+            self._send("done", None)
+        self._over = True
         super().close()
 
     def failed(self, error: BaseException) -> None:
@@ -308,8 +465,8 @@ class RankReports(logging.Handler):
         self._send("failed", [type(error).__name__, str(error)])
 
     def _send(self, kind: str, value: Any) -> None:
-        with suppress(ConnectionError):  # the launching process is gone, and this one will be in a moment
-            self._socket.send(json.dumps([self._rank, kind, _short(value)]).encode())
+        with suppress(OSError), self._sending:  # the launching process is gone, and this one will be in a moment
+            self._connection.send_bytes(json.dumps([self._rank, kind, _short(value)]).encode())
 
 
 def _short(value: Any) -> Any:

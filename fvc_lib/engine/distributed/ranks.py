@@ -41,7 +41,14 @@ _logger = logging.getLogger(__name__)
 
 
 class RankLostError(FvcError):
-    """Another rank is gone, and it could not say why."""
+    """Another rank is gone, and it could not say why; the last checkpoint stands, and the same again goes on.
+
+    A rank leaves with 1; a stage that lost a node with 75, so that its job is requeued.
+    """
+
+
+class RankEndedError(RankLostError):
+    """A rank was ended by a signal, or without a reason, on a machine that lives: it may well happen again."""
 
 
 class RankFailedError(FvcError):
@@ -342,7 +349,9 @@ class ProcessRanks(Ranks):
         self._over = False
         with _loss_noticed("setup"):
             backend, timeout = "cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(seconds=patience_seconds)
-            dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout)
+            # With its device nccl connects now, so that memory or a peer that it lacks is noticed before any work.
+            device = torch.device("cuda", torch.cuda.current_device()) if cuda else None
+            dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout, device_id=device)
 
     def meet(self, place: str, *mine: float) -> list[tuple[float, ...]]:
         """As ``Ranks.meet``: one small exchange. Of the ranks that cannot go on, one that was only stopped is last."""
@@ -411,7 +420,8 @@ class ProcessRanks(Ranks):
     def telling(self) -> Iterator[None]:
         """As ``Ranks.telling``."""
         try:
-            yield
+            with _loss_noticed("an exchange between GPUs", dist.DistBackendError):  # which fails after it was begun
+                yield
         except BaseException as error:
             if not self._over and not isinstance(error, RankLostError):
                 self._over = True
@@ -442,10 +452,10 @@ class ProcessRanks(Ranks):
 
 
 @contextmanager
-def _loss_noticed(place: str) -> Iterator[None]:
+def _loss_noticed(place: str, kind: type[RuntimeError] = RuntimeError) -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # all that gloo, nccl and the store raise
+    except kind as error:  # RuntimeError: all that gloo, nccl and the store raise
         if is_out_of_memory(error):
             raise
         reason = str(error).partition(". This is typically")[0].partition("\n")[0]

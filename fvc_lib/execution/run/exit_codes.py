@@ -55,8 +55,9 @@ EXIT_OF_ERROR = {
     "DataError": 3,
     "LeakageError": 3,
     "StoppedError": STOPPED,
+    "RankLostError": STOPPED,  # a node is gone: the last checkpoint stands, and the job is to be requeued
 }
-# Those that leave with 1. RankLostError and RankFailedError are left out: a rank that a signal ended makes them too.
+# Those that leave with 1. RankEndedError and RankFailedError are left out: a rank that a signal ended makes them too.
 _ERRORS_WITH_1 = frozenset(
     {
         "BatchNormSplitError", "CheckpointReadError", "CheckpointWriteError", "CorruptImage", "CorruptVideo",

@@ -22,6 +22,7 @@ from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import Task
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.memory.budget import KERNEL_BYTES
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import STAGES, Stage
 
@@ -45,6 +46,7 @@ class Site(BaseModel):
     cpus: int = Field(2, ge=1)
     gpus: int = Field(0, ge=0)
     gpu_type: str = Field("", pattern=r"^[\w.-]*$")
+    ranks_per_node: int | None = Field(None, ge=1)
     memory_headroom_percent: float = Field(25, ge=0, le=1000)
     memory_least: int = Field(1024, ge=1)
     memory_unknown: int = Field(4096, ge=1)
@@ -56,7 +58,7 @@ class Site(BaseModel):
     path: Path = CHECKOUT / "slurm" / "site.conf"
 
     @field_validator(
-        "signal_seconds", "max_requeues", "cpus", "gpus", "memory_least", "memory_unknown", "memory",
+        "signal_seconds", "max_requeues", "cpus", "gpus", "ranks_per_node", "memory_least", "memory_unknown", "memory",
         "max_array_tasks", mode="before",
     )  # fmt: skip
     @classmethod
@@ -179,6 +181,7 @@ class SlurmJob:
     memory_why: str  # where that number is from, in words
     cpus: int  # of one process
     ranks: int = 1  # processes that share one fold's training; 1 where nothing is shared
+    nodes: int = 1  # that the ranks are spread over
     gpus: int = 0  # on one node
     trains: bool = False  # whether a stage that fans out over folds is among its stages
     at_once: int = 1  # how many folds it runs at once, where it is no array
@@ -236,7 +239,9 @@ def _job(
     """Only training is shared between ranks, gets GPUs and is done for several folds at once."""
     trains = any(stage.trains for stage in group)
     ranks = config.num_ranks if trains else 1
-    memory, why = _memory(group, site, predicted, at_once)
+    nodes = -(-ranks // (site.ranks_per_node or ranks))
+    on_a_node = -(-ranks // nodes)
+    memory, why = _memory(group, site, predicted, at_once, on_a_node / ranks)
     return SlurmJob(
         name=name,
         stages=tuple(stage.name for stage in group),
@@ -246,7 +251,8 @@ def _job(
         memory_why=why,
         cpus=site.cpus * at_once,
         ranks=ranks,
-        gpus=site.gpus * ranks * at_once if trains else 0,
+        nodes=nodes,
+        gpus=site.gpus * on_a_node * at_once if trains else 0,
         trains=trains,
         at_once=at_once,
     )
@@ -281,14 +287,22 @@ def _job_name(group: Sequence[Stage]) -> str:
     return group[0].name if len(group) == 1 else f"{group[0].name}_to_{group[-1].name}"
 
 
-def _memory(group: Sequence[Stage], site: Site, predicted: Mapping[str, PredictedPeak], copies: int) -> tuple[int, str]:
-    """MiB on one node, rounded up, and why: the largest stage's, of which a fan-out's counts once per process."""
+def _memory(
+    group: Sequence[Stage], site: Site, predicted: Mapping[str, PredictedPeak], copies: int, share: float
+) -> tuple[int, str]:
+    """MiB on one node, rounded up, and why: the largest stage's, of which a fan-out's counts once per process.
+
+    ``share`` of a training's ranks are on one node.
+    """
     if site.memory is not None:
         return site.memory, f"MEMORY of {site.path.name}"
     known = [(stage, predicted[stage.name]) for stage in group if stage.name in predicted]
     asked, why = 0, ""
     for stage, peak in known:
         times = copies if stage.per_fold else 1
+        if stage.trains and share < 1:
+            ranks_bytes = max(0, peak.peak_bytes - KERNEL_BYTES) * share
+            peak = PredictedPeak(KERNEL_BYTES + math.ceil(ranks_bytes), f"{peak.origin}; a node's ranks")
         mib = math.ceil(times * peak.peak_bytes * (1 + site.memory_headroom_percent / 100) / 2**20) + RUNNER_MIB
         if mib > asked:
             held = f"{times} x {peak.peak_bytes / 1e9:.2f} GB" if times > 1 else f"{peak.peak_bytes / 1e9:.2f} GB"
@@ -375,8 +389,9 @@ def _lines(job: SlurmJob, run: RunPaths, site: Site, folder: Path) -> Iterator[s
         "qos": site.qos,
         "time": site.time,
         "signal": f"B:USR1@{site.signal_seconds}",
-        "nodes": "1",  # the notebook's kernel starts the ranks beside itself
+        "nodes": str(job.nodes),  # the notebook's kernel starts the ranks: beside itself, or as a step over them all
         "ntasks": str(job.ranks),
+        "ntasks-per-node": str(-(-job.ranks // job.nodes)) if job.nodes > 1 else "",
         "cpus-per-task": str(job.cpus),
         "mem": f"{job.memory_mib}M",
         "gres": "gpu:" + (f"{site.gpu_type}:" if site.gpu_type else "") + str(job.gpus) if job.gpus else "",
