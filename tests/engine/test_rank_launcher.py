@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fvc_lib.engine.distributed import launch as launch_module
 from fvc_lib.engine.distributed.launch import Launch, RankReports, ReportReader, _reason, run_ranks
 from fvc_lib.engine.distributed.ranks import RankEndedError, RankFailedError, RankLostError
 from fvc_lib.engine.training_state import NoMetrics
@@ -133,6 +134,31 @@ def test_rank_0_reports_all_and_another_rank_what_happened_to_it_alone(tmp_path)
     reader.close()
     reports.event("out_of_memory", "again")  # nobody listens any more, which is no error of the rank
     reports.close()
+
+
+def test_a_rank_on_another_node_that_is_silent_or_ends_without_a_word_is_lost(monkeypatch):
+    monkeypatch.setattr(launch_module, "_SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(launch_module, "_GRACE_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        launch = Launch("", listening.getsockname()[1], "a token", "", 1, 0)
+        reader = ReportReader(listening, launch.token, Observer(), None)
+        silent, killed, failed, done = (RankReports(rank, launch) for rank in range(4))
+        failed.failed(DataError("no clips"))
+        done.close()
+        del failed, done
+        while len(reader.nodes) < 4 or reader.take(0):
+            reader.take(0.01)
+        assert reader.lost() == []
+        del killed
+        end = time.monotonic() + 60
+        while len(reader.lost()) < 2 and time.monotonic() < end:
+            reader.take(0.05)
+        assert reader.lost() == [0, 1]
+        assert list(reader.gone) == [1]
+        silent.at("train")
+        reader.take(5)
+        assert reader.lost() == [1]
+        reader.close()
 
 
 @pytest.fixture

@@ -245,7 +245,7 @@ def test_no_error_of_ours_but_of_a_stop_or_a_lost_rank_is_taken_for_the_signal_t
         judge(stage, KernelOutcome(CellError(name, "", 1), False, None), 0, 0, (), (signal.SIGUSR1,))
         if stage.exit_code == 75:
             interrupted.add(name)
-    assert interrupted == {"StoppedError", "RankLostError", "RankFailedError"}
+    assert interrupted == {"StoppedError", "RankLostError", "RankEndedError", "RankFailedError"}
 
 
 # A signal in the kernel's own code, after a cell and before its answer.

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -60,7 +61,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 AccountingStorageType=accounting_storage/none
 SlurmctldTimeout=30
-SlurmdTimeout=60
+SlurmdTimeout=300
 InactiveLimit=0
 KillWait=10
 MinJobAge=3600
@@ -129,8 +130,27 @@ class Cluster:
         )  # fmt: skip
         self.run("slurmctld")
         for node in self.nodes:
-            self.run("slurmd", "-N", node)
+            self.boot(node)
         self.wait_for(lambda: self.run("sinfo", "-hN", "-p", "main", "-o", "%t").split() == ["idle"] * 2, "idle nodes")
+
+    def boot(self, node: str) -> None:
+        """Start a node's daemon."""
+        self.run("slurmd", "-N", node)
+
+    def processes_on(self, node: str) -> list[psutil.Process]:
+        """A node's daemon, and all that its jobs have running."""
+        marks = (f"spool.{node}", f"slurmd.{node}.log")
+        found = []
+        for process in _processes_of(self.folder):
+            with suppress(psutil.Error):
+                name = process.name()
+                if (
+                    (name == "slurmd" and node in process.cmdline())
+                    or (name.startswith("slurmstepd") and any(m in f.path for m in marks for f in process.open_files()))
+                    or process.environ().get("SLURMD_NODENAME") == node
+                ):
+                    found.append(process)
+        return found
 
     def stop(self) -> None:
         """End jobs and daemons, and whatever they left."""

@@ -5,6 +5,7 @@ The first is part of ``make test-slurm``, and so of CI; the others are in ``make
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -144,6 +145,45 @@ def test_a_stage_requeued_in_mid_training_ends_as_one_that_ran_here(cluster, pla
     end_well(cluster, run, [job])
     assert (stage_of(run, task).attempts, cluster.jobs()[job.job_id]["Restarts"]) == (2, "1")
     assert_same(run, here)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize("task", ["image"])
+def test_a_training_over_two_nodes_that_loses_one_is_requeued_and_ends_as_one_on_one_node(
+    cluster, place, task, tmp_path, monkeypatch
+):
+    """The node closes no connection, as a machine without power; later it is back, and nothing on it any more."""
+    mark = tmp_path / "mark"
+    held = watching(tmp_path, (renamed("checkpoint_epoch_002.pt"),), f"hold {mark}")
+    folders = {name: str(place.folder / name) for name in ("runs_dir", "cache_dir", "data_dir")}
+    values = {**place.values, **folders, "corpus": str(place.corpus), "num_ranks": 2}
+    config, site = resolve_config(values, environ={}), read_site(site_file(place, ranks_per_node=1, memory=2900))
+    run = begin_run(config, command="a test")
+    with monkeypatch.context() as patch:
+        for name, value in held.items():
+            patch.setenv(name, value)
+        jobs = plan_jobs([Task(stage_named(STAGE_OF_TASK[task]), None)], config, site, {})
+        (job,) = slurm_submit(jobs, run, site)
+    cluster.wait_for(mark.exists, "the second epoch's end", seconds=600)
+    lost = cluster.processes_on(cluster.nodes[1])
+    assert {"slurmd", "slurmstepd"} < {process.name()[:10] for process in lost}
+    for process in lost:
+        process.suspend()
+    frozen = time.monotonic()
+    cluster.wait_for(lambda: stage_of(run, task).state == "interrupted", "the loss to be noticed")
+    print(f"noticed after {time.monotonic() - frozen:.0f} s")
+    stage = stage_of(run, task)
+    assert (stage.exit_code, stage.error.name) == (75, "RankLostError")
+    assert f"rank 1 on {cluster.nodes[1]}: gone without a word" in stage.error.message
+    assert read_status(run).state == "requeue"
+    for process in lost:
+        process.kill()
+    cluster.boot(cluster.nodes[1])
+    end_well(cluster, run, [job])
+    facts = cluster.jobs()[job.job_id]
+    assert (stage_of(run, task).attempts, facts["Restarts"], facts["NumNodes"]) == (2, "1", "2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert_same(run, alone(run, task, tmp_path))
 
 
 @pytest.mark.parametrize("task", ["image", "video_text"])
