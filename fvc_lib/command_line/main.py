@@ -151,9 +151,9 @@ class Jobs(click.ParamType[int | None]):
 )  # fmt: skip
 @click.option(
     "-j", "--jobs", type=Jobs(), default="auto", show_default=True,
-    help="Train so many folds at once: a number, or auto for one per core as far as memory goes, on a GPU one. They "
-    "share the memory budget; each computes with its part of the cores (OMP_NUM_THREADS says otherwise), so that the "
-    "numbers stay the same.",
+    help="Train so many folds at once: a number, or auto for one per core as far as memory goes, on GPUs as many as "
+    "get one each, or num_ranks each. They share the memory budget; each computes with its part of the cores "
+    "(OMP_NUM_THREADS says otherwise), so that the numbers stay the same.",
 )  # fmt: skip
 @click.option(
     "--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,

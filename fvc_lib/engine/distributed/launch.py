@@ -159,7 +159,7 @@ def run_ranks(
                     reader.take(_WATCH_SECONDS)
                     if nodes > 1 and (lost := reader.lost()):
                         reader.close()  # by which all ranks end that live
-                        if wait_for([agent], timeout=_END_SECONDS).done:
+                        if reader.gone and wait_for([agent], timeout=_END_SECONDS).done:
                             lost = []
                         break
             finally:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -207,15 +208,28 @@ End = tuple[TaskRun, "Future[StageStatus]"]
 
 
 def folds_at_once(config: RunConfig) -> int:
-    """How many folds to train at once where nobody says: one per core while each has ``FOLD_BYTES``, one on a GPU."""
-    if not config.use_mlops_pipeline or _on_gpu(config):
+    """How many folds to train at once where nobody says: one per core while each has ``FOLD_BYTES``.
+
+    On GPUs as many as get one each, or one for each of their ranks.
+    """
+    if not config.use_mlops_pipeline:
         return 1
+    if _on_gpu(config):
+        return max(1, min(len(visible_gpus()) // config.num_ranks, config.num_trainings))
     affordable = memory_budget(config.mem_gb).total_bytes // FOLD_BYTES
     return max(1, min(available_cores() // config.num_ranks, config.num_trainings, affordable))
 
 
 def _on_gpu(config: RunConfig) -> bool:
-    return config.device != "cpu" and (config.device != "auto" or sys.platform == "darwin" or bool(gpus()))
+    return config.device != "cpu" and (config.device != "auto" or sys.platform == "darwin" or bool(visible_gpus()))
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that trainings may use, as CUDA_VISIBLE_DEVICES names them; without it the numbers of all."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return [str(number) for number in range(len(gpus()))]
+    return [each for each in named.split(",") if each.strip() not in {"", "-1"}]
 
 
 def make_room(run: RunPaths, plan: Sequence[PlannedTask]) -> list[tuple[Path, Path]]:
@@ -255,6 +269,8 @@ class Runner:
         self._jobs = (jobs or folds_at_once(config)) if config.use_mlops_pipeline else 1
         self._only_tasks = only_tasks
         self._predicted = predicted
+        self._gpus = visible_gpus() if _on_gpu(config) and not config.of_features else []
+        self._dealt: dict[str, list[str]] = {}  # GPUs by running training
         self._running: dict[str, TaskRun] = {}
         self._events: queue.SimpleQueue[End | None] = queue.SimpleQueue()  # put from signal handlers: never blocks
         self._signals: list[int] = []
@@ -293,7 +309,7 @@ class Runner:
         schedule = Schedule(plan, straight=not self.config.use_mlops_pipeline)
         budget, own_bytes = memory_budget(self.config.mem_gb), psutil.Process().memory_info().rss
         shares = share_memory(plan, self._jobs, budget, own_bytes, self._predicted)
-        for line in shares.lines:
+        for line in (*shares.lines, *self._idle_gpus(plan)):
             self.terminal.line(line)
         with ThreadPoolExecutor(self._jobs, thread_name_prefix="fvc-task") as pool:
             try:
@@ -305,6 +321,15 @@ class Runner:
         if self._errors:
             raise self._errors[0]
         return self._exit_code(schedule)
+
+    def _idle_gpus(self, plan: Sequence[PlannedTask]) -> list[str]:
+        """What to say where fewer trainings are left than GPUs."""
+        trainings = sum(planned.run and planned.task.stage.trains for planned in plan)
+        each = len(self._gpus) // trainings if trainings else 0
+        if each <= self.config.num_ranks:
+            return []
+        used = f"{trainings * self.config.num_ranks} of {len(self._gpus)} GPUs will train"
+        return [f"{used}: -p num_ranks {each} spreads each training over {each} of them"]
 
     def _until_all_ended(self, schedule: Schedule, shares: MemoryShares, pool: ThreadPoolExecutor) -> None:
         shown = time.monotonic()
@@ -344,6 +369,15 @@ class Runner:
             return {}
         return {"OMP_NUM_THREADS": str(threads_of_a_fold(self.config.num_trainings, self.config.num_ranks))}
 
+    def _own_gpus(self, task: Task) -> dict[str, str]:
+        """For a training where there are more GPUs than it has ranks: those that the fewest others have."""
+        if not task.stage.trains or len(self._gpus) <= self.config.num_ranks:
+            return {}
+        taken = Counter(gpu for dealt in self._dealt.values() for gpu in dealt)
+        own = sorted(self._gpus, key=lambda gpu: taken[gpu])[: self.config.num_ranks]
+        self._dealt[task.key] = own
+        return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
+
     def _begin(self, task: Task, shares: MemoryShares, pool: ThreadPoolExecutor) -> None:
         before = self._book.stage(task.key)
         # What the attempt before came to is not this one's.
@@ -355,7 +389,7 @@ class Runner:
             task,
             self.notebooks[task.stage.name],
             attempt=stage.attempts,
-            extra_environment={**shares.environment(task), **self._threads(task)},
+            extra_environment={**shares.environment(task), **self._threads(task), **self._own_gpus(task)},
             say=self.terminal.line,
             said=self._said,
         )
@@ -366,6 +400,7 @@ class Runner:
     def _ended(self, at_work: TaskRun, future: Future[StageStatus], schedule: Schedule) -> None:
         task = at_work.task
         del self._running[task.key]
+        self._dealt.pop(task.key, None)
         at_work.snapshot()  # tells what was left to tell of its memory
         self._show()
         if error := future.exception():
