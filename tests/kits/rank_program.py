@@ -8,13 +8,14 @@ import sys
 import time
 
 from fvc_lib.engine.distributed.launch import Launch, RankReports
+from fvc_lib.engine.distributed.ranks import rank_place
 from fvc_lib.services.errors import StoppedError
 
 
 def main() -> None:
     launch = Launch.of_environment()
     assert launch is not None
-    rank = int(os.environ["RANK"])
+    rank = rank_place().rank
     reports = RankReports(rank, launch)
     reports.obey()
     what = sys.argv[1 + rank]

@@ -5,13 +5,17 @@ The first is part of ``make test-slurm``, and so of CI; the others are in ``make
 
 from __future__ import annotations
 
+import shlex
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
+from fvc_lib import CHECKOUT
 from fvc_lib.corpus.images import index_images
 from fvc_lib.corpus.video_texts import index_video_texts
 from fvc_lib.execution.plan.stages import Task, stage_named
@@ -44,6 +48,19 @@ from tests.slurm.cluster import Cluster
 
 pytestmark = pytest.mark.long
 STAGE_OF_TASK = {task: stage for stage, task in TASK_OF_STAGE.items()}
+LAUNCH = """
+import sys
+from pathlib import Path
+from fvc_lib.engine.distributed.launch import run_ranks
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import FvcError
+from fvc_lib.services.memory.policy import NoObserver
+log, *ranks = sys.argv[1:]
+try:
+    run_ranks("tests.kits.rank_program", ranks, RunConfig(num_ranks=len(ranks)), Path(log), memory=NoObserver())
+except FvcError as error:
+    print(f"{type(error).__name__}: {error}")
+"""
 BAD = {"FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"}
 
 
@@ -184,6 +201,35 @@ def test_a_training_over_two_nodes_that_loses_one_is_requeued_and_ends_as_one_on
     assert (stage_of(run, task).attempts, facts["Restarts"], facts["NumNodes"]) == (2, "1", "2")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert_same(run, alone(run, task, tmp_path))
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(("second", "told"), [("is killed", "RankEndedError"), ("waits", "RankLostError")])
+def test_a_rank_killed_on_a_node_that_lives_is_told_from_one_that_went_with_its_node(cluster, tmp_path, second, told):
+    """At once, not after a silence: all its connections are closed."""
+    program, node, shown = tmp_path / "launch.py", cluster.nodes[1], tmp_path / "shown"
+    program.write_text(LAUNCH)
+    command = shlex.join([sys.executable, str(program), str(tmp_path / "ranks.log"), "waits", second])
+    cluster.run(
+        "sbatch", "--nodes=2", "--ntasks-per-node=1", "--mem=900M", f"--output={shown}", "--wrap", command,
+        environment={"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+    def ranks() -> list[psutil.Process]:
+        here = [each for each in cluster.processes_on(node) if each.name().startswith("python")]
+        return [each for each in here if each.net_connections("tcp")]
+
+    if told == "RankLostError":
+        cluster.wait_for(ranks, "the rank to have reported")
+        for process in cluster.processes_on(node):
+            process.kill()
+    cluster.wait_for(lambda: shown.exists() and "Error: " in shown.read_text(), "the launcher's word")
+    if told == "RankLostError":
+        cluster.boot(node)
+    text = shown.read_text()
+    assert text.startswith(f"{told}: rank 1 ")
+    assert ("ended by SIGKILL" in text) == (second == "is killed")
+    assert (f"rank 1 on {node}: gone without a word" in text) == (second == "waits")
 
 
 @pytest.mark.parametrize("task", ["image", "video_text"])
