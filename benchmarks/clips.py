@@ -26,9 +26,9 @@ import numpy as np
 import polars as pl
 import torch
 
-from fvc_lib.engine import loop as engine_module
+from fvc_lib.engine import loading
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.loading import epoch_order, load_batches
+from fvc_lib.engine.loading import epoch_order, load_planned
 from fvc_lib.engine.loop import Engine
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
@@ -165,9 +165,9 @@ class Waits:
     seconds: float = 0.0
 
     def load(self, *args: object, **options: object) -> Iterator[object]:
-        """``load_batches``, timed."""
+        """``load_planned``, timed."""
         started = time.perf_counter()
-        batches = load_batches(*args, **options)  # type: ignore[arg-type]
+        batches = load_planned(*args, **options)  # type: ignore[arg-type]
         while True:
             batch = next(batches, None)
             self.seconds += time.perf_counter() - started
@@ -183,13 +183,13 @@ def data_wait(source: ClipSource, rows: Sequence[ClipRow], config: RunConfig, fo
     task = VideoTask(ClipDataset(source, rows), ClipDataset(source, rows[:32]), config=config, weights=(1.0, 1.0))
     checkpoints = CheckpointFolder(folder, CheckpointBinding({}, "benchmark"))
     engine = Engine(task, engine_settings(config, 0), resolve_device(config.device, config.amp), checkpoints, NoLog())
-    engine_module.load_batches = waits.load  # type: ignore[attr-defined]
+    loading.load_planned = waits.load  # type: ignore[attr-defined]
     try:
         started = time.perf_counter()
         engine.fit()
         seconds = time.perf_counter() - started
     finally:
-        engine_module.load_batches = load_batches  # type: ignore[attr-defined]
+        loading.load_planned = load_planned  # type: ignore[attr-defined]
     return waits.seconds / seconds, len(rows) / seconds
 
 

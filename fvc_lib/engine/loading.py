@@ -7,9 +7,11 @@ are the same with any number of loader processes, and when one of them dies.
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from itertools import islice
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +19,14 @@ import torch
 from torch.utils.data import DataLoader
 
 from fvc_lib.engine.random_state import stable_seed
-from fvc_lib.engine.task import Batch, Sample, SampleSet, stack_samples
+from fvc_lib.engine.task import Batch, EpochSampleSet, Sample, SampleSet, stack_samples
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.memory.policy import memory_advice
 
 IntArray = npt.NDArray[np.int64]
 
 MAX_RESTARTS = 3  # in a row, without a batch between them
+PREFETCHED_BATCHES = 2  # so many effective batches are loaded or wait ready per loader process
 _WORKER_DIED = re.compile(
     r"^DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:exited unexpectedly|is killed by signal)"
     r"|^Pin memory thread exited unexpectedly"
@@ -99,6 +102,16 @@ class LoaderDiedError(FvcError):
     """Loader processes keep dying."""
 
 
+class PlannedBatch(NamedTuple):
+    """One batch of a plan: the place of its data set among those that are loaded from, the epoch whose samples these
+    are (None: the data as they are), and which.
+    """
+
+    data_set: int
+    epoch: int | None
+    samples: list[int]
+
+
 def load_batches(
     data: SampleSet,
     batches: list[list[int]],
@@ -107,30 +120,56 @@ def load_batches(
     pin_memory: bool = False,
     on_restart: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Batch]:
-    """The samples of each list in ``batches`` stacked on the CPU, in that order; an empty list is an empty batch.
+    """The samples of each list in ``batches``, as ``load_planned`` gives them."""
+    plan = (PlannedBatch(0, None, samples) for samples in batches)
+    return load_planned([data], plan, num_workers=num_workers, pin_memory=pin_memory, on_restart=on_restart)
 
-    A data set that can read many samples at once (``__getitems__``, which torch's loader asks for) gives the batch
-    itself: of clips, stacking them one by one took longer than reading them. When a loader process is killed the
-    loader starts anew at the batch that is due, and ``on_restart`` is called with the reason.
+
+def load_planned(
+    data_sets: Sequence[SampleSet],
+    plan: Iterable[PlannedBatch],
+    *,
+    num_workers: int,
+    pin_memory: bool = False,
+    on_restart: Callable[[str], None] = lambda reason: None,
+) -> Generator[Batch]:
+    """The batches of ``plan`` stacked on the CPU, in that order; one of no samples is an empty batch.
+
+    The loader processes live until the plan's end and read ahead across whatever is one pass or epoch to the caller, so
+    a training waits for them once: started anew for every pass they took 16 % of the demo's time.
+
+    A data set that can read many samples at once (``__getitems__``) gives the batch itself: of clips, stacking them one
+    by one took longer than reading them. When a loader process is killed the loader starts anew at the batch that is
+    due, and ``on_restart`` is called with the reason.
 
     Raises:
         LoaderDiedError: they were killed again and again at the same batch.
-        Whatever ``data`` raises for a sample it cannot give.
+        Whatever a data set raises for a sample it cannot give.
     """
-    all_batches, batches = batches, [batch for batch in batches if batch]
-    if len(batches) < len(all_batches):
-        loaded = load_batches(data, batches, num_workers=num_workers, pin_memory=pin_memory, on_restart=on_restart)
-        yield from (next(loaded) if batch else Batch((), {}) for batch in all_batches)
-        return
-    position, deaths = 0, 0
+    plan, data = iter(plan), _PlannedSamples(data_sets)
+    # What torch may ask for before it gives the next batch is taken from the plan here, and not where torch asks: a
+    # death is raised in the midst of that, and would end a generator for good.
+    ahead = PREFETCHED_BATCHES * num_workers + 1
+    due, num_sent, deaths = deque(islice(plan, ahead)), 0, 0
+    num_workers = min(num_workers, len(due))
+
+    def sent() -> Iterator[PlannedBatch]:
+        nonlocal num_sent
+        while num_sent < len(due):
+            num_sent += 1
+            yield due[num_sent - 1]
+
     with _DeathsNoticed(num_workers) as noticed:
-        while position < len(batches):
+        while due:
             try:
-                loader = iter(_loader(data, batches[position:], num_workers, pin_memory))
-                while position < len(batches):
+                num_sent = 0
+                loader = iter(_loader(data, sent(), num_workers, pin_memory))
+                while due:
                     batch = noticed.next(loader)
-                    position, deaths = position + 1, 0
+                    due.popleft()
+                    num_sent, deaths = num_sent - 1, 0
                     yield batch
+                    due.extend(islice(plan, ahead - len(due)))
                 return
             except (RuntimeError, ConnectionError, EOFError) as error:
                 if not (num_workers and _is_death(error)):
@@ -145,15 +184,45 @@ def load_batches(
             on_restart(reason)
 
 
-def _loader(data: SampleSet, batches: list[list[int]], num_workers: int, pin_memory: bool) -> DataLoader[Batch]:
+def _loader(
+    data: "_PlannedSamples", batches: Iterator[PlannedBatch], num_workers: int, pin_memory: bool
+) -> DataLoader[Batch]:
     return DataLoader(
         data,  # type: ignore[arg-type]  # a map-style set need not inherit torch's class
-        batch_sampler=batches,
-        num_workers=min(num_workers, len(batches)),
-        collate_fn=_stacked,
+        batch_sampler=batches,  # type: ignore[arg-type]  # torch hands its items on as they are
+        num_workers=num_workers,
+        collate_fn=_unchanged,  # type: ignore[arg-type]  # gets what ``__getitems__`` gives, which is a batch already
         pin_memory=pin_memory,
         generator=torch.Generator(),  # its own, so that starting a pass draws nothing from the model's generator
+        prefetch_factor=PREFETCHED_BATCHES if num_workers else None,
     )
+
+
+class _PlannedSamples:
+    """What torch's loader fetches planned batches from, in whatever process."""
+
+    def __init__(self, data_sets: Sequence[SampleSet]) -> None:
+        self._data_sets = data_sets
+        self._at_epoch: dict[int, tuple[int, SampleSet]] = {}  # by data set, the last one asked for
+
+    def __getitems__(self, planned: PlannedBatch) -> Batch:
+        if not planned.samples:
+            return Batch((), {})
+        data = self._data_sets[planned.data_set]
+        if planned.epoch is not None and isinstance(data, EpochSampleSet):
+            epoch, its_data = self._at_epoch.get(planned.data_set, (None, data))
+            if epoch != planned.epoch:
+                its_data = data.at_epoch(planned.epoch)
+                self._at_epoch[planned.data_set] = planned.epoch, its_data
+            data = its_data
+        if (many := getattr(data, "__getitems__", None)) is not None:
+            samples: Batch | Sequence[Sample] = many(planned.samples)
+            return samples if isinstance(samples, Batch) else stack_samples(samples)
+        return stack_samples([data[sample] for sample in planned.samples])
+
+
+def _unchanged(batch: Batch) -> Batch:
+    return batch
 
 
 class _DeathsNoticed:
@@ -203,7 +272,3 @@ def _is_death(error: BaseException) -> bool:
     if isinstance(error, RuntimeError):
         return bool(_WORKER_DIED.match(text))
     return not text.startswith("Caught ") or "in pin memory thread" in text.partition("\n")[0]
-
-
-def _stacked(samples: Batch | Sequence[Sample]) -> Batch:
-    return samples if isinstance(samples, Batch) else stack_samples(samples)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.engine import device as devices, oom_detection, step as stepping, task as tasks, training_state
+from fvc_lib.engine import device as devices, loading, oom_detection, step as stepping, task as tasks, training_state
 from fvc_lib.engine.device import ComputeDevice, Precision
 from fvc_lib.engine.distributed.ranks import Ranks, is_usable, refuse_unequal_ranks
 from fvc_lib.engine.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
-from fvc_lib.engine.loading import batch_size_of, batches_per_epoch, effective_batches, epoch_order, load_batches, share
+from fvc_lib.engine.loading import PlannedBatch, batch_size_of, batches_per_epoch, effective_batches, share
 from fvc_lib.engine.oom_detection import MicroBatchChange, MicroBatchPlan, OutOfMemory
 from fvc_lib.engine.random_state import forked_random_state, seed_generators, stable_seed
 from fvc_lib.engine.step import BatchGradients, BatchTransaction, MemoryExhaustedError, StepLostError, Stepper
@@ -30,6 +31,7 @@ from fvc_lib.services.checkpoint_files import CheckpointFolder
 from fvc_lib.services.errors import DataError, FvcError, StoppedError
 from fvc_lib.services.memory.policy import MemoryObserver, MemoryPolicy, memory_advice
 
+_TRAINING, _VALIDATION = 0, 1  # places among the data sets that a training loads from
 MAX_TIMES_LOST = 2  # at one step; after the first time the optimizer saves memory
 
 
@@ -141,6 +143,7 @@ class Engine:
             exhausted = self._watch.exhausted(error)
         finally:
             self._checkpoints.give_memory_back()
+            self._loaded.close()
             self._let_go()
         if exhausted is not None:
             raise exhausted  # from outside the handler, whose traceback holds tensors
@@ -177,7 +180,8 @@ class Engine:
         self._watch.at("test")
         plan = MicroBatchPlan(self.state.micro_batch)
         with devices.deterministic_algorithms(self.compute.device):
-            loss = self._evaluate(model, data, accumulator, plan, self.state.step)
+            loaded = self._load([data], self._planned_evaluation(0, data))
+            loss = self._evaluate(model, data, loaded, accumulator, plan, self.state.step)
         if len(plan.changes) > 1:
             self.state.inexact_because.append("out of memory while a finished model was scored")
         return loss
@@ -189,6 +193,10 @@ class Engine:
 
     def _enter(self, state: TrainingState) -> None:
         self.state = self._watch.state = state
+        if loaded := self.__dict__.get("_loaded"):
+            loaded.close()
+        plan = self._planned(state.epochs_done, state.batches_done)
+        self._loaded = self._load([self.task.training_data, self.task.validation_data], plan)
 
     def _set_up(self) -> None:
         settings, device = self.settings, self.compute.device
@@ -271,7 +279,8 @@ class Engine:
         if isinstance(self.task, tasks.FollowsEpochs):
             self.task.begin_epoch(self._model, self.state.epochs_done)
         self._model.train()
-        for batch in self._training_batches():
+        num_batches = self._batches_per_epoch - self.state.batches_done
+        for _, batch in zip(range(num_batches), islice(self._loaded, num_batches), strict=True):
             self._stop_if_asked()
             save_is_due = self._train_step(batch)
             self._after_training_batch.after_batch()
@@ -280,18 +289,31 @@ class Engine:
         self._stop_if_asked()
         self._end_epoch()
 
-    def _training_batches(self) -> Iterator[Batch]:
-        data, settings, state = self.task.training_data, self.settings, self.state
+    def _planned(self, epochs_done: int, batches_done: int) -> Iterator[PlannedBatch]:
+        """This rank's batches from there to the end of the last epoch, in the order in which they are taken."""
+        data, settings = self.task.training_data, self.settings
         balanced = settings.balance_classes or settings.balance_batches
         if balanced and data.classes is None:
             raise DataError("balanced sampling: the training data names no classes; turn it off or give them.")
         classes = data.classes if balanced else None
         size = settings.effective_batch_size if settings.balance_batches else None
-        order = epoch_order(len(data), state.epochs_done, settings.seed, classes, size)
-        due = effective_batches(order, settings.effective_batch_size, state.batches_done)
-        if isinstance(data, tasks.EpochSampleSet):
-            data = data.at_epoch(state.epochs_done)
-        return self._load(data, [share(samples, self._ranks.rank, self._ranks.size) for samples in due])
+        for epoch in range(epochs_done, settings.epochs):
+            order = loading.epoch_order(len(data), epoch, settings.seed, classes, size)
+            for samples in effective_batches(order, settings.effective_batch_size, batches_done):
+                yield PlannedBatch(_TRAINING, epoch, share(samples, self._ranks.rank, self._ranks.size))
+            batches_done = 0
+            yield from self._planned_evaluation(_VALIDATION, self.task.validation_data)
+            if settings.training_metrics:
+                yield from self._planned_evaluation(_TRAINING, data)
+
+    def _planned_evaluation(self, data_set: int, data: SampleSet) -> Iterator[PlannedBatch]:
+        batches = effective_batches(np.arange(len(data)), self.settings.effective_batch_size)
+        return (PlannedBatch(data_set, None, batches[number]) for number in self._evaluated_here(data))
+
+    def _evaluated_here(self, data: SampleSet) -> list[int]:
+        """The numbers of the effective batches of ``data`` that this rank evaluates."""
+        num_batches = batches_per_epoch(len(data), self.settings.effective_batch_size)
+        return share(list(range(num_batches)), self._ranks.rank, self._ranks.size)
 
     def _train_step(self, batch: Batch) -> bool:
         """One step on this rank's share of an effective batch; returns whether a checkpoint is due."""
@@ -345,7 +367,7 @@ class Engine:
         collected = self.task.new_accumulator()
         data, plan = self.task.validation_data, state.micro_batches
         with self._stepper.averaged():
-            loss = self._evaluate(self._model, data, collected, plan, state.step).mean()
+            loss = self._evaluate(self._model, data, self._loaded, collected, plan, state.step).mean()
             better = training_state.copy_weights(self._model) if loss < state.best_loss else {}
         state.epochs_done += 1
         metrics = {"loss": loss, **self._ranks.from_leader("metrics", collected.compute)}
@@ -372,24 +394,29 @@ class Engine:
         collected, plan = self.task.new_accumulator(), MicroBatchPlan(self.state.micro_batch)
         random_state = forked_random_state(stable_seed("training metrics", self.settings.seed), self.compute.device)
         with random_state, self._stepper.averaged():
-            self._evaluate(self._model, self.task.training_data, collected, plan, self.state.step)
+            self._evaluate(self._model, self.task.training_data, self._loaded, collected, plan, self.state.step)
         return self._ranks.from_leader("training metrics", collected.compute)
 
     def _evaluate(
-        self, model: nn.Module, data: SampleSet, accumulator: Accumulator, micro_batches: MicroBatchPlan, step: int
+        self,
+        model: nn.Module,
+        data: SampleSet,
+        loaded: Iterator[Batch],
+        accumulator: Accumulator,
+        micro_batches: MicroBatchPlan,
+        step: int,
     ) -> LossMean:
         """The loss over all of ``data``, on every rank; ``accumulator`` is whole on rank 0 alone.
 
+        ``loaded`` gives what ``_planned_evaluation`` plans of ``data``, and may go on after it.
         ``micro_batches`` is given what had to be lowered, on every rank the same. A rank's part is a run of whole
         effective batches: split elsewhere, a convolution or a float32 sum may round otherwise. So scores, metrics and
         losses are those of a single process to the bit, if each rank has as many threads.
         """
         model.eval()
         size, num_before = self.settings.effective_batch_size, len(micro_batches.changes)
-        batches = effective_batches(np.arange(len(data)), size)
-        numbers = share(list(range(len(batches))), self._ranks.rank, self._ranks.size)
-        losses = []
-        for number, batch in zip(numbers, self._load(data, [batches[number] for number in numbers]), strict=True):
+        numbers, losses = self._evaluated_here(data), []
+        for number, batch in zip(numbers, islice(loaded, len(numbers)), strict=True):
             sample = number * size
             planned = micro_batches.in_validation(step, sample)
             outputs, loss, fitted = evaluate_batch(
@@ -441,10 +468,10 @@ class Engine:
         waited = self.state.epochs_done - self.state.best_epoch
         return self.state.epochs_done >= self.settings.epochs or bool(patience and waited >= patience)
 
-    def _load(self, data: SampleSet, batches: list[list[int]]) -> Iterator[Batch]:
-        return load_batches(
-            data,
-            batches,
+    def _load(self, data_sets: list[SampleSet], plan: Iterator[PlannedBatch]) -> Generator[Batch]:
+        return loading.load_planned(
+            data_sets,
+            plan,
             num_workers=self.settings.num_workers,
             pin_memory=self._policy.pin_memory,
             on_restart=self._watch.loader_restarted,

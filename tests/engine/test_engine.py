@@ -67,7 +67,7 @@ def test_stopping_at_any_step_and_going_on_changes_nothing(make_engine, tmp_path
             engine.fit()
         assert caught.value.exit_code == 75
         lines += engine.log.lines
-    engine = make_engine("parts")
+    engine = make_engine("parts", num_workers=1)
     assert same_end(engine.fit(), whole.state)
     assert lines + engine.log.lines == whole.log.lines
     wanted = latest_weights(tmp_path, "whole")

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from fvc_lib.engine.loading import MAX_RESTARTS, LoaderDiedError, load_batches
+from fvc_lib.engine.loading import MAX_RESTARTS, LoaderDiedError, PlannedBatch, load_batches, load_planned
 from fvc_lib.engine.task import Sample
 
 # A process that is killed while it hands a batch over leaves its end of a socket to the garbage collector.
@@ -87,6 +87,42 @@ def test_the_handler_of_child_signals_comes_back(tmp_path):
     assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
     batches.close()
     assert signal.getsignal(signal.SIGCHLD) is handler
+
+
+class Drawn:
+    """Samples that are a hundred times the epoch and their index, and say which process loaded them."""
+
+    classes = None
+
+    def __init__(self, epoch=0):
+        self.epoch = epoch
+
+    def at_epoch(self, epoch):
+        return Drawn(epoch)
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        tensors = {"number": torch.tensor(100 * self.epoch + index), "process": torch.tensor(os.getpid())}
+        return Sample(f"s{index}", tensors)
+
+
+def test_the_same_processes_load_every_pass_and_epoch_of_a_plan(tmp_path):
+    passes = [
+        [PlannedBatch(0, epoch, [5, epoch]), PlannedBatch(1, None, [2]), PlannedBatch(1, None, [])]
+        for epoch in range(9)
+    ]
+    plan = [batch for planned in passes for batch in planned]
+    wanted = [[100 * b.epoch + n for n in b.samples] if b.epoch is not None else b.samples for b in plan]
+    seen = {}
+    for workers in (0, 1, 2):
+        batches = list(load_planned([Drawn(), Numbers(tmp_path)], iter(plan), num_workers=workers))
+        assert [batch.tensors["number"].tolist() if len(batch) else [] for batch in batches] == wanted
+        seen[workers] = {pid for batch in batches for pid in batch.tensors.get("process", torch.tensor([])).tolist()}
+    assert seen[0] == {os.getpid()}
+    assert [len(seen[workers]) for workers in (1, 2)] == [1, 2]
+    assert os.getpid() not in seen[1] | seen[2]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -29,7 +29,7 @@ from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice
 from fvc_lib.engine.distributed.ranks import OwnGradients, is_usable
 from fvc_lib.engine.joint_loss import COMPARING, joint_part
-from fvc_lib.engine.loading import load_batches
+from fvc_lib.engine.loading import PREFETCHED_BATCHES, load_batches
 from fvc_lib.engine.oom_detection import OutOfMemory, is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper
@@ -46,7 +46,6 @@ from fvc_lib.services.memory.policy import memory_advice
 
 TIME_LIMIT_SECONDS = 120.0
 _MORE_ROOM = 1.1  # what ran out of memory is measured again where there is so much as much room
-PREFETCHED_BATCHES = 2  # torch's loader keeps so many effective batches ready per process
 _AFTER_TRAINING_BYTES = 50_000_000  # tables and figures after training: 29 to 47 MB in four folds
 _LEAST_ROOM_BYTES = 1 << 30
 _STEPS = 2  # the first allocates the optimizer's state, the second meets a heap with holes
@@ -293,11 +292,10 @@ def footprint_of(request: StepRequest, baseline_bytes: int) -> Footprint:
     if device.type == "cuda":
         return Footprint(torch.cuda.memory_allocated(device), trained_before=False, num_workers=0)
     devices.give_back_unused()  # what an earlier training left free the next one uses again: not to be counted twice
-    batches = -(-len(request.task.training_data) // request.effective_batch_size)
     return Footprint(
         resident_bytes=min(baseline_bytes, memory_budget.resident_bytes()),
         trained_before=devices.EagerAdamW.has_stepped,
-        num_workers=min(request.num_workers, batches),
+        num_workers=request.num_workers,
         after_training_bytes=_AFTER_TRAINING_BYTES,
     )
 
