@@ -7,6 +7,8 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
+# A machine with a GPU may have no network and another torch, so what is tried there needs no .venv.
+GPU_PYTHON = $(if $(filter command environment,$(origin PYTHON)),$(PYTHON),$(or $(wildcard $(RUN)),$(PYTHON)))
 MLFLOW_STAMP := $(VENV)/.installed-mlflow
 DETECTORS_STAMP := $(VENV)/.installed-detectors
 VERDICTS_STAMP := $(VENV)/.installed-verdicts
@@ -33,7 +35,7 @@ define resolve
 		| LC_ALL=C sort > build/lock/$(1).txt
 endef
 
-.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
+.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm test-gpu bench-gpu honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -118,6 +120,9 @@ test-browser: $(STAMP)  ## Drive JupyterLab and the offline pages in Chromium; p
 test-slurm: $(STAMP)  ## Run whole jobs on a real Slurm of this machine's own; installs it where it may (Debian, as root)
 	tests/slurm/install.sh
 	$(RUN) -m pytest -n 2 --dist worksteal -m slurm tests/slurm
+
+test-gpu:  ## Try on a GPU all that a training relies on; PYTHON= another python with torch and numpy alone, DEVICE=cpu
+	$(GPU_PYTHON) tests/gpu/run.py --device $(or $(DEVICE),auto)
 
 honesty: $(STAMP)  ## Show that real labels are learned, shuffled ones are not, and maps point at what was changed: three whole runs
 	$(RUN) -m pytest -m long tests/test_honesty.py

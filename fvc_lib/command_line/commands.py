@@ -153,19 +153,37 @@ def index(runs_dir: Path | None) -> None:
     help="Check for these parameters: folders, device, memory.",
 )  # fmt: skip
 @click.option("-p", "--parameters", "values", nargs=2, multiple=True, metavar="NAME VALUE", help="Likewise, one.")
+@click.option(
+    "--benchmark", is_flag=True, help="Also try with tiny trainings what a run relies on; on this device, in a minute."
+)
 @click.pass_context
-def doctor(context: click.Context, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...]) -> None:
+def doctor(
+    context: click.Context, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...], benchmark: bool
+) -> None:
     """Check Python, torch and its devices, codecs, disks, memory, limits, SLURM and installed versions.
 
     Takes a few seconds, changes nothing, and says below each trouble what to do. Exit code 1 when something would keep
     a run from working; warnings alone are 0.
+
+    With --benchmark the device (the best one; -p device cpu: another) is tried as well, and each promise that a
+    training relies on is printed as pass, fail or skip: mixed precision, running out of memory at every place, the
+    predicted peak, going on to the same bits after a kill, two ranks. A fail is exit code 1.
     """
     from fvc_lib.execution.doctor import diagnose, exit_code, lines
 
-    findings = diagnose(ask(params_files, (), values, {}).config)
+    config = ask(params_files, (), values, {}).config
+    findings = diagnose(config)
     for line in lines(findings):
         click.echo(line)
-    context.exit(exit_code(findings))
+    broken = False
+    if benchmark:
+        from fvc_lib.engine.promises import device_promises as promises
+
+        click.echo(f"\n{promises.machine(config.device)}")
+        for outcome in promises.try_promises(config.device):
+            click.echo(outcome.line())
+            broken |= outcome.verdict == "fail"
+    context.exit(exit_code(findings) or int(broken))
 
 
 @click.command(short_help="List the networks for videos, or tell all of one.")

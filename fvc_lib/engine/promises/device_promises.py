@@ -1,0 +1,402 @@
+"""What a device must keep before a training on it is to be trusted: each promise is tried with real, tiny trainings.
+
+``run_notebooks.py doctor --benchmark`` and ``make test-gpu`` print a line for each: pass, fail or skip, and the
+figures. All that is trained on is generated, and nothing is imported beyond torch, numpy and the engine itself.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fvc_lib.engine import device as devices
+from fvc_lib.engine.device import ComputeDevice, resolve_device
+from fvc_lib.engine.distributed.ranks import ProcessRanks, loopback
+from fvc_lib.engine.memory.preflight import StepRequest, preflight
+from fvc_lib.engine.oom_detection import is_out_of_memory
+from fvc_lib.engine.promises.trainings import Greedy, Lab, NoisyClips, exact_products, weight_distance
+from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.engine.task import stack_samples
+from fvc_lib.engine.training_state import TrainingState, weights_digest
+from fvc_lib.metrics.retrieval import retrieval_metrics
+from fvc_lib.services.errors import StoppedError
+from fvc_lib.services.memory import budget as memory_budget
+from fvc_lib.services.memory.budget import MemoryBudget
+
+# Relative differences of weights. Splitting a batch changes gradients by 1e-6 in float32, and AdamW's division by small
+# second moments makes more of that within some steps.
+SAME_WEIGHTS = 1e-3
+
+Verdict = Literal["pass", "fail", "skip"]
+PROMISES: dict[str, tuple[Callable[[Lab], str], tuple[str, ...]]] = {}
+
+
+class BrokenPromiseError(Exception):
+    """What was found instead."""
+
+
+class NotTriedError(Exception):
+    """Why the promise cannot be tried here."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one promise."""
+
+    promise: str
+    verdict: Verdict
+    found: str  # in figures, or why not
+    seconds: float
+
+    def line(self) -> str:
+        """As it is printed."""
+        return f"{self.verdict:4}  {self.promise}: {self.found} ({self.seconds:.1f} s)"
+
+
+def promise(name: str, *kinds: str) -> Callable[[Callable[[Lab], str]], Callable[[Lab], str]]:
+    """Declares one for these kinds of devices (none: all); the function gives figures or raises."""
+
+    def declare(function: Callable[[Lab], str]) -> Callable[[Lab], str]:
+        PROMISES[name] = function, kinds or ("cuda", "mps", "cpu")
+        return function
+
+    return declare
+
+
+def _need(kept: bool, found: str) -> str:
+    if not kept:
+        raise BrokenPromiseError(found)
+    return found
+
+
+def try_promises(device: str = "auto", only: str = "") -> Iterator[Outcome]:
+    """Each of ``PROMISES`` whose name contains ``only``, on ``device``; nothing that goes wrong ends it.
+
+    Raises:
+        UsageError: the device is not there.
+    """
+    compute, threads = resolve_device(device), torch.get_num_threads()
+    torch.set_num_threads(1)  # these trainings are too small for more, and the number decides how sums are rounded
+    try:
+        for name, (function, kinds) in PROMISES.items():
+            if only in name:
+                yield _tried(name, function, kinds, compute)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _tried(name: str, function: Callable[[Lab], str], kinds: tuple[str, ...], compute: ComputeDevice) -> Outcome:
+    if compute.device.type not in kinds:
+        return Outcome(name, "skip", f"a promise about {' and '.join(kinds)}", 0.0)
+    started = time.perf_counter()
+    verdict: Verdict = "pass"
+    with tempfile.TemporaryDirectory(prefix="fvc-promises-") as folder, exact_products():
+        try:
+            found = function(Lab(compute, Path(folder)))
+        except NotTriedError as error:
+            verdict, found = "skip", str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the promise is not kept and the others are tried
+            verdict = "fail"
+            found = str(error) if isinstance(error, BrokenPromiseError) else f"{type(error).__name__}: {error}"
+    devices.give_back_unused()
+    devices.release_cached_memory(compute.device)
+    return Outcome(name, verdict, " ".join(found.split()), time.perf_counter() - started)
+
+
+@promise("mixed precision learns what float32 learns")
+def mixed_precision(lab: Lab) -> str:
+    """bfloat16, and float16 with its scaler, against float32."""
+    plain = lab.train("float32").best_loss
+    found, kept = [f"validation loss float32 {plain:.4f}"], True
+    for dtype in (torch.bfloat16, torch.float16):
+        name = str(dtype).removeprefix("torch.")
+        if lab.compute.device.type == "cuda" and dtype is torch.bfloat16 and not torch.cuda.is_bf16_supported():
+            found.append(f"{name} is not supported")
+            continue
+        state = lab.train(name, compute=replace(lab.compute, amp_dtype=dtype))
+        kept &= abs(state.best_loss - plain) < 0.02 + 0.05 * plain and state.nonfinite_steps == 0
+        found.append(f"{name} {state.best_loss:.4f}")
+    return _need(kept, ", ".join(found))
+
+
+@promise("TF32 is on where the policy says so, and off elsewhere", "cuda")
+def tf32(lab: Lab) -> str:
+    """The error of a product says which it was."""
+    device = lab.compute.device
+    a, b = (torch.randn(512, 512, device=device, generator=torch.Generator(device).manual_seed(n)) for n in (0, 1))
+    exact, errors = a.double() @ b.double(), {}
+    for on in (False, True):
+        with devices.apply_policy(replace(devices.resolve_policy(lab.compute), tf32=on)):
+            errors[on] = float(((a @ b).double() - exact).norm() / exact.norm())
+    capable = torch.cuda.get_device_capability(device) >= (8, 0)
+    kept = errors[False] < 1e-5 and (not capable or 1e-5 < errors[True] < 5e-3)
+    return _need(kept, f"relative error of a product {errors[False]:.1e} without, {errors[True]:.1e} with TF32")
+
+
+def _out_of_memory_in(place: str, lab: Lab) -> str:
+    undisturbed, task = lab.train("undisturbed"), Greedy(place)
+    # After the weights were changed: where memory runs out in the middle, what they are then is not known either.
+    hook = register_optimizer_step_post_hook(lambda *_: task.at("optimizer", lab.compute.device))
+    try:
+        state = lab.train("disturbed", task)
+    finally:
+        hook.remove()
+    distance, schedule = weight_distance(state, undisturbed), [c.micro_batch for c in state.micro_batches.changes]
+    happened = task.passes >= 2 and state.step == undisturbed.step
+    return _need(
+        happened and distance < SAME_WEIGHTS,
+        f"micro-batches {schedule}, {state.step} steps, weights differ by {distance:.1e}",
+    )
+
+
+for _place in ("forward", "backward", "optimizer", "validation"):
+    promise(f"out of memory in {_place} is survived with equal results")(partial(_out_of_memory_in, _place))
+
+
+@promise("a training that does not fit into the device goes on in smaller pieces", "cuda")
+def squeezed(lab: Lab) -> str:
+    """No allocation is made to fail: the allocator is given less than the training needs."""
+    device, task = lab.compute.device, lab.large
+    states, peaks = [], []
+    for micro_batch in (32, 8):
+        torch.cuda.reset_peak_memory_stats(device)
+        states.append(
+            lab.train(f"free {micro_batch}", task, effective_batch_size=32, micro_batch=micro_batch, epochs=1)
+        )
+        peaks.append(torch.cuda.max_memory_allocated(device))
+        devices.release_cached_memory(device)
+    limit, total = sum(peaks) // 2, torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(limit / total, device)
+    try:
+        state = lab.train("squeezed", task, effective_batch_size=32, micro_batch=32, epochs=1)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+    distance = weight_distance(state, states[0])
+    return _need(
+        state.micro_batch < 32 and distance < SAME_WEIGHTS,
+        f"{peaks[0] / 1e6:.0f} MB wanted, {limit / 1e6:.0f} MB allowed: micro-batch 32 -> {state.micro_batch}, weights "
+        f"differ by {distance:.1e}",
+    )
+
+
+@promise("out of memory in cuBLAS' set-up is known for what it is", "cuda")
+def cublas_handles(lab: Lab) -> str:
+    """In a process that has none yet, with nothing left of the device."""
+    (found,) = lab.in_child(full_device, "product")
+    return _need(found.startswith("known"), found)
+
+
+@promise("out of memory in NCCL's set-up is known for what it is", "cuda")
+def nccl_setup(lab: Lab) -> str:
+    """As cuBLAS'."""
+    if not torch.distributed.is_nccl_available():
+        raise NotTriedError("this torch has no NCCL")
+    (found,) = lab.in_child(full_device, "nccl")
+    return _need(found.startswith("known"), found)
+
+
+def full_device(lab: Lab, number: int, what: str) -> str:
+    """In a child: what a first product or a first exchange says on a device without memory, and that it works later."""
+    device = lab.compute.device
+    matrix, one = torch.ones(256, 256, device=device), torch.ones(1, device=device)
+    if what == "nccl":
+        torch.distributed.init_process_group(
+            "nccl", init_method=f"file://{lab.folder}/nccl", rank=0, world_size=1, device_id=None
+        )
+    use: Callable[[], Any] = partial(torch.mm, matrix, matrix)
+    if what == "nccl":
+        use = partial(torch.distributed.all_reduce, one)
+    held, piece = [], torch.cuda.mem_get_info(device)[0]
+    while piece > 1 << 10:
+        try:
+            held.append(torch.empty(piece, dtype=torch.uint8, device=device))
+        except RuntimeError:
+            piece //= 2
+    try:
+        use()
+        torch.cuda.synchronize(device)
+        found = "known: it needs no memory of its own"
+    except RuntimeError as error:
+        first_line = str(error).partition("\n")[0][:200]
+        found = f"{'known' if is_out_of_memory(error) else 'NOT known'}: {type(error).__name__}: {first_line}"
+    held.clear()
+    torch.cuda.empty_cache()
+    torch.mm(matrix, matrix)
+    torch.cuda.synchronize(device)
+    return found
+
+
+@promise("the predicted peak of memory is within 25 % of the measured one")
+def predicted_peak(lab: Lab) -> str:
+    """In a process of its own, whose peak is that of this training."""
+    (answer,) = lab.in_child(predict_and_measure)
+    _need(isinstance(answer, list), str(answer))
+    predicted, measured, problem = answer
+    found = f"predicted {predicted / 1e6:.0f} MB, measured {measured / 1e6:.0f} MB, {predicted / measured - 1:+.0%}"
+    return _need(abs(predicted / measured - 1) <= 0.25, f"{found} {problem}")
+
+
+def predict_and_measure(lab: Lab, number: int) -> tuple[int, int, str]:
+    """In a child: predicted and measured peak in bytes, on CUDA of torch's tensors, elsewhere of the process."""
+    device, task = lab.compute.device, lab.large
+    cuda, sizes = device.type == "cuda", {"effective_batch_size": 16, "micro_batch": 8}
+    probe = devices.device_memory_probe(device)
+    budget = MemoryBudget(probe().total_bytes, "the device") if probe and cuda else memory_budget.memory_budget()
+    request = StepRequest(task, sizes["micro_batch"], sizes["effective_batch_size"], lab.compute)
+    report = preflight(request, budget=budget, baseline_bytes=memory_budget.resident_bytes(), store=None)
+    if report.predicted_peak_bytes is None:
+        raise BrokenPromiseError(report.message())
+    memory_budget.reset_high_water()
+    lab.train("predicted", task, lab.compute, **sizes)
+    if cuda:  # what the driver keeps for its context is in the prediction and in no allocator's statistics
+        predicted = report.predicted_peak_bytes - report.found.first_use_bytes
+        return predicted, torch.cuda.max_memory_allocated(device), report.problem
+    of_driver = torch.mps.driver_allocated_memory() if device.type == "mps" else 0
+    return report.predicted_peak_bytes, memory_budget.peak_rss_bytes() + of_driver, report.problem
+
+
+@promise("a training that is stopped goes on to the same bits")
+def stopped(lab: Lab) -> str:
+    """With dropout's draws, the optimizer's moments and the order of samples as they were."""
+    whole, asked = lab.train("whole", compute=lab.compute), iter(range(1000))
+    try:
+        lab.engine("stopped", compute=lab.compute, stop=lambda: next(asked) >= 4).fit()
+    except StoppedError:
+        return _same_end(lab.train("stopped", compute=lab.compute), whole)
+    raise BrokenPromiseError("it did not stop")
+
+
+@promise("a training that is killed goes on to the same bits")
+def killed(lab: Lab) -> str:
+    """By SIGKILL, in a process of its own, two steps after its last checkpoint."""
+    whole = lab.train("whole", compute=lab.compute)
+    (end,) = lab.in_child(train_and_die)
+    if not str(end).startswith("SIGKILL"):
+        raise BrokenPromiseError(f"the process was to be killed and ended with: {end}")
+    return _same_end(lab.train("killed", compute=lab.compute), whole)
+
+
+def train_and_die(lab: Lab, number: int) -> None:
+    """In a child, up to the fifth step."""
+    steps = iter(range(1000))
+
+    def stop() -> bool:
+        if next(steps) >= 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return False
+
+    lab.engine("killed", compute=lab.compute, stop=stop).fit()
+
+
+def _same_end(state: TrainingState, whole: TrainingState) -> str:
+    equal = weights_digest(state.best_model) == weights_digest(whole.best_model)
+    found = "weights equal to the bit" if equal else f"weights differ by {weight_distance(state, whole):.1e}"
+    return _need(equal and state.history == whole.history, found)
+
+
+@promise("batches come from page-locked memory, and nothing waits for their transfer", "cuda")
+def transfer(lab: Lab) -> str:
+    """While the device computes, the call that sends a batch comes back at once; and alone it takes so long."""
+    device = lab.compute.device
+    batch = stack_samples([NoisyClips(0, 1, 16, 224)[0]] * 16).pin_memory()
+    work = torch.randn(4096, 4096, device=device)
+    _need(devices.resolve_policy(lab.compute).pin_memory, "the policy of CUDA pins no batches")
+    for _ in range(2):  # the first prepares
+        started = devices.finished_at(device)
+        batch.to(device)
+        alone = devices.finished_at(device) - started
+        for _ in range(20):
+            work = torch.mm(work, work).clamp_(-1, 1)
+        started = time.perf_counter()
+        batch.to(device)
+        returned = time.perf_counter() - started
+        devices.finished_at(device)
+    size = sum(tensor.nbytes for tensor in batch.tensors.values())
+    return _need(
+        returned < alone,
+        f"{size / 1e6:.0f} MB in {1e3 * alone:.2f} ms ({size / alone / 1e9:.1f} GB/s); the call came back after "
+        f"{1e3 * returned:.3f} ms",
+    )
+
+
+@promise("two ranks train what one process trains")
+def two_ranks(lab: Lab) -> str:
+    """On a GPU each; on the CPU in two processes."""
+    kind = lab.compute.device.type
+    if kind == "mps":
+        raise NotTriedError("a Mac has one GPU")
+    if kind == "cuda" and torch.cuda.device_count() < 2:
+        raise NotTriedError(f"needs two GPUs, this machine has {torch.cuda.device_count()}")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    digests = lab.in_child(one_rank, port, count=2)
+    alone, path = (
+        lab.train("alone", effective_batch_size=8, micro_batch=4),
+        lab.folder / "ranks" / "latest_checkpoint.pt",
+    )
+    _need(path.is_file() and len(set(digests)) == 1, f"the ranks ended with {digests}")
+    state = lab.train("ranks", micro_batch=4)  # finished: what it ended with
+    distance = weight_distance(state, alone)
+    return _need(distance < SAME_WEIGHTS, f"weights of both ranks equal, and {distance:.1e} from one process's")
+
+
+def one_rank(lab: Lab, rank: int, port: int) -> str:
+    """In a child: the digest of its best weights."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **loopback()}
+    compute = lab.plain
+    if compute.device.type == "cuda":
+        torch.cuda.set_device(rank)
+        compute = replace(compute, device=torch.device("cuda", rank))
+    ranks = ProcessRanks(rank, 2, cuda=compute.device.type == "cuda")
+    digest = weights_digest(lab.engine("ranks", compute=compute, ranks=ranks, micro_batch=4).fit().best_model)
+    ranks.close()
+    return digest
+
+
+@promise("retrieval between embeddings on the device is exact within its memory limit")
+def retrieval(lab: Lab) -> str:
+    """Against the same embeddings in main memory."""
+    device, limit = lab.compute.device, 32_000_000
+    with forked_random_state(0, torch.device("cpu")):
+        videos = torch.randn(4000, 64)
+        texts = videos + torch.randn(4000, 64)
+    expected = retrieval_metrics(videos.numpy(), texts.numpy(), range(len(videos)), memory_bytes=limit).as_metrics()
+    there = [rows.to(device) for rows in (videos, texts)]
+    held = 0
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        held = torch.cuda.memory_allocated(device)
+    found = retrieval_metrics(there[0], there[1], range(len(videos)), memory_bytes=limit).as_metrics()
+    taken = torch.cuda.max_memory_allocated(device) - held if device.type == "cuda" else 0
+    recall = found["video_to_text/recall@1"]
+    said = f"recall@1 {recall:.4f}" + (f", {taken / 1e6:.1f} MB of the device taken" if device.type == "cuda" else "")
+    return _need(found == expected and taken <= limit, said)
+
+
+def machine(device: str = "auto") -> str:
+    """What the promises are tried on, in one line."""
+    compute = resolve_device(device)
+    parts = [
+        compute.describe(),
+        f"torch {torch.__version__}",
+        f"Python {platform.python_version()}",
+        platform.platform(),
+    ]
+    if compute.device.type == "cuda":
+        driver = Path("/proc/driver/nvidia/version")
+        total = torch.cuda.get_device_properties(compute.device).total_memory
+        parts += [f"{total / 1e9:.0f} GB", f"CUDA {torch.version.cuda}", f"cuDNN {torch.backends.cudnn.version()}"]  # type: ignore[no-untyped-call]
+        parts += [line.strip() for line in driver.read_text().splitlines()[:1]] if driver.is_file() else []
+    return ", ".join(parts)

@@ -1,0 +1,96 @@
+"""What a device is held to (``doctor --benchmark``, ``make test-gpu``), on the CPU; and that nothing else is needed."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+
+from fvc_lib.engine.promises import device_promises as promises
+from fvc_lib.engine.promises.device_promises import Outcome, try_promises
+
+GPU = Path(__file__).parents[1] / "gpu"
+# Beyond torch's own needs, all that the project asks for.
+OTHERS = ("av", "click", "duckdb", "pandera", "polars", "psutil", "pyarrow", "pydantic", "scipy", "sklearn",
+          "tqdm", "yaml")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words", ["in forward", "in backward", "in optimizer", "in validation", "stopped", "retrieval"]
+)
+def test_the_cpu_keeps_its_promises(words):
+    (outcome,) = try_promises("cpu", words)
+    assert outcome.verdict == "pass", outcome.line()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("words", ["mixed precision", "predicted peak", "killed", "two ranks"])
+def test_the_cpu_keeps_those_that_take_longer(words):
+    (outcome,) = try_promises("cpu", words)
+    assert outcome.verdict == "pass", outcome.line()
+
+
+def test_a_promise_of_another_device_is_skipped_and_says_whose_it_is():
+    (outcome,) = try_promises("cpu", "TF32")
+    assert (outcome.verdict, outcome.found) == ("skip", "a promise about cuda")
+
+
+def test_a_result_that_is_not_equal_is_a_broken_promise(monkeypatch):
+    monkeypatch.setattr(promises, "SAME_WEIGHTS", 0.0)
+    (outcome,) = try_promises("cpu", "in forward")
+    assert outcome.verdict == "fail"
+    assert "weights differ by" in outcome.line()
+
+
+def test_an_error_is_a_broken_promise_and_the_next_is_tried(monkeypatch):
+    def fails(lab):
+        raise RuntimeError("CUDA error: no kernel image\nis available")
+
+    def kept(lab):
+        return "1 s"
+
+    both = {"first": (fails, ("cpu",)), "second": (kept, ("cpu",))}
+    monkeypatch.setattr(promises, "PROMISES", both)
+    first, second = try_promises("cpu")
+    assert (first.verdict, first.found) == ("fail", "RuntimeError: CUDA error: no kernel image is available")
+    assert second.line() == Outcome("second", "pass", "1 s", second.seconds).line()
+
+
+def test_torch_and_numpy_are_enough(tmp_path):
+    weights = {"a": torch.randn(3, 4), "b": torch.arange(5), "c": torch.randn(2).bfloat16()}
+    safetensors.torch.save_file(weights, tmp_path / "theirs", metadata={"epoch": "3"})
+    program = f"""
+import sys
+sys.modules.update(dict.fromkeys({OTHERS!r}))
+sys.path[:0] = [{str(GPU / "stand_ins")!r}, {str(GPU)!r}]
+import run
+status = run.main(["--device", "cpu", "--only", "stopped"])
+import safetensors, safetensors.torch
+weights = safetensors.torch.load_file("theirs")
+with safetensors.safe_open("theirs", "pt") as opened:
+    safetensors.torch.save_file(weights, "ours", metadata=opened.metadata())
+sys.exit(status)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "pass  a training that is stopped goes on to the same bits" in done.stdout
+    # What stands in for safetensors reads and writes its format.
+    found = safetensors.torch.load_file(tmp_path / "ours")
+    assert all(found[name].equal(tensor) and found[name].dtype == tensor.dtype for name, tensor in weights.items())
+    with safetensors.safe_open(tmp_path / "ours", "pt") as opened:
+        assert opened.metadata() == {"epoch": "3"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_is_skipped_with_the_reason_unless_one_was_asked_for(monkeypatch, capsys):
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.syspath_prepend(GPU)
+    run = importlib.import_module("run")
+    assert run.main([]) == 0
+    assert capsys.readouterr().out.startswith("skipped: torch")
+    assert run.main(["--device", "cuda"]) == 2
+    assert "does not find" in capsys.readouterr().err
