@@ -381,7 +381,8 @@ def _preference(image: ListedImage) -> tuple[int, bool, int, str, int]:
 def _dispute(copies: Sequence[ListedImage]) -> Refusal | None:
     classes = {image.class_label for image in copies if image.class_label is not None}
     if len(classes) > 1:
-        shown = ", ".join(sorted(f"{image.path!r} ({image.class_label})" for image in copies))
+        named = sorted((image.path, str(image.class_label)) for image in copies)
+        shown = listing.disputed(named)
         return Refusal("conflicting_labels", f"one content with two classes: {shown}. Keep the right one.")
     values: defaultdict[str, set[float]] = defaultdict(set)
     for image in copies:
@@ -389,7 +390,7 @@ def _dispute(copies: Sequence[ListedImage]) -> Refusal | None:
             values[name].add(value)
     differing = sorted(name for name, found in values.items() if len(found) > 1)
     if differing:
-        paths = ", ".join(sorted(repr(image.path) for image in copies))
+        paths = listing.some_of(sorted(image.path for image in copies))
         found = " and ".join(f"{value:g}" for value in sorted(values[differing[0]]))
         detail = f"one content with two numbers for {differing[0]!r}, {found}: {paths}. Keep the right one."
         return Refusal("conflicting_targets", detail)

@@ -3,7 +3,7 @@
 import ast
 import hashlib
 import re
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from functools import partial
@@ -14,7 +14,7 @@ import polars as pl
 
 from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_copies
-from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Listing, Refusal, Rejections, counted, refuse_lost
+from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Listing, Refusal, Rejections, counted, disputed, refuse_lost
 from fvc_lib.corpus.probing import VIDEO_FILES, FileKind, ProbeResult, measured_again, probe_files
 from fvc_lib.corpus.rescaling import rescaling_notes
 from fvc_lib.corpus.several import place, read_corpora
@@ -444,7 +444,7 @@ def _settle_contents(probed: Sequence[_Probed], rejections: Rejections) -> list[
     remaining = []
     for places in sharing.values():
         if len({probed[position].entry.label for position in places}) > 1:
-            paths = ", ".join(f"{probed[p].entry.path!r} ({probed[p].entry.label})" for p in places)
+            paths = disputed([(probed[p].entry.path, str(probed[p].entry.label)) for p in places])
             refusal = Refusal("conflicting_labels", f"one content with two labels: {paths}. Keep the right one.")
             for position in places:
                 rejections.add(probed[position].entry, refusal)
@@ -498,14 +498,14 @@ def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed
         seed: of the order.
     """
     order = sorted(labels_of_group, key=lambda group: hashlib.sha256(f"{seed} {group}".encode()).digest())
-    queues = [[group for group in order if label in labels_of_group[group]] for label in ("real", "fake")]
-    chosen: list[str] = []
+    queues = [deque(group for group in order if label in labels_of_group[group]) for label in ("real", "fake")]
+    chosen: set[str] = set()
     while len(chosen) < number and any(queues):
         for queue in queues:
             while queue and queue[0] in chosen:
-                queue.pop(0)
+                queue.popleft()
             if queue and len(chosen) < number:
-                chosen.append(queue.pop(0))
+                chosen.add(queue.popleft())
     return frozenset(chosen)
 
 

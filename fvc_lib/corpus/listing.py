@@ -157,6 +157,19 @@ def some_of(names: Sequence[str], limit: int = 20) -> str:
     return ", ".join(map(repr, names[:limit])) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")
 
 
+def disputed(files: Sequence[tuple[str, str]], limit: int = 20) -> str:
+    """``'a.mp4' (real), 'b.mp4' (fake)``: path and label of files of one content; of more than ``limit`` some of each.
+
+    Each of them is rejected with this sentence, so what all of them take must not grow with their square.
+    """
+    if len(files) <= limit:
+        return ", ".join(f"{path!r} ({label})" for path, label in files)
+    by_label: defaultdict[str, list[str]] = defaultdict(list)
+    for path, label in files:
+        by_label[label].append(path)
+    return "; ".join(f"{label}: {some_of(paths, 5)}" for label, paths in by_label.items())
+
+
 def counts_text(values: Iterable[str], limit: int = 8) -> str:
     """``133 x 'unlabelled', 2 x 'parody'``: the commonest values first, at most ``limit`` of them."""
     counts = list(counted(values).items())

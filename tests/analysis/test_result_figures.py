@@ -17,20 +17,24 @@ from fvc_lib.analysis.figures.results import (
     control_table,
     failed_checks,
     metric_table,
+    score_distribution_figure,
     slices_figure,
 )
 from fvc_lib.analysis.figures.roc_and_calibration import (
     binned_shares,
     calibration_figure,
+    pointwise_interval,
     pr_band,
+    risk_coverage_figure,
     share_of_fakes,
 )
 from fvc_lib.analysis.figures.training import BEFORE, pipeline_figure, pipeline_spans
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.cautions import audit_facts
-from fvc_lib.metrics.calibration import expected_calibration_error
+from fvc_lib.metrics.calibration import equal_width_edges, expected_calibration_error
 from fvc_lib.metrics.cross_validation import within_folds
+from fvc_lib.metrics.intervals import draw_group_counts, group_codes
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.errors import DataError
@@ -80,6 +84,39 @@ def test_bins_hold_the_shares_and_one_group_gives_no_interval() -> None:
     assert shares.num_groups.tolist() == [3, 1]
     assert shares.low[0] <= 1 / 3 <= shares.high[0]
     assert np.isnan([shares.low[1], shares.high[1]]).all()
+
+
+def test_bins_of_groups_are_those_of_rows_to_the_bit() -> None:
+    labels, scores, groups, _ = sample(3)
+    found = binned_shares(labels, scores, groups, replicates=50, seed=1)
+    group_of_row, num_groups = group_codes(groups, labels.size)
+    weights = next(draw_group_counts(labels, group_of_row, num_groups, replicates=50, seed=1))[:, group_of_row]
+    bins = np.digitize(scores, equal_width_edges(10)[1:-1])
+    inside = bins[:, None] == np.unique(bins)
+    with np.errstate(invalid="ignore"):
+        shares = (weights @ (inside * labels[:, None])) / (weights @ inside.astype(float))
+    ends = np.array([pointwise_interval(column[:, None], 0.95) for column in shares.T])[..., 0]
+    known = np.isfinite(found.low)
+    assert known.any()
+    assert np.array_equal(ends[known], np.stack([found.low, found.high], axis=1)[known])
+
+
+def test_figures_of_many_videos_are_small_and_say_what_they_leave_out() -> None:
+    count = 20_000
+    rng = np.random.default_rng(0)
+    predictions = pl.DataFrame(
+        {
+            "video_id": map(str, range(count)), "group_id": [f"g{n // 9}" for n in range(count)], "fold": 0,
+            "label": rng.choice(["real", "fake"], count), "score": rng.random(count), "threshold": 0.5,
+        }
+    )  # fmt: skip
+    curve, bars = risk_coverage_figure(predictions, replicates=2), score_distribution_figure(predictions)
+    assert "2,000 of the curve's 20,000 points" in curve.to_json()
+    model = next(trace for trace in curve.data if trace.name == "Model")
+    assert (len(model.x), model.x[-1]) == (2_000, 1.0)
+    assert max(len(figure.to_json()) for figure in (curve, bars)) < 100_000
+    assert sum(sum(trace.y) for trace in bars.data) == count
+    assert "points" not in risk_coverage_figure(predictions.head(2_000), replicates=2).to_json()
 
 
 def test_calibration_is_shown_before_and_after_the_temperature(predictions: pl.DataFrame) -> None:

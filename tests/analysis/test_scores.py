@@ -70,6 +70,17 @@ def test_the_report_has_all_of_them_harmless_whatever_a_path_is_called(run: RunP
     assert f"{PAGE_ROWS} on a page; 2 videos have frames" in html
 
 
+def test_the_table_of_very_many_videos_is_of_the_first_and_says_so(run: RunPaths, scores: pl.DataFrame) -> None:
+    every = pl.concat([scores.with_columns(video_id=pl.lit(f"{n} ") + pl.col("video_id")) for n in range(400)])
+    long = every.with_columns(path=pl.col("video_id").str.pad_end(2_000, "x"))
+    write_table(long, tables.SCORES, run.scores)
+    html = str(videos_html(run))
+    rows = json.loads(re.search(r'id="videos-data">(.*?)</script>', html, re.DOTALL)[1])["rows"]
+    assert long.height * 2_000 > 2 * 8_000_000 > len(html) > 7_000_000
+    assert [row[0][:40] for row in rows] == [path[:40] for path in long["path"].head(len(rows))]
+    assert f"the first {len(rows):,} of {long.height:,} videos; tables/scores.csv has all" in html
+
+
 def test_what_a_trial_writes_for_other_programs_says_so(run: RunPaths, scores: pl.DataFrame) -> None:
     results = read_table(run.results, tables.RESULTS)
     write_results(run, results, 0.95)

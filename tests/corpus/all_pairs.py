@@ -11,7 +11,7 @@ def near_duplicate_pairs(hashes: Sequence[str | None], max_bits: int) -> list[tu
     """All index pairs (i < j), ascending; arguments and errors as for ``near_duplicate_links``."""
     known, table, looks = library._known_hashes(hashes, max_bits)
     pairs: set[tuple[int, int]] = set()
-    for found in library._candidates(table, max_bits):
+    for found in library._candidates(table, np.arange(len(table)), max_bits):
         same = found.where(library._show_the_same(table, looks, found, max_bits))
         first, second = known[np.minimum(same.one, same.other)], known[np.maximum(same.one, same.other)]
         pairs.update(zip(first.tolist(), second.tolist(), strict=True))

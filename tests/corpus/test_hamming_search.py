@@ -14,8 +14,8 @@ def naive(queries: np.ndarray, entries: np.ndarray, max_bits: int) -> list[tuple
     ]
 
 
-def found(queries: np.ndarray, entries: np.ndarray, max_bits: int) -> list[tuple[int, int]]:
-    pairs = [pair for part in codes_within(queries, entries, max_bits) for pair in zip(*part, strict=True)]
+def found(queries: np.ndarray, entries: np.ndarray, max_bits: int, *blocks: int) -> list[tuple[int, int]]:
+    pairs = [pair for part in codes_within(queries, entries, max_bits, *blocks) for pair in zip(*part, strict=True)]
     return sorted((int(i), int(j)) for i, j in pairs)
 
 
@@ -29,12 +29,12 @@ def scattered(rng: np.random.Generator, centres: np.ndarray, count: int) -> np.n
 
 
 @settings(max_examples=40)
-@given(st.integers(0, 2**32 - 1), st.integers(0, 9), st.integers(0, 12), st.integers(0, 12))
-def test_every_pair_is_found_once(seed: int, max_bits: int, num_queries: int, num_entries: int) -> None:
+@given(st.integers(0, 2**32 - 1), st.integers(0, 9), st.integers(0, 12), st.integers(0, 12), st.sampled_from([3, 4]))
+def test_every_pair_is_found_once(seed: int, max_bits: int, num_queries: int, num_entries: int, blocks: int) -> None:
     rng = np.random.default_rng(seed)
     centres = rng.integers(0, 2**64, 3, dtype=np.uint64)
     queries, entries = scattered(rng, centres, num_queries), scattered(rng, centres, num_entries)
-    assert found(queries, entries, max_bits) == naive(queries, entries, max_bits)
+    assert found(queries, entries, max_bits, blocks) == naive(queries, entries, max_bits)
 
 
 def test_ten_bits_anywhere_are_found() -> None:
@@ -45,4 +45,6 @@ def test_ten_bits_anywhere_are_found() -> None:
     for place in range(len(entries)):
         for bit in rng.permutation(64)[: 10 + place % 2]:
             entries[place] ^= np.uint64(1) << np.uint64(bit)
-    assert found(queries, entries, 10) == [(place, place) for place in range(0, 400, 2)]
+    for blocks in (3, 4):
+        assert found(queries, entries, 7, blocks) == []
+        assert found(queries, entries, 10, blocks) == [(place, place) for place in range(0, 400, 2)]

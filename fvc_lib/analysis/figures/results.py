@@ -7,8 +7,10 @@
 import math
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 import polars as pl
 import polars.selectors as cs
@@ -156,13 +158,17 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
     figure = theme.figure(
         f"{share:.0%} of the videos fall on the right side of their fold's threshold", videos_and_groups(predictions)
     )
+    edges = np.arange(21) / 20
     for label, color in theme.LABEL_COLORS.items():
+        # Counted here: the page holds a number for each bin, however many videos there are.
         scores = predictions.filter(pl.col("label") == label)["score"].to_numpy()
+        counts, _ = np.histogram(scores, edges)
         figure.add_trace(
-            go.Histogram(
-                x=scores, name=f"{label} (n = {scores.size})", xbins={"start": 0, "end": 1.0001, "size": 0.05},
+            go.Bar(
+                x=(edges[:-1] + edges[1:]) / 2, y=counts, width=edges[1], name=f"{label} (n = {scores.size:,})",
                 marker={"color": theme.translucent(color, 0.6), "line": {"color": color, "width": 1}},
-                hovertemplate="score %{x}<br>%{y} videos<extra>" + label + "</extra>",
+                customdata=[f"{low:.2f} to {high:.2f}" for low, high in pairwise(edges)],
+                hovertemplate="score %{customdata}<br>%{y} videos<extra>" + label + "</extra>",
             )
         )  # fmt: skip
     for threshold in predictions["threshold"].unique().sort():

@@ -283,11 +283,13 @@ def binned_shares(
     inside = np.searchsorted(edges[1:-1], scores, side="right")[:, None] == filled
     group_of_row, num_groups = group_codes(groups, labels.size)
     in_bin = np.array([np.unique(group_of_row[column]).size for column in inside.T], dtype=np.int64)
-    blocks = draw_group_counts(labels, group_of_row, num_groups, replicates=replicates, seed=seed)
-    weights = [counts[:, group_of_row] for counts in blocks]
-    shares = np.concatenate(
-        [classification.divide(w @ (inside * labels[:, None]), w @ inside.astype(np.float64)) for w in weights]
+    # Summed by group first: sums of whole numbers are exact in any order, and no weight of a row is ever held.
+    fakes, videos = (
+        np.stack([np.bincount(group_of_row, weights=column, minlength=num_groups) for column in columns.T], axis=1)
+        for columns in (inside * labels[:, None], inside)
     )
+    blocks = draw_group_counts(labels, group_of_row, num_groups, replicates=replicates, seed=seed)
+    shares = np.concatenate([classification.divide(counts @ fakes, counts @ videos) for counts in blocks])
     ends = [pointwise_interval(column[:, None], confidence) for column in shares.T]
     low, high = (np.array([end[side][0] for end in ends]) for side in (0, 1))
     known = in_bin >= _FEWEST_GROUPS
@@ -364,6 +366,7 @@ def _probabilities(logits: FloatArray) -> FloatArray:
 # --- Abstaining: the share of wrong decisions among the videos a run is surest of
 
 _GRID = np.linspace(0.05, 1.0, 96)
+_MOST_POINTS = 2000
 
 
 def risk_coverage_figure(
@@ -386,14 +389,16 @@ def risk_coverage_figure(
     figure = theme.figure(
         _finding(everything, half),
         f"{videos_and_groups(predictions)}; sure: far from the fold's threshold; area {curve.area:.3f}; "
-        f"band: {confidence:.0%} pointwise cluster bootstrap over groups",
+        f"band: {confidence:.0%} pointwise cluster bootstrap over groups{_sampled(curve.risks.size)}",
     )
     if np.isfinite(low).all():
         figure.add_trace(band_trace(_GRID, low, high))
+    # More points than a screen has columns would make a page of tens of megabytes.
+    shown = np.unique(np.linspace(0, curve.risks.size - 1, min(curve.risks.size, _MOST_POINTS)).round().astype(int))
     figure.add_trace(
         go.Scatter(
-            x=curve.coverages, y=curve.risks, mode="lines", name="Model", line={"color": theme.MODEL, "width": 2.5},
-            line_shape="hv", customdata=curve.confidences,
+            x=curve.coverages[shown], y=curve.risks[shown], mode="lines", name="Model",
+            line={"color": theme.MODEL, "width": 2.5}, line_shape="hv", customdata=curve.confidences[shown],
             hovertemplate="decided %{x:.0%}<br>wrong %{y:.1%}<br>at least %{customdata:.3f} from the threshold"
             "<extra></extra>",
         )
@@ -404,6 +409,10 @@ def risk_coverage_figure(
     figure.update_yaxes(title_text="Risk (share of these decided wrongly)", range=[-0.01, top + 0.03])
     figure.update_layout(legend={"x": 0.02, "y": 0.98})
     return figure
+
+
+def _sampled(num_points: int) -> str:
+    return f"; {_MOST_POINTS:,} of the curve's {num_points:,} points" if num_points > _MOST_POINTS else ""
 
 
 def _finding(everything: float, half: float) -> str:

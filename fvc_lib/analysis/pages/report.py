@@ -53,6 +53,7 @@ _VIDEO_COLUMNS = (
     ("score", "Score", "number score"), ("spread", "Spread", "number spread"),
     ("threshold", "Threshold", "number threshold"), ("fold", "Fold", "number fold"), ("group", "Group", "group"),
 )  # fmt: skip
+_MOST_TABLE_BYTES = 8_000_000  # of the table of all videos; with figures a report stays under 20 MB
 PAGE_ROWS = 50  # at once; a browser of a phone turns over 10,000 rows in a moment, and lays out 50
 PARTIAL = ".partial"
 _FACTS = frozenset({("video_to_text", "recall"), ("captions", "content_word_recall")})
@@ -208,40 +209,51 @@ def write_report(
 
 
 def videos_html(run: RunPaths) -> Markup | str:
-    """The table of all tested videos; empty where the run has none (``tables/scores.csv``)."""
-    data, num_videos, num_frames, notes = _videos_data(run)
+    """The table of all tested videos; empty where the run has none (``tables/scores.csv``); of very many the first."""
+    data, num_shown, num_videos, num_frames, notes = _videos_data(run)
     if not num_videos:
         return Markup("").join(Markup('<p class="under">{}</p>').format(note) for note in notes)
+    if num_shown < num_videos:
+        told = f"These are the first {num_shown:,} of {num_videos:,} videos; tables/scores.csv has all of them."
+        notes = (*notes, told)
     return render(
         "videos.html", notes=notes, data=data, num_frames=num_frames, page_rows=PAGE_ROWS, columns=_VIDEO_COLUMNS
     )
 
 
-def _videos_data(run: RunPaths) -> tuple[Markup, int, int, tuple[str, ...]]:
-    """JSON of the run's scores for the page's script, how many videos it has, and of how many there are frames.
+def _videos_data(run: RunPaths) -> tuple[Markup, int, int, int, tuple[str, ...]]:
+    """JSON of the run's scores for the page's script, of how many of how many videos, and how many of them have frames.
 
-    Empty, 0 and 0 where there are no scores (``tables/scores.csv``) or they cannot be read. Behind them what is to be
-    said of tables that cannot be read.
+    It is of the first videos, as many as ``_MOST_TABLE_BYTES`` hold. Empty, and 0 three times, where there are no
+    scores (``tables/scores.csv``) or they cannot be read. Behind them what is to be said of tables that cannot be read.
     """
     found = read_tables([("", run.scores)], SCORES)
     scores = found.frame
     if scores.is_empty():
-        return Markup(), 0, 0, found.notes
+        return Markup(), 0, 0, 0, found.notes
     pictured = read_tables([("", run.video_frames)], VIDEO_FRAMES)
     frames = pictured.frame
     strips = dict(frames.select("video_id", "jpeg_base64").iter_rows())
     numbers = [pl.col(name).round(4) for name in ("score", "score_std", "threshold")]
     shown = scores.select("path", "label", *numbers, "fold", "group_id", "is_right", "video_id")
-    rows, pictures = [], {}
+    rows: list[str] = []
+    pictures, size = {}, 0
     for place, (path, *values, group, is_right, video_id) in enumerate(shown.iter_rows()):
-        rows.append([wording.clean_text(path), *values, wording.clean_text(group), int(is_right)])
+        row = [wording.clean_text(path), *values, wording.clean_text(group), int(is_right)]
+        rows.append(json.dumps(row, separators=(",", ":")))
+        size += len(rows[-1]) + 1
+        if size > _MOST_TABLE_BYTES:
+            rows.pop()
+            break
         if video_id in strips:
             pictures[place] = strips[video_id]
-    text = json.dumps({"rows": rows, "frames": pictures, "page": PAGE_ROWS}, separators=(",", ":"))
+    others = json.dumps({"frames": pictures, "page": PAGE_ROWS}, separators=(",", ":"))
+    text = f'{{"rows":[{",".join(rows)}],{others[1:]}'
     # Within a script element, whatever a path is called.
     return (
         Markup(text.replace("<", "\\u003c").replace("\u2028", " ").replace("\u2029", " ")),
         len(rows),
+        scores.height,
         len(pictures),
         pictured.notes,
     )
