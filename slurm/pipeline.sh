@@ -1,12 +1,34 @@
 #!/usr/bin/env bash
-# The whole pipeline as one job:  pipeline.sh RUN [JOBS]
-#   RUN   a run folder; what is finished in it is not repeated
-#   JOBS  how many folds at once (1)
+#SBATCH --job-name=fvc
+#SBATCH --nodes=1
+#SBATCH --signal=B:USR1@180
+#SBATCH --requeue
+#SBATCH --open-mode=append
+# The whole pipeline as one job:  pipeline.sh RUN [JOBS], or pipeline.sh OPTION...
+#   RUN     a run folder; what is finished in it is not repeated
+#   JOBS    how many folds at once (1)
+#   OPTION  of run_notebooks.py, for example -p corpus ~/videos: a new run, experiment job_ID; none: the sample corpus
 # `run_notebooks.py --executor slurm --one-job` submits it with the settings of site.conf; without SLURM: bash pipeline.sh RUN
+# Straight through, in the checkout: USE_MLOPS_PIPELINE=false sbatch --mem=8G slurm/pipeline.sh [OPTION...]
+here=$(dirname "${BASH_SOURCE[0]}")
+[ -f "$here/common.sh" ] || here=${FVC_HOME:-${SLURM_SUBMIT_DIR:-$PWD}}/slurm # what sbatch is given it runs as a copy elsewhere
+jobs=1
+case ${1:--} in -*) ;; *) jobs=${2:-1} ;; esac
 # A fold's share of the job's processors; where there is no job the runner deals them out.
-[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((SLURM_CPUS_PER_TASK / ${2:-1}))}"
+[ -z "${SLURM_CPUS_PER_TASK:-}" ] || export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((SLURM_CPUS_PER_TASK / jobs))}"
 # shellcheck source=common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-[ $# -ge 1 ] || { sed -n '2,5s/^# //p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+source "$here/common.sh" || exit 2
 
-fvc_run --resume "$1" --jobs "${2:-1}"
+case ${1:--} in
+-*)
+    if [ -n "${SLURM_JOB_ID:-}" ]; then
+        set -- "$@" --experiment "job_$SLURM_JOB_ID"
+        # A job that was requeued goes on with the run that it began.
+        if compgen -G "${FVC_RUNS_DIR:-$FVC_HOME/runs}/job_$SLURM_JOB_ID/run_*/run.json" >/dev/null; then
+            set -- --resume latest "$@"
+        fi
+    fi
+    fvc_run "$@"
+    ;;
+*) fvc_run --resume "$1" --jobs "$jobs" ;;
+esac

@@ -15,9 +15,10 @@ from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.session import read_progress
+from fvc_lib.execution.run.shards import shards_line
 from fvc_lib.execution.run.status import StageStatus, status_now
 from fvc_lib.execution.run.which_run import Inheritance, ask, changes, in_words
-from fvc_lib.execution.slurm.queue import job_states, read_accounting
+from fvc_lib.execution.slurm.queue import job_states, read_accounting, submitted_jobs
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
@@ -50,8 +51,12 @@ def status(run: str, runs_dir: Path | None) -> None:
     for key, stage in state.stages.items():
         seconds = "" if stage.duration_seconds is None else f"{stage.duration_seconds:8.1f} s"
         click.echo(f"  {key:<28} {stage.state:<12} {seconds:>10}  {_details(key, stage, paths)}".rstrip())
+    for stage, of in {job.stages[0]: job.shards for job in submitted_jobs(paths) if job.shards}.items():
+        click.echo(f"  {shards_line(paths, stage, of)}")
     jobs = job_states(paths)
     for job in jobs:
+        if job.state == "COMPLETED" and job.name.endswith("_shards"):  # the line above counts them
+            continue
         click.echo(f"  {job}{_REMEDY_OF_REASON.get(job.reason, '')}")
     if state.state == "waiting" and all(job.ended for job in jobs):
         click.echo("  no job of it is in the queue here; submit what is left: --resume RUN --executor slurm")

@@ -15,6 +15,7 @@ from fvc_lib.command_line.export import export
 from fvc_lib.command_line.predict import predict
 from fvc_lib.command_line.robustness import robustness
 from fvc_lib.command_line.run_command import NOTEBOOKS, RunCommand, Wanted
+from fvc_lib.command_line.shards import shard
 from fvc_lib.command_line.sweep import sweep
 from fvc_lib.command_line.upload_page import verdict_page
 from fvc_lib.execution.plan.plan import read_notebooks
@@ -223,5 +224,5 @@ def main(
     context.exit(command.execute())
 
 
-for command in (*commands.COMMANDS, predict, export, robustness, sweep, ensemble, audit, verdict_page):
+for command in (*commands.COMMANDS, predict, export, robustness, sweep, ensemble, audit, verdict_page, shard):
     main.add_command(command)

@@ -260,7 +260,7 @@ class RunCommand:
             raise type(error)(f"{error} The run is there and waits: {go_on}") from error
         for job, handed_in in zip(jobs, submitted, strict=True):
             after = f" after {', '.join(handed_in.after)}" if handed_in.after else ""
-            folds = "" if job.folds is None else f", {len(job.folds)} folds"
+            folds = "" if job.folds is None else f", {len(job.folds)} {'shards' if job.shards else 'folds'}"
             click.echo(f"  job {handed_in.job_id}{after}: {job.name}{folds}, {job.memory_mib} MiB ({job.memory_why})")
         watch = f"watch it: {command_text('status', run.root)}"
         click.echo(watch if jobs else "nothing to submit: every task is finished")

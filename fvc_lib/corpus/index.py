@@ -312,7 +312,7 @@ def build_index(
     if annotations_only:
         listing = _unopened(listing)
     kind = replace(VIDEO_FILES, function=probe_function)
-    results, num_known = _probed(listing, kind, Path(work_dir), workers, progress)
+    results, num_known = probe_listing(listing, work_dir, kind=kind, workers=workers, progress=progress)
     index, originals, rejected, merges, num_near_copies = _tables(
         listing, results, near_duplicate_bits, dev_groups, seed,
         partial(
@@ -339,29 +339,45 @@ def build_index(
     return report
 
 
-def _probed(
+def probe_listing(
     listing: Listing,
-    kind: FileKind[ProbeResult],
-    work_dir: Path,
-    workers: int,
-    progress: Callable[[int, int], None] | None,
+    work_dir: AnyPath,
+    *,
+    kind: FileKind[ProbeResult] = VIDEO_FILES,
+    workers: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+    chosen: Callable[[str], bool] = lambda _: True,
+    writer: str = "",
 ) -> tuple[dict[str, ProbeResult], int]:
-    """What became of each file, and how many were known; what is known of a corpus is known of it among others."""
+    """What became of each file, by its path in ``listing``, and how many were known before.
+
+    What is known of a corpus is known of it among others. Arguments as ``probe_files``; ``chosen`` says of a path
+    whether it counts.
+    """
     results: dict[str, ProbeResult] = {}
     num_known = 0
+    total = sum(chosen(entry.path) for entry in listing.entries)
     for name, part in (listing.parts or {"": listing}).items() if listing.entries else ():
         before = len(results)
 
-        def told(done: int, total: int, before: int = before) -> None:
-            del total
+        def told(done: int, _: int, before: int = before) -> None:
             if progress is not None:
-                progress(before + done, len(listing.entries))
+                progress(before + done, total)
 
-        paths = [entry.path for entry in part.entries]
-        found, known = probe_files(kind, part.root, paths, work_dir, workers=workers, progress=told)
+        paths = [entry.path for entry in part.entries if chosen(place(name, entry.path))]
+        found, known = probe_files(kind, part.root, paths, work_dir, workers=workers, progress=told, writer=writer)
         results |= {place(name, path): result for path, result in found.items()}
         num_known += known
     return results, num_known
+
+
+def files_of(listing: Listing) -> dict[str, Path]:
+    """Where each file lies, by its path in ``listing``."""
+    return {
+        place(name, entry.path): part.root / path_from_text(entry.path)
+        for name, part in (listing.parts or {"": listing}).items()
+        for entry in part.entries
+    }
 
 
 def video_ids(contents: Iterable[str], length: int = 16) -> dict[str, str]:
@@ -516,11 +532,7 @@ def _measured_again(
 
     Content and pictures, and so ids and groups, stay those of the files as they are.
     """
-    files = {
-        place(name, entry.path): part.root / path_from_text(entry.path)
-        for name, part in (listing.parts or {"": listing}).items()
-        for entry in part.entries
-    }
+    files = files_of(listing)
     sources = {probed[each].result.content_sha256: files[probed[each].entry.path] for each in remaining}
     found, kept = measure(sources), []
     for position in remaining:

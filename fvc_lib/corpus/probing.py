@@ -171,6 +171,7 @@ def probe_files(
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    writer: str = "",
 ) -> tuple[dict[str, Result], int]:
     """Probe every path once, reusing what ``work_dir`` knows of files with unchanged size and modification time.
 
@@ -178,10 +179,11 @@ def probe_files(
         kind: ``VIDEO_FILES`` or ``IMAGE_FILES``.
         root: the corpus folder.
         paths: table texts relative to ``root``.
-        work_dir: where results are appended as JSON lines, one file per corpus folder.
+        work_dir: where results are appended as JSON lines, one file per corpus folder and ``writer``; all are read.
         workers: processes; 0: one per available core.
         progress: called with (done, total) after each file.
         stop: asked after each file.
+        writer: name of one of several processes that probe other files of the same corpus meanwhile; empty: the only.
 
     Returns:
         The result of each path, and how many of them were known before.
@@ -190,10 +192,13 @@ def probe_files(
         StoppedError: ``stop`` said so; what was found is remembered.
     """
     root, work_dir = Path(root), Path(work_dir)
-    store = work_dir / f"{kind.store}_{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]}.jsonl"
+    stem = f"{kind.store}_{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]}"
+    store = work_dir / f"{stem}{writer and '.'}{writer}.jsonl"
     version = sha256_of_json([kind.library, code_hash(__name__, kind.code)])[:16]
     states = {path: file_state(root / path_from_text(path)) for path in paths}
-    results = _read_known(kind, version, store, states)
+    results: dict[str, Result] = {}
+    for each in sorted({store, *work_dir.glob(f"{stem}*.jsonl")}):
+        results |= _read_known(kind, version, each, states)
     todo = [path for path in states if path not in results]
     num_known = len(results)
     if progress is not None:
@@ -261,6 +266,7 @@ def measured_again(
     *,
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    writer: str = "",
 ) -> dict[str, ProbeResult]:
     """The facts of each video's re-encoded file, or the reason ``not_reencoded`` with why there is none.
 
@@ -273,6 +279,7 @@ def measured_again(
         work_dir: where probe results are kept.
         workers: processes; 0: one per core.
         progress: called with (done, total) after each file that was re-encoded.
+        writer: as ``probe_files`` takes it.
 
     Raises:
         UsageError: this PyAV has no H.264 encoder.
@@ -290,7 +297,7 @@ def measured_again(
         for content in sources
         if content not in lost
     }
-    found, _ = probe_files(VIDEO_FILES, root, list(names.values()), work_dir, workers=workers)
+    found, _ = probe_files(VIDEO_FILES, root, list(names.values()), work_dir, workers=workers, writer=writer)
     for content, name in names.items():
         if found[name].probe is None:
             lost[content] = f"{found[name].reason}: {found[name].detail}"

@@ -18,8 +18,8 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +40,28 @@ class Answer:
     value: Any
     failure: Literal["crashed", "timeout"] | None = None
     detail: str = ""
+
+
+@dataclass
+class Suspects:
+    """Files at which whole processes ended before, by their path in an item: the item itself, or its ``source``.
+
+    Attributes:
+        alone: these are begun last, while no other item is in hand.
+        given_up: these are not begun at all; why, by path. Their answer is ``crashed``.
+        in_hand: told the paths of all that is in hand, each time before one more is begun.
+    """
+
+    alone: set[str] = field(default_factory=set)
+    given_up: dict[str, str] = field(default_factory=dict)
+    in_hand: Callable[[list[str]], None] | None = None
+
+
+SUSPECTS = Suspects()  # of this process
+
+
+def _path_of(item: Any) -> str:
+    return str(item.get("source", "")) if isinstance(item, dict) else str(item)
 
 
 def available_cores() -> int:
@@ -85,15 +107,21 @@ def run_isolated(
     Raises:
         FvcError: a child cannot even start; the message holds the last line it wrote.
     """
-    queue = deque(enumerate(items))
+    queue = deque(sorted(enumerate(items), key=lambda each: _path_of(each[1]) in SUSPECTS.alone))
+    for each in [each for each in queue if _path_of(each[1]) in SUSPECTS.given_up]:
+        queue.remove(each)
+        yield Answer(each[0], None, "crashed", SUSPECTS.given_up[_path_of(each[1])])
     pool = [
         _Worker(function, timeout_seconds, memory_bytes) for _ in range(min(workers or available_cores(), len(queue)))
     ]
     try:
         while queue or any(worker.position is not None for worker in pool):
             for worker in pool:
-                if worker.position is None and queue:
-                    worker.submit(*queue.popleft())
+                if worker.position is None and queue and _may_begin(queue[0][1], items, pool):
+                    position, item = queue.popleft()
+                    if SUSPECTS.in_hand is not None:
+                        SUSPECTS.in_hand([*_in_hand(items, pool), _path_of(item)])
+                    worker.submit(position, item)
             yield from _collect([worker for worker in pool if worker.position is not None])
     finally:
         for worker in pool:
@@ -224,6 +252,18 @@ class _Worker:
                 pipe.close()
         self._process = None
         self._buffer = b""
+
+
+def _in_hand(items: Sequence[Any], pool: Sequence[_Worker]) -> list[str]:
+    return [_path_of(items[worker.position]) for worker in pool if worker.position is not None]
+
+
+def _may_begin(item: Any, items: Sequence[Any], pool: Sequence[_Worker]) -> bool:
+    """Whether nothing is in hand, or neither ``item`` nor what is in hand has to be alone."""
+    if not SUSPECTS.alone:
+        return True
+    busy = _in_hand(items, pool)
+    return not busy or SUSPECTS.alone.isdisjoint([_path_of(item), *busy])
 
 
 def _collect(busy: Sequence[_Worker]) -> Iterator[Answer]:

@@ -77,6 +77,7 @@ class RunPaths:
     reports = _Path("notebooks/reports")  # their offline HTML
     logs = _Path("logs")  # plain text
     slurm = _Path("slurm")  # the batch scripts a run was submitted with, and what SLURM's accounting said
+    shards = _Path("shards")  # <stage>/<number>_of_<number>.json: how far each shard of a stage is
     forced = _Path("forced.json")  # stages that --force named, until what they had written has made room
     superseded = _Path("superseded")  # earlier files of stages that ran anew: <number>/ and the names they have here
     preflight = _Path("memory/preflight.json")  # what one training step took, measured before the first fold trained

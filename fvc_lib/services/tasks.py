@@ -46,6 +46,7 @@ class Stage:
         inputs, outputs: the files by which stages talk. A stage is finished when its outputs exist and fit their
             schemas, and its inputs, parameters and code are what they were.
         per_fold: one execution per outer fold.
+        sharded: before its notebook many jobs may do its work on files, which is kept in caches (``shard``).
         trains: it shares its work between ranks, uses GPUs and keeps checkpoints.
         tasks: only runs of these have it.
         schemas: names of schemas in ``services.tables``, one per output in order; none: files of other kinds.
@@ -63,6 +64,7 @@ class Stage:
     inputs: Files
     outputs: Files
     per_fold: bool = False
+    sharded: bool = False
     trains: bool = False
     tasks: tuple[str, ...] = ("video",)
     schemas: tuple[str, ...] = ()
@@ -153,6 +155,7 @@ _VIDEO = TaskSpec(
             (),
             lambda run, _: (),
             lambda run, _: (run.index, run.rejected, run.group_links, run.annotations),
+            sharded=True,
             schemas=("INDEX", "REJECTED", "GROUP_LINKS", "ANNOTATIONS"),
             beside=lambda run, _: (run.original_index,),
         ),
@@ -169,6 +172,7 @@ _VIDEO = TaskSpec(
             (DATA_INDEX,),
             lambda run, _: (run.index,),
             lambda run, _: (run.augmented_metadata,),
+            sharded=True,
             schemas=("AUGMENTED",),
             kernel_bytes=510_000_000,  # with torch, which the model's file imports
             when=lambda config: not _is_forensic(config),  # such a model sees no clips
@@ -179,6 +183,7 @@ _VIDEO = TaskSpec(
             (DATA_INDEX,),
             lambda run, _: (run.index,),
             lambda run, _: (run.features,),
+            sharded=True,
             schemas=("FEATURES",),
             kernel_bytes=500_000_000,
             beside=lambda run, _: (run.original_features,),

@@ -140,6 +140,31 @@ def test_the_whole_pipeline_is_one_command(home):
     assert home.calls()[1] == "--resume /a run --jobs 3"
 
 
+def test_a_new_run_is_one_job_that_goes_on_with_its_own_run_when_it_is_requeued(home, tmp_path):
+    copy, runs = tmp_path / "spool" / "slurm_script", tmp_path / "runs"  # as sbatch runs it
+    copy.parent.mkdir()
+    shutil.copy(home.folder / "slurm" / "pipeline.sh", copy)
+    job = {"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(home.folder), "FVC_RUNS_DIR": str(runs)}
+    assert home.run("../../spool/slurm_script", "-p", "corpus", "/a b", **job)[0] == 0
+    (runs / "job_7" / "run_1").mkdir(parents=True)
+    (runs / "job_7" / "run_1" / "run.json").touch()
+    assert home.run("../../spool/slurm_script", "-p", "corpus", "/a b", SLURM_CPUS_PER_TASK="4", **job)[0] == 0
+    assert home.run("pipeline.sh")[0] == 0
+    said = [line for line in home.said() if line != "ready"]
+    new = "-p corpus /a b --experiment job_7"
+    assert said == [new, f"--resume latest {new}", ""]
+
+
+def test_a_shard_that_was_killed_begins_again_and_what_failed_otherwise_does_not(home):
+    home.behave(**{"1/3": 137, "2/3": 2})
+    code, said = home.run("shards.sh", "/run", "03_augmentation", "3", "0", "1", "2")
+    assert code == 137
+    calls = [line.split()[-1] for line in home.said() if line.startswith("shard")]
+    assert calls == ["0/3", *["1/3"] * 8, "2/3"]
+    assert said.count("was killed (137)") == 8
+    assert home.run("shards.sh", "/run", "03_augmentation", "3", "0", "1", "2", SLURM_ARRAY_TASK_ID="0")[0] == 0
+
+
 def test_several_stages_are_one_command(home):
     home.run("stages.sh", "/a run", "01_data_index", "02_folds")
     assert home.calls() == ["--resume /a run --tasks 01_data_index,02_folds"]

@@ -4,7 +4,7 @@ import pytest
 
 from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import stages_of, tasks_in_order
-from fvc_lib.execution.slurm.job_scripts import RUNNER_MIB, Site, plan_jobs, plan_one_job
+from fvc_lib.execution.slurm.job_scripts import RUNNER_MIB, Site, plan_jobs, plan_one_job, render
 from fvc_lib.execution.slurm.queue import sbatch_command
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
@@ -34,6 +34,34 @@ def test_the_pipeline_is_a_job_an_array_and_a_job_each_after_the_one_before():
     assert (folds.name, folds.folds, folds.needs) == ("04_fold_training", (0, 1, 2), (before.name,))
     assert after.stages == ("05_kfold_results", "06_analysis_dashboard", "07_memory_report")
     assert after.needs == (before.name, folds.name)
+
+
+def test_stages_on_files_have_an_array_of_shards_before_them_whose_end_is_waited_for_well_or_not(tmp_path):
+    config = CONFIG.model_copy(update={"corpus": "videos", "forensic_features": True})
+    site = Site(shard_tasks=3, shard_time="10", shard_memory=700, signal_seconds=60)
+    probe, index, decode, measure, clips, folds, _ = plan_jobs(all_tasks(config), config, site, {})
+    assert [(job.name, job.folds, job.shards, job.memory_mib) for job in (probe, decode, measure)] == [
+        (f"{name}_shards", (0, 1, 2), 3, 700) for name in ("01_data_index", "03_augmentation", "03b_forensic_features")
+    ]
+    assert (index.stages, index.needs, index.after) == (("01_data_index", "02_folds"), (), (probe.name,))
+    assert (decode.needs, measure.needs) == ((index.name,), (index.name,))
+    assert (clips.stages, clips.needs) == (("03_augmentation", "03b_forensic_features"), (index.name,))
+    assert clips.after == (decode.name, measure.name)
+    assert folds.needs == (index.name, clips.name)
+    ids = {job.name: str(number) for number, job in enumerate((probe, index, decode, measure, clips))}
+    assert "--dependency=afterok:1,afterany:2:3" in sbatch_command(clips, RunPaths(tmp_path), ids)
+    text = render(decode, RunPaths(tmp_path), site)
+    assert "#SBATCH --array=0-2\n" in text
+    assert "#SBATCH --time=10\n" in text
+    assert f"/shards.sh {tmp_path} 03_augmentation 3 " in text
+    left = [task for task in all_tasks(config) if task.stage.name == "03_augmentation"]
+    assert [job.name for job in plan_jobs(left, config, site, {})] == [decode.name, "03_augmentation"]
+
+
+def test_without_videos_of_the_user_or_with_one_shard_no_stage_has_an_array_of_shards():
+    for values, tasks in (({}, 4), ({"corpus": "videos"}, 1), ({"corpus": "labels", "annotations_only": True}, 4)):
+        config = CONFIG.model_copy(update=values)
+        assert not any(job.shards for job in plan_jobs(all_tasks(config), config, Site(shard_tasks=tasks), {}))
 
 
 def test_the_network_of_all_groups_has_a_job_of_its_own_beside_the_results():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.slurm.job_scripts import Site, read_site, site_path
+from fvc_lib.execution.slurm.job_scripts import Site, read_site, seconds_of, site_path
 from fvc_lib.services.errors import UsageError
 
 
@@ -82,7 +82,7 @@ def test_what_cannot_be_meant_is_refused_with_file_and_setting(tmp_path, text, s
     [("30", 1800), ("30:15", 1815), ("1:30:15", 5415), ("2-3", 183600), ("2-3:30", 185400), ("2-3:30:15", 185415)],
 )
 def test_time_is_read_as_slurm_reads_it(text, seconds):
-    assert Site(time=text).time_seconds == seconds
+    assert seconds_of(text) == seconds
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from fvc_lib.corpus.listing import Listing
 from fvc_lib.corpus.samples import files, scenes
 from fvc_lib.corpus.samples.files import Encoding, PlannedFiles, decode_frames
 from fvc_lib.corpus.samples.forgeries import MANIPULATIONS, Change, forge
@@ -267,12 +268,16 @@ def names_of_corpora(config: RunConfig) -> list[str]:
     return found if config.corpus else [*found, _SAMPLE]
 
 
-def corpus_root(config: RunConfig) -> Path:
-    """The folder that the paths in the index of the run are relative to; of several corpora, one of links to them."""
-    listing = read_corpora(
+def run_listing(config: RunConfig) -> Listing:
+    """What the run's corpora list, as its index is made of them; errors as of reading them."""
+    return read_corpora(
         [run_corpus(config), *config.more_corpora],
         Path(config.cache_dir) / "index",
         allow_outside=config.allow_outside,
         label_map=config.label_map,
     )
-    return listing.root
+
+
+def corpus_root(config: RunConfig) -> Path:
+    """The folder that the paths in the index of the run are relative to; of several corpora, one of links to them."""
+    return run_listing(config).root

@@ -1,7 +1,8 @@
 """Which SLURM jobs a run's tasks make on one cluster: its settings, the jobs, and their batch scripts.
 
-Stages in a row share a job, folds are an array, needs are dependencies. ``slurm/site.conf`` says what the cluster wants
-to know; it is read as text, never executed, and the jobs' bash reads it too.
+Stages in a row share a job, folds are an array, and so are the shards of a stage; needs are dependencies.
+``slurm/site.conf`` says what the cluster wants to know; it is read as text, never executed, and the jobs' bash reads it
+too.
 """
 
 import math
@@ -9,8 +10,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -52,6 +53,9 @@ class Site(BaseModel):
     memory_unknown: int = Field(4096, ge=1)
     memory: int | None = Field(None, ge=1)
     max_array_tasks: int | None = Field(None, ge=1)
+    shard_tasks: int = Field(8, ge=1, le=10_000)
+    shard_time: str = Field("", pattern=rf"^({_TIME})?$")
+    shard_memory: int | None = Field(None, ge=1)
     extra: tuple[str, ...] = ()
     setup: str = ""
     python: str = ""
@@ -59,7 +63,7 @@ class Site(BaseModel):
 
     @field_validator(
         "signal_seconds", "max_requeues", "cpus", "gpus", "ranks_per_node", "memory_least", "memory_unknown", "memory",
-        "max_array_tasks", mode="before",
+        "max_array_tasks", "shard_tasks", "shard_memory", mode="before",
     )  # fmt: skip
     @classmethod
     def _plain_digits(cls, value: object) -> object:
@@ -70,25 +74,27 @@ class Site(BaseModel):
 
     @model_validator(mode="after")
     def _time_is_longer_than_the_warning(self) -> Self:
-        if self.time_seconds <= self.signal_seconds:
+        times = {"TIME": self.time, "SHARD_TIME": self.shard_time or self.time}
+        if short := [name for name, time in times.items() if seconds_of(time) <= self.signal_seconds]:
             raise ValueError(
-                f"TIME={self.time} is over before the signal that comes SIGNAL_SECONDS={self.signal_seconds} before "
-                "its end: a job would requeue itself again and again. Give more time, or a later signal"
+                f"{short[0]}={times[short[0]]} is over before the signal that comes "
+                f"SIGNAL_SECONDS={self.signal_seconds} before its end: a job would requeue itself again and again. "
+                "Give more time, or a later signal"
             )
         return self
 
-    @property
-    def time_seconds(self) -> int:
-        """TIME, which SLURM reads as MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS."""
-        days, dash, rest = self.time.rpartition("-")
-        parts = [int(part) for part in rest.split(":")]
-        if dash:
-            hours, minutes, seconds = [*parts, 0, 0][:3]
-        elif len(parts) == 3:
-            hours, minutes, seconds = parts
-        else:
-            hours, (minutes, seconds) = 0, [*parts, 0][:2]
-        return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+def seconds_of(time: str) -> int:
+    """A time that SLURM reads as MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def site_path(environ: Mapping[str, str] | None = None) -> Path:
@@ -185,6 +191,9 @@ class SlurmJob:
     gpus: int = 0  # on one node
     trains: bool = False  # whether a stage that fans out over folds is among its stages
     at_once: int = 1  # how many folds it runs at once, where it is no array
+    shards: int = 0  # of its one stage, the tasks of the array; 0: that has none
+    after: tuple[str, ...] = ()  # names of the jobs that must have ended, well or not
+    time: str = ""  # that it asks for; empty: the site's
 
 
 def plan_jobs(
@@ -198,20 +207,52 @@ def plan_jobs(
     """The jobs that run ``tasks``, each after those it needs.
 
     Stages that do not fan out share a job as long as no array lies between them; each stage that fans out is an array
-    with one task per fold. A need that leads over stages without tasks (finished ones) counts all the same. A stage may
+    with one task per fold; so are the shards of a stage, before the job of its notebook, which does what they left. A
+    need that leads over stages without tasks (finished ones) counts all the same. A stage may
     be missing in ``predicted``, the expected peak of each.
     """
-    groups = _groups(tasks, stages)
+    sharded = {stage.name for stage in _stages_of(tasks) if site.shard_tasks > 1 and has_shards(stage, config)}
+    groups = _groups(tasks, stages, sharded)
     name_of = {stage.name: _job_name(group) for group in groups for stage in group}
     needs = {stage.name: stage.comes_after for stage in stages}
     jobs: list[SlurmJob] = []
     for group in groups:
         name = _job_name(group)
-        before = {name_of[need] for stage in group for need in all_needed(needs, stage.name) & name_of.keys()} - {name}
+        before_of = {
+            stage.name: {name_of[need] for need in all_needed(needs, stage.name) & name_of.keys()} - {name}
+            for stage in group
+        }
+        before = set().union(*before_of.values())
         folds = _folds_of(group[0], tasks) if group[0].per_fold else None
         named = tuple(job.name for job in jobs if job.name in before)
-        jobs.append(_job(name, group, config, site, predicted, folds=folds, needs=named))
+        arrays = [
+            _shards_job(stage, config, site, predicted, tuple(job for job in named if job in before_of[stage.name]))
+            for stage in group
+            if stage.name in sharded
+        ]
+        whole = _job(name, group, config, site, predicted, folds=folds, needs=named)
+        jobs += [*arrays, replace(whole, after=tuple(array.name for array in arrays))]
     return jobs
+
+
+def has_shards(stage: Stage, config: RunConfig) -> bool:
+    """Whether jobs beforehand are of use to a stage; the sample corpus is generated by its first stage."""
+    return stage.sharded and bool(config.corpus) and not config.annotations_only
+
+
+def _shards_job(
+    stage: Stage,
+    config: RunConfig,
+    site: Site,
+    predicted: Mapping[str, PredictedPeak],
+    needs: tuple[str, ...],
+) -> SlurmJob:
+    job = _job(
+        f"{stage.name}_shards", [stage], config, site, predicted, folds=tuple(range(site.shard_tasks)), needs=needs
+    )
+    if site.shard_memory is not None:
+        job = replace(job, memory_mib=site.shard_memory, memory_why=f"SHARD_MEMORY of {site.path.name}")
+    return replace(job, shards=site.shard_tasks, time=site.shard_time)
 
 
 def plan_one_job(
@@ -258,14 +299,15 @@ def _job(
     )
 
 
-def _groups(tasks: Sequence[Task], stages: Sequence[Stage]) -> list[list[Stage]]:
-    """Stages by how many fan-outs lie before them: those without folds together, those with folds, and one that trains
-    after them, each alone.
+def _groups(tasks: Sequence[Task], stages: Sequence[Stage], sharded: Collection[str]) -> list[list[Stage]]:
+    """Stages by how many arrays lie before them: those without folds together, those with folds, and one that trains
+    after them, each alone. The shards of a stage (``sharded``: by name) begin after what it needs.
     """
     by_name = {stage.name: stage for stage in stages}
 
     def level(stage: Stage) -> int:
-        return max((level(by_name[need]) + by_name[need].per_fold for need in stage.comes_after), default=0)
+        before = (level(by_name[need]) + by_name[need].per_fold for need in stage.comes_after)
+        return max((each + (stage.name in sharded) for each in before), default=0)
 
     groups: dict[tuple[int, str], list[Stage]] = {}
     for stage in _stages_of(tasks):
@@ -340,21 +382,27 @@ def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT, f
     folder = Path.cwd() if folder is None else folder
     options = "\n".join(_lines(job, run, site, folder))
     title, call = _title(job), _call(job, run, home)
-    python = site.python or sys.executable
+    python, seconds = site.python or sys.executable, seconds_of(job.time or site.time)
     again = f"sbatch {shlex.quote(str(script_path(job, run)))}"
     return (
         f"#!/usr/bin/env bash\n"
         f"# {title} of {run.run_id}.\n"
         f"# Written by run_notebooks.py --executor slurm with the settings of {_plain(site.path)}.\n"
-        f"# By hand: {again}, or without SLURM: bash in place of sbatch{' [FOLD...]' if job.folds else ''}\n"
+        f"# By hand: {again}, or without SLURM: bash in place of sbatch{_of_bash(job)}\n"
         f"{options}\n\n"
         f"export FVC_HOME={shlex.quote(_plain(home))} FVC_PYTHON={shlex.quote(_plain(python))}\n"
-        f"export {SITE_VARIABLE}={shlex.quote(_plain(site.path))} FVC_TIME_SECONDS={site.time_seconds}\n"
+        f"export {SITE_VARIABLE}={shlex.quote(_plain(site.path))} FVC_TIME_SECONDS={seconds}\n"
         f"{call}\n"
     )
 
 
+def _of_bash(job: SlurmJob) -> str:
+    return " [SHARD...]" if job.shards else " [FOLD...]" if job.folds else ""
+
+
 def _title(job: SlurmJob) -> str:
+    if job.shards:
+        return f"{job.stages[0]}, one shard of its files per task of an array,"
     if job.folds is not None:
         return f"{job.name}, one fold per task of an array,"
     if job.name == PIPELINE:
@@ -366,8 +414,9 @@ def _call(job: SlurmJob, run: RunPaths, home: Path) -> str:
     root, scripts = shlex.quote(_plain(run.root)), _plain(home / "slurm")
     if job.folds is not None:
         folds = " ".join(map(str, job.folds))
-        script = shlex.quote(f"{scripts}/folds.sh")
-        return f'[ $# -gt 0 ] || set -- {folds}\nexec bash {script} {root} {job.stages[0]} "$@"'
+        script = shlex.quote(f"{scripts}/{'shards' if job.shards else 'folds'}.sh")
+        of = f" {job.shards}" if job.shards else ""
+        return f'[ $# -gt 0 ] || set -- {folds}\nexec bash {script} {root} {job.stages[0]}{of} "$@"'
     if job.name == PIPELINE:
         return f"exec bash {shlex.quote(f'{scripts}/pipeline.sh')} {root} {job.at_once}"
     return f"exec bash {shlex.quote(f'{scripts}/stages.sh')} {root} {' '.join(job.stages)}"
@@ -381,13 +430,13 @@ def _lines(job: SlurmJob, run: RunPaths, site: Site, folder: Path) -> Iterator[s
     options = {
         "job-name": job.name,
         "comment": run.run_id,
-        "array": _array(job.folds, site.max_array_tasks),
+        "array": _array(job.folds, None if job.shards else site.max_array_tasks),
         "chdir": str(folder),
         "output": f"{_no_pattern(run.slurm)}/{log}",
         "account": site.account,
         "partition": partition,
         "qos": site.qos,
-        "time": site.time,
+        "time": job.time or site.time,
         "signal": f"B:USR1@{site.signal_seconds}",
         "nodes": str(job.nodes),  # the notebook's kernel starts the ranks: beside itself, or as a step over them all
         "ntasks": str(job.ranks),

@@ -31,11 +31,14 @@ class SubmittedJob(BaseModel):
     name: str  # of the job and its script
     stages: tuple[str, ...]  # that it runs
     folds: tuple[int, ...] | None = None  # the tasks of the array; None: no array
+    shards: int = 0  # of its stage, the tasks of the array; 0: they are folds
     after: tuple[str, ...] = ()  # the job ids it waits for
     cluster: str = ""  # where SLURM manages several; empty: the only one
 
     def task_of(self, fold: int | None) -> str:
-        """What the job, or its array task ``fold``, works on: a task's key, or stages joined by a comma."""
+        """What the job, or its array task ``fold``, works on: a task's key, a shard, or stages joined by a comma."""
+        if self.shards:
+            return f"{self.stages[0]}_shard_{fold}"
         return ",".join(self.stages) if self.folds is None else stage_key(self.stages[0], fold)
 
 
@@ -268,7 +271,8 @@ def sbatch_command(job: SlurmJob, run: RunPaths, ids: Mapping[str, str], after_c
     """
     command = ["sbatch", "--parsable"]
     waits = [f"afterok:{':'.join(ids[need] for need in job.needs)}"] if job.needs else []
-    waits += [f"afterany:{':'.join(after_clips)}"] if after_clips and AUGMENTATION in job.stages else []
+    ended = [*(ids[name] for name in job.after), *(after_clips if AUGMENTATION in job.stages else ())]
+    waits += [f"afterany:{':'.join(ended)}"] if ended else []
     if waits:
         command += [f"--dependency={','.join(waits)}", "--kill-on-invalid-dep=yes"]
     return [*command, str(script_path(job, run))]
@@ -314,9 +318,9 @@ def submit(
     try:
         for job in jobs:
             ids[job.name], cluster = _submit_one(job, run, ids, after_clips)
-            after = tuple(ids[need] for need in job.needs)
+            after = tuple(ids[name] for name in (*job.needs, *job.after))
             named = {"job_id": ids[job.name], "name": job.name, "stages": job.stages, "folds": job.folds}
-            done.append(SubmittedJob(**named, after=after, cluster=cluster))
+            done.append(SubmittedJob(**named, shards=job.shards, after=after, cluster=cluster))
         every = [*submitted_jobs(run), *done]
         write_json(_submitted_json(run), {"jobs": [job.model_dump(mode="json") for job in every]})
     except (SlurmError, OSError, DataError) as error:

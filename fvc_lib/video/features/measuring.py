@@ -81,20 +81,20 @@ def measure_features(
     corpus_root: AnyPath,
     families: str,
     cache_dir: AnyPath,
-    table: AnyPath,
+    table: AnyPath | None,
     *,
     recipe: str = "",
     progress: Callable[[int, int], None] | None = None,
     workers: int = 0,
 ) -> FeatureReport:
-    """Write the table of features (FEATURES), a row per video in the order of ``index``.
+    """Measure every video, and write the table of features (FEATURES), a row per video in the order of ``index``.
 
     Args:
         index: an INDEX table.
         corpus_root: what its ``path`` column is relative to.
         families: names separated by commas, or ``all``.
         cache_dir: where what was measured is kept.
-        table: the table to write; a video that failed has a row of nulls.
+        table: the table to write; a video that failed has a row of nulls. None: no table.
         recipe: by which every video is re-encoded first; empty: not at all.
         progress: called with (videos done, videos in all).
         workers: processes that measure; 0: one per core. Values do not depend on it.
@@ -138,9 +138,10 @@ def measure_features(
             done += 1
             if progress is not None:
                 progress(done, len(videos))
-    columns = [column for family in chosen for column in family.columns()]
-    frame = pl.DataFrame(values, schema=dict.fromkeys(columns, pl.Float32)).fill_nan(None)
-    write_table(index.select("video_id", "group_id", "label").hstack(frame), FEATURES, table)
+    if table is not None:
+        columns = [column for family in chosen for column in family.columns()]
+        frame = pl.DataFrame(values, schema=dict.fromkeys(columns, pl.Float32)).fill_nan(None)
+        write_table(index.select("video_id", "group_id", "label").hstack(frame), FEATURES, table)
     of_failed = tuple((videos[position][0], failed[position]) for position in sorted(failed))
     return FeatureReport(len(todo) - len(failed), len(videos) - len(todo), of_failed)
 

@@ -1,0 +1,103 @@
+"""``run_notebooks.py shard``: the work on files of one shard of a stage, done before the stage's notebook."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from fvc_lib.execution.plan.stages import refuse_stage_of_another_task, stage_named
+from fvc_lib.execution.run.shards import Shard, ShardAtWork, work_on
+from fvc_lib.execution.slurm.job_scripts import has_shards
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, StoppedError, UsageError, command_text
+from fvc_lib.services.parameters import resolve_config, run_config
+from fvc_lib.services.run_paths import RunPaths, find_run
+from fvc_lib.services.tasks import AUGMENTATION, DATA_INDEX, FORENSIC_FEATURES
+
+
+@click.command(short_help="Do the work of one shard of a stage; the jobs of --executor slurm call it.")
+@click.argument("run")
+@click.argument("stage")
+@click.argument("shard", metavar="NUMBER/OF")
+@click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
+def shard(run: str, stage: str, shard: str, runs_dir: Path | None) -> None:
+    """Probe, decode or measure the files of one shard of STAGE (01, 03 or 03b) of RUN, so that its notebook finds them.
+
+    \b
+    python run_notebooks.py shard latest 03 0/4        the first of four
+    python run_notebooks.py --resume latest            all tables, whatever shards were done
+
+    Files are dealt out by name or content: each is in one shard of four, whoever asks. What is found goes into the
+    cache that the notebook reads first; shards may run at once, on any number of machines that share it. Done again, a
+    shard does what is missing.
+    """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
+    paths = find_run(runs_dir or Path(resolve_config().runs_dir), run)
+    config, one, of_stage = run_config(paths), Shard.named(shard), stage_named(stage)
+    refuse_stage_of_another_task(config, of_stage)
+    if not has_shards(of_stage, config):
+        raise UsageError(
+            f"{of_stage.name} of {paths.run_id} has no shards; those that have, of runs whose corpus has videos and is "
+            f"not the sample: {', '.join(_WORK)}."
+        )
+    if of_stage.name != DATA_INDEX and not paths.index.is_file():
+        raise DataError(f"{paths.run_id} has no index yet: {command_text('--only', '01', '--resume', paths.root)}")
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _stop)
+    with work_on(paths, of_stage.name, one) as at_work:
+        _WORK[of_stage.name](config, paths, one, at_work)
+    click.echo(f"{of_stage.name}, shard {shard}: done")
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    del frame
+    raise StoppedError(f"{signal.Signals(number).name}: stopped; what was found is kept, and the shard can go on")
+
+
+def _probe(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAtWork) -> None:
+    from fvc_lib.corpus.index import files_of, probe_listing  # polars takes a second to load
+    from fvc_lib.corpus.probing import measured_again
+    from fvc_lib.corpus.samples.videos import run_listing
+
+    listing, work_dir = run_listing(config), Path(config.cache_dir) / "index"
+    found, _ = probe_listing(
+        listing, work_dir, workers=config.probe_workers, progress=at_work.report, chosen=shard.has, writer=str(shard)
+    )
+    if config.recipe and not config.dev_groups:  # of a trial's videos few remain; which, only all of them tell
+        files = files_of(listing)
+        sources = {result.content_sha256: files[path] for path, result in found.items() if result.probe}
+        measured_again(sources, config.recipe, config.cache_dir, work_dir, workers=config.probe_workers,
+                       progress=at_work.report, writer=str(shard))  # fmt: skip
+
+
+def _make_clips(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAtWork) -> None:
+    from fvc_lib.corpus.samples.videos import corpus_root
+    from fvc_lib.services.tables import INDEX, read_table
+    from fvc_lib.video.clips.making import make_clips
+    from fvc_lib.video.clips.store import ClipStore
+
+    index = read_table(run.index, INDEX)
+    mine = index.filter([shard.has(content) for content in index["content_sha256"]])
+    copies = config.augmentations_per_video
+    make_clips(ClipStore.of(config), mine, corpus_root(config), copies, None, progress=at_work.report)
+
+
+def _measure(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAtWork) -> None:
+    from fvc_lib.corpus.samples.videos import corpus_root
+    from fvc_lib.services.tables import INDEX, read_table
+    from fvc_lib.video.features.measuring import measure_features
+
+    tables = [(run.index, config.recipe), *([(run.original_index, "")] if config.rescale else [])]
+    for path, recipe in tables:
+        index = read_table(path, INDEX)
+        mine = index.filter([shard.has(content) for content in index["content_sha256"]])
+        measure_features(mine, corpus_root(config), config.feature_families, config.cache_dir, None,
+                         recipe=recipe, progress=at_work.report)  # fmt: skip
+
+
+_WORK: dict[str, Callable[[RunConfig, RunPaths, Shard, ShardAtWork], None]] = {
+    DATA_INDEX: _probe,
+    AUGMENTATION: _make_clips,
+    FORENSIC_FEATURES: _measure,
+}

@@ -1,0 +1,179 @@
+"""Shards of a stage: which files each has, how far each is, and which files ended it.
+
+What a shard finds out is kept where the stage's notebook looks first: probe results, clips and features, by content. So
+the notebook's tables cannot depend on how many shards there were or which of them were finished, and a shard that died
+begins again at what is missing. What is recorded here says how far it is, and nothing depends on it but this: files at
+which a shard died again and again are done alone, and one at which it died alone is given up.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal, Self
+
+from fvc_lib.execution.run.lock import run_lock
+from fvc_lib.services.atomic_files import read_json_object, temporary_of
+from fvc_lib.services.errors import StoppedError, UsageError
+from fvc_lib.services.isolated_workers import SUSPECTS
+from fvc_lib.services.run_paths import RunPaths
+
+_WRITE_SECONDS = 0.5
+_ALONE_AFTER = 2  # deaths in a row
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of ``of`` shares of a stage's files, ``number`` from 0."""
+
+    number: int
+    of: int
+
+    @classmethod
+    def named(cls, text: str) -> Self:
+        """``3/16``, counted from 0, read back.
+
+        Raises:
+            UsageError: it is no such thing.
+        """
+        number, _, of = text.partition("/")
+        if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
+            raise UsageError(f"shard: got {text!r}, wanted NUMBER/OF, the number from 0, for example 3/16.")
+        return cls(int(number), int(of))
+
+    def has(self, text: str) -> bool:
+        """Whether the file that ``text`` names, its path or content hash, is of this shard; it is of exactly one."""
+        digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+        return int.from_bytes(digest[:8], "big") % self.of == self.number
+
+    def __str__(self) -> str:
+        return f"{self.number}_of_{self.of}"
+
+
+@dataclass
+class ShardRecord:
+    """How far one shard is, of its last start; ``files`` are paths as workers are given them."""
+
+    state: Literal["running", "done", "stopped", "failed"] = "stopped"
+    done: int = 0
+    total: int = 0
+    seconds: float = 0.0  # at work
+    deaths: int = 0  # in a row
+    in_hand: list[str] = field(default_factory=list)  # files; noted from the first death on
+    alone: list[str] = field(default_factory=list)  # files
+    given_up: list[str] = field(default_factory=list)  # files
+
+
+def record_path(run: RunPaths, stage: str, shard: Shard) -> Path:
+    """Where a shard leaves its record."""
+    return run.shards / stage / f"{shard}.json"
+
+
+def read_shard(path: Path) -> ShardRecord:
+    """The record in ``path``; one that is missing or damaged is that of a shard that has not begun."""
+    try:
+        return ShardRecord(**read_json_object(path))
+    except TypeError:
+        return ShardRecord()
+
+
+def suspect_files(run: RunPaths, stage: str) -> None:
+    """Let this process's workers take files at which shards of ``stage`` died alone, or not at all."""
+    for path in sorted((run.shards / stage).glob("[!.]*.json")):
+        record = read_shard(path)
+        SUSPECTS.alone.update(record.alone)
+        SUSPECTS.given_up.update(
+            dict.fromkeys(record.given_up, f"it ended the whole process twice; to try it again, delete {path}")
+        )
+
+
+class ShardAtWork:
+    """The record of the shard that this process works on; ``report`` is told how far it is."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._started = self._written = time.monotonic()
+        before = read_shard(path)
+        died = before.state == "running"
+        self._now = ShardRecord("running", deaths=before.deaths + 1 if died else 0, given_up=before.given_up)
+        if died:
+            given_up = {*before.given_up, *(set(before.in_hand) & set(before.alone))}
+            alone = {*before.alone, *(before.in_hand if self._now.deaths >= _ALONE_AFTER else ())} - given_up
+            self._now.alone, self._now.given_up = sorted(alone), sorted(given_up)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._write()
+
+    def report(self, done: int, total: int) -> None:
+        """So many files are done, of so many."""
+        self._now.done, self._now.total = done, total
+        if time.monotonic() - self._written >= _WRITE_SECONDS:
+            self._write()
+
+    def note_in_hand(self, files: Sequence[str]) -> None:
+        """These files are being worked on; who dies now died of one of them."""
+        self._now.in_hand = list(files)
+        if self._now.deaths:
+            self._write()
+
+    def end(self, state: Literal["done", "stopped", "failed"]) -> ShardRecord:
+        """Put down how it ended."""
+        self._now.state, self._now.in_hand = state, []
+        if state == "done":
+            self._now.deaths, self._now.alone, self._now.done = 0, [], self._now.total
+        self._write()
+        return self._now
+
+    def _write(self) -> None:
+        """Not fsynced: what a power cut loses is how far it was."""
+        self._written = time.monotonic()
+        self._now.seconds = round(self._written - self._started, 3)
+        temporary = temporary_of(self._path)
+        temporary.write_text(json.dumps(asdict(self._now)))
+        temporary.replace(self._path)
+
+
+@contextmanager
+def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
+    """Hold a shard, and keep its record while this process works on it.
+
+    Raises:
+        UsageError: another process has it, or the whole run.
+    """
+    with run_lock(run, [f"{stage}_shard_{shard}"]):
+        at_work = ShardAtWork(record_path(run, stage, shard))
+        suspect_files(run, stage)
+        SUSPECTS.in_hand = at_work.note_in_hand
+        try:
+            yield at_work
+        except (StoppedError, KeyboardInterrupt):
+            at_work.end("stopped")
+            raise
+        except Exception:
+            at_work.end("failed")
+            raise
+        else:
+            at_work.end("done")
+        finally:
+            SUSPECTS.in_hand = None
+
+
+def shards_line(run: RunPaths, stage: str, of: int) -> str:
+    """How far the shards of a stage are, in a line: how many are done, files a second, the time that is left."""
+    records = [read_shard(record_path(run, stage, Shard(number, of))) for number in range(of)]
+    begun = [record for record in records if record.total]
+    done, total = sum(record.done for record in begun), sum(record.total for record in begun)
+    running = [record for record in begun if record.state == "running"]
+    parts = [f"{sum(record.state == 'done' for record in records)} of {of} done"]
+    if begun:
+        about = "" if len(begun) == of else "about "
+        total = round(total * of / len(begun))  # files are dealt out evenly
+        parts.append(f"{done:,} of {about}{total:,} files")
+    if rate := sum(record.done / record.seconds for record in running if record.seconds):
+        left = (total - done) / rate
+        parts.append(f"{rate:,.1f} files a second, {f'{left / 60:,.0f} min' if left >= 90 else f'{left:.0f} s'} left")
+    if given_up := sorted({file for record in records for file in record.given_up}):
+        parts.append(f"{len(given_up)} given up: {', '.join(given_up[:3])}")
+    return f"{stage} shards: {'; '.join(parts)}"
