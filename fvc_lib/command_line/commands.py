@@ -51,8 +51,8 @@ def status(run: str, runs_dir: Path | None) -> None:
     for key, stage in state.stages.items():
         seconds = "" if stage.duration_seconds is None else f"{stage.duration_seconds:8.1f} s"
         click.echo(f"  {key:<28} {stage.state:<12} {seconds:>10}  {_details(key, stage, paths)}".rstrip())
-    for stage, of in {job.stages[0]: job.shards for job in submitted_jobs(paths) if job.shards}.items():
-        click.echo(f"  {shards_line(paths, stage, of)}")
+    for name, of in {job.stages[0]: job.shards for job in submitted_jobs(paths) if job.shards}.items():
+        click.echo(f"  {shards_line(paths, name, of)}")
     jobs = job_states(paths)
     for job in jobs:
         if job.state == "COMPLETED" and job.name.endswith("_shards"):  # the line above counts them
