@@ -23,9 +23,10 @@ case ${1:--} in
 -*)
     if [ -n "${SLURM_JOB_ID:-}" ]; then
         set -- "$@" --experiment "job_$SLURM_JOB_ID"
-        # A job that was requeued goes on with the run that it began.
+        # A job that was requeued goes on with the run that it began; straight, it would train from the start again.
         if compgen -G "${FVC_RUNS_DIR:-$FVC_HOME/runs}/job_$SLURM_JOB_ID/run_*/run.json" >/dev/null; then
             set -- --resume latest "$@"
+            export USE_MLOPS_PIPELINE=true
         fi
     fi
     fvc_run "$@"
