@@ -91,6 +91,15 @@ def test_the_best_value_is_marked_as_best_only_above_its_controls_and_all_others
     assert [each.name for each in close.detectors][1:] == ["r2plus1d_small, epochs 20", "r2plus1d_small, epochs 7"]
 
 
+def test_one_detector_trained_twice_has_its_spread_and_is_the_best_of_nothing(runs):
+    alone = compare_detectors(runs[:2], replicates=50, metrics=["roc_auc"])
+    low, high = alone.detectors[0].spread["roc_auc"]
+    assert low < high
+    assert alone.differences == ()
+    assert alone.mark(alone.detectors[0], "roc_auc") == ""
+    assert r"\textbf{" not in detector_tables.latex_table(alone)
+
+
 def other_folds(run: RunPaths) -> None:
     folds = read_table(run.folds, tables.FOLDS).with_columns((pl.col("fold") + 1) % 5)
     predictions = pl.concat([read_table(run.predictions(fold), tables.PREDICTIONS) for fold in range(5)])
@@ -166,7 +175,7 @@ def test_a_training_given_twice_counts_once(runs, make_one):
     assert [run.name for run in found.detectors[1].runs] == ["run_b9", "run_b1"]
     assert "newer" in detector_tables.left_out_table(found)["why"][0]
     with pytest.raises(DataError, match="nothing to compare it with"):
-        compare_detectors(runs[:2], replicates=50)
+        compare_detectors(runs[:1], replicates=50)
 
 
 @pytest.mark.parametrize("field", ["model", "crop"])

@@ -143,8 +143,8 @@ class DetectorComparison:
         return found
 
     def mark(self, detector: Detector, metric: str) -> str:
-        """``BEST``, ``HIGHEST`` or nothing."""
-        name, shown = self.best.get(metric, ("", False))
+        """``BEST``, ``HIGHEST`` or nothing; one detector alone is the best of nothing."""
+        name, shown = self.best.get(metric, ("", False)) if len(self.detectors) > 1 else ("", False)
         return "" if name != detector.name else BEST if shown else HIGHEST
 
 
@@ -198,7 +198,8 @@ def compare_detectors(
     for reading in usable:
         if reading.judged.name in chosen:
             grouped.setdefault(reading.detector, []).append(reading)
-    if len(grouped) < 2:
+    # One detector that was trained several times shows its spread.
+    if len(grouped) < 2 and (left_out or len(usable) < 2):
         reasons = " ".join(refusal.reason for refusal in left_out)
         what = "there is one detector, and nothing to compare it with." if grouped else "no run can be compared."
         raise DataError(f"{what} {reasons}".strip())
