@@ -63,6 +63,9 @@ def main(run_dir: Path, fold: int | None, stage: str) -> None:
     As a step of a SLURM job, one rank per task, one GPU each:
       srun --ntasks 8 --gpus-per-task 1 --kill-on-bad-exit=1 \
           python -m fvc_lib.tasks.rank RUN_DIR --fold 0
+    The same by torchrun, one per node; HOST is the first one's name:
+      srun --ntasks-per-node 1 torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID \
+          --rdzv-endpoint HOST:29500 -m fvc_lib.tasks.rank RUN_DIR --fold 0
     In one process:
       python -m fvc_lib.tasks.rank RUN_DIR --fold 0
 

@@ -26,6 +26,7 @@ from fvc_lib.services.memory.policy import DeviceMemory
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold
 from tests.faults.conftest import STAGE, elsewhere
+from tests.faults.forked import run as run_child
 from tests.kits.engine_kit import Observer
 
 ROOT = Path(__file__).parents[2]
@@ -159,6 +160,20 @@ def test_a_rank_on_another_node_that_is_silent_or_ends_without_a_word_is_lost(mo
         reader.take(5)
         assert reader.lost() == [1]
         reader.close()
+
+
+def obey(launch):
+    """As a rank beside which others compute, on a node that the launching process is not on."""
+    launch_module._BEAT_SECONDS, launch_module._SILENT_SECONDS = 0.1, 0.5
+    os.environ["SLURM_LAUNCH_NODE_IPADDR"] = "127.0.0.1"
+    RankReports(1, launch).obey()
+    time.sleep(300)
+    print("nobody ended this rank", file=sys.stderr)
+
+
+def test_a_rank_ends_when_the_launching_process_on_another_node_falls_silent():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        assert run_child(obey, Launch("", listening.getsockname()[1], "", "", 1, 0, several_nodes=True)) == (1, "")
 
 
 @pytest.fixture
