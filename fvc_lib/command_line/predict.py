@@ -25,7 +25,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, VERDICTS
 
 _SHOWN = 20
-_OF_VERDICTS = ("error_rate", "fpr", "cost", "prior", "map_minutes", "pages", "allow_code", "final")
+_OF_VERDICTS = ("error_rate", "fpr", "cost", "prior", "map_minutes", "file_seconds", "pages", "allow_code", "final")
 ANSWER = "answer.txt"
 PROGRESS = "progress.json"
 FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", "asked.csv", ANSWER)
@@ -45,6 +45,8 @@ FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", "asked.csv", ANSWER)
               help="Share of fakes where the videos come from: gives the probability there.")  # fmt: skip
 @click.option("--map-minutes", default=3.0, show_default=True, metavar="MINUTES",
               help="So long may maps of where videos look fake take, in all; 0: none.")  # fmt: skip
+@click.option("--file-seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+              help="So long may one file take; without: 60, and 1 for each MB of it.")  # fmt: skip
 @click.option("-j", "--jobs", type=click.IntRange(min=1), help="Videos decoded at once. Without: one per core.")
 @click.option("--pages", type=click.IntRange(min=-1), default=50, show_default=True, metavar="N",
               help="So many judged videos get a page of their own with evidence; 0: none, -1: all.")  # fmt: skip
@@ -62,6 +64,7 @@ def predict(
     cost: str | None,
     prior: float | None,
     map_minutes: float,
+    file_seconds: float | None,
     jobs: int | None,
     pages: int,
     allow_code: bool,
@@ -147,7 +150,7 @@ def predict(
     quoted = (os.fsencode(path).replace(b'"', b'""') for path in files)
     write_bytes(asked, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
     rule = [("--error-rate", error_rate), ("--fpr", fpr), ("--cost", cost), ("--prior", prior), ("--jobs", jobs)]
-    rule += [("--pages", pages), ("--map-minutes", map_minutes)]
+    rule += [("--pages", pages), ("--map-minutes", map_minutes), ("--file-seconds", file_seconds)]
     given = [str(text) for pair in rule if pair[1] is not None for text in pair] + ["--allow-code"] * allow_code
     given += ["--final"] * final
     again = command_text("predict", found, asked, "--out", folder, *given)
@@ -162,6 +165,7 @@ def predict(
         "allow_code": allow_code,
         "final_network": final,
         "decode_workers": jobs or 0,
+        "file_seconds": file_seconds or 0.0,
         "video_pages": pages,
         "output_folder": str(folder),
     }

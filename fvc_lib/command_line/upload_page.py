@@ -40,7 +40,10 @@ RECORD_ONLY = "record-only"  # tag of cells that say nothing to somebody who dro
               help="Share of the reals that may be called fake, and of the fakes that may be called real.")  # fmt: skip
 @click.option("--map-minutes", default=3.0, show_default=True, metavar="MINUTES",
               help="So long may a video's maps of where it looks fake take; 0: none.")  # fmt: skip
+@click.option("--file-seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+              help="So long may one file take; without: 60, and 1 for each MB of it.")  # fmt: skip
 @click.option("--allow-code", is_flag=True, help="Let a bundle's own network run: read its file first.")
+@click.option("--final", is_flag=True, help="Ask the run's one network of all groups (train_final), not the folds'.")
 @click.option("--no-browser", is_flag=True, help="Print the address only.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def verdict_page(
@@ -50,7 +53,9 @@ def verdict_page(
     limit_mb: int,
     error_rate: float,
     map_minutes: float,
+    file_seconds: float | None,
     allow_code: bool,
+    final: bool,
     no_browser: bool,
     runs_dir: Path | None,
 ) -> None:
@@ -69,13 +74,15 @@ def verdict_page(
     runs = runs_dir or Path(resolve_config().runs_dir)
     rule_of(error_rate)
     given = find_model(runs, model)
-    load_detector(given, allow_code=allow_code)  # what is wrong with it is said here, and not to a visitor
+    load_detector(given, allow_code=allow_code, final=final)  # what is wrong with it is said here, and not to a visitor
     port = _free_port(host, port)
     parameters = {
         "run_dir": str(given),
         "error_rate": error_rate,
         "map_minutes": map_minutes,
+        "file_seconds": file_seconds or 0.0,
         "allow_code": allow_code,
+        "final_network": final,
         "upload_limit_mb": limit_mb,
     }
     token = secrets.token_urlsafe(24)

@@ -160,6 +160,7 @@ def upload_desk(
     *,
     limit_mb: int,
     workers: int = 0,
+    file_seconds: float = 0.0,
     map_minutes: float = MAP_MINUTES,
 ) -> Any:
     """A widget on which videos of at most ``limit_mb`` are dropped, judged, and their pages read and downloaded.
@@ -174,7 +175,7 @@ def upload_desk(
     def judge(path: Path, tell: Callable[[str], None]) -> Judged:
         tell("Decoding it, and asking every network.")
         answers = path.parent / "answers"  # goes with the upload
-        found = judge_files(detector, [path], rule, answers, workers=workers)
+        found = judge_files(detector, [path], rule, answers, workers=workers, file_seconds=file_seconds)
         row = next(found.rows())
         if row["score"] is None:
             return Judged(row["verdict"] or "", "", tuple(row["reasons"].splitlines()))

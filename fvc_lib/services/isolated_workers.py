@@ -91,7 +91,7 @@ def run_isolated(
     items: Sequence[Any],
     *,
     workers: int = 0,
-    timeout_seconds: float = 120.0,
+    timeout_seconds: float | Sequence[float] = 120.0,
     memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
 ) -> Generator[Answer]:
     """Yield one answer per item, in the order they are finished; closing the iterator ends the children.
@@ -101,7 +101,7 @@ def run_isolated(
             counts as a crash, so expected failures belong into its result.
         items: JSON values.
         workers: child processes; 0: one per available core.
-        timeout_seconds: for one item, after which its child is killed.
+        timeout_seconds: for one item, after which its child is killed; or a number for each.
         memory_bytes: address space of a child; none: unlimited.
 
     Raises:
@@ -111,9 +111,9 @@ def run_isolated(
     for each in [each for each in queue if _path_of(each[1]) in SUSPECTS.given_up]:
         queue.remove(each)
         yield Answer(each[0], None, "crashed", SUSPECTS.given_up[_path_of(each[1])])
-    pool = [
-        _Worker(function, timeout_seconds, memory_bytes) for _ in range(min(workers or available_cores(), len(queue)))
-    ]
+    seconds = timeout_seconds if isinstance(timeout_seconds, Sequence) else [timeout_seconds] * len(items)
+    number = min(workers or available_cores(), len(queue))
+    pool = [_Worker(function, max(seconds), memory_bytes) for _ in range(number)]
     try:
         while queue or any(worker.position is not None for worker in pool):
             for worker in pool:
@@ -121,7 +121,7 @@ def run_isolated(
                     position, item = queue.popleft()
                     if SUSPECTS.in_hand is not None:
                         SUSPECTS.in_hand([*_in_hand(items, pool), _path_of(item)])
-                    worker.submit(position, item)
+                    worker.submit(position, item, seconds[position])
             yield from _collect([worker for worker in pool if worker.position is not None])
     finally:
         for worker in pool:
@@ -131,16 +131,16 @@ def run_isolated(
 class _Worker:
     """One child process, started again after each death, and the item it has in hand."""
 
-    def __init__(self, function: str, timeout_seconds: float, memory_bytes: int | None) -> None:
-        self._arguments = [function, repr(timeout_seconds), str(memory_bytes or 0)]
-        self._timeout_seconds = timeout_seconds
+    def __init__(self, function: str, most_seconds: float, memory_bytes: int | None) -> None:
+        self._arguments = [function, repr(most_seconds), str(memory_bytes or 0)]
+        self._timeout_seconds = most_seconds
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
         self._buffer = b""
         self.position: int | None = None
         self.deadline = 0.0
 
-    def submit(self, position: int, item: Any) -> None:
+    def submit(self, position: int, item: Any, timeout_seconds: float) -> None:
         """Give the child an item; a child that died while idle is replaced first."""
         line = json.dumps(item, ensure_ascii=True).encode() + b"\n"
         if self._process is None or self._process.poll() is not None:
@@ -150,8 +150,8 @@ class _Worker:
         except BrokenPipeError:
             self._start()
             self._send(line)
-        self.position = position
-        self.deadline = time.monotonic() + self._timeout_seconds
+        self.position, self._timeout_seconds = position, timeout_seconds
+        self.deadline = time.monotonic() + timeout_seconds
 
     def receive(self) -> Answer | None:
         """The answer, when the output that is ready completes one."""

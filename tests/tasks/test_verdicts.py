@@ -246,6 +246,14 @@ def test_each_kind_of_file_gets_its_row(run, tmp_path):
     assert found.limits[0].startswith("Asked: at most 30 % of the reals called fake")
 
 
+def test_a_file_beyond_its_time_limit_has_a_row_that_says_so_and_is_tried_again(run, tmp_path):
+    write_video(tmp_path / "new.mp4", draw_clip("new", 0, True))
+    late = judge(run, [tmp_path / "new.mp4"], tmp_path / "out", file_seconds=1e-9)
+    assert "timeout: the decoder gave up on this file: no answer within 1e-09 s." in late.table["failure"][0]
+    assert "--file-seconds" in late.table["reasons"][0]
+    assert judge(run, [tmp_path / "new.mp4"], tmp_path / "out").table["failure"].to_list() == [None]
+
+
 def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, tmp_path):
     files = [tmp_path / f"{name}.mp4" for name in "abc"]
     for file in files:

@@ -186,6 +186,7 @@ function render({ model, el }) {
       const card = element("article", "fvc-video");
       const title = element("h3", "", file.name);
       const badge = element("span", "fvc-badge", "waiting");
+      badge.setAttribute("aria-live", "off");  // else its seconds would be read out
       const bar = element("progress");
       bar.max = 1; bar.value = 0;
       const state = element("p", "fvc-state", "waits until those dropped before it are judged");
@@ -204,7 +205,11 @@ function render({ model, el }) {
     current.state.textContent = "";
     model.send({ kind: "begin", file: current.id, name: current.file.name, size: current.file.size });
   };
-  const finish = () => { current = null; proceed(); };
+  const tick = () => {
+    const seconds = Math.round((Date.now() - current.begun) / 1000);
+    current.badge.textContent = "judging, " + seconds + " s";
+  };
+  const finish = () => { clearInterval(current.timer); current = null; proceed(); };
   const sendPiece = async (upload, offset) => {
     try {
       const piece = await upload.file.slice(offset, offset + model.get("piece_bytes")).arrayBuffer();
@@ -225,7 +230,9 @@ function render({ model, el }) {
       sendPiece(upload, message.received);
     } else if (message.kind === "working") {
       upload.bar.removeAttribute("value");
-      upload.badge.textContent = "judging";
+      upload.begun = upload.begun || Date.now();
+      upload.timer = upload.timer || setInterval(tick, 1000);
+      tick();
       upload.state.textContent = message.text;
     } else if (message.kind === "refused") {
       upload.bar.remove();

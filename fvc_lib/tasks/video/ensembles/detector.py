@@ -67,10 +67,13 @@ class EnsembleDetector(TrainedDetector):
         eyes = [[networks.store.decode_hash, networks.config.clips_per_video] for networks in members]
         return f"{self.model_id}:{sha256_of_json([super().identity, scales, eyes])[:16]}"
 
-    def findings(self, files: Sequence[Path], *, workers: int = 0, seen: Seen = nobody) -> Generator[Finding]:
+    def findings(
+        self, files: Sequence[Path], *, workers: int = 0, seen: Seen = nobody, file_seconds: float = 0.0
+    ) -> Generator[Finding]:
         """As ``TrainedDetector`` has it; where one member cannot judge a file nothing is said of it but why."""
         new = list[Finding]()
-        with closing(super().findings(files, workers=workers, seen=seen)) as answers:
+        looked = super().findings(files, workers=workers, seen=seen, file_seconds=file_seconds)
+        with closing(looked) as answers:
             for each in answers:
                 if each.logits and not each.is_known:
                     new.append(each)

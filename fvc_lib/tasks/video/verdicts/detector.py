@@ -169,13 +169,16 @@ class TrainedDetector:
         places = sorted(range(len(contents)), key=lambda place: scores[place] is not None)
         return {contents[place]: place for place in places}
 
-    def findings(self, files: Sequence[Path], *, workers: int = 0, seen: Seen = nobody) -> Generator[Finding]:
+    def findings(
+        self, files: Sequence[Path], *, workers: int = 0, seen: Seen = nobody, file_seconds: float = 0.0
+    ) -> Generator[Finding]:
         """What is found of each of ``files``, in any order, as it is found; a bad file costs itself alone.
 
         Args:
             files: absolute, each once.
             workers: processes that decode; 0: one per core.
             seen: is given a scored file and its frames, uint8 (N, T, 3, S, S), as the networks saw them.
+            file_seconds: after so long a file is given up; 0: after a minute and a second for each megabyte.
 
         Raises:
             FvcError: as ``score_files``.
@@ -184,7 +187,8 @@ class TrainedDetector:
         with scratch_folder(networks.config) as folder:
             clips = [folder / f"{number}.npy" for number in range(len(files))]
             waiting: dict[int, ProbeResult] = {}
-            with closing(looked_at(networks.store, files, clips, workers=workers)) as answers:
+            looked = looked_at(networks.store, files, clips, workers=workers, file_seconds=file_seconds)
+            with closing(looked) as answers:
                 for place, probed, failure in answers:
                     if (said := self._unscored(probed, failure)) is not None:
                         clips[place].unlink(missing_ok=True)

@@ -161,6 +161,7 @@ def judge_files(
     folder: Path,
     *,
     workers: int = 0,
+    file_seconds: float = 0.0,
     seen: Seen = nobody,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Verdicts:
@@ -172,6 +173,7 @@ def judge_files(
         rule: when an answer is given.
         folder: for the tables, and for the journal by which a call that was killed goes on.
         workers: processes that decode; 0: one per core.
+        file_seconds: after so long a file is given up; 0: after a minute and a second for each megabyte.
         seen: is given a file that is scored now and its frames, uint8 (T, 3, S, S), as the networks saw them.
         progress: called with (done, total) after each file.
 
@@ -193,7 +195,10 @@ def judge_files(
             num_resumed += len(found)
             progress(done + len(found), len(files))
             rest = [path for path in block if path_to_text(path) not in found]
-            with closing(detector.findings(rest, workers=workers, seen=lambda path, c: seen(path, c[0]))) as answers:
+            asked = detector.findings(
+                rest, workers=workers, seen=lambda path, c: seen(path, c[0]), file_seconds=file_seconds
+            )
+            with closing(asked) as answers:
                 for each in answers:
                     found[each.path] = each
                     journal.append(each)

@@ -23,7 +23,7 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult
+from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, file_state
 from fvc_lib.detectors.network import build_detector, head_of
 from fvc_lib.detectors.weights import OwnWeights, first_weights
 from fvc_lib.engine.device import Precision, deterministic_algorithms, release_cached_memory, resolve_device
@@ -53,6 +53,7 @@ from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_limits
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 
+FILE_SECONDS = 60.0  # for a file of no size, where nothing else is asked for; more: ``_time_limit``
 FINAL = -1  # in place of a fold's number: the network of all groups
 _LOOK = "fvc_lib.tasks.video.verdicts.looking:look"
 _SAME_LOGIT = 1e-3  # half precision adds up differently in another order
@@ -499,23 +500,33 @@ def decoded_files(
 
 
 def looked_at(
-    store: ClipStore, files: Sequence[Path], clips: Sequence[Path], *, workers: int = 0
+    store: ClipStore, files: Sequence[Path], clips: Sequence[Path], *, workers: int = 0, file_seconds: float = 0.0
 ) -> Generator[tuple[int, ProbeResult, str]]:
     """Probe ``files`` and decode them into ``clips`` at once (``looking.look``), in isolated processes.
 
-    The position of each, what it is, and why it has no clip, as soon as it is known. Raises as ``score_files``.
+    The position of each, what it is, and why it has no clip, as soon as it is known. A file is given up after
+    ``file_seconds``; 0: as ``_time_limit`` has it. Raises as ``score_files``.
     """
     items = [item_to_decode(store, FileToScore(path, ()), clip) for path, clip in zip(files, clips, strict=True)]
     limits = decode_limits(store, workers, recipes=bool(store.recipe))
-    limits["timeout_seconds"] += VIDEO_FILES.timeout_seconds
+    whole = limits["timeout_seconds"] + VIDEO_FILES.timeout_seconds
+    least = whole if store.recipe or store.view.crop else FILE_SECONDS * store.view.clips
+    limits["timeout_seconds"] = [file_seconds or _time_limit(path, least) for path in files]
     with closing(run_isolated(_LOOK, items, **limits)) as answers:
         for answer in answers:
             said, path = dict(answer.value or {}), path_to_text(files[answer.position])
             if answer.failure:
-                detail = f"the decoder gave up on this file: {answer.detail}. {VIDEO_FILES.remedy}"
+                more = " Or give it more time: --file-seconds." if answer.failure == "timeout" else ""
+                detail = f"the decoder gave up on this file: {answer.detail}. {VIDEO_FILES.remedy}{more}"
                 said = {"reason": answer.failure, "detail": detail}
             failure = _wrong_with_video(said)
             yield answer.position, VIDEO_FILES.read(path, said), failure
+
+
+def _time_limit(path: Path, least_seconds: float) -> float:
+    """A second more for each megabyte: how long a video is only the file itself says, and a hostile one anything."""
+    state = file_state(path)
+    return least_seconds + round(state["size_bytes"] / 1e6 if state else 0)
 
 
 def _wrong_with_video(said: Mapping[str, Any]) -> str:
