@@ -18,6 +18,7 @@ from fvc_lib.analysis.pages.video_page import (
     frames_section,
     is_there,
     provenance_section,
+    what_section,
     when_section,
     where_section,
     write_video_page,
@@ -27,7 +28,8 @@ from fvc_lib.analysis.wording import interval_text
 from fvc_lib.command_line.export import model_card
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.tasks.video.verdicts.bundle import CARD
+from fvc_lib.tasks.video.traces import LIMIT as TRACE_LIMIT, KnownTraces
+from fvc_lib.tasks.video.verdicts.bundle import CARD, BundleNetworks
 from fvc_lib.tasks.video.verdicts.detector import TrainedDetector, is_bundle
 from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, judge_files
@@ -41,7 +43,7 @@ PAGES = "videos"  # folder beside verdicts.csv
 MOST_PAGES = 50  # where nothing else is asked for
 MAP_MINUTES = 3.0  # likewise, in all
 _PAGE = re.compile(r"\d{4,}_[\w.-]*\.html", re.ASCII)
-_FORMAT = 3  # of the pages; another number writes them all anew
+_FORMAT = 4  # of the pages; another number writes them all anew
 
 
 def write_video_pages(
@@ -78,6 +80,9 @@ def write_video_pages(
     card = _card(model, final=FINAL in detector.networks.folds)
     standing = detector.standing.sentences[0] if verdicts.rule.withheld else ""
     known, map_seconds = _known(verdicts), 60 * map_minutes
+    networks = detector.networks
+    quantiles = networks.quantiles() if isinstance(networks, BundleNetworks) else None
+    traces = KnownTraces(networks, verdicts.known, detector.distance, quantiles)
     progress(0, len(pages))
     for done, (_, row) in enumerate(_scored(verdicts, most), 1):
         path = folder / pages[row["path"]]
@@ -88,7 +93,7 @@ def write_video_pages(
         begin = time.monotonic()
         found = file_evidence(
             detector.networks, verdicts.known, row, map_minutes=map_seconds / 60, distance=detector.distance,
-            judged_alone=detector.judges_alone,
+            traces=traces, judged_alone=detector.judges_alone,
         )  # fmt: skip
         if found.maps is not None and found.maps.maps:
             map_seconds = max(1.0, map_seconds - (time.monotonic() - begin))  # at 0 a page would not say why
@@ -144,6 +149,10 @@ def sections_of(found: FileEvidence, known: Known) -> list[Section]:
         rows, columns = picture_of(where.clip)  # without black bars
         maps = [replace(each, values=each.values[:, rows, columns]) for each in where.maps]
         sections.append(where_section(where.clip[..., rows, columns], maps, note=where.note, limit=MAP_LIMIT))
+    if (what := found.traces) is not None:
+        sections.append(
+            what_section(what.frames, what.features, num_reals=what.num_reals, notes=what.notes, limit=TRACE_LIMIT)
+        )
     return sections
 
 

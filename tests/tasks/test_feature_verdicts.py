@@ -7,13 +7,16 @@ import polars as pl
 import pytest
 
 from fvc_lib import load_detector
+from fvc_lib.analysis.figures.evidence.when import Known
+from fvc_lib.command_line.verdict_pages import sections_of
 from fvc_lib.services.checkpoint_files import load_weights
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
-from fvc_lib.services.tables import INDEX, PREDICTIONS, read_table
+from fvc_lib.services.tables import FEATURES, INDEX, PREDICTIONS, read_table
 from fvc_lib.tasks.video.classical.judging import described_in, fitted_model
-from fvc_lib.tasks.video.verdicts.bundle import Standing, write_bundle
-from fvc_lib.tasks.video.verdicts.evidence import file_evidence
+from fvc_lib.tasks.video.traces import KnownTraces, RealQuantiles
+from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks, Standing, write_bundle
+from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
 from tests.kits.scored_run import enlarged, trained_run, write_video
@@ -61,6 +64,57 @@ def test_run_and_bundle_judge_a_new_file_alike_and_name_a_bad_one(run, home):
     assert by_run[0].folds == (0, 1)
     assert by_run[1].score is None
     assert "unreadable" in by_run[1].failure
+
+
+def test_a_page_sets_a_file_beside_the_nearest_videos_and_the_run_s_reals(run, home):
+    networks, known = RunNetworks(run), KnownVideos.of(RunNetworks(run).paths, [0, 1])
+    write_video(home / "third.mp4", enlarged(draw_clip("third", 0, True), 4))
+    traces = KnownTraces(networks, known)
+    new = file_evidence(networks, known, {"path": str(home / "third.mp4"), "sha256": ""}, traces=traces).traces
+    assert [each.title for each in new.frames] == ["this video", "nearest real of the run", "nearest fake of the run"]
+    table = read_table(run.features, FEATURES)
+    assert new.num_reals == table.filter(label="real").height
+    assert {each.family for each in new.features} == {"sharpness", "packets"}
+    ends = [abs(each.quantile - 0.5) for each in new.features]
+    assert ends == sorted(ends, reverse=True)
+    page = str(sections_of(FileEvidence({}, (), traces=new), Known(np.array([0.1]), np.array([0.9])))[0].html)
+    assert page.count("<img") == 3 * 3
+    assert page.count("<svg") == 3 * 2 + len(new.features)
+    assert len(page) < 200_000
+    assert str(home) not in page
+
+    own = known.rows.row(0, named=True)
+    row = {"path": str(home / "corpus" / own["path"]), "sha256": own["content_sha256"]}
+    of_own = file_evidence(networks, known, row, traces=traces).traces
+    assert not [each for each in of_own.frames[1:] if own["video_id"] in each.name], "a video is not its own neighbour"
+    stored = table.filter(video_id=own["video_id"]).row(0, named=True)
+    assert [each.value for each in of_own.features] == [stored[each.column] for each in of_own.features]
+
+    write_bundle(run, home / "page_bundle", STANDING, "---\n---\n")
+    bundle = BundleNetworks(home / "page_bundle")
+    assert (home / "page_bundle" / "forensic_quantiles.safetensors").stat().st_size < 20_000
+    beside = KnownTraces(bundle, bundle.known_videos(), quantiles=bundle.quantiles())
+    by_bundle = file_evidence(
+        bundle, bundle.known_videos(), {"path": str(home / "third.mp4"), "sha256": ""}, traces=beside
+    ).traces
+    assert by_bundle.features == new.features
+    assert len(by_bundle.frames) == 1
+    assert [each for each in by_bundle.notes if "No videos of the run are shown" in each]
+
+
+def test_quantiles_are_shares_of_the_reals_and_what_no_export_writes_is_refused():
+    table = pl.DataFrame({"label": ["real"] * 5 + ["fake"], "sharpness_edges_mean": [0.0, 1, 2, 3, 4, 50]})
+    known = RealQuantiles.of(table)
+    shares = [known.placed({"sharpness_edges_mean": value})[0].quantile for value in (-1, 2, 99)]
+    assert shares == [0, pytest.approx(0.5), 1]
+    assert known.placed({"sharpness_edges_mean": np.nan, "packets_tiny": 1.0}) == []
+    whole = known.arrays()
+    (again,) = RealQuantiles.of_arrays(whole).placed({"sharpness_edges_mean": 3})
+    assert again.quantile == pytest.approx(0.75, abs=0.01)
+    descending = {"sharpness_edges_mean": whole["sharpness_edges_mean"][::-1]}
+    for changed in ({"num_videos": np.array([0])}, descending, {"sharpness_edges_mean": np.zeros(3, np.float32)}):
+        with pytest.raises(ValueError, match="wanted"):
+            RealQuantiles.of_arrays(whole | changed)
 
 
 def test_windows_and_maps_are_refused_in_words_and_the_rest_of_the_page_is_there(run, home):

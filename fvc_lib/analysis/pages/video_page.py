@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from fvc_lib.analysis.figures.evidence import when, where
+from fvc_lib.analysis.figures.evidence import what, when, where
 from fvc_lib.analysis.figures.evidence.when import Known
 from fvc_lib.analysis.pages.report import page, render, stamp_of
 from fvc_lib.services.atomic_files import write_text
@@ -169,6 +169,26 @@ def where_section(clip: when.Pixels, maps: Sequence[MapLike], *, note: str, limi
         limit=limit,
     )  # fmt: skip
     return Section("Where", html)
+
+
+_MOST_FEATURES = 12  # that are not folded away
+
+
+def what_section(
+    frames: Sequence[what.FrameLike],
+    features: Sequence[what.FeatureLike],
+    *,
+    num_reals: int,
+    notes: Sequence[str],
+    limit: str,
+) -> Section:
+    """Panels of ``frames``, this video's first, and ``features`` among ``num_reals``, the most extreme first."""
+    rows = [(each, what.quantile_svg(each.quantile)) for each in features]
+    html = render(
+        "video_what.html", frames=frames, panels=what.panel_rows([each.panels for each in frames]),
+        shown=rows[:_MOST_FEATURES], folded=rows[_MOST_FEATURES:], num_reals=num_reals, notes=notes, limit=limit,
+    )  # fmt: skip
+    return Section("What it shows", html)
 
 
 def _clock(seconds: float, whole: float) -> str:

@@ -133,6 +133,7 @@ STAGE_PARAMETERS = {
     "which_detectors": "names of those that count; empty: all in the table",
     "higher_is_real": "whether the table's scores are higher for reals",
     "decide_at": "best, fpr=0.01, cost=5:1 or threshold=0.5",
+    "file_seconds": "so long may one file that is judged take; 0: a minute, and a second for each megabyte",
     "asked_videos": "files, folders, or tables with a column path, to be judged",
     "error_rate": "share of reals that may be called fake, and of fakes real",
     "prior": "share of fakes where the videos come from; 0: not said",

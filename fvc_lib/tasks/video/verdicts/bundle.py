@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -49,6 +49,7 @@ from fvc_lib.services.tables import (
 from fvc_lib.services.tasks import DEFAULT_TASK
 from fvc_lib.tasks.video.classical.judging import described_in
 from fvc_lib.tasks.video.own_weights import SEEN_BEFORE, SEEN_FILE, seen_by_networks
+from fvc_lib.tasks.video.traces import KnownTraces, RealQuantiles
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
 from fvc_lib.tasks.video.verdicts.forms import INPUT, OUTPUT, SUFFIXES, check_packages, clips_to_compare, write_form
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
@@ -57,19 +58,19 @@ from fvc_lib.tasks.video.verdicts.unfamiliar import TrainingRanges, index_of_fil
 
 _logger = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 # Format 1 lacks which score is whose, base rates, and how many videos are unfamiliar; format 2 the videos' features and
-# a network of all groups.
-_READ = (1, 2, 3)
+# a network of all groups; format 3 how forensic features are spread over the reals.
+_READ = (1, 2, 3, 4)
 RECORD, DIGESTS, CARD = "bundle.json", "digests.json", "README.md"
 _CALIBRATION, _LOOKS, _RANGES = "calibration.parquet", "looks.parquet", "training_ranges.json"
-_FEATURES = "features.safetensors"
+_FEATURES, _QUANTILES = "features.safetensors", "forensic_quantiles.safetensors"
 _ALWAYS = (RECORD, CARD, _CALIBRATION, _LOOKS, _RANGES)
 _WEIGHTS = "model"
 # Parameters that may name a user's file, and the folder that it then lies in.
 _OWN_CODE: Mapping[str, tuple[str, FileRegistry[Any]]] = {"model": ("network", DETECTORS), "crop": ("crop", CROPS)}
 _PARTS = re.compile(
-    rf"({'|'.join(map(re.escape, (*_ALWAYS, SEEN_FILE, _FEATURES)))}"
+    rf"({'|'.join(map(re.escape, (*_ALWAYS, SEEN_FILE, _FEATURES, _QUANTILES)))}"
     rf"|{_WEIGHTS}/(fold_\d{{1,4}}|final)\.(safetensors(\.sha256)?|onnx(\.data)?|pt2)"
     rf"|{BEGUN_WITH}/[\w-][\w.-]*|(network|crop)/(\w+/)*\w+\.py)",
     re.ASCII,
@@ -81,6 +82,7 @@ _KEPT = frozenset({"amp", "batch_size", "device"})
 # Ten times what a corpus of a million videos needs.
 _MOST_ROWS, _MOST_BYTES, MOST_JSON_BYTES = 10_000_000, 4 << 30, 16 << 20
 _Document = TypeVar("_Document", bound=BaseModel)
+_Part = TypeVar("_Part")
 _Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -291,6 +293,8 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
     known = KnownVideos.of(paths, sorted(networks.outcomes), final_temperature=temperature)
     if (distance := distance_of(networks, known)) is not None:
         safetensors.numpy.save_file(distance.arrays(), folder / _FEATURES)
+    if (quantiles := KnownTraces(networks, known).quantiles) is not None and quantiles.percentiles:
+        safetensors.numpy.save_file(quantiles.arrays(), folder / _QUANTILES)
     write_document(folder / DIGESTS, {"files": {name: sha256_of_file(folder / name) for name in files_in(folder)}})
     return record
 
@@ -555,15 +559,26 @@ class BundleNetworks(Networks):
         Raises:
             UsageError: a file that no export writes.
         """
-        path = self.folder / _FEATURES
+        return self._of_arrays(_FEATURES, lambda arrays: FeatureDistance.of_arrays(arrays, self.judges))
+
+    def quantiles(self) -> RealQuantiles | None:
+        """How forensic features are spread over the run's reals; None where the bundle does not say.
+
+        Raises:
+            UsageError: a file that no export writes.
+        """
+        return self._of_arrays(_QUANTILES, RealQuantiles.of_arrays)
+
+    def _of_arrays(self, name: str, read: Callable[[dict[str, Any]], _Part]) -> _Part | None:
+        path = self.folder / name
         if not path.is_file():
             return None
         if path.stat().st_size > _MOST_BYTES:
-            raise refused(self.folder, f"{_FEATURES} is larger than {_MOST_BYTES:,} bytes")
+            raise refused(self.folder, f"{name} is larger than {_MOST_BYTES:,} bytes")
         try:
-            return FeatureDistance.of_arrays(safetensors.numpy.load_file(path), self.judges)
+            return read(safetensors.numpy.load_file(path))
         except (OSError, SafetensorError, ValueError, KeyError) as error:
-            raise refused(self.folder, f"{_FEATURES}: {error}") from error
+            raise refused(self.folder, f"{name}: {error}") from error
 
 
 def read_bundle_table(folder: Path, name: str, schema: DataFrameSchema) -> pl.DataFrame:

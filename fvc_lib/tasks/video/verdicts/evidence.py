@@ -13,6 +13,7 @@ import polars as pl
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import FvcError
+from fvc_lib.tasks.video.traces import KnownTraces, Traces
 from fvc_lib.tasks.video.verdicts.feature_distance import UNKNOWN, FeatureDistance, Features
 from fvc_lib.tasks.video.verdicts.maps import ClipMaps, maps_within
 from fvc_lib.tasks.video.verdicts.provenance import Provenance, provenance_of
@@ -38,6 +39,7 @@ class FileEvidence:
     maps: ClipMaps | None = None  # where
     footage: Footage | None = None  # what the video is
     provenance: Provenance | None = None  # where it says it comes from
+    traces: Traces | None = None  # what its pixels and packets show
     familiar: str = ""  # how far its features are from those of the run's videos, a sentence
     failures: tuple[str, ...] = field(default=())  # what could not be found out, a sentence each
     may_pass: bool = False  # whether one of them may not come again
@@ -50,11 +52,13 @@ def file_evidence(
     *,
     map_minutes: float = 0.0,
     distance: FeatureDistance | None = None,
+    traces: KnownTraces | None = None,
     judged_alone: bool = True,
 ) -> FileEvidence:
     """All parts of one file; ``row`` is of VERDICTS, with a score; maps where they take at most ``map_minutes``.
 
     ``distance`` tells how far a file's features are from those of the run's videos; None: not known.
+    ``traces`` is what its own are set beside; None: they are not looked for.
     ``judged_alone`` says whether the row's score is of ``networks`` alone, and so can be compared with theirs.
 
     Raises:
@@ -74,13 +78,13 @@ def file_evidence(
 
     provenance = part("Where it says it comes from", lambda: provenance_of(path_from_text(row["path"])))
 
-    def from_one_pass() -> tuple[Pixels, Pixels, WindowScores | None, Footage | None]:
+    def from_one_pass() -> tuple[Pixels, Pixels, WindowScores | None, Footage | None, Pixels]:
         with decoded(networks, path_from_text(row["path"]), row["sha256"]) as video:
             if networks.measurer is not None:
                 failures.append(f"When and where: {_NO_FRAMES}")
                 looked = part("What the video is", lambda: _footage(networks, video, provenance))
-                return video.clips, video.clips, None, looked
-            other = _other_score(networks, folds, video, row, features if distance and is_new else None)
+                return video.clips, video.clips, None, looked, video.found.middle
+            other = _other_score(networks, folds, video, row, features if distance else None)
             failures.extend(other if judged_alone else ())
             shown = np.ascontiguousarray(video.without_bars(video.clips))
             windows = part("When", lambda: score_windows(networks, folds, video))
@@ -89,19 +93,24 @@ def file_evidence(
                 familiar.append(
                     distance.sentence(float(distance.quantiles(features)[0])) if distance and is_known else UNKNOWN
                 )
-            return video.clips, shown, windows, part("What the video is", lambda: _footage(networks, video, provenance))
+            looked = part("What the video is", lambda: _footage(networks, video, provenance))
+            return video.clips, shown, windows, looked, video.found.middle
 
     if not set(folds) <= set(networks.folds):
         failures.append(
             "When and where: this is a video of the run, and the bundle has not the network that had not seen it."
         )
         return FileEvidence(row, (), provenance=provenance, failures=tuple(failures))
-    clips, shown, windows, footage = part("The whole video", from_one_pass) or (None, None, None, None)
+    clips, shown, windows, footage, middle = part("The whole video", from_one_pass) or (None,) * 5
+    what = None
+    if traces is not None and middle is not None:
+        what = part("What it shows", lambda: traces.of(row, middle, features))
     wanted = clips if map_minutes > 0 and networks.measurer is None else None
     maps = None if wanted is None else part("Where", lambda: maps_within(networks, folds, wanted, map_minutes))
     return FileEvidence(
-        row, folds, clips, shown, windows, maps, footage, provenance, " ".join(familiar), tuple(failures), bool(raised)
-    )
+        row, folds, clips, shown, windows, maps, footage, provenance, what, " ".join(familiar), tuple(failures),
+        bool(raised),
+    )  # fmt: skip
 
 
 _NO_FRAMES = (

@@ -50,10 +50,12 @@ class FoldReference:
     Attributes:
         features: float32 (N, F), by the network of the fold.
         groups: int64 (N,), the same number for the same group in all folds.
+        names: the videos' ids, N; none where a bundle does not know them.
     """
 
     features: Features
     groups: npt.NDArray[np.int64]
+    names: tuple[str, ...] = ()
 
     @cached_property
     def _scaling(self) -> tuple[Floats, Floats]:
@@ -80,6 +82,12 @@ class FoldReference:
                 f"{self.features.shape[1]}: they are another network's."
             )
         return _to_nearest(_distances(self._scaled(features), self._known))
+
+    def relative(self, features: Features) -> dict[str, float]:
+        """By name how far each is from a new video, features (1, F), where 1 is ``own`` in the median."""
+        far, own = _distances(self._scaled(features), self._known)[0], self.own[np.isfinite(self.own)]
+        usual = float(np.median(own)) if own.size else 0.0
+        return dict(zip(self.names, (far / (usual or 1.0)).tolist(), strict=False))
 
     def _scaled(self, features: Features) -> Floats:
         mean, deviation = self._scaling
@@ -263,7 +271,10 @@ def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | Non
             _logger.warning("%s: %s; the features will be computed again", path, error)
     groups = np.unique(tested["group_id"].to_numpy(), return_inverse=True)[1].astype(np.int64)
     folds = tested["fold"].to_numpy()
-    return FeatureDistance({int(f): FoldReference(of, groups[folds == int(f)]) for f, of in features.items()})
+    named = {fold: tuple(tested.filter(fold=fold)["video_id"]) for fold in set(folds.tolist())}
+    return FeatureDistance(
+        {int(f): FoldReference(of, groups[folds == int(f)], named[int(f)]) for f, of in features.items()}
+    )
 
 
 def _stored(path: Path) -> dict[str, Features] | None:

@@ -19,7 +19,7 @@ from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.tasks.video.verdicts.scoring import FileToScore, Networks, item_to_decode, scratch_folder
 from fvc_lib.video.clips.making import decode_limits
 from fvc_lib.video.clips.store import Pixels
-from fvc_lib.video.decode.windows import MOST_WINDOWS, Windows
+from fvc_lib.video.decode.windows import MOST_WINDOWS, Windows, unpacked
 
 Floats = npt.NDArray[np.floating]
 
@@ -117,7 +117,7 @@ def decoded(networks: Networks, path: Path, content_sha256: str) -> Iterator[Who
         problem = "the code that decodes was changed since it was loaded here" if "code_changed" in value else problem
         if problem:
             raise DataError(problem)
-        num_stored = int(value.pop("num_stored"))
+        num_stored, value["middle"] = int(value.pop("num_stored")), unpacked(value["middle"])
         fields: dict[str, Any] = {n: np.array(each) if isinstance(each, list) else each for n, each in value.items()}
         frames = np.memmap(folder / "windows.raw", np.uint8, "r", shape=(num_stored, 3, side, side))
         yield WholeVideo(Windows(**fields), frames)
