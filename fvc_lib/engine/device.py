@@ -18,6 +18,14 @@ from torch.utils.checkpoint import checkpoint
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory.policy import DeviceKind, DeviceMemory, MemoryPolicy, resolve_memory_policy
 
+# What may make a training faster and changes its rounding. None is on by itself before it was measured.
+#   channels_last    convolutions' weights with their channels innermost, as tensor cores want them
+#   fused_adamw      the optimizer's step in one kernel
+#   cudnn_benchmark  cuDNN tries its algorithms and takes the fastest
+#   stem_pieces      the networks' stems take several clips at once, not one after the other
+Acceleration = Literal["channels_last", "fused_adamw", "cudnn_benchmark", "stem_pieces"]
+STEM_CLIPS = 8  # of stem_pieces
+
 
 @dataclass(frozen=True)
 class ComputeDevice:
@@ -26,11 +34,45 @@ class ComputeDevice:
     device: torch.device
     amp_dtype: torch.dtype | None
     name: str
+    accelerations: tuple[Acceleration, ...] = ()
 
     def describe(self) -> str:
         """One line for a notebook, like ``cpu (x86_64, 2 threads), float32``."""
         precision = "float32" if self.amp_dtype is None else f"mixed {str(self.amp_dtype).removeprefix('torch.')}"
-        return f"{self.device.type} ({self.name}), {precision}"
+        return ", ".join([f"{self.device.type} ({self.name})", precision, *self.accelerations])
+
+
+@runtime_checkable
+class TakesPieces(Protocol):
+    """A module that computes so many clips of a batch at once."""
+
+    clips_at_once: int
+
+
+def accelerated(model: nn.Module, compute: ComputeDevice) -> nn.Module:
+    """``model``, on the device, with what of ``compute.accelerations`` is done to a model; names and values stay."""
+    model = model.to(compute.device)
+    if "channels_last" in compute.accelerations:
+        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+        for parameter in model.parameters():
+            if parameter.ndim in formats:
+                parameter.data = parameter.data.contiguous(memory_format=formats[parameter.ndim])
+    if "stem_pieces" in compute.accelerations:
+        for module in model.modules():
+            if isinstance(module, TakesPieces):
+                module.clips_at_once = STEM_CLIPS
+    return model
+
+
+@contextmanager
+def cudnn_search(compute: ComputeDevice) -> Iterator[None]:
+    """CuDNN tries its algorithms, where ``compute`` says so; torch's setting comes back."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or "cudnn_benchmark" in compute.accelerations
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def resolve_device(request: str = "auto", amp: str = "auto") -> ComputeDevice:
@@ -344,6 +386,8 @@ def build_optimizer(
     learning_rate: float,
     weight_decay: float,
     shares: Mapping[nn.Parameter, float] | None = None,
+    *,
+    fused: bool = False,
 ) -> EagerAdamW:
     """AdamW (Loshchilov and Hutter, 2019); biases and norm scales, being vectors, are not decayed.
 
@@ -359,7 +403,7 @@ def build_optimizer(
         for members in (of_share or {1.0: []}).values()
         for matrices in (True, False)
     ]
-    return EagerAdamW(groups, lr=learning_rate)
+    return EagerAdamW(groups, lr=learning_rate, fused=fused or None)
 
 
 def learning_rate_at(step: int, total_steps: int, peak: float, warmup_share: float) -> float:

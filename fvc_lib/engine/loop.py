@@ -157,7 +157,9 @@ class Engine:
 
     def _train(self) -> None:
         seed = stable_seed("engine", self.settings.seed)
-        with forked_random_state(seed, self.compute.device), devices.deterministic_algorithms(self.compute.device):
+        device = self.compute.device
+        search = devices.cudnn_search(self.compute)
+        with forked_random_state(seed, device), devices.deterministic_algorithms(device), search:
             self._set_up()
             self._progress(self.state.step, self._total_steps)  # from here on batches are in memory
             while not self.state.finished:
@@ -175,7 +177,7 @@ class Engine:
         On several ranks ``accumulator`` is whole on rank 0 alone; the loss is the same on all.
         """
         with forked_random_state(stable_seed("predict", self.settings.seed), self.compute.device):
-            model = self.task.build_model().to(self.compute.device)
+            model = devices.accelerated(self.task.build_model(), self.compute)
         model.load_state_dict(weights)
         self._watch.at("test")
         plan = MicroBatchPlan(self.state.micro_batch)
@@ -200,7 +202,7 @@ class Engine:
 
     def _set_up(self) -> None:
         settings, device = self.settings, self.compute.device
-        self._model = self.task.build_model().to(device)
+        self._model = devices.accelerated(self.task.build_model(), self.compute)
         if settings.gradient_checkpointing:
             devices.recompute_activations(self._model)
         shares = self.task.rate_shares(self._model) if isinstance(self.task, tasks.ScalesRates) else None
@@ -213,6 +215,7 @@ class Engine:
             device=device,
             rate_shares=shares,
             ema_decay=settings.ema_decay,
+            fused="fused_adamw" in self.compute.accelerations,
         )
         self._transaction = BatchTransaction(
             self.task,

@@ -434,6 +434,7 @@ class Stepper:
         device: where the model is.
         rate_shares: what the learning rate of single parameters is multiplied by.
         ema_decay: what the weights' moving average keeps of itself in a step; 0: there is none.
+        fused: step in one kernel.
     """
 
     def __init__(
@@ -447,12 +448,13 @@ class Stepper:
         device: torch.device,
         rate_shares: Mapping[nn.Parameter, float] | None = None,
         ema_decay: float = 0.0,
+        fused: bool = False,
     ) -> None:
         self._model = model
         self._precision = precision
         self._max_gradient_norm = max_gradient_norm
         self._device = device
-        self._optimizer = build_optimizer(model, learning_rate, weight_decay, rate_shares)
+        self._optimizer = build_optimizer(model, learning_rate, weight_decay, rate_shares, fused=fused)
         groups = self._optimizer.param_groups
         self._weight_decays = [group["weight_decay"] for group in groups]
         shares = rate_shares or {}
@@ -530,7 +532,7 @@ class Stepper:
         state, places = optimizer["state"], self._places()
         matrices, vectors = (dict(group) for group in optimizer["param_groups"][:2])
         for group, numbers in zip((matrices, vectors), self._numbers(), strict=True):
-            group |= {"foreach": None, "lr": self._learning_rate, "params": numbers}
+            group |= {"foreach": None, "fused": None, "lr": self._learning_rate, "params": numbers}
         in_order = {number: state[place] for number, place in enumerate(places) if place in state}
         document = {"state": in_order, "param_groups": [matrices, vectors]}
         everything = {"optimizer": document, "scaler": self._precision.scaler.state_dict()}
@@ -552,7 +554,9 @@ class Stepper:
                 f"the checkpoint's optimizer is of another model: groups of {sizes} parameters, wanted {wanted}."
             )
         groups, places = self._optimizer.state_dict()["param_groups"], self._places()
-        rest = [{name: value for name, value in group.items() if name != "params"} for group in saved["param_groups"]]
+        # How a step is computed is this training's choice, not the checkpoint's.
+        own_keys = ("params", "fused")
+        rest = [{key: value for key, value in group.items() if key not in own_keys} for group in saved["param_groups"]]
         restored = [{**group, **rest[place % 2]} for place, group in enumerate(groups)]
         own = {places[number]: moments for number, moments in saved["state"].items()}
         self._optimizer.load_state_dict({"state": own, "param_groups": restored})

@@ -156,7 +156,7 @@ def numerics(compute: ComputeDevice, num_ranks: int = 1) -> dict[str, str]:
         "torch": str(torch.__version__),  # its own class would be refused on loading
         "threads": str(torch.get_num_threads()),
         "device": compute.device.type if compute.device.type == "cpu" else compute.name,
-        "precision": str(compute.amp_dtype or torch.float32),
+        "precision": " ".join([str(compute.amp_dtype or torch.float32), *compute.accelerations]),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "ranks": str(num_ranks),
     }

@@ -57,8 +57,9 @@ def test_blank_clips_give_finite_gradients(name):
 @pytest.mark.parametrize(("stem", "maps"), [(FORENSIC, forensic_maps), (PIXELS, pixel_maps)])
 def test_maps_made_clip_by_clip_are_those_of_the_batch(stem, maps):
     frames = clips(5, 6, 50)
-    assert stem.clip_by_clip(frames).equal(maps(frames, stem.cell))
-    assert stem.clip_by_clip(frames).shape[1] == stem.num_channels
+    for clips_at_once in (1, 2, 100):
+        assert stem.in_pieces(frames, clips_at_once).equal(maps(frames, stem.cell))
+    assert stem.in_pieces(frames).shape[1] == stem.num_channels
 
 
 def test_every_detector_declares_where_it_is_from_and_takes_the_clips_it_declares():

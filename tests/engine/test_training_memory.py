@@ -45,7 +45,7 @@ def planned(tmp_path, config, seen, task=None, **given):
 @pytest.fixture
 def holding(monkeypatch):
     """``holding(bytes)``: so much is what this process is said to hold, whatever earlier tests left in it."""
-    return lambda held: monkeypatch.setattr(module, "_resident_bytes", lambda: held)
+    return lambda held: monkeypatch.setattr(module, "resident_bytes", lambda: held)
 
 
 def test_measuring_beforehand_is_a_phase_of_its_own_and_set_up_goes_on_after_it(tmp_path, holding):

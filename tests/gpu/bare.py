@@ -1,7 +1,11 @@
-"""Finds the project, and small stand-ins for the packages that a machine with torch and numpy alone lacks."""
+"""Finds the project, and small stand-ins for the packages that a machine with torch and numpy alone lacks.
+
+``python tests/gpu/bare.py MODULE ARGUMENTS`` runs a module then, as ``python -m`` does.
+"""
 
 import importlib.util
 import os
+import runpy
 import sys
 from pathlib import Path
 
@@ -10,11 +14,21 @@ _STAND_INS = Path(__file__).parent / "stand_ins"
 
 
 def find_packages() -> list[str]:
-    """Call it before anything of ``fvc_lib`` is imported; which packages are stood in for. Processes that this one
-    starts find them too.
+    """Call it before anything of ``fvc_lib`` is imported; gives which packages are stood in for. Processes that this
+    one starts find them too.
     """
     missing = [name for name in ("safetensors", "threadpoolctl") if importlib.util.find_spec(name) is None]
-    folders = [str(CHECKOUT), *([str(_STAND_INS)] if missing else [])]
-    sys.path += [folder for folder in folders if folder not in sys.path]
-    os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH", "")]), *folders])
+    stand_ins = [str(_STAND_INS)] if missing else []
+    sys.path = [str(CHECKOUT), *sys.path, *stand_ins]
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        [str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH", "")]), *stand_ins]
+    )
     return missing
+
+
+if __name__ == "__main__":
+    stood_in = find_packages()
+    if stood_in:
+        print(f"without {' and '.join(stood_in)}, which are stood in for", flush=True)
+    sys.argv = sys.argv[1:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

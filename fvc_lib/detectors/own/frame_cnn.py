@@ -19,7 +19,7 @@ class FrameTrunk(nn.Module):
 
     def __init__(self, widths: tuple[int, ...] = (32, 32), stem: Stem = FORENSIC) -> None:
         super().__init__()
-        self._stem = stem
+        self._stem, self.clips_at_once = stem, 1
         self.first = ConvNorm(stem.num_channels, widths[0], (1, 3, 3), (1, 2, 2))
         self.second = ConvNorm(widths[0], widths[1], (1, 3, 3))
         pairs = pairwise(widths[1:])
@@ -38,7 +38,7 @@ class FrameTrunk(nn.Module):
 
     def _pooled_frames(self, frames: Tensor) -> Tensor:
         """(B, F, T): mean, maximum and deviation over space (a manipulated region is local)."""
-        features = self.further(self.second(self.first(self._stem.clip_by_clip(frames))))
+        features = self.further(self.second(self.first(self._stem.in_pieces(frames, self.clips_at_once))))
         deviation = (features.var((3, 4), correction=0) + 1e-4).sqrt()
         return torch.cat([features.mean((3, 4)), features.amax((3, 4)), deviation], dim=1)
 

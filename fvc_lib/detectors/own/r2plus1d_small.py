@@ -25,7 +25,7 @@ class R2Plus1dTrunk(nn.Module):
 
     def __init__(self, widths: tuple[int, ...] = (16, 32, 64), stem: Stem = FORENSIC) -> None:
         super().__init__()
-        self._stem = stem
+        self._stem, self.clips_at_once = stem, 1
         self.spatial_stem = ConvNorm(stem.num_channels, widths[0], (1, 3, 3))
         self.temporal_stem = ConvNorm(widths[0], widths[0], (3, 1, 1))
         inputs = (widths[0], *widths[:-1])
@@ -45,7 +45,8 @@ class R2Plus1dTrunk(nn.Module):
 
     def _features(self, frames: Tensor) -> Tensor:
         """(B, C, T, h, w)."""
-        features: Tensor = self.blocks(self.temporal_stem(self.spatial_stem(self._stem.clip_by_clip(frames))))
+        maps = self._stem.in_pieces(frames, self.clips_at_once)
+        features: Tensor = self.blocks(self.temporal_stem(self.spatial_stem(maps)))
         return features
 
 

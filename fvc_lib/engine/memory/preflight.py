@@ -438,13 +438,13 @@ class StepProbe:
         """
         request, device = self._request, self._compute.device
         precision, seconds = devices.Precision(self._compute), 0.0
-        with devices.deterministic_algorithms(device):
-            model = request.task.build_model().to(device).train()
+        with devices.deterministic_algorithms(device), devices.cudnn_search(self._compute):
+            model = devices.accelerated(request.task.build_model(), self._compute).train()
             if request.gradient_checkpointing:
                 devices.recompute_activations(model)
             stepper = Stepper(
                 model, precision, learning_rate=1e-6, weight_decay=0.0, max_gradient_norm=1.0, device=device,
-                ema_decay=0.5 * request.averages,
+                ema_decay=0.5 * request.averages, fused="fused_adamw" in self._compute.accelerations,
             )  # fmt: skip
             transaction = BatchTransaction(
                 request.task, model, precision, device, report=_refuse, shared=_AllRanksSamples(request)
