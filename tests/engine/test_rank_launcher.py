@@ -107,6 +107,14 @@ def test_the_reason_is_that_of_the_rank_that_knows_it(reasons, codes, kind):
     assert type(error).__name__ == (kind.__name__ if kind else "MemoryExhaustedError")
 
 
+def test_a_rank_that_nccl_s_watchdog_aborted_has_lost_the_others(tmp_path):
+    log = tmp_path / "ranks.log"
+    log.write_text("[rank1]: terminate called after throwing an instance of 'std::bad_alloc'\n")
+    assert type(_reason({}, {1: -6, 0: -15}, log)) is RankEndedError
+    log.write_text("[E] ProcessGroupNCCL.cpp:2057] [Rank 1] Process group watchdog thread terminated with exception\n")
+    assert type(_reason({}, {1: -6, 0: -15}, log)) is RankLostError
+
+
 def test_rank_0_reports_all_and_another_rank_what_happened_to_it_alone(tmp_path):
     class WithDevice(Observer):
         def watch_device(self, device, probe):

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.distributed import DistBackendError
 
+from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.services.errors import DataError
 from tests.engine.test_engine_on_ranks import QUIET
 from tests.kits.rank_kit import Training, run_ranks, same_result, start_ranks, train
@@ -93,6 +95,20 @@ def test_kill_9_of_one_rank_ends_the_others_and_the_training_goes_on_resume_equa
     steps = {line[0] for line in again.found()["lines"]}
     assert steps >= {3, 4}
     assert killed == 0 or 1 not in steps  # of a rank 0 that lives on at least the first step is saved
+
+
+def fail_later(ranks: Ranks) -> None:
+    """As nccl does: what was begun in one place raises in another."""
+    if ranks.rank:
+        raise DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited or network error\n...")
+    ranks.meet("gradients")
+
+
+def test_an_exchange_between_gpus_that_fails_later_is_a_lost_rank():
+    (_, first), (code, second) = run_ranks(2, fail_later)
+    assert code == 1
+    assert "RankLostError: the other ranks were lost at 'an exchange between GPUs': NCCL error in" in second
+    assert "RankLostError: the other ranks were lost at 'gradients'" in first
 
 
 @pytest.mark.long

@@ -265,7 +265,8 @@ def _reason(reasons: Mapping[int, tuple[str, str]], codes: Mapping[int, int], lo
         return StoppedError("stopped as asked; resume the run to go on.")
     # With SIGTERM torch's agent ends the others.
     ended = {rank: -code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}
-    if signal.SIGABRT in ended.values() and b"ProcessGroupNCCL" in log.read_bytes()[-_MOST_BYTES:]:
+    said = log.read_bytes()[-_MOST_BYTES:] if signal.SIGABRT in ended.values() and log.is_file() else b""
+    if b"ProcessGroupNCCL" in said:  # whose watchdog ends the process
         return RankLostError(f"nccl gave up an exchange between GPUs. The last checkpoint stands: resume. See {log}.")
     killed = [f"rank {rank} was ended by {signal.Signals(number).name}" for rank, number in ended.items()]
     if killed:
