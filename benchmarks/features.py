@@ -27,9 +27,8 @@ from av.video.frame import VideoFrame
 from skimage import color, feature, filters
 
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.video.decode import readers
 from fvc_lib.video.decode.frame_table import read_frame_table
-from fvc_lib.video.decode.readers import FrameSink
+from fvc_lib.video.decode.plan import Route, decode as decode_wanted
 from fvc_lib.video.decode.source import VideoError, open_video
 from fvc_lib.video.features.family import FeatureFamily, families_named
 from fvc_lib.video.features.sampling import Sample, run_places, sample_video
@@ -39,22 +38,21 @@ WANTED = 2.0
 DECODE, TILES = "decoding", "cutting tiles"
 
 
-class Discarding(FrameSink):
+class Discarding:
     """Takes wanted frames and keeps nothing of them."""
+
+    def __init__(self, num_frames: int) -> None:
+        self.wanted = set(np.concatenate(run_places(num_frames)).tolist())
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
         self.wanted.discard(-1 if place is None else place)
 
 
 def decode(path: Path) -> bool:
-    """Decode the frames that are sampled; false where a video has to be decoded as a stream, or not at all."""
+    """Decode the frames that are sampled; false where a video has to be decoded as a stream."""
     with open_video(path) as opened:
-        table = read_frame_table(opened)
-        if not table.trusted or table.damage is not None:
-            return False
-        order = table.presentation_order()
-        sink = Discarding(opened, None, np.concatenate(run_places(len(order))))
-        return readers.read_by_pts(opened, table, order, sink)
+        done = decode_wanted(opened, read_frame_table(opened), lambda _, count, __: Discarding(count))
+    return done.route is Route.RUNS
 
 
 def laplace_and_sobel(luma: np.ndarray, _: np.ndarray) -> None:

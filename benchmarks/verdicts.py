@@ -39,7 +39,7 @@ from fvc_lib.tasks.video.verdicts.detector import TrainedDetector, detector_of
 from fvc_lib.tasks.video.verdicts.judging import judge_files
 from fvc_lib.tasks.video.verdicts.rule import rule_of
 from fvc_lib.video.decode.clip import uniform_places
-from fvc_lib.video.decode.readers import FrameConverter, Pixels
+from fvc_lib.video.decode.pixels import FrameConverter, Pixels
 from fvc_lib.video.decode.views import decode_view
 from fvc_lib.video.decode.windows import Windows, decode_windows
 

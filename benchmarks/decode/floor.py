@@ -18,7 +18,7 @@ from av.video.codeccontext import VideoCodecContext
 
 from benchmarks.decode.bitstream import is_reference, nal_length_bytes
 from benchmarks.decode.peers import Pixels, fitted, uniform_places
-from fvc_lib.video.decode.readers import FrameConverter
+from fvc_lib.video.decode.pixels import FrameConverter
 
 
 @dataclass(frozen=True)

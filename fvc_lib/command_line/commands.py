@@ -251,6 +251,30 @@ def features(family: str | None, markdown: bool) -> None:
 _MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames", "stream": "packets and decoder"}
 
 
+@click.command(short_help="Say how a video's frames are decoded, and why so.")
+@click.argument("videos", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--num-frames", default=16, show_default=True, type=click.IntRange(1, 10_000), help="Frames of a clip.")
+def explain(videos: tuple[Path, ...], num_frames: int) -> None:
+    """Say of each of VIDEOS how the frames of its clip are found: what goes to the decoder, why, and what is left out.
+
+    They are decoded, so that what is said is what happens. A video that cannot be used is named with the remedy.
+
+    Exit codes: 0 ok, 3 a video cannot be used.
+    """
+    from fvc_lib.video.decode.clip import explain_clip  # PyAV takes a third of a second to load
+    from fvc_lib.video.decode.source import VideoError
+
+    unusable = 0
+    for path in videos:
+        try:
+            click.echo(f"{path}: {explain_clip(path, num_frames)}")
+        except VideoError as error:
+            unusable += 1
+            click.echo(f"error: {error}", err=True)
+    if unusable:
+        raise DataError(f"{unusable} of {len(videos)} videos cannot be used; the lines above say why.")
+
+
 @click.command(short_help="List corpora that are read as they unpack, or say what a folder is.")
 @click.argument("path", required=False, type=click.Path(path_type=Path))
 def corpora(path: Path | None) -> None:
@@ -476,4 +500,4 @@ def _register(run: RunPaths, model: str, alias: str, tracking_uri: str | None) -
     click.echo(f"  to ask it: {command_text('predict', made.uri, 'VIDEO')}")
 
 
-COMMANDS = (status, report, index, compare, export_mlflow, doctor, detectors, features, corpora, clips)
+COMMANDS = (status, report, index, compare, export_mlflow, doctor, detectors, features, corpora, clips, explain)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -40,8 +40,9 @@ from fvc_lib.services.code.code_version import code_hash
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.video.augmentations import Blur, Noise, through_jpeg
-from fvc_lib.video.decode.frame_table import IntArray, Seconds
-from fvc_lib.video.decode.readers import SCALER, FrameConverter, MissingFrames, Orientation, all_frames
+from fvc_lib.video.decode.frame_table import IntArray, Seconds, read_frame_table
+from fvc_lib.video.decode.pixels import SCALER, FrameConverter, Orientation
+from fvc_lib.video.decode.plan import decode
 from fvc_lib.video.decode.source import (
     RefusedVideo,
     UnreadableVideo,
@@ -49,6 +50,7 @@ from fvc_lib.video.decode.source import (
     VideoError,
     VideoSource,
     check_size,
+    open_video,
     sha256_of_video,
 )
 
@@ -328,24 +330,24 @@ def reencode(source: AnyPath, target: AnyPath, recipe: Recipe) -> None:
     source = Path(source)
     try:
         with atomic_output(target) as temporary:
-            try:
-                _write(source, temporary, recipe, counted=False)
-            except MissingFrames:  # the packets promised other frames than come out: counted first, they are known
-                _write(source, temporary, recipe, counted=True)
+            _write(source, temporary, recipe)
     except MemoryError as error:
         raise RefusedVideo(source, "its frames need more memory than can be had") from error
 
 
-def _write(path: Path, target: Path, recipe: Recipe, *, counted: bool) -> None:
-    writer: _Writer | None = None
-    container = av.open(str(target), "w", format="mp4", options={"fflags": "+bitexact"})
-    with container, closing(all_frames(path, counted=counted)) as frames:
-        for each in frames:
-            if writer is None:
-                writer = _Writer(container, each.source, recipe, each.times)
-            writer.add(each.number, each.frame)
-        if writer is not None:
-            writer.end()
+def _write(path: Path, target: Path, recipe: Recipe) -> None:
+    with ExitStack() as attempts, open_video(path) as opened:
+
+        def begin(source: VideoSource, _: int, times: Seconds | None) -> _Writer:
+            assert times is not None  # known before, in order
+            attempts.close()
+            try:
+                container = av.open(str(target), "w", format="mp4", options={"fflags": "+bitexact"})
+            except av.error.FFmpegError as error:
+                raise OSError(error.errno, error.strerror, str(target)) from error
+            return _Writer(attempts.enter_context(container), source, recipe, times)
+
+        decode(opened, read_frame_table(opened), begin, in_order=True).sink.end()
 
 
 class _Writer:
@@ -357,6 +359,7 @@ class _Writer:
         if len(self._places) > _MOST_COPIES * len(times) + _FEW_FRAMES:
             apart = f"{len(times):,} frames over {self._seconds[-1]:,.0f} seconds"
             raise RefusedVideo(source.path, f"{apart}, which would be {len(self._places):,} at {recipe.rate} a second")
+        self.wanted = set(range(len(times)))
         self._next, self._last_pts = 0, -1
         self._converter = FrameConverter(None, None)  # also tells the orientation of frames that are not converted
         self._reformatter = VideoReformatter()
@@ -364,9 +367,12 @@ class _Writer:
         self._format = ""
         self._size = (0, 0)  # width and height as stored, before frames are turned
 
-    def add(self, number: int, frame: VideoFrame) -> None:
-        """One decoded frame, all of them in the order of presentation."""
+    def offer(self, number: int | None, frame: VideoFrame) -> None:
+        """As ``FrameSink.offer``, all frames in their order."""
         self._converter.observe(frame)
+        if number is None:
+            return
+        self.wanted.discard(number)
         first, end = self._next, int(np.searchsorted(self._places, number, side="right"))
         if first == end:
             return
@@ -395,7 +401,7 @@ class _Writer:
 
     def _refuse(self, error: av.error.FFmpegError) -> None:
         if isinstance(error, OSError) and error.errno is not None and 0 < error.errno < 200 and error.errno != 22:
-            raise error  # the disk's, not the video's
+            raise OSError(error.errno, error.strerror, error.filename) from error  # the disk's, not the video's
         said = (error.strerror or type(error).__name__).strip().rstrip(".").lower()
         width, height = self._size
         what = f"{self._recipe.codec} does not encode {width} x {height} {self._format}: {said}"

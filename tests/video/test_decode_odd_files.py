@@ -12,10 +12,10 @@ import pytest
 from av.bitstream import BitStreamFilterContext
 from hypothesis import given, strategies as st
 
-from fvc_lib.video.decode import clip as decode, readers as frame_reader
-from fvc_lib.video.decode.clip import decode_clip
-from fvc_lib.video.decode.frame_table import seconds_of
-from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo
+from fvc_lib.video.decode import plan
+from fvc_lib.video.decode.clip import decode_clip, explain_clip
+from fvc_lib.video.decode.frame_table import read_frame_table, seconds_of
+from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, open_video
 
 
 def test_the_best_of_several_streams_is_read_and_no_other(tmp_path, number_of, numbered):
@@ -67,16 +67,16 @@ def test_size_and_orientation_may_change_in_mid_stream(tmp_path, number_of, numb
     assert numbers == list(range(20))
 
 
-def test_an_open_group_whose_index_calls_it_closed_is_decoded_sparsely(make_video, number_of, monkeypatch):
+def test_an_open_group_whose_index_calls_it_closed_is_decoded_sparsely(make_video, number_of):
     """x264 lists every I picture; only behind IDR pictures can damage be told from references that are missing."""
     path = make_video("open.mp4", 40, options={"bf": "3", "x264-params": "open-gop=1:b-adapt=0"})
-    tables = []
-    read = frame_reader.read_by_pts
-    monkeypatch.setattr(frame_reader, "read_by_pts", lambda *arguments: tables.append(arguments[1]) or read(*arguments))
-    monkeypatch.setattr(decode, "_decode_stream", None)  # sparse decoding must do
     clip = decode_clip(path, 13)
     assert [number_of(frame) for frame in clip.frames] == clip.frame_indices.tolist()
-    assert [table.begins_anew for table in tables] == [False]
+    told = explain_clip(path, 13)
+    assert told.startswith("13 frames of 40, by runs of packets: ")
+    assert "It is not" not in told
+    with open_video(path) as source:
+        assert not read_frame_table(source).begins_anew
 
 
 @pytest.mark.parametrize("codec", ["libx264", "libx265", "mpeg4"])
@@ -86,8 +86,10 @@ def test_frames_that_nothing_refers_to_are_not_decoded(make_video, monkeypatch, 
         options = {"x265-params": "log-level=none:bframes=3:b-adapt=0:b-pyramid=0"}
     path = make_video("b.mp4", 60, codec=codec, gop=60, options=options)
     decoded = []
-    take = frame_reader._take
-    monkeypatch.setattr(frame_reader, "_take", lambda frames, *rest: decoded.extend(frames) or take(frames, *rest))
+    take = plan._Taker.take
+    monkeypatch.setattr(
+        plan._Taker, "take", lambda taker, frames, first: decoded.extend(frames) or take(taker, frames, first)
+    )
     decode_clip(path, 2)
     assert len(decoded) <= 60 // 3 + 4
 

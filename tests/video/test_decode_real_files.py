@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fvc_lib.video.decode.clip import decode_clip
-from fvc_lib.video.decode.readers import FrameConverter
+from fvc_lib.video.decode.pixels import FrameConverter
 from fvc_lib.video.decode.source import VideoError
 
 QUICK_PIXELS = 10_000_000  # all frames together

@@ -17,7 +17,7 @@ def _table(pts, keys, shown=None, damage=None):
         num_bytes=np.arange(1, len(pts) + 1),
         is_key=np.isin(np.arange(len(pts)), keys),
         is_shown=np.ones(len(pts), bool) if shown is None else np.array(shown, bool),
-        trusted=True,
+        doubt="",
         begins_anew=True,
         stores_pts=True,
         damage=damage,
@@ -27,7 +27,7 @@ def _table(pts, keys, shown=None, damage=None):
 def test_leading_pictures_start_one_keyframe_earlier():
     #  decoding order: I0 P3 B1 B2 | I6 B4 B5 P7; B4 and B5 lead I6 and refer to P3
     table = _table([0, 3, 1, 2, 6, 4, 5, 7], keys=[0, 4])
-    assert [table.decoding_start(position) for position in range(8)] == [0, 0, 0, 0, 4, 0, 0, 4]
+    assert table.decoding_starts(np.arange(8)).tolist() == [0, 0, 0, 0, 4, 0, 0, 4]
     assert table.presentation_order().tolist() == [0, 2, 3, 1, 5, 6, 4, 7]
 
 
@@ -64,7 +64,7 @@ def test_the_table_says_what_a_full_decode_shows_or_that_it_does_not_know(make_v
         table = read_frame_table(source)
     with av.open(str(path)) as container:
         times = [frame.pts for frame in container.decode(video=0)]
-    assert table.trusted == trusted
+    assert (not table.doubt) == trusted
     assert table.damage is None
     assert table.num_shown == len(times) == 24
     if trusted:
@@ -93,5 +93,5 @@ def test_packets_tell_sizes_distances_of_keyframes_and_the_rate_over_time():
 
 def test_damaged_times_give_no_rate_and_take_no_memory():
     assert packet_facts(_table([0, 1, 10**15], keys=[0]), Fraction(1, 10)).bits_per_second_max is None
-    without = dataclasses.replace(_table([NO_PTS, NO_PTS], keys=[0]), trusted=False)
+    without = dataclasses.replace(_table([NO_PTS, NO_PTS], keys=[0]), doubt="no times")
     assert packet_facts(without, Fraction(1, 10)).reordered_share is None

@@ -8,7 +8,7 @@ import pytest
 from av.video.reformatter import Interpolation
 from hypothesis import given, strategies as st
 
-from fvc_lib.video.decode.readers import FrameConverter, Orientation, fit
+from fvc_lib.video.decode.pixels import FrameConverter, Orientation, fit
 
 ONE = 1 << 16
 EXACT = (

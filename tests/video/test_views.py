@@ -18,7 +18,7 @@ from fvc_lib.video.augmentations import AugmentationSettings, apply_augmentation
 from fvc_lib.video.clips.making import make_clips, write_seen
 from fvc_lib.video.clips.shards import ClipShards, write_shards
 from fvc_lib.video.clips.store import ClipStore
-from fvc_lib.video.decode.readers import FrameConverter
+from fvc_lib.video.decode.pixels import FrameConverter
 from fvc_lib.video.decode.views import NOT_FOUND, clip_places, decode_view, square_boxes, with_box
 from tests.video.conftest import plan_of
 

@@ -1,13 +1,9 @@
 """A few frames of a video, chosen by their place in the presentation, as one uint8 array; and what a file is.
 
-A pass over the packets tells which frames there are; then each group of pictures that holds a wanted frame is decoded
-from its keyframe, without the frames nobody refers to. Where that is not known to be exact (no time stamps, damaged
-seeking, frames before the first keyframe) the whole video is decoded as a stream, a second time where the first shows
-that the packets promised another number of frames. Never are more frames held than the decoder itself needs.
+How the frames are found says ``plan.py``. Never are more of them held than the decoder itself needs.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.services.atomic_files import AnyPath
-from fvc_lib.video.decode import readers, source
-from fvc_lib.video.decode.frame_table import FrameTable, Seconds, check_not_empty, read_frame_table, seconds_of
+from fvc_lib.video.decode import source
+from fvc_lib.video.decode.frame_table import FrameTable, Seconds, read_frame_table
 from fvc_lib.video.decode.packets import PacketFacts, packet_facts
-from fvc_lib.video.decode.readers import Box, FirstFrame, FrameSink, Sinks
-from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, VideoError, VideoSource, open_video
+from fvc_lib.video.decode.pixels import Box, FirstFrame, FrameSink, Sinks
+from fvc_lib.video.decode.plan import SinkOf, count_frames, decode, first_frame, plan_decoding
+from fvc_lib.video.decode.source import CorruptVideo, VideoSource, open_video
 
 MAX_FRAMES = 100_000
 PlacesOf = Callable[[int], npt.NDArray[np.int64]]  # of the number of frames that a video has
@@ -31,9 +28,7 @@ class Clip:
     """Frames of one video."""
 
     frames: npt.NDArray[np.uint8]  # uint8 (T, 3, H, W), RGB, upright
-    # Float64 (T,), presentation times on the container's own clock; from the nominal rate where the container has no
-    # usable times.
-    pts_seconds: Seconds
+    pts_seconds: Seconds  # float64 (T,), as ``plan.Decoded.seconds``
     frame_indices: npt.NDArray[np.int64]  # int64 (T,), places in the presentation order, 0 to ``num_source_frames - 1``
     num_source_frames: int  # frames the video has
     content: Box  # where the picture lies in ``frames``; the rest is black
@@ -63,75 +58,31 @@ def decode_clip(path: AnyPath, num_frames: int, size: int | None = None) -> Clip
 
 def decode_places(path: AnyPath, places_of: PlacesOf, size: int | None) -> Clip:
     """As ``decode_clip``, of those ascending places that ``places_of`` chooses among so many frames."""
-    path = Path(path)
+    with open_video(path) as opened:
+        done = decode(opened, read_frame_table(opened), _sink_of(places_of, size))
+    return _clip(done.sink, done.seconds)
+
+
+def explain_clip(path: AnyPath, num_frames: int, size: int = 112) -> str:
+    """How ``decode_clip`` gets its frames, in a few plain sentences, after trying it; errors as there."""
     with open_video(path) as opened:
         table = read_frame_table(opened)
-        check_not_empty(path, table)
-        found = _decode_sparse(opened, table, [(places_of, size)])
-    return (found or _decode_stream(path, table, [(places_of, size)]))[0][0]
+        plan = plan_decoding(opened, table, set(uniform_places(table.num_shown, num_frames).tolist()))
+        route = decode(opened, table, _sink_of(lambda count: uniform_places(count, num_frames), size)).route
+    return f"{plan}{'' if route is plan.routes[0] else f' It is not: its frames come by {route}.'}"
+
+
+def _sink_of(places_of: PlacesOf, size: int | None) -> SinkOf[FrameSink]:
+    return lambda opened, count, _: FrameSink(opened, size, places_of(count))
+
+
+def _clip(sink: FrameSink, seconds: Seconds) -> Clip:
+    return Clip(sink.frames, seconds[sink.places], sink.places, len(seconds), sink.content)
 
 
 def uniform_places(num_source_frames: int, num_frames: int) -> npt.NDArray[np.int64]:
     """int64 (num_frames,): round(linspace(0, num_source_frames - 1, num_frames))."""
     return np.round(np.linspace(0, num_source_frames - 1, num_frames)).astype(np.int64)
-
-
-_Wanted = tuple[PlacesOf, int | None]  # of one clip: ``places_of`` and ``size`` of ``decode_places``
-
-
-def _decode_sparse(
-    opened: VideoSource, table: FrameTable, wanted: Sequence[_Wanted], first: FirstFrame | None = None
-) -> tuple[list[Clip], int] | None:
-    """The clips and how many frames the video has; none when a frame is not known to be where the packets promise it.
-
-    Raises:
-        RefusedVideo: a frame needs too much memory.
-    """
-    if not table.trusted or table.damage is not None:
-        return None
-    order = table.presentation_order()
-    sinks = [FrameSink(opened, size, places_of(len(order))) for places_of, size in wanted]
-    try:
-        with source.ffmpeg_errors(opened.path, CorruptVideo):
-            complete = readers.read_by_pts(opened, table, order, Sinks(sinks, first))
-    except source.RefusedVideo:
-        raise
-    except VideoError:
-        return None  # decoded from the beginning the same packets may be fine; if not, that says what is wrong
-    seconds = [seconds_of(table.pts[order[sink.places]], opened.stream.time_base) for sink in sinks]
-    return (_clips(sinks, seconds, len(order)), len(order)) if complete else None
-
-
-def _decode_stream(
-    path: Path, table: FrameTable, wanted: Sequence[_Wanted], first: FirstFrame | None = None
-) -> tuple[list[Clip], int]:
-    """The slow and sure way: every frame is decoded, and the places are those of the frames that came out."""
-    if table.damage is not None:
-        raise TruncatedVideo(path, table.damage)
-    found = None
-    if table.num_shown:
-        places = [(places_of(table.num_shown), size) for places_of, size in wanted]
-        with suppress(VideoError):  # counting will say what is wrong
-            found = readers.read_as_promised(path, table, places, first)
-    if found is not None:
-        sinks, seconds = found
-    else:
-        count = readers.count_frames(path, table)
-        if not count.num_frames:
-            raise CorruptVideo(path, count.missing or "it opens, but no frame can be decoded")
-        if count.missing is not None:
-            raise (CorruptVideo if count.decoder_failed else TruncatedVideo)(path, count.missing)
-        seconds = count.seconds
-        places = [(places_of(len(seconds)), size) for places_of, size in wanted]
-        sinks = readers.read_by_place(path, table, count.order, places)
-    return _clips(sinks, [seconds[sink.places] for sink in sinks], len(seconds)), len(seconds)
-
-
-def _clips(sinks: Sequence[FrameSink], seconds: Sequence[Seconds], num_source_frames: int) -> list[Clip]:
-    return [
-        Clip(sink.frames, times, sink.places, num_source_frames, sink.content)
-        for sink, times in zip(sinks, seconds, strict=True)
-    ]
 
 
 @dataclass(frozen=True)
@@ -177,34 +128,32 @@ def probe_video(path: AnyPath) -> VideoProbe:
     path = Path(path)
     with open_video(path) as opened:
         table = read_frame_table(opened)
-        check_not_empty(path, table)
         stated = _stated(opened, table)
-    first = FirstFrame()
-    first.offer(0, readers.first_frame(path, table))
+    first = FirstFrame.of(first_frame(path, table))
     source.check_size(path, first.width, first.height)
-    num_frames = table.num_shown if table.trusted else readers.count_frames(path, table).num_frames
-    return _probe(path, stated, first, num_frames)
+    return _probe(path, stated, first, count_frames(path, table).num_frames if table.doubt else table.num_shown)
 
 
-def probe_and_decode(path: AnyPath, wanted: Sequence[_Wanted]) -> tuple[VideoProbe, list[Clip]]:
-    """What ``probe_video`` and ``decode_places`` say of each of ``wanted``, from one pass where one is enough.
+def probe_and_decode(path: AnyPath, wanted: Sequence[tuple[PlacesOf, int | None]]) -> tuple[VideoProbe, list[Clip]]:
+    """What ``probe_video``, and of each of ``wanted`` what ``decode_places`` says, from one pass where one is enough.
 
     Raises:
         VideoError: one of them raises, perhaps for another reason.
     """
-    path, first = Path(path), FirstFrame()
+    path = Path(path)
+
+    def sink_of(opened: VideoSource, count: int, _: Seconds | None) -> Sinks:
+        return Sinks([FrameSink(opened, size, places_of(count)) for places_of, size in wanted])
+
     with open_video(path) as opened:
         table = read_frame_table(opened)
-        check_not_empty(path, table)
         stated = _stated(opened, table)
-        found = _decode_sparse(opened, table, wanted, first)
-    if found is None:
-        first = FirstFrame()
-        found = _decode_stream(path, table, wanted, first)
-    if not first.width:
-        first.offer(0, readers.first_frame(path, table))
+        done = decode(opened, table, sink_of)
+    first = done.sink.first
+    assert first is not None  # it is wanted
     source.check_size(path, first.width, first.height)
-    return _probe(path, stated, first, table.num_shown if table.trusted else found[1]), found[0]
+    probe = _probe(path, stated, first, len(done.seconds) if table.doubt else table.num_shown)
+    return probe, [_clip(sink, done.seconds) for sink in done.sink.clips]
 
 
 def _stated(opened: VideoSource, table: FrameTable) -> dict[str, Any]:
@@ -245,7 +194,7 @@ def _probe(path: Path, stated: dict[str, Any], first: FirstFrame, num_frames: in
 
 def _span_seconds(opened: VideoSource, table: FrameTable) -> float | None:
     """From the first frame's time to the last one's; none where the packets do not tell."""
-    if not table.trusted:
+    if table.doubt:
         return None
     shown = table.pts[table.is_shown]
     return float(shown.max() - shown.min()) * float(opened.stream.time_base or 0) or None

@@ -34,7 +34,8 @@ class FrameTable:
     num_bytes: IntArray  # int64 (N,), size of each packet
     is_key: BoolArray  # bool (N,), decoding can start here
     is_shown: BoolArray  # bool (N,), the packet yields a frame (not trimmed by an edit list, not a hidden reference)
-    trusted: bool  # frame i of the presentation is the packet with the i-th smallest pts, and can be found by its pts
+    # Why frame i of the presentation may not be the packet with the i-th smallest pts, to be found by it; empty: it is.
+    doubt: str
     # Every keyframe does, by ``VideoSource.begins_anew``: after a seek, a missing reference is damage.
     begins_anew: bool
     stores_pts: bool  # the container states presentation times, so that their order is the order of the frames
@@ -63,17 +64,16 @@ class FrameTable:
         decoded = order if self.is_shown.all() else np.cumsum(self.is_shown)[order] - 1
         return int((decoded - np.arange(len(order))).max(initial=0))
 
-    def decoding_start(self, position: int) -> int:
-        """Where decoding must start so that the packet at ``position`` decodes exactly.
+    def decoding_starts(self, positions: IntArray) -> IntArray:
+        """Where decoding must start so that the packets at ``positions`` decode exactly; without ``doubt`` only.
 
-        The last keyframe before it, or the one before that for a leading picture of an open group of pictures: it
+        The last keyframe before each, or the one before that for a leading picture of an open group of pictures: it
         is shown before the keyframe it follows and refers to the previous group.
         """
-        keys = np.flatnonzero(self.is_key[: position + 1])
-        if not len(keys):
-            return 0
-        leads = self.pts[position] < self.pts[keys[-1]]
-        return int(keys[-2]) if leads and len(keys) > 1 else int(keys[-1])
+        keys = np.flatnonzero(self.is_key)
+        last = np.searchsorted(keys, positions, side="right") - 1
+        leads = (last > 0) & (self.pts[positions] < self.pts[keys[last]])
+        return keys[last - leads]
 
 
 def seconds_of(pts: IntArray, time_base: Fraction | None) -> Seconds:
@@ -81,17 +81,21 @@ def seconds_of(pts: IntArray, time_base: Fraction | None) -> Seconds:
     return pts * time_base.numerator / time_base.denominator if time_base else np.zeros(len(pts))
 
 
-def order_is_sure(pts: IntArray, is_key: BoolArray, is_shown: BoolArray) -> bool:
-    """Whether the pts (N,) of packets name their frames: none missing, none twice, all decodable from the first on."""
-    if not is_shown.any() or not is_key[0] or (pts == NO_PTS).any():
-        return False
+def _doubt_of_times(pts: IntArray, is_key: BoolArray, is_shown: BoolArray) -> str:
+    """Why the pts (N,) of packets do not name their frames; empty: none is missing or twice, all can be decoded."""
+    if not is_shown.any():
+        return "no packet is shown"
+    if not is_key[0]:
+        return "it begins between keyframes"
+    if (pts == NO_PTS).any():
+        return "packets lack their times"
     # A hidden reference may share its pts with the frame shown next; two frames or two keyframes may not.
     for chosen in (is_shown, is_key):
         ordered = np.sort(pts[chosen])
         if (ordered[1:] == ordered[:-1]).any():
-            return False
+            return "several frames have one time"
     # Frames shown before the first keyframe refer to frames that are not in the file; decoders drop them.
-    return bool((pts[is_shown] >= pts[0]).all())
+    return "frames are shown before the first keyframe" if (pts[is_shown] < pts[0]).any() else ""
 
 
 def check_not_empty(path: Path, table: FrameTable) -> None:
@@ -235,6 +239,7 @@ def read_frame_table(source: VideoSource) -> FrameTable:
 
     Raises:
         UnreadableVideo: the file cannot be read any more.
+        VideoError: as ``check_not_empty``.
     """
     scan = _Scan(source)
     try:
@@ -246,25 +251,28 @@ def read_frame_table(source: VideoSource) -> FrameTable:
     stores_pts = source.container_name in _STORES_PTS
     reorders = bool(source.stream.codec_context.has_b_frames)
     in_order = stores_pts or (source.container_name == "avi" and not reorders and bool((np.diff(pts) > 0).all()))
-    return FrameTable(
+    table = FrameTable(
         pts=pts,
         dts=np.array(scan.dts, np.int64),
         num_bytes=np.array(scan.num_bytes, np.int64),
         is_key=is_key,
         is_shown=is_shown,
-        trusted=in_order
-        and _codes_every_frame(source, min(scan.num_bytes, default=0))
-        and order_is_sure(pts, is_key, is_shown),
+        doubt=("" if in_order else "its container stores no times of presentation")
+        or _doubt_of_codec(source, min(scan.num_bytes, default=0))
+        or _doubt_of_times(pts, is_key, is_shown),
         begins_anew=scan.begins_anew,
         stores_pts=stores_pts,
         damage=damage,
     )
+    check_not_empty(source.path, table)
+    return table
 
 
-def _codes_every_frame(source: VideoSource, smallest_bytes: int) -> bool:
-    if source.codec_name == "dirac":  # its decoder calls every frame a keyframe, so a wrong start is not noticed
-        return False
-    return source.codec_name != "mpeg4" or smallest_bytes >= _SMALLEST_MPEG4_FRAME_BYTES
+def _doubt_of_codec(source: VideoSource, smallest_bytes: int) -> str:
+    if source.codec_name == "dirac":
+        return "its decoder calls every frame a keyframe, so that a wrong start is not noticed"
+    skips = source.codec_name == "mpeg4" and smallest_bytes < _SMALLEST_MPEG4_FRAME_BYTES
+    return "some packets yield no frame" if skips else ""
 
 
 def _vp8_is_hidden(data: memoryview) -> bool:

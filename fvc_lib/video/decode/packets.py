@@ -62,7 +62,7 @@ def packet_facts(table: FrameTable, time_base: Fraction | None) -> PacketFacts:
 
 def _bits_of_whole_seconds(table: FrameTable, time_base: Fraction | None) -> Seconds:
     """Bits of the packets shown in each second but the last, which is seldom a whole one; empty without times."""
-    if not table.trusted or time_base is None:
+    if table.doubt or time_base is None:
         return np.empty(0)
     seconds = seconds_of(table.pts - table.pts.min(), time_base).astype(np.int64)
     if seconds.max() > _MOST_SECONDS:

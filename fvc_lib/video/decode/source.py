@@ -225,7 +225,8 @@ class VideoSource:
         Only for a video whose first packet is a keyframe and whose keyframes all ``begins_anew``: elsewhere good files
         are refused. What the format cannot tell from good data is decoded as it is, all of VP8 and VP9 for instance.
         """
-        self.stream.codec_context.options = _LIMITS | _NO_GUESSING
+        context = self.stream.codec_context
+        context.options = {**context.options, **_NO_GUESSING}
 
     @property
     def sample_aspect_ratio(self) -> Fraction | None:

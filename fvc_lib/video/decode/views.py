@@ -16,7 +16,7 @@ from fvc_lib.services.errors import FvcError
 from fvc_lib.services.registry import CROPS
 from fvc_lib.video.decode.clip import Clip, PlacesOf, decode_places, uniform_places
 from fvc_lib.video.decode.frame_table import IntArray
-from fvc_lib.video.decode.readers import Pixels
+from fvc_lib.video.decode.pixels import Pixels
 from fvc_lib.video.decode.source import open_video
 
 NOT_FOUND = "nothing found to crop to: the middle of the picture"
@@ -83,7 +83,7 @@ def wanted_of(path: Path, num_frames: int, side: int, view: View) -> tuple[Place
     def places_of(num_source_frames: int) -> IntArray:
         return np.unique(clip_places(view, num_frames, num_source_frames)[0])
 
-    return places_of, _decoded_side(path, num_frames, side, view)
+    return places_of, decoded_side(path, num_frames, side, view)
 
 
 def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixels, list[SeenClip]]:
@@ -96,17 +96,17 @@ def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixe
     for number, own in enumerate(at):
         notes = _notes_on_time(view, stride, places[number])
         if view.crop:
-            boxes = _boxes(view, picture, own)
+            boxes = boxes_of(view, picture, own)
             notes += [NOT_FOUND] if boxes is None else []
             boxes = centre_boxes(len(own), box.height, box.width) if boxes is None else boxes
             for out, frame, part in zip(frames[number], own, boxes, strict=True):
-                out[...] = _cut_out(picture[frame], part, side)
+                out[...] = cut_out(picture[frame], part, side)
             part = boxes[len(boxes) // 2]
         elif view.fit == "letterbox":
             frames[number] = decoded.frames[own]
             part = np.array([0, 0, box.width, box.height], float)
         else:
-            part = _centre(picture, own, frames[number])
+            part = centre(picture, own, frames[number])
         left, top, width, height = (part / [box.width, box.height, box.width, box.height]).tolist()
         first, middle, last = (int(places[number][place]) for place in (0, num_frames // 2, -1))
         repeated = int((np.diff(places[number]) == 0).sum())
@@ -138,7 +138,7 @@ def _notes_on_time(view: View, stride: int, places: IntArray) -> list[str]:
     return [f"short: stride {stride} for {view.stride}{repeated}"]
 
 
-def _decoded_side(path: Path, num_frames: int, side: int, view: View) -> int:
+def decoded_side(path: Path, num_frames: int, side: int, view: View) -> int:
     """Side of the square that frames are letterboxed to before a part of them is cut out."""
     if not view.crop and view.fit == "letterbox":
         return side
@@ -152,7 +152,7 @@ def _decoded_side(path: Path, num_frames: int, side: int, view: View) -> int:
     return round(view.resized(side) * min(longer / shorter, Fraction(_MOST_ASPECT)))
 
 
-def _centre(picture: Pixels, own: IntArray, frames: Pixels) -> npt.NDArray[np.floating]:
+def centre(picture: Pixels, own: IntArray, frames: Pixels) -> npt.NDArray[np.floating]:
     """Fill ``frames`` (T, 3, S, S) with the middle of ``picture``'s frames ``own``; where it lies."""
     side, (height, width) = frames.shape[-1], picture.shape[2:]
     top, left = round((height - side) / 2), round((width - side) / 2)
@@ -169,7 +169,7 @@ def centre_boxes(num_frames: int, height: int, width: int) -> npt.NDArray[np.flo
     return np.tile(np.array([(width - side) / 2, (height - side) / 2, side, side]), (num_frames, 1))
 
 
-def _boxes(view: View, picture: Pixels, own: IntArray) -> npt.NDArray[np.floating] | None:
+def boxes_of(view: View, picture: Pixels, own: IntArray) -> npt.NDArray[np.floating] | None:
     """Float (T, 4) squares within the picture, with the margin; none where nothing was found.
 
     Raises:
@@ -197,7 +197,7 @@ def square_boxes(boxes: npt.NDArray[np.floating], margin: float, height: int, wi
     return np.stack([left, top, sides, sides], axis=1)
 
 
-def _cut_out(frame: Pixels, box: npt.NDArray[np.floating], side: int) -> Pixels:
+def cut_out(frame: Pixels, box: npt.NDArray[np.floating], side: int) -> Pixels:
     """uint8 (3, S, S) of a box in ``frame`` (3, H, W), filtered where it is made smaller."""
     from PIL import Image
 

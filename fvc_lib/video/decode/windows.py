@@ -6,14 +6,13 @@ are spread over a stretch of it instead: about ``STRETCH_SECONDS``, at least as 
 stretch begins in the middle of the one before. There are never more than so many windows: in a longer video uniform
 stretches grow, and neighbours keep their distance, so that frames between two windows may be seen by none.
 
-Every frame is decoded once, in order. Only those that a window shows are converted, and each of them once, but where
-something is looked for in the picture of each window (``View.crop``).
+Frames are decoded once, in order (``plan.py``). Only those that a window shows are converted, and each of them once,
+but where something is looked for in the picture of each window (``View.crop``).
 """
 
 import base64
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,10 @@ from av.video.frame import VideoFrame
 from fvc_lib.services.clip_settings import View
 from fvc_lib.video.decode import views
 from fvc_lib.video.decode.clip import uniform_places
-from fvc_lib.video.decode.frame_table import IntArray, Seconds
-from fvc_lib.video.decode.readers import Box, FrameConverter, MissingFrames, Pixels, all_frames
+from fvc_lib.video.decode.frame_table import IntArray, Seconds, read_frame_table
+from fvc_lib.video.decode.pixels import Box, FrameConverter, Pixels
+from fvc_lib.video.decode.plan import decode
+from fvc_lib.video.decode.source import VideoSource, open_video
 
 STRETCH_SECONDS = 0.5
 MOST_WINDOWS = 200
@@ -88,37 +89,15 @@ def decode_windows(path: Path, num_frames: int, side: int, view: View, store: St
         VideoError: the file is unreadable, truncated or corrupt, or its frames come in another order.
         CropError: what is asked for the crop fails.
     """
-    try:
-        return _decode(path, num_frames, side, view, store, counted=False)
-    except MissingFrames:  # what is stored is stored again
-        return _decode(path, num_frames, side, view, store, counted=True)
+    of_side = views.decoded_side(path, num_frames, side, view)
+    kind = _Cropped if view.crop else _Windows
 
+    def sink_of(opened: VideoSource, _: int, seconds: Seconds | None) -> _Windows:
+        assert seconds is not None  # known before, in order
+        return kind(opened, _planned(view, num_frames, side, seconds), view, side, of_side, store)
 
-def _decode(path: Path, num_frames: int, side: int, view: View, store: StoreFrame, *, counted: bool) -> Windows:
-    decoded_side = views._decoded_side(path, num_frames, side, view)
-    found: Windows | None = None
-    sink: _Fitted | _Cropped
-    for seen in all_frames(path, counted=counted):
-        if found is None:
-            found = _planned(view, num_frames, side, seen.times)
-            kind = _Cropped if view.crop else _Fitted
-            sink = kind(found, view, side, store)
-            converter, wanted = _Converter(decoded_side, None), set(np.unique(found.places).tolist())
-        converter.observe(seen.frame)
-        if seen.number == found.num_source_frames // 2:
-            found = replace(found, middle=middle_luma(seen.frame))
-        if seen.number not in wanted:
-            continue
-        if sink.box is None:  # only a decoded frame tells the aspect ratio where the container does not
-            converter.sample_aspect_ratio = seen.source.sample_aspect_ratio
-            sink.box = box = converter.content_box(seen.frame)
-            if not view.crop and view.fit == "letterbox":
-                found = replace(found, content=(box.left, box.top, box.width, box.height))
-        picture = np.empty((3, decoded_side, decoded_side), np.uint8)
-        converter.convert(seen.frame, picture)
-        sink.take(seen.number, picture)
-    assert found is not None  # a video without a frame was refused
-    return found
+    with open_video(path) as opened:  # what is stored is stored again where a second attempt is needed
+        return decode(opened, read_frame_table(opened), sink_of, in_order=True).sink.found
 
 
 def _planned(view: View, num_frames: int, side: int, times: Seconds) -> Windows:
@@ -165,71 +144,68 @@ def unpacked(said: list[Any]) -> Pixels:
     return np.frombuffer(base64.b64decode(said[2]), np.uint8).reshape(said[:2])
 
 
-class _Converter(FrameConverter):
-    """Reckons only once where frames of one size lie: of small ones that takes as long as decoding them."""
-
-    def __init__(self, size: int | None, sample_aspect_ratio: Fraction | None) -> None:
-        super().__init__(size, sample_aspect_ratio)
-        self._boxes: dict[tuple[object, ...], Box] = {}
-
-    def content_box(self, frame: VideoFrame) -> Box:
-        key = (frame.width, frame.height, self.orientation, self.sample_aspect_ratio)
-        if key not in self._boxes:
-            self._boxes[key] = super().content_box(frame)
-        return self._boxes[key]
-
-
-class _Fitted:
-    """Fits each frame by itself and hands it on at once.
+class _Windows:
+    """Takes each wanted frame once, in order.
 
     Attributes:
+        found: what ``decode_windows`` returns.
         box: where the picture lies in the first frame that is wanted: a clip is cut by its first frame's.
     """
 
-    def __init__(self, plan: Windows, view: View, side: int, store: StoreFrame) -> None:
-        self._number = {int(place): number for number, place in enumerate(np.unique(plan.places))}
-        self._view, self._side, self._store = view, side, store
-        self.box: Box | None = None
-
-    def take(self, place: int, picture: Pixels) -> None:
-        """A frame that is wanted, uint8 (3, D, D)."""
-        box = self.box
-        if self._view.fit != "letterbox" and box is not None:
-            content = picture[None, :, box.top : box.top + box.height, box.left : box.left + box.width]
-            picture = np.zeros((3, self._side, self._side), np.uint8)
-            views._centre(content, np.array([0]), picture[None])
-        self._store(self._number[place], picture)
-
-
-class _Cropped:
-    """Holds the frames of windows that are not whole yet; of a whole one what is found in it is cut out.
-
-    What finds and cuts is ``views``'s own, private there: making it public would change the code's hash, and with it
-    the name under which every run's clips are stored.
-    """
-
-    def __init__(self, plan: Windows, view: View, side: int, store: StoreFrame) -> None:
-        self._plan, self._view, self._side, self._store = plan, view, side, store
-        self._waiting = list(range(len(plan.places)))
+    def __init__(
+        self, opened: VideoSource, found: Windows, view: View, side: int, decoded_side: int, store: StoreFrame
+    ) -> None:
+        self.found, self.box = found, Box(0, 0, 0, 0)
+        self._places, self._middle = np.unique(found.places), found.num_source_frames // 2
+        self.wanted = {self._middle, *self._places.tolist()}
+        self._view, self._side, self._decoded_side, self._store = view, side, decoded_side, store
+        self._opened, self._converter, self._has_begun = opened, FrameConverter(decoded_side, None), False
         self._pictures: dict[int, Pixels] = {}
-        self.box: Box | None = None
 
-    def take(self, place: int, picture: Pixels) -> None:
-        """As ``_Fitted`` has it."""
+    def offer(self, place: int | None, frame: VideoFrame) -> None:
+        """As ``FrameSink.offer``."""
+        self._converter.observe(frame)
+        if place is None or place not in self.wanted:
+            return
+        self.wanted.discard(place)
+        if place == self._middle:
+            self.found = replace(self.found, middle=middle_luma(frame))
+            if place not in self._places:
+                return
+        if not self._has_begun:  # only a decoded frame tells the aspect ratio where the container does not
+            self._has_begun, self._converter.sample_aspect_ratio = True, self._opened.sample_aspect_ratio
+            self.box = box = self._converter.content_box(frame)
+            if not self._view.crop and self._view.fit == "letterbox":
+                self.found = replace(self.found, content=(box.left, box.top, box.width, box.height))
+        picture = np.empty((3, self._decoded_side, self._decoded_side), np.uint8)
+        self._converter.convert(frame, picture)
+        self._take(place, picture)
+
+    def _take(self, place: int, picture: Pixels) -> None:
+        """Fit the frame, uint8 (3, D, D), by itself and hand it on at once."""
+        if self._view.fit != "letterbox":
+            content, picture = self._without_bars(picture)[None], np.zeros((3, self._side, self._side), np.uint8)
+            views.centre(content, np.array([0]), picture[None])
+        self._store(int(np.searchsorted(self._places, place)), picture)
+
+    def _without_bars(self, picture: Pixels) -> Pixels:
         box = self.box
-        assert box is not None
-        self._pictures[place] = picture[:, box.top : box.top + box.height, box.left : box.left + box.width]
-        whole = [number for number in self._waiting if self._plan.places[number, -1] == place]
-        self._waiting = [number for number in self._waiting if number not in whole]
-        for number in whole:
-            self._cut(number)
-        needed = set(self._plan.places[self._waiting].ravel().tolist())
-        self._pictures = {place: kept for place, kept in self._pictures.items() if place in needed}
+        return picture[:, box.top : box.top + box.height, box.left : box.left + box.width]
 
-    def _cut(self, number: int) -> None:
-        pictures = np.stack([self._pictures[place] for place in self._plan.places[number].tolist()])
-        own = np.arange(len(pictures))
-        boxes = views._boxes(self._view, pictures, own)
-        boxes = views.centre_boxes(len(own), *pictures.shape[2:]) if boxes is None else boxes
-        for at, picture, part in zip(self._plan.stored[number].tolist(), pictures, boxes, strict=True):
-            self._store(at, views._cut_out(picture, part, self._side))
+
+class _Cropped(_Windows):
+    """Holds the frames of windows that are not whole yet; of a whole one what is found in it is cut out."""
+
+    def _take(self, place: int, picture: Pixels) -> None:
+        pictures = {**self._pictures, place: self._without_bars(picture)}
+        places = self.found.places
+        for number in np.flatnonzero(places[:, -1] == place).tolist():
+            self._cut(number, np.stack([pictures[each] for each in places[number].tolist()]))
+        needed = set(places[places[:, -1] > place].ravel().tolist())
+        self._pictures = {place: kept for place, kept in pictures.items() if place in needed}
+
+    def _cut(self, number: int, pictures: Pixels) -> None:
+        boxes = views.boxes_of(self._view, pictures, np.arange(len(pictures)))
+        boxes = views.centre_boxes(len(pictures), *pictures.shape[2:]) if boxes is None else boxes
+        for at, picture, part in zip(self.found.stored[number].tolist(), pictures, boxes, strict=True):
+            self._store(at, views.cut_out(picture, part, self._side))

@@ -4,9 +4,7 @@ All of the middle of the middle frame, at native resolution and by the filters t
 that a picture and a number tell of the same thing.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +12,9 @@ from av.video.frame import VideoFrame
 
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.video.clips.worker import as_indexed
-from fvc_lib.video.decode import readers, source
-from fvc_lib.video.decode.frame_table import check_not_empty, read_frame_table
-from fvc_lib.video.decode.source import CorruptVideo, VideoError, VideoSource, open_video
+from fvc_lib.video.decode.frame_table import read_frame_table
+from fvc_lib.video.decode.plan import decode
+from fvc_lib.video.decode.source import VideoError, open_video
 from fvc_lib.video.decode.windows import middle_luma, packed
 from fvc_lib.video.features.family import Float32, Pixels
 from fvc_lib.video.features.spatial.block_transform import cosine_transform
@@ -93,31 +91,20 @@ def middle_of(path: AnyPath) -> Pixels:
     Raises:
         VideoError: the file is unreadable, truncated, corrupt or refused.
     """
-    path = Path(path)
     with open_video(path) as opened:
         table = read_frame_table(opened)
-        check_not_empty(path, table)
-        if table.trusted and table.damage is None:
-            order = table.presentation_order()
-            sink = _MiddleSink(opened, len(order) // 2)
-            with suppress(VideoError), source.ffmpeg_errors(path, CorruptVideo):
-                if readers.read_by_pts(opened, table, order, sink):
-                    return sink.luma
-    for seen in readers.all_frames(path, counted=True):
-        if seen.number == len(seen.times) // 2:
-            return middle_luma(seen.frame)
-    raise CorruptVideo(path, "its middle frame is missing")
+        return decode(opened, table, lambda _, count, __: _MiddleSink(count // 2)).sink.luma
 
 
-class _MiddleSink(readers.FrameSink):
+class _MiddleSink:
     """Keeps the luma of one frame."""
 
-    def __init__(self, opened: VideoSource, place: int) -> None:
-        super().__init__(opened, None, np.array([place]))
+    def __init__(self, place: int) -> None:
+        self.wanted = {place}
         self.luma: Pixels = np.empty((0, 0), np.uint8)
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """See ``FrameSink``."""
+        """As ``FrameSink.offer``."""
         if place is not None and place in self.wanted:
             self.luma = middle_luma(frame)
             self.wanted.discard(place)

@@ -1,15 +1,12 @@
 """What features are measured on: runs of neighbouring frames spread over a video, cut into tiles as they were coded.
 
-The frames are those that decoding the whole video gives at these places, as ``decode.clip`` has it: groups of pictures
-that hold one are decoded from their keyframes, and the whole video only where packets do not tell its frames. Pixels
-are read from the decoder's planes without scaling. A sample is a few megabytes, whatever the size of the video.
+The frames are those that decoding the whole video gives at these places, found as ``decode.plan`` has it. Pixels are
+read from the decoder's planes without scaling. A sample is a few megabytes, whatever the size of the video.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,11 +15,11 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, VideoReformatter
 
 from fvc_lib.services.atomic_files import AnyPath
-from fvc_lib.video.decode import readers, source
 from fvc_lib.video.decode.clip import uniform_places
-from fvc_lib.video.decode.frame_table import FrameTable, Seconds, check_not_empty, read_frame_table, seconds_of
-from fvc_lib.video.decode.readers import SCALER, FrameSink
-from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, VideoError, VideoSource, open_video
+from fvc_lib.video.decode.frame_table import Seconds, read_frame_table
+from fvc_lib.video.decode.pixels import SCALER
+from fvc_lib.video.decode.plan import decode
+from fvc_lib.video.decode.source import VideoSource, open_video
 from fvc_lib.video.features.family import (
     SMALL_SIDE,
     TILE,
@@ -34,7 +31,7 @@ from fvc_lib.video.features.family import (
     cut_tiles,
     tile_corners,
 )
-from fvc_lib.video.features.stream import FrameNotes, exporting, stream_of
+from fvc_lib.video.features.stream import FrameNotes, export, stream_of
 
 Plane = npt.NDArray[Any]  # uint8 or uint16
 
@@ -68,75 +65,11 @@ def sample_video(path: AnyPath) -> Sample:
     Raises:
         VideoError: the file is unreadable, has no video, is truncated, corrupt or refused.
     """
-    path = Path(path)
     with open_video(path) as opened:
         table = read_frame_table(opened)
-        check_not_empty(path, table)
         stream = stream_of(opened, table)
-        sample = _read_sparse(exporting(opened), table, stream) if table.trusted and table.damage is None else None
-    if sample is not None:
-        return sample
-    if table.damage is not None:
-        raise TruncatedVideo(path, table.damage)
-    return _read_whole(path, table, stream)
-
-
-def _read_sparse(opened: VideoSource, table: FrameTable, stream: Stream) -> Sample | None:
-    """The sample, or none when a frame did not turn up where the packets promised it."""
-    order = table.presentation_order()
-    sink = _TileSink(opened, run_places(len(order)), stream)
-    try:
-        with source.ffmpeg_errors(opened.path, CorruptVideo):
-            complete = readers.read_by_pts(opened, table, order, sink)
-    except source.RefusedVideo:
-        raise
-    except VideoError:
-        return None  # decoded from the beginning the same packets may be fine; if not, that says what is wrong
-    return sink.sample(seconds_of(table.pts[order], opened.stream.time_base)) if complete else None
-
-
-def _read_whole(path: Path, table: FrameTable, stream: Stream) -> Sample:
-    """The same by decoding every frame: first as many as promised, and again where the promise is not kept."""
-    if table.num_shown:
-        with suppress(VideoError):  # counting will say what is wrong
-            if (sample := _read_promised(path, table, stream)) is not None:
-                return sample
-    count = readers.count_frames(path, table)
-    if not count.num_frames:
-        raise CorruptVideo(path, count.missing or "it opens, but no frame can be decoded")
-    if count.missing is not None:
-        raise (CorruptVideo if count.decoder_failed else TruncatedVideo)(path, count.missing)
-    with open_video(path, thorough=True) as source_of_all:
-        opened = exporting(source_of_all)
-        sink = _TileSink(opened, run_places(count.num_frames), stream)
-        place_of = {int(count.order[place]): place for place in sink.wanted}
-        for number, frame in _numbered(opened, table):
-            if number in place_of and frame.is_corrupt:
-                raise CorruptVideo(path, f"frame {place_of[number]} is damaged")
-            sink.offer(place_of.get(number), frame)
-            if not sink.wanted:
-                return sink.sample(count.seconds)
-    raise CorruptVideo(path, "decoding it twice gives different frames")
-
-
-def _read_promised(path: Path, table: FrameTable, stream: Stream) -> Sample | None:
-    times: list[int | None] = []
-    with open_video(path, thorough=True) as source_of_all:
-        opened = exporting(source_of_all)
-        sink = _TileSink(opened, run_places(table.num_shown), stream)
-        for number, frame in _numbered(opened, table):
-            times.append(frame.pts)
-            if number in sink.wanted and frame.is_corrupt:
-                return None
-            sink.offer(number, frame)
-        order, seconds = readers._order_and_seconds(opened, times, table)
-    kept = len(times) == table.num_shown and bool((order == np.arange(len(order))).all())
-    return sink.sample(seconds) if kept and not sink.wanted else None
-
-
-def _numbered(opened: VideoSource, table: FrameTable) -> Iterator[tuple[int, VideoFrame]]:
-    # Private there: making it public would change the code's hash, and with it the name of every stored clip.
-    return enumerate(readers._decode_all(opened, table))
+        done = decode(opened, table, lambda opened, count, _: _TileSink(opened, run_places(count), stream))
+    return done.sink.sample(done.seconds)
 
 
 @dataclass(frozen=True)
@@ -149,11 +82,12 @@ class _Seen:
     rgb: Pixels | None
 
 
-class _TileSink(FrameSink):
+class _TileSink:
     """Keeps the tiles of wanted frames; the frames themselves are not kept."""
 
     def __init__(self, opened: VideoSource, runs: Sequence[IntArray], stream: Stream) -> None:
-        super().__init__(opened, None, np.concatenate(runs))
+        export(opened)
+        self.wanted = set(np.concatenate(runs).tolist())
         self._runs, self._stream, self._notes = runs, stream, FrameNotes()
         self._coloured = {int(places[0]) for places in runs}
         self._seen: dict[int, _Seen] = {}

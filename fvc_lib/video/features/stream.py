@@ -26,21 +26,8 @@ _MACROBLOCK = 16
 _MOST_VECTORS = 4096  # of a frame; of more only every second is kept, or third ...
 
 
-class _Exporting(VideoSource):
-    """Goes on to export where its decoder is told to refuse damage."""
-
-    def refuse_damage(self) -> None:
-        super().refuse_damage()
-        _export(self)
-
-
-def exporting(source: VideoSource) -> VideoSource:
-    """``source``, whose decoder tells quantisers and motion vectors with each frame; before the first decode."""
-    _export(source)
-    return _Exporting(source.path, source.container, source.stream)
-
-
-def _export(source: VideoSource) -> None:
+def export(source: VideoSource) -> None:
+    """Have the decoder of ``source`` tell quantisers and motion vectors with each frame; before the first decode."""
     context = source.stream.codec_context
     context.options = {**context.options, **_EXPORT}
     context.flags2 = int(context.flags2) | int(Flags2.export_mvs)
@@ -49,7 +36,7 @@ def _export(source: VideoSource) -> None:
 def stream_of(source: VideoSource, table: FrameTable) -> Stream:
     """What the packets of ``table`` tell; times only where they are sure to be those of the frames."""
     seconds = np.full(table.num_packets, np.nan)
-    if table.trusted and source.stream.time_base:
+    if not table.doubt and source.stream.time_base:
         seconds[table.is_shown] = seconds_of(table.pts[table.is_shown], source.stream.time_base)
     return Stream(source.codec_name, table.num_bytes, table.is_key, seconds)
 
@@ -64,7 +51,7 @@ class FrameNotes:
         self._motion: list[Float32] = []
 
     def observe(self, frame: VideoFrame) -> None:
-        """Take note of a frame that an ``exporting`` source decoded."""
+        """Take note of a frame whose source was told to ``export``."""
         # Not frame.side_data, which would keep frame and decoder alive until garbage is collected.
         told = SideDataContainer(frame)  # type: ignore[call-arg]  # the stub lacks it
         letter = PictureType(frame.pict_type).name

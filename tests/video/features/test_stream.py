@@ -10,7 +10,7 @@ from scipy.ndimage import gaussian_filter
 from fvc_lib.video.decode.frame_table import read_frame_table
 from fvc_lib.video.decode.source import open_video
 from fvc_lib.video.features.sampling import sample_video
-from fvc_lib.video.features.stream import FrameNotes, exporting, stream_of
+from fvc_lib.video.features.stream import FrameNotes, export, stream_of
 
 NUM_FRAMES = 12
 
@@ -32,8 +32,8 @@ def read(tmp_path, moving, encode_video):
         notes = FrameNotes()
         with open_video(path) as opened:
             table = read_frame_table(opened)
-        with open_video(path) as opened:
-            source = exporting(opened)
+        with open_video(path) as source:
+            export(source)
             if refuses_damage:
                 source.refuse_damage()
             for packet in source.packets():
@@ -111,8 +111,8 @@ def test_of_each_codec_beside_the_repository_something_is_told_or_missing(shared
     told = {}
     for path in sorted((shared_media / "decode").glob("*sample*")):
         notes = FrameNotes()
-        with open_video(path, thorough=True) as opened:
-            source = exporting(opened)
+        with open_video(path, thorough=True) as source:
+            export(source)
             for number, packet in enumerate(source.packets()):
                 for frame in packet.decode():
                     notes.observe(frame)
