@@ -185,8 +185,8 @@ def decode(opened: VideoSource, table: FrameTable, sink_of: SinkOf[S], *, in_ord
     Raises:
         VideoError: the file is truncated, corrupt or refused, or its frames come in another order.
     """
-    path = opened.path
-    seconds, sink = np.empty(0), None
+    path, sink = opened.path, None
+    seconds: Seconds = np.empty(0)
     if not table.doubt and table.damage is None:
         order = table.presentation_order()
         seconds = seconds_of(table.pts[order], opened.stream.time_base)
