@@ -39,7 +39,7 @@ class Sink(Protocol):
     wanted: set[int]
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """As ``pixels.FrameSink.offer``."""
+        """As ``FrameSink.offer``."""
 
 
 S = TypeVar("S", bound=Sink)
