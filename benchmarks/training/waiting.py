@@ -14,15 +14,17 @@ from fvc_lib.video.clips.store import ClipStore
 TARGET_PERCENT = 5.0
 
 
-def measure_waiting(folder: Path, num_clips: int, rounds: int, epochs: int = 4) -> list[Figure]:
-    """From a store of clips like the demo's, with 0 and with 2 loader processes in turns.
+def measure_waiting(folder: Path, num_clips: int, rounds: int, epochs: int = 12) -> list[Figure]:
+    """The demo's network and epochs on a store of clips like the demo's, with 0 and 2 loader processes in turns.
 
     A fold of the sample corpus trains on about 160.
     """
     waits: dict[int, list[float]] = {0: [], 2: []}
     with tempfile.TemporaryDirectory(dir=folder) as name:
         configs = {
-            workers: RunConfig(cache_dir=name, fixed_size=96, epochs=epochs, num_workers=workers, device="cpu")
+            workers: RunConfig(
+                cache_dir=name, model="frame_cnn", fixed_size=96, epochs=epochs, num_workers=workers, device="cpu"
+            )
             for workers in waits
         }
         store = ClipStore.of(configs[0])

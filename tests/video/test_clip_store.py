@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, strategies as st
 
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import AUGMENTATIONS
@@ -57,6 +58,15 @@ def test_clips_of_other_settings_never_meet_but_originals_are_shared(tmp_path):
 def test_an_id_that_is_no_plain_name_is_refused(tmp_path, video_id):
     with pytest.raises(ValueError, match="plain id"):
         _store(tmp_path).clip_path(video_id, 0)
+
+
+@given(st.from_regex(r"[0-9a-f]{16,64}", fullmatch=True), st.integers(0, 10**6))
+def test_every_clip_lies_in_one_of_256_folders_of_its_set(video_id, number):
+    store = _store(Path("cache"))
+    of_set = store.augmented_folder if number else store.originals_folder
+    folder, name = store.clip_path(video_id, number).relative_to(of_set).parts
+    assert folder == video_id[:2]
+    assert name == (f"{video_id}_{number}.npy" if number else f"{video_id}.npy")
 
 
 def _loaded(store: ClipStore, video_id: str, number: int) -> np.ndarray:

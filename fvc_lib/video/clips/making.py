@@ -25,7 +25,7 @@ from fvc_lib.services.isolated_workers import Answer, available_cores, run_isola
 from fvc_lib.services.memory.budget import memory_budget
 from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, frame_of, write_table
 from fvc_lib.video.augmentations import apply_augmentation, draw_augmentation
-from fvc_lib.video.clips.store import CLIPS_FOLDER, ClipStore, Pixels, contact_sheet
+from fvc_lib.video.clips.store import ClipStore, Pixels, contact_sheet
 from fvc_lib.video.decode.views import SeenClip, with_box
 from fvc_lib.video.reencode import TIMEOUT_SECONDS as REENCODE_SECONDS
 
@@ -98,10 +98,12 @@ def make_clips(
         DataError: the user's function that crops fails.
     """
     corpus_root, metadata_csv = Path(corpus_root), None if metadata_csv is None else Path(metadata_csv)
-    sweep_temporaries(store.cache_dir / CLIPS_FOLDER)
     store.note_use()
     numbers = range(augmentations_per_video + 1)
     videos = list(_videos(store, index, numbers))
+    # What a killed writer was at is missing. The whole store may be millions of files, of other runs for the most part.
+    for folder in {store.clip_path(each.video_id, number).parent for each in videos for number in each.missing}:
+        sweep_temporaries(folder)
     rows: dict[int, tuple[Row, ...]] = {}
     made, failed = 0, {}
     with ExitStack() as stack:
