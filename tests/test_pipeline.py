@@ -124,7 +124,7 @@ def test_the_straight_pass_elsewhere_gives_the_same_bits_and_tracks_nothing(fini
     measured beforehand.
     """
     monkeypatch.setenv("USE_MLOPS_PIPELINE", "false")
-    elsewhere_only = {"num_workers": 1, "probe_workers": 2, "clip_source": "shards", "memory_preflight": False}
+    elsewhere_only = {"num_workers": 1, "workers": 2, "clip_source": "shards", "memory_preflight": False}
     run, shown = elsewhere.run("--jobs", "1", shuffled_label_control=False, **QUICK, **elsewhere_only)
     assert len(list((elsewhere.folder / "cache").rglob("*.tar"))) == 1
     assert_same_results(run, finished[0])

@@ -10,6 +10,7 @@ from click.core import ParameterSource
 
 from fvc_lib.command_line import commands
 from fvc_lib.command_line.audit import audit
+from fvc_lib.command_line.clean import clean, clips
 from fvc_lib.command_line.ensemble import ensemble
 from fvc_lib.command_line.export import export
 from fvc_lib.command_line.predict import predict
@@ -224,5 +225,7 @@ def main(
     context.exit(command.execute())
 
 
-for command in (*commands.COMMANDS, predict, export, robustness, sweep, ensemble, audit, verdict_page, shard):
+for command in (
+    *commands.COMMANDS, clips, clean, predict, export, robustness, sweep, ensemble, audit, verdict_page, shard,
+):  # fmt: skip
     main.add_command(command)

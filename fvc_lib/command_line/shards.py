@@ -62,12 +62,12 @@ def _probe(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAtWork)
 
     listing, work_dir = run_listing(config), Path(config.cache_dir) / "index"
     found, _ = probe_listing(
-        listing, work_dir, workers=config.probe_workers, progress=at_work.report, chosen=shard.has, writer=str(shard)
+        listing, work_dir, workers=config.workers, progress=at_work.report, chosen=shard.has, writer=str(shard)
     )
     if config.recipe and not config.dev_groups:  # of a trial's videos few remain; which, only all of them tell
         files = files_of(listing)
         sources = {result.content_sha256: files[path] for path, result in found.items() if result.probe}
-        measured_again(sources, config.recipe, config.cache_dir, work_dir, workers=config.probe_workers,
+        measured_again(sources, config.recipe, config.cache_dir, work_dir, workers=config.workers,
                        progress=at_work.report, writer=str(shard))  # fmt: skip
 
 
@@ -80,7 +80,8 @@ def _make_clips(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAt
     index = read_table(run.index, INDEX)
     mine = index.filter([shard.has(content) for content in index["content_sha256"]])
     copies = config.augmentations_per_video
-    make_clips(ClipStore.of(config), mine, corpus_root(config), copies, None, progress=at_work.report)
+    make_clips(ClipStore.of(config), mine, corpus_root(config), copies, None,
+               progress=at_work.report, workers=config.workers)  # fmt: skip
 
 
 def _measure(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAtWork) -> None:

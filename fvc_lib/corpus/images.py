@@ -452,7 +452,7 @@ def index_images(
     Args:
         config: read are ``corpus``, ``data_dir``, ``cache_dir``, ``image_layout``, ``targets``, ``seed``,
             ``split_validation_share``, ``split_test_share``, ``dev_samples_per_class``, ``max_rejected_share``,
-            ``near_duplicate_bits`` and ``probe_workers``.
+            ``near_duplicate_bits`` and ``workers``.
         rejected_path: where the REJECTED table goes when the corpus is refused, for the error to name it.
         progress: called with (done, total): dishes drawn, where the sample is generated, then images decoded.
         stop: asked after each of them; decoding goes on where it was stopped.
@@ -520,7 +520,7 @@ def _examined(
     """
     probed, _ = probe_files(
         IMAGE_FILES, root, [image.path for image in listed], Path(config.cache_dir) / "index",
-        workers=config.probe_workers, progress=progress, stop=stop,
+        workers=config.workers, progress=progress, stop=stop,
     )  # fmt: skip
     readable, facts = [], {}
     for image in listed:

@@ -224,7 +224,7 @@ def index_video_texts(
         listing = read_pairs(generate_sample_captions(video_text_root(config), progress=progress, stop=stop))
     probes, _ = probe_files(
         VIDEO_FILES, listing.root, sorted({row.path for row in listing.rows}), Path(config.cache_dir) / "index",
-        workers=config.probe_workers, progress=progress, stop=stop,
+        workers=config.workers, progress=progress, stop=stop,
     )  # fmt: skip
     with written_when_refused(listing.rejections, rejected_path):
         return _index(listing, probes, config)

@@ -4,6 +4,7 @@ Written to a temporary name in the same folder, fsynced, moved over the target w
 fsynced: written in place, 25 of 30 kills left an unreadable file.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -182,13 +183,30 @@ def sweep_temporaries(folder: Path) -> list[Path]:
     A living process's temporaries stay. Those of another host, which shares the folder, are taken for a dead writer's
     when nobody has touched them for a day.
     """
-    swept = []
+    swept = left_temporaries(folder)
+    for path in swept:
+        path.unlink(missing_ok=True)
+    return swept
+
+
+def left_temporaries(folder: Path) -> list[Path]:
+    """What ``sweep_temporaries`` would remove; no link is followed."""
+    found = []
     for path in folder.rglob(".*.tmp"):
         match = _TEMPORARY.match(path.name)
-        if match and _is_left_over(path, match["host"], int(match["pid"])):
-            path.unlink(missing_ok=True)
-            swept.append(path)
-    return sorted(swept)
+        if match and not path.is_dir() and _is_left_over(path, match["host"], int(match["pid"])):
+            found.append(path)
+    return sorted(found)
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below ``folder``, as long as they are; a link counts as itself."""
+    total = 0
+    for parent, _, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):  # gone meanwhile, or another user's
+                total += Path(parent, name).lstat().st_size
+    return total
 
 
 def _is_left_over(path: Path, host: str | None, pid: int) -> bool:

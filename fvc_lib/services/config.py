@@ -97,8 +97,12 @@ class RunConfig(BaseModel):
     )
     seed: int = field(0, "weights", "the one seed every random choice is derived from", ge=0, lt=2**31)
 
+    # No stage's measured memory is void where it differs: what is expected follows the number (execution.plan).
+    workers: int = field(
+        0, "nothing", "processes that probe, decode or measure at once; 0: one per core, as memory allows", ge=0
+    )
+
     # Index
-    probe_workers: int = field(0, "nothing", "files probed at once; 0: one per core", ge=0, memory=_INDEX)
     max_rejected_share: float = field(
         0.5, "results", "stop the run when more than this share of the listed files is unusable", ge=0, le=1
     )
@@ -318,7 +322,7 @@ class RunConfig(BaseModel):
         "auto", "rounding", "auto: cuda, else mps, else cpu", hashed=True, memory=TRAINING_STAGES
     )
     num_workers: int = field(
-        0, "nothing", "loader processes; the results do not depend on it", ge=0, memory=TRAINING_STAGES
+        0, "nothing", "loader processes, as cores and memory allow; 0: none", ge=0, memory=TRAINING_STAGES
     )
     num_ranks: int = field(
         1, "rounding", "processes, one per GPU where there are any, that share a training", ge=1, memory=TRAINING_STAGES

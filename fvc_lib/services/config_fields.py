@@ -29,6 +29,7 @@ class Retired:
 RETIRED: Mapping[str, Retired] = {
     "clear_cache_training_batches": Retired(None, "clear_cache_batches"),
     "clear_cache_validation_batches": Retired(None, "clear_cache_batches"),
+    "probe_workers": Retired(0, "workers"),
     "measure_fits": Retired(True, "batch_size_sweep"),
     "micro_batch_recovery_steps": Retired(
         0, why="After an out-of-memory the micro-batch climbs back by itself: leave it out."

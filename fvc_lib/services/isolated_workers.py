@@ -25,6 +25,7 @@ from typing import Any, Literal
 
 from fvc_lib import CHECKOUT
 from fvc_lib.services.errors import FvcError
+from fvc_lib.services.memory.workers import WORKER_BYTES, PoolBound
 
 DEFAULT_MEMORY_BYTES = 4 << 30
 _START_SECONDS = 120.0
@@ -93,36 +94,56 @@ def run_isolated(
     workers: int = 0,
     timeout_seconds: float | Sequence[float] = 120.0,
     memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
+    worker_bytes: int = WORKER_BYTES,
 ) -> Generator[Answer]:
     """Yield one answer per item, in the order they are finished; closing the iterator ends the children.
+
+    No more children work than the memory budget holds (``PoolBound``). A child of several that is killed may
+    have been killed for the others' memory: its item is tried once more, with half as many at work.
 
     Args:
         function: ``module:name`` of an importable function from one JSON value to one JSON value. An exception in it
             counts as a crash, so expected failures belong into its result.
         items: JSON values.
-        workers: child processes; 0: one per available core.
+        workers: at most so many child processes; 0: one per available core.
         timeout_seconds: for one item, after which its child is killed; or a number for each.
         memory_bytes: address space of a child; none: unlimited.
+        worker_bytes: resident memory that a child is known to take; what they come to counts from then on.
 
     Raises:
         FvcError: a child cannot even start; the message holds the last line it wrote.
     """
-    queue = deque(sorted(enumerate(items), key=lambda each: _path_of(each[1]) in SUSPECTS.alone))
-    for each in [each for each in queue if _path_of(each[1]) in SUSPECTS.given_up]:
+    queue = deque(sorted(range(len(items)), key=lambda each: _path_of(items[each]) in SUSPECTS.alone))
+    for each in [each for each in queue if _path_of(items[each]) in SUSPECTS.given_up]:
         queue.remove(each)
-        yield Answer(each[0], None, "crashed", SUSPECTS.given_up[_path_of(each[1])])
+        yield Answer(each, None, "crashed", SUSPECTS.given_up[_path_of(items[each])])
     seconds = timeout_seconds if isinstance(timeout_seconds, Sequence) else [timeout_seconds] * len(items)
-    number = min(workers or available_cores(), len(queue))
-    pool = [_Worker(function, max(seconds), memory_bytes) for _ in range(number)]
+    bound, tried_again = PoolBound(workers, available_cores(), worker_bytes, len(queue)), set[int]()
+    pool = [_Worker(function, max(seconds), memory_bytes) for _ in range(bound.most)]
     try:
         while queue or any(worker.position is not None for worker in pool):
-            for worker in pool:
-                if worker.position is None and queue and _may_begin(queue[0][1], items, pool):
-                    position, item = queue.popleft()
+            allowed = bound.now()
+            busy = [worker for worker in pool if worker.position is not None]
+            idle = [worker for worker in pool if worker.position is None]
+            for worker in idle[: max(0, allowed - len(busy))]:
+                if queue and _may_begin(items[queue[0]], items, pool):
+                    position = queue.popleft()
                     if SUSPECTS.in_hand is not None:
-                        SUSPECTS.in_hand([*_in_hand(items, pool), _path_of(item)])
-                    worker.submit(position, item, seconds[position])
-            yield from _collect([worker for worker in pool if worker.position is not None])
+                        SUSPECTS.in_hand([*_in_hand(items, pool), _path_of(items[position])])
+                    worker.submit(position, items[position], seconds[position])
+                    busy.append(worker)
+            if len(busy) >= allowed:
+                for worker in idle:
+                    if worker.position is None:
+                        worker.end()  # what it holds is not to be had
+            for answer in _collect(busy, bound):
+                killed = answer.failure == "crashed" and answer.detail.startswith("SIGKILL")
+                if killed and len(pool) > 1 and answer.position not in tried_again:
+                    tried_again.add(answer.position)
+                    bound.halve(len(busy))
+                    queue.appendleft(answer.position)
+                else:
+                    yield answer
     finally:
         for worker in pool:
             worker.stop()
@@ -153,6 +174,11 @@ class _Worker:
         self.position, self._timeout_seconds = position, timeout_seconds
         self.deadline = time.monotonic() + timeout_seconds
 
+    @property
+    def pid(self) -> int:
+        """The child's; 0 where there is none."""
+        return 0 if self._process is None else self._process.pid
+
     def receive(self) -> Answer | None:
         """The answer, when the output that is ready completes one."""
         block = os.read(self.pipes()[1], 1 << 16)
@@ -173,17 +199,17 @@ class _Worker:
         return self._fail("timeout", f"no answer within {self._timeout_seconds:g} s")
 
     def stop(self) -> None:
-        """End the child and free everything."""
-        self._end()
+        """End the child for good and free everything."""
+        self.end()
         self._errors.close()
 
     def _fail(self, failure: Literal["crashed", "timeout"], detail: str) -> Answer | None:
-        self._end()
+        self.end()
         position, self.position = self.position, None
         return None if position is None else Answer(position, None, failure, detail)
 
     def _start(self) -> None:
-        self._end()
+        self.end()
         self._errors.seek(0)
         self._errors.truncate()
         # -P: a file in the working directory must not stand in for a module of ours.
@@ -204,12 +230,12 @@ class _Worker:
             selector.register(self.pipes()[1], selectors.EVENT_READ)
             while b"\n" not in self._buffer:
                 if not selector.select(max(0.0, deadline - time.monotonic())):
-                    self._end()
+                    self.end()
                     raise FvcError(f"worker process: not ready within {_START_SECONDS:g} s. Is the machine overloaded?")
                 block = os.read(self.pipes()[1], 1 << 16)
                 if not block:
                     death = self._death()
-                    self._end()
+                    self.end()
                     raise FvcError(f"worker process: cannot start: {death}. Repair the installation, or raise memory.")
                 self._buffer += block
         self._buffer = b""
@@ -242,7 +268,8 @@ class _Worker:
             self._process.kill()
             return self._process.wait()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End the child; the next item gets another one."""
         if self._process is None:
             return
         self._process.kill()
@@ -266,7 +293,7 @@ def _may_begin(item: Any, items: Sequence[Any], pool: Sequence[_Worker]) -> bool
     return not busy or SUSPECTS.alone.isdisjoint([_path_of(item), *busy])
 
 
-def _collect(busy: Sequence[_Worker]) -> Iterator[Answer]:
+def _collect(busy: Sequence[_Worker], bound: PoolBound) -> Iterator[Answer]:
     """Wait until at least one busy worker has answered, died or run out of time."""
     with selectors.DefaultSelector() as selector:
         for worker in busy:
@@ -274,6 +301,8 @@ def _collect(busy: Sequence[_Worker]) -> Iterator[Answer]:
         wait = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
         ready = [key.data for key, _ in selector.select(wait)]
     for worker in busy:
+        if worker in ready:
+            bound.saw(worker.pid)
         answer = worker.receive() if worker in ready else worker.expire()
         if answer is not None:
             yield answer

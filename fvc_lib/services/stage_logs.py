@@ -19,6 +19,7 @@ from typing import Self
 
 from fvc_lib.services.memory.budget import ProcessTree, memory_budget, reset_high_water
 from fvc_lib.services.memory.policy import MEASURING, PREFLIGHT, DeviceMemory, EventDetail, memory_advice
+from fvc_lib.services.memory.workers import unwatch, watch
 
 _logger = logging.getLogger(__name__)
 COLUMNS = ("run_id", "ts", "step", "epoch", "phase", "metric", "value", "flag", "fold", "attempt")
@@ -318,6 +319,7 @@ class MemorySampler(_Closing):
         self.sample()
         self._thread = threading.Thread(target=self._run, name="fvc-memory", daemon=True)
         self._thread.start()
+        watch(self)
 
     def at(
         self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
@@ -380,6 +382,7 @@ class MemorySampler(_Closing):
         """Take a last sample and stop; harmless when repeated."""
         if self._closed:
             return
+        unwatch(self)
         self._stop.set()
         self._thread.join()
         with self._lock:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.services.errors import did_you_mean
+from fvc_lib.services.memory.workers import CROP_BYTES, FEATURE_BYTES, WORKER_BYTES
 from fvc_lib.services.run_paths import RunPaths
 
 DATA_INDEX = "01_data_index"
@@ -50,7 +51,9 @@ class Stage:
         trains: it shares its work between ranks, uses GPUs and keeps checkpoints.
         tasks: only runs of these have it.
         schemas: names of schemas in ``services.tables``, one per output in order; none: files of other kinds.
-        kernel_bytes: peak resident memory of its kernel and children on the sample corpora, where no run tells more.
+        kernel_bytes: peak resident memory of its kernel and up to two workers on the sample corpora, where no run
+            tells more.
+        worker_bytes: what each worker process takes that it decodes or measures with, by the configuration; 0: none.
         report_rank: sections of a report are sorted by it.
         beside: files for readers alone, which a run of an earlier version may lack: the stage's record has their
             digests, so that damage is told, and a stage that is repeated takes them along.
@@ -69,6 +72,7 @@ class Stage:
     tasks: tuple[str, ...] = ("video",)
     schemas: tuple[str, ...] = ()
     kernel_bytes: int = 410_000_000
+    worker_bytes: Callable[[Any], int] = lambda _config: 0
     report_rank: int = 3
     beside: Files = lambda _run, _fold: ()
     when: Callable[[Any], bool] = lambda _config: True
@@ -158,6 +162,7 @@ _VIDEO = TaskSpec(
             sharded=True,
             schemas=("INDEX", "REJECTED", "GROUP_LINKS", "ANNOTATIONS"),
             beside=lambda run, _: (run.original_index,),
+            worker_bytes=lambda _: WORKER_BYTES,
         ),
         Stage(
             FOLD_ASSIGNMENT,
@@ -175,6 +180,7 @@ _VIDEO = TaskSpec(
             sharded=True,
             schemas=("AUGMENTED",),
             kernel_bytes=510_000_000,  # with torch, which the model's file imports
+            worker_bytes=lambda config: CROP_BYTES if config.crop else WORKER_BYTES,
             when=lambda config: not _is_forensic(config),  # such a model sees no clips
             when_words="whose model sees clips",
         ),
@@ -186,6 +192,7 @@ _VIDEO = TaskSpec(
             sharded=True,
             schemas=("FEATURES",),
             kernel_bytes=500_000_000,
+            worker_bytes=lambda _: FEATURE_BYTES,
             beside=lambda run, _: (run.original_features,),
             when=lambda config: config.forensic_features or _is_forensic(config),
             when_words="with -p forensic_features true, or whose model sees them",
@@ -271,6 +278,7 @@ _IMAGE = TaskSpec(
                 "TASK_RESULTS",
             ),
             kernel_bytes=930_000_000,
+            worker_bytes=lambda _: WORKER_BYTES,
             report_rank=0,
         ),
     ),
@@ -311,6 +319,7 @@ _VIDEO_TEXT = TaskSpec(
             tasks=("video_text",),
             schemas=("VIDEO_TEXTS", "REJECTED", "LEAKAGE_AUDIT", "RETRIEVAL_RANKS", "CAPTIONS", "TASK_RESULTS"),
             kernel_bytes=1_030_000_000,  # with an effective batch of 32 pairs at once
+            worker_bytes=lambda _: WORKER_BYTES,
             report_rank=0,
         ),
     ),

@@ -417,7 +417,7 @@ def image_split_audit(
     Args:
         images: IMAGES schema, as it is trained on.
         root: folder that ``path`` is relative to. Every file is looked at again, where it is not as it was remembered.
-        config: ``near_duplicate_bits``, ``cache_dir`` and ``probe_workers``.
+        config: ``near_duplicate_bits``, ``cache_dir`` and ``workers``.
         progress: called with (files looked at, files).
         stop: asked after each file, which may raise ``StoppedError``.
     """
@@ -458,7 +458,7 @@ def _looked_at(
     files = rows.select("path", "part", "group_id", "content_sha256").unique().sort("path", "part", "group_id")
     probed, _ = probe_files(
         kind, root, files["path"].to_list(), Path(config.cache_dir) / "index",
-        workers=config.probe_workers, progress=progress, stop=stop,
+        workers=config.workers, progress=progress, stop=stop,
     )  # fmt: skip
     return files, [probed[path] for path in files["path"]]
 

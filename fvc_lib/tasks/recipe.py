@@ -39,6 +39,7 @@ from fvc_lib.services.checkpoint_files import (
 from fvc_lib.services.code.user_files import module_of
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
+from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory.budget import peak_rss_bytes
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.registry import DETECTORS
@@ -444,7 +445,7 @@ def train(
     _logger.info("%s, attempt %d, on %s", stage_key(stage, fold), attempt, compute.describe())
     trained: list[TrainedNetwork] = []
     with training_memory(paths, config, stage, fold, compute, memory, ranks.rank) as kept:
-        micro_batch, predicted = ranks.from_leader(
+        micro_batch, predicted, loaders = ranks.from_leader(
             "preflight",
             lambda: planned_micro_batch(
                 paths, config, training.task, training.settings, compute, kept.observer, num_ranks=ranks.size
@@ -452,7 +453,7 @@ def train(
         )
         if predicted is not None:
             predicted = max(predicted, training.peak_bytes_before or 0)
-        settings = replace(training.settings, micro_batch=micro_batch)
+        settings = replace(training.settings, micro_batch=micro_batch, num_workers=loaders)
         for number, each in enumerate(training.networks):
             started, name = time.monotonic(), each.name
             metrics = ControlLog(metric_log, name) if name else metric_log
@@ -565,7 +566,7 @@ def settings_of(
         seed=seed,
         balance_classes=balance_classes,
         balance_batches=balance_batches,
-        num_workers=config.num_workers,
+        num_workers=min(config.num_workers, available_cores()),
         max_nonfinite_steps=config.max_nonfinite_steps,
         checkpoint_seconds=60 * config.checkpoint_minutes,
         checkpoint_epochs=config.checkpoint_epochs,

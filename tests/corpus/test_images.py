@@ -17,7 +17,7 @@ from tests.corpus.image_corpora import dish_row, picture, put, write_food101, wr
 
 
 def config_for(corpus: Path, **values) -> RunConfig:
-    settings = {"cache_dir": str(corpus.parent / "cache"), "probe_workers": 1, "max_rejected_share": 0.9, **values}
+    settings = {"cache_dir": str(corpus.parent / "cache"), "workers": 1, "max_rejected_share": 0.9, **values}
     return RunConfig(task="image", corpus=str(corpus), **settings)
 
 
@@ -100,7 +100,7 @@ def test_where_the_corpus_lies_and_how_many_processes_read_it_does_not_matter(
 ) -> None:
     moved = tmp_path / "moved"
     shutil.copytree(combined, moved)
-    other = index_images(config_for(moved, probe_workers=2))
+    other = index_images(config_for(moved, workers=2))
     assert other.images.equals(index.images)
     assert other.targets.equals(index.targets)
     assert other.rejected.equals(index.rejected)
@@ -241,7 +241,7 @@ def test_without_a_corpus_the_drawn_dishes_are_generated_and_indexed(
 ) -> None:
     monkeypatch.setattr(sample_dishes, "DISHES_PER_FOOD", 4)
     monkeypatch.chdir(tmp_path)
-    config = RunConfig(task="image", data_dir="data", cache_dir=str(tmp_path / "cache"), probe_workers=1)
+    config = RunConfig(task="image", data_dir="data", cache_dir=str(tmp_path / "cache"), workers=1)
     seen: list[tuple[int, int]] = []
     index = index_images(config, progress=lambda done, total: seen.append((done, total)))
     assert seen[-1] == (72, 72)

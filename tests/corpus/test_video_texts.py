@@ -201,7 +201,7 @@ class TestOnFiles:
         (root / "manifest.csv").write_text("\n".join(lines))
         config = RunConfig(
             task="video_text", corpus=str(root), manifest_separator="|||", cache_dir=str(tmp_path / "cache"),
-            probe_workers=1,
+            workers=1,
         )  # fmt: skip
         return root, config
 
@@ -246,7 +246,7 @@ class TestOnFiles:
         by_part = {part: [clip for clip in plan_clips() if clip.part == part][:2] for part in PARTS}
         monkeypatch.setattr(sample_captions, "plan_clips", lambda: [clip for part in PARTS for clip in by_part[part]])
         config = RunConfig(
-            task="video_text", data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"), probe_workers=1,
+            task="video_text", data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"), workers=1,
             manifest_separator="α",
         )  # fmt: skip
         index = index_video_texts(config)
@@ -280,7 +280,7 @@ def test_real_clips_become_pairs(shared, tmp_path):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(shared / "media" / path, tmp_path / path)
     chosen.select("path", "group", text=pl.col("codec") + " clip").write_csv(tmp_path / "manifest.csv")
-    config = RunConfig(task="video_text", corpus=str(tmp_path), cache_dir=str(tmp_path / "cache"), probe_workers=1)
+    config = RunConfig(task="video_text", corpus=str(tmp_path), cache_dir=str(tmp_path / "cache"), workers=1)
     index = index_video_texts(config)
     assert index.pairs.height == chosen.height == 4
     assert set(index.pairs["group_id"]) == set(chosen["group"])

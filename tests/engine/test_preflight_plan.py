@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given, strategies as st
 
-from fvc_lib.engine.memory.preflight import Footprint, Prediction, estimate
+from fvc_lib.engine.memory.preflight import Footprint, Prediction, PreflightReport, estimate
 from fvc_lib.services.memory.budget import MemoryBudget
 from fvc_lib.services.memory.measured_steps import StepMeasurement
 
@@ -47,13 +47,25 @@ def test_the_peak_is_the_process_with_what_a_first_training_loads_and_the_step()
 
 def test_a_loader_process_counts_in_the_peak_and_the_batches_it_keeps_ready_beside_it():
     measured = found({4: 100}, batch_bytes=10, worker_bytes=20)
-    assert prediction(measured, footprint(num_workers=2)).peak_bytes(4) == (300 + 100 + 2 * 20) * MB
-    assert prediction(measured, footprint(num_workers=2)).reserved_bytes == 2 * 2 * 10 * MB
-    assert prediction(measured, footprint(num_workers=2), 4, 480 * MB).fitting_micro_batch() == 4
-    assert prediction(measured, footprint(num_workers=2), 4, 479 * MB).fitting_micro_batch() is None
+    just_enough = prediction(measured, footprint(num_workers=2), 4, 480 * MB)
+    assert just_enough.peak_bytes(4) == (300 + 100 + 2 * 20) * MB
+    assert just_enough.reserved_bytes == 2 * 2 * 10 * MB
+    assert just_enough.fitting_micro_batch() == 4
     # What comes after training comes when the loader processes are gone.
-    assert prediction(measured, Footprint(0, False, 2, after_training_bytes=50 * MB)).reserved_bytes == 50 * MB
-    assert prediction(measured, Footprint(0, False, 2, after_training_bytes=30 * MB)).reserved_bytes == 40 * MB
+    later = [Footprint(0, False, 2, after_training_bytes=kept * MB) for kept in (50, 30)]
+    assert [prediction(measured, each, 8, 500 * MB).reserved_bytes for each in later] == [50 * MB, 40 * MB]
+
+
+@pytest.mark.parametrize(("budget_mb", "fitting"), [(480, 2), (479, 1), (440, 1), (439, 0), (400, 0), (100, 0)])
+def test_loader_processes_are_given_up_before_the_training(budget_mb, fitting):
+    measured = found({1: 50, 4: 100}, batch_bytes=10, worker_bytes=20, first_use_mb=50)
+    planned = prediction(measured, footprint(num_workers=2), 1, budget_mb * MB)
+    assert planned.num_workers == fitting
+    assert (planned.fitting_micro_batch() == 1) == (budget_mb >= 400)
+    report = PreflightReport(**vars(planned), micro_batch=1)
+    assert (f"The budget holds {fitting} of 2 loader processes" in report.message()) == (fitting < 2)
+    unmeasured = prediction(found({}, worker_bytes=20), footprint(num_workers=2), 1, budget_mb * MB)
+    assert unmeasured.num_workers == 2
 
 
 def test_the_largest_that_ran_and_fits_is_chosen():

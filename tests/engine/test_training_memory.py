@@ -52,7 +52,7 @@ def test_measuring_beforehand_is_a_phase_of_its_own_and_set_up_goes_on_after_it(
     """Also where there is too little room for a process that measures: a budget that is tight, but not impossible."""
     holding(100_000_000)
     seen = Places()
-    assert planned(tmp_path, RunConfig(batch_size=4, mem_gb=0.3), seen) == (1, None)
+    assert planned(tmp_path, RunConfig(batch_size=4, mem_gb=0.3), seen) == (1, None, 0)
     assert seen.phases == ["preflight", "setup"]
     assert seen.events == [("preflight", ["setup"])]
 
@@ -67,7 +67,7 @@ def test_on_a_gpu_that_takes_main_memory_the_smaller_limit_is_the_budget(monkeyp
 
 def test_without_measuring_there_is_no_such_phase(tmp_path):
     seen = Places()
-    assert planned(tmp_path, RunConfig(batch_size=4, mem_gb=0.1, memory_preflight=False), seen) == (4, None)
+    assert planned(tmp_path, RunConfig(batch_size=4, mem_gb=0.1, memory_preflight=False), seen) == (4, None, 0)
     assert seen.phases == []
 
 
@@ -122,7 +122,7 @@ def test_a_rank_s_share_of_what_was_asked_for_is_refused_too_but_not_that_of_one
     whole = MemoryBudget(150_000_000, "mem_gb / FVC_MEM_GB")
     monkeypatch.setenv(SHARE_VARIABLE, MemoryShare(75_000_000, 2, whole).as_text())
     alone = RunConfig(batch_size=4, mem_gb=0.15)
-    assert planned(tmp_path, alone, Places()) == (1, None)  # no room for a process that measures
+    assert planned(tmp_path, alone, Places()) == (1, None, 0)  # no room for a process that measures
     monkeypatch.setattr(impossible_budget, "preflight", without_prediction())
     together = alone.model_copy(update={"num_ranks": 2})
     with pytest.raises(UsageError, match=r"mem_gb 0\.15, 0\.0[78] GB for each rank: each of 2 ranks holds 0\.10 GB"):

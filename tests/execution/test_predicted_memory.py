@@ -19,7 +19,7 @@ from fvc_lib.services.tasks import FOLD_TRAINING as TRAINING
 
 @pytest.fixture
 def config(tmp_path: Path) -> RunConfig:
-    return RunConfig(runs_dir=str(tmp_path / "runs"), num_folds=2)
+    return RunConfig(runs_dir=str(tmp_path / "runs"), num_folds=2, workers=2, mem_gb=8)
 
 
 def begun(config: RunConfig) -> RunPaths:
@@ -108,6 +108,24 @@ def test_a_run_that_was_resumed_with_other_memory_counts_by_what_it_was_resumed_
     assert predicted_peaks(config, None)[TRAINING].origin == KERNEL_ORIGIN
 
 
+def test_a_larger_machine_has_more_workers_and_so_a_higher_peak(config):
+    """Of what a pool was measured to have, as far as the budget holds it; fewer workers promise no less."""
+    run = finished(config, 400)
+    event = {"kind": "workers", "details": {"workers": 2, "worker_mb": 100.0}}
+    log = run.memory_events("03_augmentation")
+    log.parent.mkdir(parents=True)
+    log.write_text("\n".join(json.dumps(each) for each in (event, {"kind": "policy"})) + "\n")
+    peaks = {
+        workers: in_megabytes(predicted_peaks(config.model_copy(update={"workers": workers}), run))["03_augmentation"]
+        for workers in (1, 2, 16, 1000)
+    }
+    assert peaks == {1: 400, 2: 400, 16: 400 + 14 * 100, 1000: 400 + 74 * 100}
+    new = config.model_copy(update={"workers": 12, "crop": "face", "runs_dir": config.cache_dir})
+    guessed = in_megabytes(predicted_peaks(new, None))
+    assert guessed["01_data_index"] == 410 + 10 * 90
+    assert guessed["03_augmentation"] == int(510 + 4 * 1073.741824)  # six that crop fit into 8 GB
+
+
 def test_a_step_is_tried_out_only_where_no_run_tells(config):
     asked: list[RunConfig] = []
 
@@ -133,12 +151,12 @@ def test_a_step_that_cannot_be_tried_out_costs_the_number_and_not_the_plan(confi
 
 def test_the_preflight_of_an_unfinished_fold_counts_with_the_micro_batch_it_chose(config):
     run = begun(config)
-    step = StepMeasurement(10, worker_bytes=5, step_bytes={1: 10**9, 2: 2 * 10**9, 8: 9 * 10**9})
+    step = StepMeasurement(10, worker_bytes=5 * 10**8, step_bytes={1: 10**9, 2: 2 * 10**9, 8: 9 * 10**9})
     keep_steps(run.preflight, {"a": MeasuredStep(circumstances={}, found=step)}, {"b": (2, "")})
     found = predicted_peaks(config, run)[TRAINING]
     assert found.origin.startswith("one step measured in this run")
     assert found.peak_bytes == 450_000_000 + 260_000_000 + 2 * 10**9
-    many = config.model_copy(update={"num_workers": 10**8})
+    many = config.model_copy(update={"num_workers": 1})
     assert predicted_peaks(many, run)[TRAINING].peak_bytes == 450_000_000 + 10 + 5 * 10**8 + 2 * 10**9
 
 

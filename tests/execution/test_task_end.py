@@ -82,6 +82,22 @@ def test_after_a_kill_for_memory_less_is_tried_step_by_step(tmp_path):
     assert next_of(StageStatus(state="interrupted", exit_code=75, oom_kills=1)) is None
 
 
+def test_after_a_kill_of_a_stage_with_workers_half_of_those_it_had_are_advised(tmp_path):
+    events, killed = tmp_path / "events.jsonl", StageStatus(state="failed", exit_code=137, oom_kills=1)
+
+    def next_of(**values: object) -> str | None:
+        return next_setting(killed, RunConfig(mem_gb=4 * 2**30 / 1e9, **values), ("crop", "workers"), events, {})
+
+    assert next_of(workers=6) == "-p workers 3"
+    assert next_of(workers=1) == "--mem=6G"
+    events.write_text('{"kind": "workers", "details": {"workers": 4, "worker_mb": 90.0}}\n')
+    assert next_of() == next_of(workers=6) == "-p workers 2"  # the budget had held no more than four
+    events.write_text('{"kind": "workers", "details": {"workers": 1, "worker_mb": 4000.0}}\n')
+    assert next_of() == "--mem=6G"
+    told = what_next(RunPaths(tmp_path), StageStatus(state="failed", exit_code=137, next_setting="-p workers 2"))
+    assert "-p workers 2  # fewer files at once; the result stays the same" in told
+
+
 def test_only_after_an_error_of_usage_or_data_a_new_run_with_another_value_is_offered(tmp_path):
     run = RunPaths(tmp_path / "a run")
     command = f"python run_notebooks.py --resume '{tmp_path}/a run'"

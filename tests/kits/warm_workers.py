@@ -34,6 +34,10 @@ class ForkedInterpreter:
             end.close()
         self.stdin, self.stdout = os.fdopen(write_items, "wb", 0), os.fdopen(read_answers, "rb", 0)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def poll(self) -> int | None:
         return self._process.exitcode
 

@@ -23,7 +23,8 @@ def test_a_step_takes_less_setting_by_setting_and_then_needs_more():
         ("comparison", "effective_batch_size", "-p batch_size"),
         ("optimizer_step", "a smaller model", "gradient_checkpointing"),
         ("loaders", "-p num_workers 0", "batch_size"),
-        ("preparation", "-p probe_workers 1", "batch_size"),
+        ("preparation", "-p workers 1", "batch_size"),
+        ("before_training", "-p workers 1", "batch_size"),
         ("preflight", "-p memory_preflight false", "more memory"),
         ("batch_size_sweep", "-p batch_size_sweep false", "more memory"),
     ],
@@ -33,3 +34,9 @@ def test_the_advice_names_what_helps_against_what_ran_out(ran_out, named, not_na
     assert advice.startswith("Next, try ")
     assert named in advice
     assert not_named not in advice
+
+
+def test_half_as_many_workers_are_advised_until_there_is_one():
+    assert next_settings("preparation", workers=16) == ("-p workers 8", MORE_MEMORY)
+    assert next_settings("preparation", workers=1) == (MORE_MEMORY,)
+    assert next_settings("before_training", workers=1, num_workers=2) == ("-p num_workers 0", MORE_MEMORY)

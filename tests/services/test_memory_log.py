@@ -221,7 +221,7 @@ def test_a_warning_names_only_settings_that_the_stage_reads(sampled, caplog):
     sampler.at("report")
     sampler.watch_device("cuda:0", card(950 * MEGABYTE))
     assert "more memory for the job" in caplog.text
-    assert "probe_workers" not in caplog.text
+    assert "workers" not in caplog.text
 
 
 def test_a_device_and_the_host_are_warned_of_apart(sampled, tmp_path, caplog, holding):

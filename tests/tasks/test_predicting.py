@@ -188,7 +188,7 @@ def test_a_run_says_of_its_test_videos_what_it_stored(tmp_path, monkeypatch):
     settings = {
         "task": "video_text", "corpus": str(manifest), "num_frames": 2, "fixed_size": 16, "text_width": 16,
         "text_heads": 2, "text_layers": 1, "embedding_size": 8, "max_text_tokens": 16, "effective_batch_size": 16,
-        "batch_size": 16, "probe_workers": 1, "masked_weight": 0.5,
+        "batch_size": 16, "workers": 1, "masked_weight": 0.5,
         "cache_dir": str(tmp_path / "cache"), "runs_dir": str(tmp_path),
     }  # fmt: skip
     config = resolve_config(SMALL | settings, environ={})

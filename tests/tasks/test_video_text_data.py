@@ -31,7 +31,7 @@ class Corpus:
         (self.root / "manifest.csv").write_text("path,text\n")
         self.config = RunConfig(
             task="video_text", corpus=str(self.root), cache_dir=str(folder / "cache"), num_frames=3, fixed_size=16,
-            probe_workers=1,
+            workers=1,
         )  # fmt: skip
         hashes = [sha256_of_file(path) for path in self.paths]
         self.video_ids = [digest[:16] for digest in hashes]

@@ -308,7 +308,7 @@ def _child_processes(found: MemoryFindings, parameters: Mapping[str, object]) ->
     if children < LARGE_CHILD_SHARE * peak["used_mb"]:
         return []
     share = f"{children / peak['used_mb']:.0%} of the peak"
-    name = "num_workers" if _trained(peak["phase"]) else "probe_workers"
+    name = "num_workers" if _trained(peak["phase"]) else "workers"
     workers = parameters.get(name)
     each = f", about {megabytes_text(children / workers)} each" if isinstance(workers, int) and workers else ""
     seen = f"Worker processes hold {share} ({megabytes_text(children)}{each})."

@@ -24,6 +24,7 @@ from fvc_lib.services.atomic_files import (
     read_json_object,
     sha256_of_file,
     sha256_of_json,
+    size_of,
     write_json,
     write_text,
 )
@@ -32,7 +33,7 @@ from fvc_lib.services.records.digests import recorded_files
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
 _HEADS = (
-    "Run", "Standing", "Score [interval]", "0 · 0.5 · 1", "Best control", "Data", "Duration", "Peak memory",
+    "Run", "Standing", "Score [interval]", "0 · 0.5 · 1", "Best control", "Data", "Duration", "Peak memory", "Size",
     "Records",
 )  # fmt: skip
 # What reading a damaged or foreign folder can raise; one such run is a row that says so.
@@ -107,7 +108,7 @@ def _index_stamp(run: RunPaths) -> list[list[int]]:
     """When and how large what a finished run's row is made of was; of folders, when something was put in or taken."""
     tables = (run.results, run.task_results, run.leakage_audit)
     files = (run.run_json, run.status_json, run.params_yaml, *tables, run.report_html)
-    folders = (run.task_status("").parent, run.reports, run.memory("").parent)
+    folders = (run.root, run.task_status("").parent, run.reports, run.memory("").parent)
     return [_mark(path) for path in (*files, *folders, *recorded_files(run.root))]
 
 
@@ -138,6 +139,7 @@ def _row(run: RunPaths, headline: ReportHeadline, runs_dir: Path, mark: Sequence
         title=" · ".join(filter(None, mark)),
         about=" · ".join(filter(None, (headline.experiment, wording.time_text(headline.started_utc)))),
         damaged=[path.name for path in (run.run_json, run.status_json) if not read_json_object(path)],
+        size_bytes=size_of(run.root),
         records=_records(run, runs_dir),
     )
 

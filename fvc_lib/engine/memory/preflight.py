@@ -105,9 +105,22 @@ class Prediction:
         step = estimate(self.found.step_bytes, micro_batch)
         if step is None:
             return None
-        first_use = 0 if self.footprint.trained_before else self.found.first_use_bytes
-        workers = self.footprint.num_workers * self.found.worker_bytes
-        return self.footprint.resident_bytes + first_use + step + workers
+        return self.footprint.resident_bytes + self._first_use_bytes + step + self.num_workers * self.found.worker_bytes
+
+    @property
+    def _first_use_bytes(self) -> int:
+        return 0 if self.footprint.trained_before else self.found.first_use_bytes
+
+    @property
+    def num_workers(self) -> int:
+        """Loader processes: no more than the budget holds beside a step of one sample, and no more than planned."""
+        step, each = estimate(self.found.step_bytes, 1), self.found.worker_bytes
+        if step is None or not each:
+            return self.footprint.num_workers
+        room = self.room_bytes - self._first_use_bytes - step
+        waiting = PREFETCHED_BATCHES * self.found.batch_bytes
+        fitting = min(room // (each + waiting), (room - self.footprint.after_training_bytes) // each)
+        return max(0, min(self.footprint.num_workers, fitting))
 
     @property
     def room_bytes(self) -> int:
@@ -119,7 +132,7 @@ class Prediction:
         """Room that the budget must have beside the peak: while it trains for the effective batches that wait in shared
         memory, which a control group counts and no process's resident memory; later for what comes after training.
         """
-        waiting = self.footprint.num_workers * PREFETCHED_BATCHES * self.found.batch_bytes
+        waiting = self.num_workers * PREFETCHED_BATCHES * self.found.batch_bytes
         return max(waiting, self.footprint.after_training_bytes)
 
     def has_room(self, peak_bytes: int | None) -> bool:
@@ -188,6 +201,8 @@ class PreflightReport(Prediction):
         budget = f"the budget of {_size(self.budget.total_bytes)} ({self.budget.origin})"
         peak = f"predicted peak {_size(self.predicted_peak_bytes)}"
         aside = f" Not all was measured: {self.problem}." if self.problem else ""
+        if self.num_workers < self.footprint.num_workers:
+            aside += f" The budget holds {self.num_workers} of {self.footprint.num_workers} loader processes."
         if self.fits and not lowered:
             return f"memory preflight: {peak} with {chosen}, within {budget}.{aside}"
         if self.reserved_bytes:

@@ -174,8 +174,9 @@ def planned_micro_batch(
     observer: MemoryObserver,
     *,
     num_ranks: int = 1,
-) -> tuple[int, int | None]:
-    """The micro-batch to begin with, lowered where the budget is too small, and the predicted peak in bytes.
+) -> tuple[int, int | None, int]:
+    """The micro-batch to begin with, lowered where the budget is too small, the predicted peak in bytes, and how many
+    loader processes the budget has room for: no more than planned.
 
     Of several ranks each loads its share of an effective batch, and has its share of the budget
     (``memory.budget.MemoryShare``); one measures for all.
@@ -186,7 +187,7 @@ def planned_micro_batch(
         UsageError: this process alone holds more than was asked for with ``mem_gb``.
     """
     if not config.memory_preflight:
-        return settings.micro_batch, None
+        return settings.micro_batch, None, settings.num_workers
     request = StepRequest(
         task,
         settings.micro_batch,
@@ -220,7 +221,9 @@ def planned_micro_batch(
         reused=report.reused,
     )
     # An effective batch smaller than the micro-batch is no reason to plan a smaller one.
-    return (report.micro_batch if lowered else settings.micro_batch), report.predicted_peak_bytes
+    micro_batch = report.micro_batch if lowered else settings.micro_batch
+    loaders = report.num_workers if report.num_workers < report.footprint.num_workers else settings.num_workers
+    return micro_batch, report.predicted_peak_bytes, loaders
 
 
 class ControlMemory:

@@ -1,7 +1,8 @@
 """How much memory each stage of a run is expected to take, and how that is known.
 
 Measured is better than computed, and this run better than another: what a stage took here, else what the newest run
-with the same memory-relevant parameters took, else one step of training tried out, else a kernel with its imports.
+with the same memory-relevant parameters took, else one step of training tried out, else a kernel with its imports. What
+was measured on a machine of other size counts with as many worker processes as this one would have.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,16 +11,20 @@ from pathlib import Path
 
 from fvc_lib.execution.plan.plan import PlannedTask, most_at_once
 from fvc_lib.execution.plan.stages import Task, needed_tasks, stages_of
+from fvc_lib.execution.run.exit_codes import rows_from_the_end
 from fvc_lib.execution.run.status import RunStatus, read_status
 from fvc_lib.services.config import DECLARED, RunConfig
 from fvc_lib.services.errors import FvcError
+from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory import budget as memory_budget
 from fvc_lib.services.memory.budget import MemoryBudget, MemoryShare
 from fvc_lib.services.memory.measured_steps import read_steps
+from fvc_lib.services.memory.workers import EVENT as POOL_EVENT, most_workers
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import FINAL_TRAINING, FOLD_TRAINING, STAGES, Stage
 
+_COUNTED_WORKERS = 2  # in a stage's ``kernel_bytes``
 _NEWEST_RUNS = 20  # as many are looked into; reading one takes about ten milliseconds
 KERNEL_ORIGIN = "a kernel with its imports on a small corpus; nothing was measured with these parameters yet"
 
@@ -62,16 +67,38 @@ def predicted_peaks(
         found[FINAL_TRAINING] = found[FOLD_TRAINING]
         missing.discard(FINAL_TRAINING)
     guessed = {
-        stage.name: PredictedPeak(_kernel_bytes(stage, config.num_ranks if stage.trains else 1), KERNEL_ORIGIN)
+        stage.name: PredictedPeak(_guessed_bytes(stage, config), KERNEL_ORIGIN)
         for stage in stages
         if stage.name in missing
     }
     return {stage.name: {**found, **guessed}[stage.name] for stage in stages}
 
 
-def _kernel_bytes(stage: Stage, num_ranks: int) -> int:
+def _guessed_bytes(stage: Stage, config: RunConfig) -> int:
     """Where nothing is known: a rank takes no more than a kernel that trains, and the kernel waits beside its ranks."""
-    return stage.kernel_bytes if num_ranks == 1 else memory_budget.KERNEL_BYTES + num_ranks * stage.kernel_bytes
+    if stage.trains and config.num_ranks > 1:
+        return memory_budget.KERNEL_BYTES + config.num_ranks * stage.kernel_bytes
+    return _with_workers(stage.kernel_bytes, _COUNTED_WORKERS, stage.worker_bytes(config), config)
+
+
+def _with_workers(peak_bytes: int, workers_then: int, worker_bytes: int, config: RunConfig) -> int:
+    """``peak_bytes``, which so many workers had part in, with as many more as would work on this machine."""
+    if not worker_bytes:
+        return peak_bytes
+    budget_bytes = memory_budget.memory_budget(config.mem_gb).total_bytes
+    now = most_workers(config.workers, available_cores(), worker_bytes, budget_bytes, peak_bytes)
+    return peak_bytes + max(0, now - workers_then) * worker_bytes
+
+
+def _measured_bytes(run: RunPaths, name: str, peak_bytes: int, config: RunConfig) -> int:
+    """A stage's measured peak, with the workers that this machine would have of those that its events tell of."""
+    for row in rows_from_the_end(run.memory_events(name)):
+        details = row.get("details")
+        if row.get("kind") == POOL_EVENT and isinstance(details, dict):
+            counted, each = details.get("workers"), details.get("worker_mb")
+            if isinstance(counted, int) and isinstance(each, int | float):
+                return _with_workers(peak_bytes, counted, round(each * 1e6), config)
+    return peak_bytes
 
 
 def _of_run(run: RunPaths, config: RunConfig, names: set[str], origin: str) -> dict[str, PredictedPeak]:
@@ -84,7 +111,7 @@ def _of_run(run: RunPaths, config: RunConfig, names: set[str], origin: str) -> d
     now = config.model_dump(mode="json")
     peaks = {name: _largest_peak(status, name) for name in names}
     return {
-        name: PredictedPeak(peak, origin)
+        name: PredictedPeak(_measured_bytes(run, name, peak, config), origin)
         for name, peak in peaks.items()
         if peak and all(then.get(each, now[each]) == now[each] for each in now if name in DECLARED[each].memory)
     }
@@ -104,7 +131,11 @@ def _others(runs_dir: Path, run: RunPaths | None) -> Iterator[RunPaths]:
 
 
 def _of_training(config: RunConfig, run: RunPaths | None, measure: Measure | None) -> PredictedPeak | None:
-    step = None if run is None or config.num_ranks > 1 else _measured_step(run.preflight, config.num_workers)
+    step = (
+        None
+        if run is None or config.num_ranks > 1
+        else _measured_step(run.preflight, min(config.num_workers, available_cores()))
+    )
     if step is not None:
         return PredictedPeak(memory_budget.KERNEL_BYTES + step, "one step measured in this run, and a kernel's imports")
     if measure is None:

@@ -17,8 +17,10 @@ from fvc_lib.execution.run.status import StageError, StageStatus
 from fvc_lib.services.atomic_files import write_bytes
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import command_text
+from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory.budget import MemoryShare, memory_budget
 from fvc_lib.services.memory.policy import MORE_MEMORY, next_settings
+from fvc_lib.services.memory.workers import EVENT as POOL_EVENT
 from fvc_lib.services.records.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths
 
@@ -164,7 +166,7 @@ _MEANINGS = {
     "batch_size": "fewer clips in memory at once; the result stays the same",
     "gradient_checkpointing": "activations are computed again instead of kept; the result stays the same",
     "num_workers": "no loader processes and no shared memory; the result stays the same",
-    "probe_workers": "one file after the other",
+    "-p workers": "fewer files at once; the result stays the same",
     "--mem": "the memory of the job or machine ran out, and no setting is left that takes less in this stage and keeps "
     "the result: give it more, or take fewer or smaller frames in a new run",
     "--jobs": "one fold at a time, with all the memory; the result stays the same",
@@ -201,11 +203,11 @@ def next_setting(
         return None  # killed far below the limit, and no kill for memory was counted: rather by a person
     batch = _batch_in_use(stage, config, events)
     setting = next_settings(
-        "preparation" if "batch_size" not in reads else "batch" if batch else "elsewhere",
+        "preparation" if "batch_size" not in reads else "batch" if batch else "before_training",
         batch_size=batch,
         recomputes=config.gradient_checkpointing,
         num_workers=config.num_workers,
-        probe_workers=config.probe_workers,
+        workers=_workers_in_use(config, events),
         reads=reads,
     )[0]
     if MemoryShare.of(environ):  # other folds had the rest
@@ -228,6 +230,13 @@ def _batch_in_use(stage: StageStatus, config: RunConfig, events: Path) -> int | 
         if isinstance(batch, int) and batch > 0:
             return min(batch, configured)
     return configured
+
+
+def _workers_in_use(config: RunConfig, events: Path) -> int:
+    """How many worker processes there were at once by the stage's events; else as many as there can have been."""
+    told = (row.get("details") for row in rows_from_the_end(events) if row.get("kind") == POOL_EVENT)
+    counts = (each.get("workers") for each in told if isinstance(each, dict))
+    return next((each for each in counts if isinstance(each, int)), config.workers or available_cores())
 
 
 def rows_from_the_end(path: Path) -> Iterator[dict[str, Any]]:

@@ -213,6 +213,11 @@ def reset_high_water() -> int:
     return _resident_peak_and_files(os.getpid())[1]
 
 
+def resident_and_peak_bytes(pid: int) -> tuple[int, int]:
+    """Resident memory of a process, and the most it has been; zeros of one that is gone."""
+    return _resident_peak_and_files(pid)[:2]
+
+
 def _resident_peak_and_files(pid: int) -> tuple[int, int, int]:
     """Resident memory, the most it has been, and how much of it is mapped files; zeros of a process that is gone."""
     if not _PROC.is_dir():  # ru_maxrss survives exec, so it may be the parent's; on macOS there is nothing better

@@ -214,10 +214,11 @@ def frozen_garbage() -> Iterator[None]:
 
 # A training step with several samples at once; one sample alone, in training or in validation; the loss that compares
 # all samples of an effective batch; the optimizer's step; anything else in a training (loading, a checkpoint's copy);
-# loader processes that are killed; what has no batch in memory; measuring before the training.
+# a stage that trains, before it has any batch; loader processes that are killed; what has no batch in memory;
+# measuring before the training.
 RanOut = Literal[
-    "batch", "sample", "validation_sample", "comparison", "optimizer_step", "elsewhere", "loaders", "preparation",
-    "preflight", "batch_size_sweep",
+    "batch", "sample", "validation_sample", "comparison", "optimizer_step", "elsewhere", "before_training", "loaders",
+    "preparation", "preflight", "batch_size_sweep",
 ]  # fmt: skip
 
 MORE_MEMORY = "more memory for the job (mem_gb, or the limit of the job or machine)"
@@ -229,8 +230,9 @@ _SETTINGS: dict[RanOut, tuple[str, ...]] = {
     "comparison": ("a smaller effective_batch_size, then a smaller embedding_size, in a new run", MORE_MEMORY),
     "optimizer_step": (MORE_MEMORY, "a smaller model in a new run"),
     "elsewhere": ("num_workers", MORE_MEMORY),
+    "before_training": ("workers", "num_workers", MORE_MEMORY),
     "loaders": ("num_workers", MORE_MEMORY),
-    "preparation": ("probe_workers", MORE_MEMORY),
+    "preparation": ("workers", MORE_MEMORY),
     "preflight": ("-p memory_preflight false",),
     "batch_size_sweep": ("-p batch_size_sweep false",),
 }
@@ -242,20 +244,21 @@ def next_settings(
     batch_size: int | None = None,
     recomputes: bool = False,
     num_workers: int | None = None,
-    probe_workers: int | None = None,
+    workers: int | None = None,
     reads: Collection[str] | None = None,
 ) -> tuple[str, ...]:
     """The settings that help, the cheapest first; never empty.
 
-    ``batch_size`` is samples in memory at once then and ``num_workers`` loader processes, None: not known;
-    ``recomputes``: ``gradient_checkpointing`` is on already; ``reads`` are the fields that the stage reads, None: all.
+    ``batch_size`` is samples in memory at once then, ``num_workers`` loader processes and ``workers`` others, None: not
+    known; ``recomputes``: ``gradient_checkpointing`` is on already; ``reads`` are the fields that the stage reads,
+    None: all.
     """
     smaller = f"-p batch_size {batch_size // 2}" if batch_size and batch_size > 1 else ""
     ways = {
         "batch_size": smaller if batch_size is not None else "a smaller batch_size",
         "gradient_checkpointing": "" if recomputes else "-p gradient_checkpointing true",
         "num_workers": "-p num_workers 0" if num_workers is None or num_workers > 0 else "",
-        "probe_workers": "-p probe_workers 1" if probe_workers != 1 else "",
+        "workers": "" if workers == 1 else f"-p workers {max(1, (workers or 2) // 2)}",
     }
     found = []
     for setting in _SETTINGS[ran_out]:

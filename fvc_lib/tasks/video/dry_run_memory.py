@@ -99,7 +99,7 @@ def step_request(config: RunConfig) -> StepRequest:
         effective_batch_size=settings.effective_batch_size,
         compute=resolve_device(config.device, config.amp),
         gradient_checkpointing=config.gradient_checkpointing,
-        num_workers=config.num_workers,
+        num_workers=settings.num_workers,
         averages=settings.ema_decay > 0,
     )
 

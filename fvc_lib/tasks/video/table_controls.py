@@ -89,7 +89,7 @@ def found_in_corpus(table: ScoreTable, config: RunConfig, folder: Path) -> tuple
         work_dir=Path(config.cache_dir) / "index",
         near_duplicate_bits=config.near_duplicate_bits,
         max_rejected_share=1.0,  # what the table does not score may be as broken as it likes
-        workers=config.probe_workers,
+        workers=config.workers,
         allow_outside=config.allow_outside,
         label_map=config.label_map,
         unused_labels=True,  # some words may be the table's alone

@@ -63,7 +63,7 @@ def make_clips(
 
     store, unlabelled = ClipStore.of(config), videos.with_columns(label=pl.lit(""), group_id=pl.lit(""))
     report = making.make_clips(
-        store, unlabelled, video_text_root(config), 0, None, progress=watched, workers=config.probe_workers
+        store, unlabelled, video_text_root(config), 0, None, progress=watched, workers=config.workers
     )
     for video_id, reason in report.failed:
         _logger.warning("video %s has no clip and takes no part: %s", video_id, reason)

@@ -22,7 +22,7 @@ from fvc_lib.services.atomic_files import AnyPath, path_from_text, sweep_tempora
 from fvc_lib.services.clip_settings import PLAIN_VIEW
 from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.isolated_workers import Answer, available_cores, run_isolated
-from fvc_lib.services.memory.budget import memory_budget
+from fvc_lib.services.memory.workers import CROP_BYTES
 from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, frame_of, write_table
 from fvc_lib.video.augmentations import apply_augmentation, draw_augmentation
 from fvc_lib.video.clips.store import ClipStore, Pixels, contact_sheet
@@ -30,7 +30,7 @@ from fvc_lib.video.decode.views import SeenClip, with_box
 from fvc_lib.video.reencode import TIMEOUT_SECONDS as REENCODE_SECONDS
 
 TIMEOUT_SECONDS = 120.0  # for decoding one video; then it is given up
-CROP_BYTES, CROP_ADDRESS_BYTES = 1 << 30, 24 << 30  # that one decoding process takes with a crop; its address space
+CROP_ADDRESS_BYTES = 24 << 30  # of one decoding process with a crop
 DECODE_FUNCTION = "fvc_lib.video.clips.worker:make_original"  # run in the worker processes
 
 Row = tuple[Any, ...]
@@ -90,7 +90,7 @@ def make_clips(
         augmentations_per_video: clips besides the original.
         metadata_csv: the table to write, one row per clip, with paths below ``store.cache_dir``; None: no table.
         progress: called with (videos done, videos in all).
-        workers: processes that decode, and threads that augment; 0: one per core. Clips do not depend on it.
+        workers: processes that decode, as memory allows, and threads that augment; 0: one per core. Clips are the same.
 
     Raises:
         OSError: clips or the table cannot be written. A video that fails is reported instead.
@@ -239,8 +239,7 @@ def decode_limits(store: ClipStore, workers: int, *, recipes: bool = False) -> d
     seconds = REENCODE_SECONDS if recipes else TIMEOUT_SECONDS * store.view.clips
     limits: dict[str, Any] = {"workers": workers, "timeout_seconds": seconds}
     if store.view.crop:  # torch, of whose CUDA build the libraries alone are gigabytes of addresses
-        most = max(1, int(memory_budget().total_bytes // CROP_BYTES))
-        limits |= {"workers": min(workers or available_cores(), most), "memory_bytes": CROP_ADDRESS_BYTES}
+        limits |= {"memory_bytes": CROP_ADDRESS_BYTES, "worker_bytes": CROP_BYTES}
     return limits
 
 

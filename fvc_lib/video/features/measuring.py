@@ -18,6 +18,7 @@ import polars as pl
 from fvc_lib.services.atomic_files import AnyPath, path_from_text, read_json_object, sweep_temporaries, write_json
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import Answer, run_isolated
+from fvc_lib.services.memory.workers import FEATURE_BYTES
 from fvc_lib.services.tables import FEATURES, write_table
 from fvc_lib.video.features.family import FeatureFamily, families_named
 from fvc_lib.video.features.worker import code_of, code_of_samples
@@ -97,7 +98,7 @@ def measure_features(
         table: the table to write; a video that failed has a row of nulls. None: no table.
         recipe: by which every video is re-encoded first; empty: not at all.
         progress: called with (videos done, videos in all).
-        workers: processes that measure; 0: one per core. Values do not depend on it.
+        workers: processes that measure, as memory allows; 0: one per core. Values do not depend on it.
 
     Raises:
         OSError: the cache or the table cannot be written. A video that fails is reported instead.
@@ -123,8 +124,9 @@ def measure_features(
     done = len(videos) - len(todo)
     if progress is not None:
         progress(done, len(videos))
-    seconds = REENCODE_SECONDS if recipe else TIMEOUT_SECONDS
-    with closing(run_isolated(MEASURE_FUNCTION, items, workers=workers, timeout_seconds=seconds)) as answers:
+    limits: dict[str, Any] = {"workers": workers, "worker_bytes": FEATURE_BYTES}
+    limits["timeout_seconds"] = REENCODE_SECONDS if recipe else TIMEOUT_SECONDS
+    with closing(run_isolated(MEASURE_FUNCTION, items, **limits)) as answers:
         for answer in answers:
             position, item = todo[answer.position], items[answer.position]
             found, failure = _values_in(answer, str(item["source"]))

@@ -23,6 +23,7 @@ from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.services.memory.workers import FEATURE_BYTES
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.video.classical.embeddings import trunk_config
 from fvc_lib.video.features.family import families_named
@@ -124,7 +125,8 @@ class FeatureMeasurer:
             for path, content in files
         ]
         seconds = REENCODE_SECONDS if self._encoded else TIMEOUT_SECONDS
-        with closing(run_isolated(MEASURE_FUNCTION, items, timeout_seconds=seconds)) as answers:
+        answers = run_isolated(MEASURE_FUNCTION, items, timeout_seconds=seconds, worker_bytes=FEATURE_BYTES)
+        with closing(answers):
             for answer in answers:
                 said = answer.value or {}
                 if "code_changed" in said:
