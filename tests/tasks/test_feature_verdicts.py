@@ -92,14 +92,16 @@ def test_a_page_sets_a_file_beside_the_nearest_videos_and_the_run_s_reals(run, h
 
     write_bundle(run, home / "page_bundle", STANDING, "---\n---\n")
     bundle = BundleNetworks(home / "page_bundle")
-    assert (home / "page_bundle" / "forensic_quantiles.safetensors").stat().st_size < 20_000
+    quantiles = (home / "page_bundle" / "forensic_quantiles.safetensors").stat()
+    assert quantiles.st_size < 20_000
+    assert quantiles.st_mode & 0o777 == 0o644
     beside = KnownTraces(bundle, bundle.known_videos(), quantiles=bundle.quantiles())
     by_bundle = file_evidence(
         bundle, bundle.known_videos(), {"path": str(home / "third.mp4"), "sha256": ""}, traces=beside
     ).traces
     assert by_bundle.features == new.features
     assert len(by_bundle.frames) == 1
-    assert [each for each in by_bundle.notes if "No videos of the run are shown" in each]
+    assert [each for each in by_bundle.notes if "beside it: its corpus is not here" in each]
 
 
 def test_quantiles_are_shares_of_the_reals_and_what_no_export_writes_is_refused():

@@ -210,7 +210,7 @@ class KnownTraces:
         """The run's nearest real and nearest fake of other groups than ``own``."""
         far = self._distances(features, values)
         if not far or self._root is None:
-            why = "its corpus is not here" if far else "how far they are is not known"
+            why = "how far they are is not known" if self._root else "its corpus is not here"
             notes.append(f"No videos of the run are shown beside it: {why}.")
             return
         rows = self._known.rows.filter(pl.col("video_id").is_in(list(far)))

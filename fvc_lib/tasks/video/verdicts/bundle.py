@@ -295,6 +295,9 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
         safetensors.numpy.save_file(distance.arrays(), folder / _FEATURES)
     if (quantiles := KnownTraces(networks, known).quantiles) is not None and quantiles.percentiles:
         safetensors.numpy.save_file(quantiles.arrays(), folder / _QUANTILES)
+    for name in (_FEATURES, _QUANTILES):  # safetensors writes for its owner alone
+        if (folder / name).is_file():
+            (folder / name).chmod(0o644)
     write_document(folder / DIGESTS, {"files": {name: sha256_of_file(folder / name) for name in files_in(folder)}})
     return record
 
