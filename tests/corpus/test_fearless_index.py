@@ -168,9 +168,10 @@ def test_memory_per_worker_is_limited(tmp_path: Path) -> None:
     assert "memory" in tight.value["detail"]
 
 
-def test_a_probing_worker_is_small() -> None:
-    """No torch, polars, pandas, pydantic or DuckDB in the process that meets untrusted files."""
-    code = "import sys, fvc_lib.corpus.probing, fvc_lib.video.decode.clip; print(*sorted(sys.modules))"
+def test_workers_that_probe_and_decode_are_small() -> None:
+    """No torch, polars, pandas, pydantic or DuckDB in the processes that meet untrusted files."""
+    workers = "fvc_lib.corpus.probing, fvc_lib.video.clips.worker, fvc_lib.tasks.video.verdicts.looking"
+    code = f"import sys, {workers}; print(*sorted(sys.modules))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "numpy" in found
     assert not {"torch", "polars", "pandas", "duckdb", "pyarrow", "scipy", "sklearn", "pydantic"} & set(found)

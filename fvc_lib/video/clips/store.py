@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import av
 import numpy as np
@@ -19,11 +19,13 @@ import numpy.typing as npt
 from fvc_lib.services.atomic_files import AnyPath, atomic_output, read_json_object, sha256_of_json, write_json
 from fvc_lib.services.clip_settings import PLAIN_VIEW, View
 from fvc_lib.services.code.code_version import code_hash
-from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CROPS
 from fvc_lib.video.augmentations import AugmentationSettings
 from fvc_lib.video.reencode import REENCODED_FOLDER, recipe_named, reencoded_folder
+
+if TYPE_CHECKING:  # pydantic takes 17 MiB of every process that decodes
+    from fvc_lib.services.config import RunConfig
 
 # One clip as a file: uint8 pixels behind numpy's plain ``.npy`` header, of which there is exactly one per shape.
 
@@ -132,7 +134,7 @@ class ClipStore:
     recipe: str = ""  # by which videos are re-encoded before they are decoded (``video.reencode``); empty: not at all
 
     @classmethod
-    def of(cls, config: RunConfig) -> Self:
+    def of(cls, config: "RunConfig") -> Self:
         """The shared store that ``config``'s decode and augmentation settings name."""
         augmentation = AugmentationSettings(names=config.augmentations, strength=config.augmentation_strength)
         clips = config.clips
