@@ -7,12 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings, strategies as st
 
 from fvc_lib.command_line.clean import removables
 from fvc_lib.execution.run.lock import run_lock
@@ -236,3 +238,38 @@ def test_killed_at_every_operation_each_run_is_whole_or_gone_and_the_next_clean_
             operations += 1
         parent.stdin.close()
     assert operations > 20
+
+
+NAMES = st.sampled_from(
+    ["logs/a.log", BEST, f"superseded/0/{BEST}", "superseded/1/logs/b.log", "corpus/real.mp4", "tables/a.parquet",
+     "checkpoints/stage_01_data_index.json", "bundle.zip", "checkpoints/fold_0/latest_checkpoint.pt"]
+)  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["done", "failed", "requeue"]), st.sets(NAMES), st.booleans()), max_size=3))
+def test_whatever_lies_in_runs_models_corpora_archives_and_what_is_outside_stay(made):
+    with tempfile.TemporaryDirectory() as folder:
+        config = RunConfig(cache_dir=f"{folder}/cache", runs_dir=f"{folder}/runs")
+        write_text(Path(folder) / "outside" / "video.mp4", "precious")
+        runs = []
+        for number, (state, names, linked) in enumerate(made):
+            run = made_run(config, number, state, *sorted(names))
+            if linked:
+                (run.root / "superseded").mkdir(exist_ok=True)
+                (run.root / "superseded" / "link").symlink_to(Path(folder) / "outside")
+            runs.append((run, state, contents(run.root)))
+        for each in removables(config, days=30, states=["done", "failed"]):
+            each.remove()
+        assert contents(Path(folder) / "outside") == {"video.mp4": b"precious"}
+        for run, state, before in runs:
+            lost = before.keys() - contents(run.root).keys()
+            foreign = any(name.endswith((".mp4", ".zip")) for name in before)
+            if foreign or state == "requeue":
+                assert not lost
+            if any(name.endswith((".safetensors", ".pt")) for name in before):
+                assert all(name.startswith("superseded") for name in lost)
+                models = {name for name in lost if name.endswith(".safetensors")}
+                assert not models or BEST in before.keys() - lost
+            if state == "failed" and "checkpoints/stage_01_data_index.json" in before:
+                assert not lost
