@@ -35,7 +35,7 @@ define resolve
 		| LC_ALL=C sort > build/lock/$(1).txt
 endef
 
-.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm test-gpu bench-gpu honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
+.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm test-gpu bench-gpu honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-scale bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -182,6 +182,9 @@ bench-clips: $(STAMP)  ## Measure how fast stored clips are read back and how lo
 bench-index: $(STAMP)  ## Measure what indexing costs per file and per row, as ratios of CPU time
 	$(RUN) -m benchmarks.index
 	$(RUN) -m benchmarks.near_duplicates
+
+bench-scale: $(STAMP)  ## Measure stages on tables of 10,000 to a million rows: seconds, memory, bytes (takes hours; ROWS=10000)
+	$(RUN) -m benchmarks.scale $(if $(ROWS),--rows $(ROWS))
 
 bench-training: $(STAMP)  ## Measure what the engine costs over a bare loop: steps, checkpoints, logging, memory
 	$(RUN) -m benchmarks.training
