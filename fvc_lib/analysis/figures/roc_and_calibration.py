@@ -23,7 +23,7 @@ from fvc_lib.analysis.figures.theme import band_trace, diagonal, fake_labels, fo
 from fvc_lib.analysis.read.queries import predictions as read_predictions
 from fvc_lib.metrics import calibration, classification
 from fvc_lib.metrics.calibration import RiskCoverage
-from fvc_lib.metrics.classification import FloatArray, IntArray, Metric
+from fvc_lib.metrics.classification import ConfusionCurve, FloatArray, IntArray, Metric, RankedRows
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import draw_group_counts, group_codes
 
@@ -32,8 +32,8 @@ _HALF = 0.5
 _FEWEST_GROUPS = 2  # of a class or a bin: of one there is no telling how groups vary
 _SAME = 1e-9  # a recall of 3 / 10 and the grid's 0.3 differ in their last bits
 
-# (labels (N,), scores (N,), weights (R, N), grid (G,)) -> heights (R, G), NaN in rows where a class has no weight.
-Heights = Callable[[IntArray, FloatArray, FloatArray, FloatArray], FloatArray]
+# (curve under R sets of weights, grid (G,)) -> heights (R, G), NaN in rows where a class has no weight.
+Heights = Callable[[ConfusionCurve, FloatArray], FloatArray]
 
 
 @dataclass(frozen=True)
@@ -86,19 +86,20 @@ def curve_band(
     grid = np.linspace(0.0, 1.0, GRID_POINTS)
     usable = [int(f) for f in np.unique(fold_of_row) if np.unique(checked[fold_of_row == f]).size == 2]
     rows = [np.flatnonzero(fold_of_row == fold) for fold in usable]
-    whole = np.ones((1, checked.size))
     if not usable:  # one class in every fold: one pooled curve says more than none
         rows = [np.arange(checked.size)]
     group_of_row, num_groups = group_codes(groups, checked.size)
     blocks = draw_group_counts(checked, group_of_row, num_groups, replicates=replicates, seed=seed)
-    drawn = [_mean_curves(checked, values, c[:, group_of_row], rows, grid, heights) for c in blocks]
+    # Sorted once: a block of draws from very many groups is a single one.
+    ranked = [classification.rank_rows(checked, values, of_fold) for of_fold in rows]
+    drawn = [_mean_curves(counts, group_of_row, ranked, grid, heights) for counts in blocks]
     low, high = pointwise_interval(np.concatenate(drawn), confidence)
     if min(np.unique(group_of_row[checked == label]).size for label in (0, 1)) < _FEWEST_GROUPS:
         low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
-    own = [heights(checked[r], values[r], whole[:, r], grid)[0] for r in rows] if usable else []
+    own = [heights(each.curve(np.ones((1, each.rows.size))), grid)[0] for each in ranked] if usable else []
     return CurveBand(
         grid,
-        _mean_curves(checked, values, whole, rows, grid, heights)[0],
+        _mean_curves(np.ones((1, num_groups)), group_of_row, ranked, grid, heights)[0],
         low,
         high,
         float((within_folds(area, fold_of_row) if usable else area)(checked, values)),
@@ -119,28 +120,21 @@ def pointwise_interval(drawn: FloatArray, confidence: float) -> tuple[FloatArray
 
 
 def _mean_curves(
-    labels: IntArray,
-    scores: FloatArray,
-    weights: FloatArray,
-    rows_of_fold: list[IntArray],
-    grid: FloatArray,
-    heights: Heights,
+    counts: FloatArray, group_of_row: IntArray, ranked: list[RankedRows], grid: FloatArray, heights: Heights
 ) -> FloatArray:
-    """(R, G) heights averaged over folds by their pairs; NaN where no fold has both classes."""
-    total, pairs = np.zeros((weights.shape[0], grid.size)), np.zeros(weights.shape[0])
-    for rows in rows_of_fold:
-        in_fold = weights[:, rows]
-        fold_pairs = (in_fold @ labels[rows]) * (in_fold @ (1 - labels[rows]))
-        values = heights(labels[rows], scores[rows], in_fold, grid)
-        total += np.where(fold_pairs[:, None] > 0, values * fold_pairs[:, None], 0.0)
+    """(R, G) heights averaged over folds by their pairs, groups counting ``counts``; NaN where no fold has both."""
+    total, pairs = np.zeros((len(counts), grid.size)), np.zeros(len(counts))
+    for of_fold in ranked:
+        curve = of_fold.curve(counts[:, group_of_row[of_fold.rows]])
+        fold_pairs = curve.num_fake * curve.num_real
+        total += np.where(fold_pairs[:, None] > 0, heights(curve, grid) * fold_pairs[:, None], 0.0)
         pairs += fold_pairs
     return classification.divide(total, pairs[:, None])
 
 
-def true_positive_rates(labels: IntArray, scores: FloatArray, weights: FloatArray, grid: FloatArray) -> FloatArray:
+def true_positive_rates(curve: ConfusionCurve, grid: FloatArray) -> FloatArray:
     """(R, G) at the grid's false positive rates, the upper one where the curve is vertical."""
-    curve = classification.confusion_curve(labels, scores, weights)
-    heights = np.full((weights.shape[0], grid.size), np.nan)
+    heights = np.full((len(curve.num_fake), grid.size), np.nan)
     for number, (x, y) in enumerate(zip(curve.false_positive_rates, curve.true_positive_rates, strict=True)):
         if np.isfinite(x[-1]) and np.isfinite(y[-1]):
             # np.interp takes the last of several equal x, which is the top of a vertical piece.
@@ -148,16 +142,15 @@ def true_positive_rates(labels: IntArray, scores: FloatArray, weights: FloatArra
     return heights
 
 
-def precisions(labels: IntArray, scores: FloatArray, weights: FloatArray, grid: FloatArray) -> FloatArray:
+def precisions(curve: ConfusionCurve, grid: FloatArray) -> FloatArray:
     """(R, G) precision at the strictest threshold that finds at least the grid's recall; NaN without fakes or reals.
 
     The step function whose area is the average precision, not a straight line between its points, which would be too
     good: J. Davis and M. Goadrich, "The relationship between precision-recall and ROC curves", ICML 2006.
     """
-    curve = classification.confusion_curve(labels, scores, weights)
     recalls = classification.divide(curve.true_positives, curve.num_fake[:, None])
     heights_at = classification.divide(curve.true_positives, curve.true_positives + curve.false_positives)
-    heights = np.full((weights.shape[0], grid.size), np.nan)
+    heights = np.full((len(recalls), grid.size), np.nan)
     for number in np.flatnonzero((curve.num_fake > 0) & (curve.num_real > 0)):
         # At recall 0 the first threshold that finds any fake: a row of weight 0 has no precision.
         first = int(np.argmax(recalls[number] > 0))
