@@ -94,7 +94,7 @@ def _measure(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAtWor
         index = read_table(path, INDEX)
         mine = index.filter([shard.has(content) for content in index["content_sha256"]])
         measure_features(mine, corpus_root(config), config.feature_families, config.cache_dir, None,
-                         recipe=recipe, progress=at_work.report)  # fmt: skip
+                         recipe=recipe, progress=at_work.report, workers=config.workers)  # fmt: skip
 
 
 _WORK: dict[str, Callable[[RunConfig, RunPaths, Shard, ShardAtWork], None]] = {
