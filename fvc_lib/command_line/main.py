@@ -13,12 +13,12 @@ from fvc_lib.command_line.audit import audit
 from fvc_lib.command_line.clean import clean, clips
 from fvc_lib.command_line.ensemble import ensemble
 from fvc_lib.command_line.export import export
-from fvc_lib.command_line.predict import predict
 from fvc_lib.command_line.robustness import robustness
 from fvc_lib.command_line.run_command import NOTEBOOKS, RunCommand, Wanted
 from fvc_lib.command_line.shards import shard
 from fvc_lib.command_line.sweep import sweep
-from fvc_lib.command_line.upload_page import verdict_page
+from fvc_lib.command_line.verdicts.predict import predict
+from fvc_lib.command_line.verdicts.upload_page import verdict_page
 from fvc_lib.execution.plan.plan import read_notebooks
 from fvc_lib.execution.run import which_run
 from fvc_lib.services.config import RunConfig

@@ -8,7 +8,7 @@ import pytest
 
 from fvc_lib import load_detector
 from fvc_lib.analysis.figures.evidence.when import Known
-from fvc_lib.command_line.verdict_pages import sections_of
+from fvc_lib.command_line.verdicts.pages import sections_of
 from fvc_lib.services.checkpoint_files import load_weights
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from fvc_lib.analysis.pages.predictions_page import worth_of
-from fvc_lib.command_line.predict import predict
+from fvc_lib.command_line.verdicts.predict import predict
 from fvc_lib.corpus.samples.captions import make_clip, plan_clips
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError

@@ -9,7 +9,7 @@ import torch
 
 from fvc_lib.analysis.figures.evidence.when import Known, extremes
 from fvc_lib.analysis.pages.video_page import when_section
-from fvc_lib.command_line.verdict_pages import page_name, sections_of, write_video_pages
+from fvc_lib.command_line.verdicts.pages import page_name, sections_of, write_video_pages
 from fvc_lib.detectors.network import head_of
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths

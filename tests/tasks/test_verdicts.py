@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from fvc_lib.command_line.main import main
-from fvc_lib.command_line.predict import _only_call_in
+from fvc_lib.command_line.verdicts.predict import _only_call_in
 from fvc_lib.services.atomic_files import this_host
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config

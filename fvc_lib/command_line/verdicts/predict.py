@@ -15,8 +15,8 @@ from filelock import FileLock, Timeout
 
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.command_line.models import find_model, load_detector
-from fvc_lib.command_line.predictions import predict_files
 from fvc_lib.command_line.records import execute_record
+from fvc_lib.command_line.verdicts.predictions import predict_files
 from fvc_lib.services.atomic_files import write_bytes
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config

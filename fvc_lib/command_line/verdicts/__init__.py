@@ -1,0 +1,1 @@
+"""Commands that ask a trained detector about files: predictions, their pages, and the page for uploads."""
