@@ -324,14 +324,14 @@ def measure_stem(case: Case, network: str) -> Iterator[str]:
     device, asked = case.compute.device, case.asked
     frames = torch.stack([NoisyClips(0, 2, asked.frames, asked.side)[i % 2].tensors["frames"] for i in range(16)])
     frames = frames.to(device)
-    one_by_one = FORENSIC.in_pieces(frames)
+    one_by_one = FORENSIC.clip_by_clip(frames)
     for clips in (1, 2, 4, 8, 16):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         seconds = []
         for _ in range(max(3, min(20, asked.steps))):
             started = devices.finished_at(device)
-            found = FORENSIC.in_pieces(frames, clips)
+            found = replace(FORENSIC, clips_at_once=clips).clip_by_clip(frames)
             seconds.append(devices.finished_at(device) - started)
         held = torch.cuda.max_memory_allocated(device) / 1e6 if device.type == "cuda" else float("nan")
         different = float((found - one_by_one).abs().max())

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -58,8 +60,8 @@ def test_blank_clips_give_finite_gradients(name):
 def test_maps_made_clip_by_clip_are_those_of_the_batch(stem, maps):
     frames = clips(5, 6, 50)
     for clips_at_once in (1, 2, 100):
-        assert stem.in_pieces(frames, clips_at_once).equal(maps(frames, stem.cell))
-    assert stem.in_pieces(frames).shape[1] == stem.num_channels
+        assert replace(stem, clips_at_once=clips_at_once).clip_by_clip(frames).equal(maps(frames, stem.cell))
+    assert stem.clip_by_clip(frames).shape[1] == stem.num_channels
 
 
 def test_every_detector_declares_where_it_is_from_and_takes_the_clips_it_declares():

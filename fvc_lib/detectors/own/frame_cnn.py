@@ -5,11 +5,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.detectors.own.stems import FORENSIC, PIXELS, ConvNorm, Stem
+from fvc_lib.detectors.own.stems import FORENSIC, PIXELS, ConvNorm, SeenThroughStem, Stem
 from fvc_lib.services.registry import DETECTORS, DetectorSpec
 
 
-class FrameTrunk(nn.Module):
+class FrameTrunk(SeenThroughStem, nn.Module):
     """A CNN on single frames; its norm sees the whole clip, so that a frozen or foreign frame stays different.
 
     Args:
@@ -19,7 +19,7 @@ class FrameTrunk(nn.Module):
 
     def __init__(self, widths: tuple[int, ...] = (32, 32), stem: Stem = FORENSIC) -> None:
         super().__init__()
-        self._stem, self.clips_at_once = stem, 1
+        self._stem = stem
         self.first = ConvNorm(stem.num_channels, widths[0], (1, 3, 3), (1, 2, 2))
         self.second = ConvNorm(widths[0], widths[1], (1, 3, 3))
         pairs = pairwise(widths[1:])
@@ -38,7 +38,7 @@ class FrameTrunk(nn.Module):
 
     def _pooled_frames(self, frames: Tensor) -> Tensor:
         """(B, F, T): mean, maximum and deviation over space (a manipulated region is local)."""
-        features = self.further(self.second(self.first(self._stem.in_pieces(frames, self.clips_at_once))))
+        features = self.further(self.second(self.first(self._stem.clip_by_clip(frames))))
         deviation = (features.var((3, 4), correction=0) + 1e-4).sqrt()
         return torch.cat([features.mean((3, 4)), features.amax((3, 4)), deviation], dim=1)
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fvc_lib.detectors.own.stems import FORENSIC, GROUPS, PIXELS, ConvNorm, Stem
+from fvc_lib.detectors.own.stems import FORENSIC, GROUPS, PIXELS, ConvNorm, SeenThroughStem, Stem
 from fvc_lib.services.registry import DETECTORS, DetectorSpec
 
 BIBTEX = """@inproceedings{tran2018closer,
@@ -16,7 +16,7 @@ BIBTEX = """@inproceedings{tran2018closer,
 }"""
 
 
-class R2Plus1dTrunk(nn.Module):
+class R2Plus1dTrunk(SeenThroughStem, nn.Module):
     """A small R(2+1)D: each 3-D convolution is a spatial one followed by a temporal one.
 
     After Tran et al., "A closer look at spatiotemporal convolutions for action recognition" (CVPR 2018), with group
@@ -25,7 +25,7 @@ class R2Plus1dTrunk(nn.Module):
 
     def __init__(self, widths: tuple[int, ...] = (16, 32, 64), stem: Stem = FORENSIC) -> None:
         super().__init__()
-        self._stem, self.clips_at_once = stem, 1
+        self._stem = stem
         self.spatial_stem = ConvNorm(stem.num_channels, widths[0], (1, 3, 3))
         self.temporal_stem = ConvNorm(widths[0], widths[0], (3, 1, 1))
         inputs = (widths[0], *widths[:-1])
@@ -45,8 +45,7 @@ class R2Plus1dTrunk(nn.Module):
 
     def _features(self, frames: Tensor) -> Tensor:
         """(B, C, T, h, w)."""
-        maps = self._stem.in_pieces(frames, self.clips_at_once)
-        features: Tensor = self.blocks(self.temporal_stem(self.spatial_stem(maps)))
+        features: Tensor = self.blocks(self.temporal_stem(self.spatial_stem(self._stem.clip_by_clip(frames))))
         return features
 
 

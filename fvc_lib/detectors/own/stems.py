@@ -12,7 +12,7 @@
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -133,8 +133,9 @@ class Stem:
     maps: Callable[[Tensor, int], Tensor]
     num_channels: int  # C
     cell: int  # side in pixels
+    clips_at_once: int = 1
 
-    def in_pieces(self, frames: Tensor, clips_at_once: int = 1) -> Tensor:
+    def clip_by_clip(self, frames: Tensor) -> Tensor:
         """``maps`` of a batch, on the CPU bit-equal, with the working memory of ``clips_at_once`` clips.
 
         The forensic stem's intermediate maps are as large as the pictures in float32: of eight clips of 16 x 224 x 224
@@ -143,7 +144,22 @@ class Stem:
         """
         if torch.compiler.is_exporting():  # a loop over the batch would make its size a constant
             return self.maps(frames, self.cell)
-        return torch.cat([self.maps(clip, self.cell) for clip in torch.split(frames, clips_at_once)])
+        return torch.cat([self.maps(clip, self.cell) for clip in torch.split(frames, self.clips_at_once)])
+
+
+class SeenThroughStem:
+    """A trunk whose stem takes so many clips at once; names and values stay."""
+
+    _stem: Stem
+
+    @property
+    def clips_at_once(self) -> int:
+        """Of a batch, whose maps are computed together."""
+        return self._stem.clips_at_once
+
+    @clips_at_once.setter
+    def clips_at_once(self, number: int) -> None:
+        self._stem = replace(self._stem, clips_at_once=number)
 
 
 FORENSIC = Stem(forensic_maps, NUM_CHANNELS, cell=4)
