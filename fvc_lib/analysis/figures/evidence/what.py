@@ -117,7 +117,7 @@ def panel_rows(videos: Sequence[PanelsLike]) -> list[PanelRow]:
                  f"is 0, white and black are {white:.1f} grey levels.",
                  each(lambda one: _picture(127.5 * (1 + one.residual / white), "noise residual"))),
         PanelRow("Spectrum", f"Power by frequency, 0 in the middle, half a cycle per pixel at the borders; black to "
-                 f"white is {least:.0f} to {most:.0f} dB.",
+                 f"white is {least:z.0f} to {most:z.0f} dB.",
                  each(lambda one: _picture(255 * (one.power - least) / span, "spectrum"))),
         PanelRow("Cosine coefficients of 8 x 8 blocks", f"Mean size, lowest frequency at the top left; white to dark "
                  f"is {2**low:.2g} to {2**high:.2g} grey levels. Compression empties the bottom right.",
