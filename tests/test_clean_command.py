@@ -95,24 +95,29 @@ def made_run(config: RunConfig, number: int, state: str, *files: str, **stages: 
     status.write(run)
     for name in files:
         write_text(run.root / name, name)
-    for path in (run.run_json, run.status_json):
+    for path in (run.run_json, run.status_json, *run.tables.glob("*")):
         os.utime(path, (time.time() - 40 * 86400,) * 2)
     return run
 
 
 BEST = "checkpoints/fold_0/best_model.safetensors"
+OPENED = "superseded/0/checkpoints/fold_0/selection.json"  # tells that the fold was opened before
 
 
 @pytest.fixture
 def runs(config):
     """By name, runs that may go, whole or in part, and runs that may not."""
     files = {
-        "trained": ("done", ("tables/index.parquet", BEST, f"superseded/0/{BEST}", "superseded/1/tables/a.csv")),
+        "trained": (
+            "done",
+            ("tables/index.parquet", BEST, f"superseded/0/{BEST}", "superseded/1/tables/a.csv", OPENED),
+        ),
         "only_model": ("done", (BEST, "superseded/0/checkpoints/fold_1/best_model.safetensors")),
         "indexed": ("done", ("tables/index.parquet", "logs/a.log")),
         "refused": ("failed", ("logs/a.log",)),
         "resumable": ("failed", ("tables/index.parquet", "checkpoints/stage_01_data_index.json")),
         "archived": ("failed", ("exports/bundle.zip",)),
+        "by_hand": ("interrupted", ("tables/rejected.parquet",)),
         "waiting": ("waiting", ()),
         "requeued": ("requeue", ()),
     }
@@ -145,8 +150,8 @@ def test_runs_go_only_where_their_state_is_named_and_nothing_is_lost_with_them(c
     assert "ended before any stage was finished" in shown
     gone = {name for name, run in runs.items() if not run.root.exists()}
     assert gone == {"indexed", "refused"}
-    assert not runs["trained"].superseded.exists()
-    assert runs["only_model"].superseded.exists()
+    for name, opened in (("trained", ["selection.json"]), ("only_model", [])):
+        assert {path.name for path in runs[name].superseded.rglob("*") if path.is_file()} == {Path(BEST).name, *opened}
     left = contents(Path(config.runs_dir).parent)
     assert left.items() <= before.items() | {(name, b"") for name in left if name.endswith("run.lock")}
     lost = {name.split("/")[2] for name in before.keys() - left.keys()}
@@ -161,8 +166,68 @@ def test_a_run_that_is_worked_on_or_was_resumed_since_the_preview_stays(config, 
     write_text(runs["refused"].status_json, runs["refused"].status_json.read_text())
     write_text(runs["indexed"].root / BEST, "weights")
     for run in (runs["refused"], runs["indexed"]):
-        found[run.root].remove()
+        assert found[run.root].remove() is False
         assert run.root.exists()
+
+
+def test_a_run_with_a_job_stays_where_slurm_says_that_it_waits_or_cannot_be_asked(config, tmp_path, monkeypatch):
+    run = made_run(config, 0, "interrupted")
+    (before,) = removables(config, days=30, states=["interrupted"])
+    write_json(run.slurm / "submitted.json", {"jobs": [{"job_id": "7", "name": "a", "stages": ["01_data_index"]}]})
+
+    def goes() -> bool:
+        return before.remove() is not False if list(removables(config, days=30, states=["interrupted"])) else False
+
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert not goes()
+    assert before.remove() is False  # submitted after the look
+    for answer, expected in (("echo '7|PENDING||BeginTime'", False), ("exit 1", False), ("echo '7|FAILED||'", True)):
+        write_text(tmp_path / "squeue", f"#!/bin/sh\n{answer}\n")
+        (tmp_path / "squeue").chmod(0o755)
+        assert goes() is expected
+    assert not run.root.exists()
+
+
+def test_clips_that_a_run_took_up_or_waits_for_since_the_look_stay(config, stores):
+    own, other, older = stores
+    found = {each.path: each for each in removables(config, days=30)}
+    waiting = made_run(config, 0, "waiting")
+    assert found[own.parents[1]].remove() is False
+    assert own.parents[1] not in {each.path for each in removables(config, days=30)}
+    shutil.rmtree(waiting.root)
+    write_text(other.parents[1] / "settings.json", "{}")
+    assert found[other.parents[1]].remove() is False
+    write_text(older.with_name("notes.txt"), "of a person")
+    shown = said(config, "clean", "--yes")
+    assert "deleted 2 items" in shown
+    assert f"left: {older.with_name('notes.txt')}" in shown
+    assert [path.exists() for path in stores] == [False, True, False]
+
+
+def test_what_is_busy_is_left_and_not_counted(config, runs):
+    (runs["indexed"].root / "run.lock").symlink_to(Path(config.runs_dir) / "none" / "lock")  # it cannot be taken
+    shown = said(config, "clean", "--state", "done", "--state", "failed", "--yes")
+    assert f"left: {runs['indexed'].root}: " in shown
+    assert runs["indexed"].root.exists()
+    assert not runs["refused"].root.exists()
+    assert "deleted 2 items" in shown
+
+
+def test_temporaries_of_a_corpus_in_the_cache_stay_and_so_does_a_folder_that_only_looks_left_over(config):
+    cache = Path(config.cache_dir)
+    of_cache, of_corpus, lately = (
+        cache / name for name in (".a.999999999.tmp", "corpus/.x.999999999.tmp", ".b.999999999.tmp")
+    )
+    for path in (of_cache, of_corpus, lately):
+        write_text(path, "half")
+    for path in (of_cache, of_corpus):
+        os.utime(path, (time.time() - 40 * 86400,) * 2)
+    folder = Path(config.runs_dir) / config.experiment
+    left, mine = folder / f".clean_run_20260101_000000_abcdef01_{time.time_ns()}", folder / ".clean_room"
+    for each in (left, mine):
+        write_text(each / "a", "")
+    inside = config.model_copy(update={"corpus": str(of_corpus.parent)})
+    assert {each.path for each in removables(inside, days=0)} == {of_cache, left}
 
 
 def test_a_corpus_inside_a_runs_folder_stays_with_it(config, runs):
@@ -269,7 +334,6 @@ def test_whatever_lies_in_runs_models_corpora_archives_and_what_is_outside_stay(
                 assert not lost
             if any(name.endswith((".safetensors", ".pt")) for name in before):
                 assert all(name.startswith("superseded") for name in lost)
-                models = {name for name in lost if name.endswith(".safetensors")}
-                assert not models or BEST in before.keys() - lost
+                assert not {name for name in lost if name.endswith(".safetensors")}
             if state == "failed" and "checkpoints/stage_01_data_index.json" in before:
                 assert not lost

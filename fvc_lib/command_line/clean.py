@@ -1,7 +1,8 @@
 """``clean`` and ``clips``: what runs and caches take on the disk, and making room, by preview and then on demand.
 
-What goes is moved to a name that no run has, in one step, and deleted there: a clean that is killed leaves each run
-whole or gone, and what is left under that name is deleted by the next one.
+A run, or a folder of measurements, is moved to a name that nothing reads, in one step, and deleted there: a clean that
+is killed leaves it whole or gone, and what is left under that name is deleted by the next one. Clips and superseded
+files go one by one; the next clean goes on where one was killed.
 """
 
 import json
@@ -13,19 +14,26 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from fvc_lib.execution.run.lock import is_worked_on, run_lock
 from fvc_lib.execution.run.status import status_now
+from fvc_lib.execution.slurm.queue import has_command, job_states, submitted_jobs
 from fvc_lib.services.atomic_files import left_temporaries, size_of
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
-LEFT = ".clean_"  # begins the name of what is being deleted
+if TYPE_CHECKING:
+    from fvc_lib.video.clips.store import ClipSet
+
 _FEATURES = re.compile(r"[0-9a-f]{32}(_[a-z0-9_]+)?")
+_LEFT = re.compile(rf"\.clean_(run_.+|superseded|{_FEATURES.pattern})_[0-9]{{16,}}")  # as _moved names it
+# Of superseded files: the records tell which test folds had been opened before, and what the models are.
+_STAY_SUPERSEDED = ("best_model.safetensors", ".json")
 _WEIGHTS = {".safetensors", ".pt"}
 # Neither a run nor a cache has such files; where somebody put one into a run's folder, all of that stands.
 _NOT_OURS = {
@@ -42,7 +50,7 @@ class Removable:
     kind: str
     reason: str
     size_bytes: int
-    remove: Callable[[], object]
+    remove: Callable[[], object]  # False: it stands, for it has been used since it was looked at
 
 
 def removables(
@@ -68,19 +76,20 @@ def removables(
         if experiment in (None, folder.name):
             yield from _left_over([folder, *(run.root for run in runs if run.root.parent.name == folder.name)])
     if experiment is None and not states:
-        yield from _of_cache(Path(config.cache_dir), before, known, kept)
+        yield from _of_cache(Path(config.cache_dir), runs_dir, before, kept)
 
 
 def why_run_may_go(run: RunPaths) -> str:
     """Why nothing is lost with the run, half a sentence; empty: it is to stay."""
     with suppress(FvcError, OSError):
-        if is_worked_on(run) or _has_weights(run):
+        if is_worked_on(run) or _is_needed(run):
             return ""
         state = status_now(run)
         if state.state == "done":
             return "finished without a model"
         finished = any(run.root.glob("checkpoints/stage_*.json")) or "done" in {s.state for s in state.stages.values()}
-        if state.state in ("failed", "interrupted") and not finished:
+        # A stage in a notebook takes no lock and leaves no record: what it wrote may be all there is to see of it.
+        if state.state in ("failed", "interrupted") and not finished and not any(run.tables.glob("*")):
             return "ended before any stage was finished: there is nothing to go on from"
     return ""
 
@@ -98,84 +107,124 @@ def _of_run(run: RunPaths, before: float, states: Collection[str], kept: Sequenc
     if state in states and (why := why_run_may_go(run)):
         yield Removable(run.root, "run", why, size_of(run.root), partial(_remove_run, run, _last_change(run)))
     elif state == "done" and not is_worked_on(run):
-        if run.superseded.is_dir() and not run.superseded.is_symlink() and _is_replaced(run):
-            why = "attempts that later ones replaced"
-            yield Removable(
-                run.superseded, "superseded", why, size_of(run.superseded), partial(_remove_superseded, run)
-            )
-        yield from _temporaries(run.root)
+        if run.superseded.is_dir() and not run.superseded.is_symlink():
+            sizes = [
+                status.st_size for path, status in _walk(run.superseded) if not path.name.endswith(_STAY_SUPERSEDED)
+            ]
+            if sizes:
+                why = "attempts that later ones replaced, but for their best models and records"
+                yield Removable(run.superseded, "superseded", why, sum(sizes), partial(_remove_superseded, run))
+        yield from _temporaries(run.root, before, others)
 
 
-def _has_weights(run: RunPaths) -> bool:
-    return any(path.suffix in _WEIGHTS for path, _ in _walk(run.root))
+def _is_needed(run: RunPaths) -> bool:
+    """Whether it has weights, or a job that has not ended; where there is no SLURM to ask, whether it ever had a job.
+
+    Raises:
+        FvcError: SLURM does not answer, or the record of the jobs is damaged.
+    """
+    if any(path.suffix in _WEIGHTS for path, _ in _walk(run.root)):
+        return True
+    has_jobs = bool(submitted_jobs(run))
+    return has_jobs and (not has_command("squeue") or any(not job.ended for job in job_states(run, must_answer=True)))
 
 
-def _remove_run(run: RunPaths, last_change: float) -> None:
+def _remove_run(run: RunPaths, last_change: float) -> bool:
     with run_lock(run, say=lambda _: None, on_lost=lambda _: None):
-        if _last_change(run) != last_change or _has_weights(run):
-            return  # it was resumed since it was looked at
+        if _last_change(run) != last_change or _is_needed(run):
+            return False
         moved = _moved(run.root)
     _delete(moved)
+    return True
 
 
 def _remove_superseded(run: RunPaths) -> None:
     with run_lock(run, say=lambda _: None, on_lost=lambda _: None):
-        if not _is_replaced(run):
-            return
-        moved = _moved(run.superseded)
-    _delete(moved)
+        _delete(run.superseded, keep=_STAY_SUPERSEDED)
 
 
-def _remove_folder(folder: Path) -> None:
-    _delete(_moved(folder))
+def _remove_clips(clip_set: "ClipSet", runs_dir: Path) -> bool:
+    from fvc_lib.video.clips.store import SETTINGS_FILE, prune_set
 
-
-def _is_replaced(run: RunPaths) -> bool:
-    """Whether each model among the superseded files has a later one in the run."""
-    for number in _folders(run.superseded):
-        for path, _ in _walk(number):
-            if path.name == "best_model.safetensors" and not (run.root / path.relative_to(number)).is_file():
-                return False
+    settings = clip_set.folder / SETTINGS_FILE
+    if settings.is_file() and settings.stat().st_mtime > clip_set.last_used:
+        return False
+    if clip_set.folder.parent.resolve() in clips_in_use(_living(list_runs(runs_dir))):
+        return False
+    for path in prune_set(clip_set).left:
+        click.echo(f"left: {path}: not a file of the cache's")
     return True
 
 
+def _remove_measurements(folder: Path, last_change: float, runs_dir: Path) -> bool:
+    if _newest(folder) > last_change or _living(list_runs(runs_dir)):
+        return False
+    _delete(_moved(folder))
+    return True
+
+
+def _living(runs: Sequence[RunPaths]) -> list[RunPaths]:
+    """Those that are worked on, or wait for a job or to be resumed."""
+    living = []
+    for run in runs:
+        state = ""
+        with suppress(FvcError, OSError):
+            state = status_now(run).state
+        if state in ("waiting", "requeue") or is_worked_on(run):
+            living.append(run)
+    return living
+
+
 def _last_change(run: RunPaths) -> float:
-    """When its status or record was last written."""
-    return max((path.stat().st_mtime for path in (run.run_json, run.status_json) if path.is_file()), default=0.0)
+    """When its status, its record or one of its tables was last written."""
+    paths = (run.run_json, run.status_json, *run.tables.glob("*"))
+    return max((path.stat().st_mtime for path in paths if path.is_file()), default=0.0)
 
 
-def _of_cache(cache: Path, before: float, runs: Sequence[RunPaths], kept: Sequence[Path]) -> Iterator[Removable]:
-    from fvc_lib.video.clips.store import prune_set, stored_sets  # PyAV takes a moment to load
+def _newest(folder: Path) -> float:
+    return max((status.st_mtime for _, status in _walk(folder)), default=0.0)
+
+
+def _of_cache(cache: Path, runs_dir: Path, before: float, kept: Sequence[Path]) -> Iterator[Removable]:
+    from fvc_lib.video.clips.store import stored_sets  # PyAV takes a moment to load
     from fvc_lib.video.features.measuring import FEATURES_FOLDER
 
-    living = [run for run in runs if is_worked_on(run)]
+    living = _living(list_runs(runs_dir))
     in_use = clips_in_use(living)
     for each in stored_sets(cache):
         is_free = each.folder.parent.resolve() not in in_use and not _holds(each.folder, kept)
         if is_free and each.last_used <= before:
             why = f"no run has used it for {_days(each.last_used)}: {json.dumps(each.settings)}"
-            yield Removable(each.folder, each.kind, why, each.size_bytes, partial(prune_set, each))
+            yield Removable(each.folder, each.kind, why, each.size_bytes, partial(_remove_clips, each, runs_dir))
     features = cache / FEATURES_FOLDER
     for folder in _folders(features) if not living else ():
-        used = max((status.st_mtime for _, status in _walk(folder)), default=0.0)
+        used = _newest(folder)
         if _FEATURES.fullmatch(folder.name) and used <= before and not _holds_foreign(folder, kept):
             why = f"nothing was measured into it for {_days(used)}"
-            yield Removable(folder, "measurements", why, size_of(folder), partial(_remove_folder, folder))
+            remove = partial(_remove_measurements, folder, used, runs_dir)
+            yield Removable(folder, "measurements", why, size_of(folder), remove)
     yield from _left_over([features])
-    yield from _temporaries(cache)
+    yield from _temporaries(cache, before, kept)
 
 
-def _temporaries(folder: Path) -> Iterator[Removable]:
+def _temporaries(folder: Path, before: float, kept: Sequence[Path]) -> Iterator[Removable]:
+    inside = [each for each in kept if each.is_relative_to(folder.resolve())]
+    before = min(before, time.time() - 86400)  # older names do not say on which machine the writer was
     for path in left_temporaries(folder):
-        size = path.lstat().st_size
-        yield Removable(path, "temporary", "its writer has died", size, partial(path.unlink, missing_ok=True))
+        if any(path.parent.resolve().is_relative_to(each) for each in inside):
+            continue
+        with suppress(FileNotFoundError):
+            status = path.lstat()
+            if status.st_mtime <= before:
+                remove = partial(path.unlink, missing_ok=True)
+                yield Removable(path, "temporary", "its writer has died", status.st_size, remove)
 
 
 def _left_over(folders: Sequence[Path]) -> Iterator[Removable]:
     for folder in folders:
         if folder.is_dir() and not folder.is_symlink():
-            for path in sorted(folder.glob(f"{LEFT}*")):
-                if path.is_dir() and not path.is_symlink():
+            for path in _folders(folder):
+                if _LEFT.fullmatch(path.name):
                     why = "an earlier clean was ended while it deleted this"
                     yield Removable(path, "left over", why, size_of(path), partial(_delete, path))
 
@@ -221,21 +270,28 @@ def _folders(parent: Path) -> list[Path]:
 
 def _moved(folder: Path) -> Path:
     """``folder`` under a name of its own that nothing reads; a step that happens as a whole or not at all."""
-    target = folder.with_name(f"{LEFT}{folder.name}_{time.time_ns()}")
+    target = folder.with_name(f".clean_{folder.name}_{time.time_ns()}")
     folder.rename(target)
     return target
 
 
-def _delete(folder: Path) -> None:
-    """Everything below and the folder; of links the link alone."""
+def _delete(folder: Path, keep: tuple[str, ...] = ()) -> None:
+    """Everything below but files whose names end so, and the folders that are empty then; of links the link alone."""
     for parent, folders, files in os.walk(folder, topdown=False):
         for name in (*files, *folders):
             path = Path(parent, name)
-            if name in files or path.is_symlink():
-                path.unlink()
-            else:
-                path.rmdir()
-    folder.rmdir()
+            with suppress(FileNotFoundError):  # another clean is at it
+                if name not in files and not path.is_symlink():
+                    _remove_empty(path)
+                elif not name.endswith(keep):
+                    path.unlink()
+    with suppress(FileNotFoundError):
+        _remove_empty(folder)
+
+
+def _remove_empty(folder: Path) -> None:
+    if not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def _days(since: float) -> str:
@@ -262,11 +318,13 @@ def clean(
     """Show what may go, with sizes and reasons; delete it with --yes.
 
     Clips, re-encoded videos, features of a frozen network and forensic measurements that no run has used for long;
-    superseded attempts of finished runs; temporary files of dead processes; with --state also whole runs that are
-    finished without a model, or that ended before any stage was finished.
+    superseded attempts of finished runs, but for their best models and JSON records; temporary files of dead
+    processes; with --state also whole runs that are finished without a model, or that ended before any stage was
+    finished.
 
-    What stays, whatever is asked for: a best model and any other weights, a run that is at work, waits for a job or
-    can be resumed, a corpus, an archive, and all that lies outside the runs and cache folders; no link is followed.
+    What stays, whatever is asked for: every best model and a run's present weights, a run that is at work, waits for a
+    job or can be resumed, a corpus, an archive, and all that lies outside the runs and cache folders; no link is
+    followed. Of runs in another runs folder that share the cache only the last use is known.
 
     \b
     python run_notebooks.py clean                              what would go
@@ -281,7 +339,13 @@ def clean(
         click.echo(f"{'delete' if yes else 'would delete':<12} {each.size_bytes / 1e6:10,.1f} MB  {each.kind:<12} "
                    f"{each.path}: {each.reason}")  # fmt: skip
         if yes:
-            each.remove()
+            try:
+                left = "it has been used since it was looked at" if each.remove() is False else ""
+            except (FvcError, OSError) as error:
+                left = str(error)
+            if left:
+                click.echo(f"left: {each.path}: {left}")
+                continue
         size, num = size + each.size_bytes, num + 1
     told = f"{num} item{'' if num == 1 else 's'}, {size / 1e6:,.1f} MB"
     if yes:
@@ -303,8 +367,8 @@ def clips(prune: bool, unused_days: float, cache_dir: Path | None, runs_dir: Pat
 
     Clips are made once for all runs with the same settings and stay until they are deleted; a run that needs
     them again makes them again. Each set is shown with its size and last use. Clips of a run in --runs-dir that is
-    being worked on are kept; of runs elsewhere that share the cache only the last use is known. Videos written anew for
-    -p canonical true or -p rescale 480 are such a set too.
+    being worked on or waits are kept; of runs elsewhere that share the cache only the last use is known. Videos
+    written anew for -p canonical true or -p rescale 480 are such a set too.
     """
     from fvc_lib.video.clips.store import stored_sets
 
@@ -313,7 +377,7 @@ def clips(prune: bool, unused_days: float, cache_dir: Path | None, runs_dir: Pat
         raise UsageError(f"clips --prune is now: {command}, which shows what would go; with --yes it is deleted.")
     config = resolve_config()
     sets = stored_sets(cache_dir or Path(config.cache_dir))
-    in_use = clips_in_use([run for run in list_runs(runs_dir or Path(config.runs_dir)) if is_worked_on(run)])
+    in_use = clips_in_use(_living(list_runs(runs_dir or Path(config.runs_dir))))
     chosen = []
     for clip_set in sets:
         unused = max(0.0, time.time() - clip_set.last_used) / 86400
