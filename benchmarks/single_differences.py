@@ -53,7 +53,7 @@ DIFFERENCES = {
     "size: 360 or 180 rows": Written(height=180),
     "length: 48 or 24 frames": Written(frames=24),
     "codec: H.264 or MPEG-4": Written(codec="mpeg4"),
-    "rate: 30 or 20 a second": Written(rate=20),
+    "rate: 30 or 20 a second, 48 or 32 frames": Written(rate=20),
 }
 
 
