@@ -8,6 +8,7 @@
 #   RUN     a run folder; what is finished in it is not repeated
 #   JOBS    how many folds at once (1)
 #   OPTION  of run_notebooks.py, for example -p corpus ~/videos: a new run, experiment job_ID; none: the sample corpus
+#           (not -p runs_dir, nor in a file of parameters: FVC_RUNS_DIR names the runs folder)
 # `run_notebooks.py --executor slurm --one-job` submits it with the settings of site.conf; without SLURM: bash pipeline.sh RUN
 # Straight through, in the checkout: USE_MLOPS_PIPELINE=false sbatch --mem=8G slurm/pipeline.sh [OPTION...]
 here=$(dirname "${BASH_SOURCE[0]}")
@@ -22,6 +23,10 @@ source "$here/common.sh" || exit 2
 case ${1:--} in
 -*)
     if [ -n "${SLURM_JOB_ID:-}" ]; then
+        case " $* " in *" runs_dir "*)
+            fvc_say "-p runs_dir: not in a job, which looks for its run in FVC_RUNS_DIR when it is requeued; set that"
+            exit 2 ;;
+        esac
         set -- "$@" --experiment "job_$SLURM_JOB_ID"
         # A job that was requeued goes on with the run that it began; straight, it would train from the start again.
         if compgen -G "${FVC_RUNS_DIR:-$FVC_HOME/runs}/job_$SLURM_JOB_ID/run_*/run.json" >/dev/null; then

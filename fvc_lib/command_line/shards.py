@@ -61,14 +61,15 @@ def _probe(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAtWork)
     from fvc_lib.corpus.samples.videos import run_listing
 
     listing, work_dir = run_listing(config), Path(config.cache_dir) / "index"
+    writer = f"{run.run_id}.{shard}"  # two runs may probe the same corpus on different hosts
     found, _ = probe_listing(
-        listing, work_dir, workers=config.workers, progress=at_work.report, chosen=shard.has, writer=str(shard)
+        listing, work_dir, workers=config.workers, progress=at_work.report, chosen=shard.has, writer=writer
     )
     if config.recipe and not config.dev_groups:  # of a trial's videos few remain; which, only all of them tell
         files = files_of(listing)
         sources = {result.content_sha256: files[path] for path, result in found.items() if result.probe}
         measured_again(sources, config.recipe, config.cache_dir, work_dir, workers=config.workers,
-                       progress=at_work.report, writer=str(shard))  # fmt: skip
+                       progress=at_work.report, writer=writer)  # fmt: skip
 
 
 def _make_clips(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAtWork) -> None:

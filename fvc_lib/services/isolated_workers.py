@@ -50,7 +50,7 @@ class Suspects:
     Attributes:
         alone: these are begun last, while no other item is in hand.
         given_up: these are not begun at all; why, by path. Their answer is ``crashed``.
-        in_hand: told the paths of all that is in hand, each time before one more is begun.
+        in_hand: told the paths of all that is in hand: before one more is begun, and when one was answered.
     """
 
     alone: set[str] = field(default_factory=set)
@@ -99,7 +99,8 @@ def run_isolated(
     """Yield one answer per item, in the order they are finished; closing the iterator ends the children.
 
     No more children work than the memory budget holds (``PoolBound``). A child of several that is killed may
-    have been killed for the others' memory: its item is tried once more, with half as many at work.
+    have been killed for the others' memory: half as many work from then on, and its item is tried once more, last
+    and alone.
 
     Args:
         function: ``module:name`` of an importable function from one JSON value to one JSON value. An exception in it
@@ -113,35 +114,35 @@ def run_isolated(
     Raises:
         FvcError: a child cannot even start; the message holds the last line it wrote.
     """
-    queue = deque(sorted(range(len(items)), key=lambda each: _path_of(items[each]) in SUSPECTS.alone))
+    alone = {each for each, item in enumerate(items) if _path_of(item) in SUSPECTS.alone}
+    queue = deque(sorted(range(len(items)), key=alone.__contains__))
     for each in [each for each in queue if _path_of(items[each]) in SUSPECTS.given_up]:
         queue.remove(each)
         yield Answer(each, None, "crashed", SUSPECTS.given_up[_path_of(items[each])])
     seconds = timeout_seconds if isinstance(timeout_seconds, Sequence) else [timeout_seconds] * len(items)
-    bound, tried_again = PoolBound(workers, available_cores(), worker_bytes, len(queue)), set[int]()
+    bound = PoolBound(workers, available_cores(), worker_bytes, len(queue))
     pool = [_Worker(function, max(seconds), memory_bytes) for _ in range(bound.most)]
     try:
         while queue or any(worker.position is not None for worker in pool):
-            allowed = bound.now()
+            allowed = bound.now() if queue and queue[0] not in alone else 1
             busy = [worker for worker in pool if worker.position is not None]
             idle = [worker for worker in pool if worker.position is None]
-            for worker in idle[: max(0, allowed - len(busy))]:
-                if queue and _may_begin(items[queue[0]], items, pool):
+            room = max(0, allowed - len(busy))
+            for worker in idle[room:]:
+                worker.end()  # what it holds is not to be had
+            for worker in idle[:room]:
+                if queue and (queue[0] not in alone or not busy):
                     position = queue.popleft()
-                    if SUSPECTS.in_hand is not None:
-                        SUSPECTS.in_hand([*_in_hand(items, pool), _path_of(items[position])])
+                    _note_in_hand(items, pool, position)
                     worker.submit(position, items[position], seconds[position])
                     busy.append(worker)
-            if len(busy) >= allowed:
-                for worker in idle:
-                    if worker.position is None:
-                        worker.end()  # what it holds is not to be had
             for answer in _collect(busy, bound):
+                _note_in_hand(items, pool)
                 killed = answer.failure == "crashed" and answer.detail.startswith("SIGKILL")
-                if killed and len(pool) > 1 and answer.position not in tried_again:
-                    tried_again.add(answer.position)
+                if killed and len(pool) > 1 and answer.position not in alone:
+                    alone.add(answer.position)
                     bound.halve(len(busy))
-                    queue.appendleft(answer.position)
+                    queue.append(answer.position)
                 else:
                     yield answer
     finally:
@@ -281,16 +282,10 @@ class _Worker:
         self._buffer = b""
 
 
-def _in_hand(items: Sequence[Any], pool: Sequence[_Worker]) -> list[str]:
-    return [_path_of(items[worker.position]) for worker in pool if worker.position is not None]
-
-
-def _may_begin(item: Any, items: Sequence[Any], pool: Sequence[_Worker]) -> bool:
-    """Whether nothing is in hand, or neither ``item`` nor what is in hand has to be alone."""
-    if not SUSPECTS.alone:
-        return True
-    busy = _in_hand(items, pool)
-    return not busy or SUSPECTS.alone.isdisjoint([_path_of(item), *busy])
+def _note_in_hand(items: Sequence[Any], pool: Sequence[_Worker], *begun: int) -> None:
+    if SUSPECTS.in_hand is not None:
+        positions = [worker.position for worker in pool if worker.position is not None]
+        SUSPECTS.in_hand([_path_of(items[position]) for position in (*positions, *begun)])
 
 
 def _collect(busy: Sequence[_Worker], bound: PoolBound) -> Iterator[Answer]:

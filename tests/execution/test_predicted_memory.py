@@ -124,6 +124,10 @@ def test_a_larger_machine_has_more_workers_and_so_a_higher_peak(config):
     guessed = in_megabytes(predicted_peaks(new, None))
     assert guessed["01_data_index"] == 410 + 10 * 90
     assert guessed["03_augmentation"] == int(510 + 4 * 1073.741824)  # six that crop fit into 8 GB
+    jobs = {
+        cpus: in_megabytes(predicted_peaks(new, None, job_cpus=cpus))["03_augmentation"] for cpus in (2, 8, 64)
+    }  # by the job's processors and no more than were asked for, whatever this machine has
+    assert jobs == {cpus: int(510 + more * 1073.741824) for cpus, more in ((2, 0), (8, 6), (64, 10))}
 
 
 def test_a_step_is_tried_out_only_where_no_run_tells(config):

@@ -12,8 +12,12 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.run.shards import Shard, ShardRecord, read_shard, record_path, shards_line
+from fvc_lib.execution.run.lock import run_lock
+from fvc_lib.execution.run.shards import (
+    Shard, ShardAtWork, ShardRecord, read_shard, record_path, shards_line, suspect_files,
+)  # fmt: skip
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.isolated_workers import SUSPECTS, run_isolated
 from fvc_lib.services.run_paths import RunPaths
 
 # Begins as ``run_notebooks.py shard`` does, on files that are only names. One of them kills the whole process, as the
@@ -70,16 +74,52 @@ def test_a_file_that_kills_its_shard_is_found_and_given_up_and_the_rest_is_done(
         "DONE": str(tmp_path / "done"),
     }
     record, states = record_path(RunPaths(tmp_path), "01_data_index", Shard(0, 1)), []
-    for _ in range(4):
+    for _ in range(5):
         command = [sys.executable, str(tmp_path / "looked_at.py"), str(tmp_path), *files]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         states.append((done.returncode, read_shard(record)))
-    assert [code for code, _ in states] == [-signal.SIGKILL] * 3 + [0], done.stderr
+    assert [code for code, _ in states] == [-signal.SIGKILL] * 4 + [0], done.stderr
     assert "killer" in states[1][1].in_hand  # noted from the second start on
     assert (states[2][1].in_hand, set(states[2][1].alone)) == (["killer"], set(states[1][1].in_hand))
-    assert (states[3][1].given_up, states[3][1].state, states[3][1].alone) == (["killer"], "done", [])
+    assert (states[3][1].in_hand, states[3][1].died_alone, states[3][1].given_up) == (["killer"], ["killer"], [])
+    assert (states[4][1].given_up, states[4][1].state, states[4][1].alone) == (["killer"], "done", [])
     assert "killer crashed" in done.stdout
     assert {path.name for path in (tmp_path / "done").iterdir()} == {"a", "b", "c", "d"}
+
+
+def test_deaths_of_a_node_give_up_no_file_that_was_answered_or_died_alone_once(tmp_path):
+    path = tmp_path / "shard.json"
+    for in_hand in (["a", "b"], ["a", "b"], ["a"], [], ["b"], ["c"]):
+        ShardAtWork(path).note_in_hand(in_hand)
+    ShardAtWork(path)
+    assert (read_shard(path).given_up, read_shard(path).died_alone) == ([], ["a", "b"])
+    told: list[list[str]] = []
+    SUSPECTS.in_hand = told.append
+    try:
+        assert [answer.value for answer in run_isolated("builtins:str", ["a.mp4"])] == ["a.mp4"]
+    finally:
+        SUSPECTS.in_hand = None
+    assert told == [["a.mp4"], []]
+
+
+def test_a_second_run_in_one_process_gives_up_none_of_the_firsts_files(tmp_path):
+    first, second = RunPaths(tmp_path / "first"), RunPaths(tmp_path / "second")
+    path = record_path(first, "03_augmentation", Shard(0, 1))
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"alone": ["a"], "given_up": ["b"]}))
+    suspect_files(first, "03_augmentation")
+    assert (SUSPECTS.alone, list(SUSPECTS.given_up)) == ({"a"}, ["b"])
+    assert SUSPECTS.given_up["b"].endswith(f"delete {path} and add --force 03")
+    suspect_files(second, "03_augmentation")
+    assert (SUSPECTS.alone, SUSPECTS.given_up) == (set(), {})
+
+
+def test_what_was_known_before_counts_for_no_speed(tmp_path):
+    path = tmp_path / "shard.json"
+    at_work = ShardAtWork(path)
+    for done, total in ((90, 100), (95, 100), (3, 20), (5, 20)):
+        at_work.report(done, total)
+    assert (at_work.end("stopped").known, read_shard(path).done) == (3, 5)
 
 
 def test_status_says_how_many_shards_are_done_and_what_is_left(tmp_path):
@@ -87,16 +127,17 @@ def test_status_says_how_many_shards_are_done_and_what_is_left(tmp_path):
     assert shards_line(run, "03_augmentation", 4) == "03_augmentation shards: 0 of 4 done"
     records = (
         ShardRecord("done", 100, 100, 50.0),
-        ShardRecord("running", 50, 100, 10.0),
-        ShardRecord("stopped", 10, 100, 2.0, given_up=["bad.mp4"]),
+        ShardRecord("running", 50, 100, 10.0, known=10),
+        ShardRecord("running", 10, 100, 0.1, given_up=["bad.mp4"]),  # killed: nobody holds it
     )
     for number, record in enumerate(records):
         path = record_path(run, "03_augmentation", Shard(number, 4))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(vars(record)))
-    assert shards_line(run, "03_augmentation", 4) == (
-        "03_augmentation shards: 1 of 4 done; 160 of about 400 files; 5.0 files a second, 48 s left; "
-        "1 given up: bad.mp4"
-    )
+    with run_lock(run, ["03_augmentation_shard_1_of_4"]):
+        assert shards_line(run, "03_augmentation", 4) == (
+            "03_augmentation shards: 1 of 4 done; 160 of about 400 files; 4.0 files a second, 60 s left; "
+            "1 given up: bad.mp4"
+        )
     record_path(run, "03_augmentation", Shard(3, 4)).write_text("{torn")
     assert shards_line(run, "03_augmentation", 4).startswith("03_augmentation shards: 1 of 4 done; 160 of about 400")

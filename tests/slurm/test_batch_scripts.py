@@ -150,6 +150,7 @@ def test_a_new_run_is_one_job_that_goes_on_with_its_own_run_when_it_is_requeued(
     (runs / "job_7" / "run_1" / "run.json").touch()
     assert home.run("../../spool/slurm_script", "-p", "corpus", "/a b", SLURM_CPUS_PER_TASK="4", **job)[0] == 0
     assert home.run("pipeline.sh")[0] == 0
+    assert home.run("pipeline.sh", "-p", "runs_dir", "/c", **job)[0] == 2
     said = [line for line in home.said() if line != "ready"]
     new = "-p corpus /a b --experiment job_7"
     assert said == [new, f"--resume latest {new}", ""]

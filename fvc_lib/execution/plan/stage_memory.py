@@ -43,21 +43,22 @@ class PredictedPeak:
 
 
 def predicted_peaks(
-    config: RunConfig, run: RunPaths | None, *, measure: Measure | None = None
+    config: RunConfig, run: RunPaths | None, *, measure: Measure | None = None, job_cpus: int = 0
 ) -> dict[str, PredictedPeak]:
     """What one task of each stage is expected to take, by the stage's name. Reads only; never fails for want of data.
 
     ``run`` is the run that goes on, None for a new one. ``measure`` tries one training step out and returns the
-    training's peak in bytes, or None where it cannot; it is asked only when no run tells.
+    training's peak in bytes, or None where it cannot; it is asked only when no run tells. ``job_cpus``: the stages will run in
+    jobs of so many processors, whose memory is what is predicted here; 0: on this machine.
     """
     stages = stages_of(config, STAGES)
     missing = {stage.name for stage in stages}
-    found = {} if run is None else _of_run(run, config, missing, "measured in this run")
+    found = {} if run is None else _of_run(run, config, missing, "measured in this run", job_cpus)
     missing -= found.keys()
     for other in _others(Path(config.runs_dir), run):
         if not missing:
             break
-        more = _of_run(other, config, missing, f"measured in {other.run_id}")
+        more = _of_run(other, config, missing, f"measured in {other.run_id}", job_cpus)
         found |= more
         missing -= more.keys()
     if FOLD_TRAINING in missing and (peak := _of_training(config, run, measure)) is not None:
@@ -67,41 +68,46 @@ def predicted_peaks(
         found[FINAL_TRAINING] = found[FOLD_TRAINING]
         missing.discard(FINAL_TRAINING)
     guessed = {
-        stage.name: PredictedPeak(_guessed_bytes(stage, config), KERNEL_ORIGIN)
+        stage.name: PredictedPeak(_guessed_bytes(stage, config, job_cpus), KERNEL_ORIGIN)
         for stage in stages
         if stage.name in missing
     }
     return {stage.name: {**found, **guessed}[stage.name] for stage in stages}
 
 
-def _guessed_bytes(stage: Stage, config: RunConfig) -> int:
+def _guessed_bytes(stage: Stage, config: RunConfig, job_cpus: int) -> int:
     """Where nothing is known: a rank takes no more than a kernel that trains, and the kernel waits beside its ranks."""
     if stage.trains and config.num_ranks > 1:
         return memory_budget.KERNEL_BYTES + config.num_ranks * stage.kernel_bytes
-    return _with_workers(stage.kernel_bytes, _COUNTED_WORKERS, stage.worker_bytes(config), config)
+    return _with_workers(stage.kernel_bytes, _COUNTED_WORKERS, stage.worker_bytes(config), config, job_cpus)
 
 
-def _with_workers(peak_bytes: int, workers_then: int, worker_bytes: int, config: RunConfig) -> int:
-    """``peak_bytes``, which so many workers had part in, with as many more as would work on this machine."""
+def _with_workers(peak_bytes: int, workers_then: int, worker_bytes: int, config: RunConfig, job_cpus: int) -> int:
+    """``peak_bytes``, which so many workers had part in, with as many more as would work on this machine or in the job."""
     if not worker_bytes:
         return peak_bytes
-    budget_bytes = memory_budget.memory_budget(config.mem_gb).total_bytes
-    now = most_workers(config.workers, available_cores(), worker_bytes, budget_bytes, peak_bytes)
+    if job_cpus:
+        now = min(config.workers or job_cpus, job_cpus)
+    else:
+        budget_bytes = memory_budget.memory_budget(config.mem_gb).total_bytes
+        now = most_workers(config.workers, available_cores(), worker_bytes, budget_bytes, peak_bytes)
     return peak_bytes + max(0, now - workers_then) * worker_bytes
 
 
-def _measured_bytes(run: RunPaths, name: str, peak_bytes: int, config: RunConfig) -> int:
-    """A stage's measured peak, with the workers that this machine would have of those that its events tell of."""
+def _measured_bytes(run: RunPaths, name: str, peak_bytes: int, config: RunConfig, job_cpus: int) -> int:
+    """A stage's measured peak, with the workers that this machine or the job would have of those that its events tell of."""
     for row in rows_from_the_end(run.memory_events(name)):
         details = row.get("details")
         if row.get("kind") == POOL_EVENT and isinstance(details, dict):
             counted, each = details.get("workers"), details.get("worker_mb")
             if isinstance(counted, int) and isinstance(each, int | float):
-                return _with_workers(peak_bytes, counted, round(each * 1e6), config)
+                return _with_workers(peak_bytes, counted, round(each * 1e6), config, job_cpus)
     return peak_bytes
 
 
-def _of_run(run: RunPaths, config: RunConfig, names: set[str], origin: str) -> dict[str, PredictedPeak]:
+def _of_run(
+    run: RunPaths, config: RunConfig, names: set[str], origin: str, job_cpus: int
+) -> dict[str, PredictedPeak]:
     """What finished tasks of ``run`` took, of those stages among ``names`` that had what they now would have."""
     try:
         status = read_status(run)
@@ -111,7 +117,7 @@ def _of_run(run: RunPaths, config: RunConfig, names: set[str], origin: str) -> d
     now = config.model_dump(mode="json")
     peaks = {name: _largest_peak(status, name) for name in names}
     return {
-        name: PredictedPeak(_measured_bytes(run, name, peak, config), origin)
+        name: PredictedPeak(_measured_bytes(run, name, peak, config, job_cpus), origin)
         for name, peak in peaks.items()
         if peak and all(then.get(each, now[each]) == now[each] for each in now if name in DECLARED[each].memory)
     }

@@ -3,7 +3,7 @@
 What a shard finds out is kept where the stage's notebook looks first: probe results, clips and features, by content. So
 the notebook's tables cannot depend on how many shards there were or which of them were finished, and a shard that died
 begins again at what is missing. What is recorded here says how far it is, and nothing depends on it but this: files at
-which a shard died again and again are done alone, and one at which it died alone is given up.
+which a shard died again and again are done alone, and one at which it died alone twice is given up.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
-from fvc_lib.execution.run.lock import run_lock
+from fvc_lib.execution.run.lock import is_task_worked_on, run_lock
 from fvc_lib.services.atomic_files import read_json_object, temporary_of
 from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.isolated_workers import SUSPECTS
@@ -60,16 +60,22 @@ class ShardRecord:
     state: Literal["running", "done", "stopped", "failed"] = "stopped"
     done: int = 0
     total: int = 0
-    seconds: float = 0.0  # at work
+    seconds: float = 0.0  # at work on ``total``
+    known: int = 0  # of ``done``, before this start
     deaths: int = 0  # in a row
     in_hand: list[str] = field(default_factory=list)  # files; noted from the first death on
     alone: list[str] = field(default_factory=list)  # files
+    died_alone: list[str] = field(default_factory=list)  # of these, once
     given_up: list[str] = field(default_factory=list)  # files
 
 
 def record_path(run: RunPaths, stage: str, shard: Shard) -> Path:
     """Where a shard leaves its record."""
     return run.shards / stage / f"{shard}.json"
+
+
+def _lock_key(stage: str, shard: Shard) -> str:
+    return f"{stage}_shard_{shard}"
 
 
 def read_shard(path: Path) -> ShardRecord:
@@ -81,13 +87,14 @@ def read_shard(path: Path) -> ShardRecord:
 
 
 def suspect_files(run: RunPaths, stage: str) -> None:
-    """Let this process's workers take files at which shards of ``stage`` died alone, or not at all."""
+    """Let this process's workers take files at which shards of ``stage`` died alone, or not at all; these only."""
+    SUSPECTS.alone.clear()
+    SUSPECTS.given_up.clear()
     for path in sorted((run.shards / stage).glob("[!.]*.json")):
         record = read_shard(path)
         SUSPECTS.alone.update(record.alone)
-        SUSPECTS.given_up.update(
-            dict.fromkeys(record.given_up, f"it ended the whole process twice; to try it again, delete {path}")
-        )
+        why = f"it ended the whole process twice; to try it again, delete {path} and add --force {stage.split('_')[0]}"
+        SUSPECTS.given_up.update(dict.fromkeys(record.given_up, why))
 
 
 class ShardAtWork:
@@ -100,14 +107,18 @@ class ShardAtWork:
         died = before.state == "running"
         self._now = ShardRecord("running", deaths=before.deaths + 1 if died else 0, given_up=before.given_up)
         if died:
-            given_up = {*before.given_up, *(set(before.in_hand) & set(before.alone))}
+            died_alone = set(before.in_hand) & set(before.alone)
+            given_up = {*before.given_up, *(died_alone & set(before.died_alone))}
             alone = {*before.alone, *(before.in_hand if self._now.deaths >= _ALONE_AFTER else ())} - given_up
             self._now.alone, self._now.given_up = sorted(alone), sorted(given_up)
+            self._now.died_alone = sorted(died_alone.union(before.died_alone) - given_up)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._write()
 
     def report(self, done: int, total: int) -> None:
         """So many files are done, of so many."""
+        if total != self._now.total:  # the first report, or of the next kind of work
+            self._started, self._now.known = time.monotonic(), done
         self._now.done, self._now.total = done, total
         if time.monotonic() - self._written >= _WRITE_SECONDS:
             self._write()
@@ -122,7 +133,7 @@ class ShardAtWork:
         """Put down how it ended."""
         self._now.state, self._now.in_hand = state, []
         if state == "done":
-            self._now.deaths, self._now.alone, self._now.done = 0, [], self._now.total
+            self._now.deaths, self._now.alone, self._now.died_alone, self._now.done = 0, [], [], self._now.total
         self._write()
         return self._now
 
@@ -142,7 +153,7 @@ def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
     Raises:
         UsageError: another process has it, or the whole run.
     """
-    with run_lock(run, [f"{stage}_shard_{shard}"]):
+    with run_lock(run, [_lock_key(stage, shard)]):
         at_work = ShardAtWork(record_path(run, stage, shard))
         suspect_files(run, stage)
         SUSPECTS.in_hand = at_work.note_in_hand
@@ -162,16 +173,21 @@ def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
 
 def shards_line(run: RunPaths, stage: str, of: int) -> str:
     """How far the shards of a stage are, in a line: how many are done, files a second, the time that is left."""
-    records = [read_shard(record_path(run, stage, Shard(number, of))) for number in range(of)]
+    shards = [Shard(number, of) for number in range(of)]
+    records = [read_shard(record_path(run, stage, shard)) for shard in shards]
     begun = [record for record in records if record.total]
     done, total = sum(record.done for record in begun), sum(record.total for record in begun)
-    running = [record for record in begun if record.state == "running"]
+    running = [
+        record
+        for shard, record in zip(shards, records, strict=True)
+        if record.state == "running" and is_task_worked_on(run, _lock_key(stage, shard))
+    ]
     parts = [f"{sum(record.state == 'done' for record in records)} of {of} done"]
     if begun:
         about = "" if len(begun) == of else "about "
         total = round(total * of / len(begun))  # files are dealt out evenly
         parts.append(f"{done:,} of {about}{total:,} files")
-    if rate := sum(record.done / record.seconds for record in running if record.seconds):
+    if rate := sum((record.done - record.known) / record.seconds for record in running if record.seconds):
         left = (total - done) / rate
         parts.append(f"{rate:,.1f} files a second, {f'{left / 60:,.0f} min' if left >= 90 else f'{left:.0f} s'} left")
     if given_up := sorted({file for record in records for file in record.given_up}):

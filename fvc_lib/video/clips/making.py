@@ -105,7 +105,7 @@ def make_clips(
     for folder in {store.clip_path(each.video_id, number).parent for each in videos for number in each.missing}:
         sweep_temporaries(folder)
     rows: dict[int, tuple[Row, ...]] = {}
-    made, failed = 0, {}
+    made, failed, known = 0, {}, sum(not video.missing for video in videos)
     with ExitStack() as stack:
         stream = None
         if metadata_csv is not None:
@@ -125,7 +125,7 @@ def make_clips(
                 if stream is not None:
                     _append(stream, outcome.rows)
             if progress is not None:
-                progress(done, len(videos))
+                progress(max(done, known), len(videos))
     table = [row for position in sorted(rows) for row in rows[position]]
     if metadata_csv is not None:
         schema = {name: column.dtype.type for name, column in AUGMENTED.columns.items()}
