@@ -288,9 +288,7 @@ class RunCommand:
 
         at_once = (self.wanted.jobs or 1) if self.wanted.one_job else 1
         job_cpus = read_site().cpus * at_once if self.wanted.executor == "slurm" else 0
-        return predicted_peaks(
-            self.config, None if self.wanted.fork else self.run, measure=measure, job_cpus=job_cpus
-        )
+        return predicted_peaks(self.config, None if self.wanted.fork else self.run, measure=measure, job_cpus=job_cpus)
 
     def _begin_fork(self, ancestor: RunPaths) -> RunPaths:
         """Begin a new run with what is still true of ``ancestor`` under this configuration, and say what that is."""

@@ -273,8 +273,8 @@ def measured_again(
     The files are kept in ``cache_dir`` by content and recipe (``video.reencode``).
 
     Args:
-        sources: a file of each content, by the content's hash. Shards that have copies of one video each encode it, to the same
-            bytes, and the last to finish replaces the file.
+        sources: a file of each content, by the content's hash. Shards that have copies of one video each encode
+            it, to the same bytes, and the last to finish replaces the file.
         recipe: as ``video.reencode.recipe_named`` takes it.
         cache_dir: where re-encoded files are kept.
         work_dir: where probe results are kept.

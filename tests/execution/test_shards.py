@@ -14,8 +14,14 @@ from hypothesis import given, strategies as st
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.shards import (
-    Shard, ShardAtWork, ShardRecord, read_shard, record_path, shards_line, suspect_files,
-)  # fmt: skip
+    Shard,
+    ShardAtWork,
+    ShardRecord,
+    read_shard,
+    record_path,
+    shards_line,
+    suspect_files,
+)
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.isolated_workers import SUSPECTS, run_isolated
 from fvc_lib.services.run_paths import RunPaths

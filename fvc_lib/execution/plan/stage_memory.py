@@ -48,8 +48,8 @@ def predicted_peaks(
     """What one task of each stage is expected to take, by the stage's name. Reads only; never fails for want of data.
 
     ``run`` is the run that goes on, None for a new one. ``measure`` tries one training step out and returns the
-    training's peak in bytes, or None where it cannot; it is asked only when no run tells. ``job_cpus``: the stages will run in
-    jobs of so many processors, whose memory is what is predicted here; 0: on this machine.
+    training's peak in bytes, or None where it cannot; it is asked only when no run tells. ``job_cpus``: the stages will
+    run in jobs of so many processors, whose memory is what is predicted here; 0: on this machine.
     """
     stages = stages_of(config, STAGES)
     missing = {stage.name for stage in stages}
@@ -83,7 +83,7 @@ def _guessed_bytes(stage: Stage, config: RunConfig, job_cpus: int) -> int:
 
 
 def _with_workers(peak_bytes: int, workers_then: int, worker_bytes: int, config: RunConfig, job_cpus: int) -> int:
-    """``peak_bytes``, which so many workers had part in, with as many more as would work on this machine or in the job."""
+    """``peak_bytes``, which so many workers had part in, with as many more as this machine or the job would have."""
     if not worker_bytes:
         return peak_bytes
     if job_cpus:
@@ -95,7 +95,7 @@ def _with_workers(peak_bytes: int, workers_then: int, worker_bytes: int, config:
 
 
 def _measured_bytes(run: RunPaths, name: str, peak_bytes: int, config: RunConfig, job_cpus: int) -> int:
-    """A stage's measured peak, with the workers that this machine or the job would have of those that its events tell of."""
+    """A stage's measured peak, with the workers that this machine or the job would have."""
     for row in rows_from_the_end(run.memory_events(name)):
         details = row.get("details")
         if row.get("kind") == POOL_EVENT and isinstance(details, dict):
@@ -105,9 +105,7 @@ def _measured_bytes(run: RunPaths, name: str, peak_bytes: int, config: RunConfig
     return peak_bytes
 
 
-def _of_run(
-    run: RunPaths, config: RunConfig, names: set[str], origin: str, job_cpus: int
-) -> dict[str, PredictedPeak]:
+def _of_run(run: RunPaths, config: RunConfig, names: set[str], origin: str, job_cpus: int) -> dict[str, PredictedPeak]:
     """What finished tasks of ``run`` took, of those stages among ``names`` that had what they now would have."""
     try:
         status = read_status(run)
