@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fvc_lib import CHECKOUT
+from fvc_lib.services.atomic_files import read_json_object
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.memory.workers import WORKER_BYTES, PoolBound
 
@@ -56,6 +57,18 @@ class Suspects:
     alone: set[str] = field(default_factory=set)
     given_up: dict[str, str] = field(default_factory=dict)
     in_hand: Callable[[list[str]], None] | None = None
+
+    def read(self, records: Path, stage: str) -> None:
+        """Take those that the shards of ``stage`` noted, a JSON file of each in the folder ``records``; these only."""
+        self.alone.clear()
+        self.given_up.clear()
+        for path in sorted(records.glob("[!.]*.json")):
+            record = read_json_object(path)
+            self.alone.update(record.get("alone", ()))
+            remedy = f"to try it again, delete {path} and add --force {stage.split('_')[0]}"
+            self.given_up.update(
+                dict.fromkeys(record.get("given_up", ()), f"it ended the whole process twice; {remedy}")
+            )
 
 
 SUSPECTS = Suspects()  # of this process

@@ -20,7 +20,6 @@ from fvc_lib.execution.run.shards import (
     read_shard,
     record_path,
     shards_line,
-    suspect_files,
 )
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.isolated_workers import SUSPECTS, run_isolated
@@ -113,10 +112,10 @@ def test_a_second_run_in_one_process_gives_up_none_of_the_firsts_files(tmp_path)
     path = record_path(first, "03_augmentation", Shard(0, 1))
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"alone": ["a"], "given_up": ["b"]}))
-    suspect_files(first, "03_augmentation")
+    SUSPECTS.read(first.shards / "03_augmentation", "03_augmentation")
     assert (SUSPECTS.alone, list(SUSPECTS.given_up)) == ({"a"}, ["b"])
     assert SUSPECTS.given_up["b"].endswith(f"delete {path} and add --force 03")
-    suspect_files(second, "03_augmentation")
+    SUSPECTS.read(second.shards / "03_augmentation", "03_augmentation")
     assert (SUSPECTS.alone, SUSPECTS.given_up) == (set(), {})
 
 

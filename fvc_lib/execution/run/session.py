@@ -20,11 +20,11 @@ from typing import Any
 import polars as pl
 from pandera.polars import DataFrameSchema
 
-from fvc_lib.execution.run.shards import suspect_files
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries, temporary_of
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
+from fvc_lib.services.isolated_workers import SUSPECTS
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run, stage_key
 from fvc_lib.services.stage_logs import MemorySampler, MetricLog
@@ -259,7 +259,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
         name = f"{stage_key(stage, fold)}.interactive_memory"
         log, events = paths.logs / f"{name}.jsonl", paths.logs / f"{name}_events.jsonl"
     memory = MemorySampler(log, events=events, mem_gb=config.mem_gb, reads=parameters)
-    suspect_files(paths, stage)
+    SUSPECTS.read(paths.shards / stage, stage)
     session = StageSession(
         stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory, given
     )

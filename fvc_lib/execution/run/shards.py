@@ -86,17 +86,6 @@ def read_shard(path: Path) -> ShardRecord:
         return ShardRecord()
 
 
-def suspect_files(run: RunPaths, stage: str) -> None:
-    """Let this process's workers take files at which shards of ``stage`` died alone, or not at all; these only."""
-    SUSPECTS.alone.clear()
-    SUSPECTS.given_up.clear()
-    for path in sorted((run.shards / stage).glob("[!.]*.json")):
-        record = read_shard(path)
-        SUSPECTS.alone.update(record.alone)
-        why = f"it ended the whole process twice; to try it again, delete {path} and add --force {stage.split('_')[0]}"
-        SUSPECTS.given_up.update(dict.fromkeys(record.given_up, why))
-
-
 class ShardAtWork:
     """The record of the shard that this process works on; ``report`` is told how far it is."""
 
@@ -155,7 +144,7 @@ def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
     """
     with run_lock(run, [_lock_key(stage, shard)]):
         at_work = ShardAtWork(record_path(run, stage, shard))
-        suspect_files(run, stage)
+        SUSPECTS.read(run.shards / stage, stage)
         SUSPECTS.in_hand = at_work.note_in_hand
         try:
             yield at_work
