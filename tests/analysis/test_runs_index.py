@@ -16,6 +16,7 @@ from fvc_lib.analysis.pages.report import write_run_report
 from fvc_lib.analysis.pages.runs_index import write_runs_index
 from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.analysis.wording import bytes_text
+from fvc_lib.services.atomic_files import size_of
 from fvc_lib.services.run_paths import RunPaths
 
 MakeRun = Callable[..., RunPaths]
@@ -157,6 +158,16 @@ def test_a_finished_run_is_read_once_and_again_when_it_has_changed(
     shutil.rmtree(other.root)
     assert other.run_id not in written(done)
     assert other.root.name not in (done.root.parent.parent / ".index_rows.json").read_text()
+
+
+def test_the_size_is_that_of_now_whatever_was_taken_from_a_finished_run(run: RunPaths) -> None:
+    below = run.root / "features" / "fold_0"
+    below.mkdir(parents=True)
+    (below / "features.npz").write_bytes(bytes(50_000_000))
+    before = written(run)
+    assert f"<td>{bytes_text(size_of(run.root))}</td>" in row_of(before, run)
+    (below / "features.npz").unlink()
+    assert f"<td>{bytes_text(size_of(run.root))}</td>" in row_of(written(run), run)
 
 
 def test_runs_that_are_read_together_show_what_each_shows_alone(make_run: MakeRun) -> None:

@@ -90,12 +90,13 @@ def _rows(runs: Sequence[RunPaths], parts: Sequence[Sequence[RunPaths]], runs_di
     marks = [mark for part in parts for mark in naming.run_marks(part)]
     for run, mark in zip(runs, marks, strict=True):
         name = path_to_text(run.root.relative_to(runs_dir.absolute()))
-        stamp = sha256_of_json([look, mark, _index_stamp(run)])
+        size_bytes = size_of(run.root)  # what is taken from deep inside changes no mark below
+        stamp = sha256_of_json([look, mark, size_bytes, _index_stamp(run)])
         entry = stored.get(name)
         if isinstance(entry, list) and entry[:1] == [stamp]:
             row, lasting = str(entry[1]), True
         else:
-            row, lasting = _row_or_trouble(run, runs_dir, mark)
+            row, lasting = _row_or_trouble(run, runs_dir, mark, size_bytes)
         rows.append(row)
         if lasting:
             now[name] = [stamp, row]
@@ -120,17 +121,17 @@ def _mark(path: Path) -> list[int]:
     return [status.st_mtime_ns, status.st_ctime_ns, status.st_size]
 
 
-def _row_or_trouble(run: RunPaths, runs_dir: Path, mark: Sequence[str]) -> tuple[str, bool]:
+def _row_or_trouble(run: RunPaths, runs_dir: Path, mark: Sequence[str], size_bytes: int) -> tuple[str, bool]:
     """The run's row, and whether it stays true as long as nobody touches the run."""
     try:
         headline = headlines.run_headline(run)
-        return _row(run, headline, runs_dir, mark), headline.state == "done"
+        return _row(run, headline, runs_dir, mark, size_bytes), headline.state == "done"
     except _TROUBLE as error:
         why = wording.clean_text(f"{type(error).__name__}: {error}")[:500]
         return render("index_row.html", trouble=why, name=path_to_text(run.run_id), columns=len(_HEADS)), False
 
 
-def _row(run: RunPaths, headline: ReportHeadline, runs_dir: Path, mark: Sequence[str]) -> str:
+def _row(run: RunPaths, headline: ReportHeadline, runs_dir: Path, mark: Sequence[str], size_bytes: int) -> str:
     return render(
         "index_row.html",
         trouble="",
@@ -139,7 +140,7 @@ def _row(run: RunPaths, headline: ReportHeadline, runs_dir: Path, mark: Sequence
         title=" · ".join(filter(None, mark)),
         about=" · ".join(filter(None, (headline.experiment, wording.time_text(headline.started_utc)))),
         damaged=[path.name for path in (run.run_json, run.status_json) if not read_json_object(path)],
-        size_bytes=size_of(run.root),
+        size_bytes=size_bytes,
         records=_records(run, runs_dir),
     )
 

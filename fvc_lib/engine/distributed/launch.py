@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import platform
+import re
 import secrets
 import signal
 import socket
@@ -52,12 +53,16 @@ _END_SECONDS = 15.0  # for srun, which has seen the end of every rank whose node
 # have to wait for rank 0's checkpoint.
 _ALONE_SECONDS = 300
 _STOP = b"stop"
-_MOST_BYTES = 1 << 16  # of one report
+_MOST_BYTES = 1 << 16  # of one report, and of the log's end that is looked at
 _MOST_CHARACTERS = 4096  # of one text in it: in JSON each may take six bytes, and a report has two texts at most
 # What happens to one rank alone; everything else happens to all of them, and rank 0 reports it.
 _OWN_EVENTS = frozenset({"out_of_memory", "loader_restarted"})
 # A signal that asks for a stop ends a rank that has nothing to save yet, and has no handler for it.
 _STOPPED = frozenset([StoppedError.exit_code, -signal.SIGTERM, -signal.SIGUSR1])
+_SIGNALS = frozenset(signal.Signals)  # those that have names
+_OUT_OF_MEMORY = 253  # srun's code where SLURM killed a rank for memory: SIG_OOM in slurm.h
+# Of torch's ProcessGroupNCCL, before it aborts; its name alone stands in harmless warnings too.
+_WATCHDOG = re.compile(rb"[Ww]atchdog (thread terminated with exception|caught collective operation timeout)")
 _logger = logging.getLogger(__name__)
 
 
@@ -126,6 +131,7 @@ def run_ranks(
     nodes = min(size, int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
     lost: list[int] = []
     log.parent.mkdir(parents=True, exist_ok=True)
+    said_before = log.stat().st_size if log.is_file() else 0  # by earlier attempts
     with (
         TemporaryDirectory(prefix="fvc-ranks-") as folder,
         socket.create_server(("" if nodes > 1 else "127.0.0.1", 0), backlog=size) as server,
@@ -180,7 +186,7 @@ def run_ranks(
     if codes and nodes > 1 and reader.gone:
         codes = {next(iter(reader.gone)): codes[0]}
     if codes:
-        raise _reason(reader.reasons, codes, log)
+        raise _reason(reader.reasons, codes, log, said_before)
 
 
 def _run_step(nodes: int, size: int, log: Path, command: list[str]) -> dict[int, int]:
@@ -196,7 +202,9 @@ def _run_step(nodes: int, size: int, log: Path, command: list[str]) -> dict[int,
         except FileNotFoundError as error:
             raise UsageError(f"ranks on {nodes} nodes are started by srun, which is not found here.") from error
     code = done.returncode
-    return {0: 128 - code if code > 128 else code} if code else {}
+    if code == _OUT_OF_MEMORY:
+        return {0: -signal.SIGKILL}
+    return {0: 128 - code if code - 128 in _SIGNALS else code} if code else {}
 
 
 def _run_agent(size: int, folder: str, command: list[str]) -> dict[int, int]:
@@ -256,17 +264,22 @@ def _kill_ranks(module: str, agent: Future[Any]) -> None:
         wait_for([agent], timeout=_WATCH_SECONDS)
 
 
-def _reason(reasons: Mapping[int, tuple[str, str]], codes: Mapping[int, int], log: Path) -> FvcError:
-    """The first reason that is one: a rank that only lost the others knows less than they."""
+def _reason(
+    reasons: Mapping[int, tuple[str, str]], codes: Mapping[int, int], log: Path, said_before: int = 0
+) -> FvcError:
+    """The first reason that is one: a rank that only lost the others knows less than they.
+
+    The first ``said_before`` bytes of ``log`` are not these ranks'.
+    """
     known = [reason for _, reason in sorted(reasons.items()) if reason[0] != RankLostError.__name__]
     if known:
         return error_named(*min(known, key=lambda reason: reason[0] == StoppedError.__name__))
     if next(iter(codes.values())) in _STOPPED:
         return StoppedError("stopped as asked; resume the run to go on.")
     # With SIGTERM torch's agent ends the others.
-    ended = {rank: -code for rank, code in codes.items() if code < 0 and code != -signal.SIGTERM}
-    said = log.read_bytes()[-_MOST_BYTES:] if signal.SIGABRT in ended.values() and log.is_file() else b""
-    if b"ProcessGroupNCCL" in said:  # whose watchdog ends the process
+    ended = {rank: -code for rank, code in codes.items() if -code in _SIGNALS - {signal.SIGTERM}}
+    said = log.read_bytes()[said_before:][-_MOST_BYTES:] if signal.SIGABRT in ended.values() and log.is_file() else b""
+    if _WATCHDOG.search(said):
         return RankLostError(f"nccl gave up an exchange between GPUs. The last checkpoint stands: resume. See {log}.")
     killed = [f"rank {rank} was ended by {signal.Signals(number).name}" for rank, number in ended.items()]
     if killed:
@@ -343,10 +356,11 @@ class ReportReader:
         try:
             rank, kind, value = json.loads(connection.recv_bytes(_MOST_BYTES))
             if known is None:
-                token, self.nodes[rank] = value
+                token, node = value
                 if kind != "hello" or not hmac.compare_digest(token, self._token):
                     raise ConnectionError("none of the ranks")
-        except (EOFError, OSError, ValueError, TypeError):
+                self.nodes[rank] = node
+        except (EOFError, OSError, ValueError, TypeError, RecursionError):
             connection.close()
             del self._connections[connection]
             if known in self._heard:

@@ -67,7 +67,10 @@ def explain_clip(path: AnyPath, num_frames: int, size: int = 112) -> str:
     """How ``decode_clip`` gets its frames, in a few plain sentences, after trying it; errors as there."""
     with open_video(path) as opened:
         table = read_frame_table(opened)
-        plan = plan_decoding(opened, table, set(uniform_places(table.num_shown, num_frames).tolist()))
+        wanted = (
+            set(uniform_places(table.num_shown, num_frames).tolist()) if table.num_shown else set(range(num_frames))
+        )
+        plan = plan_decoding(opened, table, wanted)
         route = decode(opened, table, _sink_of(lambda count: uniform_places(count, num_frames), size)).route
     return f"{plan}{'' if route is plan.routes[0] else f' It is not: its frames come by {route}.'}"
 
