@@ -22,6 +22,7 @@ from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
 from tests.kits.scored_run import enlarged, trained_run, write_video
 from tests.kits.training import draw_clip
 
+FRAME = np.random.default_rng(0).integers(0, 256, (96, 96), np.uint8)
 STANDING = Standing(standing="not shown", sentences=["Nothing is shown of the model."], scores=[])
 
 
@@ -71,7 +72,8 @@ def test_a_page_sets_a_file_beside_the_nearest_videos_and_the_run_s_reals(run, h
     write_video(home / "third.mp4", enlarged(draw_clip("third", 0, True), 4))
     traces = KnownTraces(networks, known)
     new = file_evidence(networks, known, {"path": str(home / "third.mp4"), "sha256": ""}, traces=traces).traces
-    assert [each.title for each in new.frames] == ["this video", "nearest real of the run", "nearest fake of the run"]
+    titles = [f"nearest {label} of the run's 6 with known features" for label in ("real", "fake")]
+    assert [each.title for each in new.frames] == ["this video", *titles]
     table = read_table(run.features, FEATURES)
     assert new.num_reals == table.filter(label="real").height
     assert {each.family for each in new.features} == {"sharpness", "packets"}
@@ -82,6 +84,12 @@ def test_a_page_sets_a_file_beside_the_nearest_videos_and_the_run_s_reals(run, h
     assert page.count("<svg") == 3 * 2 + len(new.features)
     assert len(page) < 200_000
     assert str(home) not in page
+
+    unchecked = RunNetworks(run)
+    unchecked.config = networks.config.model_copy(update={"near_duplicate_bits": 0})
+    alone = KnownTraces(unchecked, known).of({"path": str(home / "third.mp4"), "sha256": ""}, FRAME, {})
+    assert len(alone.frames) == 1
+    assert [each for each in alone.notes if "may be a copy of the nearest" in each]
 
     own = known.rows.row(0, named=True)
     row = {"path": str(home / "corpus" / own["path"]), "sha256": own["content_sha256"]}
@@ -117,6 +125,23 @@ def test_quantiles_are_shares_of_the_reals_and_what_no_export_writes_is_refused(
     for changed in ({"num_videos": np.array([0])}, descending, {"sharpness_edges_mean": np.zeros(3, np.float32)}):
         with pytest.raises(ValueError, match="wanted"):
             RealQuantiles.of_arrays(whole | changed)
+
+
+def test_reals_of_any_number_come_back_from_a_file():
+    many = RealQuantiles(100_001, {"sharpness_edges_mean": np.linspace(0, 1, 101, dtype=np.float32)})
+    again = RealQuantiles.of_arrays(many.arrays())
+    assert again.num_videos == 100_001
+    assert again.percentiles.keys() == many.percentiles.keys()
+
+
+def test_no_page_generates_the_sample_corpus(run, home):
+    networks = RunNetworks(run)
+    (home / "data").mkdir()
+    networks.config = networks.config.model_copy(update={"corpus": "", "data_dir": str(home / "data")})
+    traces = KnownTraces(networks, KnownVideos.of(run, [0, 1]))
+    found = traces.of({"path": str(home / "corpus" / "real" / "none.mp4"), "sha256": ""}, FRAME, {})
+    assert [each for each in found.notes if "is not here" in each]
+    assert not list((home / "data").iterdir())
 
 
 def test_windows_and_maps_are_refused_in_words_and_the_rest_of_the_page_is_there(run, home):

@@ -43,7 +43,7 @@ PAGES = "videos"  # folder beside verdicts.csv
 MOST_PAGES = 50  # where nothing else is asked for
 MAP_MINUTES = 3.0  # likewise, in all
 _PAGE = re.compile(r"\d{4,}_[\w.-]*\.html", re.ASCII)
-_FORMAT = 4  # of the pages; another number writes them all anew
+_FORMAT = 5  # of the pages; another number writes them all anew
 
 
 def write_video_pages(

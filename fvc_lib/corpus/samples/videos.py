@@ -251,14 +251,15 @@ def _crop_box(height: int, width: int, seed: str) -> tuple[int, int, int, int]:
     return top, left, h, w
 
 
-def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None = None) -> Path:
-    """The user's corpus; without one, the sample corpus in ``data_dir``, generated where it is not complete yet.
+def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None = None, generate: bool = True) -> Path:
+    """The user's corpus; without one, the sample corpus in ``data_dir``, with ``generate`` made complete.
 
     ``progress`` is called with (clips done, clips in all) meanwhile.
     """
     if config.corpus:
         return Path(config.corpus)
-    return generate_sample_corpus(Path(config.data_dir) / _SAMPLE, progress=progress)
+    folder = Path(config.data_dir) / _SAMPLE
+    return generate_sample_corpus(folder, progress=progress) if generate else folder / "manifest.csv"
 
 
 def names_of_corpora(config: RunConfig) -> list[str]:
@@ -268,16 +269,19 @@ def names_of_corpora(config: RunConfig) -> list[str]:
     return found if config.corpus else [*found, _SAMPLE]
 
 
-def run_listing(config: RunConfig) -> Listing:
+def run_listing(config: RunConfig, *, generate: bool = True) -> Listing:
     """What the run's corpora list, as its index is made of them; errors as of reading them."""
     return read_corpora(
-        [run_corpus(config), *config.more_corpora],
+        [run_corpus(config, generate=generate), *config.more_corpora],
         Path(config.cache_dir) / "index",
         allow_outside=config.allow_outside,
         label_map=config.label_map,
     )
 
 
-def corpus_root(config: RunConfig) -> Path:
-    """The folder that the paths in the index of the run are relative to; of several corpora, one of links to them."""
-    return run_listing(config).root
+def corpus_root(config: RunConfig, *, generate: bool = True) -> Path:
+    """The folder that the paths in the index of the run are relative to; of several corpora, one of links to them.
+
+    Without ``generate`` a sample corpus that is not there is an error, as any other is.
+    """
+    return run_listing(config, generate=generate).root

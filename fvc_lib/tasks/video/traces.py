@@ -1,8 +1,8 @@
 """What a file's pixels and packets show, set beside the run's own videos: panels of one frame, and forensic features.
 
-The frame is compared with those of the nearest real and the nearest fake of the run, where its corpus is here: nearest
-by what goes into the networks' heads, or else by forensic features. A feature is a quantile among the run's reals. Both
-say how a file differs, and neither that it was forged.
+The frame is compared with those of the nearest real and the nearest fake of the run's videos whose features are known,
+where its corpus is here: nearest by what goes into the networks' heads, or else by forensic features. A feature is a
+quantile among the run's reals. Both say how a file differs, and neither that it was forged.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,7 +32,6 @@ from fvc_lib.video.features.panels import LEAST, MIDDLE_FUNCTION, FramePanels, p
 
 Floats = npt.NDArray[np.float32]
 _PERCENTS = np.linspace(0, 100, 101)
-_MOST_VIDEOS = 100_000  # that a bundle may say it has
 LIMIT = (
     "Near in features is no proof: the panels show one frame of each video, and camera, compression, scaling and what "
     "is in the picture leave traces as forging does."
@@ -67,7 +66,7 @@ class RealQuantiles:
         """What ``arrays`` gave; ``ValueError`` where it cannot have been that."""
         percentiles = dict(arrays)
         number = percentiles.pop("num_videos", np.empty(0))
-        if number.dtype != np.int64 or number.shape != (1,) or not 0 < number[0] <= _MOST_VIDEOS:
+        if number.dtype != np.int64 or number.shape != (1,) or number[0] < 1:
             raise ValueError("num_videos: wanted one int64 of at least 1")
         for name, of in percentiles.items():
             if of.dtype != np.float32 or of.shape != _PERCENTS.shape or not (np.diff(of) >= 0).all():
@@ -160,11 +159,10 @@ class KnownTraces:
     @cached_property
     def _root(self) -> Path | None:
         """The corpus' folder; None where it is not here. Nothing is generated for it."""
-        config = self._networks.config
-        if "path" not in self._known.rows.columns or not Path(config.corpus or config.data_dir).exists():
+        if "path" not in self._known.rows.columns:
             return None
         try:
-            return corpus_root(config)
+            return corpus_root(self._networks.config, generate=False)
         except (FvcError, OSError):
             return None
 
@@ -207,7 +205,13 @@ class KnownTraces:
     def _nearest(
         self, own: pl.DataFrame, features: Mapping[int, Features], values: Mapping[str, float], notes: list[str]
     ) -> Iterator[ShownFrame]:
-        """The run's nearest real and nearest fake of other groups than ``own``."""
+        """The nearest real and nearest fake of other groups than ``own``, of the run's videos with known features."""
+        if not own.height and not self._networks.config.near_duplicate_bits:  # else a near-duplicate gets no score
+            notes.append(
+                "No videos of the run are shown beside it: copies were not looked for (near_duplicate_bits 0), so it "
+                "may be a copy of the nearest."
+            )
+            return
         far = self._distances(features, values)
         if not far or self._root is None:
             why = "how far they are is not known" if self._root else "its corpus is not here"
@@ -241,7 +245,9 @@ class KnownTraces:
         for place, each in enumerate(chosen):
             if place in found:
                 name = f"{each['video_id']} ({Path(each['path']).name})"
-                yield ShownFrame(f"nearest {each['label']} of the run", name, found[place], each["far"])
+                number = rows.filter(label=each["label"]).height
+                title = f"nearest {each['label']} of the run's {number:,} with known features"
+                yield ShownFrame(title, name, found[place], each["far"])
 
     def _distances(self, features: Mapping[int, Features], values: Mapping[str, float]) -> dict[str, float]:
         """Of the run's videos by id, where 1 is how far they are from their nearest in the median."""

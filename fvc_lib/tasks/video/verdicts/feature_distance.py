@@ -84,10 +84,21 @@ class FoldReference:
         return _to_nearest(_distances(self._scaled(features), self._known))
 
     def relative(self, features: Features) -> dict[str, float]:
-        """By name how far each is from a new video, features (1, F), where 1 is ``own`` in the median."""
-        far, own = _distances(self._scaled(features), self._known)[0], self.own[np.isfinite(self.own)]
-        usual = float(np.median(own)) if own.size else 0.0
-        return dict(zip(self.names, (far / (usual or 1.0)).tolist(), strict=False))
+        """By name how far each is from a new video, features (1, F), where 1 is ``_to_one`` in the median."""
+        far = _distances(self._scaled(features), self._known)[0]
+        return dict(zip(self.names, (far / self._to_one).tolist(), strict=False))
+
+    @cached_property
+    def _to_one(self) -> float:
+        """Median distance of ``MOST_VIDEOS`` at most to the one nearest video of another group; 1 without any."""
+        places = np.linspace(0, len(self.groups) - 1, min(len(self.groups), MOST_VIDEOS)).astype(np.int64)
+        nearest = np.empty(0)
+        for some in np.array_split(places, 10):  # forensic features are known of any number of videos
+            far = _distances(self._known[some], self._known)
+            far[self.groups[some][:, None] == self.groups] = np.inf
+            nearest = np.append(nearest, far.min(1))
+        nearest = nearest[np.isfinite(nearest)]
+        return float(np.median(nearest)) or 1.0 if nearest.size else 1.0
 
     def _scaled(self, features: Features) -> Floats:
         mean, deviation = self._scaling
