@@ -93,7 +93,7 @@ def test_a_budget_that_this_process_is_over_already_is_refused_with_the_least_th
     for words in (
         "mem_gb 0.09: this process holds 0.10 GB before it trains",
         "about mem_gb 0.7, with one sample at a time: resume the run with -p mem_gb 0.7",
-        "Or leave mem_gb out",
+        "Or take it away with -p mem_gb none",
     ):
         assert words in str(refused.value)
 

@@ -18,7 +18,6 @@ from fvc_lib.execution.run.lock import NO_LOCKS
 from fvc_lib.execution.run.record import CodeState, begin_run, record_corpus, record_resumption, run_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import run_damage
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
@@ -309,13 +308,3 @@ def test_a_secret_that_was_typed_is_not_recorded(config, monkeypatch):
     record_resumption(run, config, command="run again s3cret-value")
     assert "s3cret-value" not in run.run_json.read_text()
     assert run.run_json.read_text().count("[secret]") == 3
-
-
-def test_a_budget_of_the_environment_is_not_kept_for_later_attempts(config, monkeypatch):
-    monkeypatch.setenv("FVC_MEM_GB", "0.5")
-    run = begin_run(config.model_copy(update={"mem_gb": 0.5}), command="first")
-    assert run_config(run).mem_gb is None
-    record_resumption(run, config.model_copy(update={"mem_gb": 8.0}), command="second")  # as typed
-    assert run_config(run).mem_gb == 8.0
-    record_resumption(run, config.model_copy(update={"mem_gb": 0.5}), command="third")
-    assert run_config(run).mem_gb == 8.0

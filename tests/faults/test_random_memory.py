@@ -120,7 +120,8 @@ def test_a_run_with_any_amount_of_memory_ends_equal_or_says_what_helps(whole_run
             assert "out of memory" in shown
             assert "  to go on: " in shown
         tally.add(survived=1)
-    run, _ = place.run(*(["--resume", "latest"] if list_runs(place.runs) else []))
+    # A budget stays with a run until another is asked for.
+    run, _ = place.run(*(["--resume", "latest", "-p", "mem_gb", "none"] if list_runs(place.runs) else []))
     assert_nothing_is_redone(run, finished)
     assert_equal_but_for_rounding(run, whole.run)
     print(f"FVC_FAULT_SEED={SEED}: {tally.survived} limits, exit codes {dict(codes)}")

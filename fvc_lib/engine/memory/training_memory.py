@@ -73,8 +73,8 @@ def refuse_impossible_budget(
     share = f", {_gigabytes(budget.total_bytes)} for each rank" if config.num_ranks > 1 else ""
     raise UsageError(
         f"mem_gb {config.mem_gb:g}{share}: {who} holds {_gigabytes(held)} before it trains, so no training can keep "
-        f"to that. {_least(request, config, limit, resident_bytes, store)} Or leave mem_gb out: then the limit is "
-        f"{_gigabytes(limit.total_bytes)} ({limit.origin})."
+        f"to that. {_least(request, config, limit, resident_bytes, store)} Or take it away with -p mem_gb none: the "
+        f"limit is then {_gigabytes(limit.total_bytes)} ({limit.origin})."
     )
 
 

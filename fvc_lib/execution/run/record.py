@@ -30,7 +30,6 @@ from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, utc_now,
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory.budget import memory_budget
-from fvc_lib.services.parameters import environment_values, parse_text_value, read_params_file
 from fvc_lib.services.records.digests import document_damage, undamaged_content, write_document
 from fvc_lib.services.records.redaction import Redactor
 from fvc_lib.services.registry import DETECTORS
@@ -339,7 +338,7 @@ def begin_run(
     corpus = corpus_record(config)
     digest = run_hash(config, corpus)
     run = new_run(Path(config.runs_dir), config.experiment, digest)
-    write_text(run.params_yaml, _kept(config, None).to_yaml())
+    write_text(run.params_yaml, config.to_yaml())
     network = DETECTORS.file_of(config.model)
     if network is not None and network.is_file():  # what was trained can be read where the run is, too
         write_bytes(run.networks / network.name, network.read_bytes())
@@ -393,17 +392,9 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str) -> list
             raise DataError(f"{run.run_json}: not a run's record: {error!r}. Start a new run.") from error
         if "code_differs" in now and code.patch:
             write_bytes(_patch_path(run, code), code.patch)
-        before = read_params_file(run.params_yaml).get("mem_gb") if run.params_yaml.is_file() else None
-        write_text(run.params_yaml, _kept(config, before).to_yaml())
+        write_text(run.params_yaml, config.to_yaml())
         write_document(run.run_json, record)
     return clauses
-
-
-def _kept(config: RunConfig, mem_gb: float | None) -> RunConfig:
-    """``config`` as later attempts find it: the environment's budget is of this machine and this attempt alone."""
-    of_now = environment_values().get("mem_gb")
-    is_of_now = of_now is not None and config.mem_gb == parse_text_value("mem_gb", of_now)
-    return config.model_copy(update={"mem_gb": mem_gb}) if is_of_now else config
 
 
 def _read(run: RunPaths) -> dict[str, Any]:
