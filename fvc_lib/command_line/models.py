@@ -10,7 +10,7 @@ from fvc_lib.services.run_paths import RunPaths
 
 if TYPE_CHECKING:
     from fvc_lib.analysis.read.headline import ReportHeadline
-    from fvc_lib.tasks.video.verdicts.bundle import Standing
+    from fvc_lib.tasks.bundle_folder import Standing
     from fvc_lib.tasks.video.verdicts.detector import TrainedDetector
 
 
@@ -27,7 +27,7 @@ def find_model(runs_dir: str | Path, name: str) -> Path:
     if name.startswith(SCHEME):
         store = default_tracking_uri(Path(runs_dir))
         return fetched_bundle(name, tracking_uri=store, cache_dir=Path(resolve_config().cache_dir))
-    from fvc_lib.tasks.video.verdicts.detector import is_bundle  # torch takes a second to load
+    from fvc_lib.tasks.bundle_folder import is_bundle  # torch takes a second to load
 
     return Path(name).expanduser().absolute() if is_bundle(name) else find_run_or_ensemble(runs_dir, name).root
 
@@ -71,7 +71,7 @@ def load_detector(
 def standing_of(headline: "ReportHeadline") -> "Standing":
     """What a run's report begins with."""
     from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC
-    from fvc_lib.tasks.video.verdicts.bundle import ScoreRecord, Standing
+    from fvc_lib.tasks.bundle_folder import ScoreRecord, Standing
 
     scores = [
         ScoreRecord(source=each.source, metric=HEADLINE_METRIC, value=each.value, low=each.low, high=each.high)

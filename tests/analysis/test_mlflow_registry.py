@@ -14,7 +14,8 @@ from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import find_model
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.tasks.video.verdicts.bundle import Standing, write_bundle
+from fvc_lib.tasks.bundle_folder import Standing
+from fvc_lib.tasks.video.verdicts.bundle import write_bundle
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
 

@@ -28,8 +28,9 @@ from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CALIBRATION, FOLDS, INDEX, LOOKS, PREDICTIONS, read_table, write_table
+from fvc_lib.tasks.bundle_folder import Standing
 from fvc_lib.tasks.video.own_weights import seen_by_networks, weights_to_go_on_from
-from fvc_lib.tasks.video.verdicts.bundle import Standing, write_bundle
+from fvc_lib.tasks.video.verdicts.bundle import write_bundle
 from fvc_lib.tasks.video.verdicts.judging import judge_files
 from fvc_lib.tasks.video.verdicts.rule import rule_of
 from tests.kits.scored_run import trained_run, write_video

@@ -16,7 +16,8 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table
-from fvc_lib.tasks.video.verdicts.bundle import Standing, write_bundle
+from fvc_lib.tasks.bundle_folder import Standing
+from fvc_lib.tasks.video.verdicts.bundle import write_bundle
 from fvc_lib.tasks.video.verdicts.forms import (
     ONNX,
     TORCH_EXPORT,

@@ -17,11 +17,11 @@ from fvc_lib.services.errors import DataError, FvcError, LeakageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, INDEX, PREDICTIONS, VALIDATION_PREDICTIONS, read_table, write_table
+from fvc_lib.tasks.bundle_folder import Standing
 from fvc_lib.tasks.video.controls import fake_labels
 from fvc_lib.tasks.video.ensembles import combine, make, stacking
 from fvc_lib.tasks.video.ensembles.bundle import write_ensemble_bundle
 from fvc_lib.tasks.video.selection import read_selection
-from fvc_lib.tasks.video.verdicts.bundle import Standing
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
 

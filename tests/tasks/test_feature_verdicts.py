@@ -13,9 +13,10 @@ from fvc_lib.services.checkpoint_files import load_weights
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.tables import FEATURES, INDEX, PREDICTIONS, read_table
+from fvc_lib.tasks.bundle_folder import Standing
 from fvc_lib.tasks.video.classical.judging import described_in, fitted_model
 from fvc_lib.tasks.video.traces import KnownTraces, RealQuantiles
-from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks, Standing, write_bundle
+from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks, write_bundle
 from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import RunNetworks

@@ -20,10 +20,11 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, PREDICTIONS, PROTOCOL, frame_of, read_table, write_table
 from fvc_lib.services.tasks import FINAL_TRAINING
+from fvc_lib.tasks.bundle_folder import Standing
 from fvc_lib.tasks.video import data
 from fvc_lib.tasks.video.own_weights import weights_to_go_on_from
 from fvc_lib.tasks.video.training import train_fold
-from fvc_lib.tasks.video.verdicts.bundle import Standing, write_bundle
+from fvc_lib.tasks.video.verdicts.bundle import write_bundle
 from fvc_lib.tasks.video.verdicts.evidence import file_evidence
 from fvc_lib.tasks.video.verdicts.final import TAKEN_OVER, WORTH, agreement_table
 from fvc_lib.tasks.video.verdicts.judging import judge_files

@@ -28,9 +28,10 @@ from fvc_lib.analysis.wording import interval_text
 from fvc_lib.command_line.export import model_card
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.tasks.bundle_folder import CARD, is_bundle
 from fvc_lib.tasks.video.traces import LIMIT as TRACE_LIMIT, KnownTraces
-from fvc_lib.tasks.video.verdicts.bundle import CARD, BundleNetworks
-from fvc_lib.tasks.video.verdicts.detector import TrainedDetector, is_bundle
+from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks
+from fvc_lib.tasks.video.verdicts.detector import TrainedDetector
 from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, judge_files
 from fvc_lib.tasks.video.verdicts.maps import LIMIT as MAP_LIMIT, picture_of

@@ -3,8 +3,6 @@
 Like a member's bundle it is read as if a stranger had made it: no link, no file too many, and each with its digest.
 """
 
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,14 +10,16 @@ import polars as pl
 from pydantic import ValidationError
 
 from fvc_lib.services.atomic_files import sha256_of_file, write_json, write_text
-from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.records.ensembles import RECORD, EnsembleRecord, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CALIBRATION, INDEX, PREDICTIONS, read_table, write_table
+from fvc_lib.tasks import bundle_folder
+from fvc_lib.tasks.bundle_folder import CARD, DIGESTS, Standing, new_folder
 from fvc_lib.tasks.video.ensembles.detector import EnsembleDetector
 from fvc_lib.tasks.video.verdicts import bundle as bundles
-from fvc_lib.tasks.video.verdicts.bundle import CARD, DIGESTS, BundleNetworks, Standing
+from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks
 from fvc_lib.tasks.video.verdicts.detector import NOT_LISTED
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar
@@ -43,12 +43,8 @@ def write_ensemble_bundle(
         DataError: the ensemble or a member is missing or damaged.
         UsageError, FvcError, OSError: as ``write_bundle``.
     """
-    record, folder = read_ensemble(source.root), folder.expanduser().absolute()
-    if folder.exists() or folder.is_symlink():
-        raise UsageError(f"{str(folder)!r} is there already. Name another folder with --to.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
+    record = read_ensemble(source.root)
+    with new_folder(folder) as building:
         files, told = [], []
         for number, (run, member) in enumerate(zip(members_of(source.root, record), record.members, strict=True)):
             place = f"{_MEMBERS}/{number}"
@@ -73,11 +69,6 @@ def write_ensemble_bundle(
         write_document(building / RECORD, exported.model_dump(mode="json"))
         for networks in open_ensemble_bundle(building, allow_code=True).members:
             networks.check()
-        building.chmod(0o755)
-        building.rename(folder)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
     return exported
 
 
@@ -93,28 +84,30 @@ def open_ensemble_bundle(folder: Path, *, allow_code: bool = False, held: int | 
         UsageError: a file is missing, damaged or too many, or a member asks for code that is not allowed.
         DataError: the record is damaged.
     """
-    there = {name for name in bundles.files_in(folder) if not name.startswith(f"{_MEMBERS}/")}
-    if (folder / RECORD).is_symlink() or (folder / RECORD).stat().st_size > bundles.MOST_JSON_BYTES:
-        raise bundles.refused(folder, f"{RECORD} is a link, or larger than {bundles.MOST_JSON_BYTES:,} bytes")
+    there = {name for name in bundle_folder.files_in(folder) if not name.startswith(f"{_MEMBERS}/")}
+    if (folder / RECORD).is_symlink() or (folder / RECORD).stat().st_size > bundle_folder.MOST_JSON_BYTES:
+        raise bundle_folder.refused(
+            folder, f"{RECORD} is a link, or larger than {bundle_folder.MOST_JSON_BYTES:,} bytes"
+        )
     record = read_ensemble(folder)
     places = [f"{_MEMBERS}/{number}" for number in range(len(record.members))]
     wanted = {_CALIBRATION, _STANDING, CARD}
     if set(record.files) != {*wanted, *(f"{place}/{DIGESTS}" for place in places)} or there - {RECORD} != wanted:
-        raise bundles.refused(folder, f"{RECORD} names other files than an ensemble's, or there are others")
+        raise bundle_folder.refused(folder, f"{RECORD} names other files than an ensemble's, or there are others")
     if [member.path for member in record.members] != places or len(list((folder / _MEMBERS).iterdir())) != len(places):
-        raise bundles.refused(folder, f"{_MEMBERS}/ has not the members of {RECORD}")
+        raise bundle_folder.refused(folder, f"{_MEMBERS}/ has not the members of {RECORD}")
     members = [BundleNetworks(folder / place, allow_code=allow_code, held=held) for place in places]
     for networks, member in zip(members, record.members, strict=True):
         learned = [networks.weights(fold) for fold in sorted(networks.folds)]
         if learned != member.weights or len(learned) != len(record.folds):
-            raise bundles.refused(folder, f"the weights of {member.run_id} are not those of the ensemble")
+            raise bundle_folder.refused(folder, f"the weights of {member.run_id} are not those of the ensemble")
     try:
         standing = Standing.model_validate_json((folder / _STANDING).read_bytes())
     except ValidationError as error:
-        raise bundles.refused(folder, f"{_STANDING}: {error.errors()[0]['msg']}") from error
-    calibration = bundles.read_bundle_table(folder, _CALIBRATION, CALIBRATION)
+        raise bundle_folder.refused(folder, f"{_STANDING}: {error.errors()[0]['msg']}") from error
+    calibration = bundle_folder.read_bundle_table(folder, _CALIBRATION, CALIBRATION)
     if calibration["label"].n_unique() < 2 or not set(calibration["fold"]) <= set(range(len(record.folds))):
-        raise bundles.refused(folder, f"{_CALIBRATION} has not both reals and fakes, or another fold")
+        raise bundle_folder.refused(folder, f"{_CALIBRATION} has not both reals and fakes, or another fold")
     known = KnownVideos.of_tables(members[0].looks(), calibration, [rule.base_rate for rule in record.folds])
     cautions, seen = [told for networks in members for told in networks.cautions()], []
     for networks in members:

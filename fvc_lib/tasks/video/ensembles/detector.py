@@ -13,9 +13,9 @@ from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.records.ensembles import EnsembleRecord, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.tasks.bundle_folder import NOT_STATED, Standing
 from fvc_lib.tasks.video.ensembles.combine import of_ensemble
 from fvc_lib.tasks.video.own_weights import seen_before
-from fvc_lib.tasks.video.verdicts.bundle import NOT_STATED, Standing
 from fvc_lib.tasks.video.verdicts.detector import Finding, Seen, TrainedDetector, decoding_cautions, nobody
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos

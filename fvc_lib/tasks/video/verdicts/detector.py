@@ -24,8 +24,9 @@ from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, read_table
+from fvc_lib.tasks.bundle_folder import NOT_STATED, RECORD, Standing, is_bundle
 from fvc_lib.tasks.video.own_weights import SEEN_BEFORE, seen_before
-from fvc_lib.tasks.video.verdicts.bundle import DIGESTS, NOT_STATED, RECORD, BundleNetworks, Standing
+from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import (
@@ -331,12 +332,6 @@ def mean_of(scores: Sequence[float]) -> float:
 
 
 # --- Of a run, or of a bundle
-
-
-def is_bundle(path: str | Path) -> bool:
-    """Whether a folder is, or was once, an exported bundle."""
-    folder = Path(path).expanduser()
-    return (folder / RECORD).is_file() or (folder / DIGESTS).is_file()
 
 
 def is_run(path: str | Path) -> bool:
