@@ -104,8 +104,9 @@ def predict(
     Exit codes: 0 at least one video was read, 1 the notebook failed, 2 usage, 3 no video could be read.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.tasks.bundle_folder import is_bundle  # torch takes a second to load
+    from fvc_lib.tasks.journal import JOURNAL
     from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks
-    from fvc_lib.tasks.video.verdicts.judging import JOURNAL, files_of
+    from fvc_lib.tasks.video.verdicts.judging import files_of
     from fvc_lib.tasks.video.verdicts.rule import rule_of
     from fvc_lib.tasks.video.verdicts.scoring import FINAL, RunNetworks
 

@@ -15,7 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +24,13 @@ import polars as pl
 
 from fvc_lib.corpus.label_table import SUFFIXES, read_label_table
 from fvc_lib.corpus.listing import Kind, Rejections, is_named_as
-from fvc_lib.corpus.probing import file_state
 from fvc_lib.metrics.abstention import FAKE, REAL, UNDECIDED, p_values
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.atomic_files import atomic_output, path_to_text, sweep_temporaries
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.stage_logs import JsonLines
 from fvc_lib.services.tables import VERDICTS, check_table, frame_of
+from fvc_lib.tasks.journal import JOURNAL, Journal
 from fvc_lib.tasks.video.verdicts.detector import (
     BLOCK_FILES,
     Finding,
@@ -54,7 +53,6 @@ from fvc_lib.tasks.video.verdicts.rule import (
 )
 from fvc_lib.tasks.video.verdicts.scoring import FINAL
 from fvc_lib.tasks.video.verdicts.unfamiliar import FAMILIARITY
-from fvc_lib.video.decode.source import VideoError, sha256_of_video
 
 # --- Which files are meant
 
@@ -101,7 +99,7 @@ def files_of(asked: Sequence[str], kind: Kind = "video") -> list[Path]:
 
 # --- The verdicts
 
-CSV, LINES, JOURNAL = "verdicts.csv", "verdicts.jsonl", "findings.jsonl"
+CSV, LINES = "verdicts.csv", "verdicts.jsonl"
 _MOST_SHOWN = 1000
 
 
@@ -186,7 +184,7 @@ def judge_files(
     written, judge = (folder / CSV, folder / LINES), _Judge(detector, rule)
     counts, shown, num_resumed, done = Counter[str](), list[pl.DataFrame](), 0, 0
     with ExitStack() as stack:
-        journal = stack.enter_context(closing(_Journal(folder / JOURNAL, detector.identity)))
+        journal = stack.enter_context(closing(Journal(folder / JOURNAL, detector.identity, Finding)))
         temporaries = [stack.enter_context(atomic_output(path)) for path in written]
         table, lines = (stack.enter_context(path.open("w", encoding="utf-8")) for path in temporaries)
         for start in range(0, max(1, len(files)), BLOCK_FILES):
@@ -215,62 +213,6 @@ def judge_files(
                 shown.append(some)
     limits = (*detector.cautions, *_limits(detector, rule))
     return Verdicts(pl.concat(shown).head(_MOST_SHOWN), counts, num_resumed, detector, rule, limits, written)
-
-
-class _Journal:
-    """What was found of files by one detector, a line each as soon as it is known; one writer.
-
-    What is taken from it is of files that have kept size and time of change, or, where these are others, their content.
-    Of what an earlier call left, only the places of the lines are in memory.
-    """
-
-    def __init__(self, path: Path, identity: str) -> None:
-        self._identity, self._places = identity, dict[str, int]()
-        self._states: dict[str, dict[str, int] | None] = {}  # of the block, before anybody looked at its files
-        self._lines = JsonLines(path)
-        self._earlier = path.open("rb")
-        place = 0
-        for line in self._earlier:
-            if (row := self._row(line)) is not None:
-                self._places[row["path"]] = place
-            place += len(line)
-
-    def _row(self, line: bytes) -> dict[str, Any] | None:
-        """Of this detector; torn and foreign lines are passed over."""
-        try:
-            row: dict[str, Any] = json.loads(line)
-            return row if row["by"] == self._identity and isinstance(row["path"], str) else None
-        except (ValueError, KeyError, TypeError, RecursionError):
-            return None
-
-    def known(self, block: Sequence[Path]) -> dict[str, Finding]:
-        """What is known of the files of ``block`` as they are now, by table text."""
-        self._states = {path_to_text(path): file_state(path) for path in block}
-        found = {}
-        for path, (text, state) in zip(block, self._states.items(), strict=True):
-            if state is None or (place := self._places.get(text)) is None:
-                continue
-            self._earlier.seek(place)
-            row = self._row(self._earlier.readline()) or {}
-            try:
-                finding = row["finding"]
-                if row["state"] == state or sha256_of_video(path) == finding["sha256"]:
-                    said: dict[str, Any] = {n: tuple(v) if type(v) is list else v for n, v in finding.items()}
-                    found[text] = Finding(text, **said)
-            except (OSError, VideoError, KeyError, TypeError):
-                continue
-        return found
-
-    def append(self, found: Finding) -> None:
-        """Remember what would be found again."""
-        if found.lasts and (state := self._states[found.path]) is not None:
-            said = {name: value for name, value in asdict(found).items() if name not in ("path", "lasts") and value}
-            self._lines.append({"by": self._identity, "path": found.path, "state": state, "finding": said})
-
-    def close(self) -> None:
-        """Flush to the disk."""
-        self._earlier.close()
-        self._lines.close()
 
 
 _RANGE = "The range beside a score is that of the folds' networks, no interval with a stated coverage."

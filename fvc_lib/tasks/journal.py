@@ -1,0 +1,96 @@
+"""What was found of files, a line each as soon as it is known: whoever is killed goes on with the same folder, and
+nothing is found twice.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from fvc_lib.corpus.probing import file_state
+from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.stage_logs import JsonLines
+from fvc_lib.video.decode.source import VideoError, sha256_of_video
+
+JOURNAL = "findings.jsonl"
+
+
+class Remembered(Protocol):
+    """What was found of one file: a dataclass of JSON values and tuples of such."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def path(self) -> str:
+        """Table text, absolute."""
+        ...
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the same file would be found the same again."""
+        ...
+
+
+Found = TypeVar("Found", bound=Remembered)
+
+
+class Journal(Generic[Found]):
+    """What one model found of files; one writer.
+
+    What is taken from it is of files that have kept size and time of change, or, where these are others, their content.
+    Of what an earlier call left, only the places of the lines are in memory.
+
+    Args:
+        path: of the file, made where it is not there.
+        identity: of all that decides what is found; lines of another are passed over.
+        kind: the class of what is found, whose ``sha256`` is the file's content.
+    """
+
+    def __init__(self, path: Path, identity: str, kind: Callable[..., Found]) -> None:
+        self._identity, self._kind, self._places = identity, kind, dict[str, int]()
+        self._states: dict[str, dict[str, int] | None] = {}  # of the block, before anybody looked at its files
+        self._lines = JsonLines(path)
+        self._earlier = path.open("rb")
+        place = 0
+        for line in self._earlier:
+            if (row := self._row(line)) is not None:
+                self._places[row["path"]] = place
+            place += len(line)
+
+    def _row(self, line: bytes) -> dict[str, Any] | None:
+        """Of this model; torn and foreign lines are passed over."""
+        try:
+            row: dict[str, Any] = json.loads(line)
+            return row if row["by"] == self._identity and isinstance(row["path"], str) else None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def known(self, block: Sequence[Path]) -> dict[str, Found]:
+        """What is known of the files of ``block`` as they are now, by table text."""
+        self._states = {path_to_text(path): file_state(path) for path in block}
+        found = {}
+        for path, (text, state) in zip(block, self._states.items(), strict=True):
+            if state is None or (place := self._places.get(text)) is None:
+                continue
+            self._earlier.seek(place)
+            row = self._row(self._earlier.readline()) or {}
+            try:
+                finding = row["finding"]
+                if row["state"] == state or sha256_of_video(path) == finding["sha256"]:
+                    said: dict[str, Any] = {n: tuple(v) if type(v) is list else v for n, v in finding.items()}
+                    found[text] = self._kind(path=text, **said)
+            except (OSError, VideoError, KeyError, TypeError):
+                continue
+        return found
+
+    def append(self, found: Found) -> None:
+        """Remember what would be found again."""
+        if found.lasts and (state := self._states[found.path]) is not None:
+            said = {name: value for name, value in asdict(found).items() if name not in ("path", "lasts") and value}
+            self._lines.append({"by": self._identity, "path": found.path, "state": state, "finding": said})
+
+    def close(self) -> None:
+        """Flush to the disk."""
+        self._earlier.close()
+        self._lines.close()
