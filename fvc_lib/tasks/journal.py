@@ -3,7 +3,8 @@ nothing is found twice.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -14,6 +15,7 @@ from fvc_lib.services.stage_logs import JsonLines
 from fvc_lib.video.decode.source import VideoError, sha256_of_video
 
 JOURNAL = "findings.jsonl"
+BLOCK_FILES = 1000  # looked at together: so much is in memory of 100,000
 
 
 class Remembered(Protocol):
@@ -94,3 +96,32 @@ class Journal(Generic[Found]):
         """Flush to the disk."""
         self._earlier.close()
         self._lines.close()
+
+
+def found_in_blocks(
+    journal: Journal[Found],
+    files: Sequence[Path],
+    find: Callable[[list[Path]], Generator[Found]],
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Iterator[tuple[list[Found], int]]:
+    """What is found of ``files``, a block of them at a time and in their order; and how many of a block were known.
+
+    Args:
+        journal: has what earlier calls found, and is told what is found now, at once.
+        files: absolute, each once.
+        find: says of files what it finds, in any order.
+        progress: called with (done, total) after each file.
+    """
+    done = 0
+    for start in range(0, len(files), BLOCK_FILES):
+        block = files[start : start + BLOCK_FILES]
+        found = journal.known(block)
+        num_known = len(found)
+        progress(done + num_known, len(files))
+        with closing(find([path for path in block if path_to_text(path) not in found])) as answers:
+            for each in answers:
+                found[each.path] = each
+                journal.append(each)
+                progress(done + len(found), len(files))
+        done += len(block)
+        yield [found[path_to_text(path)] for path in block], num_known

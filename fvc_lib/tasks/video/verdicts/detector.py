@@ -25,6 +25,7 @@ from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, read_table
 from fvc_lib.tasks.bundle_folder import NOT_STATED, RECORD, Standing, is_bundle
+from fvc_lib.tasks.journal import BLOCK_FILES
 from fvc_lib.tasks.video.own_weights import SEEN_BEFORE, seen_before
 from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
@@ -45,7 +46,6 @@ from fvc_lib.video.reencode import recipe_named
 
 _logger = logging.getLogger(__name__)
 
-BLOCK_FILES = 1000  # looked at together: so much is in memory of 100,000
 _LOOKED_FOR = 3  # changes with what findings hold, so that none of another kind is taken from a journal
 Seen = Callable[[Path, Pixels], None]
 

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +27,11 @@ from fvc_lib.corpus.listing import Kind, Rejections, is_named_as
 from fvc_lib.metrics.abstention import FAKE, REAL, UNDECIDED, p_values
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray
-from fvc_lib.services.atomic_files import atomic_output, path_to_text, sweep_temporaries
+from fvc_lib.services.atomic_files import atomic_output, sweep_temporaries
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.tables import VERDICTS, check_table, frame_of
-from fvc_lib.tasks.journal import JOURNAL, Journal
+from fvc_lib.tasks.journal import JOURNAL, Journal, found_in_blocks
 from fvc_lib.tasks.video.verdicts.detector import (
-    BLOCK_FILES,
     Finding,
     Seen,
     TrainedDetector,
@@ -182,34 +181,29 @@ def judge_files(
     folder.mkdir(parents=True, exist_ok=True)
     sweep_temporaries(folder)  # of a call that was killed
     written, judge = (folder / CSV, folder / LINES), _Judge(detector, rule)
-    counts, shown, num_resumed, done = Counter[str](), list[pl.DataFrame](), 0, 0
+    counts, shown, num_resumed = Counter[str](), [judge.table([])], 0
+
+    def find(rest: list[Path]) -> Generator[Finding]:
+        return detector.findings(
+            rest, workers=workers, seen=lambda path, clips: seen(path, clips[0]), file_seconds=file_seconds
+        )
+
     with ExitStack() as stack:
         journal = stack.enter_context(closing(Journal(folder / JOURNAL, detector.identity, Finding)))
         temporaries = [stack.enter_context(atomic_output(path)) for path in written]
         table, lines = (stack.enter_context(path.open("w", encoding="utf-8")) for path in temporaries)
-        for start in range(0, max(1, len(files)), BLOCK_FILES):
-            block = files[start : start + BLOCK_FILES]
-            found = journal.known(block)
-            num_resumed += len(found)
-            progress(done + len(found), len(files))
-            rest = [path for path in block if path_to_text(path) not in found]
-            asked = detector.findings(
-                rest, workers=workers, seen=lambda path, c: seen(path, c[0]), file_seconds=file_seconds
-            )
-            with closing(asked) as answers:
-                for each in answers:
-                    found[each.path] = each
-                    journal.append(each)
-                    progress(done + len(found), len(files))
-            done += len(block)
-            some = check_table(judge.table([found[path_to_text(path)] for path in block]), VERDICTS, CSV)
+
+        table.write(shown[0].write_csv())
+        for found, num_known in found_in_blocks(journal, files, find, progress):
+            num_resumed += num_known
+            some = check_table(judge.table(found), VERDICTS, CSV)
             flat = some.with_columns(pl.col("reasons").str.replace_all("\n", " "))
-            table.write(flat.write_csv(include_header=not start))
+            table.write(flat.write_csv(include_header=False))
             for row in some.iter_rows(named=True):
                 lines.write(f"{json.dumps({**row, 'reasons': row['reasons'].splitlines()})}\n")
             said = pl.when(pl.col("failure").is_null()).then(pl.lit(_UNSAID)).otherwise(pl.lit(_UNREAD))
             counts.update(some.select(pl.coalesce("verdict", said)).to_series().to_list())
-            if start < _MOST_SHOWN:
+            if sum(each.height for each in shown) < _MOST_SHOWN:
                 shown.append(some)
     limits = (*detector.cautions, *_limits(detector, rule))
     return Verdicts(pl.concat(shown).head(_MOST_SHOWN), counts, num_resumed, detector, rule, limits, written)
