@@ -120,6 +120,17 @@ def test_runs_of_different_data_never_look_alike_on_a_list(make_run: Callable[..
     assert all(html.index(start) < html.index(f">{run.run_id}<") for start, run in zip(starts, runs, strict=True))
 
 
+def test_a_run_from_before_there_was_a_parameter_is_not_told_apart_by_its_default(
+    make_run: Callable[..., RunPaths],
+) -> None:
+    runs = [make_run(name=f"run_20250401_00000{number}_abcdef01") for number in range(4)]
+    for run in runs[:2]:
+        write_text(run.params_yaml, "task: video\nmodel: frame_cnn\n")
+    write_text(runs[2].params_yaml, RunConfig(model="frame_cnn").to_yaml())
+    write_text(runs[3].params_yaml, RunConfig(model="frame_cnn", rescale=480).to_yaml())
+    assert [differs for _, _, differs in run_marks(runs)] == ["", "", "", "rescale 480"]
+
+
 @pytest.mark.parametrize("stages", [None, [], "x", {"a": {"state": 3, "attempts": "two", "duration_seconds": None}}])
 def test_a_foreign_status_is_read_as_far_as_it_goes(run: RunPaths, stages: object) -> None:
     write_json(run.status_json, {"state": 5, "peak_rss_bytes": "much", "stages": stages})

@@ -34,6 +34,11 @@ def test_alone_a_task_has_the_whole_budget_and_folds_share_what_the_runner_leave
     assert fold.total_bytes == 1_950_000_000
     assert fold.origin == "1/4 of 8.00 GB (SLURM_MEM_PER_NODE), shared by 4 tasks"
     assert shared.lines == ("up to 4 tasks at once share 7.80 GB of 8.00 GB (SLURM_MEM_PER_NODE): 1.95 GB each",)
+
+
+def test_the_share_of_a_single_task_is_not_called_shared():
+    alone = MemoryShare(7_800_000_000, 1, MemoryBudget(8_000_000_000, "SLURM_MEM_PER_NODE")).limit
+    assert alone.origin == "what the runner leaves of 8.00 GB (SLURM_MEM_PER_NODE)"
     assert given_to(shares(9), "04_fold_training_fold_0").total_bytes == 7_800_000_000 // 5
     assert shares(1).lines == ()
     assert all(not shares(1).environment(task) for task in TASKS)

@@ -7,7 +7,7 @@ from pathlib import Path
 from fvc_lib.analysis.read.protocols import protocol_text
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import as_text, path_to_text, read_json_object
-from fvc_lib.services.config import DECLARED, NOT_HASHED
+from fvc_lib.services.config import DECLARED, DEFAULTS, EARLIER_DEFAULTS, NOT_HASHED
 from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import read_params_file
@@ -61,7 +61,7 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
     for task in {run_task(each) for each in asked}:
         alike = [each for each in asked if run_task(each) == task]
         for name in {name for each in alike for name in each}:
-            counts = Counter(str(each.get(name)) for each in reversed(alike))  # of equally many the oldest run's
+            counts = Counter(_value_text(each, name) for each in reversed(alike))  # of equally many the oldest run's
             usual[task, name] = counts.most_common(1)[0][0]
     marks = []
     corpora = [_corpus_name(run, each) for run, each in zip(runs, asked, strict=True)]
@@ -72,12 +72,17 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
     for each, corpus, content in zip(asked, corpora, contents, strict=True):
         named = [name for name in each if name not in _NO_MARKS and name not in NOT_HASHED | RETIRED.keys()]
         own = [trial] if (trial := trial_text(each)) else []
-        own += [f"{name} {each[name]}" for name in named if str(each[name]) != usual[run_task(each), name]]
+        own += [f"{name} {each[name]}" for name in named if _value_text(each, name) != usual[run_task(each), name]]
         more = f", {len(own) - _MOST_MARKS} more" if len(own) > _MOST_MARKS else ""
         shown = f"{corpus} {content[:6]}" if content and corpus and len(known[corpus]) > 1 else corpus
         by = ", ".join(filter(None, (model_name(each), protocol_text(each))))
         marks.append((shown, by, ", ".join(own[:_MOST_MARKS]) + more))
     return marks
+
+
+def _value_text(parameters: Mapping[str, object], name: str) -> str:
+    """Of a run from before there was the parameter what it came down to then."""
+    return str(parameters[name] if name in parameters else EARLIER_DEFAULTS.get(name, DEFAULTS.get(name)))
 
 
 def run_labels(runs: Sequence[RunPaths]) -> list[str]:

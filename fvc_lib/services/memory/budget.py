@@ -59,6 +59,8 @@ class MemoryShare:
     def limit(self) -> MemoryBudget:
         """The share as a limit, with its origin in words."""
         whole = f"{self.whole.total_bytes / 1e9:.2f} GB ({self.whole.origin})"
+        if self.sharers == 1:
+            return MemoryBudget(self.share_bytes, f"what the runner leaves of {whole}")
         return MemoryBudget(self.share_bytes, f"1/{self.sharers} of {whole}, shared by {self.sharers} tasks")
 
 
