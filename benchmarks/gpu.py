@@ -9,8 +9,8 @@ Parts (--only):
   engine         clips a second beside the bare loop's, in turns; the target is 0.95
   busy           share of wall time with a kernel active over --steps steps after the warm-up, from torch's profiler;
                  the target is 85 %
-  accelerations  clips a second with each of the engine's accelerations beside none, and how far the weights are apart
-  compile        clips a second of the bare loop with torch.compile beside without: the engine compiles nothing
+  accelerations  clips a second with each of the parameter accelerations' values beside none, and how far the weights
+                 are apart
   stem           milliseconds and memory of the forensic stem, by how many clips it takes at once
 """
 
@@ -35,7 +35,7 @@ from torch.nn import functional as F
 
 from fvc_lib.detectors.own.stems import FORENSIC
 from fvc_lib.engine import device as devices
-from fvc_lib.engine.device import Acceleration, ComputeDevice, resolve_device
+from fvc_lib.engine.device import ComputeDevice, resolve_device
 from fvc_lib.engine.loading import effective_batches, epoch_order, load_batches
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.promises.device_promises import machine
@@ -44,8 +44,9 @@ from fvc_lib.engine.task import Sample
 from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import StoppedError, UsageError
+from fvc_lib.services.memory.policy import Acceleration
 
-PARTS = ("engine", "busy", "accelerations", "compile", "stem")
+PARTS = ("engine", "busy", "accelerations", "stem")
 NUM_STORED = 64
 
 
@@ -226,12 +227,11 @@ def engine_rate(
     return asked.steps * asked.batch / (times[1] - times[0]), weights
 
 
-def bare_rate(case: Case, network: str, *, compiled: bool = False) -> float:
+def bare_rate(case: Case, network: str) -> float:
     """Clips a second of torch's own calls: the same loader, autocast, loss, clipping and AdamW."""
     asked, compute, settings = case.asked, case.compute, case.settings()
     task, policy, precision = case.task(network), devices.resolve_policy(compute), devices.Precision(compute)
     model = task.build_model().to(compute.device).train()
-    forward = torch.compile(model) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
     order = effective_batches(epoch_order(len(task.training_data), 0, 0), asked.batch)
     started = 0.0
@@ -245,7 +245,7 @@ def bare_rate(case: Case, network: str, *, compiled: bool = False) -> float:
             batch = loaded.to(compute.device)
             optimizer.zero_grad(set_to_none=True)
             with precision.autocast():
-                logits = forward(batch.tensors["frames"])
+                logits = model(batch.tensors["frames"])
                 loss = F.binary_cross_entropy_with_logits(logits.float(), batch.tensors["label"])
             precision.scaler.scale(loss).backward()
             precision.scaler.unscale_(optimizer)
@@ -301,9 +301,18 @@ def covered(ranges: list[tuple[float, float]]) -> float:
     return total
 
 
+def lacks(compute: ComputeDevice, name: Acceleration) -> bool:
+    """Whether the device cannot do it."""
+    try:
+        resolve_device(compute.device.type, accelerations=(name,))
+    except UsageError:
+        return True
+    return False
+
+
 def measure_accelerations(case: Case, network: str) -> Iterator[str]:
-    """Each alone, then all."""
-    every = get_args(Acceleration)
+    """Each that this device and these networks can do alone, then all; the stem is a part of its own."""
+    every = tuple(each for each in get_args(Acceleration) if each != "stem_pieces" and not lacks(case.compute, each))
     plain, weights = engine_rate(case, network, case.compute)
     yield f"none: {plain:.1f} clips/s"
     for chosen in (*((each,) for each in every), every):
@@ -311,12 +320,6 @@ def measure_accelerations(case: Case, network: str) -> Iterator[str]:
         apart = max(float((a.float() - weights[n].float()).norm() / weights[n].float().norm().clamp(min=1e-9))
                     for n, a in others.items() if a.is_floating_point())  # fmt: skip
         yield f"{', '.join(chosen)}: {rate:.1f} clips/s, {rate / plain:.3f} of none, weights apart {apart:.1e}"
-
-
-def measure_compile(case: Case, network: str) -> Iterator[str]:
-    """Of the bare loop."""
-    plain, compiled = bare_rate(case, network), bare_rate(case, network, compiled=True)
-    yield f"bare loop {plain:.1f} clips/s, compiled {compiled:.1f}, ratio {compiled / plain:.3f}"
 
 
 def measure_stem(case: Case, network: str) -> Iterator[str]:
@@ -342,7 +345,6 @@ MEASURES = {
     "engine": measure_engine,
     "busy": measure_busy,
     "accelerations": measure_accelerations,
-    "compile": measure_compile,
     "stem": measure_stem,
 }
 

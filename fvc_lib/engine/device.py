@@ -2,28 +2,35 @@
 
 import ctypes
 import gc
+import importlib
+import importlib.util
 import inspect
 import math
+import os
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory.policy import DeviceKind, DeviceMemory, MemoryPolicy, resolve_memory_policy
+from fvc_lib.services.memory.policy import (
+    Acceleration,
+    DeviceKind,
+    DeviceMemory,
+    MemoryPolicy,
+    resolve_memory_policy,
+)
 
-# What may make a training faster and changes its rounding. None is on by itself before it was measured.
-#   channels_last    convolutions' weights with their channels innermost, as tensor cores want them
-#   fused_adamw      the optimizer's step in one kernel
-#   cudnn_benchmark  cuDNN tries its algorithms and takes the fastest
-#   stem_pieces      the networks' stems take several clips at once, not one after the other
-Acceleration = Literal["channels_last", "fused_adamw", "cudnn_benchmark", "stem_pieces"]
+if TYPE_CHECKING:
+    from fvc_lib.services.config import RunConfig  # whose packages a GPU's machine need not have
+
 STEM_CLIPS = 8  # of stem_pieces
 
 
@@ -50,18 +57,86 @@ class TakesPieces(Protocol):
 
 
 def accelerated(model: nn.Module, compute: ComputeDevice) -> nn.Module:
-    """``model``, on the device, with what of ``compute.accelerations`` is done to a model; names and values stay."""
+    """``model``, on the device, with what of ``compute.accelerations`` is done to a model; names and values stay.
+
+    Raises:
+        UsageError: one of them finds nothing in this model that it could make faster.
+    """
     model = model.to(compute.device)
     if "channels_last" in compute.accelerations:
         formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-        for parameter in model.parameters():
-            if parameter.ndim in formats:
-                parameter.data = parameter.data.contiguous(memory_format=formats[parameter.ndim])
+        kernels = [parameter for parameter in model.parameters() if parameter.ndim in formats]
+        if not kernels:
+            raise _useless("channels_last", model, "has no convolution")
+        for kernel in kernels:
+            kernel.data = kernel.data.contiguous(memory_format=formats[kernel.ndim])
     if "stem_pieces" in compute.accelerations:
-        for module in model.modules():
-            if isinstance(module, TakesPieces):
-                module.clips_at_once = STEM_CLIPS
+        stems = [module for module in model.modules() if isinstance(module, TakesPieces)]
+        if not stems:
+            raise _useless("stem_pieces", model, "has no stem that takes clips one by one")
+        for stem in stems:
+            stem.clips_at_once = STEM_CLIPS
+    if "compile" in compute.accelerations and not is_compiled(model):
+        # On the instance, where nn.Module.__call__ finds it first: torch's own wrapper would rename the parameters,
+        # and take the hooks of ``SampleDropout`` into what is compiled.
+        model.__dict__["forward"] = _CompiledForward(model)
     return model
+
+
+def _useless(name: str, model: nn.Module, why: str) -> UsageError:
+    return UsageError(f"accelerations: {name} does nothing for {type(model).__name__}, which {why}. Leave it out.")
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch's compiler makes the kernels of ``model``'s forward pass."""
+    return isinstance(model.__dict__.get("forward"), _CompiledForward)
+
+
+def was_of_no_use(model: nn.Module) -> bool:
+    """Whether the compiled forward pass of ``model`` was never called: what trains on features kept beforehand goes
+    through the head alone.
+    """
+    forward = model.__dict__.get("forward")
+    return isinstance(forward, _CompiledForward) and not forward.was_called
+
+
+class _CompiledForward:
+    """Stands in for a model's ``forward``; what was compiled stays behind when the model is copied or pickled.
+
+    Kernels are made for each size of batch, and for training and evaluation, when it first comes. So which kernels a
+    batch gets follows from its size alone: a training that goes on from a checkpoint gets those of one that was never
+    stopped. What torch does by itself, kernels for any size from the second size on, depends on what came before.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._compiled: Callable[..., Any] | None = None
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        if self._compiled is None:
+            dynamo: Any = importlib.import_module("torch._dynamo.config")
+            inductor: Any = importlib.import_module("torch._inductor.config")
+            dynamo.recompile_limit = max(dynamo.recompile_limit, _COMPILED_SIZES)
+            for message in _OF_THE_COMPILER:
+                warnings.filterwarnings("ignore", message)
+            if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+                inductor.compile_threads = 1  # otherwise a process per core, which no memory plan knows of
+            forward = types.MethodType(type(self._model).forward, self._model)
+            self._compiled = torch.compile(forward, dynamic=False)
+        return self._compiled(*inputs, **named)
+
+    @property
+    def was_called(self) -> bool:
+        """At least once."""
+        return self._compiled is not None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _CompiledForward, (self._model,)
+
+
+# What torch's compiler itself does and torch warns of.
+_OF_THE_COMPILER = ("`torch.jit.script_method` is deprecated", r"The \.grad attribute of a Tensor that is not a leaf")
+_COMPILED_SIZES = 64  # a batch and its halves, the last of an epoch, and each in training and evaluation
 
 
 @contextmanager
@@ -75,11 +150,13 @@ def cudnn_search(compute: ComputeDevice) -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def resolve_device(request: str = "auto", amp: str = "auto") -> ComputeDevice:
+def resolve_device(
+    request: str = "auto", amp: str = "auto", accelerations: tuple[Acceleration, ...] = ()
+) -> ComputeDevice:
     """``auto`` is cuda, else mps, else cpu; ``amp="auto"`` is bfloat16 or float16 on cuda, float32 elsewhere.
 
     Raises:
-        UsageError: the requested device is not there.
+        UsageError: the requested device is not there, or has not what one of ``accelerations`` needs.
     """
     present = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     kind = next(name for name, there in present.items() if there) if request == "auto" else request
@@ -92,7 +169,33 @@ def resolve_device(request: str = "auto", amp: str = "auto") -> ComputeDevice:
     policy = resolve_memory_policy(
         _kind(device), amp="auto" if amp == "auto" else "off", bf16_supported=_bf16_supported(device)
     )
-    return ComputeDevice(device, getattr(torch, policy.amp_dtype) if policy.amp_dtype else None, _device_name(device))
+    for name in accelerations:
+        if trouble := _lacks(device, name):
+            raise UsageError(f"accelerations: {name} is not possible on {device.type}: {trouble}. Leave it out.")
+    amp_dtype = getattr(torch, policy.amp_dtype) if policy.amp_dtype else None
+    return ComputeDevice(device, amp_dtype, _device_name(device), accelerations)
+
+
+def training_device(config: "RunConfig") -> ComputeDevice:
+    """Where and how a run trains: ``resolve_device`` of its parameters."""
+    return resolve_device(config.device, config.amp, config.accelerations)
+
+
+def _lacks(device: torch.device, acceleration: Acceleration) -> str:
+    """What ``acceleration`` needs and ``device`` has not; empty where nothing is missing."""
+    if acceleration == "cudnn_benchmark" and device.type != "cuda":
+        return "cuDNN is CUDA's"
+    if acceleration == "fused_adamw" and device.type == "mps" and not torch.backends.mps.is_macos_or_newer(14, 0):
+        return "Metal has no such kernel before macOS 14"
+    if acceleration == "compile" and device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        return "torch's compiler makes its kernels with triton, which is not installed"
+    if acceleration == "compile" and device.type == "cpu":
+        try:
+            importlib.import_module("torch._inductor.cpp_builder").get_cpp_compiler()
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            return f"torch's compiler needs one of C++, and finds none: {reason}"
+    return ""
 
 
 def resolve_policy(
@@ -363,7 +466,7 @@ class EagerAdamW(torch.optim.AdamW):
     """``torch.optim.AdamW``, the same to the bit, without torch's compiler.
 
     torch's own class imports the compiler to keep it away from these methods: 800 modules, 1.3 s of CPU time and 75 MB
-    in every process that trains. The engine compiles nothing.
+    in every process that trains, also where nothing is compiled.
     """
 
     has_stepped: ClassVar[bool] = False  # in this process

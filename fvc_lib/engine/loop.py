@@ -6,6 +6,7 @@ It knows samples, losses and metrics by name only; what they mean is the task's 
 from __future__ import annotations
 
 import gc
+import logging
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from fvc_lib.services.checkpoint_files import CheckpointFolder
 from fvc_lib.services.errors import DataError, FvcError, StoppedError
 from fvc_lib.services.memory.policy import MemoryObserver, MemoryPolicy, memory_advice
 
+_logger = logging.getLogger(__name__)
 _TRAINING, _VALIDATION = 0, 1  # places among the data sets that a training loads from
 MAX_TIMES_LOST = 2  # at one step; after the first time the optimizer saves memory
 
@@ -162,6 +164,7 @@ class Engine:
         with forked_random_state(seed, device), devices.deterministic_algorithms(device), search:
             self._set_up()
             self._progress(self.state.step, self._total_steps)  # from here on batches are in memory
+            first_step = self.state.step
             while not self.state.finished:
                 try:
                     self._train_epoch()
@@ -169,6 +172,8 @@ class Engine:
                 except StepLostError as error:
                     event = OutOfMemory("optimizer_step", error.memory, None, None, {}, 0)
                 self._restore_checkpoint(event)  # from outside the handler, whose traceback holds tensors
+        if self.state.step > first_step and devices.was_of_no_use(self._model):
+            _logger.warning("accelerations: compile did nothing, no step went through the network's whole forward pass")
         self._checkpoints.finish()
 
     def predict(self, data: SampleSet, weights: Mapping[str, Tensor], accumulator: Accumulator) -> LossMean:

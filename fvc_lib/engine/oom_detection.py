@@ -97,6 +97,8 @@ def _largest_tensors(known: Iterable[Tensor]) -> list[dict[str, Any]]:
     for tensor in (*known, *(item for item in gc.get_objects() if issubclass(type(item), Tensor))):
         try:
             storage = tensor.untyped_storage()
+            if storage.device.type == "meta":  # what torch's compiler reckons with: no memory
+                continue
             place = (str(tensor.device), storage.data_ptr())
         except (RuntimeError, NotImplementedError):  # sparse, fake and other tensors without memory of their own
             continue

@@ -10,7 +10,7 @@ follow from that; nothing else lists fields.
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
@@ -36,6 +36,7 @@ from fvc_lib.services.config_fields import (
     split_pairs,
 )
 from fvc_lib.services.errors import UsageError, command_text, did_you_mean
+from fvc_lib.services.memory.policy import Acceleration
 from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, CROPS, DETECTORS, IMAGE_LAYOUTS
 from fvc_lib.services.run_paths import beside_the_code
 from fvc_lib.services.tasks import DEFAULT_TASK, KFOLD, PROTOCOLS, TRAINING_STAGES, known_protocol
@@ -320,6 +321,10 @@ class RunConfig(BaseModel):
     )
     device: Literal["auto", "cuda", "mps", "cpu"] = field(
         "auto", "rounding", "auto: cuda, else mps, else cpu", hashed=True, memory=TRAINING_STAGES
+    )
+    # None is on by itself: on a GPU nothing was measured yet (docs/measurements.md), on a CPU none was worth it.
+    accelerations: Annotated[tuple[Acceleration, ...], BeforeValidator(split_names)] = field(
+        (), "rounding", f"for speed, any of {', '.join(get_args(Acceleration))}: A,B", memory=TRAINING_STAGES
     )
     num_workers: int = field(
         0, "nothing", "loader processes, as cores and memory allow; 0: none", ge=0, memory=TRAINING_STAGES

@@ -21,7 +21,7 @@ from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
 from torch import nn
 
 from fvc_lib.detectors.network import Trunk, loaded_weights_of
-from fvc_lib.engine.device import peak_device_bytes, resolve_device
+from fvc_lib.engine.device import peak_device_bytes, training_device
 from fvc_lib.engine.distributed.launch import run_ranks
 from fvc_lib.engine.distributed.ranks import RankEndedError, Ranks
 from fvc_lib.engine.loop import Engine, EngineSettings
@@ -441,7 +441,7 @@ def train(
     asked = stop is not None and stop()  # first of all, because from then on a signal only sets a flag
     if any(wish for (wish,) in ranks.meet("begin", asked)):
         raise StoppedError("stopped as asked before training; resume the run to go on.")
-    compute = resolve_device(config.device, config.amp)
+    compute = training_device(config)
     _logger.info("%s, attempt %d, on %s", stage_key(stage, fold), attempt, compute.describe())
     trained: list[TrainedNetwork] = []
     with training_memory(paths, config, stage, fold, compute, memory, ranks.rank) as kept:

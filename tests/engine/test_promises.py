@@ -103,11 +103,11 @@ def test_without_a_gpu_it_is_skipped_with_the_reason_unless_one_was_asked_for(mo
 
 def test_accelerations_change_nothing_but_rounding_and_are_named_in_the_record(tmp_path):
     plain = Lab(resolve_device("cpu"), tmp_path)
-    fast = replace(plain.compute, accelerations=("channels_last", "fused_adamw", "cudnn_benchmark", "stem_pieces"))
+    fast = replace(plain.compute, accelerations=("channels_last", "fused_adamw", "cudnn_benchmark"))
     engine = plain.engine("fast", compute=fast)
     expected, found = plain.train("plain"), engine.fit()
     assert weight_distance(found, expected) < 1e-4
-    assert fast.describe().endswith("float32, channels_last, fused_adamw, cudnn_benchmark, stem_pieces")
+    assert fast.describe().endswith("float32, channels_last, fused_adamw, cudnn_benchmark")
     assert not torch.backends.cudnn.benchmark
     # A checkpoint does not say how its steps were computed: another choice goes on from it, and says so.
     asked = iter(range(100))

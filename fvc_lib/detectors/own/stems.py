@@ -142,7 +142,9 @@ class Stem:
         they took 237 MB, more than the network itself, against 26-48 MB one by one, in a third of the time on a CPU. On
         a GPU, where starting a kernel takes longer than one clip's, more at once may be faster.
         """
-        if torch.compiler.is_exporting():  # a loop over the batch would make its size a constant
+        # A loop over the batch would make its size a constant in an export, and as long a program when compiled, which
+        # keeps no such maps: torch's compiler joins what follows one another into one kernel.
+        if torch.compiler.is_exporting() or torch.compiler.is_compiling():
             return self.maps(frames, self.cell)
         return torch.cat([self.maps(clip, self.cell) for clip in torch.split(frames, self.clips_at_once)])
 

@@ -17,7 +17,7 @@ import torch
 from fvc_lib.corpus.images import image_root
 from fvc_lib.detectors.frames.backbone import EncoderBackbone, backbone_network, named_backbone, refused_size
 from fvc_lib.detectors.weights import fitting_weights
-from fvc_lib.engine.device import resolve_device
+from fvc_lib.engine.device import training_device
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.memory.preflight import PreflightReport, StepRequest, preflight
 from fvc_lib.engine.memory.training_memory import device_budget
@@ -303,7 +303,7 @@ def _measured(
 ) -> list[dict[str, object]]:
     root, parts = read_image_parts(paths, config)
     training = image_split_training(root, parts, config)
-    compute, settings = resolve_device(config.device, config.amp), training.settings
+    compute, settings = training_device(config), training.settings
     sample, num_samples = training.task.training_data[0], len(parts.train)
     own, budget = config.image_size, device_budget(config, compute)
     sizes = sorted({*IMAGE_SIZES, own})

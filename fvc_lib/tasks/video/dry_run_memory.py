@@ -85,7 +85,7 @@ def step_request(config: RunConfig) -> StepRequest:
         UsageError: there is no such model.
     """
     from fvc_lib.detectors.weights import without_folds
-    from fvc_lib.engine.device import resolve_device
+    from fvc_lib.engine.device import training_device
     from fvc_lib.engine.memory.preflight import StepRequest
     from fvc_lib.tasks.video.data import ClipDataset, ClipRow
     from fvc_lib.tasks.video.task import VideoTask, engine_settings
@@ -97,7 +97,7 @@ def step_request(config: RunConfig) -> StepRequest:
         VideoTask(clips, clips, config=config, weights=(1.0, 1.0), own=without_folds(config)),
         micro_batch=settings.micro_batch,
         effective_batch_size=settings.effective_batch_size,
-        compute=resolve_device(config.device, config.amp),
+        compute=training_device(config),
         gradient_checkpointing=config.gradient_checkpointing,
         num_workers=settings.num_workers,
         averages=settings.ema_decay > 0,
