@@ -2,6 +2,7 @@
 one network of a finished training comes back.
 """
 
+import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -22,9 +23,11 @@ from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import TASKS
 from fvc_lib.tasks.recipe import code_of_network, read_outcome
+from fvc_lib.tasks.stored_answer import Question, still_says
 from fvc_lib.video.clips.store import Pixels
 
 Value = str | float | None
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,15 @@ def predictor_of(paths: RunPaths) -> Predictor:
     return made
 
 
-def trained_network(paths: RunPaths, stage: str, build: Callable[[], nn.Module], compute: ComputeDevice) -> nn.Module:
+def trained_network(
+    paths: RunPaths, stage: str, build: Callable[[], nn.Module], question: Question, compute: ComputeDevice
+) -> nn.Module:
     """The network that ``build`` gives with the run's best weights, in evaluation mode on the device.
 
+    ``question`` is the one that it was asked when it was trained.
+
     Raises:
-        UsageError: the training is not finished, or the network's code has changed since.
+        UsageError: the training is not finished, or the network's code has changed since, and it says something else.
         FvcError: the weights are damaged or another training's.
     """
     outcome = read_outcome(paths.stage_outcome(stage), TrainingRecord)
@@ -107,10 +114,19 @@ def trained_network(paths: RunPaths, stage: str, build: Callable[[], nn.Module],
         raise FvcError(f"{str(file)!r}: is not what the test part was judged by. Train again: {anew}")
     with forked_random_state(0, torch.device("cpu")):
         network = build().eval()
-    if outcome.network is not None and code_of_network(network) != outcome.network.code:
-        raise UsageError(
-            f"{paths.run_id}: the code of {outcome.network.name} is not what it was when it was trained, so it may see "
-            f"something else. Bring that code back, or train again: {anew}"
+    kind = outcome.network
+    changed = kind.name if kind is not None and code_of_network(network) != kind.code else ""
+    remedy = f"Bring that code back, or train again: {anew}"
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        if not changed:
+            raise
+        told = f"{paths.run_id}: the code of {changed} is not what it was when it was trained"
+        raise UsageError(f"{told}, and its weights are not of this network. {remedy}") from error
+    if changed:
+        told = still_says(
+            outcome.answer, lambda: question.answer(network), code=changed, of=paths.run_id, remedy=remedy
         )
-    network.load_state_dict(weights)
+        _logger.warning(told)
     return network.to(compute.device)

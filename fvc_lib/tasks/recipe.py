@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Generic, Self, TypedDict, TypeVar, cast
 
@@ -31,20 +32,23 @@ from fvc_lib.engine.task import Accumulator, SampleSet, Task
 from fvc_lib.engine.training_state import NAN_AS_TEXT, MetricSink, TrainingRecord, TrainingState, weights_digest
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
 from fvc_lib.services.checkpoint_files import (
+    BEST,
     CheckpointBinding,
     CheckpointFolder,
     CheckpointMismatchError,
+    load_weights,
     other_network,
 )
 from fvc_lib.services.code.user_files import module_of
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import StoppedError, UsageError, command_text
+from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory.budget import peak_rss_bytes
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.tasks import FOLD_TRAINING, REAL_SOURCES, SHUFFLED_LABELS
+from fvc_lib.tasks.stored_answer import Question, StoredAnswer, still_says
 
 Progress = Callable[[int, int], None]
 R = TypeVar("R", bound=TrainingRecord)
@@ -180,6 +184,8 @@ class TrainingOutcome(Generic[R]):
         num_ranks: processes that shared the training, of the attempt that finished it.
         finished_utc: ISO 8601; empty for outcomes of older versions.
         network: its class; None for outcomes of older versions.
+        answer: what the model says of generated samples, by which it is known again when its code has changed; None for
+            outcomes of older versions.
         train_anew: the command for it, where this is an earlier training's outcome and nothing was trained now; not in
             the file.
     """
@@ -206,6 +212,7 @@ class TrainingOutcome(Generic[R]):
     num_ranks: int = 1
     finished_utc: str = ""
     network: TrainedClass | None = None
+    answer: StoredAnswer | None = None
     train_anew: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
 
     def sentence(self) -> str:
@@ -327,6 +334,7 @@ class Training(Generic[R]):
     finish: Callable[[Sequence[TrainedNetwork]], Finished[R]]
     # What ``finish`` has written; a training is finished when its outcome and these are there.
     outputs: Sequence[Path] = ()
+    question: Question | None = None  # that the model is asked when it is trained; its answer is in the outcome
     peak_bytes_before: int | None = None  # predicted of what this process computed first, such as a trunk's features
 
     @property
@@ -481,6 +489,9 @@ def train(
     def written_outcome() -> str:
         done.write()
         records = dict(zip((each.name for each in training.networks), done.records, strict=True))
+        answer, best = None, trained[0].state.best_model
+        if training.question is not None:
+            answer = training.question.answer_of_trained(training.task.build_model, best, stage_key(stage, fold))
         outcome = TrainingOutcome(
             stage=stage,
             fold=fold,
@@ -497,6 +508,7 @@ def train(
             num_ranks=ranks.size,
             finished_utc=datetime.now(UTC).isoformat(timespec="seconds"),
             network=kind,
+            answer=answer,
             **training.sizes,
         )
         text = outcome_to_json(outcome)
@@ -517,7 +529,16 @@ def _finished(outcome_file: Path, training: Training[R], kind: TrainedClass, rec
         return ""
     if outcome.network is not None and (outcome.network.name, outcome.network.code) != (kind.name, kind.code):
         what = f"the stored result {str(outcome_file)!r}"
-        raise CheckpointMismatchError(other_network(what, outcome.network.identity, kind.identity, anew))
+        refusal = CheckpointMismatchError(other_network(what, outcome.network.identity, kind.identity, anew))
+        if training.question is None or outcome.answer is None:
+            raise refusal
+        try:
+            weights, build = load_weights(outcome_file.with_name(BEST)), training.task.build_model
+            asked = partial(training.question.answer_of_trained, build, weights, what)
+            told = still_says(outcome.answer, asked, code=outcome.network.name, of=what, remedy="")
+        except (FvcError, OSError) as error:
+            raise refusal from error
+        _logger.warning(told)
     return outcome_to_json(outcome) if all(map(Path.exists, training.outputs)) else ""
 
 

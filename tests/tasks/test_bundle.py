@@ -236,7 +236,7 @@ def test_weights_of_other_shapes_or_another_network_are_refused(copy):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"format": 5}, "got format 5, and this version of FVC .* reads 1, 2, 3, 4"),
+        ({"format": 6}, "got format 6, and this version of FVC .* reads 1, 2, 3, 4, 5"),
         ({"format": None}, "got format None"),
         ({"folds": []}, r"bundle.json, folds"),
         ({"run_id": "/../../../x"}, r"bundle.json, run_id"),

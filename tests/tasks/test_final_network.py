@@ -184,7 +184,7 @@ def test_a_bundle_of_it_has_one_network_and_no_fold_goes_on_from_it(run, bundle)
     names = {file.name for file in (bundle / "model").iterdir()}
     assert names == {"final.safetensors", "final.safetensors.sha256"}
     record = json.loads((bundle / "bundle.json").read_text())
-    assert record["format"] == 4
+    assert record["format"] == 5
     assert len(record["folds"]) == 2
     config = run_config(run).model_copy(update={"model_weights": str(bundle)})
     with pytest.raises(UsageError, match="one network that was trained on all groups"):

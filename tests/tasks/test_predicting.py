@@ -17,6 +17,8 @@ from click.testing import CliRunner
 from fvc_lib.analysis.pages.predictions_page import worth_of
 from fvc_lib.command_line.verdicts.predict import predict
 from fvc_lib.corpus.samples.captions import make_clip, plan_clips
+from fvc_lib.detectors.frames.backbone import ImageModel
+from fvc_lib.detectors.own.video_text import VideoTextNetwork
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.memory import policy as memory_policy
@@ -173,13 +175,32 @@ def some_captions(folder, counts):
     return pl.DataFrame(rows, schema={name: column.dtype.type for name, column in VIDEO_TEXTS.columns.items()})
 
 
+def test_a_network_of_changed_code_answers_where_it_says_what_it_said_and_is_refused_else(
+    pictures, monkeypatch, caplog
+):
+    before = ImageModel.forward
+
+    def same(self, images):
+        return before(self, images)
+
+    def other(self, images):
+        return {name: each + 0.01 for name, each in before(self, images).items()}
+
+    monkeypatch.setattr(ImageModel, "forward", same)
+    predictor_of(pictures[0])
+    assert "says what it said then" in caplog.text
+    monkeypatch.setattr(ImageModel, "forward", other)
+    with pytest.raises(UsageError, match=r"ImageModel is not what it was.*says something else.*train again"):
+        predictor_of(pictures[0])
+
+
 def test_where_no_file_is_read_that_is_an_error_with_its_table(pictures, tmp_path):
     done, rows = asked(pictures[0], [tmp_path / "gone.png"], tmp_path / "out")
     assert isinstance(done.exception, DataError)
     assert "gone.png" in rows[0]["failure"]
 
 
-def test_a_run_says_of_its_test_videos_what_it_stored(tmp_path, monkeypatch):
+def test_a_run_says_of_its_test_videos_what_it_stored(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(memory_policy, "frozen_garbage", nullcontext)
     pairs, manifest = (
         some_captions(tmp_path / "clips", {"train": 3, "validation": 1, "test": 4}),
@@ -233,3 +254,8 @@ def test_a_run_says_of_its_test_videos_what_it_stored(tmp_path, monkeypatch):
     assert rows[5]["caption"] is None
     page = (tmp_path / "out/predictions.html").read_text()
     assert page.count("data:image/jpeg") == 5
+
+    forward = VideoTextNetwork.forward
+    monkeypatch.setattr(VideoTextNetwork, "forward", lambda self, *given: forward(self, *given))
+    predictor_of(paths)
+    assert "VideoTextNetwork is not what it was when it was trained. Asked about generated samples" in caplog.text

@@ -32,6 +32,7 @@ from fvc_lib.tasks.recipe import (
     settings_of,
     sizes_of,
 )
+from fvc_lib.tasks.stored_answer import Question
 from fvc_lib.tasks.video.summary import TrainingSummary
 from tests.kits.rank_kit import run_ranks
 from tests.kits.selection_kit import recorded_selection
@@ -128,7 +129,7 @@ def train(root: Path, config: RunConfig, **arguments: Any):
     training = Training(
         stage=STAGE, model_name="linear", settings=settings_of(config, 5, 2), networks=[Network(task, "line")],
         parameters={name: getattr(config, name) for name in bound}, sizes=sizes_of(12, 5, 7), finish=finish,
-        outputs=arguments.pop("outputs", ()),
+        outputs=arguments.pop("outputs", ()), question=arguments.pop("question", None),
     )  # fmt: skip
     outcome = recipe.train(
         STAGE, None, paths, config, lambda ranks: training, TrainingRecord, metric_log=log, **arguments
@@ -209,6 +210,27 @@ def test_a_stored_result_of_another_network_is_not_returned(tmp_path, monkeypatc
     monkeypatch.setattr(Straight, "forward", forward)
     with pytest.raises(CheckpointMismatchError, match="whose code has changed since"):
         train(tmp_path / "run", config)
+
+
+def test_a_stored_result_of_changed_code_that_says_the_same_is_returned(tmp_path, monkeypatch, caplog):
+    config, asked = config_of(tmp_path), Question({"x": torch.ones(2, 1)}, lambda network, sample: network(sample["x"]))
+    train(tmp_path / "run", config, question=asked)
+
+    def forward(self, x):
+        return nn.Linear.forward(self, 1 * x)
+
+    monkeypatch.setattr(Straight, "forward", forward)
+    assert train(tmp_path / "run", config, question=asked)[0].train_anew
+    assert "says what it said then" in caplog.text
+    with pytest.raises(CheckpointMismatchError, match="whose code has changed since"):
+        train(tmp_path / "run", config)
+
+    def steeper(self, x):
+        return nn.Linear.forward(self, 3 * x)
+
+    monkeypatch.setattr(Straight, "forward", steeper)
+    with pytest.raises(CheckpointMismatchError, match="whose code has changed since"):
+        train(tmp_path / "run", config, question=asked)
 
 
 def test_an_unfinished_training_of_another_network_is_not_gone_on_with(tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ class ImagePredictor:
         nothing = ImageRecords((), (), (), np.empty(0, np.int64), np.empty((0, len(self.labels.targets))))
         dataset = ImageDataset(Path(), nothing, self.labels, self._config.image_size)
         self._task = ImageTask(dataset, dataset, self._config)
-        self._network = trained_network(paths, STAGE, self._task.build_model, self._compute)
+        self._network = trained_network(paths, STAGE, self._task.build_model, self._task.question(), self._compute)
         images = tables.read_table(paths.images, tables.IMAGES)
         self.contents = dict(images.select("content_sha256", "part").iter_rows())
         self.calibration = _calibration(paths)

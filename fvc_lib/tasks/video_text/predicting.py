@@ -22,7 +22,7 @@ from fvc_lib.services.tables import PARTS, VIDEO_TEXTS, read_table
 from fvc_lib.services.tasks import VIDEO_TEXT as STAGE
 from fvc_lib.tasks.predicting import Prediction, trained_network
 from fvc_lib.tasks.video.verdicts.scoring import FileToScore, decoded_files, scratch_folder
-from fvc_lib.tasks.video_text.training import network_plan, text_tensors, tokenizer_file
+from fvc_lib.tasks.video_text.training import network_plan, text_question, text_tensors, tokenizer_file
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
 from fvc_lib.video.decode.source import VideoError, sha256_of_video
 
@@ -42,7 +42,8 @@ class VideoTextPredictor:
         self.contents = dict(pairs.select("content_sha256", "part").iter_rows())
         self._tokenizer = TextTokenizer.load(tokenizer_file(paths))
         plan = network_plan(self._config, self._tokenizer.vocabulary_size)
-        network = trained_network(paths, STAGE, lambda: VideoTextNetwork(plan), self._compute)
+        question = text_question(self._config, self._tokenizer)
+        network = trained_network(paths, STAGE, lambda: VideoTextNetwork(plan), question, self._compute)
         assert isinstance(network, VideoTextNetwork)
         self._network, self._plan = network, plan
         # Each text once, with the parts that it stands in, those it was trained with first.

@@ -25,6 +25,7 @@ from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory.workers import FEATURE_BYTES
 from fvc_lib.services.registry import DETECTORS
+from fvc_lib.tasks.stored_answer import Rows, StoredAnswer, answer_about
 from fvc_lib.tasks.video.classical.embeddings import trunk_config
 from fvc_lib.video.features.family import families_named
 from fvc_lib.video.features.measuring import MEASURE_FUNCTION, TIMEOUT_SECONDS
@@ -71,6 +72,12 @@ class FittedModel:
         """Float64 (N,) of N videos' features by name; one that is not there is missing."""
         rows = [[each.get(name, np.nan) for name in self.names] for each in measured]
         return self.model.logits(self.arrays, np.array(rows, np.float32).astype(np.float64))
+
+    def answer(self, rows: Rows) -> StoredAnswer | None:
+        """What it says of ``rows``, by which it is known again when its code has changed; None of rows of others."""
+        if {len(row) for row in rows} != {len(self.names)}:
+            return None
+        return answer_about(rows, lambda values: self.model.logits(self.arrays, values))
 
 
 def fitted_model(path: Path, state: Mapping[str, Tensor], config: RunConfig) -> FittedModel:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Unpack
@@ -49,9 +50,10 @@ from fvc_lib.tasks.recipe import (
     outcome_to_json,
     read_outcome,
 )
+from fvc_lib.tasks.stored_answer import StoredAnswer, clip_question, mixed_rows
 from fvc_lib.tasks.video import data
 from fvc_lib.tasks.video.classical.embeddings import embeddings_of
-from fvc_lib.tasks.video.classical.judging import code_of, description
+from fvc_lib.tasks.video.classical.judging import FittedModel, code_of, description, probe
 from fvc_lib.tasks.video.classical.table import read_features, refuse_settings
 from fvc_lib.tasks.video.data import FoldClips
 from fvc_lib.tasks.video.selection import RecordedSelection, record_selection, select_calibration, settings_text
@@ -175,6 +177,7 @@ def train_on_features(
         fingerprint=fingerprint,
         finished_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         network=replace(kind, num_parameters=_num_parameters(fitted[""].arrays)),
+        answer=_answer(model, config, read, fitted[""].arrays),
     )
     write_text(folder / "outcome.json", outcome_to_json(outcome))
     return outcome
@@ -230,6 +233,13 @@ def described(model: ClassicalModel, config: RunConfig, source: Any) -> TrainedC
     return TrainedClass(
         f"{kind.__module__}.{kind.__qualname__}", inspect.getfile(kind), code_of(model), 0, notes=(note,)
     )
+
+
+def _answer(model: ClassicalModel, config: RunConfig, read: FeatureFold, arrays: Arrays) -> StoredAnswer | None:
+    if config.of_features == "forensic":
+        return FittedModel(model, arrays, read.source.names).answer(mixed_rows(read.source.of(read.clips.train)))
+    build = partial(probe, config, config.model_weights, arrays)
+    return clip_question(config).answer_of_trained(build, None, config.model)
 
 
 def _num_parameters(arrays: Arrays) -> int:

@@ -59,6 +59,11 @@ class EnsembleDetector(TrainedDetector):
         learned = [[networks.weights(fold) for fold in sorted(networks.folds)] for networks in self.members]
         return f"{record.name}@{sha256_of_json([rules, learned])[:12]}"
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """See ``TrainedDetector``; of all members."""
+        return tuple(told for networks in self.members for told in networks.remarks)
+
     @cached_property
     def identity(self) -> str:
         """See ``TrainedDetector``."""

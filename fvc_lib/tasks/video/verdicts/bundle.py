@@ -55,6 +55,7 @@ from fvc_lib.tasks.bundle_folder import (
     write_digests,
     write_params,
 )
+from fvc_lib.tasks.stored_answer import StoredAnswer
 from fvc_lib.tasks.video.classical.judging import described_in
 from fvc_lib.tasks.video.own_weights import SEEN_BEFORE, SEEN_FILE, seen_by_networks
 from fvc_lib.tasks.video.traces import KnownTraces, RealQuantiles
@@ -66,10 +67,10 @@ from fvc_lib.tasks.video.verdicts.unfamiliar import TrainingRanges, index_of_fil
 
 _logger = logging.getLogger(__name__)
 
-FORMAT = 4
+FORMAT = 5
 # Format 1 lacks which score is whose, base rates, and how many videos are unfamiliar; format 2 the videos' features and
-# a network of all groups; format 3 how forensic features are spread over the reals.
-_READ = (1, 2, 3, 4)
+# a network of all groups; format 3 how forensic features are spread over the reals; format 4 stored answers.
+_READ = (1, 2, 3, 4, 5)
 _CALIBRATION, _LOOKS, _RANGES = "calibration.parquet", "looks.parquet", "training_ranges.json"
 _FEATURES, _QUANTILES = "features.safetensors", "forensic_quantiles.safetensors"
 _ALWAYS = (_CALIBRATION, _LOOKS, _RANGES)
@@ -78,13 +79,14 @@ _Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class FoldRecord(Strict):
-    """One fold: the digest of its weights (``weights_digest``), and how its logits become scores and decisions."""
+    """One fold: its weights' digest (``weights_digest``), how its logits become scores and decisions, and an answer."""
 
     weights: Digest
     prior_logit: _Number
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     threshold: Annotated[float, Field(ge=0, le=1)]
     base_rate: Annotated[float, Field(gt=0, lt=1)] | None = None
+    answer: StoredAnswer | None = None  # None as well of a network that is not here
 
 
 class CorpusRecord(Strict):
@@ -181,6 +183,7 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
             temperature=network.temperature,
             threshold=network.threshold,
             base_rate=network.base_rate,
+            answer=networks.answer(fold) if fold in networks.judges else None,
         )
         for fold, network in networks.folds.items()
     }
@@ -305,6 +308,7 @@ class BundleNetworks(Networks):
                     base_rate=each.base_rate,
                     name=network.name,
                     code=network.code,
+                    answer=each.answer,
                 )
                 for fold, each in records.items()
             },

@@ -143,6 +143,11 @@ class TrainedDetector:
         return f"{self.networks.name}@{digest[:12]}"
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """Sentences on networks whose code has changed, as far as they were asked by now."""
+        return tuple(self.networks.remarks)
+
+    @property
     def is_above_control(self) -> bool:
         """Whether the model is shown to be above its controls."""
         return self.standing.standing == "above control"

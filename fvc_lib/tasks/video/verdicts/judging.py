@@ -205,7 +205,7 @@ def judge_files(
             counts.update(some.select(pl.coalesce("verdict", said)).to_series().to_list())
             if sum(each.height for each in shown) < _MOST_SHOWN:
                 shown.append(some)
-    limits = (*detector.cautions, *_limits(detector, rule))
+    limits = (*detector.cautions, *detector.remarks, *_limits(detector, rule))
     return Verdicts(pl.concat(shown).head(_MOST_SHOWN), counts, num_resumed, detector, rule, limits, written)
 
 

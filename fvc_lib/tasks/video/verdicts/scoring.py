@@ -42,6 +42,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FINAL_VALIDATION, PREDICTIONS, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING
 from fvc_lib.tasks.recipe import TrainingOutcome, code_of_network, read_outcome
+from fvc_lib.tasks.stored_answer import StoredAnswer, clip_question, still_says
 from fvc_lib.tasks.video.classical.judging import (
     FeatureMeasurer,
     FittedModel,
@@ -72,6 +73,7 @@ class FoldNetwork:
         base_rate: share of fakes at which its scores are probabilities: that of the inner validation videos; None: not
             known, or they were of one class.
         name, code: of its class, and hex SHA-256 of that code; empty where not known.
+        answer: what it said of generated samples when it was trained; None: not stored.
     """
 
     path: Path
@@ -82,6 +84,7 @@ class FoldNetwork:
     base_rate: float | None = None
     name: str = ""
     code: str = ""
+    answer: StoredAnswer | None = None
 
 
 _MEASURED_AT_ONCE = 64  # files whose features are measured together
@@ -118,6 +121,7 @@ class Networks:
         self._built_with, self._damaged = built_with, damaged
         self._held, self._networks = held or len(folds), OrderedDict[int, nn.Module]()
         self._fitted: dict[int, FittedModel] = {}
+        self.remarks: list[str] = []  # sentences on code that has changed, of the networks that were loaded
         self.measurer: FeatureMeasurer | None = None  # where models see forensic features in place of clips
         if config.of_features == "forensic":
             self.measurer = FeatureMeasurer(config, self.store.recipe, Path(config.cache_dir))
@@ -229,8 +233,10 @@ class Networks:
         """The model of ``fold`` on forensic features; raises as ``logits``."""
         if fold not in self._fitted:
             path = self.folds[fold].path
-            self._fitted[fold] = fitted_model(path, self._state(fold), self.config)
-            self._refuse_other_code(fold, code_of_model(self._fitted[fold].model))
+            found = fitted_model(path, self._state(fold), self.config)
+            rows = stored.rows if (stored := self.folds[fold].answer) is not None else ()
+            self._check_code(fold, code_of_model(found.model), lambda: found.answer(rows))
+            self._fitted[fold] = found
         return self._fitted[fold]
 
     def network(self, fold: int) -> nn.Module:
@@ -258,12 +264,17 @@ class Networks:
         if self.config.of_features:
             model = DETECTORS.get(self.config.model).build()  # type: ignore[misc]
             network = probe(self.config, self._built_with, {name: each.numpy() for name, each in state.items()}).eval()
-            self._refuse_other_code(fold, code_of_model(model))
+            self._check_code(fold, code_of_model(model), lambda: clip_question(self.config).answer(network))
             return network.to(self.compute.device)
         own = OwnWeights(wanted.path, self._built_with, f"{self.name}, {name_of(fold)}")
         with forked_random_state(0, torch.device("cpu")):
-            network = build_detector(self.config, own).eval()
-        self._refuse_other_code(fold, code_of_network(network))
+            try:
+                network = build_detector(self.config, own).eval()
+            except UsageError:
+                other = build_detector(self.config, replace(own, path=None))
+                self._check_code(fold, code_of_network(other), lambda: None)
+                raise
+        self._check_code(fold, code_of_network(network), lambda: clip_question(self.config).answer(network))
         return network.to(self.compute.device)
 
     def _state(self, fold: int) -> dict[str, Tensor]:
@@ -276,13 +287,28 @@ class Networks:
             )
         return state
 
-    def _refuse_other_code(self, fold: int, code: str) -> None:
+    def answer(self, fold: int) -> StoredAnswer | None:
+        """What ``fold`` said when it was trained; of an earlier version's run what its network says now.
+
+        None of a model on features of an earlier version. Raises as ``logits``.
+        """
+        if (stored := self.folds[fold].answer) is not None or self.measurer is not None:
+            return stored
+        network, device = self.network(fold), self.compute.device
+        try:
+            return clip_question(self.config).answer(network.cpu())
+        finally:
+            network.to(device)
+
+    def _check_code(self, fold: int, code: str, answer: Callable[[], StoredAnswer | None]) -> None:
+        """Where the code has changed: go on where the network answers as it did, and raise ``UsageError`` else."""
         wanted = self.folds[fold]
         if wanted.code and code != wanted.code:
-            raise UsageError(
-                f"{self.name}: the code of {wanted.name} is not what it was when {name_of(fold)} was "
-                "trained, so it may see something else. Bring that code back, or train anew."
-            )
+            remedy, part = "Bring that code back, or train anew.", name_of(fold)
+            told = still_says(wanted.answer, answer, code=wanted.name, of=self.name, remedy=remedy, part=part)
+            if told not in self.remarks:
+                self.remarks.append(told)
+                _logger.warning(told)
 
 
 def name_of(fold: int) -> str:
@@ -377,6 +403,7 @@ def _fold_network(folder: Path, outcome: TrainingOutcome[TrainingSummary]) -> Fo
         base_rate=chosen.num_fake / chosen.num_videos if chosen.num_real and chosen.num_fake else None,
         name=network.name if network else "",
         code=network.code if network else "",
+        answer=outcome.answer,
     )
 
 
