@@ -18,8 +18,8 @@ import psutil
 import torch
 
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.distributed.launch import Launch, Progress, RankReports, end_with_parent
 from fvc_lib.engine.distributed.ranks import ProcessRanks, RankPlace, Ranks, loopback, rank_place
+from fvc_lib.engine.distributed.reports import Launch, Progress, RankReports, end_with_parent, reports_of
 from fvc_lib.engine.training_state import MetricSink, NoMetrics
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError
@@ -150,8 +150,7 @@ def _begin(place: RankPlace, launch: Launch | None) -> RankReports | None:
         log = os.open(launch.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         for stream in (1, 2):
             os.dup2(log, stream)
-    reports = RankReports(place.rank, launch)
-    reports.obey()
+    reports = reports_of(place.rank, launch)
     logging.getLogger("fvc_lib").addHandler(reports)
     return reports
 

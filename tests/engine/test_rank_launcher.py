@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from multiprocessing.connection import Client
 from pathlib import Path
 
 import psutil
 import pytest
 
-from fvc_lib.engine.distributed import launch as launch_module
-from fvc_lib.engine.distributed.launch import Launch, RankReports, ReportReader, _reason, _run_step, run_ranks
+from fvc_lib.engine.distributed import reports as reports_module
+from fvc_lib.engine.distributed.launch import _reason, _run_step, run_ranks
 from fvc_lib.engine.distributed.ranks import RankEndedError, RankFailedError, RankLostError
+from fvc_lib.engine.distributed.reports import Launch, RankReports, ReportReader
 from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import LATEST, load_document
 from fvc_lib.services.config import RunConfig
@@ -134,11 +136,11 @@ def test_what_srun_leaves_with_names_the_signal_where_there_was_one(tmp_path, mo
 )
 def test_what_a_stranger_says_is_neither_used_nor_an_error(said):
     with socket.create_server(("127.0.0.1", 0)) as listening, Client(listening.getsockname()) as stranger:
-        reader = ReportReader(listening, "a token", Observer(), None)
+        reader = ReportReader(listening, "a token", 1, Observer(), None)
         stranger.send_bytes(said)
         reader.take(5)
         reader.take(5)
-        assert (reader.nodes, reader.gone, reader.lost()) == ({}, {}, [])
+        assert (reader.nodes, reader.gone, reader.ended()) == ({}, {}, [])
         with pytest.raises((EOFError, OSError)):
             stranger.recv_bytes()
 
@@ -151,7 +153,7 @@ def test_rank_0_reports_all_and_another_rank_what_happened_to_it_alone(tmp_path)
     observer = WithDevice()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         launch = Launch("", listening.getsockname()[1], "a token", "", 1, 0)
-        reader = ReportReader(listening, launch.token, observer, None)
+        reader = ReportReader(listening, launch.token, 2, observer, None)
         RankReports(0, replace(launch, token="another's")).event("policy", "of nobody's asking")
         for rank in (0, 1):
             reports = RankReports(rank, launch)
@@ -173,36 +175,63 @@ def test_rank_0_reports_all_and_another_rank_what_happened_to_it_alone(tmp_path)
     reports.close()
 
 
-def test_a_rank_on_another_node_that_is_silent_or_ends_without_a_word_is_lost():
+def test_a_rank_on_another_node_is_silent_or_has_ended_or_never_came():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         launch = Launch("", listening.getsockname()[1], "a token", "", 1, 0)
-        reader = ReportReader(listening, launch.token, Observer(), None)
+        reader = ReportReader(listening, launch.token, 5, Observer(), None)
         silent, killed, failed, done = (RankReports(rank, launch) for rank in range(4))
         failed.failed(DataError("no clips"))
         done.close()
         del failed, done
         while len(reader.nodes) < 4 or reader.take(0):
             reader.take(0.01)
-        assert reader.lost() == []
+        assert (reader.silent(), reader.ended()) == ([], [])
         del killed
         reader.take(5)
-        assert reader.lost() == []
-        reader._now += launch_module._SILENT_SECONDS + 1
-        assert reader.lost() == [0, 1]
-        assert list(reader.gone) == [1]
+        assert (reader.silent(), reader.ended()) == ([], [])
+        reader._now += reports_module._SILENT_SECONDS + 1
+        assert (reader.silent(), reader.ended()) == ([0], [1])
         silent.at("train")
         reader.take(5)
-        assert reader.lost() == [1]
+        assert (reader.silent(), reader.ended()) == ([], [1])
+        reader._now += reports_module._COME_SECONDS - reports_module._SILENT_SECONDS
+        assert reader.ended() == [1, 4]
         reader.close()
 
 
 def obey(launch):
     """As a rank beside which others compute, on a node that the launching process is not on."""
-    launch_module._BEAT_SECONDS, launch_module._SILENT_SECONDS = 0.1, 0.5
+    reports_module._BEAT_SECONDS, reports_module._SILENT_SECONDS = 0.1, 0.5
     os.environ["SLURM_LAUNCH_NODE_IPADDR"] = "127.0.0.1"
     RankReports(1, launch).obey()
     time.sleep(300)
     print("nobody ended this rank", file=sys.stderr)
+
+
+def be_a_rank_that_imports_for_long(launch, folder):
+    (folder / "slow_to_import.py").write_text("import time\ntime.sleep(300)\n")
+    sys.path.insert(0, str(folder))
+    os.environ.update(SLURM_PROCID="1", FVC_RANK_LAUNCH=json.dumps(asdict(launch)))
+    sys.argv = ["-c", "slow_to_import"]
+    reports_module.begin_rank()
+
+
+def test_a_rank_that_still_imports_is_known_and_its_end_noticed(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        launch = Launch("", listening.getsockname()[1], "a token", "", 1, 0)
+        reader = ReportReader(listening, launch.token, 2, Observer(), None)
+        child = multiprocessing.get_context("spawn").Process(
+            target=be_a_rank_that_imports_for_long, args=(launch, tmp_path)
+        )
+        child.start()
+        while not reader.nodes:
+            reader.take(1)
+        child.kill()
+        while not reader.gone:
+            reader.take(1)
+        assert list(reader.gone) == [1]
+        child.join()
+        reader.close()
 
 
 def test_a_rank_ends_when_the_launching_process_on_another_node_falls_silent():

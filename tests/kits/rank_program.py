@@ -7,8 +7,11 @@ import signal
 import sys
 import time
 
-from fvc_lib.engine.distributed.launch import Launch, RankReports
+if sys.argv[1 + int(os.environ.get("SLURM_PROCID", "0"))] == "imports":  # for long, as from a slow file system
+    time.sleep(600)
+
 from fvc_lib.engine.distributed.ranks import rank_place
+from fvc_lib.engine.distributed.reports import Launch, reports_of
 from fvc_lib.services.errors import StoppedError
 
 
@@ -16,8 +19,7 @@ def main() -> None:
     launch = Launch.of_environment()
     assert launch is not None
     rank = rank_place().rank
-    reports = RankReports(rank, launch)
-    reports.obey()
+    reports = reports_of(rank, launch)
     what = sys.argv[1 + rank]
     if what == "stops when asked":
         asked: list[int] = []

@@ -5,6 +5,7 @@ The first is part of ``make test-slurm``, and so of CI; the others are in ``make
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 import time
@@ -60,6 +61,11 @@ try:
     run_ranks("tests.kits.rank_program", ranks, RunConfig(num_ranks=len(ranks)), Path(log), memory=NoObserver())
 except FvcError as error:
     print(f"{type(error).__name__}: {error}")
+"""
+NEVER_BEGINS = """
+import os, signal
+if os.environ.get("SLURM_PROCID") == "1" and os.environ["SLURM_STEP_ID"].isdecimal():
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 BAD = {"FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"}
 
@@ -193,6 +199,9 @@ def test_a_training_over_two_nodes_that_loses_one_is_requeued_and_ends_as_one_on
     assert (stage.exit_code, stage.error.name) == (75, "RankLostError")
     assert f"rank 1 on {cluster.nodes[1]}: gone without a word" in stage.error.message
     assert read_status(run).state == "requeue"
+    # SLURM would say so to the lost node again a minute later, and meet the restarted job's step of the same number.
+    log = (cluster.folder / "log" / f"slurmd.{cluster.nodes[0]}.log").read_text()
+    assert not re.search(rf"STEP {job.job_id}\.\d+ ON .* CANCELLED AT \S+ \*\*\*", log)
     for process in lost:
         process.kill()
     cluster.boot(cluster.nodes[1])
@@ -204,32 +213,45 @@ def test_a_training_over_two_nodes_that_loses_one_is_requeued_and_ends_as_one_on
 
 
 @pytest.mark.slurm
-@pytest.mark.parametrize(("second", "told"), [("is killed", "RankEndedError"), ("waits", "RankLostError")])
-def test_a_rank_killed_on_a_node_that_lives_is_told_from_one_that_went_with_its_node(cluster, tmp_path, second, told):
-    """At once, not after a silence: all its connections are closed."""
+@pytest.mark.parametrize(
+    ("second", "dies", "told"),
+    [
+        ("is killed", "itself", "RankEndedError"),
+        ("waits", "its node", "RankLostError"),
+        ("imports", "itself", "RankEndedError"),
+        ("imports", "its node", "RankLostError"),
+        ("never begins", "itself", "RankEndedError"),
+    ],
+)
+def test_a_rank_killed_on_a_node_that_lives_is_told_from_one_that_went_with_its_node(
+    cluster, tmp_path, second, dies, told
+):
+    """Within a minute, though it had not met the others; where it ended alone, its connection says so at once."""
     program, node, shown = tmp_path / "launch.py", cluster.nodes[1], tmp_path / "shown"
     program.write_text(LAUNCH)
+    (tmp_path / "sitecustomize.py").write_text(NEVER_BEGINS if second == "never begins" else "")
     command = shlex.join([sys.executable, str(program), str(tmp_path / "ranks.log"), "waits", second])
     cluster.run(
         "sbatch", "--nodes=2", "--ntasks-per-node=1", "--mem=900M", f"--output={shown}", "--wrap", command,
-        environment={"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"},
+        environment={"PYTHONPATH": f"{tmp_path}:{CHECKOUT}", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
     def ranks() -> list[psutil.Process]:
         here = [each for each in cluster.processes_on(node) if each.name().startswith("python")]
         return [each for each in here if each.net_connections("tcp")]
 
-    if told == "RankLostError":
+    if dies == "its node" or second == "imports":
         cluster.wait_for(ranks, "the rank to have reported")
-        for process in cluster.processes_on(node):
+        for process in cluster.processes_on(node) if dies == "its node" else ranks():
             process.kill()
-    cluster.wait_for(lambda: shown.exists() and "Error: " in shown.read_text(), "the launcher's word")
-    if told == "RankLostError":
+    # Less than srun waits for the others of a task that ended.
+    cluster.wait_for(lambda: shown.exists() and "Error: " in shown.read_text(), "the launcher's word", seconds=200)
+    if dies == "its node":
         cluster.boot(node)
     text = shown.read_text()
-    assert text.startswith(f"{told}: rank 1 ")
-    assert ("ended by SIGKILL" in text) == (second == "is killed")
-    assert (f"rank 1 on {node}: gone without a word" in text) == (second == "waits")
+    assert text.startswith(f"{told}: rank 1 "), (tmp_path / "ranks.log").read_text()
+    assert ("ended by SIGKILL" in text) == (dies == "itself")
+    assert (f"rank 1 on {node}: gone without a word" in text) == (dies == "its node")
 
 
 @pytest.mark.parametrize("task", ["image", "video_text"])
