@@ -9,6 +9,7 @@ import click
 from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook
+from fvc_lib.execution.run.exit_codes import what_next
 from fvc_lib.execution.run.session import read_progress
 from fvc_lib.execution.run.shards import shards_line
 from fvc_lib.execution.run.status import StageStatus, status_now
@@ -49,6 +50,8 @@ def status(run: str, runs_dir: Path | None) -> None:
     for key, stage in state.stages.items():
         seconds = "" if stage.duration_seconds is None else f"{stage.duration_seconds:8.1f} s"
         click.echo(f"  {key:<28} {stage.state:<12} {seconds:>10}  {_details(key, stage, paths)}".rstrip())
+        if stage.state == "failed" and stage.next_setting:
+            click.echo(f"    {what_next(paths, stage)}")
     for name, of in {job.stages[0]: job.shards for job in submitted_jobs(paths) if job.shards}.items():
         click.echo(f"  {shards_line(paths, name, of)}")
     jobs = job_states(paths)

@@ -297,8 +297,9 @@ def where_it_was(stage: StageStatus) -> str:
 
 def what_next(run: RunPaths, stage: StageStatus) -> str:
     """One line with the exact command; after an error of usage or data also the one that changes a parameter."""
-    command = command_text("--resume", run.root)
     setting = stage.next_setting
+    submitted = stage.job_id and run.slurm.is_dir() and "--jobs" not in (setting or "")
+    command = command_text("--resume", run.root, *(["--executor", "slurm"] if submitted else []))
     if setting is not None and stage.state != "interrupted":
         why = "; ".join(clause for name, clause in _MEANINGS.items() if name in setting)
         if setting.startswith("--mem"):
