@@ -98,6 +98,14 @@ def test_after_a_kill_of_a_stage_with_workers_half_of_those_it_had_are_advised(t
     assert "-p workers 2  # fewer files at once; the result stays the same" in told
 
 
+def test_a_stage_of_a_submitted_run_is_submitted_again_with_less(tmp_path):
+    run = RunPaths(tmp_path)
+    run.slurm.mkdir()
+    ended = {"state": "failed", "exit_code": 137, "job_id": "7"}
+    assert " --executor slurm -p workers 1  #" in what_next(run, StageStatus(next_setting="-p workers 1", **ended))
+    assert " --executor" not in what_next(run, StageStatus(next_setting="--jobs 1", **ended))  # of one job's folds
+
+
 def test_only_after_an_error_of_usage_or_data_a_new_run_with_another_value_is_offered(tmp_path):
     run = RunPaths(tmp_path / "a run")
     command = f"python run_notebooks.py --resume '{tmp_path}/a run'"
