@@ -3,8 +3,11 @@
 
 Every reader gives each clip of one set once, as an array in memory that may be written to. They take turns, round after
 round, and are compared by the median of clips per second: warm (the files are in the page cache) and cold (the kernel
-was asked to forget them). ``data wait`` is the share of the training engine's time that passes before it has its next
-batch; every other second it computes. One process reads throughout, as with ``num_workers 0``.
+was asked to forget them). One process reads throughout, as with ``num_workers 0``.
+
+``wait`` is the share of its time for which a training waits for its next batch, where each step takes a given time on
+a device that leaves the processor alone: here it sleeps. So the share says what handing clips over costs, and not which
+of two busy programs the processor went to.
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ from typing import TypeVar
 
 import numpy as np
 import polars as pl
-import torch
 
 from fvc_lib.engine import loading
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.loading import epoch_order, load_planned
+from fvc_lib.engine.loading import PlannedBatch, effective_batches, epoch_order, load_planned
 from fvc_lib.engine.loop import Engine
+from fvc_lib.engine.task import Stream
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import AUGMENTED
@@ -38,6 +41,7 @@ from fvc_lib.tasks.video.task import VideoTask, engine_settings
 from fvc_lib.video.clips.shards import ClipShards, write_shards
 from fvc_lib.video.clips.store import ClipStore, Pixels
 
+BUFFER = 1000
 T = TypeVar("T")
 Reader = Callable[[], Iterator[Pixels]]
 
@@ -76,7 +80,7 @@ def listed(shards: ClipShards) -> list[tuple[str, int]]:
     return [clip for shard in shards.manifest.shards for clip in shard.clips]
 
 
-def readers(store: ClipStore, shards: ClipShards) -> dict[str, Reader]:
+def readers(store: ClipStore, shards: ClipShards, stream: ClipShards) -> dict[str, Reader]:
     """Ours and the peers; those that can, read in a shuffled order."""
     clips = listed(shards)
     ids = [clips[number][0] for number in epoch_order(len(clips), 0, 0).tolist()]
@@ -86,6 +90,7 @@ def readers(store: ClipStore, shards: ClipShards) -> dict[str, Reader]:
         "store, shuffled": lambda: (loaded(store, each) for each in ids),
         "store, mapped and copied": lambda: (np.array(store.read(each, 0)) for each in ids),
         "shards, shuffled": lambda: (loaded(shards, each) for each in ids),
+        f"stream, shuffle_buffer {BUFFER}": lambda: streamed(stream),
         "np.load of the store's files": lambda: (np.load(path) for path in paths),
     }
     try:
@@ -100,11 +105,18 @@ def readers(store: ClipStore, shards: ClipShards) -> dict[str, Reader]:
         for pixels, _ in (data.shuffle(buffer) if buffer else data).decode().to_tuple("npy", "json"):
             yield pixels if pixels.flags.writeable else np.array(pixels)
 
-    return {
-        **found,
-        "webdataset with rows, in order": lambda: with_webdataset(0),
-        "webdataset with rows, shuffle(1000)": lambda: with_webdataset(1000),
-    }
+    found["webdataset with rows, in order"] = lambda: with_webdataset(0)
+    found["webdataset with rows, shuffle(1000)"] = lambda: with_webdataset(1000)
+    return found
+
+
+def streamed(shards: ClipShards) -> Iterator[Pixels]:
+    """Every clip in the order of a shuffle buffer."""
+    clips = listed(shards)
+    places = np.array([shards.place_of(*clip) for clip in clips])
+    shards.begin_pass()
+    for number in epoch_order(len(clips), 0, 0, stream=Stream(places[:, 0], places[:, 1], shards.buffer)).tolist():
+        yield loaded(shards, clips[number][0])
 
 
 def loaded(source: ClipSource, video: str) -> Pixels:
@@ -200,7 +212,8 @@ def main() -> None:
     parser.add_argument("--frames", type=int, default=8)
     parser.add_argument("--size", type=int, default=112, help="side of a frame in pixels")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--training-clips", type=int, default=600, help="clips in the epoch that is timed")
+    parser.add_argument("--step-ms", type=int, default=200, help="how long a step of 16 clips takes the device")
+    parser.add_argument("--steps", type=int, default=100, help="steps that are timed")
     parser.add_argument("--folder", type=Path, help="where to write the clips (twice their size) for the time being")
     asked = parser.parse_args()
     logging.disable(logging.WARNING)
@@ -211,12 +224,14 @@ def main() -> None:
         folder = timed("shards written", asked.clips, lambda: write_shards(store, clips))
         shards = ClipShards(folder)
         timed("shards verified, once a process", asked.clips, shards.verify)
+        stream = ClipShards(folder, BUFFER)
+        stream.verify()
         print(f"\n{asked.clips:,} clips of {store.shape}, {np.prod(store.shape) / 1e6:.2f} MB each; clips per second:")
-        rates = compare(readers(store, shards), asked.clips, asked.rounds, Path(name))
+        rates = compare(readers(store, shards, stream), asked.clips, asked.rounds, Path(name))
         print(f"  {'':<38}{'warm':>8}{'per CPU s':>11}{'cold':>8}")
         for reader, rate in rates.items():
             print(f"  {reader:<38}{rate.warm:8.0f}{rate.warm_cpu:11.0f}{rate.cold:8.0f}")
-        show_data_wait(config, store, shards, asked.training_clips, asked.rounds, Path(name))
+        show_waits({"store": store, "shards": shards, "stream": stream}, listed(shards), asked)
 
 
 def timed(what: str, num_clips: int, work: Callable[[], T]) -> T:
@@ -227,20 +242,43 @@ def timed(what: str, num_clips: int, work: Callable[[], T]) -> T:
     return result
 
 
-def show_data_wait(
-    config: RunConfig, store: ClipStore, shards: ClipShards, num_clips: int, rounds: int, folder: Path
-) -> None:
-    """One epoch of the default network from each source in turn."""
-    rows = [ClipRow(video, copy, number % 2) for number, (video, copy) in enumerate(listed(shards)[:num_clips])]
-    sources: dict[str, ClipSource] = {"store": store, "shards": shards}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in sources}
-    for turn in range(rounds):
-        for name, source in sources.items():
-            found[name].append(data_wait(source, rows, config, folder / f"{name}_{turn}"))
-    print(f"\ntraining {config.model} on {len(rows)} clips, {torch.get_num_threads()} threads:")
-    for name, values in found.items():
-        wait, rate = (statistics.median(column) for column in zip(*values, strict=True))
-        print(f"  from {name:<8} data wait {wait:6.2%} of the time, {rate:6.1f} clips/s")
+def wait_beside_a_device(data: ClipDataset, num_workers: int, num_steps: int, step_seconds: float) -> list[float]:
+    """Shares of the time for which steps of 16 clips wait for them: in all, and without the wait for the first."""
+    planned, epoch = list[PlannedBatch](), 0
+    while len(planned) < num_steps:
+        order = epoch_order(len(data), epoch, 0, stream=data.stream)
+        planned += [PlannedBatch(0, epoch, samples) for samples in effective_batches(order, 16)]
+        epoch += 1
+    waits, began = [], time.perf_counter()
+    batches = load_planned([data], iter(planned[:num_steps]), num_workers=num_workers)
+    for _ in range(num_steps):
+        asked = time.perf_counter()
+        batch = next(batches)
+        waits.append(time.perf_counter() - asked)
+        batch.tensors["frames"].view(-1)[::4096].sum()  # every page of it is read
+        del batch
+        time.sleep(step_seconds)
+    seconds = time.perf_counter() - began
+    batches.close()
+    return [sum(waits) / seconds, sum(waits[1:]) / seconds]
+
+
+def show_waits(sources: Mapping[str, ClipSource], clips: Sequence[tuple[str, int]], asked: argparse.Namespace) -> None:
+    """From each source in turn, with and without loader processes."""
+    rows = [ClipRow(video, copy, number % 2) for number, (video, copy) in enumerate(clips)]
+    print(f"\nsteps of 16 clips that take a device {asked.step_ms} ms, {os.cpu_count()} cores:")
+    for num_workers in (0, 2):
+        found: dict[str, list[list[float]]] = {name: [] for name in sources}
+        for _ in range(asked.rounds):
+            for name, source in sources.items():
+                data = ClipDataset(source, rows)
+                found[name].append(wait_beside_a_device(data, num_workers, asked.steps, asked.step_ms / 1000))
+        for name, values in found.items():
+            whole, later = (statistics.median(column) for column in zip(*values, strict=True))
+            print(
+                f"  from {name:<8}{num_workers} loader processes: wait {whole:6.2%} of the time, {later:6.2%} after "
+                f"the first batch (load {os.getloadavg()[0]:.1f})"
+            )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fvc_lib.engine.random_state import stable_seed
-from fvc_lib.engine.task import Batch, EpochSampleSet, Sample, SampleSet, stack_samples
+from fvc_lib.engine.task import Batch, EpochSampleSet, Sample, SampleSet, Stream, stack_samples
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.memory.policy import memory_advice
 
@@ -41,7 +41,12 @@ _WORKER_DIED = re.compile(
 
 
 def epoch_order(
-    num_samples: int, epoch: int, seed: int, classes: Sequence[int] | None = None, batch_size: int | None = None
+    num_samples: int,
+    epoch: int,
+    seed: int,
+    classes: Sequence[int] | None = None,
+    batch_size: int | None = None,
+    stream: Stream | None = None,
 ) -> IntArray:
     """(num_samples,) int64 sample indices for one epoch.
 
@@ -49,10 +54,21 @@ def epoch_order(
     (they differ by at most one): a rare class's samples come several times, each as often as the others of its class
     but for one; a common class's are thinned out, without repetition. With ``batch_size`` besides, every so many
     places in a row (an effective batch, of which the last may be smaller) are shared out like that.
+
+    With ``stream`` samples are drawn as a shuffle buffer draws them: shards come in a drawn order, their samples go one
+    after the other into a buffer of that many, and each that comes in takes the place of one drawn from it.
     """
     generator = np.random.default_rng(stable_seed("epoch order", seed, epoch))
+    shard_order = generator.permutation(int(stream.shards.max()) + 1) if stream is not None else None
+
+    def shuffled(members: IntArray) -> IntArray:
+        if stream is None or shard_order is None:
+            return generator.permutation(members)
+        read = members[np.lexsort((stream.places[members], shard_order[stream.shards[members]]))]
+        return _buffered(read, stream.buffer, generator)
+
     if classes is None:
-        return generator.permutation(num_samples)
+        return shuffled(np.arange(num_samples))
     labels = np.asarray(classes)
     kinds = np.unique(labels)
     size = batch_size or num_samples
@@ -60,7 +76,7 @@ def epoch_order(
     by_batch = np.array([_even_shares(size, kinds.size, generator) for size in sizes]).reshape(-1, kinds.size)
     shares = by_batch.sum(0)
     drawn = [
-        _repeated(np.flatnonzero(labels == kind), share, generator) for kind, share in zip(kinds, shares, strict=True)
+        _repeated(np.flatnonzero(labels == kind), share, shuffled) for kind, share in zip(kinds, shares, strict=True)
     ]
     ends = by_batch.cumsum(0)
     batches = [
@@ -100,9 +116,20 @@ def batches_per_epoch(num_samples: int, size: int) -> int:
     return -(-num_samples // size)
 
 
-def _repeated(members: IntArray, count: int, generator: np.random.Generator) -> IntArray:
+def _repeated(members: IntArray, count: int, shuffled: Callable[[IntArray], IntArray]) -> IntArray:
     rounds = -(-count // members.size)
-    return np.concatenate([generator.permutation(members) for _ in range(rounds)])[:count]
+    return np.concatenate([shuffled(members) for _ in range(rounds)])[:count]
+
+
+def _buffered(read: IntArray, buffer: int, generator: np.random.Generator) -> IntArray:
+    """``read`` as it comes out of a shuffle buffer."""
+    held, out = read[:buffer].copy(), np.empty_like(read)
+    drawn = generator.integers(buffer, size=max(0, read.size - buffer)).tolist()
+    for number, (place, coming) in enumerate(zip(drawn, read[buffer:].tolist(), strict=True)):
+        out[number] = held[place]
+        held[place] = coming
+    out[len(drawn) :] = generator.permutation(held)
+    return out
 
 
 class LoaderDiedError(FvcError):

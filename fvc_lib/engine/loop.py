@@ -305,8 +305,9 @@ class Engine:
             raise DataError("balanced sampling: the training data names no classes; turn it off or give them.")
         classes = data.classes if balanced else None
         size = settings.effective_batch_size if settings.balance_batches else None
+        stream = data.stream if isinstance(data, tasks.StreamedSampleSet) else None
         for epoch in range(epochs_done, settings.epochs):
-            order = loading.epoch_order(len(data), epoch, settings.seed, classes, size)
+            order = loading.epoch_order(len(data), epoch, settings.seed, classes, size, stream)
             for samples in effective_batches(order, settings.effective_batch_size, batches_done):
                 yield PlannedBatch(_TRAINING, epoch, share(samples, self._ranks.rank, self._ranks.size))
             batches_done = 0

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -273,6 +275,29 @@ class ScalesRates(Protocol):
 
     def rate_shares(self, model: nn.Module, /) -> Mapping[nn.Parameter, float]:
         """What the learning rate of a parameter is multiplied by; 1 where it names none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stream:
+    """How samples lie in shards that are read one after the other.
+
+    ``shards`` and ``places`` int64 (N,): in which one each sample lies, and where in it. ``buffer``: among how many
+    samples, at least 1, the next one is drawn.
+    """
+
+    shards: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+    buffer: int
+
+
+@runtime_checkable
+class StreamedSampleSet(Protocol):
+    """A data set that may be slow to read in any order."""
+
+    @property
+    def stream(self) -> Stream | None:
+        """In which order it is read fast; None: in any."""
         ...
 
 

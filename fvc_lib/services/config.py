@@ -10,7 +10,7 @@ follow from that; nothing else lists fields.
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
@@ -57,7 +57,7 @@ _BY_LABEL = "Labels are shuffled where videos are told real from fake."
 _SIDE = "The side of an image is image_size, of a video's frames fixed_size."
 _NET = "The network on images is backbone, on videos model; with -p task beside it either name does."
 _ONE_CLIP = "Task video_text takes one clip of each video, of the whole picture."
-_STORE = "Task video_text reads the store's files; images are read where they lie."
+_STORE = "Images are read where they lie."
 _CORPUS_OF = {
     "image": "folder or manifest of images; empty: the generated pictures of dishes",
     "video_text": "manifest of videos and texts, or its folder; empty: the generated clips with captions",
@@ -251,8 +251,23 @@ class RunConfig(BaseModel):
     )
     augmentation_strength: float = field(1.0, "weights", "scales every operation; 1 is moderate", _VIDEO, ge=0, le=3)
     # Not to be changed on resume: shards are written in a stage that would be skipped as finished.
-    clip_source: Literal["store", "shards"] = field(
-        "store", "nothing", "clips as files or tar shards", _VIDEO, resume=False, memory=_AUGMENT, instead=_STORE
+    clip_source: Literal["store", "shards", "stream"] = field(
+        "store",
+        "nothing",
+        "store: a file per clip; shards: tar files, read at any place; stream: each from its beginning to its end",
+        _CLIPS,
+        resume=False,
+        memory=_AUGMENT,
+        instead=_STORE,
+    )
+    shuffle_buffer: int = field(
+        0,
+        "weights",
+        "of a stream, among how many clips the next is drawn: the more, the better mixed; 0: no stream",
+        _CLIPS,
+        ge=0,
+        later=True,
+        instead=_STORE,
     )
 
     # Forensic features
@@ -513,6 +528,16 @@ class RunConfig(BaseModel):
                 require_known(str(name))
                 known[name] = value
         return known
+
+    @model_validator(mode="after")
+    def _refuse_half_a_stream(self) -> Self:
+        if self.task in _CLIPS and (self.clip_source == "stream") != (self.shuffle_buffer > 0):
+            raise UsageError(
+                f"clip_source {self.clip_source} with shuffle_buffer {self.shuffle_buffer}: wanted both or neither, "
+                "because a stream mixes only what lies near: -p clip_source stream -p shuffle_buffer 1000, or "
+                "-p clip_source shards, which reads clips in any order."
+            )
+        return self
 
     @property
     def num_trainings(self) -> int:

@@ -97,8 +97,16 @@ def test_a_field_that_a_notebook_offers_is_one_that_its_task_takes(task):
         ("image", {"num_frames": 4}, "num_frames: read by task video and video_text alone"),
         ("image", {"model": "r2plus1d", "backbone": "small_resnet"}, "is backbone"),
         ("video_text", {"crop": "face"}, "crop: read by task video alone.*one clip of each video"),
-        ("video_text", {"clip_source": "shards"}, "clip_source: read by task video alone.*the store's files"),
-        ("image", {"clip_source": "shards"}, "clip_source: read by task video alone.*images are read where they lie"),
+        (
+            "image",
+            {"shuffle_buffer": 9},
+            "shuffle_buffer: read by task video and video_text alone.*Images are read",
+        ),
+        (
+            "image",
+            {"clip_source": "shards"},
+            "clip_source: read by task video and video_text alone.*Images are read",
+        ),
         ("video_text", {"shuffled_label_control": False}, "shuffled_label_control: read by task video alone"),
         (
             "image",

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -19,7 +20,7 @@ from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table, w
 from fvc_lib.tasks import recipe
 from fvc_lib.tasks.recipe import read_outcome
 from fvc_lib.tasks.video.data import ClipDataset, fold_clips, prior_logit, read_fold
-from fvc_lib.tasks.video.training import TrainingSummary, fold_training, train_fold
+from fvc_lib.tasks.video.training import TrainingSummary, _task as fold_task, fold_training, train_fold
 from fvc_lib.video.clips.shards import write_shards
 from tests.kits.selection_kit import recorded_selection
 from tests.kits.training import ListLog, tiny_training_in
@@ -222,6 +223,50 @@ def test_store_and_shards_give_the_same_run_to_the_bit(tiny_training, list_log, 
         ours, theirs = (getattr(at, checkpoints)(0) / BEST for at in (paths, tiny.paths))
         assert ours.read_bytes() == theirs.read_bytes()
     assert tiny.config.config_hash == tiny_training.config.config_hash
+
+
+def streamed(tiny, **changes):
+    """The tiny training on a stream of some shards of a few clips each, which are there."""
+    tiny = tiny.with_config(clip_source="stream", shuffle_buffer=10, class_balance="sampler", **changes)
+    write_shards(tiny.store, read_table(tiny.paths.augmented_metadata, AUGMENTED), shard_bytes=60_000)
+    return tiny
+
+
+def test_a_stream_has_the_clips_of_the_store_in_another_order(tiny_training):
+    found = {}
+    for name, tiny in (("stream", streamed(tiny_training)), ("store", tiny_training)):
+        source, clips, _ = read_fold(tiny.paths, tiny.config, 0)
+        data = fold_task(source, clips, tiny.config).training_data
+        batch = data.__getitems__(range(len(data)))
+        found[name] = (batch.sample_ids, batch.tensors["frames"], data.classes, clips.fingerprint, data.stream)
+    assert found["stream"][:1] + found["stream"][2:4] == found["store"][:1] + found["store"][2:4]
+    assert torch.equal(found["stream"][1], found["store"][1])
+    stream = found["stream"][4]
+    assert found["store"][4] is None
+    assert (stream.buffer, len(stream.shards)) == (10, len(found["store"][0]))
+    assert np.unique(stream.shards).size > 3
+
+
+@pytest.mark.long
+def test_a_stopped_training_on_a_stream_goes_on_and_changes_nothing(tiny_training, list_log, tmp_path):
+    """Weights, every logged number, predictions and control, with any number of loader processes."""
+    shutil.copytree(tmp_path / "runs", tmp_path / "whole")
+    tiny, log, whole_log = streamed(tiny_training), list_log(), list_log()
+    paths = type(tiny.paths)(tmp_path / "whole" / tiny.paths.root.relative_to(tmp_path / "runs"))
+    whole = train_fold(paths, tiny.config, 0, metric_log=whole_log)
+    for after in (0, 3, 1, 12):
+        with pytest.raises(StoppedError):
+            run(tiny.with_config(num_workers=after % 3), log, stop=stop_after(after))
+    outcome = run(tiny.with_config(num_workers=2), log)
+    assert log.lines == whole_log.lines
+    assert outcome.fingerprint == whole.fingerprint
+    assert tiny.paths.predictions(0).read_bytes() == paths.predictions(0).read_bytes()
+    for checkpoints in ("fold_checkpoints", "control_checkpoints"):
+        ours, theirs = (getattr(at, checkpoints)(0) / BEST for at in (tiny.paths, paths))
+        assert ours.read_bytes() == theirs.read_bytes()
+    store_log = list_log()
+    with pytest.raises(CheckpointMismatchError, match="shuffle_buffer"):
+        run(tiny.with_config(clip_source="store", shuffle_buffer=0), store_log)
 
 
 def test_shards_that_are_missing_or_damaged_stop_the_fold_before_training(tiny_training, list_log, monkeypatch):

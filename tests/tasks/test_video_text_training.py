@@ -345,3 +345,24 @@ def test_clips_and_captions_of_the_sample_corpus_are_learned(tmp_path):
     assert found["model", "captions", "content_word_recall"] >= 0.85
     assert found["most_frequent_caption", "captions", "content_word_recall"] < 0.5
     assert not math.isnan(found["model", "captions", "bleu4"])
+
+
+@pytest.mark.parametrize("source", ["shards", "stream"])
+def test_pairs_are_trained_on_from_tar_files_with_the_clips_of_the_store(run, source):
+    paths, config, _ = run
+    changes = {"clip_source": source, "shuffle_buffer": 7 if source == "stream" else 0, "num_workers": 1, "epochs": 1}
+    in_tars = config.model_copy(update=changes)
+    stored, packed = (read_parts(paths, each, Ranks()).samples("train", each) for each in (config, in_tars))
+    wanted, found = (data.__getitems__(range(24)) for data in (stored, packed))
+    assert found.sample_ids == wanted.sample_ids
+    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in wanted.tensors.items())
+    assert stored.stream is None
+    assert (packed.stream and packed.stream.buffer) == (7 if source == "stream" else None)
+    store = ClipStore.of(config)
+    assert len(list(store.decode_folder.glob("shards_*/clips-*.tar"))) == 1
+    log = Log()
+    with pytest.raises(StoppedError):
+        train_video_text(paths, in_tars, metric_log=log, stop=lambda: len(log.lines) == 2)
+    outcome = train_video_text(paths, in_tars, metric_log=log)
+    assert [step for step, _, phase, said in log.lines if phase == "train" and "learning_rate" in said] == [1, 2, 3]
+    assert (outcome.num_train, outcome.num_test) == (24, 13)

@@ -1,8 +1,10 @@
 import io
 import json
+import os
 import pickle
 import random
 import tarfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +72,45 @@ def test_every_clip_comes_back(written):
     assert not shards.has("0" * 16, 7)
     with pytest.raises(DataError, match=r"number 7 is not in the shards .*03_augmentation"):
         load(shards, "0" * 16, 7)
+
+
+def test_a_stream_of_shards_gives_the_stores_clips_in_every_pass(written):
+    store, clips, folder = written
+    shards = ClipShards(folder, buffer=2)
+    for _ in range(2):
+        shards.begin_pass()
+        for video_id, number in listed(folder):
+            np.testing.assert_array_equal(load(shards, video_id, number), store.read(video_id, number))
+    places = [shards.place_of(*clip) for clip in listed(folder)]
+    assert places == [(number // 4, number % 4) for number in range(clips.height)]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system cannot be asked to read ahead")
+def test_a_stream_asks_for_each_shard_once_a_pass_and_shards_in_any_order_never(written, monkeypatch):
+    _, _, folder = written
+    asked, by_inode = [], {path.stat().st_ino: path.name for path in folder.glob("*.tar")}
+
+    def noted(descriptor, start, length, advice):
+        asked.append((by_inode[os.fstat(descriptor).st_ino], start, length, advice))
+
+    monkeypatch.setattr(os, "posix_fadvise", noted)
+
+    def read_all(shards):
+        asked.clear()
+        for clip in random.Random(0).sample(listed(folder), 10):
+            load(shards, *clip)
+        for thread in threading.enumerate():
+            if thread.name == "reading ahead":
+                thread.join()
+        return sorted(asked)
+
+    whole = [(f"clips-00000{number}.tar", 0, 0, os.POSIX_FADV_WILLNEED) for number in range(3)]
+    stream = ClipShards(folder, buffer=2)
+    assert read_all(stream) == whole
+    assert read_all(stream) == []
+    stream.begin_pass()
+    assert read_all(stream) == whole
+    assert read_all(ClipShards(folder)) == []
 
 
 def test_members_are_named_by_plain_ids():

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fvc_lib.corpus.protocols.protocol import TrainingRows, all_rows, training_rows
 from fvc_lib.engine.random_state import stable_seed
-from fvc_lib.engine.task import Batch, Sample
+from fvc_lib.engine.task import Batch, Sample, Stream
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, command_text
 from fvc_lib.services.run_paths import RunPaths
@@ -67,6 +67,23 @@ class ClipSource(Protocol):
         ...
 
 
+def stream_of(source: ClipSource, clips: Sequence[tuple[str, int]], samples_of_each: int = 1) -> Stream | None:
+    """How samples of ``clips`` (video id and augmentation index), so many of each, lie in a source read as a stream.
+
+    None where it is not: then they may come in any order.
+    """
+    if not isinstance(source, ClipShards) or not source.buffer:
+        return None
+    found = np.array([source.place_of(*clip) for clip in clips], np.int64).reshape(-1, 2).repeat(samples_of_each, 0)
+    return Stream(found[:, 0], found[:, 1], source.buffer)
+
+
+def begin_pass(source: ClipSource) -> None:
+    """From here on the clips of ``source`` are read once more."""
+    if isinstance(source, ClipShards):
+        source.begin_pass()
+
+
 class ClipDataset:
     """Samples with ``frames`` uint8 (T, 3, S, S) and ``label`` float32 () from stored clips.
 
@@ -108,6 +125,11 @@ class ClipDataset:
         """The label of every sample."""
         return tuple(row.label for row in self.rows for _ in range(self._per_row))
 
+    @property
+    def stream(self) -> Stream | None:
+        """How the samples lie in shards that are read as a stream; None where clips are read in any order."""
+        return stream_of(self._source, [(row.video_id, row.augmentation_index) for row in self.rows], self._per_row)
+
     def __len__(self) -> int:
         return len(self.rows) * self._per_row
 
@@ -135,6 +157,7 @@ class ClipDataset:
 
     def at_epoch(self, epoch: int) -> "ClipDataset":
         """The same clips as they are drawn and mixed in ``epoch`` (0-based)."""
+        begin_pass(self._source)
         draws = self._per_row < self._clips
         if self._mixing is None and not draws:
             return self
@@ -349,7 +372,8 @@ class FoldClips:
 
 
 def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
-    """What ``config`` trains from: the shared store, or the shards of the clips that ``made`` (AUGMENTED) lists.
+    """What ``config`` trains from: the shared store, or the shards of the clips that ``made`` (AUGMENTED) lists, read
+    in any order or as a stream.
 
     Shards are read and checked as a whole here, before anything depends on them.
 
@@ -360,7 +384,7 @@ def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
     if config.clip_source == "store":
         store.note_use()
         return store
-    shards = ClipShards(shards_folder(store, made))
+    shards = ClipShards(shards_folder(store, made), config.shuffle_buffer)
     if shards.settings_hash != store.settings_hash or shards.shape != store.shape:
         raise DataError(f"shards in {str(shards.folder)!r}: made with other settings. Run 03_augmentation again.")
     shards.verify()

@@ -18,12 +18,23 @@ from fvc_lib.corpus.video_texts import video_text_root
 from fvc_lib.detectors.own.video_text import JointSpace, NetworkPlan, VideoTextNetwork
 from fvc_lib.detectors.texts.tokenizer import TextTokenizer
 from fvc_lib.engine.random_state import stable_seed
-from fvc_lib.engine.task import Batch, LossSum, Outputs, Sample, SampleColumns, SampleSet
+from fvc_lib.engine.task import (
+    Batch,
+    EpochSampleSet,
+    LossSum,
+    Outputs,
+    Sample,
+    SampleColumns,
+    SampleSet,
+    Stream,
+    StreamedSampleSet,
+)
 from fvc_lib.metrics.retrieval import RetrievalMetrics, retrieval_metrics
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError
-from fvc_lib.tasks.video.data import ClipSource
+from fvc_lib.tasks.video.data import ClipSource, begin_pass, open_clips, stream_of
 from fvc_lib.video.clips import making
+from fvc_lib.video.clips.shards import write_shards
 from fvc_lib.video.clips.store import ClipStore
 
 _logger = logging.getLogger(__name__)
@@ -45,8 +56,8 @@ def make_clips(
         stop: asked after each video.
 
     Returns:
-        Where the clips are read from, uint8 (num_frames, 3, fixed_size, fixed_size) each; and the ids of the videos
-        that have none, sorted. What is wrong with each of those is logged.
+        Where the clips lie, uint8 (num_frames, 3, fixed_size, fixed_size) each; and the ids of the videos that have
+        none, sorted. What is wrong with each of those is logged. Shards, where they are asked for, are made as well.
 
     Raises:
         DataError: more than ``max_rejected_share`` of the videos have no clip; the first are named.
@@ -73,7 +84,33 @@ def make_clips(
             f"{len(report.failed)} of {videos.height} videos have no clip (allowed share: "
             f"{config.max_rejected_share:g}). {reasons} Index the corpus again in a new run if its files were changed."
         )
-    return store, tuple(sorted(video_id for video_id, _ in report.failed))
+    failed = tuple(sorted(video_id for video_id, _ in report.failed))
+    if config.clip_source != "store":
+        write_shards(store, _clips_of(store, pairs, failed))
+    return store, failed
+
+
+def open_made_clips(config: RunConfig, pairs: pl.DataFrame, without: Sequence[str]) -> ClipSource:
+    """Where the clips that ``make_clips`` made of ``pairs`` are read from, ``without`` the videos that have none.
+
+    Raises:
+        DataError: shards are missing or damaged.
+    """
+    return open_clips(config, _clips_of(ClipStore.of(config), pairs, without))
+
+
+def _clips_of(store: ClipStore, pairs: pl.DataFrame, without: Sequence[str]) -> pl.DataFrame:
+    """AUGMENTED, of one original clip per video; nobody has labelled them."""
+    videos = pairs.filter(~pl.col("video_id").is_in(without)).select("video_id").unique().sort("video_id")
+    return videos.select(
+        pl.format("{}_0", "video_id").alias("clip_id"),
+        "video_id",
+        *(pl.lit("").alias(name) for name in ("group_id", "label")),
+        pl.lit(0).alias("augmentation_index"),
+        pl.lit("[]").alias("operations"),
+        pl.lit(store.settings_hash).alias("settings_hash"),
+        pl.lit("").alias("clip_path"),
+    )
 
 
 def pairs_fingerprint(source: ClipSource, pairs: pl.DataFrame) -> str:
@@ -135,6 +172,16 @@ class VideoTextDataset:
         place_of = {name: place for place, name in enumerate(texts)}
         self._token_row = torch.tensor([place_of[name] for name in pairs["text_id"]], dtype=torch.int64)
 
+    @property
+    def stream(self) -> Stream | None:
+        """How the pairs' clips lie in shards that are read as a stream; None where they are read in any order."""
+        return stream_of(self._source, [(video_id, 0) for video_id in self._video_ids])
+
+    def at_epoch(self, epoch: int) -> "VideoTextDataset":
+        """The same samples: they are those of every epoch."""
+        begin_pass(self._source)
+        return self
+
     def __len__(self) -> int:
         return len(self.sample_ids)
 
@@ -192,6 +239,11 @@ class PreparedSamples:
 
     classes = None  # there is nothing to draw evenly from
 
+    @property
+    def stream(self) -> Stream | None:
+        """That of ``data``."""
+        return self.data.stream if isinstance(self.data, StreamedSampleSet) else None
+
     def __len__(self) -> int:
         return len(self.data)
 
@@ -208,6 +260,8 @@ class PreparedSamples:
 
     def at_epoch(self, epoch: int) -> "PreparedSamples":
         """The same samples, with the frames hidden that ``epoch`` (0-based) hides."""
+        if isinstance(self.data, EpochSampleSet):
+            self.data.at_epoch(epoch)
         return self if self.hidden is None else replace(self, hidden=replace(self.hidden, epoch=epoch))
 
 

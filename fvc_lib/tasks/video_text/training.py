@@ -37,7 +37,6 @@ from fvc_lib.tasks.stored_answer import Question, drawn_pixels
 from fvc_lib.tasks.video.data import ClipSource
 from fvc_lib.tasks.video_text import task as video_text
 from fvc_lib.tasks.video_text.task import RetrievalSet, VideoTextOutputs, VideoTextTask
-from fvc_lib.video.clips.store import ClipStore
 
 _ASKED_TEXTS = ("a person opens a door", "two dogs run along the water, and one of them stops")
 _logger = logging.getLogger(__name__)
@@ -197,7 +196,7 @@ def read_parts(
     _logger.info("%d pairs, a vocabulary of %d tokens", remaining.height, tokenizer.vocabulary_size)
     if ranks.rank == 0:
         _say_what_is_cut(remaining["text"].unique().to_list(), tokenizer, config)
-    return VideoTextParts(remaining, ClipStore.of(config), tokenizer)
+    return VideoTextParts(remaining, video_text.open_made_clips(config, pairs, missing), tokenizer)
 
 
 def _say_what_is_cut(texts: Sequence[str], tokenizer: TextTokenizer, config: RunConfig) -> None:

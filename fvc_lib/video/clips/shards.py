@@ -15,6 +15,7 @@ import io
 import json
 import os
 import tarfile
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -186,12 +187,20 @@ class ClipShards:
     A shard is checked when a clip of it is first read, or all of them by ``verify``. Pixels are read straight into
     the caller's array, so memory stays flat whatever was read before. Safe for threads, forked and spawned processes.
 
+    Args:
+        folder: where they lie.
+        buffer: for who reads them as a stream, among how many clips the next one is drawn: when a shard's first clip is
+            read the system is asked to read all of it, from its beginning to its end, into the page cache; 0: clips are
+            read in any order.
+
     Raises:
         DataError: no shards there, or the manifest is damaged.
     """
 
-    def __init__(self, folder: AnyPath) -> None:
+    def __init__(self, folder: AnyPath, buffer: int = 0) -> None:
         self.folder = Path(folder)
+        self.buffer = buffer
+        self._begun: set[int] = set()  # shards that this process has asked for in this pass
         self.manifest = read_manifest(folder)
         self.shape, self.settings_hash = self.manifest.shape, self.manifest.settings_hash
         # (number of the shard, place in it) of each clip
@@ -205,6 +214,14 @@ class ClipShards:
     def has(self, video_id: str, augmentation_index: int) -> bool:
         """Whether the manifest names the clip."""
         return (video_id, augmentation_index) in self._place
+
+    def place_of(self, video_id: str, augmentation_index: int) -> tuple[int, int]:
+        """The number of the shard that has the clip, and which clip of it that is; ``KeyError`` where none has."""
+        return self._place[video_id, augmentation_index]
+
+    def begin_pass(self) -> None:
+        """From here on each shard is read once more."""
+        self._begun.clear()
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
         """Fill ``frames``, uint8 (t, 3, S, S) in C order, with those of the clip from number ``first`` on.
@@ -221,6 +238,9 @@ class ClipShards:
         if place[0] not in self._offsets:
             self._check(place[0])
         with self._open(place[0]) as stream:
+            if self.buffer and place[0] not in self._begun:
+                self._begun.add(place[0])
+                _read_ahead(stream)
             offset = self._offsets[place[0]][place[1]] + first * frames[0].nbytes
             if os.preadv(stream.fileno(), [frames.data], offset) != frames.nbytes:
                 raise DataError(f"shard {str(stream.name)!r}: it became shorter while it was read. {REMEDY}")
@@ -245,6 +265,21 @@ class ClipShards:
             return path.open("rb")
         except OSError as error:
             raise DataError(f"shard {str(path)!r}: {error.strerror}. {REMEDY}") from error
+
+
+def _read_ahead(stream: BufferedReader) -> None:
+    """Have the whole file read into the page cache, where the system can; in a thread, because that may take long."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    descriptor = os.dup(stream.fileno())
+
+    def ask() -> None:
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(descriptor)
+
+    threading.Thread(target=ask, daemon=True, name="reading ahead").start()
 
 
 def _checked_offsets(stream: BufferedReader, path: Path, entry: ShardEntry, shape: Shape) -> list[int]:
