@@ -23,13 +23,14 @@ from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.run_paths import RunPaths, find_run
 from fvc_lib.services.tasks import STAGES
 
-# Why a job waits for ever unless somebody does something, by SLURM's word for it.
+# Why a job waits for ever, or ended, unless somebody does something, by SLURM's word for it.
 _REMEDY_OF_REASON = {
     "PartitionTimeLimit": ": TIME in slurm/site.conf is more than the partition allows",
     "DependencyNeverSatisfied": ": a job before it failed; mend that, then --resume RUN --executor slurm",
     "JobHeldUser": ": scontrol release lets it go",
     "InvalidAccount": ": ACCOUNT in slurm/site.conf",
     "InvalidQOS": ": QOS in slurm/site.conf",
+    "OutOfMemory": ": more by MEMORY or MEMORY_HEADROOM_PERCENT in slurm/site.conf; for less see its stages above",
 }
 
 

@@ -104,6 +104,7 @@ def test_a_stage_of_a_submitted_run_is_submitted_again_with_less(tmp_path):
     ended = {"state": "failed", "exit_code": 137, "job_id": "7"}
     assert " --executor slurm -p workers 1  #" in what_next(run, StageStatus(next_setting="-p workers 1", **ended))
     assert " --executor" not in what_next(run, StageStatus(next_setting="--jobs 1", **ended))  # of one job's folds
+    assert what_next(run, StageStatus(next_setting="--mem=6G", **ended)).endswith("(MEMORY=6144 in slurm/site.conf)")
 
 
 def test_only_after_an_error_of_usage_or_data_a_new_run_with_another_value_is_offered(tmp_path):

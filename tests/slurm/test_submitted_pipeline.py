@@ -165,7 +165,7 @@ def test_a_memory_kill_while_clips_are_made_says_so_and_that_fewer_workers_help(
     kernel = workers()[0].parent()
     assert cluster.run_out_of_memory(kernel)
     job = submitted_jobs(run)[0].job_id
-    cluster.wait_for(lambda: cluster.state(job) in {"FAILED", "OUT_OF_MEMORY"}, "the job to end")
+    cluster.wait_for(lambda: cluster.state(job) == "OUT_OF_MEMORY", "the job to end")
     stage = told(run, "03_augmentation")
     assert (stage.state, stage.exit_code, stage.killed_by) == ("failed", 137, "SIGKILL")
     assert "out of memory" in stage.reason
@@ -173,6 +173,7 @@ def test_a_memory_kill_while_clips_are_made_says_so_and_that_fewer_workers_help(
     shown = start(there, "status", str(run.root)).communicate()[0]
     assert re.search(r"03_augmentation .*killed by SIGKILL.*out of memory", shown, re.DOTALL)
     assert re.search(rf"to go on: .* --resume '?{re.escape(str(run.root))}'? --executor slurm -p workers 1 ", shown)
+    assert re.search(rf"job {job} .*OUT_OF_MEMORY.*: more by MEMORY", shown)
     again = ["--resume", "latest", "-p", "workers", "1", "--executor", "slurm"]
     cluster.wait_for(lambda: not cluster.run("squeue", "-h"), "what rests on it to be given up")
     shown_by(start(there, *again, FVC_SITE=str(site)))

@@ -303,7 +303,8 @@ def what_next(run: RunPaths, stage: StageStatus) -> str:
     if setting is not None and stage.state != "interrupted":
         why = "; ".join(clause for name, clause in _MEANINGS.items() if name in setting)
         if setting.startswith("--mem"):
-            return f"to go on: {command}  # {why} (SLURM: {setting})"
+            where = f"MEMORY={int(setting[6:-1]) << 10} in slurm/site.conf" if submitted else f"SLURM: {setting}"
+            return f"to go on: {command}  # {why} ({where})"
         return f"to go on: {command} {setting}  # {why}"
     if stage.state == "interrupted" or stage.exit_code == 138:
         return f"to go on: {command}"
