@@ -12,11 +12,12 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.read.detector_tables import TABLE_FILES
-from fvc_lib.command_line.sweep import Sweep, combinations, values_to_sweep
+from fvc_lib.command_line.sweep import Sweep, combinations, runs_at_once, values_to_sweep
 from fvc_lib.execution.run.record import begin_run, run_hash
 from fvc_lib.execution.run.status import read_status
-from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.atomic_files import read_json_object, sha256_of_json
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import list_runs
 from fvc_lib.services.tables import FOLDS, read_table
 from tests.faults.small_runs import ROOT, SMALL, Place, results_of, small_corpus, wait_for_no_orphans
@@ -66,6 +67,51 @@ def test_every_seed_has_the_folds_of_the_first(tmp_path):
         combinations([("seed", "4,5")], values=[*values, ("seed", "1")])
     with pytest.raises(UsageError, match="task video"):
         combinations([("seed", "4,5")], values=[*values, ("task", "image")])
+
+
+@pytest.mark.parametrize(
+    ("runs", "gpus", "folds", "ranks", "jobs", "expected"),
+    [
+        (4, 0, 2, 1, None, 1),  # none
+        (4, 1, 2, 1, None, 1),
+        (4, 2, 2, 1, None, 1),  # one run takes both
+        (4, 4, 2, 1, None, 2),
+        (4, 8, 2, 1, None, 4),
+        (3, 8, 2, 1, None, 3),
+        (2, 8, 5, 1, None, 1),  # two rounds with one run at a time, and with both
+        (4, 8, 2, 2, None, 2),
+        (4, 8, 2, 1, 1, 4),  # one training at a time in each
+        (4, 2, 2, 4, None, 1),  # fewer GPUs than ranks
+    ],
+)
+def test_runs_of_a_sweep_are_side_by_side_where_one_leaves_gpus_idle(runs, gpus, folds, ranks, jobs, expected):
+    config = resolve_config({"num_folds": folds, "num_ranks": ranks}, environ={})
+    assert runs_at_once(runs, gpus, config, jobs) == expected
+
+
+@pytest.mark.long
+def test_seeds_side_by_side_have_gpus_of_their_own_and_the_same_results_as_in_turn(tmp_path):
+    # No GPU is here: the runs are dealt what CUDA_VISIBLE_DEVICES names, and train on the CPU, where torch finds none.
+    corpus = small_corpus("video", tmp_path / "corpus")
+    small = {**SMALL, "epochs": 1, "corpus": str(corpus), "memory_preflight": False, "real_source_control": False}
+    given = [text for name, value in small.items() for text in ("-p", name, str(value))]
+    command = [sys.executable, str(ROOT / "run_notebooks.py"), "sweep", *given, "--over", "seed", "0,1"]
+    found, said, dealt = {}, {}, set()
+    for name, gpus in (("beside", "3,5,7,9"), ("in_turn", "")):
+        place = Place(tmp_path / name, corpus)
+        place.folder.mkdir()
+        environment = {**place.environment(), "CUDA_VISIBLE_DEVICES": gpus, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, cwd=place.folder, env=environment, capture_output=True, text=True, timeout=1200)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found[name], said[name] = {run_config(run).seed: results_of(run) for run in list_runs(place.runs)}, done.stdout
+        dealt.update(
+            read_json_object(run.run_json)["attempts"][0]["hardware"]["gpus_visible"] for run in list_runs(place.runs)
+        )
+    assert "2 runs at once: 3,5 | 7,9 of 4 GPUs" in said["beside"]
+    assert "runs at once" not in said["in_turn"]
+    assert dealt == {"3,5", "7,9", ""}
+    assert found["beside"] == found["in_turn"]
+    assert found["beside"].keys() == {0, 1}
 
 
 @pytest.mark.slow

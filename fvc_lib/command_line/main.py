@@ -14,7 +14,7 @@ from fvc_lib.command_line.clean import clean, clips
 from fvc_lib.command_line.ensemble import ensemble
 from fvc_lib.command_line.export import export
 from fvc_lib.command_line.robustness import robustness
-from fvc_lib.command_line.run_command import NOTEBOOKS, RunCommand, Wanted
+from fvc_lib.command_line.run_command import NOTEBOOKS, Jobs, RunCommand, Wanted
 from fvc_lib.command_line.shards import shard
 from fvc_lib.command_line.sweep import sweep
 from fvc_lib.command_line.verdicts.predict import predict
@@ -105,21 +105,6 @@ class Commands(click.Group):
             raise
         except Exception as error:  # noqa: BLE001 - nobody is to read a traceback in place of a sentence
             context.exit(_unforeseen(error))
-
-
-class Jobs(click.ParamType[int | None]):
-    """A number of folds to train at once, or ``auto``, which is None."""
-
-    name = "N|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """Read what was given."""
-        if value == "auto":
-            return None
-        try:
-            return click.IntRange(min=1).convert(value, param, ctx)
-        except click.BadParameter:
-            self.fail(f"{value!r} is neither a number from 1 on nor auto", param, ctx)
 
 
 @click.group(

@@ -39,6 +39,21 @@ NOTEBOOKS = CHECKOUT / "notebooks"
 Executor = Literal["local", "slurm"]
 
 
+class Jobs(click.ParamType[int | None]):
+    """A number of folds to train at once, or ``auto``, which is None."""
+
+    name = "N|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        """Read what was given."""
+        if value == "auto":
+            return None
+        try:
+            return click.IntRange(min=1).convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is neither a number from 1 on nor auto", param, ctx)
+
+
 @dataclass(frozen=True)
 class Wanted:
     """The options of the command line that say what to do, by their names there (``start`` is ``--from``)."""
@@ -185,6 +200,8 @@ class RunCommand:
         if not _trains(plan):
             return
         values = self.config.model_dump(mode="json")
+        if self.wanted.executor == "slurm":  # a job's machine may have what this one has not
+            values["accelerations"] = []
         try:
             (answer,) = run_isolated(f"{__name__}:trouble_of_choice", [values], workers=1, memory_bytes=None)
         except FvcError:  # it cannot even start: nor will the stage, which says why
@@ -365,6 +382,10 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
     config = RunConfig(**values)
     try:
         config.load_chosen()
+        if config.accelerations:
+            from fvc_lib.engine.device import training_device  # torch takes a second to load
+
+            training_device(config)
         if config.of_features:
             _try_model_on_features(config)
         elif config.task == DEFAULT_TASK:

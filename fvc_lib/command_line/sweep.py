@@ -3,39 +3,52 @@
 All runs are tested on the same folds: no value that decides which videos there are, or how they are dealt, may be
 swept over, and where the seed is, the folds keep that of the first. A combination is known by its run's hash, so the
 same command again, after whatever end, skips what is finished and goes on with the rest.
+
+Where there are more GPUs than the trainings of one run take, several runs work side by side, each in a process of its
+own with GPUs and a part of the memory of its own.
 """
 
 import contextlib
 import itertools
+import json
+import os
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from fvc_lib import CHECKOUT
 from fvc_lib.command_line.records import execute_record
-from fvc_lib.command_line.run_command import NOTEBOOKS, Executor, RunCommand, Wanted
+from fvc_lib.command_line.run_command import NOTEBOOKS, Executor, Jobs, RunCommand, Wanted
 from fvc_lib.execution.plan.fingerprint import corpus_record
 from fvc_lib.execution.run import which_run
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import run_hash
+from fvc_lib.execution.run.runner import training_gpus
 from fvc_lib.execution.run.status import read_status, status_now
 from fvc_lib.execution.slurm.queue import SlurmError, clips_job, job_states
 from fvc_lib.services.atomic_files import read_json_object, sha256_of_json
 from fvc_lib.services.config import DECLARED, NOT_HASHED, RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
+from fvc_lib.services.memory.budget import memory_budget
 from fvc_lib.services.parameters import parse_text_value
 from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.run_paths import RunPaths, list_runs
-from fvc_lib.services.tasks import DEFAULT_TASK, DETECTOR_COMPARISON
+from fvc_lib.services.tasks import DEFAULT_TASK, DETECTOR_COMPARISON, TRAINING_STAGES
 
 # With other values other videos are tested, or in other folds, and a difference would say nothing of the detectors.
 _DECIDE_THE_FOLDS = frozenset(
     {"protocol", "target_corpora", "num_folds", "folds_seed"} | {n for n in DECLARED if DECLARED[n].changes == "data"}
 )
 _STOPPED = (75, 130, 143)
+_LOOK_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -142,8 +155,115 @@ def _state(run: RunPaths, one: Combination) -> str:
     return "unfinished"
 
 
+def runs_at_once(num_runs: int, num_gpus: int, config: RunConfig, jobs: int | None = None) -> int:
+    """How many of the runs work side by side: the fewest with which the GPUs have the least rounds of trainings.
+
+    ``jobs``: at most so many trainings at once in each run; None: as many as its GPUs take.
+    """
+
+    def rounds(at_once: int) -> int:
+        trainings = min(num_gpus // at_once // config.num_ranks, jobs or config.num_trainings)
+        return -(-num_runs // at_once) * -(-config.num_trainings // trainings)
+
+    return min(range(1, min(num_runs, num_gpus // config.num_ranks) + 1), key=rounds, default=1)
+
+
+def make_run(asked: which_run.Asked, its_hash: str, wanted: Wanted) -> int:
+    """Begin the run that has this hash, or go on with it; the exit code.
+
+    Raises:
+        DataError: the corpus is no longer the one that the hash is of.
+    """
+    if run_hash(asked.config) != its_hash:
+        raise DataError("the corpus has changed since the sweep began: its folds would be others.")
+    return RunCommand(NOTEBOOKS, wanted, asked).execute()
+
+
+def make_run_beside_others() -> None:
+    """``make_run`` in a process of its own (``_RunBeside``), which says what to do in its standard input."""
+    given = json.load(sys.stdin)
+    sys.argv = given["argv"]  # what the run's record calls its command
+    config = RunConfig(**given["config"])
+    asked = which_run.Asked(frozenset(given["names"]), frozenset(given["written"]), config)
+    wanted = Wanted(resume=given["resume"], jobs=given["jobs"])
+    sys.exit(_told(partial(make_run, asked, given["run_hash"], wanted)))
+
+
+def _told(work: Callable[[], int]) -> int:
+    """The exit code of ``work``; errors are told and become one."""
+    try:
+        return work()
+    except FvcError as error:
+        click.echo(f"error: {error}", err=True)
+        return error.exit_code
+    except OSError as error:
+        click.echo(f"error: {error.filename or 'a file'}: {error.strerror}", err=True)
+        return 1
+
+
+class _RunBeside:
+    """One run of several that work side by side. What it prints goes to ``log``.
+
+    A session of its own: a Ctrl-C in the terminal reaches it once, by ``send``, and not twice, which would kill it.
+    """
+
+    def __init__(self, one: Combination, gpus: list[str], mem_gb: float, jobs: int | None, log: Path) -> None:
+        self.one, self.gpus, self.log = one, gpus, log
+        asked = one.asked
+        given = {
+            "config": asked.config.model_copy(update={"mem_gb": mem_gb}).model_dump(mode="json"),
+            "names": sorted({*asked.names, "mem_gb"}),
+            "written": sorted({*asked.written, "mem_gb"}),
+            "run_hash": one.run_hash,
+            "resume": None if one.run is None else str(one.run.root),
+            "jobs": jobs,
+            "argv": sys.argv,
+        }
+        path = os.pathsep.join(part for part in (str(CHECKOUT), os.environ.get("PYTHONPATH", "")) if part)
+        with log.open("wb") as stream:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", f"from {__name__} import {make_run_beside_others.__name__} as f; f()"],
+                stdin=subprocess.PIPE, stdout=stream, stderr=stream, start_new_session=True,
+                env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ",".join(gpus)},
+            )  # fmt: skip
+        assert self._process.stdin is not None  # a pipe was asked for
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
+            pipe.write(json.dumps(given).encode())
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has come to its trainings: before that it makes what others need too, with all cores."""
+        run = _as_it_is(self.one).run
+        stages = {} if run is None else read_status(run).stages
+        return any(key.startswith(TRAINING_STAGES) and stage.attempts for key, stage in stages.items())
+
+    def send(self, number: int) -> None:
+        """A signal that came for the sweep."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    def ended(self) -> int | None:
+        """The exit code; None while it works."""
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+
+@contextlib.contextmanager
+def _signals_noted() -> Iterator[list[int]]:
+    noted: list[int] = []
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # the terminal is gone, and nohup was not asked for
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, lambda number, _: noted.append(number)) for number in numbers}
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Sweep:
-    """The runs of a sweep, made one after the other; one that fails stops no other.
+    """The runs of a sweep, one after the other or side by side; one that fails stops no other.
 
     ``members`` are at least two, the first the reference; ``jobs`` are trainings at once within a run.
     """
@@ -162,7 +282,7 @@ class Sweep:
         choices = set()
         for one in self.members:
             if one.state in ("new", "unfinished"):
-                command = self._command(one)
+                command = RunCommand(NOTEBOOKS, self._wanted(one), one.asked)
                 choice = one.asked.config.model_copy(update={"seed": 0, "folds_seed": None}).config_hash
                 command.refuse(imports=choice not in choices)  # which takes a process
                 choices.add(choice)
@@ -181,17 +301,10 @@ class Sweep:
 
     def execute(self) -> int:
         """Make what is missing, then compare what is finished; returns the exit code."""
-        for number, one in enumerate(self.members):
-            if one.state not in ("new", "unfinished"):
-                continue
-            click.echo(f"\nrun {number + 1} of {len(self.members)}: {one.name}")
-            code = self._make(one)
-            if code in _STOPPED:
-                click.echo("the sweep stops here; the same command goes on")
-                return code
-            if code:
-                self._failed[one.run_hash] = code
-            self.members[number] = _as_it_is(replace(one, run=None, state="new"))
+        todo = [number for number, one in enumerate(self.members) if one.state in ("new", "unfinished")]
+        if code := (self._make_side_by_side if self._at_once(todo) > 1 else self._make_in_turn)(todo):
+            click.echo("the sweep stops here; the same command goes on")
+            return code
         click.echo("\n" + "\n".join(self.lines()))
         failure = next(iter(self._failed.values()), 0)
         if waiting := sum(one.state in ("queued", "at work") for one in self.members):
@@ -203,28 +316,70 @@ class Sweep:
         compared = self.compare()
         return failure or compared
 
-    def _make(self, one: Combination) -> int:
-        """Begin the run of ``one`` or go on with it; errors are told and become its exit code."""
-        try:
-            if run_hash(one.asked.config) != one.run_hash:
-                raise DataError("the corpus has changed since the sweep began: its folds would be others.")
-            code = self._command(one).execute()
-            made = _as_it_is(replace(one, run=None, state="new"))
-            first = next((each for each in self.members if each.state == "finished"), None)
-            if made.state == "finished" and made.run and first and first.run and not _same_folds(first.run, made.run):
-                raise DataError(f"{made.run.run_id} has other folds than {first.run.run_id}, and is left out.")
-            return code
-        except FvcError as error:
-            click.echo(f"error: {error}", err=True)
-            return error.exit_code
-        except OSError as error:
-            click.echo(f"error: {error.filename or 'a file'}: {error.strerror}", err=True)
-            return 1
+    def _make_in_turn(self, todo: Sequence[int]) -> int:
+        """The members with these numbers; the exit code of one that was stopped, else 0."""
+        for number in todo:
+            one = self.members[number]
+            click.echo(f"\nrun {number + 1} of {len(self.members)}: {one.name}")
+            code = _told(partial(make_run, one.asked, one.run_hash, self._wanted(one)))
+            if self._after(number, code) in _STOPPED:
+                return code
+        return 0
 
-    def _command(self, one: Combination) -> RunCommand:
+    def _at_once(self, todo: Sequence[int]) -> int:
+        if self._executor == "slurm":
+            return 1
+        configs = [self.members[number].asked.config for number in todo]
+        fitting = (runs_at_once(len(todo), len(training_gpus(config)), config, self._jobs) for config in configs)
+        return min(fitting, default=1)
+
+    def _make_side_by_side(self, todo: Sequence[int]) -> int:
+        """As ``_make_in_turn``. A run begins when those at work have come to their trainings."""
+        at_once, gpus = self._at_once(todo), training_gpus(self._config)
+        free = [gpus[len(gpus) * place // at_once : len(gpus) * (place + 1) // at_once] for place in range(at_once)]
+        mem_gb = round(memory_budget(self._config.mem_gb).total_bytes / at_once / 1e9, 3)
+        self._folder().mkdir(parents=True, exist_ok=True)
+        click.echo(f"\n{at_once} runs at once: {' | '.join(','.join(each) for each in free)} of {len(gpus)} GPUs, "
+                   f"{mem_gb:g} GB of memory each")  # fmt: skip
+        waiting, working, stopped = list(todo), dict[int, _RunBeside](), 0
+        with _signals_noted() as signals:
+            while working or (waiting and not stopped):
+                for number in signals:
+                    stopped = stopped or 128 + number
+                    for each in working.values():
+                        each.send(number)
+                signals.clear()
+                for number, each in list(working.items()):
+                    if (code := each.ended()) is None:
+                        continue
+                    free.append(working.pop(number).gpus)
+                    click.echo(f"run {number + 1} of {len(self.members)}: {each.one.name}: ended with {code}")
+                    if self._after(number, code) in _STOPPED:
+                        stopped = stopped or code
+                if waiting and free and not stopped and all(each.trains for each in working.values()):
+                    number = waiting.pop(0)
+                    one, own = self.members[number], free.pop(0)
+                    log = self._folder() / f"sweep_{one.run_hash[:8]}.log"
+                    working[number] = _RunBeside(one, own, mem_gb, self._jobs, log)
+                    click.echo(f"run {number + 1} of {len(self.members)}: {one.name}: GPU {','.join(own)}, see {log}")
+                time.sleep(_LOOK_SECONDS)
+        return stopped
+
+    def _after(self, number: int, code: int) -> int:
+        """Note how the run of a member ended; a finished one with other folds than the first has failed."""
+        made = _as_it_is(replace(self.members[number], run=None, state="new"))
+        first = next((each for each in self.members if each.state == "finished"), None)
+        if made.state == "finished" and made.run and first and first.run and not _same_folds(first.run, made.run):
+            click.echo(f"error: {made.run.run_id} has other folds than {first.run.run_id}, and is left out.", err=True)
+            code = DataError.exit_code
+        if code and code not in _STOPPED:
+            self._failed[made.run_hash] = code
+        self.members[number] = made
+        return code
+
+    def _wanted(self, one: Combination) -> Wanted:
         resume = None if one.run is None else str(one.run.root)
-        wanted = Wanted(resume=resume, jobs=self._jobs, executor=self._executor, after_clips=self._clips_jobs(one))
-        return RunCommand(NOTEBOOKS, wanted, one.asked)
+        return Wanted(resume=resume, jobs=self._jobs, executor=self._executor, after_clips=self._clips_jobs(one))
 
     def _clips_jobs(self, one: Combination) -> tuple[str, ...]:
         """The first job in the queue that makes the clips that ``one`` needs: together they would make them twice."""
@@ -298,7 +453,9 @@ def _same_folds(one: RunPaths, other: RunPaths) -> bool:
 @click.option("-y", "--parameters-yaml", "yaml_texts", multiple=True, help="Likewise, as YAML text.")
 @click.option("-p", "--parameters", "values", nargs=2, multiple=True, metavar="NAME VALUE", help="Likewise, one.")
 @click.option("--experiment", default="sweep", show_default=True, help="Folder under the runs folder for all of them.")
-@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Folds trained at once in each run, as for a run alone.")
+@click.option("-j", "--jobs", type=Jobs(), default="auto", show_default=True,
+    help="Folds trained at once in each run, as for a run alone.",
+)  # fmt: skip
 @click.option(
     "--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
     help="slurm: submit every run's jobs at once. When they have ended, the same command compares.",
@@ -325,7 +482,8 @@ def sweep(
 
     Each is an ordinary run; clips and the features of frozen networks are made once for all of them. Runs are made one
     after the other, in the order shown. After a kill, or with more values, the same command goes on: finished runs are
-    known by their parameters and corpus, and skipped. A run that fails stops no other.
+    known by their parameters and corpus, and skipped. A run that fails stops no other. Where there are more GPUs than
+    the trainings of one run take, several runs work side by side on GPUs of their own.
 
     With --over seed the folds stay those of the first seed (folds_seed), so that what differs is the training. The
     first combination that is finished is the reference that the others are compared with. In the end notebook

@@ -7,6 +7,7 @@ from fvc_lib.execution.plan.stages import stages_of, tasks_in_order
 from fvc_lib.execution.slurm.job_scripts import RUNNER_MIB, Site, plan_jobs, plan_one_job, render
 from fvc_lib.execution.slurm.queue import sbatch_command
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import STAGES, Stage
 
@@ -157,6 +158,15 @@ def test_only_training_gets_gpus_and_ranks():
     before, folds, after = plan_jobs(all_tasks(config), config, site, predicted)
     assert [(job.ranks, job.gpus) for job in (before, folds, after)] == [(1, 0), (4, 4), (1, 0)]
     assert folds.memory_mib == 1000 + RUNNER_MIB  # what is predicted of a task holds all its ranks
+
+
+def test_trainings_at_once_that_would_share_the_gpus_of_several_nodes_are_refused():
+    config, site = RunConfig(num_folds=3, num_ranks=4), Site(gpus=1, ranks_per_node=2, memory_least=1)
+    tasks = all_tasks(config)
+    assert plan_one_job(tasks, config, site, {})[0].nodes == 2
+    assert plan_one_job(tasks, config, Site(ranks_per_node=2, memory_least=1), {}, at_once=2)[0].at_once == 2
+    with pytest.raises(UsageError, match=r"num_ranks 4 spreads every training over 2 nodes.*would share their GPUs"):
+        plan_one_job(tasks, config, site, {}, at_once=2)
 
 
 @pytest.mark.parametrize(("asked", "at_once"), [(1, 1), (2, 2), (9, 3)])

@@ -224,6 +224,11 @@ def _on_gpu(config: RunConfig) -> bool:
     return config.device != "cpu" and (config.device != "auto" or sys.platform == "darwin" or bool(visible_gpus()))
 
 
+def training_gpus(config: RunConfig) -> list[str]:
+    """The GPUs over which trainings of these parameters are dealt; none where they train elsewhere."""
+    return visible_gpus() if _on_gpu(config) and not config.of_features else []
+
+
 def visible_gpus() -> list[str]:
     """The GPUs that trainings may use, as CUDA_VISIBLE_DEVICES names them; without it the numbers of all."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -269,7 +274,7 @@ class Runner:
         self._jobs = (jobs or folds_at_once(config)) if config.use_mlops_pipeline else 1
         self._only_tasks = only_tasks
         self._predicted = predicted
-        self._gpus = visible_gpus() if _on_gpu(config) and not config.of_features else []
+        self._gpus = training_gpus(config)
         self._dealt: dict[str, list[str]] = {}  # GPUs by running training
         self._running: dict[str, TaskRun] = {}
         self._events: queue.SimpleQueue[End | None] = queue.SimpleQueue()  # put from signal handlers: never blocks

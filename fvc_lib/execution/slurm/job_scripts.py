@@ -258,12 +258,22 @@ def _shards_job(
 def plan_one_job(
     tasks: Sequence[Task], config: RunConfig, site: Site, predicted: Mapping[str, PredictedPeak], *, at_once: int = 1
 ) -> list[SlurmJob]:
-    """All of ``tasks`` as one job that trains ``at_once`` folds at a time; none where there is nothing to run."""
+    """All of ``tasks`` as one job that trains ``at_once`` folds at a time; none where there is nothing to run.
+
+    Raises:
+        UsageError: several folds at once, each on the GPUs of several nodes, of which all would take the same.
+    """
     if not tasks:
         return []
     used = _stages_of(tasks)
     folds = max((len(_folds_of(stage, tasks)) for stage in used if stage.per_fold), default=1)
-    return [_job(PIPELINE, used, config, site, predicted, at_once=max(1, min(at_once, folds)))]
+    job = _job(PIPELINE, used, config, site, predicted, at_once=max(1, min(at_once, folds)))
+    if job.at_once > 1 and job.nodes > 1 and job.gpus:
+        raise UsageError(
+            f"--one-job --jobs {at_once}: num_ranks {job.ranks} spreads every training over {job.nodes} nodes, and "
+            "trainings at once would share their GPUs. Leave --one-job out, so that every fold is a job, or --jobs."
+        )
+    return [job]
 
 
 def _job(
