@@ -7,7 +7,6 @@ services import no other room.
 
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import linecache
 import logging
@@ -18,13 +17,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.clip_settings import ClipSettings, View
 from fvc_lib.services.code.user_files import UserCode, code_of_file, digest_of_file, know_beside
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.run_paths import beside_the_code
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
 _logger = logging.getLogger(__name__)
@@ -206,13 +208,17 @@ class Registry(Generic[T]):
             self.broken[name] = f"{type(error).__name__}: {error}"
             _logger.warning("%s %s is left out: %s", self.kind, name, self.broken[name])
 
-    def _load(self, point: importlib.metadata.EntryPoint) -> None:
+    def _load(self, point: "EntryPoint") -> None:
         loaded = point.load()
         if point.name not in self._sources and not isinstance(loaded, ModuleType):
             self._put(point.name, loaded, (), (point.value, 0, ""))
 
-    def _entry_points(self) -> Sequence[importlib.metadata.EntryPoint]:
-        return tuple(importlib.metadata.entry_points(group=self._group)) if self._group else ()
+    def _entry_points(self) -> Sequence["EntryPoint"]:
+        if not self._group:
+            return ()
+        from importlib.metadata import entry_points  # 3 MB, of workers too, which ask for none
+
+        return tuple(entry_points(group=self._group))
 
     def _files(self) -> Iterator[tuple[str, str]]:
         """Dotted name and text of the folder's files, sorted, which are not imported for that."""

@@ -39,7 +39,6 @@ from fvc_lib.services.atomic_files import (
 from fvc_lib.services.code.code_version import code_hash
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.video.augmentations import Blur, Noise, through_jpeg
 from fvc_lib.video.decode.frame_table import IntArray, Seconds, read_frame_table
 from fvc_lib.video.decode.pixels import SCALER, FrameConverter, Orientation
 from fvc_lib.video.decode.plan import decode
@@ -494,6 +493,8 @@ class _Writer:
         return _packed(made, width, height, self._converter.orientation)
 
     def _changed(self, number: int, pixels: Pixels) -> Pixels:
+        from fvc_lib.video.augmentations import Blur, Noise, through_jpeg  # 10 MB of processes that change nothing
+
         recipe = self._recipe
         if recipe.jpeg_quality:
             pixels = through_jpeg(pixels, recipe.jpeg_quality)

@@ -1,7 +1,7 @@
 """Clips made once and shared by all folds and runs: one uint8 ``.npy`` file each, named by content and settings."""
 
 import contextlib
-import importlib.metadata
+import importlib
 import io
 import os
 import re
@@ -21,11 +21,11 @@ from fvc_lib.services.clip_settings import PLAIN_VIEW, View
 from fvc_lib.services.code.code_version import code_hash
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CROPS
-from fvc_lib.video.augmentations import AugmentationSettings
 from fvc_lib.video.reencode import REENCODED_FOLDER, recipe_named, reencoded_folder
 
-if TYPE_CHECKING:  # pydantic takes 17 MiB of every process that decodes
+if TYPE_CHECKING:  # pydantic takes 17 MiB of every process that decodes, what augments clips 6
     from fvc_lib.services.config import RunConfig
+    from fvc_lib.video.augmentations import AugmentationSettings
 
 # One clip as a file: uint8 pixels behind numpy's plain ``.npy`` header, of which there is exactly one per shape.
 
@@ -129,13 +129,15 @@ class ClipStore:
     cache_dir: Path
     num_frames: int
     fixed_size: int
-    augmentation: AugmentationSettings
+    augmentation: "AugmentationSettings"
     view: View = PLAIN_VIEW
     recipe: str = ""  # by which videos are re-encoded before they are decoded (``video.reencode``); empty: not at all
 
     @classmethod
     def of(cls, config: "RunConfig") -> Self:
         """The shared store that ``config``'s decode and augmentation settings name."""
+        from fvc_lib.video.augmentations import AugmentationSettings
+
         augmentation = AugmentationSettings(names=config.augmentations, strength=config.augmentation_strength)
         clips = config.clips
         return cls(Path(config.cache_dir), clips.num_frames, clips.side, augmentation, clips.view, config.recipe)
@@ -292,7 +294,8 @@ def crop_code(view: View) -> dict[str, object]:
         return {}
     crop = CROPS.get(view.crop)
     packages = (*crop.packages, "pillow")  # Pillow resizes what is cut out
-    versions = {package: importlib.metadata.version(package.replace("_", "-")) for package in packages}
+    metadata = importlib.import_module("importlib.metadata")  # with what it imports 3 MB of every process
+    versions = {package: metadata.version(package.replace("_", "-")) for package in packages}
     code = code_hash(crop.code, crop.code) if crop.code else ""
     return {"crop": CROPS.identity(view.crop), "crop_code": code, "versions": versions}
 
