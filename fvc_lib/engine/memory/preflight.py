@@ -45,6 +45,7 @@ from fvc_lib.services.memory.measured_steps import Decision, MeasuredStep, StepM
 from fvc_lib.services.memory.policy import memory_advice
 
 TIME_LIMIT_SECONDS = 120.0
+_COMPILING = 5  # times as long where each size that is measured is compiled first
 _MORE_ROOM = 1.1  # what ran out of memory is measured again where there is so much as much room
 _AFTER_TRAINING_BYTES = 50_000_000  # tables and figures after training: 29 to 47 MB in four folds
 _LEAST_ROOM_BYTES = 1 << 30
@@ -327,6 +328,8 @@ def _measured(request: StepRequest, prediction: Prediction, time_limit_seconds: 
         job = pickle.dumps((request, torch.get_num_threads(), prediction.room_bytes, free_bytes))
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         return found, f"the task cannot be sent to another process: {error}"
+    if "compile" in request.compute.accelerations:
+        time_limit_seconds *= _COMPILING
     sizes, first = _sizes(prediction.micro_batch_planned), (sys.path, base64.b64encode(job).decode())
     answers = run_isolated(
         f"{__name__}:measure", [first, *sizes], workers=1, timeout_seconds=time_limit_seconds, memory_bytes=None
