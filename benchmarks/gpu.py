@@ -312,7 +312,8 @@ def lacks(compute: ComputeDevice, name: Acceleration) -> bool:
 
 def measure_accelerations(case: Case, network: str) -> Iterator[str]:
     """Each that this device and these networks can do alone, then all; the stem is a part of its own."""
-    every = tuple(each for each in get_args(Acceleration) if each != "stem_pieces" and not lacks(case.compute, each))
+    alone = ("stem_pieces", "send_ahead")  # parts of their own: no network has a stem here, no batch several parts
+    every = tuple(each for each in get_args(Acceleration) if each not in alone and not lacks(case.compute, each))
     plain, weights = engine_rate(case, network, case.compute)
     yield f"none: {plain:.1f} clips/s"
     for chosen in (*((each,) for each in every), every):

@@ -1,6 +1,7 @@
 """Commands that look at runs and change nothing of them."""
 
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -161,7 +162,9 @@ def index(runs_dir: Path | None) -> None:
 )  # fmt: skip
 @click.option("-p", "--parameters", "values", nargs=2, multiple=True, metavar="NAME VALUE", help="Likewise, one.")
 @click.option(
-    "--benchmark", is_flag=True, help="Also try with tiny trainings what a run relies on; on this device, in a minute."
+    "--benchmark",
+    is_flag=True,
+    help="Also try with tiny trainings what a run relies on; on this device, in one or two minutes.",
 )
 @click.pass_context
 def doctor(
@@ -182,15 +185,20 @@ def doctor(
     findings = diagnose(config)
     for line in lines(findings):
         click.echo(line)
-    broken = False
+    broken = 0
     if benchmark:
         from fvc_lib.engine.promises import device_promises as promises
 
         click.echo(f"\n{promises.machine(config.device)}")
+        said = Counter[str]()
         for outcome in promises.try_promises(config.device):
             click.echo(outcome.line())
-            broken |= outcome.verdict == "fail"
-    context.exit(exit_code(findings) or int(broken))
+            said[outcome.verdict] += 1
+        broken, verdict = said["fail"], "A training here may rely on them."
+        if broken:
+            verdict = "What each of these says may happen to a training here: report them with the line of the device."
+        click.echo(f"\n{said['pass']} promises kept, {said['skip']} skipped, {broken} broken. {verdict}")
+    context.exit(exit_code(findings) or int(broken > 0))
 
 
 @click.command(short_help="List the networks for videos, or tell all of one.")

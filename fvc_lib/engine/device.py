@@ -185,6 +185,8 @@ def _lacks(device: torch.device, acceleration: Acceleration) -> str:
     """What ``acceleration`` needs and ``device`` has not; empty where nothing is missing."""
     if acceleration == "cudnn_benchmark" and device.type != "cuda":
         return "cuDNN is CUDA's"
+    if acceleration == "send_ahead" and device.type != "cuda":
+        return "batches are sent beside the computing on CUDA alone"
     if acceleration == "fused_adamw" and device.type == "mps" and not torch.backends.mps.is_macos_or_newer(14, 0):
         return "Metal has no such kernel before macOS 14"
     if acceleration == "compile" and device.type == "cuda" and importlib.util.find_spec("triton") is None:

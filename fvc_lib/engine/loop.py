@@ -230,6 +230,7 @@ class Engine:
             report=self._watch.out_of_memory,
             before_retry=self._checkpoints.give_memory_back,
             shared=self._ranks.shared_gradients(self._model),
+            send_ahead="send_ahead" in self.compute.accelerations,
         )
         if self._ranks.size > 1:
             self._begin_alike()

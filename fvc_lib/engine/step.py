@@ -43,7 +43,7 @@ from fvc_lib.engine.dropout import SampleDropout, Samples
 from fvc_lib.engine.joint_loss import Compared, FirstPass, JointPart
 from fvc_lib.engine.oom_detection import MemoryState, OutOfMemory, Place, is_out_of_memory, memory_state, sample_shapes
 from fvc_lib.engine.random_state import capture_random_state, restore_random_state
-from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task
+from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task, sent_ahead
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.memory.policy import memory_advice
@@ -102,6 +102,7 @@ class BatchTransaction:
         report: called with every out-of-memory, after the memory is free again and before the next attempt.
         before_retry: called after an out-of-memory, to free what others hold; a checkpoint being written, for one.
         shared: the model's gradients over all ranks; None: there is one.
+        send_ahead: send the next micro-batch to the device while one is computed.
     """
 
     def __init__(
@@ -114,8 +115,10 @@ class BatchTransaction:
         report: Callable[[OutOfMemory], None] = lambda event: None,
         before_retry: Callable[[], None] = lambda: None,
         shared: OwnGradients | None = None,
+        send_ahead: bool = False,
     ) -> None:
         self._task = task
+        self._send_ahead = send_ahead
         self._model = model
         self._precision = precision
         self._device = device
@@ -188,12 +191,14 @@ class BatchTransaction:
 
     def _accumulate(self, work: _Work, micro_batch: int) -> LossMean:
         losses = []
-        for start, part in work.parts(micro_batch):
-            self._where = "forward"
+        self._where = "forward"
+        parts = work.parts(micro_batch)
+        for start, part in sent_ahead(parts, self._device) if self._send_ahead else parts:
             loss = self._forward(work, start, part)[1]
             self._where = "backward"
             self._scaled(work.num_samples, loss.total).backward()  # type: ignore[no-untyped-call]
             losses.append(LossSum(loss.total.detach(), loss.weight.detach()))
+            self._where = "forward"
         self._shared.complete()
         return _mean_of(losses)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from fvc_lib.engine.device import accelerated, is_compiled, resolve_device
 from fvc_lib.engine.promises.trainings import ClipTask, Greedy, Lab, SmallNet, weight_distance
+from fvc_lib.engine.task import Batch, sent_ahead
 from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.parameters import resolve_config
 
@@ -119,3 +120,19 @@ def test_compiling_what_is_never_called_is_told(lab, compiled, caplog):
     with caplog.at_level(logging.WARNING):
         lab.train("head", HeadAlone(), compute=compiled, epochs=1)
     assert "compile did nothing" in caplog.text
+
+
+def test_parts_that_are_sent_ahead_come_in_order_with_their_numbers():
+    # The CPU's streams do nothing; that a GPU's parts are whole is among the promises that are tried there.
+    batch = Batch(tuple("abcde"), {"pixels": torch.arange(5)})
+    parts = [(start, batch.part(start, start + 2)) for start in (0, 2, 4)]
+    taken = []
+
+    def one_by_one():
+        for number, part in parts:
+            taken.append(number)
+            yield number, part
+
+    seen = [(number, part.sample_ids, list(taken)) for number, part in sent_ahead(one_by_one(), CPU)]
+    assert seen == [(0, ("a", "b"), [0, 2]), (2, ("c", "d"), [0, 2, 4]), (4, ("e",), [0, 2, 4])]
+    assert list(sent_ahead(iter(()), CPU)) == []

@@ -33,7 +33,7 @@ def test_the_cpu_keeps_its_promises(words):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("words", ["mixed precision", "predicted peak", "killed", "two ranks"])
+@pytest.mark.parametrize("words", ["mixed precision", "predicted peak", "killed", "two ranks", "train faster"])
 def test_the_cpu_keeps_those_that_take_longer(words):
     (outcome,) = try_promises("cpu", words)
     assert outcome.verdict == "pass", outcome.line()
@@ -103,11 +103,11 @@ def test_without_a_gpu_it_is_skipped_with_the_reason_unless_one_was_asked_for(mo
 
 def test_accelerations_change_nothing_but_rounding_and_are_named_in_the_record(tmp_path):
     plain = Lab(resolve_device("cpu"), tmp_path)
-    fast = replace(plain.compute, accelerations=("channels_last", "fused_adamw", "cudnn_benchmark"))
+    fast = replace(plain.compute, accelerations=("channels_last", "fused_adamw", "cudnn_benchmark", "send_ahead"))
     engine = plain.engine("fast", compute=fast)
     expected, found = plain.train("plain"), engine.fit()
     assert weight_distance(found, expected) < 1e-4
-    assert fast.describe().endswith("float32, channels_last, fused_adamw, cudnn_benchmark")
+    assert fast.describe().endswith("float32, channels_last, fused_adamw, cudnn_benchmark, send_ahead")
     assert not torch.backends.cudnn.benchmark
     # A checkpoint does not say how its steps were computed: another choice goes on from it, and says so.
     asked = iter(range(100))

@@ -465,8 +465,9 @@ class StepProbe:
                 ema_decay=0.5 * request.averages, fused="fused_adamw" in self._compute.accelerations,
             )  # fmt: skip
             transaction = BatchTransaction(
-                request.task, model, precision, device, report=_refuse, shared=_AllRanksSamples(request)
-            )
+                request.task, model, precision, device, report=_refuse, shared=_AllRanksSamples(request),
+                send_ahead="send_ahead" in self._compute.accelerations,
+            )  # fmt: skip
             beside: list[Any] = [copy_weights(model)]
             for batch in _batches(request, _STEPS):
                 part = batch.part(0, 2 * micro_batch)

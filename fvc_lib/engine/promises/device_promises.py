@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -29,12 +29,13 @@ from fvc_lib.engine.memory.preflight import StepRequest, preflight
 from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.promises.trainings import Greedy, Lab, NoisyClips, exact_products, weight_distance
 from fvc_lib.engine.random_state import forked_random_state
-from fvc_lib.engine.task import stack_samples
+from fvc_lib.engine.task import sent_ahead, stack_samples
 from fvc_lib.engine.training_state import TrainingState, weights_digest
 from fvc_lib.metrics.retrieval import retrieval_metrics
-from fvc_lib.services.errors import StoppedError
+from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.memory import budget as memory_budget
 from fvc_lib.services.memory.budget import MemoryBudget
+from fvc_lib.services.memory.policy import Acceleration
 
 # Relative differences of weights. Splitting a batch changes gradients by 1e-6 in float32, and AdamW's division by small
 # second moments makes more of that within some steps.
@@ -333,6 +334,41 @@ def transfer(lab: Lab) -> str:
         f"{size / 1e6:.0f} MB in {1e3 * alone:.2f} ms ({size / alone / 1e9:.1f} GB/s); the call came back after "
         f"{1e3 * returned:.3f} ms",
     )
+
+
+@promise("a micro-batch that is sent while another is computed is the same", "cuda")
+def transfer_ahead(lab: Lab) -> str:
+    """To the bit, with the device at work when it arrives; and so is what a training learns from it."""
+    device, batch = lab.compute.device, stack_samples([NoisyClips(n, 1, 16, 224)[0] for n in range(16)]).pin_memory()
+    parts, work, sums = [(start, batch.part(start, start + 2)) for start in range(0, 16, 2)], None, []
+    for _, part in sent_ahead(parts, device):
+        work = torch.randn(4096, 4096, device=device)
+        for _ in range(20):
+            work = torch.mm(work, work).clamp_(-1, 1)
+        sums.append(part.tensors["frames"].sum(dtype=torch.int64))
+        del part
+    same = [int(each) for each in sums] == [int(each.tensors["frames"].sum(dtype=torch.int64)) for _, each in parts]
+    plain = lab.train("plain", micro_batch=2)
+    ahead = lab.train("ahead", compute=replace(lab.plain, accelerations=("send_ahead",)), micro_batch=2)
+    distance = weight_distance(ahead, plain)
+    return _need(same and distance < SAME_WEIGHTS, f"sums {'equal' if same else 'differ'}, weights by {distance:.1e}")
+
+
+@promise("what is asked for to train faster changes nothing but rounding")
+def accelerations(lab: Lab) -> str:
+    """Each that the device can do, alone; the stem is not this network's."""
+    plain, worst = lab.train("plain"), 0.0
+    found: list[str] = []
+    for name in get_args(Acceleration):
+        try:
+            compute = resolve_device(lab.compute.device.type, "off", (name,))
+        except UsageError:
+            continue
+        if name != "stem_pieces":
+            distance = weight_distance(lab.train(name, compute=compute), plain)
+            worst = max(worst, distance)
+            found.append(f"{name} {distance:.1e}")
+    return _need(worst < SAME_WEIGHTS, f"weights differ by: {', '.join(found)}")
 
 
 @promise("two ranks train what one process trains")

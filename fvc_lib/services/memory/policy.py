@@ -15,13 +15,14 @@ ALLOC_CONF_NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORC
 MPS_HIGH = "PYTORCH_MPS_HIGH_WATERMARK_RATIO"
 MPS_LOW = "PYTORCH_MPS_LOW_WATERMARK_RATIO"
 
-# What may make a training faster, and changes how sums are rounded.
+# What may make a training faster, and may change how sums are rounded.
 #   channels_last    convolutions' weights with their channels innermost, as tensor cores want them
 #   fused_adamw      the optimizer's step in one kernel
 #   cudnn_benchmark  cuDNN tries its algorithms and takes the fastest
 #   stem_pieces      the networks' stems take several clips at once, not one after the other
+#   send_ahead       the next micro-batch of an effective batch is sent to the GPU while one is computed
 #   compile          torch's compiler makes the kernels of the forward and backward pass
-Acceleration = Literal["channels_last", "fused_adamw", "cudnn_benchmark", "stem_pieces", "compile"]
+Acceleration = Literal["channels_last", "fused_adamw", "cudnn_benchmark", "stem_pieces", "send_ahead", "compile"]
 
 _GLIBC_NAMES = (
     "MALLOC_ARENA_MAX", "MALLOC_ARENA_TEST", "MALLOC_CHECK_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_",
