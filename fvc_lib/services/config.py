@@ -10,7 +10,7 @@ follow from that; nothing else lists fields.
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
@@ -528,16 +528,6 @@ class RunConfig(BaseModel):
                 require_known(str(name))
                 known[name] = value
         return known
-
-    @model_validator(mode="after")
-    def _refuse_half_a_stream(self) -> Self:
-        if self.task in _CLIPS and (self.clip_source == "stream") != (self.shuffle_buffer > 0):
-            raise UsageError(
-                f"clip_source {self.clip_source} with shuffle_buffer {self.shuffle_buffer}: wanted both or neither, "
-                "because a stream mixes only what lies near: -p clip_source stream -p shuffle_buffer 1000, or "
-                "-p clip_source shards, which reads clips in any order."
-            )
-        return self
 
     @property
     def num_trainings(self) -> int:

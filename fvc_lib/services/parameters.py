@@ -103,10 +103,12 @@ def refuse_fields_of_another_task(config: RunConfig, given: Iterable[str]) -> No
     """Check that ``config.task`` reads the fields named in ``given``, or that they say nothing but the default.
 
     Raises:
-        UsageError: target_corpora without the protocol that has them, or the other way round; or one would be set and
-            change nothing; the message says whose it is and what to give instead.
+        UsageError: target_corpora without the protocol that has them, or the other way round; a stream without a
+            shuffle_buffer, or the other way round; or one would be set and change nothing; the message says whose it is
+            and what to give instead.
     """
     _refuse_odd_targets(config)
+    _refuse_half_a_stream(config)
     foreign = [name for name in sorted(given) if config.task not in DECLARED[name].tasks and _is_set(config, name)]
     if not foreign:
         return
@@ -133,6 +135,16 @@ def _refuse_odd_targets(config: RunConfig) -> None:
     if config.target_corpora and config.protocol != CROSS_CORPUS:
         raise UsageError(
             f"target_corpora: protocol {config.protocol} has none. Leave them out, or say -p protocol {CROSS_CORPUS}."
+        )
+
+
+def _refuse_half_a_stream(config: RunConfig) -> None:
+    read = all(config.task in DECLARED[name].tasks for name in ("clip_source", "shuffle_buffer"))
+    if read and (config.clip_source == "stream") != (config.shuffle_buffer > 0):
+        raise UsageError(
+            f"clip_source {config.clip_source} with shuffle_buffer {config.shuffle_buffer}: wanted both or neither, "
+            "because a stream mixes only what lies near: -p clip_source stream -p shuffle_buffer 1000, or "
+            "-p clip_source shards, which reads clips in any order."
         )
 
 

@@ -176,10 +176,7 @@ def test_a_run_of_an_earlier_version_still_resolves_and_a_command_learns_the_new
         parse_text_value("clear_cache_training_batches", "5")
 
 
-@pytest.mark.parametrize("values", [{"clip_source": "stream"}, {"shuffle_buffer": 9}], ids=str)
-def test_half_a_stream_is_refused_with_what_to_write(values):
-    with pytest.raises(UsageError, match=r"both or neither.*-p clip_source stream -p shuffle_buffer 1000"):
-        RunConfig(**values)
+def test_a_stream_counts_in_the_hash_by_its_buffer_and_shards_do_not():
     whole = RunConfig(clip_source="stream", shuffle_buffer=9)
     assert whole.config_hash != RunConfig(clip_source="stream", shuffle_buffer=8).config_hash
     assert RunConfig(clip_source="shards").config_hash == RunConfig().config_hash

@@ -107,6 +107,8 @@ def test_a_field_that_a_notebook_offers_is_one_that_its_task_takes(task):
             {"clip_source": "shards"},
             "clip_source: read by task video and video_text alone.*Images are read",
         ),
+        ("video", {"clip_source": "stream"}, "both or neither.*-p clip_source stream -p shuffle_buffer 1000"),
+        ("video_text", {"shuffle_buffer": 9}, "clip_source store with shuffle_buffer 9: wanted both or neither"),
         ("video_text", {"shuffled_label_control": False}, "shuffled_label_control: read by task video alone"),
         (
             "image",
