@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.edited_copies import Frames, read_frames, scaled, write_frames
-from fvc_lib import CHECKOUT, load_detector
+from fvc_lib import CHECKOUT
+from fvc_lib.command_line.models import verdict_detector
 from fvc_lib.corpus.samples import scenes
 from fvc_lib.corpus.samples.files import Encoding
 from fvc_lib.corpus.samples.forgeries import MANIPULATIONS
@@ -81,7 +82,7 @@ def trained(folder: Path) -> TrainedDetector:
     }.items():  # fmt: skip
         given += ["-p", name, value] if not runs else []
     subprocess.run([sys.executable, CHECKOUT / "run_notebooks.py", *map(str, given)], check=True)
-    return load_detector(list_runs(folder / "runs")[-1].root)
+    return verdict_detector(list_runs(folder / "runs")[-1].root)
 
 
 # --- Copies

@@ -385,7 +385,7 @@ def export_mlflow(runs: tuple[str, ...], tracking_uri: str | None, register: str
     python run_notebooks.py predict models:/news@champion video.mp4                  which predict reads
 
     --register makes what export writes a version of the model NAME and lets ALIAS point at it; the same content again
-    makes no second version. It is for one finished run of task video.
+    makes no second version. It is for one finished run, of any task.
 
     A server's password belongs into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, not into URI, which the
     list of processes shows. FVC_TRACKER=mlflow exports each run when it ends.
@@ -440,7 +440,7 @@ def _register(run: RunPaths, model: str, alias: str, tracking_uri: str | None) -
     click.echo(f"model {made.name}, version {made.version}{'' if made.is_new else ' (was there with this content)'}")
     for sentence in sentences:
         click.echo(f"  {sentence}")
-    click.echo(f"  to ask it: {command_text('predict', made.uri, 'VIDEO')}")
+    click.echo(f"  to ask it: {command_text('predict', made.uri, 'FILE')}")
 
 
 COMMANDS = (status, report, index, compare, export_mlflow, doctor, detectors, features, corpora, explain)

@@ -10,7 +10,7 @@ import click
 import polars as pl
 
 from fvc_lib import CHECKOUT
-from fvc_lib.command_line.models import standing_of
+from fvc_lib.command_line.models import standing_of, standing_of_task_run
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.parameters import resolve_config, run_config
@@ -42,7 +42,8 @@ def export(run: str, to: Path | None, form: str | None, final: bool, runs_dir: P
     """Write the detector that RUN has trained as a bundle: a folder that needs neither the run nor its corpus.
 
     RUN is 'latest', a run id, a part of one, or a run folder; its folds must all be trained and its results there. Or
-    it is an ensemble: then a bundle of each of its runs lies in members/.
+    it is an ensemble: then a bundle of each of its runs lies in members/. Of a run of task image or video_text the
+    bundle has its one network, what its outputs mean, and the run's texts with their embeddings.
 
     \b
     python run_notebooks.py export latest
@@ -86,14 +87,32 @@ def write_run_bundle(run: RunPaths, target: Path, *, form: str = "", final: bool
     from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load
     from fvc_lib.tasks.video.verdicts.bundle import write_bundle
 
-    if (task := run_config(run).task) != DEFAULT_TASK:
-        raise UsageError(f"{run.run_id} is of task {task}; bundles are of runs of task {DEFAULT_TASK}.")
+    if run_config(run).task != DEFAULT_TASK:
+        return _write_task_bundle(run, target, form=form, final=final)
     headline = _without_places(run_headline(run), run)
     if headline.notes:
         raise DataError(f"{run.run_id} is not exported: {' '.join(headline.notes)}")
     card = model_card(run, headline, final=final)
     record, told = write_bundle(run, target, standing_of(headline), card, form=form, final=final)
     return len(record.folds) if record.final is None else 1, [headline.verdict.sentence, *([told] if told else [])]
+
+
+def _write_task_bundle(run: RunPaths, target: Path, *, form: str, final: bool) -> tuple[int, list[str]]:
+    """As ``write_run_bundle``, of a task without verdicts."""
+    from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load
+    from fvc_lib.command_line.task_card import task_card
+    from fvc_lib.tasks.predictor_bundle import write_predictor_bundle
+
+    if form or final:
+        option, task = f"--{'format' if form else 'final'}", run_config(run).task
+        raise UsageError(f"{option}: is for runs of task {DEFAULT_TASK}; {run.run_id} is of task {task}. Leave it out.")
+    headline, standing = run_headline(run), standing_of_task_run(run)
+    if headline.notes:
+        raise DataError(f"{run.run_id} is not exported: {' '.join(headline.notes)}")
+    standing = standing.model_copy(update={"sentences": [_without_place(each, run) for each in standing.sentences]})
+    card = task_card(run, standing.sentences, is_above_control=standing.standing == "above control")
+    write_predictor_bundle(run, target, standing, card)
+    return 1, standing.sentences[:1]
 
 
 def write_ensemble(ensemble: RunPaths, target: Path) -> tuple[int, list[str]]:
@@ -118,13 +137,13 @@ def write_ensemble(ensemble: RunPaths, target: Path) -> tuple[int, list[str]]:
 
 
 def _without_places(headline: "ReportHeadline", run: RunPaths) -> "ReportHeadline":
+    verdict = replace(headline.verdict, sentence=_without_place(headline.verdict.sentence, run))
+    return replace(headline, verdict=verdict, cautions=tuple(_without_place(each, run) for each in headline.cautions))
+
+
+def _without_place(text: str, run: RunPaths) -> str:
     """Sentences name commands with the folders of this machine: in a bundle the run's id and the script's name do."""
-
-    def told(text: str) -> str:
-        return text.replace(str(CHECKOUT / "run_notebooks.py"), "run_notebooks.py").replace(str(run.root), run.run_id)
-
-    verdict = replace(headline.verdict, sentence=told(headline.verdict.sentence))
-    return replace(headline, verdict=verdict, cautions=tuple(map(told, headline.cautions)))
+    return text.replace(str(CHECKOUT / "run_notebooks.py"), "run_notebooks.py").replace(str(run.root), run.run_id)
 
 
 def model_card(run: RunPaths, headline: "ReportHeadline", *, final: bool = False) -> str:

@@ -3,14 +3,18 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import polars as pl
+
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.records.ensembles import find_run_or_ensemble, is_ensemble
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tasks import DEFAULT_TASK
 
 if TYPE_CHECKING:
     from fvc_lib.analysis.read.headline import ReportHeadline
     from fvc_lib.tasks.bundle_folder import Standing
+    from fvc_lib.tasks.predicting import Predictor
     from fvc_lib.tasks.video.verdicts.detector import TrainedDetector
 
 
@@ -34,10 +38,11 @@ def find_model(runs_dir: str | Path, name: str) -> Path:
 
 def load_detector(
     path: str | Path, *, allow_code: bool = False, held: int | None = None, final: bool = False
-) -> "TrainedDetector":
-    """The detector that an exported bundle or the folder of a finished run holds.
+) -> "TrainedDetector | Predictor":
+    """The detector that an exported bundle or the folder of a finished run holds; of other tasks what answers for it.
 
-    ``load_detector("bundle_run_...").predict(["one.mp4", "two.mp4"])`` gives a row per file.
+    ``load_detector("bundle_run_...").predict(["one.mp4", "two.mp4"])`` gives a row per file: a score, or of tasks image
+    and video_text ``values`` by column.
 
     Args:
         path: of the bundle or run, or ``models:/NAME@ALIAS`` of MLflow's registry.
@@ -49,12 +54,33 @@ def load_detector(
 
     Raises:
         UsageError: neither a bundle nor a run, a damaged or hostile bundle, or an unfinished run.
+        FvcError: what a run stored is damaged.
     """
+    folder = _folder_of(path)
+    if task_of_model(folder) == DEFAULT_TASK:
+        return verdict_detector(folder, allow_code=allow_code, held=held, final=final)
+    from fvc_lib.tasks.bundle_folder import is_bundle
+    from fvc_lib.tasks.predicting import predictor_of
+    from fvc_lib.tasks.predictor_bundle import open_predictor_bundle
+
+    if final:
+        raise UsageError(f"--final: is of runs of task {DEFAULT_TASK}. Leave it out.")
+    if is_bundle(folder):
+        return open_predictor_bundle(folder, allow_code=allow_code)
+    run = RunPaths(folder.absolute())
+    return predictor_of(run, standing_of_task_run(run))
+
+
+def verdict_detector(
+    path: str | Path, *, allow_code: bool = False, held: int | None = None, final: bool = False
+) -> "TrainedDetector":
+    """As ``load_detector``; ``UsageError`` where the answers are no verdicts."""
     from fvc_lib.analysis.read.headline import run_headline
     from fvc_lib.tasks.video.verdicts.detector import detector_of, is_run
 
-    is_registered = str(path).startswith("models:/")
-    folder = find_model(resolve_config().runs_dir, str(path)) if is_registered else Path(path).expanduser()
+    folder = _folder_of(path)
+    if (task := task_of_model(folder)) != DEFAULT_TASK:
+        raise UsageError(f"{str(path)!r} is of task {task}, which gives no verdicts. To ask it: predict")
     standing = standing_of(run_headline(RunPaths(folder.absolute()))) if is_run(folder) else None
     if is_ensemble(folder):
         from fvc_lib.tasks.video.ensembles.bundle import is_ensemble_bundle, open_ensemble_bundle
@@ -68,6 +94,21 @@ def load_detector(
     return detector_of(folder, allow_code=allow_code, held=held, standing=standing, final=final)
 
 
+def task_of_model(folder: Path) -> str:
+    """The task of what a bundle, a run's folder or an ensemble's holds; of any other folder that of verdicts."""
+    from fvc_lib.tasks.bundle_folder import is_bundle, task_of_bundle  # torch takes a second to load
+
+    if is_bundle(folder):
+        return task_of_bundle(folder)
+    is_run = (folder / "params.yaml").is_file() and not is_ensemble(folder)
+    return run_config(RunPaths(folder.absolute())).task if is_run else DEFAULT_TASK
+
+
+def _folder_of(path: str | Path) -> Path:
+    is_registered = str(path).startswith("models:/")
+    return find_model(resolve_config().runs_dir, str(path)) if is_registered else Path(path).expanduser()
+
+
 def standing_of(headline: "ReportHeadline") -> "Standing":
     """What a run's report begins with."""
     from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC
@@ -79,3 +120,22 @@ def standing_of(headline: "ReportHeadline") -> "Standing":
         if each.source not in DISHONEST_CONTROLS
     ]
     return Standing(standing=headline.verdict.standing, sentences=list(headline.sentences), scores=scores)
+
+
+def standing_of_task_run(run: RunPaths) -> "Standing":
+    """What the report of a run without folds begins with, and every number of it that has an interval."""
+    from fvc_lib.analysis.pages.predictions_page import worth_of
+    from fvc_lib.analysis.read.headline import run_headline
+    from fvc_lib.analysis.read.records import read_tables
+    from fvc_lib.services.tables import TASK_RESULTS
+    from fvc_lib.tasks.bundle_folder import ScoreRecord, Standing
+
+    rows = read_tables([(run.run_id, run.task_results)], TASK_RESULTS).frame
+    scores = [
+        ScoreRecord(
+            source=row["source"], metric=f"{row['subject']}/{row['metric']}", value=row["value"], low=row["low"],
+            high=row["high"],
+        )
+        for row in rows.filter(~pl.col("subject").str.starts_with("class:")).iter_rows(named=True)
+    ]  # fmt: skip
+    return Standing(standing=run_headline(run).verdict.standing, sentences=list(worth_of(run)), scores=scores)

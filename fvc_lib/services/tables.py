@@ -188,8 +188,8 @@ def _numbers(*names: str) -> dict[str, pa.Column]:
     return {name: pa.Column(pl.Float64, nullable=True) for name in names}
 
 
-def _sha256(*, nullable: bool = False) -> pa.Column:
-    return text_column(checks=pa.Check.str_length(64, 64), nullable=nullable)
+def _sha256(*, nullable: bool = False, unique: bool = False) -> pa.Column:
+    return text_column(checks=pa.Check.str_length(64, 64), nullable=nullable, unique=unique)
 
 
 def _table(name: str, key: list[str] | None = None, /, **columns: pa.Column) -> pa.DataFrameSchema:
@@ -475,6 +475,14 @@ SEEN = _table(
     perceptual_hash=text_column(nullable=True),
     trained=pa.Column(pl.List(pl.Int64)),  # the folds whose network was trained on it
     chosen_on=pa.Column(pl.List(pl.Int64)),  # the folds whose epoch and threshold it chose
+)
+
+# Of a bundle of a run without folds: in which part a file is, and each text that a video may be compared with.
+KNOWN_FILES = _table("known_files", content_sha256=_sha256(unique=True), part=_part())
+KNOWN_TEXTS = _table(
+    "known_texts",
+    text=text_column(unique=True, checks=pa.Check.str_length(min_value=1)),
+    part=text_column(checks=pa.Check.str_matches(rf"^({'|'.join(PARTS)})( ({'|'.join(PARTS)}))*$")),  # one or several
 )
 
 GROUP_LINKS = _table(

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -176,16 +176,26 @@ def _recorded(task: str) -> frozenset[str]:
 
 
 def write_begun_with(folder: Path, text: str) -> None:
-    """Copy the published weights that a network is built with, without pickles; nothing where ``text`` names none."""
-    if not text:
-        return
-    source, target = Path(text), folder / BEGUN_WITH
+    """Copy the published weights that a network is built with; nothing where ``text`` names none."""
+    if text:
+        copy_weights(Path(text), folder / BEGUN_WITH)
+
+
+def copy_weights(source: Path, target: Path, beside: Sequence[str] = ("*.json",)) -> None:
+    """Copy a file or folder of weights to the folder ``target``, without pickles.
+
+    Args:
+        source: what ``model_weights`` and the like may name.
+        target: not there yet.
+        beside: which files of a folder go along.
+
+    Raises:
+        UsageError: the weights cannot be read.
+        OSError: as the file system gave it.
+    """
     target.mkdir()
-    if source.is_dir():
-        for file in sorted(source.glob("*.json")):
-            shutil.copyfile(file, target / file.name)
     files = sorted(source.glob("*.safetensors")) if source.is_dir() else []
-    for file in files:
+    for file in (*files, *(each for name in beside if source.is_dir() for each in sorted(source.glob(name)))):
         shutil.copyfile(file, target / file.name)
     if not files:
         weights = {name: tensor.clone().contiguous() for name, tensor in read_weights(source).items()}
@@ -215,9 +225,11 @@ def files_in(folder: Path) -> list[str]:
     return sorted(found)
 
 
-def parts_of(names: Collection[str], network: str) -> re.Pattern[str]:
-    """What the files of a bundle may be called: ``names``, and weights in ``model/`` called as the pattern says."""
-    alike = rf"{BEGUN_WITH}/[\w-][\w.-]*|(network|crop)/(\w+/)*\w+\.py"
+def parts_of(names: Collection[str], network: str, more: str = "") -> re.Pattern[str]:
+    """What the files of a bundle may be called: ``names``, weights in ``model/`` that are called as the pattern
+    ``network`` says, what every bundle may have, and ``more``, ``|PATTERN``.
+    """
+    alike = rf"{BEGUN_WITH}/[\w-][\w.-]*\.(json|safetensors)|(network|crop)/(\w+/)*\w+\.py{more}"
     named = "|".join(map(re.escape, (RECORD, CARD, *names)))
     return re.compile(rf"({named}|{WEIGHTS}/{network}\.(safetensors(\.sha256)?|onnx(\.data)?|pt2)|{alike})", re.ASCII)
 
@@ -248,13 +260,13 @@ def checked_files(folder: Path, always: Collection[str], parts: re.Pattern[str])
     for name in sorted(there):
         if name.endswith(".json") and (folder / name).stat().st_size > MOST_JSON_BYTES:
             raise refused(folder, f"{name!r} is larger than {MOST_JSON_BYTES:,} bytes")
+    for name in sorted(there & files.keys()):  # first, since a damaged record may say another kind of bundle
+        if sha256_of_file(folder / name) != files[name]:
+            raise refused(folder, f"{name!r} is damaged: its SHA-256 is not that of {DIGESTS}")
     if missing := sorted({*files, RECORD, CARD, *always} - there):
         raise refused(folder, f"{missing[0]!r} is missing")
     if other := sorted(name for name in there if name not in files or not parts.fullmatch(name)):
         raise refused(folder, f"{other[0]!r} does not belong there")
-    for name in sorted(there):
-        if sha256_of_file(folder / name) != files[name]:
-            raise refused(folder, f"{name!r} is damaged: its SHA-256 is not that of {DIGESTS}")
     return sha256_of_file(path)
 
 

@@ -1,74 +1,42 @@
-"""What a run of a task without verdicts says of new files: what its task gives (``TaskSpec.predictor``), and how the
-one network of a finished training comes back.
+"""What a finished training of a task without verdicts says of new files, whether its run is asked or a bundle of it.
+
+A task has a class for that (``TaskSpec.predictor``), made of what a run left or of what a bundle holds; how the one
+network of a finished training comes back is the same for all.
 """
 
 import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar, Self
 
 import polars as pl
 import torch
 from torch import nn
 
 from fvc_lib.corpus.listing import Kind
-from fvc_lib.engine.device import ComputeDevice
+from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.training_state import TrainingRecord, weights_digest
+from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
 from fvc_lib.services.checkpoint_files import BEST, load_weights
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import TASKS
-from fvc_lib.tasks.recipe import code_of_network, read_outcome
-from fvc_lib.tasks.stored_answer import Question, still_says
+from fvc_lib.tasks.bundle_folder import NOT_STATED, Standing
+from fvc_lib.tasks.journal import BLOCK_FILES
+from fvc_lib.tasks.recipe import TrainingOutcome, code_of_network, read_outcome
+from fvc_lib.tasks.stored_answer import Question, StoredAnswer, still_says
 from fvc_lib.video.clips.store import Pixels
 
-Value = str | float | None
 _logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Prediction:
-    """What is said of one file, or the ``failure`` why nothing is.
-
-    Attributes:
-        position: of the file in the list.
-        values: by column; all of ``Predictor.columns`` where there is no failure.
-        title, lines: the same for a person, the answer first.
-        seen: what the network saw: uint8 (3, S, S) of a picture, (T, 3, S, S) of a video.
-        content_sha256: of the file; empty where it was not read.
-    """
-
-    position: int
-    values: Mapping[str, Value] = field(default_factory=dict)
-    title: str = ""
-    lines: tuple[str, ...] = ()
-    seen: Pixels | None = None
-    content_sha256: str = ""
-    failure: str = ""
-
-
-class Predictor(Protocol):
-    """Made from the run, a ``RunPaths``; ``UsageError`` or ``FvcError`` where it is not finished, or damaged."""
-
-    kind: Kind  # of the files
-    columns: Mapping[str, pl.DataType]  # of the answer
-    notes: Sequence[str]  # what the answers can be held to, beside the run's results
-    contents: Mapping[str, str]  # of what the run knows: in which part by content hash
-
-    def predictions(self, files: Sequence[Path], *, workers: int = 0) -> Generator[Prediction]:
-        """One per file, as soon as it is there. ``workers`` processes decode; 0: one per core.
-
-        Raises:
-            FvcError: the code that decodes was changed, or the network says nothing finite.
-            OSError: nothing can be written to the cache.
-        """
-        ...
-
-
+Value = str | float | None
 PART_SENTENCES = {
     "train": "The run was trained on this very file: it may know it by heart, and the answer shows nothing.",
     "validation": "A file of the run: its epoch was chosen on it.",
@@ -76,57 +44,266 @@ PART_SENTENCES = {
 }
 
 
-def predictor_of(paths: RunPaths) -> Predictor:
-    """What answers for the run's task.
+@dataclass(frozen=True)
+class Finding:
+    """What is said of one file, or the ``failure`` why nothing is.
+
+    Attributes:
+        path: table text, absolute.
+        sha256: of its content; empty where it was not read.
+        values: by column; all of ``Predictor.columns`` where there is no failure.
+        title, lines: the same for a person, the answer first.
+        picture: what was made of what the network saw, where it was asked for.
+        failure: why nothing is said.
+        lasts: whether the same file would be found the same again; not so where a worker died or took too long.
+    """
+
+    path: str
+    sha256: str = ""
+    values: Mapping[str, Value] = field(default_factory=dict)
+    title: str = ""
+    lines: tuple[str, ...] = ()
+    picture: str = ""
+    failure: str = ""
+    lasts: bool = True
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A row of ``Predictor.predict``.
+
+    Attributes:
+        path: as it was given.
+        values: what is said, by column; empty where there is a failure.
+        part: ``train``, ``validation`` or ``test``, where the run has this very file; else empty.
+        failure: why nothing is said.
+    """
+
+    path: Path
+    values: Mapping[str, Value] = field(default_factory=dict)
+    part: str = ""
+    failure: str = ""
+
+
+# Of a file, given what the network saw of it, uint8 (3, S, S) of a picture, (T, 3, S, S) of a video: a text to keep.
+Picture = Callable[[str, Pixels], str]
+
+
+def no_picture(_path: str, _seen: Pixels) -> str:
+    """Whoever wants to keep none."""
+    return ""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One finished training without folds, of a run or of a bundle of it.
+
+    Attributes:
+        name: of the run.
+        config: its configuration; what it names lies on this machine.
+        weights: the file of its best weights, with their digest beside.
+        digest: of these weights (``weights_digest``), as the training noted it; empty of earlier versions.
+        network, code: name of its class, and hex SHA-256 of that code; empty where not known.
+        answer: what it said of generated samples when it was trained; None: not stored.
+        known: in which part a file of the run is, by the hash of its content.
+        remedy: what to do where something of it is damaged or has changed, a sentence.
+        standing: where it stands beside its controls.
+    """
+
+    name: str
+    config: RunConfig
+    weights: Path
+    digest: str
+    network: str
+    code: str
+    answer: StoredAnswer | None
+    known: Mapping[str, str]
+    remedy: str
+    standing: Standing = NOT_STATED
+
+    @cached_property
+    def state(self) -> dict[str, torch.Tensor]:
+        """Its weights; ``FvcError`` where they are damaged or another training's."""
+        state = load_weights(self.weights)
+        if self.digest and weights_digest(state) != self.digest:
+            raise FvcError(f"{str(self.weights)!r}: is not what the test part was judged by. {self.remedy}")
+        return state
+
+    def built(self, build: Callable[[], nn.Module], question: Question) -> tuple[nn.Module, tuple[str, ...]]:
+        """The network that ``build`` gives with these weights, in evaluation mode on the CPU; and a sentence where its
+        code has changed.
+
+        ``question`` is the one that it was asked when it was trained.
+
+        Raises:
+            UsageError: the network's code has changed since its training and it says something else, or these are
+                another network's weights.
+            FvcError: the weights are damaged or another training's.
+        """
+        state = self.state
+        with forked_random_state(0, torch.device("cpu")):
+            network = build().eval()
+        is_changed = bool(self.code) and code_of_network(network) != self.code
+        remedy = f"Bring that code back. {self.remedy}" if is_changed else self.remedy
+        try:
+            network.load_state_dict(state)
+        except RuntimeError as error:
+            told = f"the code of {self.network} is not what it was when it was trained, and " * is_changed
+            raise UsageError(
+                f"{self.name}: {told}its weights are not of this network ({' '.join(str(error).split())[:300]}). "
+                f"{remedy}"
+            ) from error
+        if not is_changed:
+            return network, ()
+        told = still_says(self.answer, lambda: question.answer(network), code=self.network, of=self.name, remedy=remedy)
+        _logger.warning(told)
+        return network, (told,)
+
+
+class Predictor:
+    """What a finished training says of files.
+
+    Each file goes through the network alone, so that what is said of it does not depend on what is asked beside it.
+
+    Attributes:
+        kind: of the files.
+        own_files: names of the files that a bundle has beside what every bundle has.
+        trained: what it is made of.
+        columns: of the answer.
+        notes: what the answers can be held to, beside the run's results.
+        answer: what its network says of generated samples; None where that is not finite.
+        cautions: sentences on code or decoding that is not the run's.
+    """
+
+    kind: ClassVar[Kind]
+    answer: StoredAnswer | None
+    own_files: ClassVar[tuple[str, ...]]
+
+    def __init__(self, trained: Trained) -> None:
+        self.trained, self.config, self.name = trained, trained.config, trained.name
+        self.compute = resolve_device(self.config.device, self.config.amp)
+        self.columns: Mapping[str, pl.DataType] = {}
+        self.notes: Sequence[str] = ()
+        self.cautions: tuple[str, ...] = ()
+
+    def _build(self, build: Callable[[], nn.Module], question: Question) -> nn.Module:
+        """The network in evaluation mode on its device; raises as ``Trained.built``."""
+        network, remarks = self.trained.built(build, question)
+        self.cautions += remarks
+        self.answer = self.trained.answer or question.answer(network)
+        return network.to(self.compute.device)
+
+    @classmethod
+    def of_run(cls, trained: Trained, paths: RunPaths) -> Self:
+        """Of a finished run; raises as ``predictor_of``."""
+        raise NotImplementedError
+
+    @classmethod
+    def of_bundle(cls, trained: Trained, folder: Path) -> Self:
+        """Of a bundle whose files have been checked; ``FvcError`` where they are what no export writes."""
+        raise NotImplementedError
+
+    @staticmethod
+    def files_of_run(paths: RunPaths) -> pl.DataFrame:
+        """``content_sha256 part group_id`` of the run's files, one or several rows each."""
+        raise NotImplementedError
+
+    def write(self, folder: Path) -> None:
+        """Write what ``of_bundle`` reads, ``own_files`` as far as there is something to write; raises ``OSError``."""
+        raise NotImplementedError
+
+    @property
+    def decode_hash(self) -> str:
+        """Hex SHA-256 of the code and library that decode."""
+        raise NotImplementedError
+
+    @property
+    def standing(self) -> Standing:
+        """Where the training stands beside its controls."""
+        return self.trained.standing
+
+    @property
+    def identity(self) -> str:
+        """Of all that decides what is found of a file."""
+        learned = weights_digest(self.trained.state)
+        more = [list(self.columns), self.decode_hash, self.identity_of_parts()]
+        return f"{self.name}@{learned[:12]}:{sha256_of_json(more)[:16]}"
+
+    def identity_of_parts(self) -> Any:
+        """A JSON value of what its own files hold."""
+        raise NotImplementedError
+
+    def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
+        """What is found of each of ``files``, in any order, as soon as it is; a bad file costs itself alone.
+
+        Args:
+            files: absolute, each once.
+            workers: processes that decode; 0: one per core.
+            picture: told path and pixels of each file that is judged.
+
+        Raises:
+            FvcError: the code that decodes was changed, or the network says nothing finite.
+            OSError: nothing can be written to the cache.
+        """
+        raise NotImplementedError
+
+    def predict(self, files: Sequence[str | Path] | str | Path, *, workers: int = 0) -> list[Prediction]:
+        """One row per file, in their order; a bad file costs itself alone. Arguments and errors as ``findings``."""
+        given = [Path(each) for each in ([files] if isinstance(files, str | Path) else files)]
+        absolute = [each.absolute() for each in given]
+        todo, found = list(dict.fromkeys(absolute)), dict[str, Finding]()
+        for start in range(0, len(todo), BLOCK_FILES):
+            with closing(self.findings(todo[start : start + BLOCK_FILES], workers=workers)) as answers:
+                found |= {each.path: each for each in answers}
+        of_files = (found[path_to_text(path)] for path in absolute)
+        return [
+            Prediction(path, each.values, self.trained.known.get(each.sha256, ""), each.failure)
+            for path, each in zip(given, of_files, strict=True)
+        ]
+
+
+def predictor_class(task: str) -> type[Predictor]:
+    """The class that answers for runs of ``task``; ``UsageError`` where there is none."""
+    spec = TASKS[task]
+    if not spec.predictor:
+        raise UsageError(f"task {spec.name}: predicts nothing of single files.")
+    found: type[Predictor] = getattr(import_module(f"fvc_lib.tasks.{spec.name}.predicting"), spec.predictor)
+    return found
+
+
+def predictor_of(paths: RunPaths, standing: Standing = NOT_STATED) -> Predictor:
+    """What answers for the run in ``paths``.
 
     Raises:
         UsageError: its task has nothing of the kind, or the run is not finished.
         FvcError: what it stored is damaged.
     """
-    spec = TASKS[run_config(paths).task]
-    if not spec.predictor:
-        raise UsageError(f"{paths.run_id} is of task {spec.name}, which predicts nothing of single files.")
-    made: Predictor = getattr(import_module(f"fvc_lib.tasks.{spec.name}.predicting"), spec.predictor)(paths)
-    return made
+    config = run_config(paths)
+    answers = predictor_class(config.task)
+    stage = TASKS[config.task].training_stage.name
+    outcome = outcome_of(paths)
+    trained = Trained(
+        name=paths.run_id,
+        config=config,
+        weights=paths.stage_training(stage) / BEST,
+        digest=outcome.training.best_weights,
+        network=outcome.network.name if outcome.network else "",
+        code=outcome.network.code if outcome.network else "",
+        answer=outcome.answer,
+        known=dict(answers.files_of_run(paths).select("content_sha256", "part").iter_rows()),
+        remedy=f"Train again: {command_text('--force', stage[:2], '--resume', paths.root)}",
+        standing=standing,
+    )
+    return answers.of_run(trained, paths)
 
 
-def trained_network(
-    paths: RunPaths, stage: str, build: Callable[[], nn.Module], question: Question, compute: ComputeDevice
-) -> nn.Module:
-    """The network that ``build`` gives with the run's best weights, in evaluation mode on the device.
-
-    ``question`` is the one that it was asked when it was trained.
-
-    Raises:
-        UsageError: the training is not finished, or the network's code has changed since, and it says something else.
-        FvcError: the weights are damaged or another training's.
-    """
+def outcome_of(paths: RunPaths) -> TrainingOutcome[TrainingRecord]:
+    """That of the one training of a run without folds; ``UsageError`` where it is not finished."""
+    stage = TASKS[run_config(paths).task].training_stage.name
     outcome = read_outcome(paths.stage_outcome(stage), TrainingRecord)
-    file = paths.stage_training(stage) / BEST
-    if outcome is None or not file.is_file():
+    if outcome is None or not (paths.stage_training(stage) / BEST).is_file():
         raise UsageError(
             f"{paths.run_id}: its training is not finished, so there is no network to ask. Finish the run: "
             f"{command_text('--resume', paths.root)}"
         )
-    weights, anew = load_weights(file), command_text("--force", stage[:2], "--resume", paths.root)
-    noted = outcome.training.best_weights  # by earlier versions not
-    if noted and weights_digest(weights) != noted:
-        raise FvcError(f"{str(file)!r}: is not what the test part was judged by. Train again: {anew}")
-    with forked_random_state(0, torch.device("cpu")):
-        network = build().eval()
-    kind = outcome.network
-    changed = kind.name if kind is not None and code_of_network(network) != kind.code else ""
-    remedy = f"Bring that code back, or train again: {anew}"
-    try:
-        network.load_state_dict(weights)
-    except RuntimeError as error:
-        if not changed:
-            raise
-        told = f"{paths.run_id}: the code of {changed} is not what it was when it was trained"
-        raise UsageError(f"{told}, and its weights are not of this network. {remedy}") from error
-    if changed:
-        told = still_says(
-            outcome.answer, lambda: question.answer(network), code=changed, of=paths.run_id, remedy=remedy
-        )
-        _logger.warning(told)
-    return network.to(compute.device)
+    return outcome

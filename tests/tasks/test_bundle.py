@@ -33,6 +33,7 @@ from fvc_lib.tasks.video.own_weights import seen_by_networks, weights_to_go_on_f
 from fvc_lib.tasks.video.verdicts.bundle import write_bundle
 from fvc_lib.tasks.video.verdicts.judging import judge_files
 from fvc_lib.tasks.video.verdicts.rule import rule_of
+from tests.kits.bundle_kit import Bomb, edited, sealed
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
 
@@ -76,20 +77,6 @@ def bundle(run, home) -> Path:
 @pytest.fixture
 def copy(bundle, tmp_path) -> Path:
     return Path(shutil.copytree(bundle, tmp_path / "copy"))
-
-
-def sealed(folder: Path) -> Path:
-    """With digests that fit what is there: what somebody who means ill would hand on."""
-    files = [file for file in folder.rglob("*") if file.is_file() and file.name != "digests.json"]
-    digests = {file.relative_to(folder).as_posix(): sha256_of_file(file) for file in files}
-    write_document(folder / "digests.json", {"files": digests})
-    return folder
-
-
-def edited(folder: Path, **changes: object) -> Path:
-    document = json.loads((folder / "bundle.json").read_text())
-    (folder / "bundle.json").write_text(json.dumps({**document, **changes}))
-    return sealed(folder)
 
 
 def test_a_bundle_scores_as_its_run_to_the_bit_without_the_run_and_the_corpus(run, bundle, home, tmp_path):
@@ -200,11 +187,6 @@ def test_digests_that_name_files_outside_are_refused_unread(copy):
     write_document(copy / "digests.json", {"files": {**files, "../../etc/passwd": "0" * 64}})
     with pytest.raises(UsageError, match=r"'../../etc/passwd' is missing"):
         load_detector(copy)
-
-
-class Bomb:
-    def __reduce__(self):
-        return Path.touch, (Path("exploded"),)
 
 
 def test_a_pickle_in_place_of_weights_is_refused_and_not_run(copy, tmp_path, monkeypatch):

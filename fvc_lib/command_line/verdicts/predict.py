@@ -6,6 +6,7 @@ import shutil
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,18 @@ from click.core import ParameterSource
 from filelock import FileLock, Timeout
 
 from fvc_lib.analysis.wording import clean_text, count_text
-from fvc_lib.command_line.models import find_model, load_detector
+from fvc_lib.command_line.models import find_model, load_detector, task_of_model, verdict_detector
 from fvc_lib.command_line.records import execute_record
-from fvc_lib.command_line.verdicts.predictions import predict_files
+from fvc_lib.command_line.verdicts.predictions import FILES as PREDICTIONS, predict_files
 from fvc_lib.services.atomic_files import write_bytes
 from fvc_lib.services.errors import DataError, UsageError, command_text
-from fvc_lib.services.parameters import resolve_config, run_config
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.records.ensembles import is_ensemble, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, VERDICTS
 
 _SHOWN = 20
-_OF_VERDICTS = ("error_rate", "fpr", "cost", "prior", "map_minutes", "file_seconds", "pages", "allow_code", "final")
+_OF_VERDICTS = ("error_rate", "fpr", "cost", "prior", "map_minutes", "file_seconds", "pages", "final")
 ANSWER = "answer.txt"
 PROGRESS = "progress.json"
 FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", "asked.csv", ANSWER)
@@ -97,14 +98,14 @@ def predict(
     found of a file is kept at once in findings.jsonl: with the same --out a call that was stopped or killed goes on,
     and another rule scores nothing again. A file that has changed is judged anew.
 
-    A run of task image gives pictures classes and numbers, one of task video_text gives videos captions and the
-    nearest of its own texts: predictions.csv, predictions.jsonl and predictions.html in runs/predictions/TIME_RUN or
-    --out. Files that it was trained on are marked. Of the options only --out, --jobs and --runs-dir are for it.
+    A run or bundle of task image gives pictures classes and numbers, one of task video_text gives videos captions and
+    the nearest of its own texts: predictions.csv, predictions.jsonl and predictions.html in runs/predictions/TIME_RUN
+    or --out, where a call that was stopped goes on likewise. Files that it was trained on are marked. Of the options
+    only --out, --jobs, --allow-code and --runs-dir are for it.
 
     Exit codes: 0 at least one video was read, 1 the notebook failed, 2 usage, 3 no video could be read.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.tasks.bundle_folder import is_bundle  # torch takes a second to load
-    from fvc_lib.tasks.journal import JOURNAL
     from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks
     from fvc_lib.tasks.video.verdicts.judging import files_of
     from fvc_lib.tasks.video.verdicts.rule import rule_of
@@ -112,21 +113,20 @@ def predict(
 
     runs = runs_dir or Path(resolve_config().runs_dir)
     found = find_model(runs, model)
+    if (task := task_of_model(found)) != DEFAULT_TASK:
+        given = [name for name in _OF_VERDICTS if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            option = f"--{given[0].replace('_', '-')}"
+            raise UsageError(f"{option}: is for verdicts, which models of task {DEFAULT_TASK} give; {found.name} is of "
+                             f"task {task}. Leave it out.")  # fmt: skip
+        _predict(context, found, paths, runs, out, jobs, allow_code=allow_code)
+        return
     if is_bundle(found):
         bundle = BundleNetworks(found, allow_code=allow_code)  # refused before anything is written
         name, final = bundle.name, final or FINAL in bundle.folds
     elif is_ensemble(found):
-        load_detector(found, allow_code=allow_code, final=final)  # likewise
+        verdict_detector(found, allow_code=allow_code, final=final)  # likewise
         name = read_ensemble(found).name
-    elif (task := run_config(RunPaths(found)).task) != DEFAULT_TASK:
-        given = [name for name in _OF_VERDICTS if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
-        if given:
-            option = f"--{given[0].replace('_', '-')}"
-            raise UsageError(f"{option}: is for verdicts, which runs of task {DEFAULT_TASK} give; {found.name} is of "
-                             f"task {task}. Leave it out.")  # fmt: skip
-        folder = out or runs / "predictions" / f"{time.strftime('%Y%m%d_%H%M%S')}_{found.name}"
-        predict_files(RunPaths(found), paths, folder.expanduser().absolute(), jobs or 0)
-        return
     else:
         name = RunNetworks(RunPaths(found), final=final).name
     if fpr is not None and cost is not None:
@@ -139,17 +139,7 @@ def predict(
     files = files_of(paths)
     folder = (out or runs / "verdicts" / f"{time.strftime('%Y%m%d_%H%M%S')}_{name}").expanduser().absolute()
     page, answer = folder / "verdicts.html", folder / ANSWER
-    others = [name for name in FILES if os.path.lexists(folder / name)]
-    if others and not any((folder / own).is_file() for own in (f"{VERDICTS}.ipynb", JOURNAL)):
-        raise UsageError(f"--out {str(folder)!r}: has {others[0]!r}, which is not of this command. Give a new folder.")
-    folder.mkdir(parents=True, exist_ok=True)
-    context.call_on_close(_only_call_in(folder).release)
-    (folder / JOURNAL).touch()
-    for each in FILES:  # an earlier call's are not those of one that fails
-        (folder / each).unlink(missing_ok=True)
-    asked = folder / "asked.csv"  # the notebook reads no standard input
-    quoted = (os.fsencode(path).replace(b'"', b'""') for path in files)
-    write_bytes(asked, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
+    asked = _take_folder(context, folder, FILES, files)
     rule = [("--error-rate", error_rate), ("--fpr", fpr), ("--cost", cost), ("--prior", prior), ("--jobs", jobs)]
     rule += [("--pages", pages), ("--map-minutes", map_minutes), ("--file-seconds", file_seconds)]
     given = [str(text) for pair in rule if pair[1] is not None for text in pair] + ["--allow-code"] * allow_code
@@ -194,6 +184,55 @@ def predict(
     click.echo(f"  tables        {folder}")
     if not num_read:
         raise DataError(f"of {count_text(count, 'video')} none could be read; the reasons: {page}")
+
+
+def _predict(
+    context: click.Context,
+    model: Path,
+    paths: tuple[str, ...],
+    runs: Path,
+    out: Path | None,
+    jobs: int | None,
+    *,
+    allow_code: bool,
+) -> None:
+    """What ``model``, of a task without verdicts, says of the files at ``paths``; raises as ``predict_files``."""
+    from fvc_lib.tasks.predicting import Predictor  # torch takes a second to load
+    from fvc_lib.tasks.video.verdicts.judging import files_of
+
+    predictor = load_detector(model, allow_code=allow_code)
+    assert isinstance(predictor, Predictor)
+    files = files_of(paths, predictor.kind)
+    folder = out or runs / "predictions" / f"{time.strftime('%Y%m%d_%H%M%S')}_{predictor.name}"
+    folder = folder.expanduser().absolute()
+    asked = _take_folder(context, folder, PREDICTIONS, files)
+    given = [*(["--jobs", str(jobs)] if jobs else []), *["--allow-code"] * allow_code]
+    click.echo(f"model {model}\n{count_text(len(files), 'picture' if predictor.kind == 'image' else 'video')}")
+    click.echo(f"to go on after a stop: {command_text('predict', model, asked, '--out', folder, *given)}")
+    predict_files(predictor, files, folder, jobs or 0)
+
+
+def _take_folder(context: click.Context, folder: Path, written: Sequence[str], files: Sequence[Path]) -> Path:
+    """Make ``folder`` this call's, without what an earlier one has ``written``; returns the list of ``files`` there.
+
+    Raises:
+        UsageError: what is there is not of this command, or another call is writing there.
+        OSError: it cannot be written.
+    """
+    from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
+
+    others = [name for name in written if os.path.lexists(folder / name)]
+    if others and not any((folder / own).is_file() for own in (f"{VERDICTS}.ipynb", JOURNAL)):
+        raise UsageError(f"--out {str(folder)!r}: has {others[0]!r}, which is not of this command. Give a new folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    context.call_on_close(_only_call_in(folder).release)
+    (folder / JOURNAL).touch()
+    for each in written:  # an earlier call's are not those of one that fails
+        (folder / each).unlink(missing_ok=True)
+    asked = folder / "asked.csv"  # nothing that goes on reads standard input again
+    quoted = (os.fsencode(path).replace(b'"', b'""') for path in files)
+    write_bytes(asked, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
+    return asked
 
 
 def _tell(text: str, *, indent: int = 2) -> None:

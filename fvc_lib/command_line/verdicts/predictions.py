@@ -1,93 +1,111 @@
-"""``run_notebooks.py predict`` of a run whose answers are no verdicts: classes, numbers, captions, nearest texts."""
+"""``run_notebooks.py predict`` of a model whose answers are no verdicts: classes, numbers, captions, nearest texts."""
 
+import base64
 import sys
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import polars as pl
 
-from fvc_lib.services.atomic_files import atomic_output, path_to_text
-from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.atomic_files import atomic_output, path_to_text, sweep_temporaries
+from fvc_lib.services.errors import DataError
+
+if TYPE_CHECKING:
+    from fvc_lib.tasks.predicting import Finding, Predictor
+    from fvc_lib.video.clips.store import Pixels
 
 CSV, LINES, PAGE = FILES = ("predictions.csv", "predictions.jsonl", "predictions.html")
 _SHOWN = 20
 
 
-def predict_files(paths: RunPaths, asked: Sequence[str], folder: Path, workers: int) -> None:
+def predict_files(predictor: "Predictor", files: Sequence[Path], folder: Path, workers: int) -> None:
     """Write two tables and the page (``FILES``) into ``folder``, and say the answers.
 
+    What is found of a file is kept at once in a journal there, by which a call that was killed goes on.
+
     Raises:
-        UsageError: nothing to predict is named, the run is not finished, or the folder has tables of such names.
         DataError: no file could be read; everything is written.
-        FvcError: as ``tasks.predicting.Predictor`` has it.
+        FvcError: as ``Predictor.findings`` has it.
         OSError: something cannot be written.
     """
     from fvc_lib.analysis.figures.gallery import Card, strip, thumbnail  # torch and plotly take seconds to load
-    from fvc_lib.analysis.pages.predictions_page import MOST_CARDS, worth_of, write_predictions_page
-    from fvc_lib.analysis.read.headline import run_headline
+    from fvc_lib.analysis.pages.predictions_page import MOST_CARDS, write_predictions_page
     from fvc_lib.analysis.wording import clean_text, count_text
-    from fvc_lib.tasks.predicting import PART_SENTENCES, predictor_of
-    from fvc_lib.tasks.video.verdicts.judging import files_of
+    from fvc_lib.tasks.journal import JOURNAL, Journal, found_in_blocks
+    from fvc_lib.tasks.predicting import PART_SENTENCES, Finding
 
-    if there := [name for name in FILES if (folder / name).exists()]:
-        raise UsageError(f"--out {str(folder)!r}: has {there[0]!r} already. Give a new folder.")
-    predictor = predictor_of(paths)
-    files = files_of(asked, predictor.kind)
-    worth, is_shown = worth_of(paths), run_headline(paths).verdict.standing == "above control"
     one = "picture" if predictor.kind == "image" else "video"
-    click.echo(f"model {paths.root}\n{count_text(len(files), one)}")
+    worth = predictor.standing.sentences
     for sentence in worth:
         click.echo(f"  {clean_text(sentence)}")
+    shown = {path_to_text(path) for path in files[:MOST_CARDS]}
 
-    rows: list[dict[str, Any]] = [{} for _ in files]
-    answers, cards = dict[int, str](), dict[int, Card]()
-    with (
-        click.progressbar(length=len(files), label=one + "s", hidden=not sys.stdout.isatty()) as bar,
-        closing(predictor.predictions(files, workers=workers)) as found,
-    ):
-        for each in found:
-            bar.update(1)
-            path = path_to_text(files[each.position])
-            part = predictor.contents.get(each.content_sha256)
-            remarks = [each.failure] if each.failure else [PART_SENTENCES[part]] if part else []
-            rows[each.position] = {
-                "path": path, "sha256": each.content_sha256 or None, "part": part, **each.values,
-                "remarks": " ".join(remarks), "failure": each.failure or None,
-            }  # fmt: skip
-            said = "; ".join((each.title, *each.lines)) if not each.failure else "-"
-            if each.position < _SHOWN:
-                answers[each.position] = f"{path}: {clean_text(said)}  {clean_text(' '.join(remarks))}".rstrip()
-            if each.seen is not None and len(cards) < MOST_CARDS:
-                is_clip = each.seen.ndim == 4
-                picture = strip(each.seen) if is_clip else thumbnail(each.seen.transpose(1, 2, 0))
-                lines = (files[each.position].name, *each.lines, *remarks)
-                cards[each.position] = Card(picture, f"{one} {path}", each.title, lines)
+    def picture(path: str, seen: "Pixels") -> str:
+        if path not in shown:
+            return ""
+        made = strip(seen) if seen.ndim == 4 else thumbnail(seen.transpose(1, 2, 0))
+        return base64.b64encode(made).decode()
 
-    folder.mkdir(parents=True, exist_ok=True)
+    def find(rest: list[Path]) -> "Generator[Finding]":
+        return predictor.findings(rest, workers=workers, picture=picture)
+
     texts = {"path": pl.String(), "sha256": pl.String(), "part": pl.String()}
     schema = texts | dict(predictor.columns) | {"remarks": pl.String(), "failure": pl.String()}
-    table = pl.DataFrame(rows, schema=schema, orient="row")
-    with atomic_output(folder / CSV) as csv, atomic_output(folder / LINES) as lines_file:
-        table.write_csv(csv)
-        table.write_ndjson(lines_file)
-    failures = [(row["path"], row["failure"]) for row in rows if row["failure"]]
-    num_read = len(files) - len(failures)
-    known = sum(row["part"] is not None for row in rows)
-    told = f"{count_text(len(files), one)}: {num_read:,} read, {len(failures):,} not; {known:,} of them are the run's."
+    answers, cards, failures = list[str](), list[Card](), list[tuple[str, str]]()
+    num_done = num_read = num_known = num_resumed = 0
+    sweep_temporaries(folder)  # of a call that was killed
+    with ExitStack() as stack:
+        journal = stack.enter_context(closing(Journal(folder / JOURNAL, predictor.identity, Finding)))
+        bar = stack.enter_context(click.progressbar(length=len(files), label=f"{one}s", hidden=not sys.stdout.isatty()))
+        temporaries = [stack.enter_context(atomic_output(folder / name)) for name in (CSV, LINES)]
+        csv, lines = (stack.enter_context(path.open("w", encoding="utf-8")) for path in temporaries)
+        csv.write(pl.DataFrame(schema=schema).write_csv())
+        for found, resumed in found_in_blocks(journal, files, find, lambda done, _: bar.update(done - bar.pos)):
+            num_resumed += resumed
+            rows = [_row(each, predictor, PART_SENTENCES) for each in found]
+            table = pl.DataFrame(rows, schema=schema, orient="row")
+            csv.write(table.write_csv(include_header=False))
+            lines.write(table.write_ndjson())
+            for each, row in zip(found, rows, strict=True):
+                num_done += 1
+                num_read += not each.failure
+                num_known += row["part"] is not None
+                if num_done <= _SHOWN:
+                    said = "-" if each.failure else "; ".join((each.title, *each.lines))
+                    answers.append(f"{each.path}: {clean_text(said)}  {clean_text(row['remarks'])}".rstrip())
+                if each.failure:
+                    failures.append((each.path, each.failure))
+                elif num_done <= MOST_CARDS:
+                    remarks = (row["remarks"],) if row["remarks"] else ()
+                    seen = base64.b64decode(each.picture) if each.picture else None
+                    below = (Path(each.path).name, *each.lines, *remarks)
+                    cards.append(Card(seen, f"{one} {each.path}", each.title, below))
+
+    told = f"{count_text(len(files), one)}: {num_read:,} read, {len(failures):,} not; {num_known:,} of them the run's."
+    notes = (*predictor.cautions, *predictor.notes)
     write_predictions_page(
-        folder / PAGE, f"Predictions by {paths.run_id}", told, (*worth, *predictor.notes),
-        [cards[place] for place in sorted(cards)], num_read, failures, is_shown=is_shown,
+        folder / PAGE, f"Predictions by {predictor.name}", told, (*worth, *notes), cards, num_read, failures,
+        is_shown=predictor.standing.standing == "above control",
     )  # fmt: skip
-    for place in sorted(answers):
-        click.echo(f"  {answers[place]}")
+    for text in answers:
+        click.echo(f"  {text}")
     if len(files) > _SHOWN:
         click.echo(f"  and {len(files) - _SHOWN:,} more")
-    for sentence in predictor.notes:
+    if num_resumed:
+        click.echo(f"  {count_text(num_resumed, one)} answered by an earlier call")
+    for sentence in notes:
         click.echo(f"  {clean_text(sentence)}")
     click.echo(f"  page          {folder / PAGE}\n  tables        {folder}")
     if not num_read:
         raise DataError(f"of {count_text(len(files), one)} none could be read; the reasons: {folder / PAGE}")
+
+
+def _row(found: "Finding", predictor: "Predictor", sentences: dict[str, str]) -> dict[str, Any]:
+    part = predictor.trained.known.get(found.sha256)
+    return {
+        "path": found.path, "sha256": found.sha256 or None, "part": part, **found.values,
+        "remarks": found.failure or (sentences[part] if part else ""), "failure": found.failure or None,
+    }  # fmt: skip

@@ -19,7 +19,7 @@ import nbformat
 from jupyter_core.paths import jupyter_path
 
 from fvc_lib import CHECKOUT
-from fvc_lib.command_line.models import find_model, load_detector
+from fvc_lib.command_line.models import find_model, verdict_detector
 from fvc_lib.command_line.run_command import NOTEBOOKS
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
@@ -74,7 +74,8 @@ def verdict_page(
     runs = runs_dir or Path(resolve_config().runs_dir)
     rule_of(error_rate)
     given = find_model(runs, model)
-    load_detector(given, allow_code=allow_code, final=final)  # what is wrong with it is said here, and not to a visitor
+    # What is wrong with it is said here, and not to a visitor.
+    verdict_detector(given, allow_code=allow_code, final=final)
     port = _free_port(host, port)
     parameters = {
         "run_dir": str(given),

@@ -1,97 +1,124 @@
-"""Classes and numbers of any pictures by a finished run of task image: decoded, cut and scored as its test part was."""
+"""Classes and numbers of any pictures by a finished training of task image: decoded, cut and scored as its test part
+was.
+"""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+import PIL
 import polars as pl
 import torch
+from pydantic import TypeAdapter, ValidationError
 
-from fvc_lib.engine.device import Precision, deterministic_algorithms, resolve_device
+from fvc_lib.engine.device import Precision, deterministic_algorithms
 from fvc_lib.engine.task import Batch
 from fvc_lib.metrics.calibration import class_probabilities
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import read_json_object
-from fvc_lib.services.errors import DataError, command_text
+from fvc_lib.services.atomic_files import path_to_text, read_json_object, sha256_of_json, write_json
+from fvc_lib.services.code.code_version import code_hash
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import IMAGE_RECOGNITION as STAGE
 from fvc_lib.tasks.image.data import ImageDataset, ImageLabels, ImageRecords, decoded_side, middle_view
 from fvc_lib.tasks.image.task import Calibration, ImageTask
-from fvc_lib.tasks.image.training import DEFAULT_MICRO_BATCH, calibration_file, labels_file
-from fvc_lib.tasks.predicting import Prediction, trained_network
+from fvc_lib.tasks.image.training import calibration_file, labels_file
+from fvc_lib.tasks.predicting import Finding, Picture, Predictor, Trained, no_picture
 from fvc_lib.tasks.video.verdicts.scoring import scratch_folder
 
-_DECODE = "fvc_lib.video.decode.still_image:write_picture"
+_DECODER = "fvc_lib.video.decode.still_image"
 _CLASS = ("class", "probability", "probability_uncalibrated", "runner_up", "runner_up_probability")
 _TEXTS = frozenset({"class", "runner_up"})
+_LABELS, _CALIBRATION = "labels.json", "calibration.json"
 
 
-class ImagePredictor:
-    """See ``tasks.predicting.Predictor``."""
+class ImagePredictor(Predictor):
+    """See ``Predictor``; ``labels`` are what the network's outputs mean, ``calibration`` how sure it may be called."""
 
     kind = "image"
+    own_files = (_LABELS, _CALIBRATION)
 
-    def __init__(self, paths: RunPaths) -> None:
-        self._config, self.name = run_config(paths), paths.run_id
-        self._compute = resolve_device(self._config.device, self._config.amp)
-        self.labels = _labels(paths)
-        nothing = ImageRecords((), (), (), np.empty(0, np.int64), np.empty((0, len(self.labels.targets))))
-        dataset = ImageDataset(Path(), nothing, self.labels, self._config.image_size)
-        self._task = ImageTask(dataset, dataset, self._config)
-        self._network = trained_network(paths, STAGE, self._task.build_model, self._task.question(), self._compute)
-        images = tables.read_table(paths.images, tables.IMAGES)
-        self.contents = dict(images.select("content_sha256", "part").iter_rows())
-        self.calibration = _calibration(paths)
-        self.notes = _notes(paths, self.labels, self.calibration)
-        self._targets = [f"{n} ({u})" if u else n for n, u in zip(self.labels.targets, self.labels.units, strict=True)]
-        types = {name: pl.String() if name in _TEXTS else pl.Float64() for name in _CLASS if self.labels.classes}
+    def __init__(self, trained: Trained, labels: ImageLabels, calibration: Calibration | None) -> None:
+        super().__init__(trained)
+        self.labels, self.calibration = labels, calibration
+        nothing = ImageRecords((), (), (), np.empty(0, np.int64), np.empty((0, len(labels.targets))))
+        dataset = ImageDataset(Path(), nothing, labels, self.config.image_size)
+        self.task = ImageTask(dataset, dataset, self.config)
+        self.network = self._build(self.task.build_model, self.task.question())
+        self.notes = _notes(labels, calibration)
+        self._targets = [f"{n} ({u})" if u else n for n, u in zip(labels.targets, labels.units, strict=True)]
+        types = {name: pl.String() if name in _TEXTS else pl.Float64() for name in _CLASS if labels.classes}
         self.columns = types | dict.fromkeys(self._targets, pl.Float64())
 
-    def predictions(self, files: Sequence[Path], *, workers: int = 0) -> Generator[Prediction]:
+    @classmethod
+    def of_run(cls, trained: Trained, paths: RunPaths) -> Self:
         """See ``Predictor``."""
-        size, ready = self._config.image_size, list[tuple[int, str, torch.Tensor]]()
-        batch_size = self._config.batch_size or DEFAULT_MICRO_BATCH
-        with scratch_folder(self._config) as folder:
+        return cls(trained, _labels(labels_file(paths), trained), _calibration(calibration_file(paths)))
+
+    @classmethod
+    def of_bundle(cls, trained: Trained, folder: Path) -> Self:
+        """See ``Predictor``."""
+        calibration = _calibration(folder / _CALIBRATION)
+        if calibration is None and (folder / _CALIBRATION).is_file():
+            raise DataError(f"{str(folder / _CALIBRATION)!r}: is no calibration that a run has. {trained.remedy}")
+        return cls(trained, _labels(folder / _LABELS, trained), calibration)
+
+    @staticmethod
+    def files_of_run(paths: RunPaths) -> pl.DataFrame:
+        """See ``Predictor``."""
+        return tables.read_table(paths.images, tables.IMAGES).select("content_sha256", "part", "group_id")
+
+    def write(self, folder: Path) -> None:
+        """See ``Predictor``."""
+        write_json(folder / _LABELS, asdict(self.labels))
+        if self.calibration is not None:
+            write_json(folder / _CALIBRATION, asdict(self.calibration))
+
+    @property
+    def decode_hash(self) -> str:
+        """Of Pillow and what calls it."""
+        return sha256_of_json([PIL.__version__, code_hash(_DECODER)])
+
+    def identity_of_parts(self) -> Any:
+        """See ``Predictor``."""
+        return [asdict(self.labels), self.calibration and asdict(self.calibration)]
+
+    def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
+        """See ``Predictor``."""
+        size = self.config.image_size
+        with scratch_folder(self.config) as folder:
             targets = [folder / f"{number}.npy" for number in range(len(files))]
             items = [
                 {"source": str(file), "target": str(target), "shortest_side": decoded_side(size, training=False)}
                 for file, target in zip(files, targets, strict=True)
             ]
-            with closing(run_isolated(_DECODE, items, workers=workers)) as answers:
+            with closing(run_isolated(f"{_DECODER}:write_picture", items, workers=workers)) as answers:
                 for answer in answers:
-                    value: dict[str, str] = answer.value or {}
-                    failure = f"the decoder gave up: {answer.detail}" if answer.failure else value.get("image_error")
-                    if failure:
-                        yield Prediction(answer.position, failure=failure)
-                        continue
-                    pixels = torch.from_numpy(np.load(targets[answer.position])).permute(2, 0, 1)
-                    targets[answer.position].unlink()
-                    ready.append((answer.position, value["content_sha256"], middle_view(pixels, size)))
-                    if len(ready) == batch_size:
-                        yield from self._answers(ready)
-                        ready = []
-            yield from self._answers(ready)
+                    path, said = path_to_text(files[answer.position]), dict[str, str](answer.value or {})
+                    if answer.failure:
+                        yield Finding(path, failure=f"the decoder gave up: {answer.detail}", lasts=False)
+                    elif "image_error" in said:
+                        yield Finding(path, failure=said["image_error"], lasts=said["reason"] != "unreadable")
+                    else:
+                        pixels = torch.from_numpy(np.load(targets[answer.position])).permute(2, 0, 1)
+                        targets[answer.position].unlink()
+                        yield self._judged(path, said["content_sha256"], middle_view(pixels, size), picture)
 
-    def _answers(self, pictures: Sequence[tuple[int, str, torch.Tensor]]) -> Generator[Prediction]:
-        if not pictures:
-            return
-        views = torch.stack([view for _, _, view in pictures])
-        batch = Batch(tuple(content for _, content, _ in pictures), {"image": views.to(self._compute.device)})
-        with torch.inference_mode(), deterministic_algorithms(self._compute.device):
-            with Precision(self._compute).autocast():
-                outputs = self._task.forward(self._network, batch)
-            logits, scaled = (outputs[name].double().cpu().numpy() for name in ("class_logits", "values"))
+    def _judged(self, path: str, content: str, view: torch.Tensor, picture: Picture) -> Finding:
+        batch = Batch((content,), {"image": view[None].to(self.compute.device)})
+        with torch.inference_mode(), deterministic_algorithms(self.compute.device):
+            with Precision(self.compute).autocast():
+                outputs = self.task.forward(self.network, batch)
+            logits, scaled = (outputs[name][0].double().cpu().numpy() for name in ("class_logits", "values"))
         if not (np.isfinite(logits).all() and np.isfinite(scaled).all()):
             raise DataError(f"{self.name}: the network says nothing finite of a picture.")
-        numbers = self.labels.in_units(scaled) if self.labels.targets else scaled
-        for (position, content, view), row, own in zip(pictures, logits, numbers.tolist(), strict=True):
-            values = self._of_classes(row) | dict(zip(self._targets, own, strict=True))
-            title, lines = self._told(values)
-            yield Prediction(position, values, title, lines, view.numpy(), content)
+        numbers = self.labels.in_units(scaled).tolist() if self.labels.targets else []
+        values = self._of_classes(logits) | dict(zip(self._targets, numbers, strict=True))
+        title, lines = self._told(values)
+        return Finding(path, content, values, title, lines, picture(path, view.numpy()))
 
     def _of_classes(self, logits: "np.ndarray[Any, np.dtype[np.float64]]") -> dict[str, str | float | None]:
         """Columns of the class; calibrated ones are empty where the run has no temperature."""
@@ -111,7 +138,7 @@ class ImagePredictor:
             "runner_up_probability": None if found is None or second is None else float(found[second]),
         }
 
-    def _told(self, values: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    def _told(self, values: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
         lines = [
             f"{name} {values[column]:.4g} {unit}".strip()
             for name, unit, column in zip(self.labels.targets, self.labels.units, self._targets, strict=True)
@@ -126,32 +153,36 @@ class ImagePredictor:
         return str(values["class"]), (told, *lines)
 
 
-def _labels(paths: RunPaths) -> ImageLabels:
-    found = read_json_object(labels_file(paths))
+def _labels(path: Path, trained: Trained) -> ImageLabels:
     try:
-        return ImageLabels(**{name: tuple(value) for name, value in found.items()})
-    except TypeError as error:
+        labels = TypeAdapter(ImageLabels).validate_python(read_json_object(path))
+        lengths = {len(each) for each in (labels.targets, labels.units, labels.means, labels.deviations)}
+        numbers = (*labels.means, *labels.deviations)
+        if len(lengths) > 1 or not np.isfinite(numbers).all() or not (labels.classes or labels.targets):
+            raise ValueError("classes, targets, units, means and deviations do not belong together")
+    except (ValidationError, ValueError) as error:
+        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
         raise DataError(
-            f"{str(labels_file(paths))!r}: does not name the classes and numbers that the network gives ({error}). "
-            f"Finish the run, or train again: {command_text('--force', STAGE[:2], '--resume', paths.root)}"
+            f"{str(path)!r}: does not name the classes and numbers that the network gives ({why}). {trained.remedy}"
         ) from error
+    return labels
 
 
-def _calibration(paths: RunPaths) -> Calibration | None:
-    found = read_json_object(calibration_file(paths))
+def _calibration(path: Path) -> Calibration | None:
+    """None without classes, of an earlier version, and where a file says what no training does."""
     try:
-        return Calibration(**found)
-    except TypeError:  # of an earlier version, or without classes
+        found = TypeAdapter(Calibration).validate_python(read_json_object(path))
+    except ValidationError:
         return None
+    return found if 0 < found.temperature < np.inf else None
 
 
-def _notes(paths: RunPaths, labels: ImageLabels, calibration: Calibration | None) -> tuple[str, ...]:
+def _notes(labels: ImageLabels, calibration: Calibration | None) -> tuple[str, ...]:
     notes = []
     if labels.classes and calibration is None:
-        anew = command_text("--force", STAGE[:2], "--resume", paths.root)
         notes.append(
             "The run has no calibration, so 'probability' is empty, and 'probability_uncalibrated' is no probability "
-            f"to be relied on. To get one, train again: {anew}"
+            "to be relied on. A training by this version has one."
         )
     elif calibration is not None:
         notes.append(

@@ -1,26 +1,27 @@
-"""Captions and nearest texts of any videos by a finished run of task video_text: decoded as its corpus was, and
-described by the same forward pass as its test part.
+"""Captions and nearest texts of any videos by a finished training of task video_text: decoded as its corpus was, and
+described by the same network as its test part.
 """
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import polars as pl
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from fvc_lib.detectors.own.video_text import VideoTextNetwork
 from fvc_lib.detectors.texts.tokenizer import TextTokenizer
-from fvc_lib.engine.device import Precision, deterministic_algorithms, resolve_device
+from fvc_lib.engine.device import Precision, deterministic_algorithms
+from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.parameters import run_config
-from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import PARTS, VIDEO_TEXTS, read_table
-from fvc_lib.services.tasks import VIDEO_TEXT as STAGE
-from fvc_lib.tasks.predicting import Prediction, trained_network
+from fvc_lib.services.tables import KNOWN_TEXTS, PARTS, VIDEO_TEXTS, frame_of, read_table, write_table
+from fvc_lib.tasks.bundle_folder import read_arrays, read_bundle_table, refused
+from fvc_lib.tasks.predicting import Finding, Picture, Predictor, Trained, no_picture
 from fvc_lib.tasks.video.verdicts.scoring import FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.video_text.training import network_plan, text_question, text_tensors, tokenizer_file
 from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
@@ -28,26 +29,46 @@ from fvc_lib.video.decode.source import VideoError, sha256_of_video
 
 NEAREST = 5
 _TEXTS_AT_ONCE = 256
+_TOKENIZER, _TEXTS, _EMBEDDINGS = "tokenizer.json", "texts.parquet", "text_embeddings.safetensors"
+_FILLER = "a video"  # stands beside every video; no embedding or caption of a video depends on it
+_UNIT = 1e-3  # so far from 1 may an embedding's length be
 
 
-class VideoTextPredictor:
-    """See ``tasks.predicting.Predictor``."""
+class VideoTextPredictor(Predictor):
+    """See ``Predictor``; ``texts`` are KNOWN_TEXTS, and ``embedded`` their embeddings, unit vectors (M, E), where the
+    network compares videos with texts. None: they are computed.
+    """
 
     kind = "video"
+    own_files = (_TOKENIZER, _TEXTS, _EMBEDDINGS)
 
-    def __init__(self, paths: RunPaths) -> None:
-        self._config, self.name = run_config(paths), paths.run_id
-        self._compute = resolve_device(self._config.device, self._config.amp)
-        pairs = read_table(paths.video_texts, VIDEO_TEXTS)
-        self.contents = dict(pairs.select("content_sha256", "part").iter_rows())
-        self._tokenizer = TextTokenizer.load(tokenizer_file(paths))
-        plan = network_plan(self._config, self._tokenizer.vocabulary_size)
-        question = text_question(self._config, self._tokenizer)
-        network = trained_network(paths, STAGE, lambda: VideoTextNetwork(plan), question, self._compute)
+    def __init__(
+        self, trained: Trained, tokenizer: TextTokenizer, texts: pl.DataFrame, embedded: Tensor | None = None
+    ) -> None:
+        super().__init__(trained)
+        self._tokenizer, self.texts = tokenizer, texts
+        self._plan = plan = network_plan(self.config, tokenizer.vocabulary_size)
+        network = self._build(lambda: VideoTextNetwork(plan), text_question(self.config, tokenizer))
         assert isinstance(network, VideoTextNetwork)
-        self._network, self._plan = network, plan
+        self.network = network
+        self._filler = text_tensors(self.config, tokenizer, [_FILLER])
+        if plan.contrastive and embedded is None:
+            embedded = self._text_embeddings()
+        self.embedded = embedded
+        self._nearest = min(NEAREST, texts.height) if plan.contrastive else 0
+        columns: dict[str, pl.DataType] = {"caption": pl.String()} if plan.captions else {}
+        for place in range(1, self._nearest + 1):
+            columns |= {
+                f"text_{place}": pl.String(), f"similarity_{place}": pl.Float64(), f"text_{place}_part": pl.String(),
+            }  # fmt: skip
+        self.columns, self.notes = columns, self._notes()
+
+    @classmethod
+    def of_run(cls, trained: Trained, paths: RunPaths) -> Self:
+        """See ``Predictor``."""
+        pairs = read_table(paths.video_texts, VIDEO_TEXTS)
         # Each text once, with the parts that it stands in, those it was trained with first.
-        self.texts = (
+        texts = (
             pairs.group_by("text_id")
             .agg(pl.col("text").first(), pl.col("part").unique())
             .sort("text_id")
@@ -55,93 +76,114 @@ class VideoTextPredictor:
                 part=pl.col("part").map_elements(lambda own: " ".join(p for p in PARTS if p in own), pl.String)
             )
         )
-        self._filler = text_tensors(self._config, self._tokenizer, [self.texts["text"][0]])
-        self._embedded = self._text_embeddings() if plan.contrastive else None
-        nearest = min(NEAREST, self.texts.height) if plan.contrastive else 0
-        self.columns: dict[str, pl.DataType] = {"caption": pl.String()} if plan.captions else {}
-        for place in range(1, nearest + 1):
-            self.columns |= {
-                f"text_{place}": pl.String(), f"similarity_{place}": pl.Float64(), f"text_{place}_part": pl.String(),
-            }  # fmt: skip
-        self._nearest = nearest
-        self.notes = self._notes()
+        return cls(trained, TextTokenizer.load(tokenizer_file(paths)), texts.select("text", "part"))
 
-    def predictions(self, files: Sequence[Path], *, workers: int = 0) -> Generator[Prediction]:
+    @classmethod
+    def of_bundle(cls, trained: Trained, folder: Path) -> Self:
         """See ``Predictor``."""
-        store = ClipStore.of(self._config)
-        batch_size = self._config.batch_size or DETECTORS.get(self._config.model).micro_batch
-        contents, ready = dict[int, str](), list[int]()
+        tokenizer, is_compared = TextTokenizer.load(folder / _TOKENIZER), bool(trained.config.contrastive_weight)
+        for name in (_TEXTS, _EMBEDDINGS):
+            if (folder / name).is_file() != is_compared:
+                raise refused(folder, f"{name!r} is {'missing' if is_compared else 'not of this network'}")
+        if not is_compared:
+            return cls(trained, tokenizer, frame_of(None, KNOWN_TEXTS))
+        texts = read_bundle_table(folder, _TEXTS, KNOWN_TEXTS)
+        shape = (texts.height, trained.config.embedding_size)
+
+        def read(arrays: dict[str, Any]) -> Tensor:
+            rows = arrays["text_embeddings"]
+            is_alone = set(arrays) == {"text_embeddings"} and texts.height > 0
+            if not is_alone or rows.dtype != np.float32 or rows.shape != shape:
+                raise ValueError(f"got {rows.dtype} {rows.shape}, wanted float32 {shape} alone")
+            if not (np.abs(np.linalg.norm(rows, axis=1) - 1) < _UNIT).all():
+                raise ValueError("wanted unit vectors")
+            return torch.from_numpy(rows)
+
+        return cls(trained, tokenizer, texts, read_arrays(folder, _EMBEDDINGS, read))
+
+    @staticmethod
+    def files_of_run(paths: RunPaths) -> pl.DataFrame:
+        """See ``Predictor``."""
+        return read_table(paths.video_texts, VIDEO_TEXTS).select("content_sha256", "part", "group_id")
+
+    def write(self, folder: Path) -> None:
+        """See ``Predictor``."""
+        self._tokenizer.save(folder / _TOKENIZER)
+        if self.embedded is not None:
+            write_table(self.texts, KNOWN_TEXTS, folder / _TEXTS)
+            safetensors.torch.save_file({"text_embeddings": self.embedded.contiguous()}, folder / _EMBEDDINGS)
+
+    @property
+    def decode_hash(self) -> str:
+        """That of the clip store."""
+        return ClipStore.of(self.config).decode_hash
+
+    def identity_of_parts(self) -> Any:
+        """See ``Predictor``."""
+        return [self._tokenizer.fingerprint, self.texts.rows(), self.config.beam_width]
+
+    def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
+        """See ``Predictor``."""
+        store, contents = ClipStore.of(self.config), dict[int, str]()
         for position, file in enumerate(files):
             try:
                 contents[position] = sha256_of_video(file)
             except (OSError, VideoError, ValueError) as error:
-                yield Prediction(position, failure=str(error))
+                yield Finding(path_to_text(file), failure=str(error), lasts=False)
         places = sorted(contents)
         todo = [FileToScore(files[place], (), content_sha256=contents[place]) for place in places]
-        with scratch_folder(self._config) as folder:
+        with scratch_folder(self.config) as folder:
             clips = [folder / f"{place}.npy" for place in places]
             with closing(decoded_files(store, todo, clips, workers=workers)) as answers:
                 for answer in answers:
                     place = places[answer.position]
+                    path, content = path_to_text(files[place]), contents[place]
                     if answer.failure:
-                        yield Prediction(place, content_sha256=contents[place], failure=answer.failure)
+                        yield Finding(path, content, failure=answer.failure, lasts=answer.lasts)
                         continue
-                    ready.append(answer.position)
-                    if len(ready) == batch_size:
-                        yield from self._answers([(places[n], contents[places[n]], clips[n]) for n in ready], store)
-                        ready = []
-            yield from self._answers([(places[n], contents[places[n]], clips[n]) for n in ready], store)
+                    frames: Pixels = np.empty(store.shape, np.uint8)
+                    load_clip_file(clips[answer.position], frames, store.shape)
+                    clips[answer.position].unlink()
+                    yield self._described(path, content, frames, picture)
 
-    def _answers(self, videos: Sequence[tuple[int, str, Path]], store: ClipStore) -> Generator[Prediction]:
-        if not videos:
-            return
-        frames: Pixels = np.empty((len(videos), *store.shape), np.uint8)
-        for (_, _, clip), into in zip(videos, frames, strict=True):
-            load_clip_file(clip, into, store.shape)
-            clip.unlink()
-        outputs = self._forward(torch.from_numpy(frames))
-        similarities = None
-        if self._embedded is not None:
-            similarities = (outputs["video_embedding"] @ self._embedded.T).double().numpy()
+    def _described(self, path: str, content: str, frames: Pixels, picture: Picture) -> Finding:
+        outputs, values = self._forward(torch.from_numpy(frames)), dict[str, str | float | None]()
+        if "caption_tokens" in outputs:
+            values["caption"] = self._tokenizer.decode(outputs["caption_tokens"][0]).strip()
+        if self.embedded is not None:
+            similarities = (self.embedded @ outputs["video_embedding"][0]).double().numpy()
             if not np.isfinite(similarities).all():
                 raise DataError(f"{self.name}: the network says nothing finite of a video.")
-        for row, (position, content, _) in enumerate(videos):
-            values: dict[str, str | float | None] = {}
-            if "caption_tokens" in outputs:
-                values["caption"] = self._tokenizer.decode(outputs["caption_tokens"][row]).strip()
-            if similarities is not None:
-                order = np.argsort(-similarities[row], kind="stable")[: self._nearest].tolist()
-                for place, number in enumerate(order, start=1):
-                    values[f"text_{place}"] = self.texts["text"][number]
-                    values[f"similarity_{place}"] = float(similarities[row, number])
-                    values[f"text_{place}_part"] = self.texts["part"][number]
-            title, lines = _told(values, self._nearest)
-            yield Prediction(position, values, title, lines, frames[row], content)
+            order = np.argsort(-similarities, kind="stable")[: self._nearest].tolist()
+            for place, number in enumerate(order, start=1):
+                values[f"text_{place}"] = self.texts["text"][number]
+                values[f"similarity_{place}"] = float(similarities[number])
+                values[f"text_{place}_part"] = self.texts["part"][number]
+        title, lines = _told(values, self._nearest)
+        return Finding(path, content, values, title, lines, picture(path, frames))
 
     def _forward(self, frames: Tensor) -> Mapping[str, Tensor]:
-        """What the network gives of the test part's samples, on the CPU; all stand beside one text, which no video's
-        embedding or caption depends on.
-        """
-        beside = {name: rows.expand(len(frames), *rows.shape[1:]) for name, rows in self._filler.items()}
+        """What the network gives of the clip ``frames``, uint8 (T, 3, S, S), on the CPU, in a batch of one."""
+        beside = dict(self._filler)
         if self._plan.masked:
-            beside["hidden"] = torch.zeros(frames.shape[:2], dtype=torch.bool)
-        tensors = {name: rows.to(self._compute.device) for name, rows in ({"frames": frames} | beside).items()}
-        device = self._compute.device
-        with torch.inference_mode(), deterministic_algorithms(device), Precision(self._compute).autocast():
-            outputs = self._network(tensors, self._config.beam_width)
+            beside["hidden"] = torch.zeros(1, len(frames), dtype=torch.bool)
+        device = self.compute.device
+        tensors = {name: rows.to(device) for name, rows in ({"frames": frames[None]} | beside).items()}
+        with torch.inference_mode(), deterministic_algorithms(device), Precision(self.compute).autocast():
+            outputs = self.network(tensors, self.config.beam_width)
         return {name: each.float().cpu() if each.is_floating_point() else each.cpu() for name, each in outputs.items()}
 
     def _text_embeddings(self) -> Tensor:
         """Float32 (M, E) of all texts, unit vectors."""
-        joint, parts = self._network.joint, []
+        joint, parts = self.network.joint, []
         assert joint is not None
         for start in range(0, self.texts.height, _TEXTS_AT_ONCE):
             some = self.texts["text"][start : start + _TEXTS_AT_ONCE].to_list()
-            tensors = text_tensors(self._config, self._tokenizer, some)
-            tensors = {name: rows.to(self._compute.device) for name, rows in tensors.items()}
-            no_video = torch.zeros(len(some), 1, self._plan.width, device=self._compute.device)
-            with torch.inference_mode(), deterministic_algorithms(self._compute.device):
-                with Precision(self._compute).autocast():
+            tensors = text_tensors(self.config, self._tokenizer, some)
+            tensors = {name: rows.to(self.compute.device) for name, rows in tensors.items()}
+            no_video = torch.zeros(len(some), 1, self._plan.width, device=self.compute.device)
+            with torch.inference_mode(), deterministic_algorithms(self.compute.device):
+                with Precision(self.compute).autocast():
                     outputs = joint(no_video, tensors)
                 parts.append(outputs["text_embedding"].float().cpu())
         return torch.cat(parts)

@@ -1,0 +1,354 @@
+"""Bundles of tasks image and video_text: they say what their runs say, and nothing damaged or hostile is loaded."""
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+from click.testing import CliRunner
+
+from fvc_lib import CHECKOUT, load_detector
+from fvc_lib.analysis.mlflow.export import default_tracking_uri
+from fvc_lib.analysis.mlflow.registry import register_bundle
+from fvc_lib.command_line.main import main
+from fvc_lib.detectors.network import weights_path
+from fvc_lib.services.checkpoint_files import write_weights_with_digest
+from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.tasks.bundle_folder import task_of_bundle
+from fvc_lib.tasks.predictor_bundle import open_predictor_bundle
+from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks
+from tests.kits.bundle_kit import Bomb, edited, sealed
+from tests.kits.predicting_kit import caption_run, picture_run
+from tests.kits.video_text_kit import write_tiny_bert
+
+TASKS = ("image", "video_text")
+TABLES = ("predictions.csv", "predictions.jsonl")
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory) -> dict[str, Path]:
+    """By task a folder with ``files`` to ask about and a ``bundle``; run and corpus have gone to ``away``."""
+    found = {}
+    for task, made in (("image", picture_run), ("video_text", caption_run)):
+        home = tmp_path_factory.mktemp(task)
+        run, corpus = made(home)
+        export = CliRunner().invoke(main, ["export", str(run.root), "--to", str(home / "bundle")])
+        assert export.exit_code == 0, export.output
+        (home / "files").mkdir()
+        for part in ("train", "validation", "test"):
+            paths = pl.read_parquet(run.images if task == "image" else run.video_texts).filter(part=part)["path"]
+            file = corpus / paths[0]
+            shutil.copy(file, home / "files" / f"{part}{file.suffix}")
+        (home / "files" / f"torn{file.suffix}").write_bytes(file.read_bytes()[:200])
+        with (home / "files" / f"new{file.suffix}").open("wb") as new:
+            new.write(file.read_bytes() + bytes(8))
+        assert asked(run.root, home, home / "by_run") == 0
+        (home / "away").mkdir()
+        for each in (run.root.parent, corpus):
+            each.rename(home / "away" / each.name)
+        found[task] = home
+    return found
+
+
+@pytest.fixture(params=TASKS)
+def home(request, homes) -> Path:
+    return homes[request.param]
+
+
+@pytest.fixture
+def copy(home, tmp_path) -> Path:
+    return Path(shutil.copytree(home / "bundle", tmp_path / "copy"))
+
+
+def asked(model, home, out, *more):
+    """The exit code of ``predict``."""
+    arguments = ["predict", str(model), str(home / "files"), "--out", str(out), *more]
+    return CliRunner().invoke(main, arguments).exit_code
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+
+
+def test_a_bundle_says_what_its_run_said_to_the_bit_without_run_and_corpus(home, tmp_path):
+    assert asked(home / "bundle", home, tmp_path / "out", "-j", "1") == 0
+    for name in TABLES:
+        assert (tmp_path / "out" / name).read_bytes() == (home / "by_run" / name).read_bytes()
+    rows = rows_of(tmp_path / "out")
+    assert {Path(row["path"]).stem: row["part"] for row in rows} == {
+        "train": "train", "validation": "validation", "test": "test", "torn": None, "new": None,
+    }  # fmt: skip
+    assert [Path(row["path"]).stem for row in rows if row["failure"]] == ["torn"]
+    detector = load_detector(home / "bundle")
+    for row, found in zip(rows, detector.predict([row["path"] for row in rows], workers=1), strict=True):
+        assert (str(found.path), found.part or None, found.failure or None) == (
+            row["path"], row["part"], row["failure"],
+        )  # fmt: skip
+        assert all(row[name] == value for name, value in found.values.items())
+        assert set(found.values) == (set() if found.failure else set(detector.columns))
+    assert detector.standing.sentences
+    assert not detector.cautions
+
+
+def test_a_bundle_has_no_path_and_no_name_of_a_file(home):
+    files = [file for file in (home / "bundle").rglob("*") if file.is_file()]
+    content = b"".join(file.read_bytes() for file in files)
+    names = {file.name for file in (home / "away").rglob("*.*") if file.suffix in (".png", ".mp4", ".mkv", ".avi")}
+    assert str(home).encode() not in content
+    assert not [name for name in names if len(name) > 8 and name.encode() in content]
+
+
+def test_the_card_begins_with_the_standing_and_has_numbers_beside_controls(home):
+    card = (home / "bundle" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: fvc\n")
+    standing = json.loads((home / "bundle" / "bundle.json").read_text())["standing"]
+    assert card.index(f"**{standing['sentences'][0]}**") < card.index("## Data") < card.index("## Licences")
+    assert "model-index" not in card  # it is not above its controls
+    assert "| Model |" in card
+    assert "| Most frequent" in card
+    assert {score["source"] for score in standing["scores"]} > {"model"}
+
+
+def test_what_is_for_verdicts_alone_refuses_such_a_bundle(home, tmp_path):
+    task = task_of_bundle(home / "bundle")
+    with pytest.raises(UsageError, match=f"is of task {task}, and gives no verdicts"):
+        BundleNetworks(home / "bundle")
+    for command in (["verdict-page", str(home / "bundle")], ["predict", str(home / "bundle"), ".", "--fpr", "0.1"]):
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code == 2
+        assert "verdicts" in done.output
+    with pytest.raises(UsageError, match="in task video alone"):
+        weights_path(str(home / "bundle"))
+    moved = home / "away" / ("images" if task == "image" else "captions") / "run_0"
+    for option in (["--final"], ["--format", "onnx"]):
+        done = CliRunner().invoke(main, ["export", str(moved), "--to", str(tmp_path / "b"), *option])
+        assert done.exit_code == 2, done.output
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_flipped_bit_a_missing_part_and_a_file_too_many_are_refused(copy):
+    names = [file.relative_to(copy) for file in copy.rglob("*") if file.is_file() and file.name != "digests.json"]
+    for name in names:
+        content = (copy / name).read_bytes()
+        (copy / name).write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        with pytest.raises(UsageError, match=rf"{name.name}' is damaged"):
+            load_detector(copy)
+        (copy / name).unlink()
+        with pytest.raises(UsageError, match=rf"{name.name}' is missing"):
+            load_detector(copy)
+        (copy / name).write_bytes(content)
+    for more in ("evil.py", "model/other.safetensors", "labels.pkl"):
+        (copy / more).write_bytes(b"x")
+        with pytest.raises(UsageError, match=rf"'{more}' does not belong there"):
+            load_detector(sealed(copy))
+        (copy / more).unlink()
+    (copy / "README.md").unlink()
+    (copy / "README.md").symlink_to("/etc/passwd")
+    with pytest.raises(UsageError, match=r"'README.md' is a link or no file"):
+        load_detector(sealed(copy))
+
+
+def test_a_pickle_or_weights_of_another_network_are_refused(copy, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = copy / "model" / "network.safetensors"
+    weights = safetensors.torch.load_file(path)
+    name = next(iter(weights))
+    write_weights_with_digest(path, {**weights, name: torch.zeros(3, 5)}, {})
+    with pytest.raises(FvcError, match="not what the test part was judged by"):
+        load_detector(sealed(copy))
+    from fvc_lib.engine.training_state import weights_digest
+
+    with pytest.raises(UsageError, match=rf"weights are not of this network.*{name}"):
+        load_detector(edited(copy, weights=weights_digest(safetensors.torch.load_file(path))))
+    path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(FvcError, match=r"network.safetensors"):
+        load_detector(sealed(copy))
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"format": 9}, "got format 9"),
+        ({"run_id": "/../../../x"}, r"bundle.json, run_id"),
+        ({"more": 1}, r"bundle.json, more: Extra"),
+        ({"params": {"cache_dir": "/etc"}}, "the parameter 'cache_dir', which no bundle has"),
+        ({"params": {"corpus": "/etc"}}, "the parameter 'corpus'"),
+        ({"params": {"backbone_weights": "/etc/passwd"}}, "the parameter 'backbone_weights'"),
+        ({"params": {"model_weights": "/etc/passwd"}}, "the parameter 'model_weights'"),
+    ],
+)
+def test_a_record_that_no_export_writes_is_refused(copy, changes, why):
+    if "params" in changes:
+        params = json.loads((copy / "bundle.json").read_text())["params"]
+        changes = {"params": {**params, **changes["params"]}}
+    with pytest.raises(UsageError, match=why):
+        load_detector(edited(copy, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"classes": []}, "weights are not of this network"),
+        ({"means": [0.0]}, "do not belong together"),
+        ({"means": [0.0, float("nan")]}, "do not belong together"),
+        ({"classes": 7}, "does not name the classes"),
+    ],
+)
+def test_labels_that_no_export_writes_are_refused(homes, tmp_path, changes, why):
+    copy = shutil.copytree(homes["image"] / "bundle", tmp_path / "copy")
+    labels = json.loads((copy / "labels.json").read_text())
+    (copy / "labels.json").write_text(json.dumps(labels | changes))
+    with pytest.raises(FvcError, match=why):
+        load_detector(sealed(copy))
+    (copy / "labels.json").write_text(json.dumps(labels))
+    calibration = json.loads((copy / "calibration.json").read_text())
+    (copy / "calibration.json").write_text(json.dumps(calibration | {"temperature": -1}))
+    with pytest.raises(FvcError, match="no calibration that a run has"):
+        load_detector(sealed(copy))
+
+
+def test_texts_and_embeddings_that_no_export_writes_are_refused(homes, tmp_path):
+    copy = shutil.copytree(homes["video_text"] / "bundle", tmp_path / "copy")
+    path, texts = copy / "text_embeddings.safetensors", copy / "texts.parquet"
+    rows = safetensors.numpy.load_file(path)["text_embeddings"]
+    for wrong, why in (
+        ({"text_embeddings": rows[1:]}, r"got float32 .* wanted float32"),
+        ({"text_embeddings": rows * 2}, "wanted unit vectors"),
+        ({"text_embeddings": rows * np.float32("nan")}, "wanted unit vectors"),
+        ({"other": rows}, "text_embeddings"),
+    ):
+        safetensors.numpy.save_file(wrong, path)
+        with pytest.raises(UsageError, match=why):
+            load_detector(sealed(copy))
+    path.unlink()
+    with pytest.raises(UsageError, match=r"'text_embeddings.safetensors' is missing"):
+        load_detector(sealed(copy))
+    pl.read_parquet(texts).with_columns(part=pl.lit("elsewhere")).write_parquet(texts)
+    safetensors.numpy.save_file({"text_embeddings": rows}, path)
+    with pytest.raises(FvcError, match=r"texts.parquet.*part"):
+        load_detector(sealed(copy))
+    (copy / "tokenizer.json").write_text("{}")
+    with pytest.raises(FvcError, match="no tokenizer"):
+        load_detector(sealed(copy))
+
+
+def test_another_decoder_is_told_of_where_answers_are_given(copy):
+    assert not open_predictor_bundle(copy).cautions
+    (told,) = open_predictor_bundle(edited(copy, decode_hash="0" * 64)).cautions
+    assert "decoded by other code" in told
+
+
+def test_an_own_encoder_is_copied_and_its_code_runs_only_where_allowed(tmp_path):
+    code = """
+import torch
+
+class MyEncoder(torch.nn.Module):
+    num_features, num_frames, side, licence = 3, 2, 16, "CC0"
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(3))
+
+    def forward(self, frames):
+        return self.scale * frames.float().mean((3, 4)) / 255
+"""
+    (tmp_path / "my_net.py").write_text(code)
+    run, corpus = caption_run(tmp_path, model=f"{tmp_path}/my_net.py:MyEncoder", caption_weight=0.0, masked_weight=0.0)
+    to = tmp_path / "bundle"
+    assert CliRunner().invoke(main, ["export", str(run.root), "--to", str(to)]).exit_code == 0
+    video = next(corpus.rglob("*.mp4"))
+    said = load_detector(run.root).predict(video, workers=1)
+    (tmp_path / "my_net.py").unlink()
+    with pytest.raises(UsageError, match=r"its model is code, network/my_net.py.*allow_code=True"):
+        load_detector(to)
+    assert load_detector(to, allow_code=True).predict(video, workers=1) == said
+    done = CliRunner().invoke(main, ["predict", str(to), str(video), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2
+    assert not (tmp_path / "out").exists()
+    assert "licence" not in (to / "README.md").read_text() or "CC0" in (to / "README.md").read_text()
+
+
+def test_a_text_encoder_goes_along_without_pickles(tmp_path):
+    bert = write_tiny_bert(tmp_path / "bert")
+    run, corpus = caption_run(tmp_path, text_encoder=bert, caption_weight=0.0, masked_weight=0.0)
+    to = tmp_path / "bundle"
+    export = CliRunner().invoke(main, ["export", str(run.root), "--to", str(to)])
+    assert export.exit_code == 0, export.output
+    video = next(corpus.rglob("*.mp4"))
+    said = load_detector(run.root).predict(video, workers=1)
+    shutil.rmtree(bert)
+    assert load_detector(to).predict(video, workers=1) == said
+    assert {file.suffix for file in (to / "text_encoder").iterdir()} <= {".json", ".txt", ".safetensors"}
+    params = json.loads((to / "bundle.json").read_text())["params"]
+    with pytest.raises(UsageError, match="text_encoder is '/etc', wanted 'text_encoder'"):
+        load_detector(edited(to, params=params | {"text_encoder": "/etc"}))
+
+
+@pytest.mark.mlflow
+def test_the_registry_gives_back_what_the_run_said(home, tmp_path, monkeypatch):
+    monkeypatch.setenv("FVC_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("FVC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "runs").mkdir()
+    store = default_tracking_uri(tmp_path / "runs", {})
+    made = register_bundle(home / "bundle", "told", "best", experiment="default", run_id="run_0", tracking_uri=store)
+    assert asked(made.uri, home, tmp_path / "out") == 0
+    for name in TABLES:
+        assert (tmp_path / "out" / name).read_bytes() == (home / "by_run" / name).read_bytes()
+
+
+def test_a_call_that_was_killed_goes_on_and_answers_no_file_twice(home, tmp_path):
+    many, out = tmp_path / "many", tmp_path / "out"
+    many.mkdir()
+    suffix = next((home / "files").glob("new.*")).suffix
+    for number in range(40):
+        content = (home / "files" / f"new{suffix}").read_bytes() + number.to_bytes(2)
+        (many / f"{number:02d}{suffix}").write_bytes(content)
+    command = [sys.executable, str(CHECKOUT / "run_notebooks.py"), "predict", str(home / "bundle"), str(many)]
+    command += ["--out", str(out), "-j", "1"]
+    told = tmp_path / "told.txt"
+    with told.open("wb") as stream:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=stream, stderr=stream, start_new_session=True)
+    journal = out / "findings.jsonl"
+    while process.poll() is None and (not journal.is_file() or journal.read_bytes().count(b"\n") < 3):
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    known = journal.read_bytes().count(b"\n")
+    assert known >= 3, told.read_text()
+    assert not (out / "predictions.csv").exists() or known == 40
+    done = CliRunner().invoke(main, ["predict", str(home / "bundle"), str(many), "--out", str(out), "-j", "1"])
+    assert done.exit_code == 0, done.output
+    assert "answered by an earlier call" in done.output
+    lines = [json.loads(line)["path"] for line in journal.read_text().splitlines()]
+    assert len(lines) == len(set(lines)) == 40
+    assert CliRunner().invoke(main, ["predict", str(home / "bundle"), str(many), "--out", str(tmp_path / "whole")])
+    for name in (*TABLES, "predictions.html"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    next(many.iterdir()).write_bytes(b"no longer")
+    assert CliRunner().invoke(main, ["predict", str(home / "bundle"), str(many), "--out", str(out)]).exit_code == 0
+    assert sum(bool(row["failure"]) for row in rows_of(out)) == 1
+
+
+def test_a_run_goes_on_with_what_was_found_by_its_bundle(homes, tmp_path):
+    home = homes["image"]
+    run = RunPaths(home / "away" / "images" / "run_0")
+    out = Path(shutil.copytree(home / "by_run", tmp_path / "out"))
+    before = (out / "findings.jsonl").read_text()
+    assert asked(home / "bundle", home, out) == 0
+    assert asked(run.root, home, out) == 0
+    kept = [line for line in (out / "findings.jsonl").read_text().splitlines() if "torn" not in line]
+    assert kept == [line for line in before.splitlines() if "torn" not in line]
