@@ -337,7 +337,7 @@ class RunConfig(BaseModel):
     device: Literal["auto", "cuda", "mps", "cpu"] = field(
         "auto", "rounding", "auto: cuda, else mps, else cpu", hashed=True, memory=TRAINING_STAGES
     )
-    # None is on by itself: on a GPU nothing was measured yet (docs/measurements.md), on a CPU none was worth it.
+    # None is on by itself: on a GPU nothing was measured yet, for what a CPU gains see docs/measurements.md.
     accelerations: Annotated[tuple[Acceleration, ...], BeforeValidator(split_names)] = field(
         (), "rounding", f"for speed, any of {', '.join(get_args(Acceleration))}: A,B", memory=TRAINING_STAGES
     )

@@ -1,6 +1,7 @@
 import pytest
+import torch
 
-from fvc_lib.engine.distributed.ranks import RankPlace, first_host, rank_place
+from fvc_lib.engine.distributed.ranks import ProcessRanks, RankPlace, first_host, rank_place
 from fvc_lib.services.errors import UsageError
 
 TORCHRUN = {
@@ -74,3 +75,15 @@ def test_an_incomplete_environment_is_refused(environ):
 )
 def test_the_first_of_a_node_list(nodes, host):
     assert first_host(nodes) == host
+
+
+def test_ranks_on_gpus_connect_with_their_device(monkeypatch):
+    # The one thing that no CPU can run: with its device nccl connects at once, and says then what it lacks.
+    asked = {}
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *given, **named: asked.update(named, by=given))
+    ProcessRanks(0, 2, cuda=True)
+    assert asked["by"] == ("cpu:gloo,cuda:nccl",)
+    assert asked["device_id"] == torch.device("cuda", 1)
+    ProcessRanks(0, 2)
+    assert (asked["by"], asked["device_id"]) == (("gloo",), None)
