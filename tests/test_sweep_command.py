@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -87,6 +88,20 @@ def test_every_seed_has_the_folds_of_the_first(tmp_path):
 def test_runs_of_a_sweep_are_side_by_side_where_one_leaves_gpus_idle(runs, gpus, folds, ranks, jobs, expected):
     config = resolve_config({"num_folds": folds, "num_ranks": ranks}, environ={})
     assert runs_at_once(runs, gpus, config, jobs) == expected
+
+
+def test_a_run_beside_others_leaves_when_the_sweep_is_killed():
+    program = (
+        "import threading, time; from fvc_lib.command_line import sweep\n"
+        "threading.Thread(target=sweep._leave_with_the_sweep, daemon=True).start()\n"
+        "print('works', flush=True); time.sleep(600)"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout.readline() == "works\n"
+        assert process.poll() is None
+        process.stdin.close()  # as when the process that holds the other end is gone
+        assert process.wait(60) == -signal.SIGTERM
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -180,13 +181,22 @@ def make_run(asked: which_run.Asked, its_hash: str, wanted: Wanted) -> int:
 
 
 def make_run_beside_others() -> None:
-    """``make_run`` in a process of its own (``_RunBeside``), which says what to do in its standard input."""
-    given = json.load(sys.stdin)
+    """``make_run`` in a process of its own (``_RunBeside``), to which a line of its standard input says what to do.
+
+    Where that input ends the sweep was killed: the run saves and leaves, as after a SIGTERM.
+    """
+    given = json.loads(sys.stdin.readline())
+    threading.Thread(target=_leave_with_the_sweep, daemon=True).start()
     sys.argv = given["argv"]  # what the run's record calls its command
     config = RunConfig(**given["config"])
     asked = which_run.Asked(frozenset(given["names"]), frozenset(given["written"]), config)
     wanted = Wanted(resume=given["resume"], jobs=given["jobs"])
     sys.exit(_told(partial(make_run, asked, given["run_hash"], wanted)))
+
+
+def _leave_with_the_sweep() -> None:
+    os.read(0, 1)  # not by ``sys.stdin``, whose lock a thread that waits would hold when Python ends
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _told(work: Callable[[], int]) -> int:
@@ -227,8 +237,10 @@ class _RunBeside:
                 env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ",".join(gpus)},
             )  # fmt: skip
         assert self._process.stdin is not None  # a pipe was asked for
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
-            pipe.write(json.dumps(given).encode())
+        self._pipe = self._process.stdin  # open as long as the sweep lives
+        with contextlib.suppress(BrokenPipeError):
+            self._pipe.write(json.dumps(given).encode() + b"\n")
+            self._pipe.flush()
 
     @property
     def trains(self) -> bool:
@@ -245,6 +257,8 @@ class _RunBeside:
     def ended(self) -> int | None:
         """The exit code; None while it works."""
         code = self._process.poll()
+        if code is not None:
+            self._pipe.close()
         return 128 - code if code is not None and code < 0 else code
 
 
