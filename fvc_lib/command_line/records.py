@@ -12,6 +12,7 @@ import click
 from tqdm import tqdm
 
 from fvc_lib import CHECKOUT
+from fvc_lib.analysis.wording import clean_text
 from fvc_lib.command_line.run_command import NOTEBOOKS
 from fvc_lib.execution.run.exit_codes import EXIT_OF_ERROR
 from fvc_lib.execution.run.session import WRITE_INTERVAL_SECONDS, read_progress
@@ -69,6 +70,7 @@ def execute_record(
     return 0
 
 
+_MOST_OF_A_PART = 80  # characters
 _LINE_SECONDS = 30.0  # between lines where there is no terminal to draw a bar in
 
 
@@ -98,6 +100,7 @@ def _show(path: Path, ended: threading.Event) -> None:
                 # What an earlier call had done says nothing of how fast this one is.
                 every = 0.1 if sys.stderr.isatty() else _LINE_SECONDS
                 bar = tqdm(total=progress.total, desc=progress.what, initial=progress.done, mininterval=every)
+            bar.set_postfix_str(clean_text(progress.part)[:_MOST_OF_A_PART], refresh=False)
             bar.update(progress.done - bar.n)
         if is_last:
             break

@@ -28,7 +28,9 @@ class Browser:
 
     def _judge(self, path: Path, tell: Any) -> Judged:
         self.judged.append((path.name, path.read_bytes()))
-        tell("half way")
+        for done in range(100):
+            tell("half way", done, 100)
+        tell("the end of it", 0, 0)
         if self._fails:
             raise self._fails
         return Judged("fake", "0.9", ("Because.",), b"<html>")
@@ -52,7 +54,10 @@ def test_a_file_in_pieces_is_judged_whole_and_then_deleted(tmp_path):
     assert browser.judged == [("clip one.mp4", content)]
     assert (answer["kind"], answer["verdict"], answer["reasons"]) == ("judged", "fake", ["Because."])
     assert browser.answers[-1][1] == [b"<html>"]
-    assert "half way" in [each.get("text") for each, _ in browser.answers]
+    told = [(each["text"], each["share"]) for each, _ in browser.answers if each["kind"] == "working"]
+    assert told[:2] == [("Looking at it", None), ("Half way, 0 of 100", 0.0)]
+    assert told[-1] == ("The end of it", None)
+    assert len(told) < 100, "as often as one can read, not for each step"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,6 +1,7 @@
 """What a video's own page shows: when it is suspicious, and what there is to say where a part fails."""
 
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -136,7 +137,7 @@ def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, dete
     (tmp_path / "gone.mp4").rename(tmp_path / "away.mp4")
     seen = []
     real = evidence.score_windows
-    monkeypatch.setattr(evidence, "score_windows", lambda n, folds, v: seen.append(folds) or real(n, folds, v))
+    monkeypatch.setattr(evidence, "score_windows", lambda n, folds, *of: seen.append(folds) or real(n, folds, *of))
 
     pages = write_video_pages(verdicts, run.root, out, map_minutes=0)
     names = [page_name(number, str(path)) for number, path in enumerate(files, 1)]
@@ -175,6 +176,35 @@ def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, dete
     other = judging.judge_files(detector, files[:1], rule_of(0.2), out, workers=1)
     write_video_pages(other, run.root, out, map_minutes=0)
     assert (out / "videos" / names[0]).read_text() != hostile
+
+
+def test_judging_and_pages_tell_how_far_they_are_and_at_which_part_of_which_file(run, tmp_path):
+    write_changed(tmp_path / "clip.mp4", 10, 40)
+    told: list[tuple[int, int, str]] = []
+    parts: list[tuple[str, int, int]] = []
+
+    def progress(done: int, total: int, part: str = "") -> None:
+        told.append((done, total, part))
+
+    shutil.rmtree(run.root.parents[2] / "cache" / "feature_distance", ignore_errors=True)
+    detector = detector_of(run.root)
+    verdicts = judging.judge_files(detector, [tmp_path / "clip.mp4"], rule_of(0.3), tmp_path, progress=progress)
+    assert told[0] == (0, 1, "looking at the run's own videos, once, 0 of 12")
+    assert told[-1] == (1, 1, "")
+    told.clear()
+    write_video_pages(
+        verdicts, run.root, tmp_path, map_minutes=5, progress=progress, tell=lambda *part: parts.append(part)
+    )
+    assert list(dict.fromkeys(part for part, _, _ in parts)) == [
+        "decoding the whole video",
+        "judging windows over the whole video",
+        "looking for cuts, stills and black frames",
+        "looking for traces, and for the nearest of the run's videos",
+        "making maps of where it looks fake",
+    ]
+    assert all(done <= total for _, done, total in parts)
+    assert told[0] == (0, 1, "clip.mp4: decoding the whole video")
+    assert told[-1] == (1, 1, "")
 
 
 def test_feature_distance_is_of_the_forward_pass_that_scores_and_is_computed_once(detector, tmp_path, monkeypatch):

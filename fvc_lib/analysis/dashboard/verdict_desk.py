@@ -8,6 +8,7 @@ their page is made; then they are deleted. What is shown comes from Python as te
 import contextlib
 import re
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from fvc_lib.analysis.wording import bytes_text
 from fvc_lib.services.errors import FvcError
+from fvc_lib.services.progress import Tell, part_text
 
 MEGABYTE = 1_000_000
 _PIECE_BYTES = 1 << 20
@@ -38,8 +40,8 @@ class Judged:
     page: bytes = b""
 
 
-# Given a file and what is to be told of how far its judging is.
-Judge = Callable[[Path, Callable[[str], None]], Judged]
+Judge = Callable[[Path, Tell], Judged]  # given a file, and what is told of how far its judging is
+_TELL_SECONDS = 0.2  # between two messages on one part
 
 
 def safe_name(name: str) -> str:
@@ -72,6 +74,7 @@ class Uploads:
         self._folder, self._judge, self._limit_bytes, self._send = folder, judge, limit_bytes, send
         self._coming: dict[str, tuple[Path, int]] = {}
         self._number = 0
+        self._told = ("", "", 0.0)  # file, part and time of the last message on how far judging is
 
     def receive(self, message: Mapping[str, Any], pieces: list[Any]) -> None:
         """Answer one message of the browser; nothing that it holds raises."""
@@ -126,14 +129,19 @@ class Uploads:
         if received < size:
             self._send({"file": file, "kind": "next", "received": received}, [])
             return
-        self._tell(file, "looking at it")
-        found = self._judge(target, lambda text: self._tell(file, text))
+        self._tell(file, "looking at it", 0, 0)
+        found = self._judge(target, lambda part, done, total: self._tell(file, part, done, total))
         self._forget(file)
         answer = {"verdict": found.verdict, "score": found.score, "reasons": list(found.reasons)}
         self._send({"file": file, "kind": "judged", "name": target.name, **answer}, [found.page] if found.page else [])
 
-    def _tell(self, file: str, text: str) -> None:
-        self._send({"file": file, "kind": "working", "text": text}, [])
+    def _tell(self, file: str, part: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if (file, part) == self._told[:2] and now - self._told[2] < _TELL_SECONDS:
+            return
+        self._told = (file, part, now)
+        text = part[:1].upper() + part_text(part, done, total)[1:]
+        self._send({"file": file, "kind": "working", "text": text, "share": done / total if total else None}, [])
 
     def _forget(self, file: str) -> None:
         if file in self._coming:
@@ -229,7 +237,7 @@ function render({ model, el }) {
       upload.bar.value = message.received / upload.file.size;
       sendPiece(upload, message.received);
     } else if (message.kind === "working") {
-      upload.bar.removeAttribute("value");
+      if (message.share === null) upload.bar.removeAttribute("value"); else upload.bar.value = message.share;
       upload.begun = upload.begun || Date.now();
       upload.timer = upload.timer || setInterval(tick, 1000);
       tick();

@@ -79,7 +79,7 @@ def ruler_figure(table: pl.DataFrame, tested: pl.DataFrame) -> go.Figure:
     ticks: list[str] = []
     for number, row in enumerate(shown.iter_rows(named=True), start=1):
         low, high = (row[name] if row[name] is not None else row["score"] for name in ("score_low", "score_high"))
-        ticks.append(figure_text(f"{number} {theme.shortened(Path(row['path']).name, _NAME)}"))
+        ticks.append(figure_text(f"{number} {_short_name(Path(row['path']).name)}"))
         color = _COLORS[row["verdict"]]
         drawn.add_trace(
             go.Scatter(
@@ -93,6 +93,11 @@ def ruler_figure(table: pl.DataFrame, tested: pl.DataFrame) -> go.Figure:
     drawn.update_xaxes(title_text="score (0 real, 1 fake)", range=[-0.03, 1.03])
     drawn.update_layout(showlegend=False)
     return drawn
+
+
+def _short_name(name: str) -> str:
+    """With its middle left out where it is long: files of one source begin alike."""
+    return name if len(name) <= _NAME else f"{name[: _NAME // 2 - 2]}…{name[-(_NAME // 2 + 1) :]}"
 
 
 def verdict_table(table: pl.DataFrame) -> pl.DataFrame:

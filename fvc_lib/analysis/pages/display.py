@@ -41,7 +41,8 @@ class HtmlTable:
     ``caption`` is one sentence above it, plain text; ``names`` are headings for columns whose own name does not read
     well; ``digits`` are decimals of fractional numbers without a unit; rows beyond ``max_rows`` are counted below;
     ``missing`` stands for null;
-    ``links``: of a column, a row's address relative to the page, empty where it has none.
+    ``links``: of a column, a row's address relative to the page, empty where it has none;
+    ``stacks``: on a phone a row's cells stand one below the other, for tables of long texts.
     """
 
     frame: pl.DataFrame
@@ -51,6 +52,7 @@ class HtmlTable:
     max_rows: int = 200
     missing: str = wording.NOT_RECORDED
     links: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    stacks: bool = False
 
     def _repr_html_(self) -> str:
         shown = self.frame.head(self.max_rows)
@@ -65,7 +67,8 @@ class HtmlTable:
             else ""
         )
         return (
-            f'<table class="fvc-table">{caption}<thead><tr>{headings}</tr></thead><tbody>{rows}</tbody></table>'
+            f'<table class="fvc-table{" stacks" * self.stacks}">{caption}'
+            f"<thead><tr>{headings}</tr></thead><tbody>{rows}</tbody></table>"
             f"{self._remark(self.max_rows)}"
         )
 

@@ -50,6 +50,7 @@ _ATTRIBUTES = {
 _HIDDEN_TEXT = re.compile(r"<(script|style)\b.*?(</\1\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _TITLE = re.compile(r"^# +(?P<title>.+?)\s*#*\s*$", re.MULTILINE)
 _ANCHOR = re.compile(r'<a class="anchor-link"[^>]*>&#182;</a>')
+_FOLDED_TAG = "folded"  # of prose on the record itself, which a page does not begin with
 _END_TAG = "papermill-error-cell-tag"  # of the cell that the runner puts before all others
 _LOG_LINK = re.compile(r'(<a\b[^>]*\bhref=")\.\./logs/')
 _VIDEO_PAGE = re.compile(r"videos/\d{4,}_[\w-]*\.html", re.ASCII)  # beside a page of verdicts
@@ -180,6 +181,8 @@ def _cell(cell: Any, source: str, page: _Page) -> str:
     tags = cell.get("metadata", {}).get("tags", [])
     if cell.cell_type == "markdown":
         prose = _prose(source) if source.strip() else ""
+        if _FOLDED_TAG in tags:
+            return f'<details class="code"><summary>About this record</summary>{prose}</details>'
         return f'<div class="alarm">{prose}</div>' if _END_TAG in tags else prose
     if cell.cell_type != "code":
         return ""

@@ -3,7 +3,7 @@
 import atexit
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import islice
@@ -27,6 +27,7 @@ from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.analysis.wording import interval_text
 from fvc_lib.command_line.export import model_card
 from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.progress import Report, Tell, not_reported, part_text, silent
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.bundle_folder import CARD, is_bundle
 from fvc_lib.tasks.video.traces import LIMIT as TRACE_LIMIT, KnownTraces
@@ -44,7 +45,7 @@ PAGES = "videos"  # folder beside verdicts.csv
 MOST_PAGES = 50  # where nothing else is asked for
 MAP_MINUTES = 3.0  # likewise, in all
 _PAGE = re.compile(r"\d{4,}_[\w.-]*\.html", re.ASCII)
-_FORMAT = 5  # of the pages; another number writes them all anew
+_FORMAT = 6  # of the pages; another number writes them all anew
 
 
 def write_video_pages(
@@ -55,15 +56,16 @@ def write_video_pages(
     most: int = MOST_PAGES,
     map_minutes: float = MAP_MINUTES,
     overview: str = "../verdicts.html",
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    progress: Report = not_reported,
+    tell: Tell = silent,
 ) -> dict[str, str]:
     """Write ``folder/videos/NNNN_NAME.html`` for the first ``most`` files that have a score; -1: for all.
 
     A page that is there and of the same verdict is not made again, but where a part of it failed; those of other files
     go. ``model`` is the folder of
     the run or bundle that judged, ``overview`` where the page of all is; empty: there is none. Pages have maps, the
-    first ones, as long as making them takes at most ``map_minutes`` in all; 0: none has. ``progress`` is called with
-    (done, total) after each page.
+    first ones, as long as making them takes at most ``map_minutes`` in all; 0: none has. ``progress`` is told how many
+    pages are done and what is looked for of the next, ``tell`` the latter.
 
     Returns:
         The page of each file, relative to ``folder``, by the file's ``path`` in the table.
@@ -84,17 +86,22 @@ def write_video_pages(
     networks = detector.networks
     quantiles = networks.quantiles() if isinstance(networks, BundleNetworks) else None
     traces = KnownTraces(networks, verdicts.known, detector.distance, quantiles)
-    progress(0, len(pages))
-    for done, (_, row) in enumerate(_scored(verdicts, most), 1):
+    for done, (_, row) in enumerate(_scored(verdicts, most)):
+        name = Path(row["path"]).name
+
+        def told(part: str, some: int, of: int, done: int = done, name: str = name) -> None:
+            tell(part, some, of)
+            progress(done, len(pages), f"{name}: {part_text(part, some, of)}")
+
         path = folder / pages[row["path"]]
         stamp = sha256_of_json([_FORMAT, row, verdicts.limits, standing, card, map_minutes])
         if is_there(path, stamp):
-            progress(done, len(pages))
+            progress(done + 1, len(pages))
             continue
         begin = time.monotonic()
         found = file_evidence(
             detector.networks, verdicts.known, row, map_minutes=map_seconds / 60, distance=detector.distance,
-            traces=traces, judged_alone=detector.judges_alone,
+            traces=traces, judged_alone=detector.judges_alone, tell=told,
         )  # fmt: skip
         if found.maps is not None and found.maps.maps:
             map_seconds = max(1.0, map_seconds - (time.monotonic() - begin))  # at 0 a page would not say why
@@ -104,7 +111,7 @@ def write_video_pages(
             standing=standing, failures=found.failures,
             limits=(*detector.standing.sentences, *verdicts.limits), card=card, overview=overview,
         )  # fmt: skip
-        progress(done, len(pages))
+        progress(done + 1, len(pages))
     return pages
 
 
@@ -182,15 +189,16 @@ def upload_desk(
     folder = stack.enter_context(scratch_folder(detector.networks.config))
     atexit.register(stack.close)
 
-    def judge(path: Path, tell: Callable[[str], None]) -> Judged:
-        tell("Decoding it, and asking every network.")
+    def judge(path: Path, tell: Tell) -> Judged:
+        detector.prepare(tell)
+        number = len(detector.networks.judges)
+        tell(f"decoding it and asking {number} network{'s' * (number != 1)}", 0, 0)
         answers = path.parent / "answers"  # goes with the upload
         found = judge_files(detector, [path], rule, answers, workers=workers, file_seconds=file_seconds)
         row = next(found.rows())
         if row["score"] is None:
             return Judged(row["verdict"] or "", "", tuple(row["reasons"].splitlines()))
-        tell("Looking at all of it, for its page.")
-        pages = write_video_pages(found, model, answers, most=1, map_minutes=map_minutes, overview="")
+        pages = write_video_pages(found, model, answers, most=1, map_minutes=map_minutes, overview="", tell=tell)
         (page,) = pages.values()
         score = interval_text(row["score"], row["score_low"], row["score_high"])
         return Judged(row["verdict"] or "", score, tuple(row["reasons"].splitlines()), (answers / page).read_bytes())

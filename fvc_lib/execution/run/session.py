@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -26,6 +26,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.isolated_workers import SUSPECTS
 from fvc_lib.services.parameters import run_config
+from fvc_lib.services.progress import Report
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run, stage_key
 from fvc_lib.services.stage_logs import MemorySampler, MetricLog
 from fvc_lib.services.tasks import TASK_OF_STAGE
@@ -33,16 +34,15 @@ from fvc_lib.services.tasks import TASK_OF_STAGE
 WRITE_INTERVAL_SECONDS = 0.5
 BETWEEN_CELLS_SECONDS = 0.05
 
-Report = Callable[[int, int], None]
-
 
 @dataclass(frozen=True)
 class Progress:
-    """What a task is doing: ``done`` of ``total`` units of ``what``."""
+    """What a task is doing: ``done`` of ``total`` units of ``what``, and with the next one ``part``."""
 
     what: str
     done: int
     total: int
+    part: str = ""
 
 
 def progress_path(run: RunPaths, stage: str, fold: int | None) -> Path:
@@ -59,38 +59,40 @@ def read_progress(path: Path) -> Progress | None:
 
 
 def file_reporter(path: Path, what: str) -> Report:
-    """A callback ``(done, total)`` that replaces ``path`` at most twice a second and at the end.
+    """A callback ``(done, total, part)`` that replaces ``path`` at most twice a second and at the end.
 
     Not fsynced: losing it in a power cut loses nothing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     last = -WRITE_INTERVAL_SECONDS
 
-    def report(done: int, total: int) -> None:
+    def report(done: int, total: int, part: str = "") -> None:
         nonlocal last
         now = time.monotonic()
         if done < total and now - last < WRITE_INTERVAL_SECONDS:
             return
         last = now
         temporary = temporary_of(path)
-        temporary.write_text(json.dumps(asdict(Progress(what, done, total))))
+        temporary.write_text(json.dumps(asdict(Progress(what, done, total, part))))
         temporary.replace(path)
 
     return report
 
 
 def bar_reporter(what: str) -> Report:
-    """A callback ``(done, total)`` that draws a bar in a live notebook or terminal."""
+    """A callback ``(done, total, part)`` that draws a bar in a live notebook or terminal."""
     from tqdm.auto import tqdm
 
     bar: Any = None
 
-    def report(done: int, total: int) -> None:
+    def report(done: int, total: int, part: str = "") -> None:
         nonlocal bar
         if bar is None:
             bar = tqdm(total=total, desc=what)
         bar.total = total
+        bar.set_postfix_str(part, refresh=False)
         bar.update(done - bar.n)
+        bar.refresh()
         if done >= total:
             bar.close()
 

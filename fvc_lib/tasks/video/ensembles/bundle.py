@@ -116,4 +116,4 @@ def open_ensemble_bundle(folder: Path, *, allow_code: bool = False, held: int | 
         seen += [] if before is None else [before]
     before = pl.concat(seen).unique(maintain_order=True) if seen else None
     lead, familiar = members[record.lead], Familiar(members[0].ranges())
-    return EnsembleDetector(record, members, known, familiar, standing, cautions, before, lead.features)
+    return EnsembleDetector(record, members, known, familiar, standing, cautions, before, lambda _: lead.features())

@@ -11,6 +11,7 @@ import polars as pl
 
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.progress import Tell
 from fvc_lib.services.records.ensembles import EnsembleRecord, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.bundle_folder import NOT_STATED, Standing
@@ -44,7 +45,7 @@ class EnsembleDetector(TrainedDetector):
         standing: Standing = NOT_STATED,
         cautions: Sequence[str] = (),
         before: pl.DataFrame | None = None,
-        distance: Callable[[], FeatureDistance | None] = lambda: None,
+        distance: Callable[[Tell], FeatureDistance | None] = lambda _tell: None,
     ) -> None:
         self.record, self.members = record, tuple(members)
         lead = members[record.lead]
@@ -132,5 +133,12 @@ def ensemble_of(folder: Path, *, held: int | None = None, standing: Standing | N
     before = pl.concat([seen_before(run) for run in runs]).unique(maintain_order=True)
     lead, familiar = members[record.lead], Familiar.of(known.rows)
     return EnsembleDetector(
-        record, members, known, familiar, standing or NOT_STATED, cautions, before, lambda: distance_of(lead, known)
+        record,
+        members,
+        known,
+        familiar,
+        standing or NOT_STATED,
+        cautions,
+        before,
+        lambda tell: distance_of(lead, known, tell),
     )

@@ -22,6 +22,7 @@ from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
 from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.progress import Tell, silent
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, read_table
 from fvc_lib.tasks.bundle_folder import NOT_STATED, RECORD, Standing, is_bundle
@@ -46,7 +47,7 @@ from fvc_lib.video.reencode import recipe_named
 
 _logger = logging.getLogger(__name__)
 
-_LOOKED_FOR = 3  # changes with what findings hold, so that none of another kind is taken from a journal
+_LOOKED_FOR = 4  # changes with what findings hold, so that none of another kind is taken from a journal
 Seen = Callable[[Path, Pixels], None]
 
 
@@ -125,7 +126,7 @@ class TrainedDetector:
         standing: Standing = NOT_STATED,
         cautions: Sequence[str] = (),
         seen_before: pl.DataFrame | None = None,
-        distance: Callable[[], FeatureDistance | None] = lambda: None,
+        distance: Callable[[Tell], FeatureDistance | None] = lambda _tell: None,
     ) -> None:
         before = pl.DataFrame(schema=SEEN_BEFORE) if seen_before is None else seen_before
         self.seen_before = before.filter(~pl.col("content_sha256").is_in(known.rows["content_sha256"].implode()))
@@ -154,8 +155,13 @@ class TrainedDetector:
 
     @cached_property
     def distance(self) -> FeatureDistance | None:
-        """Of a run it is computed when it is first asked for."""
-        return self._distance()
+        """Of a run it is computed when it is first asked for; ``prepare`` tells meanwhile how far that is."""
+        return self._distance(silent)
+
+    def prepare(self, tell: Tell) -> None:
+        """Have ``distance``."""
+        if "distance" not in self.__dict__:
+            self.distance = self._distance(tell)
 
     @cached_property
     def identity(self) -> str:
@@ -365,7 +371,7 @@ def detector_of(
         if before is None:
             cautions = (*cautions, NOT_LISTED)
         familiar, features = Familiar(bundle.ranges()), bundle.features()
-        return TrainedDetector(bundle, known, familiar, bundle.record.standing, cautions, before, lambda: features)
+        return TrainedDetector(bundle, known, familiar, bundle.record.standing, cautions, before, lambda _: features)
     if not is_run(folder):
         raise UsageError(
             f"{str(folder)!r} is neither a bundle ({RECORD}) nor a run folder. To make a bundle of a run: "
@@ -381,7 +387,7 @@ def detector_of(
     before = seen_before(of_run.paths)
     return TrainedDetector(
         of_run, known, Familiar.of(index_of_files(of_run.paths)), standing or NOT_STATED, cautions, before,
-        lambda: distance_of(of_run, known),
+        lambda tell: distance_of(of_run, known, tell),
     )  # fmt: skip
 
 

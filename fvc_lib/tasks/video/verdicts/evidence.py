@@ -13,6 +13,7 @@ import polars as pl
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import FvcError
+from fvc_lib.services.progress import Tell, silent
 from fvc_lib.tasks.video.traces import KnownTraces, Traces
 from fvc_lib.tasks.video.verdicts.feature_distance import UNKNOWN, FeatureDistance, Features
 from fvc_lib.tasks.video.verdicts.maps import ClipMaps, maps_within
@@ -54,12 +55,14 @@ def file_evidence(
     distance: FeatureDistance | None = None,
     traces: KnownTraces | None = None,
     judged_alone: bool = True,
+    tell: Tell = silent,
 ) -> FileEvidence:
     """All parts of one file; ``row`` is of VERDICTS, with a score; maps where they take at most ``map_minutes``.
 
     ``distance`` tells how far a file's features are from those of the run's videos; None: not known.
     ``traces`` is what its own are set beside; None: they are not looked for.
     ``judged_alone`` says whether the row's score is of ``networks`` alone, and so can be compared with theirs.
+    ``tell`` is told which part is looked for.
 
     Raises:
         MemoryError: and whatever else is no fault of the file.
@@ -79,6 +82,7 @@ def file_evidence(
     provenance = part("Where it says it comes from", lambda: provenance_of(path_from_text(row["path"])))
 
     def from_one_pass() -> tuple[Pixels, Pixels, WindowScores | None, Footage | None, Pixels]:
+        tell("decoding the whole video", 0, 0)
         with decoded(networks, path_from_text(row["path"]), row["sha256"]) as video:
             if networks.measurer is not None:
                 failures.append(f"When and where: {_NO_FRAMES}")
@@ -87,12 +91,13 @@ def file_evidence(
             other = _other_score(networks, folds, video, row, features if distance else None)
             failures.extend(other if judged_alone else ())
             shown = np.ascontiguousarray(video.without_bars(video.clips))
-            windows = part("When", lambda: score_windows(networks, folds, video))
+            windows = part("When", lambda: score_windows(networks, folds, video, tell))
             if is_new:
                 is_known = len(features) == len(folds)  # not after out of memory
                 familiar.append(
                     distance.sentence(float(distance.quantiles(features)[0])) if distance and is_known else UNKNOWN
                 )
+            tell("looking for cuts, stills and black frames", 0, 0)
             looked = part("What the video is", lambda: _footage(networks, video, provenance))
             return video.clips, shown, windows, looked, video.found.middle
 
@@ -104,9 +109,10 @@ def file_evidence(
     clips, shown, windows, footage, middle = part("The whole video", from_one_pass) or (None,) * 5
     what = None
     if traces is not None and middle is not None:
+        tell("looking for traces, and for the nearest of the run's videos", 0, 0)
         what = part("What it shows", lambda: traces.of(row, middle, features))
     wanted = clips if map_minutes > 0 and networks.measurer is None else None
-    maps = None if wanted is None else part("Where", lambda: maps_within(networks, folds, wanted, map_minutes))
+    maps = None if wanted is None else part("Where", lambda: maps_within(networks, folds, wanted, map_minutes, tell))
     return FileEvidence(
         row, folds, clips, shown, windows, maps, footage, provenance, what, " ".join(familiar), tuple(failures),
         bool(raised),

@@ -27,6 +27,7 @@ from safetensors.numpy import load_file, save_file
 
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
 from fvc_lib.services.errors import DataError, FvcError
+from fvc_lib.services.progress import Tell, silent
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import FINAL, Networks
 
@@ -236,13 +237,13 @@ class FeatureDistance:
 # --- Of a run
 
 
-def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | None:
+def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> FeatureDistance | None:
     """Of the run's own tested videos, from the clips that are stored; None: not known.
 
     It is not where some clips are gone or damaged, where the network has no head, and where there is no network.
 
     So many groups, in an order that depends on nothing but their names, as have at most ``MOST_VIDEOS`` videos. What
-    was computed once lies in the cache.
+    was computed once lies in the cache. ``tell`` is told how far that is.
     """
     if networks.measurer is not None:
         return None
@@ -263,12 +264,16 @@ def distance_of(networks: Networks, known: KnownVideos) -> FeatureDistance | Non
     if features is None:
         if not all(store.has(video_id, 0) for video_id in tested["video_id"]):
             return None
-        features = {}
+        features, done = {}, 0
         _logger.info("features of %d of the run's videos are computed, once", tested.height)
         for fold in tested["fold"].unique().sort().to_list():
             names = tested.filter(fold=fold)["video_id"].to_list()
             try:
-                found = [_features(networks, fold, name) for name in names]
+                found = []
+                for name in names:
+                    tell("looking at the run's own videos, once", done, tested.height)
+                    found.append(_features(networks, fold, name))
+                    done += 1
             except FvcError:  # a clip that is damaged, or a network without a head
                 return None
             if not all(found):

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.atomic_files import atomic_output, sweep_temporaries
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.progress import Report, not_reported, part_text
 from fvc_lib.services.tables import VERDICTS, check_table, frame_of
 from fvc_lib.tasks.journal import JOURNAL, Journal, found_in_blocks
 from fvc_lib.tasks.video.verdicts.detector import (
@@ -160,7 +161,7 @@ def judge_files(
     workers: int = 0,
     file_seconds: float = 0.0,
     seen: Seen = nobody,
-    progress: Callable[[int, int], None] = lambda _done, _total: None,
+    progress: Report = not_reported,
 ) -> Verdicts:
     """A verdict on each of ``files``, in their order, written to ``folder``.
 
@@ -172,12 +173,13 @@ def judge_files(
         workers: processes that decode; 0: one per core.
         file_seconds: after so long a file is given up; 0: after a minute and a second for each megabyte.
         seen: is given a file that is scored now and its frames, uint8 (T, 3, S, S), as the networks saw them.
-        progress: called with (done, total) after each file.
+        progress: is told how many files are done.
 
     Raises:
         FvcError: as ``TrainedDetector.findings``.
         OSError: a table cannot be written.
     """
+    detector.prepare(lambda part, done, total: progress(0, len(files), part_text(part, done, total)))
     folder.mkdir(parents=True, exist_ok=True)
     sweep_temporaries(folder)  # of a call that was killed
     written, judge = (folder / CSV, folder / LINES), _Judge(detector, rule)

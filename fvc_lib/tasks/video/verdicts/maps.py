@@ -27,6 +27,7 @@ from torch.nn import functional as F
 from fvc_lib.engine.device import deterministic_algorithms, release_cached_memory
 from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.progress import Tell, silent
 from fvc_lib.tasks.video.verdicts.scoring import Networks
 from fvc_lib.video.clips.store import Pixels
 
@@ -41,6 +42,7 @@ MOST_P = 0.05  # of deletion
 _SHARES = (0.05, 0.1, 0.2, 0.35, 0.55)  # of the clip that is deleted, or brought back
 _STEPS = 16  # of integrated gradients
 _TIMED = 3
+_PART = "making maps of where it looks fake"
 
 LIMIT = (
     "A map says what moved these networks' score in this clip, not what was forged: they may be moved by a trace that "
@@ -147,7 +149,13 @@ class EvidenceMap:
 
 
 def maps_of(
-    networks: Networks, folds: Sequence[int], clip: Pixels, *, tiles: int = TILES, blocks: int = BLOCKS
+    networks: Networks,
+    folds: Sequence[int],
+    clip: Pixels,
+    *,
+    tiles: int = TILES,
+    blocks: int = BLOCKS,
+    tell: Tell = silent,
 ) -> tuple[EvidenceMap, ...]:
     """One map per method, with its checks; a method that a network does not allow says so in ``why_not``.
 
@@ -159,11 +167,15 @@ def maps_of(
         clip: uint8 (T, 3, S, S), as the networks see it.
         tiles: T, S are cut into so many tiles a side.
         blocks: and so many blocks of frames.
+        tell: is told how many forward passes are done, of at most how many.
 
     Raises:
         FvcError: as ``Networks.logits``.
     """
-    asked = _Asked(networks, tuple(folds), clip, _Cells.of(clip, tiles, blocks))
+    most = num_passes(len(folds), tiles=tiles, blocks=blocks)
+    asked = _Asked(
+        networks, tuple(folds), clip, _Cells.of(clip, tiles, blocks), lambda done: tell(_PART, min(done, most), most)
+    )
     makers: dict[str, Callable[[_Asked, nn.Module], Floats]] = {
         OCCLUSION: _occlusion,
         GRAD_CAM: _grad_cam,
@@ -187,8 +199,10 @@ class ClipMaps:
     note: str = ""
 
 
-def maps_within(networks: Networks, folds: Sequence[int], clips: Pixels, most_minutes: float) -> ClipMaps:
-    """Maps of that one of ``clips``, uint8 (N, T, 3, S, S), which the networks find most fake.
+def maps_within(
+    networks: Networks, folds: Sequence[int], clips: Pixels, most_minutes: float, tell: Tell = silent
+) -> ClipMaps:
+    """Maps of that one of ``clips``, uint8 (N, T, 3, S, S), which the networks find most fake; ``tell`` as ``maps_of``.
 
     Where the quickest of three batches tells that all passes would take longer than ``most_minutes``, there are none.
 
@@ -209,7 +223,7 @@ def maps_within(networks: Networks, folds: Sequence[int], clips: Pixels, most_mi
             clip, note=f"Not made: maps would take this machine about {np.ceil(minutes):,.0f} minutes for this video, "
             f"and {most_minutes:.2g} were allowed (--map-minutes)."
         )  # fmt: skip
-    return ClipMaps(clip, maps_of(networks, folds, clip))
+    return ClipMaps(clip, maps_of(networks, folds, clip, tell=tell))
 
 
 def num_passes(num_folds: int, *, tiles: int = TILES, blocks: int = BLOCKS) -> int:
@@ -309,7 +323,15 @@ class _Cells:
 class _Asked:
     """A clip, and the logits of what is left of it; counts what that costs."""
 
-    def __init__(self, networks: Networks, folds: tuple[int, ...], clip: Pixels, cells: _Cells) -> None:
+    def __init__(
+        self,
+        networks: Networks,
+        folds: tuple[int, ...],
+        clip: Pixels,
+        cells: _Cells,
+        tell: Callable[[int], None] = lambda _done: None,
+    ) -> None:
+        self._tell = tell
         self.networks, self.folds, self.clip, self.cells = networks, folds, clip, cells
         self.empty = without_detail(clip)
         self.num_passes = 0
@@ -321,7 +343,8 @@ class _Asked:
             gone = [cells[self.cells.of_pixel][:, None] for cells in deleted[first : first + size]]
             clips = np.stack([np.where(each, self.empty, self.clip) for each in gone])
             found.append(self.networks.raw_logits(network, clips))
-        self.num_passes += len(deleted)
+            self.num_passes += len(clips)
+            self._tell(self.num_passes)
         return np.concatenate(found)
 
     def mean_logits(self, deleted: Sequence[npt.NDArray[np.bool_]]) -> Floats:

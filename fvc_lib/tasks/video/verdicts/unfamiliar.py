@@ -113,22 +113,23 @@ class Familiar:
         return cls(training_ranges(index))
 
     def reasons(self, facts: _Facts) -> list[str]:
-        """In what a video is outside, a sentence each; ``facts``: of its probe, named as in INDEX."""
-        found = []
+        """In what a video is outside, in one sentence, or none; ``facts``: of its probe, named as in INDEX."""
+        found, beside = [], list[str]()
         if facts["codec"] not in self.codecs:
-            found.append(f"Unfamiliar: codec {facts['codec']}; the run's videos: {', '.join(sorted(self.codecs))}.")
+            found.append((f"codec {facts['codec']}", ", ".join(sorted(self.codecs))))
         for column, (name, unit, of) in _WATCHED.items():
             value, known = of(facts), self._ranges[column]
             low, high = (known.quantiles.get(share) for share in (_LOW, _HIGH))
             if value is None:
                 if not known.num_unknown:
-                    found.append(f"Unfamiliar: its {name} is not known.")
+                    beside.append(f"its {name} is not known")
             elif low is None or high is None:
-                found.append(f"Unfamiliar: the {name} of the run's videos is not known.")
+                beside.append(f"the {name} of the run's videos is not known")
             elif not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):
-                ends = f"{_shown(low)} to {_shown(high)}"
-                found.append(f"Unfamiliar: {name} {_shown(value)} {unit}; the run's videos: {ends}.")
-        return found
+                found.append((f"{name} {_shown(value)} {unit}", f"{_shown(low)} to {_shown(high)}"))
+        theirs = ["the run's videos: ", *[""] * len(found)]
+        told = [f"{what} ({whose}{known})" for (what, known), whose in zip(found, theirs, strict=False)]
+        return [f"Unfamiliar: {'; '.join([*told, *beside])}."] if told or beside else []
 
 
 def _shown(value: float) -> str:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.services.progress import Tell, silent
 from fvc_lib.tasks.video.verdicts.scoring import FileToScore, Networks, item_to_decode, scratch_folder
 from fvc_lib.video.clips.making import decode_limits
 from fvc_lib.video.clips.store import Pixels
@@ -123,12 +124,13 @@ def decoded(networks: Networks, path: Path, content_sha256: str) -> Iterator[Who
         yield WholeVideo(Windows(**fields), frames)
 
 
-def score_windows(networks: Networks, folds: tuple[int, ...], video: WholeVideo) -> WindowScores:
+def score_windows(networks: Networks, folds: tuple[int, ...], video: WholeVideo, tell: Tell = silent) -> WindowScores:
     """Have the networks of ``folds`` judge every window, as many at once as the run has in a batch."""
     found, behind = video.found, video.found.num_clips
     logits = np.empty((video.num_windows, len(folds)))
     middles = []
     for first in range(0, video.num_windows, networks.batch_size):
+        tell("judging windows over the whole video", first, video.num_windows)
         some = video.windows(first, first + networks.batch_size)
         middles.append(video.without_bars(some[:, some.shape[1] // 2]).copy())
         for column, fold in enumerate(folds):
