@@ -1,4 +1,5 @@
 import os
+import re
 from html.parser import HTMLParser
 
 import duckdb
@@ -96,3 +97,12 @@ def test_an_error_while_something_is_only_shown_stands_in_its_place(capsys):
     assert "does not depend on it" in shown
     with pytest.raises(KeyboardInterrupt), only_shows():
         raise KeyboardInterrupt
+
+
+def test_a_table_that_stacks_names_each_cell_because_a_phone_shows_no_headings():
+    frame = pl.DataFrame({"file": ["a.mp4"], "score": [0.5], "reasons": [None]})
+    html = HtmlTable(frame, missing="", stacks=True)._repr_html_()
+    assert '<table class="fvc-table stacks">' in html
+    assert '<td title="Score" class="number">0.500</td>' in html
+    assert re.search(r'<td title="Reasons"[^>]*></td>', html), "and an empty one is empty, so that it can be left out"
+    assert "stacks" not in HtmlTable(frame)._repr_html_()

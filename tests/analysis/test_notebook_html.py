@@ -121,11 +121,12 @@ def test_code_is_folded_and_parameters_are_named(tmp_path: Path) -> None:
         new_code_cell("print(a)"),
         new_code_cell(""),
         new_raw_cell("<b>raw</b>"),
+        new_markdown_cell("| **Purpose** | all |", metadata={"tags": ["folded"]}),
     ]
     body = rendered(tmp_path / "a.ipynb", *cells)
-    for label in ("Parameters, 2 lines", "Parameters set by the run, 1 line", "Code, 1 line"):
+    for label in ("Parameters, 2 lines", "Parameters set by the run, 1 line", "Code, 1 line", "About this record"):
         assert f'<details class="code"><summary>{label}</summary>' in body
-    assert body.count("<details") == 3
+    assert body.count("<details") == 4
     assert "raw" not in body
 
 

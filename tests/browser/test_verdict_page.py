@@ -30,6 +30,13 @@ HOSTILE = f"<img src=x onerror=window.{SENTINEL}=1>.mp4"
 # voila is built with an older JupyterLab than is installed, and says so.
 _VERSIONS = re.compile(r"(Unsatisfied version|No satisfying version)")
 
+NOTE_WHAT_IS_SHOWN = """() => {
+  window.shown = [];
+  const note = () => document.querySelectorAll(".fvc-state").forEach((each) => window.shown.push(each.textContent));
+  const all = { childList: true, subtree: true, characterData: true };
+  new MutationObserver(note).observe(document.querySelector(".fvc-judged"), all);
+}"""
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -107,18 +114,22 @@ def trouble(watched: Watched) -> list[str]:
 
 def test_two_visitors_drop_videos_read_their_pages_and_ask_nothing_of_the_network(chromium, address, home, opened):
     one, other = (visit(chromium, address, opened, window) for window in ((1240, 900), (390, 800)))
+    one.page.evaluate(NOTE_WHAT_IS_SHOWN)
     drop(one, home / "inbox" / HOSTILE, home / "inbox" / "broken.mp4")
     drop(other, home / "inbox" / "holiday.mp4")
     assert "score" in answer(other, "holiday.mp4")
     assert "score" in answer(one, HOSTILE)
     broken = answer(one, "broken.mp4")
+    shown = one.page.evaluate("window.shown")
+    for part in ("asking 2 networks", "Decoding the whole video", "windows over the whole video", "Looking for traces"):
+        assert any(part in each for each in shown), (part, shown)
     assert "no prediction" in broken
     assert "unreadable" in broken
     assert one.page.locator(".fvc-video").count() == 2, "a visitor sees nobody else's videos"
 
-    with other.page.context.expect_page() as shown:
+    with other.page.context.expect_page() as opening:
         other.page.get_by_text("Read the page").click()
-    page = shown.value
+    page = opening.value
     page.wait_for_load_state()
     assert "holiday.mp4" in page.title()
     assert page.get_by_text("all verdicts").count() == 0

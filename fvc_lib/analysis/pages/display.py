@@ -121,7 +121,8 @@ class HtmlTable:
         color = STANDING_COLORS.get(str(value)) if name == "standing" else None
         if color is not None:  # the word says it too, for those who see no colour
             text = f'<span style="color:{color};font-weight:600">{text}</span>'
-        return f"<td{self._look(name, missing=value is None)}>{text}</td>"
+        title = f' title="{escape(self._heading(name))}"' if self.stacks else ""
+        return f"<td{title}{self._look(name, missing=value is None)}>{text}</td>"
 
     def _shown(self, name: str, value: object) -> str:
         if value is None:

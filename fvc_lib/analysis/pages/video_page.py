@@ -33,6 +33,7 @@ def write_video_page(
     sections: Sequence[Section],
     *,
     stamp: str,
+    prior: str = "",
     standing: str = "",
     failures: Sequence[str] = (),
     limits: Sequence[str] = (),
@@ -47,6 +48,7 @@ def write_video_page(
         known: what the score is set beside.
         sections: in their order.
         stamp: what the page is of; see ``is_there``.
+        prior: share of fakes for which the row's probability is, as it is shown; empty: it has none.
         standing: the sentence of a run that is not shown to be above its controls; empty: it is.
         failures: what could not be found out, a sentence each.
         limits: of the method, likewise.
@@ -58,9 +60,9 @@ def write_video_page(
     """
     name = Path(row["path"]).name
     body = render(
-        "video.html", name=name, row=row, known=known, sections=sections, standing=standing, failures=failures,
-        limits=limits, overview=overview, card=Markup.escape(card), fakes=when.ticks_svg(known.fakes, "fake"),
-        reals=when.ticks_svg(known.reals, "real"),
+        "video.html", name=name, row=row, known=known, prior=prior, sections=sections, standing=standing,
+        failures=failures, limits=limits, overview=overview, card=Markup.escape(card),
+        fakes=when.ticks_svg(known.fakes, "fake"), reals=when.ticks_svg(known.reals, "real"),
         own=when.score_svg(row["score"], row["score_low"], row["score_high"], row["verdict"]),
         about={"File": name, "SHA-256": row["sha256"], "Model": row["model_id"]},
     )  # fmt: skip

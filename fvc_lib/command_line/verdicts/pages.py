@@ -36,7 +36,7 @@ from fvc_lib.tasks.video.verdicts.detector import TrainedDetector
 from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, judge_files
 from fvc_lib.tasks.video.verdicts.maps import LIMIT as MAP_LIMIT, picture_of
-from fvc_lib.tasks.video.verdicts.rule import Rule, score_bounds
+from fvc_lib.tasks.video.verdicts.rule import Rule, percent, score_bounds
 from fvc_lib.tasks.video.verdicts.scoring import FINAL, scratch_folder
 from fvc_lib.tasks.video.verdicts.shots import NOTHING_ODD
 from fvc_lib.tasks.video.verdicts.windows import LIMIT
@@ -108,7 +108,7 @@ def write_video_pages(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_video_page(
             path, row, known, sections_of(found, known), stamp="again" if found.may_pass else stamp,
-            standing=standing, failures=found.failures,
+            prior=percent(verdicts.rule.prior or 0), standing=standing, failures=found.failures,
             limits=(*detector.standing.sentences, *verdicts.limits), card=card, overview=overview,
         )  # fmt: skip
         progress(done + 1, len(pages))

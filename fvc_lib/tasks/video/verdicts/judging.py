@@ -315,4 +315,4 @@ def _concluded(
         return UNDECIDED, against
     rate = rule.called_fake if answer == FAKE else rule.called_real
     other = REAL if answer == FAKE else FAKE
-    return answer, [f"At most {percent(rate)} of the {other}s are called {answer}."]
+    return answer, [f"At most {percent(rate)} of the run's {other}s look as {answer} as this."]
