@@ -116,7 +116,16 @@ def when_section(
             "most": most,
             "least": least,
         }
-    html = render("video_when.html", notes=notes, limit=limit, several=scores.shape[1] > 1, cuts=len(cuts), **values)
+    dashed = known.fake_from is not None or known.real_to is not None
+    html = render(
+        "video_when.html",
+        notes=notes,
+        limit=limit,
+        several=scores.shape[1] > 1,
+        cuts=len(cuts),
+        dashed=dashed,
+        **values,
+    )
     return Section("When", html)
 
 
