@@ -44,7 +44,7 @@ FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", "asked.csv", ANSWER)
 @click.option("--cost", metavar="ALARM:MISS", help="An answer must agree with the threshold of these costs: 5:1.")
 @click.option("--prior", type=float, metavar="SHARE",
               help="Share of fakes where the videos come from: gives the probability there.")  # fmt: skip
-@click.option("--map-minutes", default=3.0, show_default=True, metavar="MINUTES",
+@click.option("--map-minutes", type=click.FloatRange(min=0), default=3.0, show_default=True, metavar="MINUTES",
               help="So long may maps of where videos look fake take, in all; 0: none.")  # fmt: skip
 @click.option("--file-seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="So long may one file take; without: 60, and 1 for each MB of it.")  # fmt: skip

@@ -38,7 +38,7 @@ RECORD_ONLY = "record-only"  # tag of cells that say nothing to somebody who dro
 @click.option("--limit-mb", type=click.IntRange(min=1), default=500, show_default=True, help="Largest video, in MB.")
 @click.option("--error-rate", default=0.1, show_default=True, metavar="SHARE",
               help="Share of the reals that may be called fake, and of the fakes that may be called real.")  # fmt: skip
-@click.option("--map-minutes", default=3.0, show_default=True, metavar="MINUTES",
+@click.option("--map-minutes", type=click.FloatRange(min=0), default=3.0, show_default=True, metavar="MINUTES",
               help="So long may a video's maps of where it looks fake take; 0: none.")  # fmt: skip
 @click.option("--file-seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
               help="So long may one file take; without: 60, and 1 for each MB of it.")  # fmt: skip
