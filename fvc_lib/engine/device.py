@@ -277,6 +277,21 @@ def without_memory() -> Iterator[None]:
         yield
 
 
+def clips_in_a_pass(device: torch.device, batch_size: int) -> int:
+    """How many clips are in every forward pass whose numbers are kept, always as many, however many there are.
+
+    Sums are rounded by the shape of what is computed, so a clip's numbers must not depend on how many others came with
+    it. A CPU takes one clip at a time, which is about as fast; other devices take ``batch_size``, see ``filled_up``.
+    """
+    return 1 if device.type == "cpu" else batch_size
+
+
+def filled_up(clips: Tensor, number: int) -> Tensor:
+    """``number`` clips: ``clips`` (B, ...), where they are fewer, and the last of them again and again."""
+    missing = number - len(clips)
+    return torch.cat([clips, clips[-1:].expand(missing, *clips.shape[1:])]) if missing > 0 else clips
+
+
 def release_cached_memory(device: torch.device) -> None:
     """Give torch's cached blocks back to the device: after an out-of-memory and between stages, never per batch."""
     if device.type == "cuda":

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fvc_lib.detectors.network import PictureTrunk
 from fvc_lib.detectors.weights import load_weights
+from fvc_lib.execution.run.shards import Shard
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS, DetectorSpec, TrunkOptions
 from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table
@@ -96,11 +97,32 @@ def test_every_clip_goes_through_the_trunk_once_whoever_asks(frozen, monkeypatch
     assert first.feature_shape == (4, 16)
 
 
+@pytest.mark.parametrize("is_gpu", [False, True])
+def test_any_number_of_shards_computes_the_same_features_to_the_bit(frozen, monkeypatch, is_gpu):
+    if is_gpu:  # passes of several clips, filled up; on a CPU they show what they would there
+        monkeypatch.setattr(features, "clips_in_a_pass", lambda _device, batch_size: batch_size)
+    made, source = made_clips(frozen.paths), read_fold(frozen.paths, frozen.config, 0)[0]
+    found = []
+    for of in (1, 2, 7):
+        for number in reversed(range(of)):
+            mine = [each for each in made if Shard(number, of).has(each[0])]
+            done: list[tuple[int, int]] = []
+            there = with_features(
+                source, mine, frozen.config, CPU, begin=0.3, stop=lambda: False,
+                progress=lambda *each, done=done: done.append(each),
+            )  # fmt: skip
+            assert done[-1] == (len(mine), len(mine))
+        found.append({path.name: path.read_bytes() for path in there.folder.rglob("*.npy")})
+        prune_set(next(each for each in stored_sets(frozen.config.cache_dir) if each.kind == "features"))
+    assert len(found[0]) == len(made) == 72
+    assert found[0] == found[1] == found[2]
+
+
 def test_a_stop_leaves_what_was_computed_and_the_next_attempt_goes_on(frozen):
     asked = iter(range(100))
-    with pytest.raises(StoppedError, match=r"features of 8 of 72 clips computed"):
+    with pytest.raises(StoppedError, match=r"features of 2 of 72 clips computed"):
         source_of(frozen, stop=lambda: next(asked) >= 2)
-    assert len(list(frozen.store.decode_folder.rglob("features_*/*/*.npy"))) == 8
+    assert len(list(frozen.store.decode_folder.rglob("features_*/*/*.npy"))) == 2
     source = source_of(frozen)
     assert len(list(source.folder.rglob("*.npy"))) == 72
 
@@ -145,6 +167,7 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(frozen, monkeypatch):
         return computed(trunk, source, clips, *rest)
 
     monkeypatch.setattr(features, "_computed", short)
+    monkeypatch.setattr(features, "clips_in_a_pass", lambda _device, batch_size: batch_size)  # as on a GPU
     source = source_of(frozen)
     assert len(list(source.folder.rglob("*.npy"))) == 72
     assert sizes[:3] == [1, 4, 2]

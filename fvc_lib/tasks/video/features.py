@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fvc_lib.detectors.network import Detector, Trunk, build_detector
-from fvc_lib.engine.device import release_cached_memory
+from fvc_lib.engine.device import clips_in_a_pass, filled_up, release_cached_memory
 from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
@@ -97,12 +97,15 @@ def with_features(
     begin: float,
     stop: Callable[[], bool],
     batch_size: Callable[[bool], int] | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Any:
     """``source`` with the features of all clips in ``made`` (video id, augmentation index), where the trunk is frozen;
     else ``source``.
 
     What is there is left out, so a stopped computation goes on where it was. ``begin`` in [0, 1) says at which place of
-    the list. ``batch_size``, told whether any are missing, says how many clips at once; None: the configuration's.
+    the list. ``batch_size``, told whether any are missing, says how many clips at once (``clips_in_a_pass``); None: the
+    configuration's. ``progress`` is called with (done, total) clips. Whoever computes a clip's features, and beside
+    which others, they are the same to the bit, unless memory ran out on a GPU.
 
     Raises:
         StoppedError: ``stop`` said so.
@@ -118,7 +121,7 @@ def with_features(
     clips = [(*each, number) for each in made if source.has(*each) for number in range(config.clips_per_video)]
     if not clips:
         return source
-    shape = tuple(_computed(trunk, source, clips[:1], config.clips.num_frames, device).shape[1:])
+    shape = tuple(_computed(trunk, source, clips[:1], config.clips.num_frames, device, 1).shape[1:])
     folder = ClipStore.of(config).decode_folder / f"features_{_identity(trunk, source, config, device)[:32]}"
     featured = FeatureSource(source, folder, (shape[0], shape[1]))
     note_use(folder, {"model": config.model, "weights": weights.sha256, "clips": source.settings_hash})
@@ -126,7 +129,7 @@ def with_features(
     own = config.batch_size or DETECTORS.get(config.model).micro_batch
     planned = batch_size(not all(map(featured.has_features, clips))) if batch_size else own
     num_frames = config.clips.num_frames
-    _compute(featured, trunk, [*clips[first:], *clips[:first]], num_frames, device, planned, stop)
+    _compute(featured, trunk, [*clips[first:], *clips[:first]], num_frames, device, planned, stop, progress)
     release_cached_memory(device)
     return featured
 
@@ -177,10 +180,14 @@ def _compute(
     device: torch.device,
     batch_size: int,
     stop: Callable[[], bool],
+    progress: Callable[[int, int], None],
 ) -> None:
-    """Write the features that are missing, in batches; out of memory, in smaller ones."""
+    """Write the features that are missing, in batches of one size; out of memory, in smaller ones."""
+    batch_size = clips_in_a_pass(device, batch_size)
     missing = [clip for clip in clips if not featured.has_features(clip)]
     done = said = 0
+    there = len(clips) - len(missing)
+    progress(there, len(clips))
     while done < len(missing):
         if stop():
             raise StoppedError(
@@ -190,7 +197,7 @@ def _compute(
         some = missing[done : done + batch_size]
         todo = [clip for clip in some if not featured.has_features(clip)]  # another fold may have come by
         try:
-            found = _computed(trunk, featured.clips, todo, num_frames, device) if todo else None
+            found = _computed(trunk, featured.clips, todo, num_frames, device, batch_size) if todo else None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or batch_size == 1:
                 raise
@@ -202,16 +209,19 @@ def _compute(
             with atomic_output(featured.path(clip)) as temporary, temporary.open("wb") as stream:
                 np.save(stream, features, allow_pickle=False)
         done += len(some)
+        progress(there + done, len(clips))
         if done * 10 // len(missing) > said:
             said = done * 10 // len(missing)
             _logger.info("features of the frozen trunk: %d of %d clips", done, len(missing))
 
 
-def _computed(trunk: Trunk, source: Any, clips: Sequence[Clip], num_frames: int, device: torch.device) -> Tensor:
-    """Float32 (B, T', F) on the CPU."""
+def _computed(
+    trunk: Trunk, source: Any, clips: Sequence[Clip], num_frames: int, device: torch.device, batch_size: int
+) -> Tensor:
+    """Float32 (B, T', F) on the CPU, of B clips in one pass that is filled up to ``batch_size``."""
     frames = np.empty((len(clips), num_frames, *source.shape[1:]), np.uint8)
     for (video_id, number, which), pixels in zip(clips, frames, strict=True):
         source.load(video_id, number, pixels, which * num_frames)
     with torch.inference_mode():
-        features: Tensor = trunk(torch.from_numpy(frames).to(device))
+        features: Tensor = trunk(filled_up(torch.from_numpy(frames), batch_size).to(device))[: len(clips)]
     return features.float().cpu().contiguous()

@@ -58,7 +58,7 @@ def embeddings_of(
         StoppedError: as asked; what was computed stays.
     """
     source, clips, controls = data.read_fold(paths, config, fold)
-    device = resolve_device("auto", "off").device
+    device = resolve_device(config.device, "off").device
     begin = (fold / config.num_trainings + stable_seed(paths.run_id) / 2**63) % 1
     found: Any = with_features(source, data.made_clips(paths), trunk_config(config), device, begin=begin, stop=stop)
     if not isinstance(found, FeatureSource):

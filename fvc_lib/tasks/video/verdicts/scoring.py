@@ -26,7 +26,14 @@ from torch import Tensor, nn
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, file_state
 from fvc_lib.detectors.network import build_detector, head_of
 from fvc_lib.detectors.weights import OwnWeights, first_weights
-from fvc_lib.engine.device import Precision, deterministic_algorithms, release_cached_memory, resolve_device
+from fvc_lib.engine.device import (
+    Precision,
+    clips_in_a_pass,
+    deterministic_algorithms,
+    filled_up,
+    release_cached_memory,
+    resolve_device,
+)
 from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.training_state import weights_digest
@@ -144,7 +151,7 @@ class Networks:
 
     @property
     def batch_size(self) -> int:
-        """Clips in a network at once."""
+        """Clips that are taken to the networks together; a forward pass has ``clips_in_a_pass`` of them."""
         return self._batch
 
     @cached_property
@@ -196,26 +203,30 @@ class Networks:
     def raw_logits(
         self, network: nn.Module, clips: Pixels, beside: list[Tensor] | None = None
     ) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """float64 (N,) of clips uint8 (N, T, 3, S, S), as ``network`` gives them; a batch at a time.
+        """float64 (N,) of clips uint8 (N, T, 3, S, S), as ``network`` gives them; to the bit what each has alone.
 
-        A batch for which there was no memory leaves nothing in ``beside``, which a hook fills.
+        A pass for which there was no memory leaves nothing in ``beside``, which a hook fills.
         """
         flat, found, done = torch.from_numpy(clips), [], 0
-        kept = 0
-        with torch.inference_mode(), deterministic_algorithms(self.compute.device):
+        kept, device = 0, self.compute.device
+        with torch.inference_mode(), deterministic_algorithms(device):
             while done < len(flat):
+                size = clips_in_a_pass(device, self._batch)
+                these = flat[done : done + size]
                 try:
                     with self._precision.autocast():
-                        some = network(flat[done : done + self._batch].to(self.compute.device))
+                        some = network(filled_up(these, size).to(device))[: len(these)]
                 except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error) or self._batch == 1:
+                    if not is_out_of_memory(error) or size == 1:
                         raise
                     if beside is not None:
                         del beside[kept:]
                     self._batch = max(1, self._batch // 2)
                     release_cached_memory(self.compute.device)
                     continue
-                kept = len(beside or ())
+                if beside is not None:
+                    beside[kept:] = [each[: len(these)] for each in beside[kept:]]
+                    kept = len(beside)
                 found.append(some.double().cpu())
                 done += len(some)
         return np.asarray(torch.cat(found).numpy())
