@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from fvc_lib.command_line import shards
@@ -19,13 +20,15 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.isolated_workers import SUSPECTS
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import INDEX, read_table
+from fvc_lib.services.tables import AUGMENTED, INDEX, read_table
 from fvc_lib.services.tasks import STAGES
+from fvc_lib.tasks.video.data import made_clips, open_clips
+from fvc_lib.tasks.video.features import with_features
 from fvc_lib.video.clips.making import make_clips
 from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.features.measuring import measure_features
 
-STAGES_ON_FILES = ("01_data_index", "03_augmentation", "03b_forensic_features")
+STAGES_ON_FILES = ("01_data_index", "03_augmentation", "03b_forensic_features", "04_fold_training")
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +54,7 @@ def config_of(corpus: Path, folder: Path) -> RunConfig:
     values = {
         "corpus": str(corpus), "runs_dir": str(folder / "runs"), "cache_dir": str(folder / "cache"), "canonical": True,
         "fixed_size": 32, "num_frames": 4, "forensic_features": True, "feature_families": "sharpness,packets",
+        "model": "efficientnet_lite0", "tune": "head", "device": "cpu",
     }  # fmt: skip
     return resolve_config(values, environ={})
 
@@ -61,34 +65,46 @@ class Notebooks:
     def __init__(self, config: RunConfig, run: RunPaths) -> None:
         self.config, self.run = config, run
 
-    def index(self) -> int:
+    def index(self, workers: int = 0) -> int:
         config, run = self.config, self.run
         return build_index(
             config.corpus, index_path=run.index, rejected_path=run.rejected, group_links_path=run.group_links,
             work_dir=Path(config.cache_dir) / "index", near_duplicate_bits=10, max_rejected_share=0.5,
-            recipe=config.recipe, recipe_cache=config.cache_dir,
+            recipe=config.recipe, recipe_cache=config.cache_dir, workers=workers,
         ).num_known  # fmt: skip
 
-    def clips(self) -> int:
+    def clips(self, workers: int = 0) -> int:
         index, store = read_table(self.run.index, INDEX), ClipStore.of(self.config)
-        return make_clips(store, index, self.config.corpus, 2, self.run.augmented_metadata).reused
+        return make_clips(store, index, self.config.corpus, 2, self.run.augmented_metadata, workers=workers).reused
 
-    def features(self) -> int:
+    def features(self, workers: int = 0) -> int:
         config, index = self.config, read_table(self.run.index, INDEX)
-        families, cache = config.feature_families, config.cache_dir
-        return measure_features(index, config.corpus, families, cache, self.run.features, recipe=config.recipe).reused
+        return measure_features(
+            index, config.corpus, config.feature_families, config.cache_dir, self.run.features, recipe=config.recipe,
+            workers=workers,
+        ).reused  # fmt: skip
+
+    def trunk_features(self) -> int:
+        """How many clips' features there are to begin with; all, when it ends."""
+        config, seen = self.config, list[int]()
+        source = open_clips(config, read_table(self.run.augmented_metadata, AUGMENTED))
+        with_features(
+            source, made_clips(self.run), config, torch.device("cpu"), begin=0.0, stop=lambda: False,
+            progress=lambda done, _total: seen.append(done),
+        )  # fmt: skip
+        return seen[0]
 
     def written(self) -> dict[str, str]:
         """The hash of every table and clip."""
         tables = [path for path in sorted(self.run.tables.iterdir()) if path.is_file()]
         cache = Path(self.config.cache_dir)
+        # Those of a frozen trunk lie beside the clips.
         clips = {path.relative_to(cache).as_posix(): path for path in sorted((cache / "clips").rglob("*.npy"))}
         return {name: sha256_of_file(path) for name, path in ({path.name: path for path in tables} | clips).items()}
 
 
 def test_any_number_of_shards_leaves_nothing_to_the_notebooks_and_changes_no_bit(corpus, tmp_path, warm_workers):
     (there := tmp_path / "there").mkdir()
-    (here := tmp_path / "here").mkdir()
     config = config_of(corpus, there)
     run = begin_run(config, command="a test")
     sharded = Notebooks(config, run)
@@ -105,15 +121,20 @@ def test_any_number_of_shards_leaves_nothing_to_the_notebooks_and_changes_no_bit
         for number in range(of):
             shard(stage, f"{number}/{of}")
     assert (sharded.clips(), sharded.features()) == (18, 6)
+    for number in (1, 0, 2, 3):
+        shard("04", f"{number}/4")
+    assert sharded.trunk_features() == 18
     record = read_shard(record_path(run, "03_augmentation", Shard(0, 2)))
     assert (record.state, record.done) == ("done", record.total)
     assert SUSPECTS.in_hand is None
 
-    config = config_of(corpus, here)
-    alone = Notebooks(config, begin_run(config, command="a test"))
-    assert (alone.index(), alone.clips(), alone.features()) == (0, 0, 0)
-    assert sharded.written() == alone.written()
-    assert len(alone.written()) > 18
+    for workers in (1, 3):  # as one notebook with so many processes
+        config = config_of(corpus, tmp_path / f"here_{workers}")
+        alone = Notebooks(config, begin_run(config, command="a test"))
+        assert (alone.index(workers), alone.clips(workers), alone.features(workers)) == (0, 0, 0)
+        assert alone.trunk_features() == 0
+        assert sharded.written() == alone.written()
+        assert len(alone.written()) > 36
 
 
 def test_a_shard_that_cannot_be_is_refused(corpus, tmp_path):
@@ -129,5 +150,6 @@ def test_a_shard_that_cannot_be_is_refused(corpus, tmp_path):
     assert "wanted NUMBER/OF" in refused("01", "2/2")[1]
 
 
-def test_every_stage_that_says_that_it_has_shards_has_work_for_them():
-    assert tuple(shards._WORK) == STAGES_ON_FILES == tuple(stage.name for stage in STAGES if stage.sharded)
+def test_every_stage_that_says_that_it_has_shards_has_work_for_them(corpus, tmp_path):
+    config = config_of(corpus, tmp_path)
+    assert tuple(shards._WORK) == STAGES_ON_FILES == tuple(stage.name for stage in STAGES if stage.sharded(config))

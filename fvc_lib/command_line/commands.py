@@ -15,7 +15,7 @@ from fvc_lib.execution.run.session import read_progress
 from fvc_lib.execution.run.shards import shards_line
 from fvc_lib.execution.run.status import StageStatus, status_now
 from fvc_lib.execution.run.which_run import Inheritance, ask, changes, in_words
-from fvc_lib.execution.slurm.queue import job_states, read_accounting, submitted_jobs
+from fvc_lib.execution.slurm.queue import JobState, job_states, read_accounting, submitted_jobs
 from fvc_lib.services.atomic_files import size_of
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
@@ -39,9 +39,14 @@ _REMEDY_OF_REASON = {
 @click.argument("run", default="latest")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def status(run: str, runs_dir: Path | None) -> None:
-    """Show how far RUN is ('latest', a run id, a part of one, or a run folder)."""
+    """Show how far RUN is ('latest', a run id, a part of one, a run folder, or the folder of a submitted predict)."""
     from fvc_lib.analysis.read.naming import run_labels  # polars takes a second to load
 
+    if submitted_jobs(asked := RunPaths(Path(run).expanduser().absolute())) and not asked.run_json.is_file():
+        is_done = (asked.root / "answer.txt").is_file()
+        click.echo(f"{asked.root}: {'done' if is_done else 'not done; the same predict command goes on with it'}")
+        _show_jobs(asked)
+        return
     paths = find_run(runs_dir or Path(resolve_config().runs_dir), run)
     state = status_now(paths)
     gone_on = "; go on with --resume" if state.state in {"interrupted", "requeue", "failed"} else ""
@@ -54,6 +59,13 @@ def status(run: str, runs_dir: Path | None) -> None:
         click.echo(f"  {key:<28} {stage.state:<12} {seconds:>10}  {_details(key, stage, paths)}".rstrip())
         if stage.state == "failed" and stage.next_setting:
             click.echo(f"    {what_next(paths, stage)}")
+    jobs = _show_jobs(paths)
+    if state.state == "waiting" and all(job.ended for job in jobs):
+        click.echo("  no job of it is in the queue here; submit what is left: --resume RUN --executor slurm")
+
+
+def _show_jobs(paths: RunPaths) -> list[JobState]:
+    """Print how far the shards and jobs are that were submitted; those that the queue knows."""
     for name, of in {job.stages[0]: job.shards for job in submitted_jobs(paths) if job.shards}.items():
         click.echo(f"  {shards_line(paths, name, of)}")
     jobs = job_states(paths)
@@ -61,8 +73,7 @@ def status(run: str, runs_dir: Path | None) -> None:
         if job.state == "COMPLETED" and job.name.endswith("_shards"):  # the line above counts them
             continue
         click.echo(f"  {job}{_REMEDY_OF_REASON.get(job.reason, '')}")
-    if state.state == "waiting" and all(job.ended for job in jobs):
-        click.echo("  no job of it is in the queue here; submit what is left: --resume RUN --executor slurm")
+    return jobs
 
 
 def _details(key: str, stage: StageStatus, run: RunPaths) -> str:

@@ -1,11 +1,13 @@
 """Notebooks that belong to no run: executed by the engine that runs use, the executed copy being the record."""
 
 import os
+import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -17,6 +19,7 @@ from fvc_lib.command_line.run_command import NOTEBOOKS
 from fvc_lib.execution.run.exit_codes import EXIT_OF_ERROR
 from fvc_lib.execution.run.session import WRITE_INTERVAL_SECONDS, read_progress
 from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill, kernel_environment
+from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE
 
 
@@ -31,19 +34,22 @@ def execute_record(
     what: str,
     answer: Path | None = None,
     progress: Path | None = None,
+    goes_on: bool = False,
 ) -> int:
     """Execute the notebook ``name`` into ``folder`` and write its offline ``page``; returns the exit code.
 
     What went wrong is told, ``what`` being the thing that was not made. ``answer`` is a file that the notebook writes,
     a sentence a line; the page begins with the first. ``progress`` is the progress file that the notebook keeps: what
-    it says is shown meanwhile.
+    it says is shown meanwhile. ``goes_on``: the same call goes on where this one was stopped, so SIGUSR1 and SIGTERM
+    end the kernel.
 
     Raises:
+        StoppedError: one of these came.
         OSError: the folder cannot be written.
     """
     from fvc_lib.analysis.pages.report import write_report  # plotly takes a second to load
 
-    record = folder / f"{name}.ipynb"
+    record, kernels = folder / f"{name}.ipynb", list[int]()
     path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
     request = KernelRequest(
         record=record,
@@ -56,10 +62,17 @@ def execute_record(
             **({ATTEMPT_VARIABLE: "1"} if progress else {}),
         },
         log=folder / f"{name}.log",
-        on_start=lambda _: None,
+        on_start=kernels.append,
     )
-    with _shown(progress) if progress else nullcontext():
+    stopped: list[signal.Signals] = []
+    with ExitStack() as stack:
+        if goes_on:
+            stopped = stack.enter_context(_stoppable(kernels))
+        if progress:
+            stack.enter_context(_shown(progress))
         execute_with_papermill(NOTEBOOKS / record.name, dict(parameters), request)
+    if stopped and (request.outcome is None or not request.outcome.ok):
+        raise StoppedError(f"{stopped[0].name}: stopped; what was found is kept, and the same command goes on")
     lines = answer.read_text(encoding="utf-8", errors="replace").splitlines() if answer and answer.is_file() else []
     write_report([record], page, title=title, answer=lines[:1])
     outcome = request.outcome
@@ -68,6 +81,24 @@ def execute_record(
         click.echo(f"error: {what} was not made: {why}\n  its record: {record}", err=True)
         return EXIT_OF_ERROR.get(outcome.error.name, 1) if outcome and outcome.error else 1
     return 0
+
+
+@contextmanager
+def _stoppable(kernels: Sequence[int]) -> Iterator[list[signal.Signals]]:
+    """Pass SIGUSR1 and SIGTERM on to the newest of ``kernels`` (process ids), as an interrupt; yields what came."""
+    came: list[signal.Signals] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        came.append(signal.Signals(number))
+        with suppress(ProcessLookupError):
+            os.kill(kernels[-1] if kernels else os.getpid(), signal.SIGINT)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 _MOST_OF_A_PART = 80  # characters

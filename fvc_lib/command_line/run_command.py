@@ -26,7 +26,7 @@ from fvc_lib.execution.run.record import begin_run, last_attempt, record_resumpt
 from fvc_lib.execution.run.runner import Runner, folds_at_once, make_room
 from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
 from fvc_lib.execution.slurm.job_scripts import Site, SlurmJob, plan_jobs, plan_one_job, read_site
-from fvc_lib.execution.slurm.queue import describe, submit
+from fvc_lib.execution.slurm.queue import describe, submission_text, submit
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
@@ -276,9 +276,7 @@ class RunCommand:
             go_on = command_text("--resume", run.root, "--executor", "slurm")
             raise type(error)(f"{error} The run is there and waits: {go_on}") from error
         for job, handed_in in zip(jobs, submitted, strict=True):
-            after = f" after {', '.join(handed_in.after)}" if handed_in.after else ""
-            folds = "" if job.folds is None else f", {len(job.folds)} {'shards' if job.shards else 'folds'}"
-            click.echo(f"  job {handed_in.job_id}{after}: {job.name}{folds}, {job.memory_mib} MiB ({job.memory_why})")
+            click.echo(f"  {submission_text(job, handed_in)}")
         watch = f"watch it: {command_text('status', run.root)}"
         click.echo(watch if jobs else "nothing to submit: every task is finished")
 

@@ -9,12 +9,11 @@ import click
 
 from fvc_lib.execution.plan.stages import refuse_stage_of_another_task, stage_named
 from fvc_lib.execution.run.shards import Shard, ShardAtWork, work_on
-from fvc_lib.execution.slurm.job_scripts import has_shards
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, find_run
-from fvc_lib.services.tasks import AUGMENTATION, DATA_INDEX, FORENSIC_FEATURES
+from fvc_lib.services.tasks import AUGMENTATION, DATA_INDEX, FOLD_TRAINING, FORENSIC_FEATURES
 
 
 @click.command(short_help="Do the work of one shard of a stage; the jobs of --executor slurm call it.")
@@ -23,11 +22,14 @@ from fvc_lib.services.tasks import AUGMENTATION, DATA_INDEX, FORENSIC_FEATURES
 @click.argument("shard", metavar="NUMBER/OF")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def shard(run: str, stage: str, shard: str, runs_dir: Path | None) -> None:
-    """Probe, decode or measure the files of one shard of STAGE (01, 03 or 03b) of RUN, so that its notebook finds them.
+    """Do the work on files of one shard of STAGE of RUN, so that its notebook finds it done.
 
     \b
     python run_notebooks.py shard latest 03 0/4        the first of four
     python run_notebooks.py --resume latest            all tables, whatever shards were done
+
+    STAGE is 01 (files are probed), 03 (decoded), 03b (measured), or 04 where a frozen trunk sees the clips (what it
+    says of them is computed). On one machine the notebooks alone use all cores.
 
     Files are dealt out by name or content: each is in one shard of four, whoever asks. What is found goes into the
     cache that the notebook reads first; shards may run at once, on any number of machines that share it. Done again, a
@@ -36,18 +38,23 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path | None) -> None:
     paths = find_run(runs_dir or Path(resolve_config().runs_dir), run)
     config, one, of_stage = run_config(paths), Shard.named(shard), stage_named(stage)
     refuse_stage_of_another_task(config, of_stage)
-    if not has_shards(of_stage, config):
+    if not of_stage.sharded(config):
         raise UsageError(
             f"{of_stage.name} of {paths.run_id} has no shards; those that have, of runs whose corpus has videos and is "
-            f"not the sample: {', '.join(_WORK)}."
+            f"not the sample: {', '.join(_WORK)}, the last where a frozen trunk sees the clips."
         )
     if of_stage.name != DATA_INDEX and not paths.index.is_file():
         raise DataError(f"{paths.run_id} has no index yet: {command_text('--only', '01', '--resume', paths.root)}")
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _stop)
+    stop_on_signals()
     with work_on(paths, of_stage.name, one) as at_work:
         _WORK[of_stage.name](config, paths, one, at_work)
     click.echo(f"{of_stage.name}, shard {shard}: done")
+
+
+def stop_on_signals() -> None:
+    """Have SIGTERM and SIGUSR1 end this process with ``StoppedError``, by whose exit code its job is requeued."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, _stop)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -98,8 +105,23 @@ def _measure(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAtWor
                          recipe=recipe, progress=at_work.report, workers=config.workers)  # fmt: skip
 
 
+def _compute_features(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAtWork) -> None:
+    from fvc_lib.engine.device import resolve_device
+    from fvc_lib.services.tables import AUGMENTED, read_table
+    from fvc_lib.tasks.video.classical.embeddings import trunk_config
+    from fvc_lib.tasks.video.data import made_clips, open_clips
+    from fvc_lib.tasks.video.features import with_features
+
+    source = open_clips(config, read_table(run.augmented_metadata, AUGMENTED))
+    mine = [each for each in made_clips(run) if shard.has(each[0])]
+    network = trunk_config(config) if config.of_features else config
+    device = resolve_device(config.device, config.amp).device
+    with_features(source, mine, network, device, begin=0.0, stop=lambda: False, progress=at_work.report)
+
+
 _WORK: dict[str, Callable[[RunConfig, RunPaths, Shard, ShardAtWork], None]] = {
     DATA_INDEX: _probe,
     AUGMENTATION: _make_clips,
     FORENSIC_FEATURES: _measure,
+    FOLD_TRAINING: _compute_features,
 }

@@ -551,6 +551,16 @@ class RunConfig(BaseModel):
         return DETECTORS.of_features(self.model) if self.task == DEFAULT_TASK else ""
 
     @property
+    def has_frozen_trunk(self) -> bool:
+        """Whether a trunk with given weights sees the clips, of which no fold trains anything: features are kept."""
+        if self.task != DEFAULT_TASK or self.of_features == "forensic" or DETECTORS.file_of(self.model) is not None:
+            return False
+        spec, weights = DETECTORS.load(self.model), Path(self.model_weights)
+        is_own = any((weights / name).is_file() for name in ("run.json", "bundle.json"))  # then each fold has another
+        given = bool(self.model_weights) or spec.brings_weights
+        return bool((spec.build_trunk or spec.trunk) and (self.tune or spec.tune) == "head" and given and not is_own)
+
+    @property
     def recipe(self) -> str:
         """Of ``video.reencode``: by which every video is written anew before anything looks at it; empty: by none."""
         rescaling = f"rescale_{self.rescale}_at_{self.rescale_rate}" if self.rescale else ""

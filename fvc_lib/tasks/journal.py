@@ -1,13 +1,15 @@
 """What was found of files, a line each as soon as it is known: whoever is killed goes on with the same folder, and
-nothing is found twice.
+nothing is found twice. Shards of the files write a journal each, and the folder's takes them in (``gather``).
 """
 
+import errno
 import json
+import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, BinaryIO, ClassVar, Generic, Protocol, TypeVar
 
 from fvc_lib.corpus.probing import file_state
 from fvc_lib.services.atomic_files import path_to_text
@@ -15,6 +17,7 @@ from fvc_lib.services.stage_logs import JsonLines
 from fvc_lib.video.decode.source import VideoError, sha256_of_video
 
 JOURNAL = "findings.jsonl"
+_OF_SHARD = "findings.{}.jsonl"
 BLOCK_FILES = 1000  # looked at together: so much is in memory of 100,000
 
 
@@ -44,21 +47,26 @@ class Journal(Generic[Found]):
     Of what an earlier call left, only the places of the lines are in memory.
 
     Args:
-        path: of the file, made where it is not there.
+        folder: of the journal, which is made where it is not there.
         identity: of all that decides what is found; lines of another are passed over.
         kind: the class of what is found, whose ``sha256`` is the file's content.
+        shard: such as ``3_of_16``: what is found goes into a journal of its own, and the folder's is only read.
     """
 
-    def __init__(self, path: Path, identity: str, kind: Callable[..., Found]) -> None:
-        self._identity, self._kind, self._places = identity, kind, dict[str, int]()
+    def __init__(self, folder: Path, identity: str, kind: Callable[..., Found], *, shard: str = "") -> None:
+        self._identity, self._kind = identity, kind
         self._states: dict[str, dict[str, int] | None] = {}  # of the block, before anybody looked at its files
-        self._lines = JsonLines(path)
-        self._earlier = path.open("rb")
-        place = 0
-        for line in self._earlier:
-            if (row := self._row(line)) is not None:
-                self._places[row["path"]] = place
-            place += len(line)
+        own = folder / (_OF_SHARD.format(shard) if shard else JOURNAL)
+        self._lines = JsonLines(own)
+        self._earlier: list[tuple[BinaryIO, dict[str, int]]] = []  # each with the places of its lines, the own first
+        for path in dict.fromkeys((own, folder / JOURNAL)):
+            if path.is_file():
+                stream, places, place = path.open("rb"), dict[str, int](), 0
+                self._earlier.append((stream, places))
+                for line in stream:
+                    if (row := self._row(line)) is not None:
+                        places[row["path"]] = place
+                    place += len(line)
 
     def _row(self, line: bytes) -> dict[str, Any] | None:
         """Of this model; torn and foreign lines are passed over."""
@@ -73,17 +81,18 @@ class Journal(Generic[Found]):
         self._states = {path_to_text(path): file_state(path) for path in block}
         found = {}
         for path, (text, state) in zip(block, self._states.items(), strict=True):
-            if state is None or (place := self._places.get(text)) is None:
-                continue
-            self._earlier.seek(place)
-            row = self._row(self._earlier.readline()) or {}
-            try:
-                finding = row["finding"]
-                if row["state"] == state or sha256_of_video(path) == finding["sha256"]:
-                    said: dict[str, Any] = {n: tuple(v) if type(v) is list else v for n, v in finding.items()}
-                    found[text] = self._kind(path=text, **said)
-            except (OSError, VideoError, KeyError, TypeError):
-                continue
+            for stream, places in self._earlier:
+                if state is None or text in found or text not in places:
+                    continue
+                stream.seek(places[text])
+                row = self._row(stream.readline()) or {}
+                try:
+                    finding = row["finding"]
+                    if row["state"] == state or sha256_of_video(path) == finding["sha256"]:
+                        said: dict[str, Any] = {n: tuple(v) if type(v) is list else v for n, v in finding.items()}
+                        found[text] = self._kind(path=text, **said)
+                except (OSError, VideoError, KeyError, TypeError):
+                    continue
         return found
 
     def append(self, found: Found) -> None:
@@ -94,8 +103,31 @@ class Journal(Generic[Found]):
 
     def close(self) -> None:
         """Flush to the disk."""
-        self._earlier.close()
+        for stream, _ in self._earlier:
+            stream.close()
         self._lines.close()
+
+
+def gather(folder: Path) -> None:
+    """Append what shards found to the journal of ``folder``, and delete theirs; nobody may be writing to any.
+
+    A call that is killed before they are deleted appends the same again, which does no harm.
+
+    Raises:
+        OSError: the disk takes no more.
+    """
+    journals = sorted(folder.glob(_OF_SHARD.format("*_of_*")))
+    if not journals:
+        return
+    with JsonLines(folder / JOURNAL) as lines:
+        for path in journals:
+            with path.open("rb") as stream:
+                while some := stream.readlines(1 << 20):
+                    lines.append_lines([line for line in some if line.endswith(b"\n")])  # the last may be torn
+        if lines.lines_waiting:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(lines.path))
+    for path in journals:
+        path.unlink()
 
 
 def found_in_blocks(

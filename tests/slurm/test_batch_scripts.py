@@ -158,12 +158,20 @@ def test_a_new_run_is_one_job_that_goes_on_with_its_own_run_when_it_is_requeued(
 
 def test_a_shard_that_was_killed_begins_again_and_what_failed_otherwise_does_not(home):
     home.behave(**{"1/3": 137, "2/3": 2})
-    code, said = home.run("shards.sh", "/run", "03_augmentation", "3", "0", "1", "2")
+    code, said = home.run("shards.sh", "3", "0 1 2", "shard", "/run", "03_augmentation")
     assert code == 137
-    calls = [line.split()[-1] for line in home.said() if line.startswith("shard")]
-    assert calls == ["0/3", *["1/3"] * 8, "2/3"]
+    calls = [line for line in home.said() if line.startswith("shard")]
+    assert calls == [f"shard /run 03_augmentation {each}" for each in ["0/3", *["1/3"] * 8, "2/3"]]
     assert said.count("was killed (137)") == 8
-    assert home.run("shards.sh", "/run", "03_augmentation", "3", "0", "1", "2", SLURM_ARRAY_TASK_ID="0")[0] == 0
+    arguments = ("shards.sh", "3", "0 1 2", "predict", "/run", "/a list.csv", "--shard")
+    assert home.run(*arguments, SLURM_ARRAY_TASK_ID="0")[0] == 0
+    assert "predict /run /a list.csv --shard 0/3" in home.said()
+
+
+def test_a_command_as_a_job_leaves_with_its_exit_code(home):
+    home.behave(**{"/out": 3})
+    assert home.run("command.sh", "predict", "/run", "--out", "/out")[0] == 3
+    assert home.said()[0] == "predict /run --out /out"
 
 
 def test_several_stages_are_one_command(home):

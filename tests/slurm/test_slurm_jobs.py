@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import stages_of, tasks_in_order
-from fvc_lib.execution.slurm.job_scripts import RUNNER_MIB, Site, plan_jobs, plan_one_job, render
+from fvc_lib.execution.slurm.job_scripts import RUNNER_MIB, Site, jobs_of_files, plan_jobs, plan_one_job, render
 from fvc_lib.execution.slurm.queue import sbatch_command
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
@@ -38,7 +40,7 @@ def test_the_pipeline_is_a_job_an_array_and_a_job_each_after_the_one_before():
 
 
 def test_stages_on_files_have_an_array_of_shards_before_them_whose_end_is_waited_for_well_or_not(tmp_path):
-    config = CONFIG.model_copy(update={"corpus": "videos", "forensic_features": True})
+    config = CONFIG.model_copy(update={"corpus": "videos", "forensic_features": True, "model": "frame_cnn"})
     site = Site(shard_tasks=3, shard_time="10", shard_memory=700, signal_seconds=60)
     probe, index, decode, measure, clips, folds, _ = plan_jobs(all_tasks(config), config, site, {})
     assert [(job.name, job.folds, job.shards, job.memory_mib) for job in (probe, decode, measure)] == [
@@ -54,9 +56,43 @@ def test_stages_on_files_have_an_array_of_shards_before_them_whose_end_is_waited
     text = render(decode, RunPaths(tmp_path), site)
     assert "#SBATCH --array=0-2\n" in text
     assert "#SBATCH --time=10\n" in text
-    assert f"/shards.sh {tmp_path} 03_augmentation 3 " in text
+    assert f'/shards.sh 3 "$*" shard {tmp_path} 03_augmentation\n' in text
     left = [task for task in all_tasks(config) if task.stage.name == "03_augmentation"]
     assert [job.name for job in plan_jobs(left, config, site, {})] == [decode.name, "03_augmentation"]
+
+
+def test_clips_that_a_frozen_trunk_sees_have_an_array_of_shards_where_training_gets_its_gpus():
+    site = Site(shard_tasks=3, gpus=1, partition_training="gpu", shard_memory=700, signal_seconds=60)
+    given = {"corpus": "videos", "model": "efficientnet_lite0", "tune": "head", "num_ranks": 2}
+    for values in (given, {"corpus": "videos", "model": "embedding_logistic:efficientnet_lite0"}):
+        config = CONFIG.model_copy(update=values)
+        *_, clips, shards, folds, _ = plan_jobs(all_tasks(config), config, site, {})
+        assert (shards.name, shards.shards, shards.ranks, shards.gpus) == ("04_fold_training_shards", 3, 1, 1)
+        assert clips.name in shards.needs
+        assert "#SBATCH --partition=gpu\n" in render(shards, RunPaths(Path("/run")), site)
+        assert (folds.name, folds.after) == ("04_fold_training", (shards.name,))
+    for values in (given | {"tune": "all"}, given | {"corpus": ""}, given | {"model": "frame_cnn"}):
+        config = CONFIG.model_copy(update=values)
+        assert shards.name not in [job.name for job in plan_jobs(all_tasks(config), config, site, {})]
+
+
+def test_a_command_about_files_is_an_array_of_shards_and_a_job_after_it_however_that_ends(tmp_path):
+    of_files, command = stage("30_verdicts"), ("predict", "/runs/my run", "/out/asked.csv", "--out", "/out")
+
+    def jobs_of(num_files: int):
+        return jobs_of_files(
+            of_files, CONFIG, SITE, peak(1000), num_files=num_files, command=command, shard_option="--shard"
+        )
+
+    array, last = jobs_of(5)
+    assert (array.shards, array.folds, last.needs, last.after) == (5, (0, 1, 2, 3, 4), (), (array.name,))
+    assert array.memory_mib == last.memory_mib == 1500 + RUNNER_MIB
+    run = RunPaths(tmp_path)
+    assert "/shards.sh 5 \"$*\" predict '/runs/my run' /out/asked.csv --out /out --shard\n" in render(array, run, SITE)
+    assert "/command.sh predict '/runs/my run' /out/asked.csv --out /out\n" in render(last, run, SITE)
+    assert "--dependency=afterany:7" in sbatch_command(last, run, {array.name: "7"})
+    assert [job.shards for job in jobs_of(1000)] == [8, 0]
+    assert [job.shards for job in jobs_of(1)] == [0]
 
 
 def test_without_videos_of_the_user_or_with_one_shard_no_stage_has_an_array_of_shards():

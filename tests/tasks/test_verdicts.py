@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.verdicts.predict import _only_call_in
+from fvc_lib.execution.run.shards import Shard
 from fvc_lib.services.atomic_files import this_host
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
@@ -23,7 +24,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table, write_table
 from fvc_lib.tasks.video.selection import read_selection
 from fvc_lib.tasks.video.verdicts.detector import decoding_cautions, detector_of
-from fvc_lib.tasks.video.verdicts.judging import Verdicts, answers_to, files_of, judge_files, judged
+from fvc_lib.tasks.video.verdicts.judging import Verdicts, answers_to, files_of, find_out, judge_files, judged
 from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, Rule, at_prior, rule_of, rule_sentences
 from fvc_lib.tasks.video.verdicts.scoring import RunNetworks, scratch_folder
 from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, KnownFootage
@@ -304,6 +305,72 @@ def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, 
     assert sorted(shown) == files
 
 
+def test_a_score_does_not_depend_on_the_videos_beside_it_or_on_what_a_pass_is_filled_up_with(run, monkeypatch):
+    networks = RunNetworks(run, held=None)
+    clips = np.stack([draw_clip(f"v{number}", 0, number % 2 == 0) for number in range(7)])[:, None]
+    alone = [networks.logits(0, clips[each : each + 1], mine := [])[0] for each in range(7)]
+    assert networks.logits(0, clips).tolist() == alone
+    monkeypatch.setattr("fvc_lib.tasks.video.verdicts.scoring.clips_in_a_pass", lambda _device, size: size)
+    features, own = [], []
+    together = networks.logits(0, clips, features)  # passes of four, as on a GPU
+    assert [networks.logits(0, clips[each : each + 1], own)[0] for each in (5, 2)] == together[[5, 2]].tolist()
+    assert features[0].shape == (7, mine[0].shape[1])
+    assert np.array_equal(np.concatenate(own), features[0][[5, 2]])
+
+
+def shard_of(run, files: list[Path], folder: Path, number: int, of: int, **more) -> None:
+    shard = Shard(number, of)
+    find_out(detector_of(run.root), [f for f in files if shard.has(str(f))], folder, str(shard), workers=1, **more)
+
+
+@pytest.mark.parametrize("of", [2, 5])
+def test_shards_in_any_number_and_order_end_in_the_same_tables_to_the_byte(run, tmp_path, of):
+    files = [tmp_path / f"{number}.mp4" for number in range(6)]
+    for file in files[:5]:
+        write_video(file, draw_clip(file.stem, 0, file.stem == "3"))
+    files[5].write_bytes(b"no video")
+    alone, folder = judge(run, files, tmp_path / "alone"), tmp_path / "sharded"
+    folder.mkdir()
+
+    def stop(done, _):
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shard_of(run, files, folder, 0, of, progress=stop)
+    for number in reversed(range(of)):
+        shard_of(run, files, folder, number, of)
+    with (folder / f"findings.0_of_{of}.jsonl").open("ab") as journal:
+        journal.write(b'{"by": "torn')
+    seen: list[Path] = []
+    together = judge(run, files, folder, seen=lambda path, _: seen.append(path))
+    assert (seen, together.num_resumed, alone.num_resumed) == ([], 5, 0)
+    for name in ("verdicts.csv", "verdicts.jsonl"):
+        assert (folder / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
+    assert not list(folder.glob("findings.*_of_*"))
+    assert judge(run, files, folder).num_resumed == 5
+
+
+def test_a_shard_leaves_out_what_the_folder_knows_already(run, tmp_path):
+    files = [tmp_path / f"{number}.mp4" for number in range(3)]
+    for file in files:
+        write_video(file, draw_clip(file.stem, 0, False))
+    judge(run, files[:2], tmp_path / "out")
+    shard_of(run, files, tmp_path / "out", 0, 1)
+    rows = (tmp_path / "out" / "findings.0_of_1.jsonl").read_text().splitlines()
+    assert [json.loads(row)["path"] for row in rows] == [str(files[2])]
+
+
+def test_a_file_at_which_a_shard_died_again_and_again_is_given_up_and_named(run, tmp_path):
+    write_video(tmp_path / "bad.mp4", draw_clip("bad", 0, False))
+    record = tmp_path / "out" / "shards" / "30_verdicts" / "0_of_2.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"given_up": [str(tmp_path / "bad.mp4")]}))
+    (row,) = judge(run, [tmp_path / "bad.mp4"], tmp_path / "out").rows()
+    assert row["failure"].startswith("crashed: ")
+    assert f"it ended the whole process twice; to try it again, delete {record}." in row["failure"]
+
+
 def test_a_run_whose_cache_cannot_be_made_here_uses_this_machines(run, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FVC_CACHE_DIR", str(tmp_path / "here"))
@@ -386,9 +453,16 @@ def test_nothing_that_the_command_did_not_write_is_written_over(run, tmp_path):
     assert (tmp_path / "asked.csv").read_text() == "path\nx.mp4\n"
 
 
-def test_two_calls_never_write_to_one_folder_at_once(tmp_path):
-    first = _only_call_in(tmp_path)
-    with pytest.raises(UsageError, match="another call is writing there"):
-        _only_call_in(tmp_path)
-    first.release()
-    _only_call_in(tmp_path).release()
+def test_two_calls_never_write_to_one_folder_at_once_but_shards_do(tmp_path):
+    def refused(shard: Shard | None = None) -> None:
+        with pytest.raises(UsageError, match="another call is writing there"), _only_call_in(tmp_path, shard):
+            pass
+
+    with _only_call_in(tmp_path):
+        refused()
+        refused(Shard(0, 2))
+    with _only_call_in(tmp_path, Shard(0, 2)), _only_call_in(tmp_path, Shard(1, 2)):
+        refused(Shard(1, 2))
+        refused()
+    with _only_call_in(tmp_path):
+        pass

@@ -6,30 +6,47 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
-from filelock import FileLock, Timeout
 
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.command_line.models import find_model, load_detector, task_of_model, verdict_detector
 from fvc_lib.command_line.records import execute_record
+from fvc_lib.command_line.shards import stop_on_signals
 from fvc_lib.command_line.verdicts.predictions import FILES as PREDICTIONS, predict_files
-from fvc_lib.services.atomic_files import write_bytes
+from fvc_lib.execution.plan.stage_memory import PredictedPeak
+from fvc_lib.execution.run.lock import run_lock
+from fvc_lib.execution.run.shards import Shard, ShardAtWork, work_on
+from fvc_lib.execution.slurm.job_scripts import Site, SlurmJob, jobs_of_files, read_site
+from fvc_lib.execution.slurm.queue import describe, submission_text, submit
+from fvc_lib.services.atomic_files import path_to_text, write_bytes
 from fvc_lib.services.errors import DataError, UsageError, command_text
+from fvc_lib.services.memory.workers import WORKER_BYTES
 from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.progress import Report, not_reported
 from fvc_lib.services.records.ensembles import is_ensemble, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import DEFAULT_TASK, VERDICTS
+from fvc_lib.services.tasks import DEFAULT_TASK, VERDICTS, Stage
+
+if TYPE_CHECKING:
+    from fvc_lib.tasks.video.verdicts.detector import TrainedDetector
+    from fvc_lib.tasks.video.verdicts.scoring import Networks
 
 _SHOWN = 20
-_OF_VERDICTS = ("error_rate", "fpr", "cost", "prior", "map_minutes", "file_seconds", "pages", "final")
-ANSWER = "answer.txt"
+_OF_VERDICTS = (
+    "error_rate", "fpr", "cost", "prior", "map_minutes", "file_seconds", "pages", "final", "executor", "dry_run",
+    "shard",
+)  # fmt: skip
+# What the jobs of --executor slurm are about; its networks compute, on a GPU where a site has some.
+_STAGE = Stage(VERDICTS, (), lambda _run, _fold: (), lambda _run, _fold: (), trains=True, kernel_bytes=900_000_000)
+ANSWER, ASKED = "answer.txt", "asked.csv"
 PROGRESS = "progress.json"
-FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", "asked.csv", ANSWER)
+FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", ASKED, ANSWER)
 
 
 @click.command(
@@ -53,6 +70,11 @@ FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", "asked.csv", ANSWER)
               help="So many judged videos get a page of their own with evidence; 0: none, -1: all.")  # fmt: skip
 @click.option("--allow-code", is_flag=True, help="Run the code of a bundle's own network or crop: read it first.")
 @click.option("--final", is_flag=True, help="Ask the run's one network of all groups (train_final), not the folds'.")
+@click.option("--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
+              help="slurm: as jobs, with the settings of slurm/site.conf, a share of the files each.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="With --executor slurm: print the jobs' scripts; writes nothing.")
+@click.option("--shard", metavar="NUMBER/OF",
+              help="Find out about one share of the files, such as 0/4; the command without it goes on.")  # fmt: skip
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 @click.pass_context
 def predict(
@@ -70,6 +92,9 @@ def predict(
     pages: int,
     allow_code: bool,
     final: bool,
+    executor: str,
+    dry_run: bool,
+    shard: str | None,
     runs_dir: Path | None,
 ) -> None:
     """Ask the networks of MODEL whether the videos at PATH... are fake.
@@ -98,6 +123,10 @@ def predict(
     found of a file is kept at once in findings.jsonl: with the same --out a call that was stopped or killed goes on,
     and another rule scores nothing again. A file that has changed is judged anew.
 
+    With --executor slurm an array of jobs finds out about a share of the files each, and a last job does what they left
+    and writes tables, pages and the notebook, the same to the bit; 'status FOLDER' says how far they are. By hand:
+    --shard 0/4 to 3/4 with one --out, at once and on any machines that share it, then the command without --shard.
+
     A run or bundle of task image gives pictures classes and numbers, one of task video_text gives videos captions and
     the nearest of its own texts: predictions.csv, predictions.jsonl and predictions.html in runs/predictions/TIME_RUN
     or --out, where a call that was stopped goes on likewise. Files that it was trained on are marked. Of the options
@@ -106,6 +135,7 @@ def predict(
     Exit codes: 0 at least one video was read, 1 the notebook failed, 2 usage, 3 no video could be read.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.tasks.bundle_folder import is_bundle  # torch takes a second to load
+    from fvc_lib.tasks.video.ensembles.detector import EnsembleDetector
     from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks
     from fvc_lib.tasks.video.verdicts.judging import files_of
     from fvc_lib.tasks.video.verdicts.rule import rule_of
@@ -122,13 +152,21 @@ def predict(
         _predict(context, found, paths, runs, out, jobs, allow_code=allow_code)
         return
     if is_bundle(found):
-        bundle = BundleNetworks(found, allow_code=allow_code)  # refused before anything is written
-        name, final = bundle.name, final or FINAL in bundle.folds
+        # Refused before anything is written.
+        networks: Sequence[Networks] = [BundleNetworks(found, allow_code=allow_code)]
+        name, final = networks[0].name, final or FINAL in networks[0].folds
     elif is_ensemble(found):
-        verdict_detector(found, allow_code=allow_code, final=final)  # likewise
+        ensemble = verdict_detector(found, allow_code=allow_code, final=final)  # likewise
+        networks = ensemble.members if isinstance(ensemble, EnsembleDetector) else [ensemble.networks]
         name = read_ensemble(found).name
     else:
-        name = RunNetworks(RunPaths(found), final=final).name
+        networks = [RunNetworks(RunPaths(found), final=final)]
+        name = networks[0].name
+    if dry_run and executor != "slurm":
+        raise UsageError("--dry-run: shows the jobs of --executor slurm. Give that as well.")
+    if shard is not None and (executor == "slurm" or out is None):
+        raise UsageError("--shard: is what a job does; leave --executor out, and name the shards' folder with --out.")
+    part = None if shard is None else Shard.named(shard)
     if fpr is not None and cost is not None:
         raise UsageError("--fpr and --cost: give one of them.")
     decide_at = f"fpr={fpr:.12f}" if fpr is not None else f"cost={cost}" if cost is not None else ""
@@ -138,14 +176,35 @@ def predict(
     rule_of(error_rate, decide_at, prior or 0.0)
     files = files_of(paths)
     folder = (out or runs / "verdicts" / f"{time.strftime('%Y%m%d_%H%M%S')}_{name}").expanduser().absolute()
-    page, answer = folder / "verdicts.html", folder / ANSWER
-    asked = _take_folder(context, folder, FILES, files)
-    rule = [("--error-rate", error_rate), ("--fpr", fpr), ("--cost", cost), ("--prior", prior), ("--jobs", jobs)]
-    rule += [("--pages", pages), ("--map-minutes", map_minutes), ("--file-seconds", file_seconds)]
-    given = [str(text) for pair in rule if pair[1] is not None for text in pair] + ["--allow-code"] * allow_code
-    given += ["--final"] * final
-    again = command_text("predict", found, asked, "--out", folder, *given)
-    click.echo(f"model {found}\n{count_text(len(files), 'video')}\nto go on after a stop: {again}")
+    asked = folder / ASKED
+    options: dict[str, object] = {
+        "--error-rate": error_rate, "--fpr": fpr, "--cost": cost, "--prior": prior, "--jobs": jobs, "--pages": pages,
+        "--map-minutes": map_minutes, "--file-seconds": file_seconds, "--runs-dir": runs_dir and runs_dir.absolute(),
+    }  # fmt: skip
+    more = [str(text) for pair in options.items() if pair[1] is not None for text in pair]
+    more += ["--allow-code"] * allow_code + ["--final"] * final
+    command = ["predict", str(found), str(asked), "--out", str(folder), *more]
+    if part is not None:
+        _refuse_foreign(folder, FILES)
+        detector = verdict_detector(found, allow_code=allow_code, final=final)
+        _find_out_shard(part, detector, files, folder, jobs or 0, file_seconds or 0.0)
+        return
+    slurm_jobs, site = list[SlurmJob](), read_site() if executor == "slurm" else None
+    if site is not None:
+        slurm_jobs = jobs_of_files(_STAGE, resolve_config(), site, _peak(networks, site), num_files=len(files),
+                                   command=command, shard_option="--shard")  # fmt: skip
+        if dry_run:
+            click.echo(describe(slurm_jobs, RunPaths(folder), site))
+            return
+    held = context.with_resource(ExitStack())
+    _take_folder(held, folder, FILES, files)
+    click.echo(f"model {found}\n{count_text(len(files), 'video')}\nto go on after a stop: {command_text(*command)}")
+    if site is not None:
+        held.close()  # the jobs take it
+        for job, handed_in in zip(slurm_jobs, submit(slurm_jobs, RunPaths(folder), site), strict=True):
+            click.echo(f"  {submission_text(job, handed_in)}")
+        click.echo(f"watch it: {command_text('status', folder)}")
+        return
     parameters: dict[str, Any] = {
         "run_dir": str(found),
         "asked_videos": [str(asked)],
@@ -161,13 +220,41 @@ def predict(
         "output_folder": str(folder),
     }
     code = execute_record(
-        VERDICTS, folder, parameters, page=page, title=f"Verdicts by {name}", runs_dir=str(runs),
-        what="the table of verdicts", answer=answer, progress=folder / PROGRESS,
+        VERDICTS, folder, parameters, page=folder / "verdicts.html", title=f"Verdicts by {name}",
+        runs_dir=str(runs), what="the table of verdicts", answer=folder / ANSWER, progress=folder / PROGRESS,
+        goes_on=True,
     )  # fmt: skip
     if code:
         context.exit(code)
-    for told in answer.read_text(encoding="utf-8", errors="replace").splitlines():
+    _tell_verdicts(folder)
+
+
+def _find_out_shard(
+    shard: Shard, detector: "TrainedDetector", files: Sequence[Path], folder: Path, jobs: int, file_seconds: float
+) -> None:
+    """What is found of the files of one shard goes into a journal of its own in ``folder``."""
+    from fvc_lib.tasks.video.verdicts.judging import find_out  # torch takes a second to load
+
+    mine = [path for path in files if shard.has(path_to_text(path))]
+    folder.mkdir(parents=True, exist_ok=True)
+    stop_on_signals()
+    with _only_call_in(folder, shard) as report:
+        find_out(detector, mine, folder, str(shard), workers=jobs, file_seconds=file_seconds, progress=report)
+    click.echo(f"{VERDICTS}, shard {shard.number}/{shard.of}: {count_text(len(mine), 'video')} done")
+
+
+def _peak(networks: Sequence["Networks"], site: Site) -> PredictedPeak:
+    """Of a process that judges: all networks, each file twice while it is read, and a worker for each processor."""
+    weights = sum(fold.path.stat().st_size for each in networks for fold in each.folds.values())
+    peak = _STAGE.kernel_bytes + 2 * weights + site.cpus * WORKER_BYTES
+    return PredictedPeak(peak, f"a kernel, {weights / 1e6:,.0f} MB of weights twice, and {site.cpus} workers")
+
+
+def _tell_verdicts(folder: Path) -> None:
+    """Print what was found; ``DataError`` where no video could be read."""
+    for told in (folder / ANSWER).read_text(encoding="utf-8", errors="replace").splitlines():
         _tell(clean_text(told))
+    page = folder / "verdicts.html"
     shown = num_read = count = 0
     with (folder / "verdicts.jsonl").open(encoding="utf-8") as lines:
         for count, line in enumerate(lines, start=1):  # of a hundred thousand rows one is in memory
@@ -205,15 +292,26 @@ def _predict(
     files = files_of(paths, predictor.kind)
     folder = out or runs / "predictions" / f"{time.strftime('%Y%m%d_%H%M%S')}_{predictor.name}"
     folder = folder.expanduser().absolute()
-    asked = _take_folder(context, folder, PREDICTIONS, files)
+    asked = _take_folder(context.with_resource(ExitStack()), folder, PREDICTIONS, files)
     given = [*(["--jobs", str(jobs)] if jobs else []), *["--allow-code"] * allow_code]
     click.echo(f"model {model}\n{count_text(len(files), 'picture' if predictor.kind == 'image' else 'video')}")
     click.echo(f"to go on after a stop: {command_text('predict', model, asked, '--out', folder, *given)}")
     predict_files(predictor, files, folder, jobs or 0)
 
 
-def _take_folder(context: click.Context, folder: Path, written: Sequence[str], files: Sequence[Path]) -> Path:
-    """Make ``folder`` this call's, without what an earlier one has ``written``; returns the list of ``files`` there.
+def _refuse_foreign(folder: Path, written: Sequence[str]) -> None:
+    """``UsageError`` where what lies in ``folder`` under the names ``written`` is not of this command."""
+    from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
+
+    others = [name for name in written if os.path.lexists(folder / name)]
+    if others and not any((folder / own).is_file() for own in (f"{VERDICTS}.ipynb", JOURNAL)):
+        raise UsageError(f"--out {str(folder)!r}: has {others[0]!r}, which is not of this command. Give a new folder.")
+
+
+def _take_folder(held: ExitStack, folder: Path, written: Sequence[str], files: Sequence[Path]) -> Path:
+    """Make ``folder`` this call's while it is ``held``, without what an earlier one has ``written``.
+
+    Returns the path of the list of ``files`` there.
 
     Raises:
         UsageError: what is there is not of this command, or another call is writing there.
@@ -221,15 +319,13 @@ def _take_folder(context: click.Context, folder: Path, written: Sequence[str], f
     """
     from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
 
-    others = [name for name in written if os.path.lexists(folder / name)]
-    if others and not any((folder / own).is_file() for own in (f"{VERDICTS}.ipynb", JOURNAL)):
-        raise UsageError(f"--out {str(folder)!r}: has {others[0]!r}, which is not of this command. Give a new folder.")
+    _refuse_foreign(folder, written)
     folder.mkdir(parents=True, exist_ok=True)
-    context.call_on_close(_only_call_in(folder).release)
+    held.enter_context(_only_call_in(folder))
     (folder / JOURNAL).touch()
     for each in written:  # an earlier call's are not those of one that fails
         (folder / each).unlink(missing_ok=True)
-    asked = folder / "asked.csv"  # nothing that goes on reads standard input again
+    asked = folder / ASKED  # nothing that goes on, and no job, reads standard input again
     quoted = (os.fsencode(path).replace(b'"', b'""') for path in files)
     write_bytes(asked, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
     return asked
@@ -246,15 +342,19 @@ def _tell(text: str, *, indent: int = 2) -> None:
     click.echo(text)
 
 
-def _only_call_in(folder: Path) -> FileLock:
-    """A lock on ``folder`` that goes with this process, killed or not; ``UsageError`` where another call has it."""
-    lock = FileLock(folder / ".lock", fallback_to_soft=False)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise UsageError(
-            f"--out {str(folder)!r}: another call is writing there. Wait for it, or give another folder."
-        ) from error
-    except (OSError, NotImplementedError) as error:  # a file system without locks
-        click.echo(f"note: {str(folder)!r} cannot be locked ({error}): let no other call write there.", err=True)
-    return lock
+@contextmanager
+def _only_call_in(folder: Path, shard: Shard | None = None) -> Iterator[Report]:
+    """Hold ``folder``, or beside others one shard of its files, which the function that it yields says how far it is.
+
+    Raises:
+        UsageError: another call has it.
+    """
+    run = RunPaths(folder)
+    with ExitStack() as stack:
+        try:
+            at_work = stack.enter_context(work_on(run, VERDICTS, shard) if shard else run_lock(run))
+        except UsageError as error:
+            raise UsageError(
+                f"--out {str(folder)!r}: another call is writing there. Wait for it, or give another folder. {error}"
+            ) from error
+        yield at_work.report if isinstance(at_work, ShardAtWork) else not_reported

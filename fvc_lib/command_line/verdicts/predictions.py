@@ -34,7 +34,7 @@ def predict_files(predictor: "Predictor", files: Sequence[Path], folder: Path, w
     from fvc_lib.analysis.figures.gallery import Card, strip, thumbnail  # torch and plotly take seconds to load
     from fvc_lib.analysis.pages.predictions_page import MOST_CARDS, write_predictions_page
     from fvc_lib.analysis.wording import clean_text, count_text
-    from fvc_lib.tasks.journal import JOURNAL, Journal, found_in_blocks
+    from fvc_lib.tasks.journal import Journal, found_in_blocks
     from fvc_lib.tasks.predicting import PART_SENTENCES, Finding
 
     one = "picture" if predictor.kind == "image" else "video"
@@ -58,7 +58,7 @@ def predict_files(predictor: "Predictor", files: Sequence[Path], folder: Path, w
     num_done = num_read = num_known = num_resumed = 0
     sweep_temporaries(folder)  # of a call that was killed
     with ExitStack() as stack:
-        journal = stack.enter_context(closing(Journal(folder / JOURNAL, predictor.identity, Finding)))
+        journal = stack.enter_context(closing(Journal(folder, predictor.identity, Finding)))
         bar = stack.enter_context(click.progressbar(length=len(files), label=f"{one}s", hidden=not sys.stdout.isatty()))
         temporaries = [stack.enter_context(atomic_output(folder / name)) for name in (CSV, LINES)]
         csv, lines = (stack.enter_context(path.open("w", encoding="utf-8")) for path in temporaries)

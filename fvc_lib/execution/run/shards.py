@@ -104,8 +104,9 @@ class ShardAtWork:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._write()
 
-    def report(self, done: int, total: int) -> None:
-        """So many files are done, of so many."""
+    def report(self, done: int, total: int, part: str = "") -> None:
+        """So many files are done, of so many; which ``part`` of the work the next is at is not put down."""
+        del part
         if total != self._now.total:  # the first report, or of the next kind of work
             self._started, self._now.known = time.monotonic(), done
         self._now.done, self._now.total = done, total

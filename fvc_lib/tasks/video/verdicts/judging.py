@@ -6,7 +6,8 @@ size, length or rate beyond theirs, and everything, where the run is not shown t
 
 Files are looked at in blocks, so that as much is in memory of a hundred thousand as of a thousand. What is found of one
 is appended to a journal at once: whoever is killed goes on with the same folder, and nothing is scored twice. The
-journal knows no rule, so another rule on the same files scores nothing either.
+journal knows no rule, so another rule on the same files scores nothing either. Shards of the files (``find_out``) have
+a journal each, and what is found of a file depends on no other file, so that how many there are changes no bit.
 """
 
 import json
@@ -29,9 +30,12 @@ from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.atomic_files import atomic_output, sweep_temporaries
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.isolated_workers import SUSPECTS
 from fvc_lib.services.progress import Report, not_reported, part_text
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import VERDICTS, check_table, frame_of
-from fvc_lib.tasks.journal import JOURNAL, Journal, found_in_blocks
+from fvc_lib.services.tasks import VERDICTS as VERDICTS_STAGE
+from fvc_lib.tasks.journal import Journal, found_in_blocks, gather
 from fvc_lib.tasks.video.verdicts.detector import (
     Finding,
     Seen,
@@ -169,7 +173,8 @@ def judge_files(
         detector: of a run or a bundle.
         files: absolute, each once.
         rule: when an answer is given.
-        folder: for the tables, and for the journal by which a call that was killed goes on.
+        folder: for the tables, and for the journal by which a call that was killed goes on, and into which goes what
+            shards found.
         workers: processes that decode; 0: one per core.
         file_seconds: after so long a file is given up; 0: after a minute and a second for each megabyte.
         seen: is given a file that is scored now and its frames, uint8 (T, 3, S, S), as the networks saw them.
@@ -182,6 +187,8 @@ def judge_files(
     detector.prepare(lambda part, done, total: progress(0, len(files), part_text(part, done, total)))
     folder.mkdir(parents=True, exist_ok=True)
     sweep_temporaries(folder)  # of a call that was killed
+    gather(folder)
+    SUSPECTS.read(RunPaths(folder).shards / VERDICTS_STAGE, VERDICTS_STAGE)
     written, judge = (folder / CSV, folder / LINES), _Judge(detector, rule)
     counts, shown, num_resumed = Counter[str](), [judge.table([])], 0
 
@@ -191,7 +198,7 @@ def judge_files(
         )
 
     with ExitStack() as stack:
-        journal = stack.enter_context(closing(Journal(folder / JOURNAL, detector.identity, Finding)))
+        journal = stack.enter_context(closing(Journal(folder, detector.identity, Finding)))
         temporaries = [stack.enter_context(atomic_output(path)) for path in written]
         table, lines = (stack.enter_context(path.open("w", encoding="utf-8")) for path in temporaries)
 
@@ -209,6 +216,29 @@ def judge_files(
                 shown.append(some)
     limits = (*detector.cautions, *detector.remarks, *_limits(detector, rule))
     return Verdicts(pl.concat(shown).head(_MOST_SHOWN), counts, num_resumed, detector, rule, limits, written)
+
+
+def find_out(
+    detector: TrainedDetector,
+    files: Sequence[Path],
+    folder: Path,
+    shard: str,
+    *,
+    workers: int = 0,
+    file_seconds: float = 0.0,
+    progress: Report = not_reported,
+) -> None:
+    """Note in ``folder`` what is found of the ``files`` of one ``shard``, such as ``3_of_16``; ``judge_files`` goes on.
+
+    The other arguments, and what is raised, as of ``judge_files``.
+    """
+
+    def find(rest: list[Path]) -> Generator[Finding]:
+        return detector.findings(rest, workers=workers, file_seconds=file_seconds)
+
+    with closing(Journal(folder, detector.identity, Finding, shard=shard)) as journal:
+        for _ in found_in_blocks(journal, files, find, progress):
+            pass
 
 
 _RANGE = "The range beside a score is that of the folds' networks, no interval with a stated coverage."
