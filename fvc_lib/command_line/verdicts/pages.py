@@ -198,9 +198,13 @@ def upload_desk(
         row = next(found.rows())
         if row["score"] is None:
             return Judged(row["verdict"] or "", "", tuple(row["reasons"].splitlines()))
-        pages = write_video_pages(found, model, answers, most=1, map_minutes=map_minutes, overview="", tell=tell)
-        (page,) = pages.values()
         score = interval_text(row["score"], row["score_low"], row["score_high"])
+
+        def told(part: str, done: int, total: int) -> None:
+            tell(f"{row['verdict']}, score {score}; for its page: {part}", done, total)
+
+        pages = write_video_pages(found, model, answers, most=1, map_minutes=map_minutes, overview="", tell=told)
+        (page,) = pages.values()
         return Judged(row["verdict"] or "", score, tuple(row["reasons"].splitlines()), (answers / page).read_bytes())
 
     return verdict_desk(folder, judge, limit_mb)
