@@ -35,7 +35,7 @@ _SAID_ELSEWHERE = frozenset(
     "--to", type=click.Path(path_type=Path), help="The folder to write, not there yet. Without: ./bundle_RUN."
 )
 @click.option("--format", "form", type=click.Choice(("onnx", "torch_export")),
-              help="Write each fold's network in this form as well, compared with it.")  # fmt: skip
+              help="Write each network in this form as well, compared with it.")  # fmt: skip
 @click.option("--final", is_flag=True, help="Write the run's one network of all groups (train_final), not the folds'.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def export(run: str, to: Path | None, form: str | None, final: bool, runs_dir: Path | None) -> None:
@@ -57,9 +57,10 @@ def export(run: str, to: Path | None, form: str | None, final: bool, runs_dir: P
     as code, which whoever loads the bundle must allow. A run that is not above its controls is exported as well: the
     card and every loading say so first.
 
-    With --format each network is there a second time as a file that needs neither this project nor its code: from
-    pixels to logits, any number of clips at once. Each is loaded and compared with its network on the run's clips;
-    where a logit differs by more than 0.0001, or the network cannot be written so, nothing is written.
+    With --format (tasks video and image) each network is there a second time as a file that needs neither this project
+    nor its code: from pixels to logits, any number of clips or pictures at once. Each is loaded and compared with its
+    network on the run's; where an output differs by more than 0.0001, or the network cannot be written so, nothing is
+    written.
 
     Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
@@ -103,16 +104,16 @@ def _write_task_bundle(run: RunPaths, target: Path, *, form: str, final: bool) -
     from fvc_lib.command_line.task_card import task_card
     from fvc_lib.tasks.predictor_bundle import write_predictor_bundle
 
-    if form or final:
-        option, task = f"--{'format' if form else 'final'}", run_config(run).task
-        raise UsageError(f"{option}: is for runs of task {DEFAULT_TASK}; {run.run_id} is of task {task}. Leave it out.")
+    if final:
+        task = run_config(run).task
+        raise UsageError(f"--final: is for runs of task {DEFAULT_TASK}; {run.run_id} is of task {task}. Leave it out.")
     headline, standing = run_headline(run), standing_of_task_run(run)
     if headline.notes:
         raise DataError(f"{run.run_id} is not exported: {' '.join(headline.notes)}")
     standing = standing.model_copy(update={"sentences": [_without_place(each, run) for each in standing.sentences]})
     card = task_card(run, standing.sentences, is_above_control=standing.standing == "above control")
-    write_predictor_bundle(run, target, standing, card)
-    return 1, standing.sentences[:1]
+    told = write_predictor_bundle(run, target, standing, card, form=form)
+    return 1, [*standing.sentences[:1], *([told] if told else [])]
 
 
 def write_ensemble(ensemble: RunPaths, target: Path) -> tuple[int, list[str]]:

@@ -212,6 +212,14 @@ class Predictor:
         """Write what ``of_bundle`` reads, ``own_files`` as far as there is something to write; raises ``OSError``."""
         raise NotImplementedError
 
+    def write_form(self, paths: RunPaths, form: str, path: Path) -> str:
+        """Write the network of the run in ``paths`` to ``path`` as ``form`` too; what it is, in sentences.
+
+        Raises:
+            UsageError: it cannot be written so, or says something else there; or the task has no such forms.
+        """
+        raise UsageError(f"--format {form}: is not for runs of task {self.config.task}. Leave it out.")
+
     @property
     def decode_hash(self) -> str:
         """Hex SHA-256 of the code and library that decode."""

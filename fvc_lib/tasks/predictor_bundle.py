@@ -43,6 +43,7 @@ from fvc_lib.tasks.bundle_folder import (
 )
 from fvc_lib.tasks.predicting import Predictor, Trained, outcome_of, predictor_class, predictor_of
 from fvc_lib.tasks.stored_answer import StoredAnswer
+from fvc_lib.tasks.video.verdicts.forms import SUFFIXES, check_packages
 
 FORMAT = 1
 _NETWORK, _KNOWN, _TEXT_ENCODER = "network.safetensors", "known_files.parquet", "text_encoder"
@@ -78,31 +79,39 @@ class PredictorRecord(Strict):
     standing: Standing
 
 
-def write_predictor_bundle(paths: RunPaths, folder: Path, standing: Standing, card: str) -> PredictorRecord:
+def write_predictor_bundle(paths: RunPaths, folder: Path, standing: Standing, card: str, *, form: str = "") -> str:
     """Write the run's bundle to ``folder``, which is there whole or not at all, and load it from there.
 
     Args:
         paths: a finished run of a task without verdicts.
         folder: not there yet.
         standing: where the run's model stands.
-        card: the model card.
+        card: the model card, behind which a section on the network's other form is added where there is one.
+        form: in which the network is written as well (``forms.SUFFIXES``); empty: none.
+
+    Returns:
+        Sentences on the other form.
 
     Raises:
-        UsageError: the run is not finished, or ``folder`` is there.
+        UsageError: the run is not finished, ``folder`` is there, or the network cannot be written as ``form``.
         FvcError: a file of the run is damaged, or the code of its network has changed.
         OSError: as the file system gave it.
     """
+    if form:
+        check_packages(form)
     predictor = predictor_of(paths, standing)
     with new_folder(folder) as building:
-        record = _fill(building, paths, predictor, card)
+        (building / WEIGHTS).mkdir()
+        path = (building / WEIGHTS / _NETWORK).with_suffix(SUFFIXES.get(form, ""))
+        told = predictor.write_form(paths, form, path) if form else ""
+        _fill(building, paths, predictor, f"{card}\n## Without this project\n\n{told}\n" if told else card)
         if open_predictor_bundle(building, allow_code=True).identity != predictor.identity:
             raise refused(building, "what was written is not what the run says; report this")
-    return record
+    return told
 
 
-def _fill(folder: Path, paths: RunPaths, predictor: Predictor, card: str) -> PredictorRecord:
+def _fill(folder: Path, paths: RunPaths, predictor: Predictor, card: str) -> None:
     config, state = predictor.config, predictor.trained.state
-    (folder / WEIGHTS).mkdir()
     write_weights_with_digest(folder / WEIGHTS / _NETWORK, state, {"run": paths.run_id})
     predictor.write(folder)
     files = predictor.files_of_run(paths)
@@ -144,7 +153,6 @@ def _fill(folder: Path, paths: RunPaths, predictor: Predictor, card: str) -> Pre
     write_json(folder / RECORD, record.model_dump(mode="json"))
     write_text(folder / CARD, card)
     write_digests(folder)
-    return record
 
 
 def open_predictor_bundle(folder: Path, *, allow_code: bool = False) -> Predictor:

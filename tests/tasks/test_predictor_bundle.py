@@ -1,5 +1,6 @@
 """Bundles of tasks image and video_text: they say what their runs say, and nothing damaged or hostile is loaded."""
 
+import importlib
 import json
 import os
 import pickle
@@ -132,7 +133,7 @@ def test_what_is_for_verdicts_alone_refuses_such_a_bundle(home, tmp_path):
     with pytest.raises(UsageError, match="in task video alone"):
         weights_path(str(home / "bundle"))
     moved = home / "away" / ("images" if task == "image" else "captions") / "run_0"
-    for option in (["--final"], ["--format", "onnx"]):
+    for option in (["--final"], *([["--format", "torch_export"]] if task == "video_text" else [])):
         done = CliRunner().invoke(main, ["export", str(moved), "--to", str(tmp_path / "b"), *option])
         assert done.exit_code == 2, done.output
     assert not (tmp_path / "b").exists()
@@ -308,6 +309,29 @@ def test_the_registry_gives_back_what_the_run_said(home, tmp_path, monkeypatch):
     assert asked(made.uri, home, tmp_path / "out") == 0
     for name in TABLES:
         assert (tmp_path / "out" / name).read_bytes() == (home / "by_run" / name).read_bytes()
+
+
+@pytest.mark.verdicts  # torch.export takes half a minute, too
+@pytest.mark.parametrize("form", ["onnx", "torch_export"])
+def test_another_form_says_of_pictures_what_the_network_says(homes, tmp_path, form):
+    home = homes["image"]
+    run = RunPaths(home / "away" / "images" / "run_0")
+    export = CliRunner().invoke(main, ["export", str(run.root), "--to", str(tmp_path / "b"), "--format", form])
+    assert export.exit_code == 0, export.output
+    assert "2 drawn pictures (the run has none here): no output differs by more than" in export.output
+    assert "## Without this project" in (tmp_path / "b" / "README.md").read_text()
+    pixels = np.random.default_rng(1).integers(0, 256, (3, 3, 16, 16), dtype=np.uint8)
+    with torch.no_grad():
+        said = open_predictor_bundle(tmp_path / "b").network(torch.from_numpy(pixels))
+        wanted = torch.cat([said["class_logits"], said["values"]], dim=1).numpy()
+        if form == "onnx":
+            runtime = importlib.import_module("onnxruntime")
+            session = runtime.InferenceSession(str(tmp_path / "b" / "model" / "network.onnx"))
+            found = session.run(["outputs"], {"images": pixels})[0]
+        else:
+            program = torch.export.load(tmp_path / "b" / "model" / "network.pt2").module()
+            found = program(torch.from_numpy(pixels)).numpy()
+    assert np.abs(found - wanted).max() < 1e-4
 
 
 def test_a_call_that_was_killed_goes_on_and_answers_no_file_twice(home, tmp_path):

@@ -84,7 +84,9 @@ def predict_files(predictor: "Predictor", files: Sequence[Path], folder: Path, w
                     below = (Path(each.path).name, *each.lines, *remarks)
                     cards.append(Card(seen, f"{one} {each.path}", each.title, below))
 
-    told = f"{count_text(len(files), one)}: {num_read:,} read, {len(failures):,} not; {num_known:,} of them the run's."
+    told = (
+        f"{count_text(len(files), one)}: {num_read:,} read, {len(failures):,} not; {num_known:,} of them are the run's."
+    )
     notes = (*predictor.cautions, *predictor.notes)
     write_predictions_page(
         folder / PAGE, f"Predictions by {predictor.name}", told, (*worth, *notes), cards, num_read, failures,

@@ -1,7 +1,8 @@
-"""A fold's network as a file that needs no code of ours: ONNX, or what ``torch.export`` writes.
+"""A network as a file that needs no code of ours: ONNX, or what ``torch.export`` writes.
 
-From pixels to logits, in float32, with any number of clips at once. What was written is loaded again as whoever gets it
-would, and must give the network's own logits on real clips. Nothing here is read when a bundle is loaded.
+From pixels to its numbers, in float32, with any number of clips or pictures at once. What was written is loaded again
+as whoever gets it would, and must give the network's own numbers on real ones. Nothing here is read when a bundle is
+loaded.
 """
 
 import copy
@@ -39,17 +40,21 @@ class ClipsToCompare:
     """What a written network is compared on.
 
     Attributes:
-        pixels: uint8 (B, T, 3, S, S).
-        are_real: of the run's videos; else they were drawn.
+        pixels: uint8 (B, ...), (T, 3, S, S) each of clips, (3, S, S) of pictures.
+        are_real: of the run's files; else they were drawn.
+        what: they are, in the plural.
     """
 
     pixels: Pixels
     are_real: bool
+    what: str = "clips"
 
     @property
     def described(self) -> str:
         """How many there are of which kind."""
-        return f"{len(self.pixels)} {'clips of the run' if self.are_real else 'drawn clips (the run has none here)'}"
+        if self.are_real:
+            return f"{len(self.pixels)} {self.what} of the run"
+        return f"{len(self.pixels)} drawn {self.what} (the run has none here)"
 
 
 def clips_to_compare(paths: RunPaths, store: ClipStore) -> ClipsToCompare:
@@ -85,18 +90,26 @@ def check_packages(form: str) -> None:
             ) from error
 
 
-def write_form(network: nn.Module, form: str, path: Path, clips: ClipsToCompare, name: str) -> float:
+def write_form(
+    network: nn.Module,
+    form: str,
+    path: Path,
+    clips: ClipsToCompare,
+    name: str,
+    names: tuple[str, str] = (INPUT, OUTPUT),
+) -> float:
     """Write ``network`` to ``path`` as ``form``, and compare what was written with it.
 
     Args:
-        network: uint8 (B, T, 3, S, S) to float (B,); not changed.
+        network: uint8 (B, ...) to float (B,) or (B, N); not changed.
         form: a key of ``SUFFIXES``.
         path: of the new file; weights beyond 2 GB lie beside, as ``.data``.
         clips: to compare on.
         name: of the network, for messages.
+        names: of its input and output.
 
     Returns:
-        The largest difference of a logit.
+        The largest difference of an output.
 
     Raises:
         UsageError: a package is missing, or the network cannot be written in this form or says something else there.
@@ -110,7 +123,7 @@ def write_form(network: nn.Module, form: str, path: Path, clips: ClipsToCompare,
     with torch.no_grad(), _quiet():
         try:
             program = _exported(network, pixels[:2])
-            written = _onnx(program, path) if form == ONNX else _torch_export(program, path)
+            written = _onnx(program, path, names) if form == ONNX else _torch_export(program, path)
             wanted, found = (
                 torch.cat([answer(pixels[:size]) for size in _BATCHES]).double() for answer in (network, written)
             )
@@ -125,8 +138,9 @@ def write_form(network: nn.Module, form: str, path: Path, clips: ClipsToCompare,
     difference = float((wanted - found).abs().max()) if wanted.shape == found.shape else float("nan")
     if not difference <= TOLERANCE:
         raise UsageError(
-            f"{told}: does not say what the network says: on {clips.described}, a logit differs by {difference:g}, and "
-            f"{TOLERANCE:g} is allowed. Nothing was written. Export without --format, or with another."
+            f"{told}: does not say what the network says: on {clips.described}, an output differs by "
+            f"{difference:g}, and {TOLERANCE:g} is allowed. Nothing was written. Export without --format, or with "
+            "another."
         )
     return difference
 
@@ -147,13 +161,13 @@ def _torch_export(program: Any, path: Path) -> Callable[[Tensor], Tensor]:
     return loaded
 
 
-def _onnx(program: Any, path: Path) -> Callable[[Tensor], Tensor]:
-    made = torch.onnx.export(program, dynamo=True, input_names=[INPUT], output_names=[OUTPUT], verbose=False)
+def _onnx(program: Any, path: Path, names: tuple[str, str]) -> Callable[[Tensor], Tensor]:
+    made = torch.onnx.export(program, dynamo=True, input_names=names[:1], output_names=names[1:], verbose=False)
     assert made is not None
     made.save(path)
     runtime = importlib.import_module("onnxruntime")
     session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return lambda pixels: torch.from_numpy(session.run([OUTPUT], {INPUT: pixels.numpy()})[0])
+    return lambda pixels: torch.from_numpy(session.run([names[1]], {names[0]: pixels.numpy()})[0])
 
 
 @contextmanager
