@@ -28,6 +28,7 @@ from fvc_lib.services.stage_logs import JsonLines
 from fvc_lib.video.decode.clip import Clip, VideoProbe, decode_clip, probe_video
 from fvc_lib.video.decode.source import RefusedVideo, VideoError, picture_names, sha256_of_video
 from fvc_lib.video.decode.still_image import ImageFacts, StillImageError, examine_image
+from fvc_lib.video.decode.tar_members import member_at
 from fvc_lib.video.reencode import recipe_named, reencode_files, reencoded_path
 
 # --- What is done with one untrusted file, in a worker process: probe, a few frames for the hash, content hash.
@@ -224,8 +225,10 @@ def probe_files(
 
 
 def file_state(path: Path) -> dict[str, int] | None:
-    """What tells that a file, or a folder of pictures, is unchanged; None where it cannot be looked at."""
+    """What tells that a file, one in a tar, or a folder of pictures is unchanged; None where it cannot be looked at."""
     try:
+        if (member := member_at(path)) is not None:
+            return {"size_bytes": member.size_bytes, "mtime_ns": member.mtime_ns}
         status = path.stat()
         if stat.S_ISDIR(status.st_mode):
             states = [(path / name).stat() for name in picture_names(path)]

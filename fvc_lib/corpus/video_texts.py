@@ -21,6 +21,7 @@ from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, counts_text, refuse_lost, written_when_refused
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
 from fvc_lib.corpus.samples.captions import generate_sample_captions
+from fvc_lib.corpus.tar_samples import tar_files, tar_samples, tars_in
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -30,7 +31,8 @@ from fvc_lib.services.tables import PARTS, VIDEO_TEXTS, check_table, frame_of
 
 ACCEPTED = (
     "Wanted a manifest with the columns 'path' and 'text', if known also 'split' (train, validation, test) and "
-    "'group': CSV, any other separated text (manifest_separator) or Parquet; or a folder with one such file in it."
+    "'group': CSV, any other separated text (manifest_separator) or Parquet; or a folder with one such file in it; or "
+    "a tar, or a folder of tars, with KEY.mp4 and KEY.txt or KEY.json (WebDataset)."
 )
 
 
@@ -96,6 +98,36 @@ def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool =
         else:
             rejections.add_file(row.path, refusal, row=row.number)
     return PairListing(files.root, tuple(rows), rejections, tuple(sorted(memberships)), len(table.rows))
+
+
+def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListing:
+    """Every video of a tar, or of the tars of a folder, with the text beside it.
+
+    The text is that of ``KEY.txt``, else ``text`` or ``caption`` of ``KEY.json``, where ``split`` and ``group`` are
+    read too.
+
+    Raises:
+        UsageError: a tar is cut, damaged or compressed.
+    """
+    corpus = Path(corpus)
+    files, rejections = tar_files(corpus, allow_outside), Rejections()
+    samples, rows, memberships = tar_samples(corpus, files, rejections), list[PairRow](), set[tuple[str, str]]()
+    for number, sample in enumerate(samples, start=1):
+        cells = {name.lower(): text for name, text in sample.cells.items()}
+        said = {
+            column: next(filter(None, (label_table.cell_text(cells, name) for name in names)), None)
+            for column, names in (("group", label_table.GROUP_COLUMNS), ("split", label_table.SPLIT_COLUMNS))
+        }
+        part, no_part = label_table.stated_part({"split": said["split"] or ""}, "split")
+        text = normalised_text(sample.text or cells.get("text", "") or cells.get("caption", ""))
+        refusal = sample.refusal or _text_refusal(text) or no_part
+        if sample.refusal is None and said["group"]:
+            memberships.add((sample.path, said["group"]))
+        if refusal is None:
+            rows.append(PairRow(number, sample.path, text, part, said["group"]))
+        else:
+            rejections.add_file(sample.path, refusal, row=number)
+    return PairListing(files.root, tuple(rows), rejections, tuple(sorted(memberships)), len(samples))
 
 
 def _text_refusal(text: str) -> Refusal | None:
@@ -189,7 +221,14 @@ def video_text_root(config: RunConfig) -> Path:
     """
     if not config.corpus:
         return (Path(config.data_dir) / "sample_captions").absolute()
-    return label_table.find_table(Path(config.corpus), ACCEPTED).parent.absolute()
+    if _is_of_tars(corpus := Path(config.corpus)):
+        return (corpus if corpus.is_dir() else corpus.parent).absolute()
+    return label_table.find_table(corpus, ACCEPTED).parent.absolute()
+
+
+def _is_of_tars(corpus: Path) -> bool:
+    """A folder with a manifest in it is read by that, whatever else lies there."""
+    return bool(tars_in(corpus)) and not (corpus.is_dir() and label_table.tables_in(corpus))
 
 
 def index_video_texts(
@@ -212,12 +251,14 @@ def index_video_texts(
         stop: asked after each of them.
 
     Raises:
-        UsageError: the corpus is no such manifest.
+        UsageError: the corpus is no such manifest, or a tar is damaged.
         DataError: no usable pair, too many lost, or too few groups for three parts.
         LeakageError: the manifest's own split has a group or a video on two sides.
         StoppedError: ``stop`` said so.
     """
-    if config.corpus:
+    if config.corpus and _is_of_tars(Path(config.corpus)):
+        listing = read_tar_pairs(config.corpus, allow_outside=config.allow_outside)
+    elif config.corpus:
         manifest = label_table.find_table(config.corpus, ACCEPTED)
         listing = read_pairs(manifest, config.manifest_separator, allow_outside=config.allow_outside)
     else:

@@ -152,8 +152,11 @@ def spawn(tiny, lives, attempt):
 
 @pytest.mark.fault(3)
 @pytest.mark.long
-def test_kill_9_twice_then_to_the_end_equals_the_undisturbed_run(tiny_training, tmp_path):
+@pytest.mark.parametrize("source", ["store", "stream"])
+def test_kill_9_twice_then_to_the_end_equals_the_undisturbed_run(tiny_training, tmp_path, source):
     """In mid-epoch of the model, then of the control; new processes each time."""
+    if source == "stream":
+        tiny_training = streamed(tiny_training, num_workers=1)
     assert spawn(tiny_training, 6, 1).returncode == -9
     assert spawn(tiny_training, 22, 2).returncode == -9
     last = spawn(tiny_training, -1, 3)

@@ -17,6 +17,7 @@ from av.packet import Packet
 from av.video.stream import VideoStream
 
 from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, UnreadableVideo, VideoSource
+from fvc_lib.video.decode.tar_members import member_at
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -129,9 +130,12 @@ def missing_bytes(path: Path) -> int:
     """
     if path.is_dir():  # of pictures, each of which was looked at
         return 0
-    with path.open("rb") as file:
-        head = file.read(4096)
-        num_bytes = file.seek(0, 2)
+    if (member := member_at(path)) is not None:
+        head, num_bytes = member.read(4096), member.size_bytes
+    else:
+        with path.open("rb") as file:
+            head = file.read(4096)
+            num_bytes = file.seek(0, 2)
     stated = _riff_bytes(head) if head.startswith(b"RIFF") else _ebml_bytes(head)
     return stated - num_bytes if stated > num_bytes + _SLACK_BYTES else 0
 

@@ -1,13 +1,13 @@
 """Opening a video safely: local files only, the best video stream, one decoder thread, one family of errors.
 
-A folder of pictures is a video, too: each PNG or JPEG in it is a frame, in the order of the numbers in their names. It
-is read as the pictures one behind the other, states no rate, and its content is the pictures, whatever they are called.
+A plain file in a tar is a video, too (``tar_members``). So is a folder of pictures: each PNG or JPEG in it is a
+frame, in the order of the numbers in their names. It is read as the pictures one behind the other, states no rate, and
+its content is the pictures, whatever they are called.
 """
 
 import errno
 import hashlib
 import io
-import mmap
 import os
 import re
 import stat
@@ -30,6 +30,7 @@ from av.video.stream import VideoStream
 
 from fvc_lib.services.atomic_files import AnyPath, sha256_of_file
 from fvc_lib.services.errors import FvcError
+from fvc_lib.video.decode.tar_members import member_at, opened_bytes
 
 # What a file is that is named like a video and is none: told by its first bytes, with what to do about it.
 
@@ -239,7 +240,7 @@ def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource
     """Open ``path`` and choose its best video stream; the container is closed in any case.
 
     Args:
-        path: a local file, or a folder of pictures.
+        path: a local file, one in a tar, or a folder of pictures.
         thorough: let ffmpeg decode the first frames to learn the rate and how far frames are reordered. Without, MP4
             and Matroska open 5 to 50 times as fast; what only the bitstream tells is then known after the first frame.
 
@@ -251,11 +252,12 @@ def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource
     head = pictures[:_HEAD_BYTES] or _check_file(path)
     if head[:4] == b"RIFF" and head[8:16] == b"WEBPVP8X" and head[20:21] and head[20] & 2:  # RFC 9649, 2.7
         raise UnsupportedVideo(path, "an animated WebP: only still ones are decoded here")
-    options = {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS}
+    member = member_at(path)
+    options = {"protocol_whitelist": "file,subfile" if member else "file", "format_whitelist": _CONTAINERS}
     if not thorough and _TELLING_HEADS.match(head):
         options["codec_whitelist"] = "none"  # the one way to keep ffmpeg from decoding frames while it opens a file
     # An absolute name behind "file:" keeps a colon or a dash in a name from being read as a protocol or option.
-    name = "file:" + os.path.abspath(path)  # noqa: PTH100  Path.absolute() keeps "..", abspath does not
+    name = member.url if member else "file:" + os.path.abspath(path)  # noqa: PTH100  Path.absolute() keeps ".."
     with _opening_errors(path, head):
         container: InputContainer = av.open(
             io.BytesIO(pictures) if pictures else name,
@@ -306,10 +308,13 @@ def sha256_of_video(path: AnyPath) -> str:
         OSError: it cannot be read.
         VideoError: a picture is damaged.
     """
-    path = Path(path)
+    path, digest = Path(path), hashlib.sha256()
+    if (member := member_at(path)) is not None:
+        for chunk in member.chunks():
+            digest.update(chunk)
+        return digest.hexdigest()
     if not path.is_dir():
         return sha256_of_file(path)
-    digest = hashlib.sha256()
     for content in _pictures(path):
         digest.update(content)
     return digest.hexdigest()
@@ -317,6 +322,8 @@ def sha256_of_video(path: AnyPath) -> str:
 
 def size_of_video(path: Path) -> int:
     """Bytes of a file, or of all pictures in a folder."""
+    if (member := member_at(path)) is not None:
+        return member.size_bytes
     return sum((path / name).stat().st_size for name in picture_names(path)) if path.is_dir() else path.stat().st_size
 
 
@@ -409,17 +416,21 @@ def _check_file(path: Path) -> bytes:
     """The first bytes of a regular file that is not empty."""
     head = b""
     try:
-        status = path.stat()
-        if stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
-            with path.open("rb") as file:
-                head = file.read(_HEAD_BYTES)
+        if (member := member_at(path)) is not None:
+            is_file, num_bytes, head = True, member.size_bytes, member.read(_HEAD_BYTES)
+        else:
+            status = path.stat()
+            is_file, num_bytes = stat.S_ISREG(status.st_mode), status.st_size
+            if is_file:  # opening a pipe would wait for ever
+                with path.open("rb") as file:
+                    head = file.read(_HEAD_BYTES)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         remedy = _OPENING_REMEDIES.get(type(error), "Check the name and the disk.")
         raise UnreadableVideo(path, (reason or type(error).__name__).lower(), remedy) from error
-    if not stat.S_ISREG(status.st_mode):
+    if not is_file:
         raise UnreadableVideo(path, "not a regular file", "Name video files only.")
-    if status.st_size == 0:
+    if num_bytes == 0:
         raise UnreadableVideo(path, "an empty file", "Fetch the file again.")
     return head
 
@@ -455,16 +466,16 @@ def _is_encrypted(path: Path, container: InputContainer, stream: VideoStream) ->
         return True
     if not container.format.name.startswith("mov"):
         return False
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with opened_bytes(path) as content:
         return any(_PROTECTED.search(content, *span) is not None for span in _boxes(content, b"moov"))
 
 
 def _has_index(path: Path) -> bool:
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with opened_bytes(path) as content:
         return any(True for _ in _boxes(content, b"moov"))
 
 
-def _boxes(content: mmap.mmap, kind: bytes) -> Iterator[tuple[int, int]]:
+def _boxes(content: memoryview, kind: bytes) -> Iterator[tuple[int, int]]:
     """Half-open spans of the top-level boxes called ``kind`` of an MP4 file; stops where the sizes make no sense."""
     start = 0
     while start + 8 <= len(content):

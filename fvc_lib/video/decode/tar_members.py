@@ -1,0 +1,135 @@
+"""Videos inside tar files, read where they lie: nothing is unpacked, so nothing in a tar becomes a path or a program.
+
+A path that leads into a tar names a plain file in it: ``shards/000.tar/a/b.mp4`` is ``a/b.mp4`` in ``shards/000.tar``.
+What lies where is read from the tar's headers once in a process, as long as the tar stays as it is.
+"""
+
+import errno
+import mmap
+import os
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+SUFFIX = ".tar"
+_INTO = f"{SUFFIX}{os.sep}"
+_BLOCK = 512
+_PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A plain file in ``archive``: ``size_bytes`` bytes from byte ``start`` on; ``mtime_ns`` is the archive's."""
+
+    archive: Path
+    start: int
+    size_bytes: int
+    mtime_ns: int
+
+    def read(self, most: int | None = None) -> bytes:
+        """Its bytes, or the first ``most`` of them.
+
+        Raises:
+            OSError: as the file system gave it, or the archive became shorter.
+        """
+        return b"".join(self.chunks(most))
+
+    def chunks(self, most: int | None = None) -> Iterator[bytes]:
+        """As ``read``, piece by piece."""
+        left = self.size_bytes if most is None else min(most, self.size_bytes)
+        with self.archive.open("rb") as stream:
+            stream.seek(self.start)
+            while left:
+                content = stream.read(min(left, _CHUNK_BYTES))
+                if not content:
+                    raise _damaged(self.archive, "it became shorter while it was read")
+                left -= len(content)
+                yield content
+
+    @property
+    def url(self) -> str:
+        """What ffmpeg opens it by, with the protocols ``file`` and ``subfile``."""
+        end = self.start + self.size_bytes
+        return f"subfile,,start,{self.start},end,{end},,:file:{os.path.abspath(self.archive)}"  # noqa: PTH100 - as text
+
+
+def member_at(path: Path) -> Member | None:
+    """The member of a tar that ``path`` leads to; None where it leads into none.
+
+    Raises:
+        FileNotFoundError: the tar has no such plain file.
+        OSError: as the file system gave it, or the tar is damaged.
+    """
+    text = str(path)
+    place = text.lower().find(_INTO)
+    while place >= 0:
+        archive, name = Path(text[: place + len(SUFFIX)]), text[place + len(_INTO) :]
+        if archive.is_file():
+            found = members_of(archive).get(name)
+            if found is None:
+                raise FileNotFoundError(errno.ENOENT, f"no plain file {name!r} in the tar", text)
+            return found
+        place = text.lower().find(_INTO, place + 1)
+    return None
+
+
+def members_of(archive: Path) -> Mapping[str, Member | None]:
+    """What ``archive`` holds, by name in its order; None for what is no plain file, or whose name would leave it.
+
+    Of several of one name the last counts, as with ``tar``.
+
+    Raises:
+        OSError: as the file system gave it, or it is no tar, is compressed, cut or damaged.
+    """
+    status = archive.stat()
+    return _members(os.path.abspath(archive), status.st_mtime_ns, status.st_size)  # noqa: PTH100 - as text
+
+
+@lru_cache(maxsize=64)
+def _members(archive: str, mtime_ns: int, size_bytes: int) -> Mapping[str, Member | None]:
+    path, found = Path(archive), dict[str, Member | None]()
+    try:
+        with tarfile.open(archive, "r:") as tar:
+            for member in tar:
+                if member.isdir():
+                    continue
+                name = member.name.removeprefix("./")
+                plain = member.type in _PLAIN and member.sparse is None
+                inside = os.path.normpath(name) == name and not name.startswith((os.sep, os.pardir))
+                ok = plain and inside
+                found.pop(name, None)
+                found[name] = Member(path, member.offset_data, member.size, mtime_ns) if ok else None
+            end = tar.offset
+    except (tarfile.TarError, EOFError, ValueError) as error:
+        raise _damaged(path, f"no readable tar file: {error}") from error
+    with path.open("rb") as stream:  # a damaged header within is taken for the end
+        stream.seek(end)
+        if stream.read(_BLOCK).strip(b"\0"):
+            raise _damaged(path, f"no readable tar file: no header at byte {end:,}")
+    return found
+
+
+def _damaged(path: Path, what: str) -> OSError:
+    return OSError(errno.EBADMSG, what, str(path))
+
+
+@contextmanager
+def opened_bytes(path: Path) -> Iterator[memoryview]:
+    """The bytes of a file, or of a member of a tar, mapped.
+
+    Raises:
+        OSError: as ``member_at``.
+        ValueError: it is empty.
+    """
+    member = member_at(path)
+    with (
+        (member.archive if member else path).open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+        memoryview(content) as whole,
+        whole[member.start : member.start + member.size_bytes] if member else whole[:] as part,
+    ):
+        yield part

@@ -1,0 +1,133 @@
+"""Videos in tar files: read where they lie, with the results of the same files unpacked."""
+
+import errno
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fvc_lib.corpus.probing import file_state, probe_file
+from fvc_lib.services.atomic_files import sha256_of_file
+from fvc_lib.services.clip_settings import View
+from fvc_lib.video.decode.clip import decode_clip, probe_video
+from fvc_lib.video.decode.source import UnreadableVideo, VideoError, sha256_of_video, size_of_video
+from fvc_lib.video.decode.tar_members import member_at, members_of
+from fvc_lib.video.decode.views import decode_view
+from fvc_lib.video.decode.windows import decode_windows
+
+
+def packed(tar: Path, files: dict[str, Path | bytes]) -> Path:
+    with tarfile.open(tar, "w") as archive:
+        for name, source in files.items():
+            content = source if isinstance(source, bytes) else source.read_bytes()
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return tar
+
+
+@pytest.fixture
+def two(tmp_path, make_video):
+    """Two videos, and a tar, with a comma and a colon in its name, that has both."""
+    videos = [make_video(f"{length}.mp4", length) for length in (9, 14)]
+    tar = packed(tmp_path / "a,b:c.tar", {"x/first one.mp4": videos[0], "note.txt": b"text", "second.mp4": videos[1]})
+    return videos, [tar / "x/first one.mp4", tar / "second.mp4"]
+
+
+def test_a_video_in_a_tar_is_the_video(two):
+    for video, member in zip(*two, strict=True):
+        assert probe_video(member) == probe_video(video)
+        np.testing.assert_array_equal(decode_clip(member, 4, 32).frames, decode_clip(video, 4, 32).frames)
+        assert sha256_of_video(member) == sha256_of_file(video)
+        assert size_of_video(member) == video.stat().st_size
+        assert probe_file(str(member)) == probe_file(str(video))
+
+
+def test_windows_and_views_of_a_video_in_a_tar_are_those_of_the_video(two):
+    view = View("window:1", "crop")
+    for video, member in zip(*two, strict=True):
+        (frames, seen), (wanted, its_seen) = decode_view(member, 3, 32, view), decode_view(video, 3, 32, view)
+        np.testing.assert_array_equal(frames, wanted)
+        assert seen == its_seen
+        found: list[dict[int, list[int]]] = [{}, {}]
+        for path, into in ((member, found[0]), (video, found[1])):
+            decode_windows(path, 3, 32, view, lambda number, frame, into=into: into.update({number: frame.tolist()}))
+        assert found[0] == found[1]
+        assert found[0]
+
+
+def test_videos_of_many_kinds_and_broken_ones_are_told_alike_from_a_tar(tmp_path, shared_media):
+    every = [path for name in ("decode", "broken") for path in sorted((shared_media / name).rglob("*"))]
+    chosen = [path for path in every if path.is_file() and path.stat().st_size < 300_000][::3]
+    tar = packed(tmp_path / "all.tar", {f"{number}{path.suffix}": path for number, path in enumerate(chosen)})
+    assert len(chosen) > 10
+    for number, path in enumerate(chosen):
+        assert probe_file(str(tar / f"{number}{path.suffix}")) == probe_file(str(path)), path.name
+
+
+def test_what_is_wrong_with_a_member_is_named(tmp_path, two):
+    (video, _), (member, _) = two
+    tar = packed(tmp_path / "odd.tar", {"empty.mp4": b"", "page.mp4": b"<html>", "cut.mp4": video.read_bytes()[:900]})
+    for name, words in (("empty", "an empty file"), ("page", "a web page"), ("cut", "moov"), ("none", "no plain file")):
+        with pytest.raises(VideoError, match=words):
+            probe_video(tar / f"{name}.mp4")
+    assert member_at(video) is None
+    assert member_at(tmp_path / "missing.tar" / "a.mp4") is None
+    with pytest.raises(UnreadableVideo):
+        probe_video(tmp_path / "missing.tar" / "a.mp4")
+    assert file_state(member.parent / "gone.mp4") is None
+
+
+def test_a_folder_called_like_a_tar_is_a_folder(tmp_path, make_video):
+    (tmp_path / "old.tar").mkdir()
+    video = make_video("old.tar/a.mp4", 8)
+    assert member_at(video) is None
+    assert probe_video(video).num_frames == 8
+
+
+def test_a_changed_tar_is_read_anew(tmp_path):
+    tar = packed(tmp_path / "a.tar", {"one.mp4": b"1"})
+    before = file_state(tar / "one.mp4")
+    packed(tar, {"other.mp4": b"222", "one.mp4": b"33"})
+    assert list(members_of(tar)) == ["other.mp4", "one.mp4"]
+    member = member_at(tar / "one.mp4")
+    assert member is not None
+    assert member.read() == b"33"
+    assert file_state(tar / "one.mp4") != before
+
+
+def test_links_devices_and_names_that_lead_out_are_no_members(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for name, kind in (
+            ("link.mp4", tarfile.SYMTYPE),
+            ("hard.mp4", tarfile.LNKTYPE),
+            ("pipe.mp4", tarfile.FIFOTYPE),
+        ):
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "/etc/passwd"
+            archive.addfile(member)
+        for name in ("../up.mp4", "/etc/shadow", "a/../b.mp4"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
+    found = members_of(tmp_path / "a.tar")
+    assert len(found) == 6
+    assert set(found.values()) == {None}
+    with pytest.raises(FileNotFoundError, match=r"no plain file 'link\.mp4' in the tar"):
+        member_at(tmp_path / "a.tar" / "link.mp4")
+
+
+def test_a_tar_that_is_cut_damaged_compressed_or_none_is_refused_whole(tmp_path):
+    whole = packed(tmp_path / "a.tar", {f"{number}.mp4": bytes([number]) * 5000 for number in range(4)}).read_bytes()
+    start = whole.index(b"2.mp4")
+    damaged = whole[: start + 3] + b"\xff" + whole[start + 4 :]
+    with tarfile.open(tmp_path / "b.tar", "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("a.mp4"), io.BytesIO(b""))
+    bad = {"cut": whole[: start + 600], "damaged": damaged, "text": b"no tar at all" * 99, "empty": b""}
+    bad["compressed"] = (tmp_path / "b.tar").read_bytes()
+    for name, content in bad.items():
+        path = tmp_path / f"{name}.tar"
+        path.write_bytes(content)
+        with pytest.raises(OSError, match="no readable tar file") as caught:
+            members_of(path)
+        assert caught.value.errno == errno.EBADMSG, name
