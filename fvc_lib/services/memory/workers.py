@@ -12,8 +12,8 @@ from fvc_lib.services.memory.policy import EventDetail
 
 # Peak resident memory of one worker process, of small and 1080p videos (Linux, x86-64). One whole long video took a
 # decoder 322 MB: what is larger than these a pool finds out for itself.
-WORKER_BYTES = 100_000_000  # that probes or decodes: 85 of 1080p h264, 97 of hevc and AV1, 127 of AV1 of ten bits
-FEATURE_BYTES = 135_000_000  # that measures forensic features
+WORKER_BYTES = 105_000_000  # that probes or decodes: 89 of 1080p h264, 97 to 102 of hevc and AV1, 127 of ten bits
+FEATURE_BYTES = 140_000_000  # that measures forensic features
 CROP_BYTES = 1 << 30  # with torch and a network that finds what to crop
 
 EVENT = "workers"
