@@ -376,3 +376,10 @@ def test_a_run_goes_on_with_what_was_found_by_its_bundle(homes, tmp_path):
     assert asked(run.root, home, out) == 0
     kept = [line for line in (out / "findings.jsonl").read_text().splitlines() if "torn" not in line]
     assert kept == [line for line in before.splitlines() if "torn" not in line]
+
+
+def test_of_pictures_that_failed_only_those_are_remembered_that_would_fail_again(homes, tmp_path):
+    (tmp_path / "torn.png").write_bytes(b"\x89PNG")
+    files = [tmp_path / "torn.png", tmp_path / "unreadable: .png"]
+    found = load_detector(homes["image"] / "bundle").findings(files, workers=1)
+    assert {Path(each.path).name: each.lasts for each in found} == {"torn.png": True, "unreadable: .png": False}

@@ -33,6 +33,7 @@ from fvc_lib.tasks.predicting import Finding, Picture, Predictor, Trained, no_pi
 from fvc_lib.tasks.stored_answer import drawn_pixels
 from fvc_lib.tasks.video.verdicts.forms import ClipsToCompare, write_form
 from fvc_lib.tasks.video.verdicts.scoring import scratch_folder
+from fvc_lib.video.decode.still_image import UnreadableImage
 
 _DECODER = "fvc_lib.video.decode.still_image"
 _CLASS = ("class", "probability", "probability_uncalibrated", "runner_up", "runner_up_probability")
@@ -116,11 +117,13 @@ class ImagePredictor(Predictor):
             ]
             with closing(run_isolated(f"{_DECODER}:write_picture", items, workers=workers)) as answers:
                 for answer in answers:
-                    path, said = path_to_text(files[answer.position]), dict[str, str](answer.value or {})
+                    file, said = files[answer.position], dict[str, str](answer.value or {})
+                    path = path_to_text(file)
                     if answer.failure:
                         yield Finding(path, failure=f"the decoder gave up: {answer.detail}", lasts=False)
                     elif "image_error" in said:
-                        yield Finding(path, failure=said["image_error"], lasts=said["reason"] != "unreadable")
+                        passing = said["image_error"].startswith(f"{str(file)!r}: {UnreadableImage.reason}: ")
+                        yield Finding(path, failure=said["image_error"], lasts=not passing)
                     else:
                         pixels = torch.from_numpy(np.load(targets[answer.position])).permute(2, 0, 1)
                         targets[answer.position].unlink()

@@ -209,13 +209,13 @@ def write_picture(item: dict[str, Any]) -> dict[str, str]:
 
     Returns:
         ``content_sha256`` of the picture whose pixels, uint8 (H, W, 3), are in the NumPy file ``target``; or
-        ``image_error``, what is wrong with it in words, and its ``reason`` in one.
+        ``image_error``, what is wrong with it in words.
     """
     try:
         facts, _ = examine_image(item["source"])
         pixels = decode_image(item["source"], shortest_side=item["shortest_side"])
     except StillImageError as error:
-        return {"image_error": str(error), "reason": error.reason}
+        return {"image_error": str(error)}
     np.save(item["target"], pixels)
     return {"content_sha256": facts.content_sha256}
 
