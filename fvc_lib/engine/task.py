@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -52,7 +53,7 @@ class Batch:
 def sent_ahead(parts: Iterable[tuple[int, Batch]], device: torch.device) -> Iterator[tuple[int, Batch]]:
     """``parts`` on ``device``, with their numbers; while one is computed the next is sent, by a stream of its own."""
     kind = torch.get_device_module(device)
-    sender, waiting = kind.Stream(), deque[tuple[int, Batch, Any]]()
+    sender, waiting = _sender(device), deque[tuple[int, Batch, Any]]()
     for number, part in parts:
         with kind.stream(sender):
             waiting.append((number, part.to(device), sender.record_event()))
@@ -60,6 +61,12 @@ def sent_ahead(parts: Iterable[tuple[int, Batch]], device: torch.device) -> Iter
             yield _arrived(*waiting.popleft(), kind.current_stream())
     while waiting:
         yield _arrived(*waiting.popleft(), kind.current_stream())
+
+
+@cache
+def _sender(device: torch.device) -> Any:
+    """The same of all batches: torch keeps memory for each stream apart, and a new one each time would come to 32."""
+    return torch.get_device_module(device).Stream()
 
 
 def _arrived(number: int, part: Batch, sent: Any, computing: Any) -> tuple[int, Batch]:
