@@ -1,9 +1,11 @@
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.corpus.copies.near_duplicates import codes_within
+from fvc_lib.corpus.copies import hamming_search
+from fvc_lib.corpus.copies.hamming_search import Block, blocks_for, codes_within
 
 
 def naive(queries: np.ndarray, entries: np.ndarray, max_bits: int) -> list[tuple[int, int]]:
@@ -14,8 +16,8 @@ def naive(queries: np.ndarray, entries: np.ndarray, max_bits: int) -> list[tuple
     ]
 
 
-def found(queries: np.ndarray, entries: np.ndarray, max_bits: int, *blocks: int) -> list[tuple[int, int]]:
-    pairs = [pair for part in codes_within(queries, entries, max_bits, *blocks) for pair in zip(*part, strict=True)]
+def found(queries: np.ndarray, entries: np.ndarray, max_bits: int, blocks: tuple[Block, ...]) -> list[tuple[int, int]]:
+    pairs = [pair for part in codes_within(queries, entries, max_bits, blocks) for pair in zip(*part, strict=True)]
     return sorted((int(i), int(j)) for i, j in pairs)
 
 
@@ -28,13 +30,29 @@ def scattered(rng: np.random.Generator, centres: np.ndarray, count: int) -> np.n
     return codes
 
 
-@settings(max_examples=40)
-@given(st.integers(0, 2**32 - 1), st.integers(0, 9), st.integers(0, 12), st.integers(0, 12), st.sampled_from([3, 4]))
-def test_every_pair_is_found_once(seed: int, max_bits: int, num_queries: int, num_entries: int, blocks: int) -> None:
+CORPUS_SIZES = (1, 300, 3_000, 100_000, 10_000_000)
+
+
+@settings(max_examples=100)
+@given(
+    st.integers(0, 2**32 - 1), st.integers(0, 9), st.integers(0, 12), st.integers(0, 12), st.sampled_from(CORPUS_SIZES)
+)
+def test_every_pair_is_found_once(seed: int, max_bits: int, num_queries: int, num_entries: int, size: int) -> None:
     rng = np.random.default_rng(seed)
     centres = rng.integers(0, 2**64, 3, dtype=np.uint64)
     queries, entries = scattered(rng, centres, num_queries), scattered(rng, centres, num_entries)
+    blocks = blocks_for(max_bits, size, size)
     assert found(queries, entries, max_bits, blocks) == naive(queries, entries, max_bits)
+
+
+@pytest.mark.parametrize("max_bits", range(13))
+@pytest.mark.parametrize("size", CORPUS_SIZES)
+def test_blocks_cannot_all_differ_in_more_than_their_radius(max_bits: int, size: int) -> None:
+    blocks = blocks_for(max_bits, size, size)
+    bits = [bit for block in blocks for bit in block.bits]
+    assert len(set(bits)) == len(bits)
+    assert set(bits) <= set(range(64))
+    assert sum(block.radius + 1 for block in blocks) > max_bits or blocks == (Block((), 0),)
 
 
 def test_ten_bits_anywhere_are_found() -> None:
@@ -45,6 +63,20 @@ def test_ten_bits_anywhere_are_found() -> None:
     for place in range(len(entries)):
         for bit in rng.permutation(64)[: 10 + place % 2]:
             entries[place] ^= np.uint64(1) << np.uint64(bit)
-    for blocks in (3, 4):
-        assert found(queries, entries, 7, blocks) == []
-        assert found(queries, entries, 10, blocks) == [(place, place) for place in range(0, 400, 2)]
+    for size in (1_000, 10_000):
+        for max_bits, expected in ((7, []), (10, [(place, place) for place in range(0, 400, 2)])):
+            assert found(queries, entries, max_bits, blocks_for(max_bits, size, size)) == expected
+
+
+@pytest.mark.parametrize("size", CORPUS_SIZES)
+@pytest.mark.parametrize("least", ["at once", "never"])
+def test_codes_that_many_share_in_a_block_are_found_once(size: int, least: str, monkeypatch) -> None:
+    monkeypatch.setattr(hamming_search, "_LARGE_PAIRS", 2 if least == "at once" else 1 << 40)
+    monkeypatch.setattr(hamming_search, "_TILE_PAIRS", 64)
+    monkeypatch.setattr(hamming_search, "_CANDIDATES", 50)
+    rng = np.random.default_rng(3)
+    centre = rng.integers(0, 2**64, 1, dtype=np.uint64)
+    shared = (1 << 20) - 1  # the lower bits are equal in all, so some blocks are too
+    queries, entries = (np.concatenate([centre, centre, scattered(rng, centre, 60)]) for _ in range(2))
+    queries, entries = ((codes & ~np.uint64(shared)) | (centre & np.uint64(shared)) for codes in (queries, entries))
+    assert found(queries, entries, 6, blocks_for(6, size, size)) == naive(queries, entries, 6)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from fvc_lib.corpus.copies import near_duplicates
+from fvc_lib.corpus.copies import hamming_search, near_duplicates
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.copies.perceptual_hash import WINDOWS, hash_text, parse_hashes, perceptual_hash
 from fvc_lib.corpus.samples.scenes import generator_for, texture
@@ -115,7 +115,7 @@ def hash_lists(draw: st.DrawFn) -> list[str | None]:
 @pytest.fixture(params=["compared", "looked up"])
 def _either_way(request, monkeypatch):
     if request.param == "looked up":
-        monkeypatch.setattr(near_duplicates, "_LOOKUP_COST", 0)
+        monkeypatch.setattr(hamming_search, "_IN_MATRIX_NS", 1e9)
 
 
 @pytest.mark.usefixtures("_either_way")
@@ -137,7 +137,7 @@ class TestAgainstTheNaiveDefinition:
         assert len(links) == len(hashes) - len(set(clusters))
 
     def test_many_copies_of_few_videos(self, monkeypatch):
-        monkeypatch.setattr(near_duplicates, "_BLOCK_PAIRS", 64)
+        monkeypatch.setattr(near_duplicates, "_PAIRS_AT_ONCE", 64)
         rng = np.random.default_rng(0)
         centres = rng.integers(0, 2**64, (3, 2, NUM_WINDOWS), dtype=np.uint64)
         hashes = []
@@ -149,6 +149,63 @@ class TestAgainstTheNaiveDefinition:
         links = near_duplicate_links(hashes, 8)
         assert len(links) == 90 - 3
         assert connected(90, links) == [number % 3 for number in range(90)]
+
+    @pytest.mark.parametrize("shared", ["one frame", "three frames", "all but a few bits"])
+    def test_codes_that_many_videos_share(self, shared, monkeypatch):
+        """As a matrix: of a frame that many share, of half of the frames, and of copies no two of which are equal."""
+        monkeypatch.setattr(hamming_search, "_LARGE_PAIRS", 4)
+        monkeypatch.setattr(hamming_search, "_TILE_PAIRS", 128)
+        rng = np.random.default_rng(5)
+        table = rng.integers(1, 2**64, (36, 6, NUM_WINDOWS), dtype=np.uint64)
+        if shared == "all but a few bits":
+            table[:] = table[:1]
+            table[::3] ^= rng.integers(1, 2**64, (6, NUM_WINDOWS), dtype=np.uint64)  # another video, copied likewise
+            table ^= np.uint64(1) << rng.integers(0, 64, table.shape, dtype=np.uint64)
+        else:
+            table[:, 2 : 3 + 2 * (shared == "three frames"), 0] = table[0, 2, 0]
+            table[7, :, 0] = table[20, :, 0]
+            table[8, 3:, 0] = mirror_bit_by_bit(int(table[8, 3, 0]))
+            table[9, [0, 2, 3], 0] = 0
+        hashes = [hash_text(frames) for frames in table]
+        clusters = connected(len(hashes), near_duplicate_pairs(hashes, 8))
+        assert len(set(clusters)) == {"one frame": 35, "three frames": 35, "all but a few bits": 2}[shared]
+        assert connected(len(hashes), near_duplicate_links(hashes, 8)) == clusters
+
+    def test_a_thousand_copies_of_few_videos_and_strangers_that_share_a_frame(self, monkeypatch):
+        monkeypatch.setattr(near_duplicates, "_QUERIES_AT_ONCE", 500)
+        rng = np.random.default_rng(6)
+        table = rng.integers(1, 2**64, (1500, 4, NUM_WINDOWS), dtype=np.uint64)
+        table[:1000] = table[np.arange(1000) % 3]
+        table[:1000] ^= np.uint64(1) << rng.integers(0, 64, (1000, 4, NUM_WINDOWS), dtype=np.uint64)
+        table[1000:, 1] = table[1000, 1]
+        hashes = [hash_text(frames) for frames in table]
+        links = near_duplicate_links(hashes, 8, threads=1)
+        assert connected(1500, links) == [number % 3 if number < 1000 else number for number in range(1500)]
+        assert len(links) == 997
+        assert near_duplicate_links(hashes, 8, threads=4) == links
+
+    def test_videos_searched_in_portions(self, monkeypatch):
+        monkeypatch.setattr(near_duplicates, "_QUERIES_AT_ONCE", 7)
+        monkeypatch.setattr(near_duplicates, "_ENTRIES_AT_ONCE", 5 * NUM_WINDOWS)
+        rng = np.random.default_rng(7)
+        centres = rng.integers(1, 2**64, (8, 3, NUM_WINDOWS), dtype=np.uint64)
+        table = centres[rng.integers(0, 8, 40)]
+        table[::2, :, 0] ^= np.uint64(0b101)
+        table[::5] = table[::5, :, rng.permutation(NUM_WINDOWS)]
+        hashes = [hash_text(frames) for frames in table]
+        clusters = connected(40, near_duplicate_pairs(hashes, 5))
+        assert 1 < len(set(clusters)) < 40
+        assert connected(40, near_duplicate_links(hashes, 5)) == clusters
+
+
+@pytest.mark.parametrize("num_frames", range(2, 9))
+def test_some_telling_frames_agree_wherever_more_than_half_do(num_frames):
+    for frame in near_duplicates._middle_frames(num_frames):
+        telling = set(near_duplicates._telling_frames(num_frames, frame))
+        assert (frame, frame) not in telling
+        for view in near_duplicates._time_views(num_frames):
+            for agreeing in itertools.combinations(view, num_frames // 2 + 1):
+                assert telling & set(agreeing)
 
 
 def connected(count, pairs):

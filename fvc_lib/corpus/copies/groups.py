@@ -55,19 +55,28 @@ class Components:
 
     def __init__(self, count: int) -> None:
         self.label = np.arange(count)
-        self._members: dict[int, list[int]] = {}
+        self._next = np.arange(count)  # the members of each are a ring
+        self._size = np.ones(count, np.int64)  # by label
+
+    def copy(self) -> "Components":
+        """What is joined in the one is not in the other."""
+        other = Components(0)
+        other.label, other._next, other._size = self.label.copy(), self._next.copy(), self._size.copy()
+        return other
 
     def join(self, left: int, right: int) -> bool:
         """Connect two things, relabelling the smaller side; false when they are connected already."""
         kept, lost = int(self.label[left]), int(self.label[right])
         if kept == lost:
             return False
-        members = [self._members.pop(label, [label]) for label in (kept, lost)]
-        if len(members[0]) < len(members[1]):
-            kept, members = lost, members[::-1]
-        self.label[members[1]] = kept
-        members[0].extend(members[1])
-        self._members[kept] = members[0]
+        if self._size[kept] < self._size[lost]:
+            kept, lost = lost, kept
+        member = lost
+        for _ in range(int(self._size[lost])):
+            self.label[member] = kept
+            member = int(self._next[member])
+        self._next[[kept, lost]] = self._next[[lost, kept]]
+        self._size[kept] += self._size[lost]
         return True
 
 

@@ -13,9 +13,11 @@ sizes, crops of 5 to 15%, mirrors, text, logos, borders, brightness, frame rates
 two of 1,269 and five of 828 of such pairs (32 edits, 40 events and 28 clips).
 """
 
+import hashlib
 import itertools
-import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Self
@@ -24,158 +26,18 @@ import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.corpus.copies.groups import Components
+from fvc_lib.corpus.copies.hamming_search import BlockSearch, Flags, Near, Places, Sorted, blocks_for, tiles
 from fvc_lib.corpus.copies.likeness import SameFootage, SamePictures, TimeView
 from fvc_lib.corpus.copies.perceptual_hash import MIRROR_BITS, WINDOWS, Codes, Hashes, parse_hashes
-
-# All pairs of 64-bit codes that differ in few bits, exactly. Multi-index hashing (Norouzi, Punjani and Fleet 2012):
-# codes that differ in few bits differ in very few bits of at least one of a few blocks, so that block is looked up with
-# each choice of so few bits flipped; the whole code then decides. With four blocks of 16 bits each lookup finds a
-# 65,536th of the entries; among many millions three blocks of 21 cost more lookups and find a fifth as much in all.
-
-Places = npt.NDArray[np.int64]
-
-_BLOCKS_OF_MANY, _BLOCKS_OF_FEW = 3, 4
-_MANY_ENTRIES = 1 << 23  # from here on fewer blocks: of 10 million entries a query takes 10 microseconds instead of 68
-_MOST_CANDIDATES = 1 << 18  # compared at a time
-_PIECE = 1 << 20
-
-
-def num_lookups(max_bits: int, num_blocks: int = _BLOCKS_OF_FEW) -> int:
-    """How often each code is looked up for pairs within ``max_bits``: what the search costs grows with it."""
-    return sum(
-        math.comb(len(bits), flipped)
-        for bits, radius in zip(_blocks(num_blocks), _radii(max_bits, num_blocks), strict=True)
-        for flipped in range(radius + 1)
-    )
-
-
-def codes_within(
-    queries: Codes, entries: Codes, max_bits: int, num_blocks: int | None = None
-) -> Iterator[tuple[Places, Places]]:
-    """Yield the positions (K,), (K,) of all pairs of a query and an entry that differ in at most ``max_bits`` bits.
-
-    Every pair comes once. The order depends on the codes only. Memory grows with the number of codes and with
-    ``_MOST_CANDIDATES``, not with the number of pairs.
-
-    Args:
-        queries: uint64 (Q,).
-        entries: uint64 (E,).
-        max_bits: 0 to 64; beyond about 12 there are so many lookups that comparing all pairs is faster.
-        num_blocks: that a code is cut into; None: what suits the number of entries. It changes the order alone.
-    """
-    if num_blocks is None:
-        num_blocks = _BLOCKS_OF_MANY if len(entries) >= _MANY_ENTRIES else _BLOCKS_OF_FEW
-    radii, blocks = _radii(max_bits, num_blocks), _blocks(num_blocks)
-    masks = [np.uint64(sum(1 << bit for bit in bits)) for bits in blocks]
-    for block, radius in enumerate(radii):
-        if radius < 0:
-            continue
-        for query, entry in _within_in_block(queries, entries, blocks[block], radius, max_bits):
-            difference = queries[query] ^ entries[entry]
-            is_new = np.ones(len(query), np.bool_)
-            for earlier in range(block):  # which has found the pair already
-                is_new &= np.bitwise_count(difference & masks[earlier]) > radii[earlier]
-            if is_new.any():
-                yield query[is_new], entry[is_new]
-
-
-def _blocks(number: int) -> tuple[tuple[int, ...], ...]:
-    """The bits of each block: neighbours (frequencies next to each other) lie in different ones."""
-    return tuple(tuple(range(start, 64, number)) for start in range(number))
-
-
-def _radii(max_bits: int, num_blocks: int) -> tuple[int, ...]:
-    """Bits that may differ in each block; -1: it need not be looked at. If all were exceeded, so would the sum be."""
-    share, rest = divmod(max_bits - num_blocks + 1, num_blocks)
-    return tuple(share + (block < rest) for block in range(num_blocks))
-
-
-def _within_in_block(
-    queries: Codes, entries: Codes, bits: tuple[int, ...], radius: int, max_bits: int
-) -> Iterator[tuple[Places, Places]]:
-    """All pairs within ``max_bits`` whose bits of this block differ in at most ``radius``."""
-    entry_keys, query_keys = _gather(entries, bits), _gather(queries, bits)
-    entry_order, query_order = _order(entry_keys), _order(query_keys)
-    starts = np.zeros((1 << len(bits)) + 1, np.int32)
-    for some in _pieces(len(entry_keys)):
-        starts[1:] += np.bincount(entry_keys[some], minlength=1 << len(bits)).astype(np.int32)
-    np.cumsum(starts, out=starts)
-    del entry_keys
-    # In the order of their keys, neighbouring queries look up neighbouring places.
-    query_keys, sorted_queries, sorted_entries = query_keys[query_order], queries[query_order], entries[entry_order]
-    for mask in _masks(len(bits), radius):
-        keys = query_keys ^ np.uint32(mask)
-        first = starts[keys]
-        counts = starts[keys + 1] - first
-        asked = np.flatnonzero(counts)
-        for start, stop in _portions(counts[asked]):
-            query, entry = _near(sorted_queries, sorted_entries, asked[start:stop], first, counts, max_bits)
-            if len(query):
-                yield query_order[query].astype(np.int64), entry_order[entry].astype(np.int64)
-
-
-def _portions(counts: npt.NDArray[np.int32]) -> Iterator[tuple[int, int]]:
-    """Cut into runs [start, stop) of at most ``_MOST_CANDIDATES`` in all, or of one count that is larger."""
-    ends = np.cumsum(counts, dtype=np.int64)
-    start = 0
-    while start < len(ends):
-        before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, before + _MOST_CANDIDATES, "right")))
-        yield start, stop
-        start = stop
-
-
-def _near(
-    queries: Codes,
-    entries: Codes,
-    asked: Places,
-    first: npt.NDArray[np.int32],
-    counts: npt.NDArray[np.int32],
-    max_bits: int,
-) -> tuple[Places, Places]:
-    """Positions of the pairs within ``max_bits`` of each query ``asked`` and its ``counts`` entries from ``first``."""
-    repeats = counts[asked]
-    ends = np.cumsum(repeats, dtype=np.int64)
-    # Place within a run of entries: the running number less where the run began.
-    entry = np.arange(int(ends[-1])) + np.repeat(first[asked] - (ends - repeats), repeats)
-    difference = np.repeat(queries[asked], repeats) ^ entries[entry]
-    near = np.flatnonzero(np.bitwise_count(difference) <= max_bits)
-    return asked[np.searchsorted(ends, near, "right")], entry[near]
-
-
-def _gather(codes: Codes, bits: tuple[int, ...]) -> npt.NDArray[np.uint32]:
-    """The chosen bits of each code as one small number."""
-    keys = np.zeros(len(codes), np.uint32)
-    for some in _pieces(len(codes)):
-        for place, bit in enumerate(bits):
-            keys[some] |= ((codes[some] >> np.uint64(bit)) & np.uint64(1)).astype(np.uint32) << np.uint32(place)
-    return keys
-
-
-def _pieces(count: int) -> Iterator[slice]:
-    """What is worked on at a time where numbers in between take several times the memory of what is kept."""
-    return (slice(start, start + _PIECE) for start in range(0, count, _PIECE))
-
-
-def _order(keys: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """A stable order: 16 bits at a time, for as such numpy sorts by radix, ten times as fast."""
-    order = np.argsort(keys.astype(np.uint16), kind="stable").astype(np.uint32)
-    high = (keys >> np.uint32(16)).astype(np.uint16)
-    return order[np.argsort(high[order], kind="stable")] if high.any() else order
-
-
-def _masks(num_bits: int, radius: int) -> Iterator[int]:
-    """All numbers of ``num_bits`` bits with at most ``radius`` of them set."""
-    for flipped in range(radius + 1):
-        for chosen in itertools.combinations(range(num_bits), flipped):
-            yield sum(1 << bit for bit in chosen)
-
+from fvc_lib.services.isolated_workers import available_cores
 
 _CLOSER_BITS = 3  # a middle frame must agree in so many bits more than the others
 _CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # what may have been cut from the start and from the end
-_BLOCK_PAIRS = 1 << 16
-_ASKED_AT_ONCE = 1 << 9
-_LOOKUP_COST = 2  # from this many videos per lookup on, looking up is faster than comparing (measured)
+_PAIRS_AT_ONCE = 1 << 16
+# Fixed, whatever the number of threads, because they decide which of several possible links are chosen.
+_QUERIES_AT_ONCE = 1 << 17
+_ENTRIES_AT_ONCE = 1 << 25  # codes searched at a time; the search takes some 35 bytes for each
+_MOST_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -196,18 +58,21 @@ class _Candidates:
 
 
 def near_duplicate_links(
-    hashes: Sequence[str | None], max_bits: int, confirm: SamePictures | None = None
+    hashes: Sequence[str | None], max_bits: int, confirm: SamePictures | None = None, threads: int = 0
 ) -> list[tuple[int, int]]:
     """Index pairs (i < j), ascending, of videos that show the same footage: as few as connect all that do.
 
-    Frames agree when they differ in at most ``max_bits`` of 64 bits, closely when in at most ``max_bits - 3``. Memory
-    grows with the number of videos only, also where thousands of them show the same footage.
+    Frames agree when they differ in at most ``max_bits`` of 64 bits, closely when in at most ``max_bits - 3``. Beside
+    the hashes memory is bounded, but for some 50 bytes a video and thread. Time grows with the number of videos to the
+    power of about 1.6 (``docs/measurements.md``); many copies of one video cost in proportion to their number, many
+    videos that share a frame and nothing else to its square, some ten nanoseconds a pair.
 
     Args:
         hashes: what ``perceptual_hash`` gave; ``None`` (no hash) matches nothing. Their order decides which pairs are
             chosen.
         max_bits: 0 to 64.
         confirm: is given pairs whose hashes agree and has the last word; none: hashes decide.
+        threads: how many search at once; 0: one per available core. The links do not depend on it.
 
     Raises:
         ValueError: ``max_bits`` out of range, or a text that is no perceptual hash.
@@ -215,13 +80,18 @@ def near_duplicate_links(
     known, table, looks = _known_hashes(hashes, max_bits)
     judge = _Judge(known, table, looks, max_bits, confirm)
     clusters = Components(len(known))
-    links: set[tuple[int, int]] = set()
-    first = _first_of_kind([(hashes[place], confirm.looks[place] if confirm else "") for place in known])
+    links: list[tuple[int, int]] = []
+    pictures = None if confirm is None else [confirm.looks[place] for place in known]
+    first = _first_of_kind([hashes[place] or "" for place in known], pictures)
     copies = np.flatnonzero(first != np.arange(len(first)))
-    links.update(_link(clusters, replace(judge, looks=None), _as_they_are(first[copies], copies)))  # looks are the same
-    distinct = np.unique(first)
-    for found in _gathered(_candidates(table, distinct, max_bits), distinct, clusters):
-        links.update(_link(clusters, judge, found))
+    links.extend(_link(clusters, replace(judge, looks=None), _as_they_are(first[copies], copies)))  # looks are the same
+    distinct = np.flatnonzero(first == np.arange(len(first)))
+    at_once = _ENTRIES_AT_ONCE // len(WINDOWS)
+    with ThreadPoolExecutor(threads or available_cores()) as pool:
+        for frame in _middle_frames(table.shape[1]):
+            for start in range(0, len(distinct), at_once):
+                some = distinct[start : start + at_once]
+                links.extend(_links_of_a_frame(judge, frame, distinct, some, clusters, pool))
     return sorted((int(known[min(pair)]), int(known[max(pair)])) for pair in links)
 
 
@@ -279,25 +149,34 @@ def _known_hashes(hashes: Sequence[str | None], max_bits: int) -> tuple[Places, 
     return known, table, SameFootage(looks) if looks.size else None
 
 
-def _first_of_kind(kinds: Sequence[tuple[str | None, str]]) -> Places:
+def _first_of_kind(texts: Sequence[str], looks: Sequence[str] | None) -> Places:
     """(N,): the first of those that are the same to the bit, so that they have the same neighbours."""
-    first: dict[tuple[str | None, str], int] = {}
-    return np.array([first.setdefault(kind, place) for place, kind in enumerate(kinds)], np.int64)
+    digests = np.empty((len(texts), 2), np.uint64)
+    for place, text in enumerate(texts):
+        digest = hashlib.blake2b(text.encode(), digest_size=16)
+        if looks is not None:
+            digest.update(b" " + looks[place].encode())
+        digests[place] = np.frombuffer(digest.digest(), np.uint64)
+    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: the first of each kind comes first
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = (np.diff(digests[order], axis=0) != 0).any(axis=1)
+    first = np.empty(len(order), np.int64)
+    first[order] = order[is_first][np.cumsum(is_first) - 1]
+    return first
 
 
 def _as_they_are(one: Places, other: Places) -> _Candidates:
     return _Candidates(one, other, np.zeros_like(one), np.zeros(len(one), np.uint64))
 
 
-def _gathered(candidates: Iterator[_Candidates], distinct: Places, clusters: Components) -> Iterator[_Candidates]:
-    """Candidates that are not connected yet, in portions worth the effort, by their places among all videos."""
+def _gathered(candidates: Iterator[_Candidates], clusters: Components) -> Iterator[_Candidates]:
+    """Candidates that are not connected yet, in portions worth the effort."""
     waiting: list[_Candidates] = []
     num_waiting = 0
-    for some in candidates:
-        found = _Candidates(distinct[some.one], distinct[some.other], some.window, some.mirror)
+    for found in candidates:
         waiting.append(found.where(clusters.label[found.one] != clusters.label[found.other]))
         num_waiting += len(waiting[-1])
-        if num_waiting > _BLOCK_PAIRS:
+        if num_waiting > _PAIRS_AT_ONCE:
             yield _concatenated(waiting)
             waiting, num_waiting = [], 0
     if num_waiting:
@@ -313,12 +192,24 @@ def _concatenated(parts: Sequence[_Candidates]) -> _Candidates:
 
 def _link(clusters: Components, judge: _Judge, candidates: _Candidates) -> Iterator[tuple[int, int]]:
     """Connect those of the candidates that show the same footage; yields each pair that connects anything."""
-    for some in _apart(clusters, candidates, _BLOCK_PAIRS):
-        for near in _apart(clusters, some.where(judge.hashes_agree(some)), _ASKED_AT_ONCE):
-            same = near.where(judge.looks_agree(near))
+    for some in _apart(clusters, candidates, _PAIRS_AT_ONCE):
+        near = some.where(judge.hashes_agree(some))
+        while len(near):
+            is_asked = _would_connect(clusters, near)
+            asked = near.where(is_asked)
+            same = asked.where(judge.looks_agree(asked))
             yield from (
                 pair for pair in zip(same.one.tolist(), same.other.tolist(), strict=True) if clusters.join(*pair)
             )
+            near = near.where(~is_asked)
+            near = near.where(clusters.label[near.one] != clusters.label[near.other])
+
+
+def _would_connect(clusters: Components, near: _Candidates) -> Flags:
+    """(K,): as few of the pairs as connect what all would, if all were the same: looks are dear."""
+    labels, ends = np.unique(np.stack([clusters.label[near.one], clusters.label[near.other]]), return_inverse=True)
+    parts = Components(len(labels))
+    return np.array([parts.join(*pair) for pair in ends.reshape(2, -1).T.tolist()])
 
 
 def _apart(clusters: Components, candidates: _Candidates, num_at_once: int) -> Iterator[_Candidates]:
@@ -328,49 +219,110 @@ def _apart(clusters: Components, candidates: _Candidates, num_at_once: int) -> I
         yield some.where(clusters.label[some.one] != clusters.label[some.other])
 
 
-def _candidates(table: Hashes, distinct: Places, max_bits: int) -> Iterator[_Candidates]:
-    """Yield every view of two videos in which a middle frame agrees closely, some repeatedly, some without meaning.
+def _links_of_a_frame(
+    judge: _Judge, frame: int, distinct: Places, some: Places, clusters: Components, pool: Executor
+) -> Iterator[tuple[int, int]]:
+    """Connect videos in which this middle frame agrees closely, as a whole of ``distinct``, in a window of ``some``.
 
-    They are numbered by their places in ``distinct``, which are rows of the table.
+    Each task begins with what those before its round connected, and what they find is joined in their order: so the
+    links do not depend on how many work at once.
     """
-    closely = max(0, max_bits - _CLOSER_BITS)
-    search = _looked_up if len(distinct) > _LOOKUP_COST * num_lookups(closely) else _compared
-    for frame in _middle_frames(table.shape[1]):
-        codes = _without_zeros(table[distinct, frame])
-        for one, place, mirror in search(codes, closely):
-            other, window = np.divmod(place, len(WINDOWS))
-            # Two whole pictures are compared from both sides; one is enough.
-            is_new = np.where(window == 0, one < other, one != other)
-            yield _Candidates(one, other, window, mirror).where(is_new)
+    codes, wholes = judge.table[some, frame].reshape(-1), judge.table[distinct, frame, 0]
+    query_of, entry_of = np.flatnonzero(wholes), np.flatnonzero(codes).astype(np.uint32)  # zeros match nothing
+    codes, wholes = codes[entry_of], wholes[query_of]
+    queries = np.concatenate([wholes, wholes ^ MIRROR_BITS])
+    closely = max(0, judge.max_bits - _CLOSER_BITS)
+    blocks = blocks_for(closely, len(queries), len(codes))
+    for number, block in enumerate(blocks):
+        in_block, by_key = BlockSearch.of(codes, blocks, number, closely), Sorted.by(block, queries)
+
+        def linked(start: int, in_block: BlockSearch = in_block, by_key: Sorted = by_key) -> list[tuple[int, int]]:
+            search = _Search(judge, clusters.copy(), frame, distinct[query_of], some, entry_of)
+            near = in_block.pairs(by_key.part(slice(start, start + _QUERIES_AT_ONCE)), search.in_matrix)
+            found = _gathered((search.candidates(*pairs) for pairs in near), search.clusters)
+            return [pair for each in found for pair in _link(search.clusters, judge, each)]
+
+        starts, num_tasks = range(0, len(by_key), _QUERIES_AT_ONCE), 1
+        while starts:
+            for pairs in list(pool.map(linked, starts[:num_tasks])):
+                yield from (pair for pair in pairs if clusters.join(*pair))
+            # Few at first: what they connect is not asked about again by all others.
+            starts, num_tasks = starts[num_tasks:], 2 * num_tasks
 
 
-def _looked_up(codes: Hashes, max_bits: int) -> Iterator[tuple[Places, Places, Codes]]:
-    """Wholes of (N, 30) codes, plain and mirrored, and the places in the flat codes that are near them."""
-    count = len(codes)
-    wholes = np.concatenate([codes[:, 0], codes[:, 0] ^ MIRROR_BITS])
-    for query, place in codes_within(wholes, codes.reshape(-1), max_bits):
-        is_mirrored = query >= count
-        yield query - count * is_mirrored, place, np.where(is_mirrored, MIRROR_BITS, np.uint64(0))
+@dataclass(frozen=True)
+class _Search:
+    """What queries and entries of one frame mean: the wholes, plain and mirrored, and the windows of some videos."""
+
+    judge: _Judge
+    clusters: Components
+    frame: int
+    wholes: Places  # the video of each plain query; as many mirrored ones follow
+    videos: Places
+    entry_of: npt.NDArray[np.uint32]  # place of each entry in the flat table (videos, 30)
+
+    def candidates(self, query: Places, entry: Places) -> _Candidates:
+        """(K,) pairs, without those of a video with itself, and of two wholes from one side only."""
+        found = self._pairs(query, entry)
+        return found.where(np.where(found.window == 0, found.one < found.other, found.one != found.other))
+
+    def _pairs(self, query: Places, entry: Places) -> _Candidates:
+        is_mirrored = query >= len(self.wholes)
+        other, window = np.divmod(self.entry_of[entry].astype(np.int64), len(WINDOWS))
+        mirror = np.where(is_mirrored, MIRROR_BITS, np.uint64(0))
+        return _Candidates(self.wholes[query - len(self.wholes) * is_mirrored], self.videos[other], window, mirror)
+
+    def in_matrix(self, query: Places, entry: Places, near: Near) -> Iterator[tuple[Places, Places]]:
+        """Pairs of many queries and entries, as rows and columns, that may show the same and are not connected yet.
+
+        Of videos that are connected one is compared with all, and by then mostly no others are left for the rest.
+        """
+        label = self.clusters.label
+        one, other = self._pairs(query, entry[:1]), self._pairs(query[:1], entry)
+        rows, columns, at_once = np.arange(len(query)), np.arange(len(entry)), 1
+        while len(rows):
+            label_of = label[one.one[rows]]
+            of_first = np.flatnonzero(label_of == label_of[0])
+            apart = columns[label[other.other] != label_of[0]]
+            if not len(apart):
+                rows = np.delete(rows, of_first)
+                continue
+            has_many = len(of_first) >= at_once
+            taken = of_first[:at_once] if has_many else np.arange(min(at_once, len(rows)))
+            for some, others in tiles(rows[taken], apart if has_many else columns):
+                is_near = near(some, others)
+                if is_near.any():
+                    is_near &= self._may_be_the_same(one, some, other, others)
+                row, column = np.nonzero(is_near)
+                if len(row):
+                    yield some[row], others[column]
+            rows, at_once = np.delete(rows, taken), min(2 * at_once, _MOST_ROWS)
+
+    def _may_be_the_same(self, one: _Candidates, rows: Places, other: _Candidates, columns: Places) -> Flags:
+        """(R, C): whether enough frames agree that more than half of them may do in some view."""
+        table, telling = self.judge.table, _telling_frames(self.judge.table.shape[1], self.frame)
+        may_be = np.full((len(rows), len(columns)), not telling)
+        for first, second in telling:
+            whole = table[one.one[rows], first, 0]
+            part = table[other.other[columns], second, other.window[columns]]
+            agrees = np.bitwise_count((whole ^ one.mirror[rows])[:, None] ^ part) <= self.judge.max_bits
+            may_be |= agrees & (whole != 0)[:, None] & (part != 0)
+        return may_be
 
 
-def _compared(codes: Hashes, max_bits: int) -> Iterator[tuple[Places, Places, Codes]]:
-    """The same found by comparing all, block by block."""
-    flat = codes.reshape(-1)
-    rows = max(1, _BLOCK_PAIRS // max(1, len(flat)))
-    for start in range(0, len(codes), rows):
-        for mirror in (np.uint64(0), MIRROR_BITS):
-            difference = (codes[start : start + rows, 0] ^ mirror)[:, None] ^ flat
-            one, place = np.nonzero(np.bitwise_count(difference) <= max_bits)
-            yield one + start, place, np.full(len(one), mirror)
+@cache
+def _telling_frames(num_frames: int, frame: int) -> TimeView:
+    """Pairs of frames of the one and the other: at least one agrees wherever more than half of a view's do.
 
-
-def _without_zeros(codes: Hashes) -> Hashes:
-    """(N, 30), changed: numbers of no meaning for zeros, which must not come up as candidates by the million."""
-    rng = np.random.default_rng(0)
-    for some in _pieces(len(codes)):
-        piece = codes[some]
-        np.copyto(piece, rng.integers(1, 2**64, piece.shape, np.uint64), where=piece == 0)
-    return codes
+    That of ``frame`` itself is not among them; none of a single frame.
+    """
+    views = _time_views(num_frames)
+    uses = Counter(pair for view in views for pair in view)
+    telling: dict[tuple[int, int], None] = {}
+    for view in views:
+        others = sorted((pair for pair in view if pair != (frame, frame)), key=lambda pair: -uses[pair])
+        telling |= dict.fromkeys(others[: num_frames - num_frames // 2])
+    return tuple(telling)
 
 
 def _show_the_same(
