@@ -436,7 +436,8 @@ def _tables(
     before = list(probed)
     if measure is not None:
         remaining = _measured_again(listing, probed, remaining, measure, rejections)
-    index, originals = (_index_table(each, remaining, grouping) for each in (probed, before))
+    index = _index_table(probed, remaining, grouping)
+    originals = index if measure is None else _index_table(before, remaining, grouping)
     num_near_copies = len({position for pair in copies for position in pair})
     return index, originals, rejections.frame(listing.rejected), grouping.merges, num_near_copies
 

@@ -25,6 +25,7 @@ from fvc_lib.services.records.digests import note_rewritten, undamaged_content
 LABELS = ("real", "fake")
 PARTS = ("train", "validation", "test")
 LEFT_OUT = "left_out"
+_ROWS_AT_ONCE = 1 << 16  # written to Parquet; an index takes some 3 KiB of memory for each of them
 
 
 def check_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, origin: str) -> pl.DataFrame:
@@ -93,7 +94,7 @@ def write_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, path: AnyPath) 
         raise ValueError(f"{path}: got suffix {path.suffix!r}, wanted .parquet, .feather or .csv")
     with atomic_output(path) as temporary, temporary.open("wb") as stream:
         if path.suffix == ".parquet":
-            frame.write_parquet(stream, statistics=True)
+            frame.write_parquet(stream, statistics=True, row_group_size=_ROWS_AT_ONCE)
         elif path.suffix == ".feather":
             # Uncompressed so that every Feather reader (pandas, R) opens it without a codec.
             frame.write_ipc(stream, compression="uncompressed")
