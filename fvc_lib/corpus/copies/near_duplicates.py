@@ -36,7 +36,7 @@ _CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # what may have been cut from the start 
 _PAIRS_AT_ONCE = 1 << 16
 # Fixed, whatever the number of threads, because they decide which of several possible links are chosen.
 _QUERIES_AT_ONCE = 1 << 17
-_ENTRIES_AT_ONCE = 1 << 25  # codes searched at a time; the search takes some 35 bytes for each
+_ENTRIES_AT_ONCE = 1 << 25  # codes searched at a time; the search takes some 48 bytes for each
 _MOST_ROWS = 64
 
 
@@ -63,9 +63,9 @@ def near_duplicate_links(
     """Index pairs (i < j), ascending, of videos that show the same footage: as few as connect all that do.
 
     Frames agree when they differ in at most ``max_bits`` of 64 bits, closely when in at most ``max_bits - 3``. Beside
-    the hashes memory is bounded, but for some 50 bytes a video and thread. Time grows with the number of videos to the
-    power of about 1.6 (``docs/measurements.md``); many copies of one video cost in proportion to their number, many
-    videos that share a frame and nothing else to its square, some ten nanoseconds a pair.
+    the hashes memory is bounded, but for some 24 bytes a video and thread. Time grows with the number of videos to the
+    power of about 1.4 (``docs/measurements.md``); many copies of one video cost in proportion to their number, many
+    videos that share a frame and nothing else to its square, some 30 nanoseconds a pair.
 
     Args:
         hashes: what ``perceptual_hash`` gave; ``None`` (no hash) matches nothing. Their order decides which pairs are
