@@ -78,6 +78,8 @@ def _conditions(schema: pa.DataFrameSchema) -> list[pl.Expr]:
                 case "str_length":
                     low, high = said["min_value"], said["max_value"]
                     held = values.str.len_chars().is_between(low or 0, high if high is not None else 2**32 - 1)
+                case "str_matches":
+                    held = values.str.contains(f"^(?:{getattr(said['pattern'], 'pattern', said['pattern'])})")
                 case "is_finite":
                     held = values.is_finite()
                 case _:

@@ -26,7 +26,7 @@ KINDS = {
     for column in schema.columns.values()
 }
 VALUES = {
-    pl.String: ["real", "train", "", "a" * 64, "\u00e9" * 8, "x" * 7, None],
+    pl.String: ["real", "train", "train test", "train dev", "", "a" * 64, "\u00e9" * 8, "x" * 7, None],
     pl.Int64: [0, 1, 90, -1, None],
     pl.Float64: [0.0, 0.5, 1.0, 1.001, -0.5, math.inf, math.nan, None],
     pl.Boolean: [True, None],
