@@ -264,7 +264,9 @@ def _unchanged(batch: Batch) -> Batch:
 # Torch would make a new shared file for every tensor, whose descriptor is asked of the loader process over a socket:
 # of a batch of 38 MB that took 11 ms of the training's processor time, and 40 of the loader's.
 
-_LEAST_BYTES = 1 << 16  # of a tensor that goes into a slot; what is kept of a batch for a whole pass is smaller
+# Of a tensor that goes into a slot. What is kept of a batch for a whole pass is smaller, and so many messages go into
+# the pipe that no loader process is left behind, waiting to write, when the training is killed.
+_LEAST_BYTES = 1 << 12
 _ALIGNED = 64
 _NUMBERS = itertools.count()
 
@@ -330,11 +332,10 @@ class _Slots:
     def get(self, slot: int, said: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tensors that ``put`` was given, the large ones as they lie in ``slot``."""
         tensors, views = {}, []
+        end = max((what.start + what.num_bytes for what in said.values() if isinstance(what, _Place)), default=0)
         for name, what in said.items():
             if isinstance(what, _Place):
-                bytes_ = np.frombuffer(
-                    self._map(slot, what.start + what.num_bytes), np.uint8, what.num_bytes, what.start
-                )
+                bytes_ = np.frombuffer(self._map(slot, end), np.uint8, what.num_bytes, what.start)
                 views.append(weakref.ref(bytes_))  # lives as long as any tensor that shares its memory
                 tensors[name] = torch.from_numpy(bytes_).view(what.dtype).view(what.shape)
             else:
