@@ -30,7 +30,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import CALIBRATION, FOLDS, INDEX, LOOKS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.bundle_folder import Standing
 from fvc_lib.tasks.video.own_weights import seen_by_networks, weights_to_go_on_from
-from fvc_lib.tasks.video.verdicts.bundle import write_bundle
+from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks, write_bundle
 from fvc_lib.tasks.video.verdicts.judging import judge_files
 from fvc_lib.tasks.video.verdicts.rule import rule_of
 from tests.kits.bundle_kit import Bomb, edited, sealed
@@ -452,3 +452,14 @@ def test_features_that_no_export_writes_are_refused(copy):
     path.write_bytes(pickle.dumps(arrays))
     with pytest.raises(UsageError, match=r"features.safetensors"):
         load_detector(sealed(copy))
+
+
+@pytest.mark.parametrize("by", ["another PyAV", "other code"])
+def test_what_decodes_otherwise_than_for_the_run_is_named(bundle, tmp_path, by):
+    copy, made = (
+        shutil.copytree(bundle, tmp_path / "copy"),
+        json.loads((bundle / "bundle.json").read_text())["made_with"],
+    )
+    version = {"av": "1.0"} if by == "another PyAV" else {}
+    (told,) = BundleNetworks(edited(copy, decode_hash="0" * 64, made_with=made | version)).cautions()
+    assert ("another PyAV" in told, "other code" in told) == (by == "another PyAV", by == "other code")

@@ -359,7 +359,8 @@ def test_a_call_that_was_killed_goes_on_and_answers_no_file_twice(home, tmp_path
     assert "answered by an earlier call" in done.output
     lines = [json.loads(line)["path"] for line in journal.read_text().splitlines()]
     assert len(lines) == len(set(lines)) == 40
-    assert CliRunner().invoke(main, ["predict", str(home / "bundle"), str(many), "--out", str(tmp_path / "whole")])
+    whole = CliRunner().invoke(main, ["predict", str(home / "bundle"), str(many), "--out", str(tmp_path / "whole")])
+    assert whole.exit_code == 0, whole.output
     for name in (*TABLES, "predictions.html"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     next(many.iterdir()).write_bytes(b"no longer")

@@ -324,7 +324,9 @@ class BundleNetworks(Networks):
         if self.store.decode_hash == self.record.decode_hash:
             return ()
         before = self.record.made_with.get("av", "not stated")
-        told = f"Videos are decoded by other code, or another PyAV ({av.__version__}), than the run's were ({before})"
+        told = "Videos are decoded by other code than the run's were"
+        if before != av.__version__:
+            told = f"Videos are decoded by another PyAV ({av.__version__}) than the run's were ({before})"
         return (f"{told}: scores may differ a little from the run's.",)
 
     def known_videos(self) -> KnownVideos:
