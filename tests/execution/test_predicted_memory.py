@@ -122,7 +122,7 @@ def test_a_larger_machine_has_more_workers_and_so_a_higher_peak(config):
     assert peaks == {1: 400, 2: 400, 16: 400 + 14 * 100, 1000: 400 + 74 * 100}
     new = config.model_copy(update={"workers": 12, "crop": "face", "runs_dir": config.cache_dir})
     guessed = in_megabytes(predicted_peaks(new, None))
-    assert guessed["01_data_index"] == 410 + 10 * 90
+    assert guessed["01_data_index"] == 410 + 10 * 105
     assert guessed["03_augmentation"] == int(510 + 4 * 1073.741824)  # six that crop fit into 8 GB
     jobs = {
         cpus: in_megabytes(predicted_peaks(new, None, job_cpus=cpus))["03_augmentation"] for cpus in (2, 8, 64)
