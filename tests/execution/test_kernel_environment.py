@@ -1,5 +1,9 @@
 """What a kernel finds in its environment before it imports anything."""
 
+from pathlib import Path
+
+import pytest
+
 from fvc_lib.execution.run.task import KERNEL_ENVIRONMENT, kernel_environment
 
 NAMES = ("OMP_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO")
@@ -24,3 +28,16 @@ def test_nothing_the_user_has_set_is_replaced():
     assert "PYTORCH_ALLOC_CONF" not in environment
     assert environment.keys() - user.keys() - KERNEL_ENVIRONMENT.keys() == {NAMES[2], NAMES[3]}
     assert kernel_environment({}).keys() >= KERNEL_ENVIRONMENT.keys()
+
+
+def test_when_memory_ends_the_system_takes_a_kernel_before_its_runner(make_project):
+    own = Path("/proc/self/oom_score_adj")
+    if not own.is_file():
+        pytest.skip("not Linux")
+    project = make_project(
+        one=["from pathlib import Path\noutput('one', Path('/proc/self/oom_score_adj').read_text())"]
+    )
+    run = project.begin()
+    code, _, _ = project.execute(run)
+    assert code == 0
+    assert int((run.tables / "one.txt").read_text()) == max(500, int(own.read_text()))
