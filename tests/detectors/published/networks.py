@@ -124,7 +124,7 @@ def real_frames(number: int, side: int) -> torch.Tensor:
 
 def _footage(name: str) -> io.BytesIO:
     shot = Shot(name, 192, 192, 2, draw_camera(name))
-    encoding = Encoding("libx264", ".mp4", 25, 1.0)
+    encoding = Encoding("libx264", "mp4", 25, 1.0)
     return io.BytesIO(encode_frames(render_shot(shot), encoding, 1_000_000))
 
 
