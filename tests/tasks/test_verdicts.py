@@ -336,11 +336,12 @@ def test_shards_in_any_number_and_order_end_in_the_same_tables_to_the_byte(run, 
         if done == 1:
             raise KeyboardInterrupt
 
+    some = next(number for number in range(of) if Shard(number, of).has(str(files[0])))  # by path: another may be empty
     with pytest.raises(KeyboardInterrupt):
-        shard_of(run, files, folder, 0, of, progress=stop)
+        shard_of(run, files, folder, some, of, progress=stop)
     for number in reversed(range(of)):
         shard_of(run, files, folder, number, of)
-    with (folder / f"findings.0_of_{of}.jsonl").open("ab") as journal:
+    with (folder / f"findings.{some}_of_{of}.jsonl").open("ab") as journal:
         journal.write(b'{"by": "torn')
     seen: list[Path] = []
     together = judge(run, files, folder, seen=lambda path, _: seen.append(path))
