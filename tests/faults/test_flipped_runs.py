@@ -82,6 +82,7 @@ def test_a_flipped_bit_of_a_finished_run_changes_no_answer_in_silence(whole_runs
     readers = Readers(tmp_path, whole.run)
     readers.ask()  # lists of runs name a page from when it is there
     before, said = readers.ask(), Counter[str]()
+    report = readers.run.report_html.read_bytes()
     files = sorted({path for pattern in KINDS[kind] for path in readers.run.root.glob(pattern) if path.stat().st_size})
     silent = []
     for _ in range(NUM_FAULTS):
@@ -91,6 +92,7 @@ def test_a_flipped_bit_of_a_finished_run_changes_no_answer_in_silence(whole_runs
         path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
         after = readers.ask()
         path.write_bytes(content)
+        readers.run.report_html.write_bytes(report)  # status says how large a run is, pages of the flip before included
         said["as before" if after == before else "otherwise"] += 1
         if commands := silent_changes(before, after, path):
             silent.append(f"{path.relative_to(readers.run.root)}, bit {bit} of byte {place}: {', '.join(commands)}")
