@@ -200,8 +200,8 @@ bench-detectors: setup-detectors  ## Measure the engine beside Trainer and Light
 bench-preflight: $(STAMP)  ## Compare the predicted peak of memory with the measured one, model by model
 	$(RUN) -m benchmarks.preflight
 
-bench-gpu:  ## Measure on a GPU how busy training keeps it and what the engine costs; PYTHON= as test-gpu; skips without one
-	$(GPU_PYTHON) tests/gpu/bare.py benchmarks.gpu --device $(or $(DEVICE),auto)
+bench-gpu:  ## Measure on a GPU how busy training keeps it and what the engine costs, 9 minutes; PYTHON= as test-gpu, OUT=file.json, ARGS=--help
+	$(GPU_PYTHON) tests/gpu/bare.py benchmarks.gpu --device $(or $(DEVICE),auto) $(if $(OUT),--out $(OUT)) $(ARGS)
 
 bench-pipeline: $(STAMP)  ## Measure what running notebooks costs beside bare papermill, as ratios
 	$(RUN) -m benchmarks.pipeline

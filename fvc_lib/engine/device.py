@@ -322,6 +322,8 @@ def peak_device_bytes(device: torch.device) -> int | None:
 def verify_allocator(policy: MemoryPolicy) -> str:
     """Whether torch started with the allocator's settings of a CUDA policy; it keeps the text that it read then."""
     wanted = next(iter(policy.allocator.values()), "")
+    if not hasattr(torch._C, "_accelerator_getAllocatorSettings"):  # 2.11 has it not
+        return f"allocator: {wanted or 'as it comes'}: whether it is active torch {torch.__version__} does not say"
     found = torch._C._accelerator_getAllocatorSettings()
     if found == wanted:
         return f"allocator: {found or 'as it comes'}: active"

@@ -29,7 +29,14 @@ _MESSAGES = re.compile(
     r"|^CUDA out of memory"
     # A handle that does not fit into memory is one that could not be initialised.
     r"|^CUDA error: (?:out of memory|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED))"
-    r"|^cuDNN error: CUDNN_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
+    r"|^CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublas(?:Lt)?Create"
+    # Main memory, locked for transfers.
+    r"|^Caught AcceleratorError in pin memory thread[\s\S]*CUDA error: out of memory"
+    # cuDNN 9 says whose memory ended; what came before it did not.
+    r"|^cuDNN (?:Frontend )?error: [^\n]*CUDNN_STATUS_"
+    r"(?:NOT_INITIALIZED|ALLOC_FAILED|INTERNAL_ERROR_(?:HOST|DEVICE)_ALLOCATION_FAILED)"
+    # When a kernel of torch's compiler is loaded.
+    r"|^Triton Error \[CUDA\]: out of memory"
     # NCCL's own buffers: its version and advice stand before the reason, on lines of their own.
     r"|^NCCL [Ee]rror in: [\s\S]*(?:Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA (?:host )?[cm]?alloc)"
     # What a convolution says on CUDA when its workspace does not fit.

@@ -32,7 +32,7 @@ from fvc_lib.tasks.bundle_folder import NOT_STATED, Standing
 from fvc_lib.tasks.journal import BLOCK_FILES
 from fvc_lib.tasks.recipe import TrainingOutcome, code_of_network, read_outcome
 from fvc_lib.tasks.stored_answer import Question, StoredAnswer, still_says
-from fvc_lib.video.clips.store import Pixels
+from fvc_lib.video.clips.clip_file import Pixels
 
 _logger = logging.getLogger(__name__)
 

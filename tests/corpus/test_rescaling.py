@@ -19,8 +19,9 @@ from fvc_lib.tasks.leakage_audit import leakage_audit
 from fvc_lib.tasks.video import rescaling
 from fvc_lib.tasks.video.verdicts.scoring import FileToScore, item_to_decode
 from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, index_of_files
+from fvc_lib.video.clips.clip_file import map_clip_file
 from fvc_lib.video.clips.making import make_clips
-from fvc_lib.video.clips.store import ClipStore, map_clip_file
+from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.clips.worker import make_original
 from fvc_lib.video.decode.clip import decode_clip, probe_video
 from fvc_lib.video.decode.packets import PacketFacts

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch._utils import ExceptionWrapper
 from torch.distributed import DistBackendError
 
 from fvc_lib.engine.oom_detection import asked_bytes, is_out_of_memory, memory_state
@@ -22,6 +23,17 @@ def caused_by(cause: BaseException) -> RuntimeError:
     return error
 
 
+def pinning_failed(text: str) -> RuntimeError:
+    """As a loader raises again what ended its thread that locks pages."""
+    try:
+        raise torch.AcceleratorError(text)
+    except torch.AcceleratorError:
+        caught = ExceptionWrapper(where="in pin memory thread for device 0")
+    with pytest.raises(RuntimeError) as raised:
+        caught.reraise()
+    return raised.value
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -33,7 +45,11 @@ def caused_by(cause: BaseException) -> RuntimeError:
         RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasCreate(handle)`"),
         RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        pinning_failed("CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation'"),
         DistBackendError(NCCL.format("ncclUnhandledCudaError", "Cuda failure 2 'out of memory'")),
         DistBackendError(NCCL.format("ncclUnhandledCudaError", "Failed to CUDA calloc async 608 bytes")),
         RuntimeError("could not create a primitive"),
@@ -54,6 +70,10 @@ def test_memory_that_ended_is_told(error):
         RuntimeError("bloom filter: the layer ran CUDA out of memory budget by design"),
         RuntimeError("could not create a primitive descriptor for a matmul of float64"),
         RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublasSgemm( handle, opa, opb)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_BAD_PARAM"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
+        pinning_failed("CUDA error: initialization error"),
         DistBackendError(NCCL.format("ncclRemoteError", "socketProgressOpt: Call to recv failed: Connection reset")),
         ValueError("CUDA out of memory"),
         caused_by(RuntimeError("no room left in zoom buffer")),

@@ -65,6 +65,21 @@ def test_an_error_is_a_broken_promise_and_the_next_is_tried(monkeypatch):
     assert second.line() == Outcome("second", "pass", "1 s", second.seconds).line()
 
 
+def test_an_acceleration_that_fails_is_named_and_the_others_are_tried(monkeypatch):
+    train = Lab.train
+
+    def without_a_compiler(lab, name, *others, **changes):
+        if name == "channels_last":
+            raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
+        return train(lab, name, *others, **changes)
+
+    monkeypatch.setattr(Lab, "train", without_a_compiler)
+    monkeypatch.setattr(promises, "get_args", lambda names: ("channels_last", "fused_adamw"))
+    (outcome,) = try_promises("cpu", "train faster")
+    assert outcome.verdict == "fail"
+    assert "channels_last RuntimeError: Failed to find C compiler., fused_adamw " in outcome.found
+
+
 def test_torch_and_numpy_are_enough(tmp_path):
     weights = {"a": torch.randn(3, 4), "b": torch.arange(5), "c": torch.randn(2).bfloat16()}
     safetensors.torch.save_file(weights, tmp_path / "theirs", metadata={"epoch": "3"})

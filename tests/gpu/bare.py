@@ -26,8 +26,18 @@ def find_packages() -> list[str]:
     return missing
 
 
+def prepare() -> list[str]:
+    """``find_packages``, and what torch reads when it starts as a run has it. For a program, not for a test."""
+    missing = find_packages()
+
+    from fvc_lib.services.memory.policy import allocator_environment
+
+    os.environ |= allocator_environment()
+    return missing
+
+
 if __name__ == "__main__":
-    stood_in = find_packages()
+    stood_in = prepare()
     if stood_in:
         print(f"without {' and '.join(stood_in)}, which are stood in for", flush=True)
     sys.argv = sys.argv[1:]

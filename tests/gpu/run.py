@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bare import find_packages
+from bare import find_packages, prepare
 
 
 def main(words: list[str] | None = None) -> int:
@@ -44,4 +44,5 @@ def main(words: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    prepare()
     sys.exit(main())

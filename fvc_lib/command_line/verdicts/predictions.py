@@ -15,7 +15,7 @@ from fvc_lib.services.errors import DataError
 
 if TYPE_CHECKING:
     from fvc_lib.tasks.predicting import Finding, Predictor
-    from fvc_lib.video.clips.store import Pixels
+    from fvc_lib.video.clips.clip_file import Pixels
 
 CSV, LINES, PAGE = FILES = ("predictions.csv", "predictions.jsonl", "predictions.html")
 _SHOWN = 20

@@ -37,6 +37,8 @@ _MEETING_BYTES = 8192  # of what one rank says at a meeting
 # Below the ports that Linux gives to outgoing connections (32768 on), above those of services.
 _FIRST_PORT, _NUM_PORTS = 20_000, 12_000
 T = TypeVar("T")
+# The newer name of one exchange, which torch has since 2.12 or 2.13; the older one is to go.
+_gather: Callable[[Tensor, Tensor], Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _logger = logging.getLogger(__name__)
 
 
@@ -395,7 +397,7 @@ class ProcessRanks(Ranks):
             padded = torch.zeros(max(sizes), dtype=torch.uint8)
             padded[: blob.numel()] = blob
             heard = torch.empty(self.size * padded.numel(), dtype=torch.uint8)
-            dist.all_gather_single(heard, padded)
+            _gather(heard, padded)
         return [_unpacked(row[:size]) for row, size in zip(heard.view(self.size, -1), sizes, strict=True)]
 
     def to_leader(self, place: str, value: Any, take: Callable[[Any], None]) -> None:
@@ -439,7 +441,7 @@ class ProcessRanks(Ranks):
         text = json.dumps([place, said, failed], ensure_ascii=False).encode().ljust(_MEETING_BYTES)
         heard = torch.empty(self.size * _MEETING_BYTES, dtype=torch.uint8)
         with _loss_noticed(place):
-            dist.all_gather_single(heard, torch.frombuffer(bytearray(text), dtype=torch.uint8))
+            _gather(heard, torch.frombuffer(bytearray(text), dtype=torch.uint8))
         return [json.loads(row.numpy().tobytes()) for row in heard.view(self.size, -1)]
 
     @contextmanager

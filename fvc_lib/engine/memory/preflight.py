@@ -456,7 +456,10 @@ class StepProbe:
         """
         request, device = self._request, self._compute.device
         precision, seconds = devices.Precision(self._compute), 0.0
-        with devices.deterministic_algorithms(device), devices.cudnn_search(self._compute):
+        policy = devices.resolve_policy(self._compute, amp="auto" if self._compute.amp_dtype else "off")
+        search = devices.cudnn_search(self._compute)
+        # TF32 or not decides which kernels convolutions take, and so their workspace.
+        with devices.apply_policy(policy), devices.deterministic_algorithms(device), search:
             model = devices.accelerated(request.task.build_model(), self._compute).train()
             if request.gradient_checkpointing:
                 devices.recompute_activations(model)

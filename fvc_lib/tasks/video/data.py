@@ -25,8 +25,9 @@ from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels, rows_of_cl
 from fvc_lib.tasks.video.features import FeatureSource
 from fvc_lib.tasks.video.real_sources import of_two_sources
 from fvc_lib.tasks.video.selection import RecordedSelection
+from fvc_lib.video.clips.clip_file import Pixels, Shape
 from fvc_lib.video.clips.shards import ClipShards, shards_folder
-from fvc_lib.video.clips.store import ClipStore, Pixels, Shape, note_use
+from fvc_lib.video.clips.store import ClipStore, note_use
 
 _logger = logging.getLogger(__name__)
 

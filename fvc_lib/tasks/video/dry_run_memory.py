@@ -17,7 +17,7 @@ from fvc_lib.services.memory.policy import allocator_environment
 
 if TYPE_CHECKING:
     from fvc_lib.engine.memory.preflight import StepRequest
-    from fvc_lib.video.clips.store import Pixels, Shape
+    from fvc_lib.video.clips.clip_file import Pixels, Shape
 
 TIME_LIMIT_SECONDS = 240.0
 _PREDICT = "fvc_lib.tasks.video.dry_run_memory:predict"

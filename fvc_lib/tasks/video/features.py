@@ -28,7 +28,8 @@ from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.recipe import code_of_network
-from fvc_lib.video.clips.store import ClipStore, Pixels, Shape, check_clip_name, note_use
+from fvc_lib.video.clips.clip_file import Pixels, Shape
+from fvc_lib.video.clips.store import ClipStore, check_clip_name, note_use
 
 _logger = logging.getLogger(__name__)
 _DETECTORS = "fvc_lib.detectors"

@@ -59,7 +59,8 @@ from fvc_lib.tasks.video.real_sources import (
     real_source_floor,
 )
 from fvc_lib.tasks.video.selection import RecordedSelection
-from fvc_lib.video.clips.store import ClipStore, Pixels
+from fvc_lib.video.clips.clip_file import Pixels
+from fvc_lib.video.clips.store import ClipStore
 
 MODEL = "model"
 ALL_FOLDS = "all"

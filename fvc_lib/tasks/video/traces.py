@@ -25,7 +25,7 @@ from fvc_lib.tasks.video.classical.judging import FeatureMeasurer
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, Features, FoldReference
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import Networks, RunNetworks
-from fvc_lib.video.clips.store import Pixels
+from fvc_lib.video.clips.clip_file import Pixels
 from fvc_lib.video.decode.windows import unpacked
 from fvc_lib.video.features.family import Feature, families_named
 from fvc_lib.video.features.panels import LEAST, MIDDLE_FUNCTION, FramePanels, panels_of

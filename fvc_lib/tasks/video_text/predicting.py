@@ -24,7 +24,8 @@ from fvc_lib.tasks.bundle_folder import read_arrays, read_bundle_table, refused
 from fvc_lib.tasks.predicting import Finding, Picture, Predictor, Trained, no_picture
 from fvc_lib.tasks.video.verdicts.scoring import FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.video_text.training import network_plan, text_question, text_tensors, tokenizer_file
-from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
+from fvc_lib.video.clips.clip_file import Pixels, load_clip_file
+from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.decode.source import VideoError, sha256_of_video
 
 NEAREST = 5

@@ -25,7 +25,8 @@ from fvc_lib.services.isolated_workers import Answer, available_cores, run_isola
 from fvc_lib.services.memory.workers import CROP_BYTES
 from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, frame_of, write_table
 from fvc_lib.video.augmentations import apply_augmentation, draw_augmentation
-from fvc_lib.video.clips.store import ClipStore, Pixels, contact_sheet
+from fvc_lib.video.clips.clip_file import Pixels
+from fvc_lib.video.clips.store import ClipStore, contact_sheet
 from fvc_lib.video.decode.views import SeenClip, with_box
 from fvc_lib.video.reencode import TIMEOUT_SECONDS as REENCODE_SECONDS
 

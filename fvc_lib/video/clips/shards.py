@@ -32,7 +32,8 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.tables import AUGMENTED
 from fvc_lib.video.clips import store as clip_store
-from fvc_lib.video.clips.store import MANIFEST, ClipStore, Pixels, Shape, clip_file_bytes, clip_header
+from fvc_lib.video.clips.clip_file import Pixels, Shape, check_part, clip_file_bytes, clip_header
+from fvc_lib.video.clips.store import MANIFEST, ClipStore
 
 DEFAULT_SHARD_BYTES = 256 << 20
 REMEDY = "Run 03_augmentation again."
@@ -230,7 +231,7 @@ class ClipShards:
             DataError: there is no such clip, or its shard is missing, damaged or holds what it must not.
             ValueError: ``frames`` is not such an array.
         """
-        clip_store.check_part(frames, self.shape, first)
+        check_part(frames, self.shape, first)
         place = self._place.get((video_id, augmentation_index))
         if place is None:
             clip = f"clip {video_id!r} number {augmentation_index}"

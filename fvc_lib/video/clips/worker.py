@@ -14,7 +14,8 @@ import numpy as np
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.clip_settings import PLAIN_VIEW, View
 from fvc_lib.services.errors import UsageError
-from fvc_lib.video.clips.store import Pixels, crop_code, decode_code, write_clip_file
+from fvc_lib.video.clips.clip_file import Pixels, write_clip_file
+from fvc_lib.video.clips.store import crop_code, decode_code
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.source import UnreadableVideo, VideoError, sha256_of_video
 from fvc_lib.video.decode.views import CropError, SeenClip, decode_view

@@ -42,7 +42,7 @@ from fvc_lib.tasks.video.verdicts.scoring import (
 )
 from fvc_lib.tasks.video.verdicts.shots import is_black, is_frozen, too_few
 from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, KnownFootage, index_of_files
-from fvc_lib.video.clips.store import Pixels
+from fvc_lib.video.clips.clip_file import Pixels
 from fvc_lib.video.reencode import recipe_named
 
 _logger = logging.getLogger(__name__)

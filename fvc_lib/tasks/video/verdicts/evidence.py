@@ -22,7 +22,7 @@ from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import Networks
 from fvc_lib.tasks.video.verdicts.shots import Footage, footage_of, length_sentences
 from fvc_lib.tasks.video.verdicts.windows import WholeVideo, WindowScores, decoded, score_windows
-from fvc_lib.video.clips.store import Pixels
+from fvc_lib.video.clips.clip_file import Pixels
 
 T = TypeVar("T")
 _SAME_SCORE = 0.005  # batches of another size round otherwise

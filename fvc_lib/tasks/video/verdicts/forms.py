@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table
-from fvc_lib.video.clips.store import ClipStore, Pixels
+from fvc_lib.video.clips.clip_file import Pixels
+from fvc_lib.video.clips.store import ClipStore
 
 ONNX, TORCH_EXPORT = "onnx", "torch_export"
 SUFFIXES = {ONNX: ".onnx", TORCH_EXPORT: ".pt2"}

@@ -9,7 +9,8 @@ from typing import Any
 from fvc_lib.corpus.probing import HASH_FRAMES, HASH_SIZE, probe_file, probed
 from fvc_lib.services.clip_settings import View
 from fvc_lib.services.errors import UsageError
-from fvc_lib.video.clips.store import Pixels, clip_header, crop_code, decode_code
+from fvc_lib.video.clips.clip_file import Pixels, clip_header
+from fvc_lib.video.clips.store import crop_code, decode_code
 from fvc_lib.video.clips.worker import make_original
 from fvc_lib.video.decode.clip import probe_and_decode, uniform_places
 from fvc_lib.video.decode.source import VideoError

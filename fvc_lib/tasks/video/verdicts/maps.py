@@ -29,7 +29,7 @@ from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.progress import Tell, silent
 from fvc_lib.tasks.video.verdicts.scoring import Networks
-from fvc_lib.video.clips.store import Pixels
+from fvc_lib.video.clips.clip_file import Pixels
 
 Floats = npt.NDArray[np.float64]
 

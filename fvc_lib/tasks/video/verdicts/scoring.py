@@ -58,8 +58,9 @@ from fvc_lib.tasks.video.classical.judging import (
     probe,
 )
 from fvc_lib.tasks.video.summary import TrainingSummary
+from fvc_lib.video.clips.clip_file import Pixels, load_clip_file
 from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_limits
-from fvc_lib.video.clips.store import ClipStore, Pixels, load_clip_file
+from fvc_lib.video.clips.store import ClipStore
 
 FILE_SECONDS = 60.0  # for a file of no size, where nothing else is asked for; more: ``_time_limit``
 FINAL = -1  # in place of a fold's number: the network of all groups
