@@ -20,6 +20,7 @@ from fvc_lib.corpus.rescaling import rescaling_notes
 from fvc_lib.corpus.several import place, read_corpora
 from fvc_lib.services.atomic_files import AnyPath, path_from_text
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.memory.budget import give_back_freed
 from fvc_lib.services.tables import (
     ANNOTATIONS,
     GROUP_LINKS,
@@ -226,6 +227,7 @@ def refuse_empty_index(index: pl.DataFrame) -> None:
 Measuring = Callable[[Mapping[str, Path]], Mapping[str, ProbeResult]]  # of files by the hash of their content
 
 
+_ROWS_AT_ONCE = 1 << 13  # of the index are made at a time
 _SAME_AS, _USED = "same content as ", ", which is used."  # around the repr of a path
 
 
@@ -319,7 +321,6 @@ def build_index(
             measured_again, recipe=recipe, cache_dir=recipe_cache, work_dir=work_dir, workers=workers, progress=progress
         ) if recipe else None,
     )  # fmt: skip
-    del results  # the tables hold what is needed of them, in a third of the memory
     if annotations_only:
         merges = annotated.merges
     write_table(rejected, REJECTED, rejected_path)
@@ -416,7 +417,10 @@ def _tables(
     seed: int,
     measure: Measuring | None,
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, tuple[Merge, ...], int]:
-    """The INDEX, with what files are like before ``measure`` too, REJECTED, what was merged, how many near-copies."""
+    """The INDEX, with what files are like before ``measure`` too, REJECTED, what was merged, how many near-copies.
+
+    ``results`` is emptied, so that memory holds what was found either there or in a table.
+    """
     rejections = Rejections()
     probed = _readable(listing.entries, results, rejections)
     copies = near_copies(
@@ -425,19 +429,22 @@ def _tables(
         near_duplicate_bits,
     )
     # Groups of all readable files: duplicates and disputed ones link groups too, before they are left out.
-    members = [
-        GroupMember(item.entry.path, item.entry.source_id, item.result.content_sha256, item.entry.stated_group)
-        for item in probed
-    ]
-    grouping = join_groups(members, copies, listing.memberships)
+    grouping = join_groups(
+        [
+            GroupMember(item.entry.path, item.entry.source_id, item.result.content_sha256, item.entry.stated_group)
+            for item in probed
+        ],
+        copies,
+        listing.memberships,
+    )
     remaining = _settle_contents(probed, rejections)
     if dev_groups:
         remaining = _of_trial(probed, remaining, grouping, dev_groups, seed, rejections)
-    before = list(probed)
+    before = None if measure is None else list(probed)
     if measure is not None:
         remaining = _measured_again(listing, probed, remaining, measure, rejections)
     index = _index_table(probed, remaining, grouping)
-    originals = index if measure is None else _index_table(before, remaining, grouping)
+    originals = index if before is None else _index_table(before, remaining, grouping)
     num_near_copies = len({position for pair in copies for position in pair})
     return index, originals, rejections.frame(listing.rejected), grouping.merges, num_near_copies
 
@@ -445,7 +452,7 @@ def _tables(
 def _readable(entries: Sequence[Entry], results: dict[str, ProbeResult], rejections: Rejections) -> list[_Probed]:
     probed = []
     for entry in entries:
-        result = results[entry.path]
+        result = results.pop(entry.path)
         if result.probe is None:
             rejections.add(entry, Refusal(result.reason, result.detail))
         else:
@@ -547,22 +554,30 @@ def _measured_again(
     return kept
 
 
-def _index_table(probed: Sequence[_Probed], remaining: Sequence[int], grouping: Grouping) -> pl.DataFrame:
-    contents = {position: probed[position].result.content_sha256 for position in remaining}
-    id_of, times = video_ids(contents.values()), Counter(contents.values())
+def _index_table(probed: list[_Probed], remaining: Sequence[int], grouping: Grouping) -> pl.DataFrame:
+    """``probed`` is emptied: what the table holds, most of it perceptual hashes, is not held twice."""
+    places = sorted(remaining)
+    contents = [probed[place].result.content_sha256 for place in places]
+    id_of, times = video_ids(contents), Counter(contents)
     ends = {name: f"-{_in_ids(name)}" for name in {item.entry.corpus for item in probed}}
-    ids = {
-        position: id_of[content] + (ends[probed[position].entry.corpus] if times[content] > 1 else "")
-        for position, content in contents.items()
+    made = {
+        "video_id": [
+            id_of[content] + (ends[probed[place].entry.corpus] if times[content] > 1 else "")
+            for content, place in zip(contents, places, strict=True)
+        ],
+        "group_id": [grouping.group_ids[place] for place in places],
     }
-    places = sorted(remaining, key=ids.__getitem__)
-    made: dict[str, list[object]] = {
-        "video_id": [ids[position] for position in places],
-        "group_id": [grouping.group_ids[position] for position in places],
-    }
-    # Column by column: rows of Python objects would take several times the memory of the table.
-    columns = []
-    for name, kind_of_values in column_types(INDEX).items():
-        values = made[name] if name in made else [_FOUND_IN[name](probed[position]) for position in places]
-        columns.append(pl.Series(name, values, dtype=kind_of_values))
-    return pl.DataFrame(columns)
+    items: list[_Probed | None] = [probed[place] for place in places]
+    probed.clear()
+    parts = [pl.DataFrame(schema=column_types(INDEX))]
+    for start in range(0, len(items), _ROWS_AT_ONCE):
+        some = slice(start, start + _ROWS_AT_ONCE)
+        # Column by column: rows of Python objects would take several times the memory of the table.
+        columns = []
+        for name, kind_of_values in column_types(INDEX).items():
+            values = made[name][some] if name in made else list(map(_FOUND_IN[name], items[some]))
+            columns.append(pl.Series(name, values, dtype=kind_of_values))
+        parts.append(pl.DataFrame(columns))
+        items[some] = [None] * len(items[some])
+        give_back_freed()
+    return pl.concat(parts).sort("video_id")

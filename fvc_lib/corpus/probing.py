@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import stat
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
@@ -137,7 +138,9 @@ class FileKind(Generic[Result]):
 def _read_video(path: str, said: Mapping[str, Any]) -> ProbeResult:
     if said.get("reason"):
         return ProbeResult(path, reason=said["reason"], detail=said["detail"])
-    return ProbeResult(path, VideoProbe(**said["probe"]), said["content_sha256"], said["perceptual_hash"])
+    # A million videos have few codecs: one text for all of one name.
+    probe = {name: sys.intern(each) if isinstance(each, str) else each for name, each in said["probe"].items()}
+    return ProbeResult(path, VideoProbe(**probe), said["content_sha256"], said["perceptual_hash"])
 
 
 def _read_image(path: str, said: Mapping[str, Any]) -> ProbedImage:

@@ -1,6 +1,5 @@
 """Where the training runs, what precision that place is good at, and how much memory was used there."""
 
-import ctypes
 import gc
 import importlib
 import importlib.util
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.memory.budget import give_back_freed
 from fvc_lib.services.memory.policy import (
     Acceleration,
     DeviceKind,
@@ -303,8 +303,7 @@ def release_cached_memory(device: torch.device) -> None:
 def give_back_unused() -> None:
     """Collect garbage and return the C library's free memory to the system: a training leaves hundreds of MB of it."""
     gc.collect()
-    with suppress(OSError, AttributeError):  # glibc only
-        ctypes.CDLL(None).malloc_trim(0)
+    give_back_freed()
 
 
 def finished_at(device: torch.device) -> float:

@@ -1,6 +1,6 @@
 """Where size and rate are all that differs between the labels, nothing tells them once videos are rescaled."""
 
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from pathlib import Path
 
@@ -147,7 +147,7 @@ def test_whether_a_file_is_familiar_is_asked_of_the_files_as_they_came(corpus: C
     run = RunPaths(tmp_path)
     write_table(corpus.index, INDEX, run.index)
     write_table(corpus.originals, INDEX, run.original_index)
-    facts = vars(probe_video(corpus.folder / corpus.index["path"][0]))
+    facts = asdict(probe_video(corpus.folder / corpus.index["path"][0]))
     assert Familiar.of(index_of_files(run)).reasons(facts) == []
     assert any("frame rate" in told for told in Familiar.of(corpus.index).reasons(facts))
     run.original_index.unlink()

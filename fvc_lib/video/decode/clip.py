@@ -88,7 +88,7 @@ def uniform_places(num_source_frames: int, num_frames: int) -> npt.NDArray[np.in
     return np.round(np.linspace(0, num_source_frames - 1, num_frames)).astype(np.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class VideoProbe(PacketFacts):
     """Facts about one video file, with those about its packets.
 

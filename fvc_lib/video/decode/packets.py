@@ -10,7 +10,7 @@ from fvc_lib.video.decode.frame_table import NO_PTS, FrameTable, Seconds, second
 _MOST_SECONDS = 1_000_000  # eleven days: a file that claims more has damaged times
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PacketFacts:
     """How a video was encoded, as its packets show; of each number none where the packets do not tell it.
 

@@ -10,7 +10,7 @@ import logging
 import math
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -250,7 +250,7 @@ class TrainedDetector:
                 yield Finding(each.path, each.content_sha256, failure=answer.failure, lasts=answer.lasts)
                 continue
             logits = (answer.logits[fold] / self.networks.folds[fold].temperature for fold in folds)
-            unfamiliar = (*empty.pop(answer.position), *self.familiar.reasons(vars(each.probe)))
+            unfamiliar = (*empty.pop(answer.position), *self.familiar.reasons(asdict(each.probe)))
             if distance is not None and distance.is_unlike(quantile := distance.quantile(answer.features)):
                 unfamiliar += (distance.sentence(quantile),)
             yield Finding(each.path, each.content_sha256, logits=tuple(logits), unfamiliar=unfamiliar)
