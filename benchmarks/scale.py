@@ -140,11 +140,11 @@ class Steps:
         return self._index(10)
 
     def figures_of_the_index(self) -> int:
-        index, links = read_table(self.run.index, INDEX), read_table(self.run.group_links, GROUP_LINKS)
+        index, links = self._index_without_hashes(), read_table(self.run.group_links, GROUP_LINKS)
         return sum(len(each.to_json()) for each in (corpus.group_sizes_figure(index), corpus.group_links_figure(links)))
 
     def folds_and_protocol(self) -> int:
-        index = read_table(self.run.index, INDEX)
+        index = self._index_without_hashes()
         table = protocols.make_protocol(index, self.config, tells_labels(self.config))
         folds = protocols.folds_tested(table)
         write_table(table, PROTOCOL, self.run.protocol)
@@ -156,9 +156,12 @@ class Steps:
             write_table(predictions.filter(fold=fold), PREDICTIONS, self.run.predictions(fold))
         return 0
 
+    def _index_without_hashes(self) -> pl.DataFrame:
+        return read_table(self.run.index, INDEX, without=["perceptual_hash"])
+
     def _tables(self) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
         parts = [read_table(self.run.predictions(fold), PREDICTIONS) for fold in range(self.config.num_folds)]
-        return read_table(self.run.index, INDEX), read_table(self.run.folds, FOLDS), pl.concat(parts)
+        return self._index_without_hashes(), read_table(self.run.folds, FOLDS), pl.concat(parts)
 
     def results_and_controls(self) -> int:
         found = kfold_results(*self._tables(), self.config)
@@ -172,9 +175,10 @@ class Steps:
         return 0
 
     def leakage_audit(self) -> int:
-        links = read_table(self.run.group_links, GROUP_LINKS)
+        index, links = read_table(self.run.index, INDEX), read_table(self.run.group_links, GROUP_LINKS)
         without_hashes = self.config.model_copy(update={"near_duplicate_bits": 0})  # they are a step above
-        write_table(leakage_audit(*self._tables(), links, without_hashes), LEAKAGE_AUDIT, self.run.leakage_audit)
+        found = leakage_audit(index, *self._tables()[1:], links, without_hashes)
+        write_table(found, LEAKAGE_AUDIT, self.run.leakage_audit)
         return 0
 
     def table_of_scores(self) -> int:

@@ -67,6 +67,6 @@ def disk_sentence(recipe: str, cache_dir: AnyPath, index: Path | None) -> str:
     free = f"in {str(cache_dir)!r}, where {shutil.disk_usage(there).free / 1e9:,.1f} GB are free"
     if index is None or not index.is_file():
         return f"rescaled videos take about {expected_bytes(60, recipe) / 1e6:,.0f} MB a minute {free}"
-    seconds = float(read_table(index, INDEX)["duration_seconds"].sum())
+    seconds = float(read_table(index, INDEX, without=["perceptual_hash"])["duration_seconds"].sum())
     taken = f"{expected_bytes(seconds, recipe) / 1e9:,.1f} GB for {seconds / 60:,.0f} minutes"
     return f"rescaled videos take about {taken} {free}; those that are there already are not made again"

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, BinaryIO
 
 from fvc_lib.services.errors import DataError
 
@@ -220,11 +220,16 @@ def _is_left_over(path: Path, host: str | None, pid: int) -> bool:
 
 def sha256_of_file(path: AnyPath, num_bytes: int | None = None) -> str:
     """Hex SHA-256 of a file's content, or of its first ``num_bytes``, read in blocks of a MiB."""
-    digest, remaining = hashlib.sha256(), sys.maxsize if num_bytes is None else num_bytes
     with Path(path).open("rb") as stream:
-        while block := stream.read(min(1 << 20, remaining)):
-            digest.update(block)
-            remaining -= len(block)
+        return sha256_of_stream(stream, num_bytes)
+
+
+def sha256_of_stream(stream: BinaryIO, num_bytes: int | None = None) -> str:
+    """Hex SHA-256 of what follows in an open file, or of the next ``num_bytes``."""
+    digest, remaining = hashlib.sha256(), sys.maxsize if num_bytes is None else num_bytes
+    while block := stream.read(min(1 << 20, remaining)):
+        digest.update(block)
+        remaining -= len(block)
     return digest.hexdigest()
 
 

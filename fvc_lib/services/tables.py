@@ -10,7 +10,7 @@ did not note there which tables were written interactively since can tell no dam
 """
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from pandera.errors import SchemaError, SchemaErrors
 
 from fvc_lib.services.atomic_files import AnyPath, atomic_output
 from fvc_lib.services.errors import DataError, command_text
-from fvc_lib.services.records.digests import note_rewritten, undamaged_content
+from fvc_lib.services.records.digests import note_rewritten, undamaged_file
 
 LABELS = ("real", "fake")
 PARTS = ("train", "validation", "test")
@@ -116,8 +116,8 @@ def column_types(schema: pa.DataFrameSchema) -> dict[str, Any]:
     return {name: column.dtype.type for name, column in schema.columns.items()}
 
 
-def read_table(path: AnyPath, schema: pa.DataFrameSchema) -> pl.DataFrame:
-    """Read ``path`` and check it.
+def read_table(path: AnyPath, schema: pa.DataFrameSchema, without: Collection[str] = ()) -> pl.DataFrame:
+    """Read ``path`` and check it; the columns ``without`` are left out, and cost no memory where it is Parquet.
 
     Raises:
         DataError: the file is missing, unreadable, not what its stage wrote, or does not fit; the message names it
@@ -127,16 +127,18 @@ def read_table(path: AnyPath, schema: pa.DataFrameSchema) -> pl.DataFrame:
     if not path.is_file():
         raise DataError(f"{path}: no such table. Run the stage that writes it; its name: {command_text('--list')}")
     try:
-        # From bytes, not by name: polars reads '[' and '*' in a path as a pattern.
-        content = io.BytesIO(undamaged_content(path))
-        if path.suffix == ".parquet":
-            frame = pl.read_parquet(content)
-        elif path.suffix == ".feather":
-            frame = pl.read_ipc(content)
-        else:
-            frame = pl.read_csv(content, schema_overrides=column_types(schema))
+        # Opened, not by name: polars reads '[' and '*' in a path as a pattern.
+        with undamaged_file(path) as stream:
+            if path.suffix == ".parquet":
+                frame = pl.scan_parquet(stream).drop(without, strict=False).collect()
+            elif path.suffix == ".feather":
+                frame = pl.read_ipc(io.BytesIO(stream.read())).drop(without, strict=False)
+            else:
+                found = pl.read_csv(io.BytesIO(stream.read()), schema_overrides=column_types(schema))
+                frame = found.drop(without, strict=False)
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path}: cannot be read as a table: {error}. Run the stage that writes it again.") from error
+    schema = schema.remove_columns(list(without)) if without else schema
     return check_table(_with_newer_columns(frame, schema), schema, str(path))
 
 

@@ -212,7 +212,7 @@ def _bibtex_of_corpora(config: RunConfig, run: RunPaths) -> list[str]:
         return ["% the built-in sample corpus is generated and has no publication"]
     loaders, texts = dict(CORPORA.items()), []
     with suppress(DataError):
-        for layout in read_table(run.index, INDEX)["label_source"].unique().sort():
+        for layout in read_table(run.index, INDEX, without=["perceptual_hash"])["label_source"].unique().sort():
             loader = loaders.get(layout)
             texts.append(loader.bibtex.strip() or (f"% {loader.paper}" if loader.paper else "") if loader else "")
     unknown = f"% corpus {clean_text(' + '.join(Path(path).name for path in paths))}: no publication is known here"

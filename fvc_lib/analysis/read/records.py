@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +19,7 @@ from fvc_lib.services.atomic_files import as_mapping, as_text, path_to_text, rea
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.records.digests import document_damage
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
-from fvc_lib.services.tables import read_table
+from fvc_lib.services.tables import column_types, read_table
 from fvc_lib.services.tasks import STAGES
 
 _FOLD = re.compile(r"^(?P<stage>.+)_fold_(?P<fold>\d+)$")
@@ -61,19 +61,19 @@ def entries(run: RunPaths, folder: str) -> list[Path]:
     return sorted(where.iterdir()) if where.is_dir() else []
 
 
-def read_tables(paths: Iterable[tuple[str, Path]], schema: pa.DataFrameSchema) -> Answer:
+def read_tables(paths: Iterable[tuple[str, Path]], schema: pa.DataFrameSchema, without: Collection[str] = ()) -> Answer:
     """All tables that exist among ``paths`` (run id, file), stacked, with ``run_id`` in front.
 
     A table that cannot be read or does not fit its schema is left out and noted: one foreign run folder must not hide
-    the others.
+    the others. Columns ``without`` are left out.
     """
     frames, notes = [], []
-    empty = pl.DataFrame(schema={name: column.dtype.type for name, column in schema.columns.items()})
+    empty = pl.DataFrame(schema=column_types(schema)).drop(without, strict=False)
     for run_id, path in paths:
         if not path.is_file():
             continue
         try:
-            frame = read_table(path, schema)
+            frame = read_table(path, schema, without)
         except DataError as error:
             notes.append(f"{path_to_text(path)} was left out: {error}")
             continue

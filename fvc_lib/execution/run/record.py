@@ -30,7 +30,7 @@ from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, utc_now,
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory.budget import memory_budget
-from fvc_lib.services.records.digests import document_damage, undamaged_content, write_document
+from fvc_lib.services.records.digests import document_damage, undamaged_file, write_document
 from fvc_lib.services.records.redaction import Redactor
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, new_run
@@ -423,7 +423,8 @@ def _indexed(run: RunPaths) -> dict[str, object]:
 
     for path in (run.index, run.images, run.video_texts):
         with contextlib.suppress(OSError, DataError, pl.exceptions.PolarsError):  # missing or damaged
-            table = pl.read_parquet(undamaged_content(path))
+            with undamaged_file(path) as stream:
+                table = pl.scan_parquet(stream).select(pl.col("^(content_sha256|corpus)$")).collect()
             contents = sorted(set(table["content_sha256"]))
             names = {"corpora": sorted(set(table["corpus"]))} if "corpus" in table.columns else {}
             return {"fingerprint": sha256_of_json(contents), "num_contents": len(contents)} | names if contents else {}

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -143,15 +143,15 @@ class StageSession:
         }
         return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
 
-    def read(self, table: str, fold: int | None = None) -> pl.DataFrame:
+    def read(self, table: str, fold: int | None = None, without: Collection[str] = ()) -> pl.DataFrame:
         """A table of the run (by its name in ``RunPaths``, such as ``index`` or ``predictions``), checked.
 
-        ``fold``: whose, where there is one per fold; None: this notebook's.
+        ``fold``: whose, where there is one per fold; None: this notebook's. ``without``: columns that are left out.
 
         Raises:
             DataError: it is missing or damaged.
         """
-        return tables.read_table(self._path(table, fold), _schema(table))
+        return tables.read_table(self._path(table, fold), _schema(table), without)
 
     def write(self, table: str, rows: pl.DataFrame) -> None:
         """Write a table of the run, checked against its schema; arguments and errors as of ``read``."""

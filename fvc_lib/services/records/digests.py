@@ -9,16 +9,16 @@ with.
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json, write_json
+from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json, sha256_of_stream, write_json
 from fvc_lib.services.errors import DataError, command_text
 
 _logger = logging.getLogger(__name__)
@@ -130,16 +130,26 @@ def note_rewritten(path: Path, content: Path) -> None:
 
 
 def undamaged_content(path: Path) -> bytes:
-    """The bytes of ``path``.
+    """The bytes of ``path``; errors as of ``undamaged_file``."""
+    with undamaged_file(path) as stream:
+        return stream.read()
+
+
+@contextmanager
+def undamaged_file(path: Path) -> Iterator[BinaryIO]:
+    """``path``, opened: what is read is what was compared, also when another file takes its place meanwhile.
 
     Raises:
         DataError: the stage that wrote it has finished, and left others.
         OSError: it cannot be read.
     """
     for _ in range(2):  # between the two looks a stage may have finished writing it anew
-        content, left = path.read_bytes(), _left_as(path)
-        if left is None or hashlib.sha256(content[: left.num_bytes]).hexdigest() == left.sha256:
-            return content
+        with path.open("rb") as stream:
+            left = _left_as(path)
+            if left is None or sha256_of_stream(stream, left.num_bytes) == left.sha256:
+                stream.seek(0)
+                yield stream
+                return
     assert left is not None
     if left.document.get("rewrites_noted"):
         raise DataError(left.damage())
@@ -147,7 +157,8 @@ def undamaged_content(path: Path) -> bytes:
         f"{path}: is not as stage {left.record.stem.removeprefix('stage_')} left it. The version of the code "
         "that finished it did not note tables written interactively since, so this may be one, or damage."
     )
-    return content
+    with path.open("rb") as stream:
+        yield stream
 
 
 @functools.cache

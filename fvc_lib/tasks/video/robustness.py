@@ -134,7 +134,7 @@ def _kind(level: str) -> str:
 def _videos(paths: RunPaths, networks: RunNetworks) -> pl.DataFrame:
     """PREDICTIONS of all folds with ``path`` (whole) and ``content_sha256``, by fold and id."""
     predictions = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in networks.outcomes])
-    index = read_table(paths.index, INDEX).select("video_id", "path", "content_sha256")
+    index = read_table(paths.index, INDEX, without=["perceptual_hash"]).select("video_id", "path", "content_sha256")
     root = corpus_root(networks.config)
     joined = predictions.join(index, on="video_id", how="inner", validate="1:1").sort("fold", "video_id")
     files = [str(root / path_from_text(text)) for text in joined["path"]]
