@@ -139,8 +139,8 @@ def _read_video(path: str, said: Mapping[str, Any]) -> ProbeResult:
     if said.get("reason"):
         return ProbeResult(path, reason=said["reason"], detail=said["detail"])
     # A million videos have few codecs: one text for all of one name.
-    facts: dict[str, Any] = said["probe"]
-    probe = {name: sys.intern(each) if isinstance(each, str) else each for name, each in facts.items()}
+    probe: dict[str, Any] = dict(said["probe"])
+    probe |= {name: sys.intern(text) for name, text in probe.items() if isinstance(text, str)}
     return ProbeResult(path, VideoProbe(**probe), said["content_sha256"], said["perceptual_hash"])
 
 
