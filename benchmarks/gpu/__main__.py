@@ -11,6 +11,7 @@ Parts (--only), in this order:
 
   busy           share of wall time with a kernel active over --steps steps after the warm-up, from torch's profiler;
                  the target is 85 %
+  loading        clips a second that the loader processes alone give
   engine         clips a second beside the bare loop's, in turns; the target is 0.95
   preflight      the predicted peak of memory beside the measured one; the target is 25 %
   stem           milliseconds and memory of the forensic stem, by how many clips it takes at once

@@ -1,5 +1,6 @@
 """Commands that look at runs and change nothing of them."""
 
+import os
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -191,8 +192,11 @@ def doctor(
     predicted peak, going on to the same bits after a kill, two ranks. A fail is exit code 1.
     """
     from fvc_lib.execution.doctor import diagnose, exit_code, lines
+    from fvc_lib.services.memory.policy import allocator_environment
 
     config = ask(params_files, (), values, {}).config
+    if benchmark:
+        os.environ |= allocator_environment()  # before torch starts, as a run's kernels have it
     findings = diagnose(config)
     for line in lines(findings):
         click.echo(line)

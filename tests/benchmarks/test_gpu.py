@@ -1,14 +1,16 @@
 """The benchmark on a GPU, as far as a CPU can run it: its networks are the published ones', its arithmetic is right."""
 
 import json
+import time
 
 import pytest
 import torch
 
-from benchmarks.gpu.__main__ import main
-from benchmarks.gpu.measures import activity, busy_figure, merged
+from benchmarks.gpu.__main__ import main, read_arguments
+from benchmarks.gpu.measures import activity, busy_figure, merged, traced
 from benchmarks.gpu.networks import NETWORKS
-from benchmarks.gpu.trainings import Rate
+from benchmarks.gpu.trainings import Case, Clock, Rate, train
+from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.promises.trainings import SmallNet
 
 # Without the last layer: VideoMAE-base as a classifier (transformers, tubes of 2 x 16 x 16; its attention has no bias
@@ -74,13 +76,32 @@ def test_a_trace_of_this_torch_has_the_fields_that_are_read(tmp_path):
     assert 0 < as_kernels.kernel <= as_kernels.span
 
 
+def test_a_training_is_traced_and_one_without_kernels_is_no_measurement(small, tmp_path):
+    asked = read_arguments(small)
+    case = Case(resolve_device("cpu"), asked, tmp_path, Clock(time.monotonic() + 600))
+    case.clips(0).store()
+    found = traced(case, "small", [torch.profiler.ProfilerActivity.CPU])
+    assert (found.values["kernels"], found.values["steps"]) == (0, 2)
+    assert "NOT MEASURED: the trace holds 0 %" in found.line
+
+
+def test_a_training_ends_where_its_time_is_over(small, tmp_path):
+    asked = read_arguments([*small, "--short-steps", "1000"])
+    case = Case(resolve_device("cpu"), asked, tmp_path, Clock(time.monotonic()))
+    case.clips(0).store()
+    found = train(case, "small", 1000)
+    assert found.steps == 1
+    assert found.weights
+
+
 def test_it_runs_on_a_cpu_where_that_is_asked_for(small, capsys, tmp_path):
-    parts = ["--only", "busy", "engine", "preflight", "accelerations", "stem"]
+    parts = ["--only", "busy", "loading", "engine", "preflight", "accelerations", "stem"]
     assert main([*small, *parts, "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "ratio" in shown
     assert "small accelerations: fused_adamw: " in shown
     assert "16 at once" in shown
+    assert "0 loader processes alone give " in shown
     assert "FAILED" not in shown
     assert "failed" not in shown
     record = json.loads((tmp_path / "bench-gpu.json").read_text())
