@@ -53,7 +53,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Take all that was imported out of the garbage collector's way: a collection then costs no 0.3 s any more, each
-    training has two (``frozen_garbage``) and each out-of-memory one.
+    training has two (``frozen_garbage``) and each out-of-memory one. What is garbage among it stays.
     """
     _freeze()
     gc.enable()
@@ -62,6 +62,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_logfinish() -> None:
     """Also what a test was the first to import."""
     if len(sys.modules) > _num_frozen_modules + 100:
+        gc.collect()
         _freeze()
 
 
@@ -70,7 +71,6 @@ _num_frozen_modules = 0
 
 def _freeze() -> None:
     global _num_frozen_modules
-    gc.collect()
     gc.freeze()
     _num_frozen_modules = len(sys.modules)
 

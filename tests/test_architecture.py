@@ -102,11 +102,12 @@ def loaded_too_early(checks: list[tuple[str, tuple[str, ...]]]) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_what_does_not_learn_loads_no_torch_and_early_stages_no_classifier_and_no_converter():
+def test_no_start_loads_pandera_nothing_that_learns_not_torch_and_early_stages_few():
     """Each takes a second to load, in every kernel."""
     early = [(name, ("torch", "sklearn", "nbconvert")) for name in STAGES_BEFORE_LEARNING]
     last = ("services.tables", ("polars",))  # shows that what is loaded is seen
-    checks = [*early, *((name, ("torch",)) for name in NOT_LEARNING), last]
+    starts = [(name, ("pandera",)) for name in ("command_line.main", "execution.kernel.engine")]
+    checks = [*starts, *early, *((name, ("torch",)) for name in NOT_LEARNING), last]
     assert loaded_too_early(checks) == ["polars loaded by services.tables"]
 
 

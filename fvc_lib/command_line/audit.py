@@ -15,7 +15,6 @@ from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
 from fvc_lib.services.config_fields import split_names, split_pairs
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.services.tables import LABELS
 from fvc_lib.services.tasks import SCORE_AUDIT
 
 _SHOWN_DETECTORS = 8
@@ -157,7 +156,7 @@ def _meaning(label_map: str | None) -> Mapping[str, str]:
         UsageError: it does not say real or fake of each.
     """
     meaning = split_pairs(label_map or {})
-    if not isinstance(meaning, dict) or not set(meaning.values()) <= set(LABELS):
+    if not isinstance(meaning, dict) or not set(meaning.values()) <= {"real", "fake"}:
         raise UsageError(f"--label-map: got {label_map!r}, wanted such as 1=fake,0=real.")
     return meaning
 

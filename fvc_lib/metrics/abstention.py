@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import hypergeom
 
 from fvc_lib.metrics.classification import FloatArray, IntArray, check_labels, check_scores
 
@@ -170,6 +169,8 @@ def answers_that_tell(known: Witnesses, answers: list[str], level: float = 0.05)
         answers: (N,), of each by the others (``left_out_p_values``).
         level: how often an answer of a network that knows nothing may pass.
     """
+    from scipy.stats import hypergeom  # half a second to load
+
     said, telling = np.array(answers), set()
     for label, answer in ((0, REAL), (1, FAKE)):
         votes = [float(known.weights[(known.labels == of) & (said == answer)].sum()) for of in (0, 1)]

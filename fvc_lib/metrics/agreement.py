@@ -2,7 +2,6 @@
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
 
 from fvc_lib.metrics.classification import FloatArray, IntArray, check_labels
 
@@ -12,12 +11,16 @@ def percentile_ranks(scores: npt.ArrayLike) -> FloatArray:
 
     It puts scores of any scale on one, and knows all videos: it is no probability and cannot be had of a single video.
     """
+    from scipy.stats import rankdata  # half a second to load
+
     table = _checked(scores)
     return np.asarray((rankdata(table, axis=0) - 0.5) / len(table), dtype=np.float64)
 
 
 def rank_correlations(scores: npt.ArrayLike) -> FloatArray:
     """Spearman's correlation (D, D) of the columns of (N, D), ties with midranks; NaN for a constant column."""
+    from scipy.stats import rankdata  # half a second to load
+
     ranks = rankdata(_checked(scores), axis=0)
     centred = ranks - ranks.mean(axis=0)
     lengths = np.sqrt((centred**2).sum(axis=0))

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import rankdata
 
 from fvc_lib.metrics.classification import FloatArray, check_labels, check_scores, divide, roc_auc
 from fvc_lib.metrics.intervals import Interval, cluster_bootstrap, group_codes
@@ -33,6 +32,8 @@ def shuffled_label_aucs(
     Raises:
         ValueError: labels, scores or groups that cannot be meant.
     """
+    from scipy.stats import rankdata  # half a second to load
+
     checked = check_labels(labels)
     table = np.asarray(scores, dtype=np.float64)
     if table.ndim != 2:
@@ -132,6 +133,8 @@ def mean_lean(
         folds: (N,).
         targets: (N,), what each video is a test of; None: all of one.
     """
+    from scipy.stats import rankdata  # half a second to load
+
     of_second, values = np.atleast_2d(np.asarray(is_second, dtype=np.float64)), np.asarray(scores, dtype=np.float64)
     fold_of_row = np.asarray(folds)
     target_of_row = np.zeros(values.size) if targets is None else np.asarray(targets)

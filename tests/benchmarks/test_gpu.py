@@ -94,6 +94,7 @@ def test_a_training_ends_where_its_time_is_over(small, tmp_path):
     assert found.weights
 
 
+@pytest.mark.slow
 def test_it_runs_on_a_cpu_where_that_is_asked_for(small, capsys, tmp_path):
     parts = ["--only", "busy", "loading", "engine", "preflight", "accelerations", "stem"]
     assert main([*small, *parts, "--out", str(tmp_path)]) == 0

@@ -18,17 +18,6 @@ from fvc_lib.services.parameters import resolve_config
 CPU = torch.device("cpu")
 
 
-def compiler_trouble() -> str:
-    try:
-        resolve_device("cpu", accelerations=("compile",))
-    except UsageError as error:
-        return str(error)
-    return ""
-
-
-needs_compiler = pytest.mark.skipif(bool(compiler_trouble()), reason=compiler_trouble() or "there is one")
-
-
 @pytest.fixture
 def lab(tmp_path):
     threads = torch.get_num_threads()
@@ -39,7 +28,10 @@ def lab(tmp_path):
 
 @pytest.fixture(scope="module")
 def compiled():
-    return resolve_device("cpu", "off", ("compile",))
+    try:
+        return resolve_device("cpu", "off", ("compile",))
+    except UsageError as no_compiler:
+        pytest.skip(str(no_compiler))
 
 
 def test_they_are_asked_for_by_name_and_change_no_hash():
@@ -74,7 +66,7 @@ def test_one_that_does_nothing_for_a_network_is_refused(name, model, why):
         accelerated(model, resolve_device("cpu", accelerations=(name,)))
 
 
-@needs_compiler
+@pytest.mark.slow
 def test_a_compiled_training_differs_by_rounding_and_keeps_its_names(lab, compiled):
     plain, found = lab.train("plain"), lab.train("compiled", compute=compiled)
     assert 0 < weight_distance(found, plain) < 1e-5
@@ -82,7 +74,7 @@ def test_a_compiled_training_differs_by_rounding_and_keeps_its_names(lab, compil
     assert not found.inexact_because
 
 
-@needs_compiler
+@pytest.mark.slow
 def test_a_compiled_training_goes_on_to_the_same_bits(lab, compiled):
     # 20 clips: the last of every epoch is a smaller batch, for which kernels of their own are made.
     whole, asked = lab.train("whole", ClipTask(20), compute=compiled), itertools.count()
@@ -92,7 +84,7 @@ def test_a_compiled_training_goes_on_to_the_same_bits(lab, compiled):
     assert weight_distance(lab.train("stopped", ClipTask(20), compute=compiled), whole) == 0
 
 
-@needs_compiler
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["forward", "backward", "validation", "optimizer"])
 def test_a_compiled_training_survives_out_of_memory(lab, compiled, place):
     whole, found = lab.train("whole", compute=compiled), lab.train(place, Greedy(place), compute=compiled)
@@ -101,7 +93,7 @@ def test_a_compiled_training_survives_out_of_memory(lab, compiled, place):
     assert [each.micro_batch for each in found.micro_batches.changes] == ([8, 4] if halved else [8])
 
 
-@needs_compiler
+@pytest.mark.slow
 def test_a_compiled_network_is_copied_and_pickled(compiled):
     model, frames = accelerated(SmallNet(), compiled).eval(), torch.zeros(2, 4, 3, 16, 16, dtype=torch.uint8)
     expected = model(frames)
@@ -110,7 +102,7 @@ def test_a_compiled_network_is_copied_and_pickled(compiled):
         assert copied(frames).equal(expected)
 
 
-@needs_compiler
+@pytest.mark.slow
 def test_compiling_what_is_never_called_is_told(lab, compiled, caplog):
     class HeadAlone(ClipTask):
         def forward(self, model, batch):

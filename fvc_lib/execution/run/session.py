@@ -18,9 +18,7 @@ from types import FrameType
 from typing import Any
 
 import polars as pl
-from pandera.polars import DataFrameSchema
 
-from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries, temporary_of
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
@@ -151,11 +149,15 @@ class StageSession:
         Raises:
             DataError: it is missing or damaged.
         """
-        return tables.read_table(self._path(table, fold), _schema(table), without)
+        from fvc_lib.services import tables  # pandera takes half a second to load, and runners read no table
+
+        return tables.read_table(self._path(table, fold), getattr(tables, _schema(table)), without)
 
     def write(self, table: str, rows: pl.DataFrame) -> None:
         """Write a table of the run, checked against its schema; arguments and errors as of ``read``."""
-        tables.write_table(rows, _schema(table), self._path(table, None))
+        from fvc_lib.services import tables
+
+        tables.write_table(rows, getattr(tables, _schema(table)), self._path(table, None))
 
     def _path(self, table: str, fold: int | None) -> Path:
         found = getattr(self.paths, table)
@@ -279,10 +281,10 @@ def _in_a_cell(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def _schema(table: str) -> DataFrameSchema:
+def _schema(table: str) -> str:
+    """The name in ``services.tables`` of the schema of ``table``."""
     others = {"augmented_metadata": "AUGMENTED", "original_index": "INDEX", "original_features": "FEATURES"}
-    schema: DataFrameSchema = getattr(tables, others.get(table, table.upper()))
-    return schema
+    return others.get(table, table.upper())
 
 
 def _as_text(value: object) -> str:

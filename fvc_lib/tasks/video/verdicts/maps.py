@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.stats import rankdata
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -281,6 +280,8 @@ def _why_not(alike: float, deletion: Curve) -> str:
 
 def _rank_correlation(one: Floats, other: Floats) -> float:
     """Spearman's, of all entries; 0 where one of them is constant."""
+    from scipy.stats import rankdata  # half a second to load
+
     ranks = [rankdata(each) - (each.size + 1) / 2 for each in (one.ravel(), other.ravel())]
     size = float(np.sqrt((ranks[0] ** 2).sum() * (ranks[1] ** 2).sum()))
     return float(ranks[0] @ ranks[1]) / size if size else 0.0
