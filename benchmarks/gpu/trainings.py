@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from benchmarks.gpu.networks import NETWORKS
 from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice
-from fvc_lib.engine.loading import effective_batches, epoch_order, load_batches
+from fvc_lib.engine.loading import PREFETCHED_BATCHES, effective_batches, epoch_order, load_batches
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.promises.trainings import ClipTask, NoisyClips
 from fvc_lib.engine.task import Batch
@@ -119,9 +119,10 @@ class Case:
         )  # fmt: skip
 
     def clips(self, steps: int) -> StoredClips:
-        """Enough for the warm-up and so many steps."""
+        """Enough for the warm-up and so many steps, and for the loaders to be busy up to the last of them."""
         asked = self.asked
-        number = asked.batch * (asked.warmup + steps + 1)
+        ahead = PREFETCHED_BATCHES * asked.workers + 1
+        number = asked.batch * (asked.warmup + steps + ahead)
         return StoredClips(0, number, asked.frames, asked.side, str(self.folder / "clips"))
 
 

@@ -10,7 +10,7 @@ import time
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
@@ -217,16 +217,17 @@ def apply_policy(policy: MemoryPolicy) -> Iterator[None]:
     """Compute float32 products in TF32 or not, as the policy says, and put torch's settings back at the end.
 
     Only CUDA has the settings. Set by torch's older names: they keep the newer ``fp32_precision`` in step, while after
-    the newer ones torch raises wherever its own code still asks by the older (tried with 2.13).
+    the newer ones torch raises wherever its own code still asks by the older (tried with 2.11 and 2.13).
     """
-    before = _tf32()
-    if policy.device == "cuda":
-        _set_tf32((policy.tf32, policy.tf32))
+    if policy.device != "cuda":
+        yield
+        return
+    put_back = _forget_tf32()
+    _set_tf32((policy.tf32, policy.tf32))
     try:
         yield
     finally:
-        if policy.device == "cuda":
-            _set_tf32(before)
+        put_back()
 
 
 def verify_policy(policy: MemoryPolicy) -> list[str]:
@@ -360,6 +361,27 @@ class _MpsMemory:
 
 def _tf32() -> tuple[bool, bool]:
     return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def _forget_tf32() -> Callable[[], None]:
+    """Make room for ``_set_tf32``; what is given sets what was set, whichever names it was set by."""
+    older: tuple[bool, bool] | None = None
+    with suppress(RuntimeError):  # raised where it was set by the newer names, to what the older have no word for
+        older = _tf32()
+    backends: Any = torch.backends
+    # What is set for several stays in force beneath the older names' "no".
+    several = [(part, part.fp32_precision) for part in (backends, backends.cudnn)]
+    single = [(part, part.fp32_precision) for part in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)]
+    for part, _ in several:
+        part.fp32_precision = "none"
+
+    def put_back() -> None:
+        if older is not None:
+            _set_tf32(older)
+        for part, precision in several if older is not None else [*several, *single]:
+            part.fp32_precision = precision
+
+    return put_back
 
 
 def _set_tf32(allowed: tuple[bool, bool]) -> None:

@@ -1,5 +1,6 @@
 import contextlib
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -98,6 +99,28 @@ def write_what_is_told(path, first):
 def test_torch_tells_whether_it_started_with_the_allocators_settings(tmp_path, first, told):
     assert forked.run(write_what_is_told, tmp_path / "told", first) == (0, "")
     assert (tmp_path / "told").read_text().startswith(told)
+
+
+def apply_beside_newer_names(path, names):
+    """In a process of its own: torch cannot forget that the newer names were used."""
+    part = torch.backends
+    for name in names:
+        part = getattr(part, name)
+    part.fp32_precision = "tf32"
+    newest = (torch.backends, torch.backends.cudnn, torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+    before = [each.fp32_precision == "tf32" for each in newest]
+    for on in (False, True, False):
+        with apply_policy(replace(resolve_memory_policy("cuda"), tf32=on)):
+            assert tf32_settings() == [on, on, [on] * 3]
+            assert torch.get_float32_matmul_precision() == ("high" if on else "highest")
+        assert [each.fp32_precision == "tf32" for each in newest] == before
+    path.write_text("done")
+
+
+@pytest.mark.parametrize("names", [(), ("cudnn",), ("cuda", "matmul"), ("cudnn", "conv")], ids=".".join)
+def test_tf32_follows_the_policy_where_it_was_set_by_torchs_newer_names(tmp_path, names):
+    assert forked.run(apply_beside_newer_names, tmp_path / "end", names) == (0, "")
+    assert (tmp_path / "end").read_text() == "done"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
