@@ -6,7 +6,7 @@ import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -143,16 +143,16 @@ def train(
     def stop() -> bool:
         number = next(boundaries)
         if number == warmup:
-            around.__enter__()
+            within.enter_context(around)
             times.append((number, devices.finished_at(compute.device)))
         if number < warmup + steps and (number <= warmup or case.clock.left > LAST_SECONDS):
             return False
         times.append((number, devices.finished_at(compute.device)))
-        around.__exit__(None, None, None)
+        within.close()
         return True
 
     weights: dict[str, Tensor] = {}
-    with tempfile.TemporaryDirectory(dir=case.folder) as name:
+    with tempfile.TemporaryDirectory(dir=case.folder) as name, ExitStack() as within:
         checkpoints = CheckpointFolder(Path(name), CheckpointBinding({}, ""))
         policy = devices.resolve_policy(compute)
         task, settings = Task(network, case.clips(steps)), case.settings(micro_batch)
