@@ -32,13 +32,7 @@ from fvc_lib.analysis.read.cautions import FEW_GROUPS_TOLD, audit_facts
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline, Score, Verdict
 from fvc_lib.analysis.read.naming import run_parameters, trial_text
 from fvc_lib.analysis.read.records import read_tables, run_status
-from fvc_lib.services.atomic_files import (
-    as_mapping,
-    path_to_text,
-    read_json_object,
-    sha256_of_json,
-    write_text,
-)
+from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object, sha256_of_json, write_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGES, LEFT_OUT, PROTOCOL, SCORES, TASK_RESULTS, VIDEO_FRAMES
