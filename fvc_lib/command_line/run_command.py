@@ -21,13 +21,15 @@ from fvc_lib.execution.plan.plan import PlannedTask, make_plan, read_notebooks
 from fvc_lib.execution.plan.stage_memory import PredictedPeak, predicted_peaks
 from fvc_lib.execution.plan.stages import Notebook, Task, refuse_stage_of_another_task, stage_named, task_keys
 from fvc_lib.execution.run import which_run
+from fvc_lib.execution.run.gpus import folds_at_once, ranks_chosen_for_job, ranks_chosen_here, shares_of_ranks
 from fvc_lib.execution.run.lock import is_task_worked_on, is_worked_on, run_lock
 from fvc_lib.execution.run.record import begin_run, last_attempt, record_resumption
-from fvc_lib.execution.run.runner import Runner, folds_at_once, make_room
+from fvc_lib.execution.run.runner import Runner, make_room
 from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
 from fvc_lib.execution.slurm.job_scripts import Site, SlurmJob, plan_jobs, plan_one_job, read_site
 from fvc_lib.execution.slurm.queue import describe, submission_text, submit
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config_fields import AUTO_RANKS
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.parameters import refuse_fields_of_another_task, run_config
@@ -143,6 +145,19 @@ class RunCommand:
             _refuse_unknown_targets(self.config)
         refuse_stage_of_another_task(self.config, self._only, self._start, *self._force)
         self._tasks = task_keys(wanted.tasks, self.config) if wanted.tasks else None
+        self._chosen = asked.chosen
+        if self.config.num_ranks == AUTO_RANKS:
+            self.config, self._chosen = with_ranks(self.config, wanted)
+        elif asked.config.num_ranks == AUTO_RANKS and self.run is not None:
+            self._chosen = (
+                f"num_ranks auto: {self.config.num_ranks} ({self.run.run_id} was made with it; -p num_ranks NUMBER "
+                "changes it)"
+            )
+
+    def _say_ranks(self) -> None:
+        """How trainings are shared between ranks, and why by so many where that was left to FVC."""
+        for line in filter(None, (self._chosen, shares_of_ranks(self.config))):
+            click.echo(line)
 
     def plan(self) -> list[PlannedTask]:
         """What runs and why, as the run stands now."""
@@ -184,6 +199,7 @@ class RunCommand:
         self._refuse_broken_choice(plan)
         predicted = self._predicted()
         commands.print_plan(plan, self.config, None if ancestor else self.run, predicted)
+        self._say_ranks()
         if ancestor is not None:
             changed = which_run.changes(run_config(ancestor), self.config)
             whole = make_plan(self.notebooks, self.config, ancestor)
@@ -226,6 +242,7 @@ class RunCommand:
         self._refuse()  # before a step is tried out, which takes ten seconds
         plan = self.plan()
         self._refuse_broken_choice(plan)
+        self._say_ranks()
         if self.wanted.executor == "slurm":
             return self._submit()
         # Before a run begins: it may take ten seconds, and may be interrupted.
@@ -233,7 +250,7 @@ class RunCommand:
         self._at_once = self._predicted(trains=_trains(plan)) if several else None
         if self.run is None:
             planned = self.plan()
-            self.run = begin_run(self.config, command=self._command)
+            self.run = begin_run(self.config, command=self._command, chosen=self._chosen)
             return self._run(self.run, lambda: planned)
         if self.wanted.fork:
             self.run = self._begin_fork(self.run)
@@ -243,7 +260,7 @@ class RunCommand:
     def _submit(self) -> int:
         predicted, plan = self._predicted(), self.plan
         if self.run is None:
-            self.run = begin_run(self.config, command=self._command, state="waiting")
+            self.run = begin_run(self.config, command=self._command, state="waiting", chosen=self._chosen)
         elif self.wanted.fork:
             self.run = self._begin_fork(self.run)
         else:
@@ -320,7 +337,7 @@ class RunCommand:
             which_run.take_over(ancestor, fork, taken, binding_config)
             return {"forked_from": ancestor.run_id, "changed": {name: list(change) for name, change in changed.items()}}
 
-        fork = begin_run(config, command=self._command, prepare=prepare)
+        fork = begin_run(config, command=self._command, prepare=prepare, chosen=self._chosen)
         commands.print_fork(ancestor, config, taken)
         return fork
 
@@ -366,6 +383,19 @@ class RunCommand:
                 if not exit_code:
                     raise
         return exit_code
+
+
+def with_ranks(config: RunConfig, wanted: Wanted, here: Sequence[str] | None = None) -> tuple[RunConfig, str]:
+    """``config`` with what ``num_ranks auto`` is where its trainings will be, and why, a sentence; else as it is.
+
+    ``here``: the GPUs that it may use of this machine; None: all.
+    """
+    if wanted.executor != "slurm":
+        return ranks_chosen_here(config, wanted.jobs, here)
+    site, jobs = read_site(), (wanted.jobs or 1) if wanted.one_job else 1
+    return ranks_chosen_for_job(
+        config, gpus_of_rank=site.gpus, ranks_per_node=site.ranks_per_node, jobs=jobs, site=site.path.name
+    )
 
 
 def _trains(plan: Sequence[PlannedTask]) -> bool:

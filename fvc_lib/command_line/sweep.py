@@ -27,19 +27,20 @@ import click
 
 from fvc_lib import CHECKOUT
 from fvc_lib.command_line.records import execute_record
-from fvc_lib.command_line.run_command import NOTEBOOKS, Executor, Jobs, RunCommand, Wanted
+from fvc_lib.command_line.run_command import NOTEBOOKS, Executor, Jobs, RunCommand, Wanted, with_ranks
 from fvc_lib.execution.plan.fingerprint import corpus_record
 from fvc_lib.execution.run import which_run
+from fvc_lib.execution.run.gpus import job_nodes, training_gpus
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import run_hash
-from fvc_lib.execution.run.runner import training_gpus
 from fvc_lib.execution.run.status import read_status, status_now
 from fvc_lib.execution.slurm.queue import SlurmError, clips_job, job_states
 from fvc_lib.services.atomic_files import read_json_object, sha256_of_json
 from fvc_lib.services.config import DECLARED, NOT_HASHED, RunConfig
+from fvc_lib.services.config_fields import AUTO_RANKS
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
 from fvc_lib.services.memory.budget import memory_budget
-from fvc_lib.services.parameters import parse_text_value
+from fvc_lib.services.parameters import parse_text_value, run_config
 from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import DEFAULT_TASK, DETECTOR_COMPARISON, TRAINING_STAGES
@@ -163,10 +164,13 @@ def runs_at_once(num_runs: int, num_gpus: int, config: RunConfig, jobs: int | No
     """
 
     def rounds(at_once: int) -> int:
-        trainings = min(num_gpus // at_once // config.num_ranks, jobs or config.num_trainings)
+        trainings = min(num_gpus // at_once // ranks, jobs or config.num_trainings)
         return -(-num_runs // at_once) * -(-config.num_trainings // trainings)
 
-    return min(range(1, min(num_runs, num_gpus // config.num_ranks) + 1), key=rounds, default=1)
+    ranks = max(1, config.num_ranks)  # auto is one GPU each, and what is left over then
+    if config.num_ranks != 1 and job_nodes() > 1:  # each training's ranks are spread over all nodes
+        return 1
+    return min(range(1, min(num_runs, num_gpus // ranks) + 1), key=rounds, default=1)
 
 
 def make_run(asked: which_run.Asked, its_hash: str, wanted: Wanted) -> int:
@@ -189,7 +193,7 @@ def make_run_beside_others() -> None:
     threading.Thread(target=_leave_with_the_sweep, daemon=True).start()
     sys.argv = given["argv"]  # what the run's record calls its command
     config = RunConfig(**given["config"])
-    asked = which_run.Asked(frozenset(given["names"]), frozenset(given["written"]), config)
+    asked = which_run.Asked(frozenset(given["names"]), frozenset(given["written"]), config, given["chosen"])
     wanted = Wanted(resume=given["resume"], jobs=given["jobs"])
     sys.exit(_told(partial(make_run, asked, given["run_hash"], wanted)))
 
@@ -224,6 +228,7 @@ class _RunBeside:
             "config": asked.config.model_copy(update={"mem_gb": mem_gb}).model_dump(mode="json"),
             "names": sorted({*asked.names, "mem_gb"}),
             "written": sorted({*asked.written, "mem_gb"}),
+            "chosen": asked.chosen,
             "run_hash": one.run_hash,
             "resume": None if one.run is None else str(one.run.root),
             "jobs": jobs,
@@ -284,8 +289,25 @@ class Sweep:
 
     def __init__(self, members: Sequence[Combination], *, jobs: int | None, executor: Executor) -> None:
         self.members, self._jobs, self._executor = list(members), jobs, executor
+        self._choose_ranks()
         self._config: RunConfig = members[0].asked.config
         self._failed: dict[str, int] = {}  # exit codes by the hash of the run
+
+    def _choose_ranks(self) -> None:
+        """Give every run that asks for ``num_ranks auto`` its number: by its part of the GPUs, or what it has."""
+        todo = [number for number, one in enumerate(self.members) if one.state in ("new", "unfinished")]
+        at_once = self._at_once(todo)
+        for number, one in enumerate(self.members):
+            asked, config = one.asked, one.asked.config
+            if config.num_ranks != AUTO_RANKS:
+                continue
+            if one.run is not None:
+                config, why = config.model_copy(update={"num_ranks": run_config(one.run).num_ranks}), ""
+            else:
+                gpus = training_gpus(config)
+                wanted = Wanted(jobs=self._jobs, executor=self._executor)
+                config, why = with_ranks(config, wanted, gpus[: len(gpus) // at_once])
+            self.members[number] = replace(one, asked=replace(asked, config=config, chosen=why))
 
     def check(self) -> None:
         """Refuse, before anything runs, what a run of it would be refused for.
@@ -311,7 +333,7 @@ class Sweep:
             failed = f"  failed with exit code {code}" if (code := self._failed.get(one.run_hash)) else ""
             run = one.run.run_id if one.run else ""
             rows.append(f"  {number:>3}  {one.name:<{width}}  {one.state:<10}  {run}{failed}".rstrip())
-        return rows
+        return [*rows, *dict.fromkeys(f"each run: {one.asked.chosen}" for one in self.members if one.asked.chosen)]
 
     def execute(self) -> int:
         """Make what is missing, then compare what is finished; returns the exit code."""

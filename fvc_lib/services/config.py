@@ -19,6 +19,7 @@ from fvc_lib.services import tasks as stages
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.clip_settings import ClipSettings, View, known_fit, known_sampling
 from fvc_lib.services.config_fields import (
+    AUTO_RANKS,
     RETIRED,
     Declaration,
     NameIn,
@@ -28,6 +29,7 @@ from fvc_lib.services.config_fields import (
     known_operating_point,
     known_task,
     known_tuning,
+    number_or_auto,
     or_empty,
     possible_height,
     possible_side,
@@ -344,8 +346,12 @@ class RunConfig(BaseModel):
     num_workers: int = field(
         0, "nothing", "loader processes, as cores and memory allow; 0: none", ge=0, memory=TRAINING_STAGES
     )
-    num_ranks: int = field(
-        1, "rounding", "processes, one per GPU where there are any, that share a training", ge=1, memory=TRAINING_STAGES
+    num_ranks: Annotated[int, BeforeValidator(number_or_auto)] = field(
+        1,
+        "rounding",
+        "processes, one per GPU where there are any, that share a training; auto: as GPUs allow when the run is made",
+        ge=AUTO_RANKS,
+        memory=TRAINING_STAGES,
     )
     max_nonfinite_steps: int = field(
         5, "nothing", "so many steps with a NaN or infinite loss are skipped; one more stops the training", ge=0

@@ -98,6 +98,20 @@ def split_numbers(value: Any) -> Any:
     return tuple(int(name) if isinstance(name, str) and name.isdecimal() else name for name in names)
 
 
+AUTO_RANKS = 0  # ``num_ranks`` as typed until a run is made, which holds the number that it came to
+
+
+def number_or_auto(value: Any) -> Any:
+    """``-p num_ranks auto`` is ``AUTO_RANKS``; ``ValueError`` for another text that is no number."""
+    if not isinstance(value, str):
+        return value
+    if value.strip().lower() == "auto":
+        return AUTO_RANKS
+    if not value.strip().isdecimal():
+        raise ValueError("wanted a number from 1 on, or auto")
+    return int(value)
+
+
 def split_pairs(value: Any) -> Any:
     """``-p label_map 1=fake,0=real`` and a YAML mapping, also as text, mean the same; names in lower case."""
     if isinstance(value, str) and value.strip().startswith("{"):

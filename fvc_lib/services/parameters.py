@@ -104,11 +104,12 @@ def refuse_fields_of_another_task(config: RunConfig, given: Iterable[str]) -> No
 
     Raises:
         UsageError: target_corpora without the protocol that has them, or the other way round; a stream without a
-            shuffle_buffer, or the other way round; or one would be set and change nothing; the message says whose it is
-            and what to give instead.
+            shuffle_buffer, or the other way round; more ranks than a step has samples; or one would be set and change
+            nothing; the message says whose it is and what to give instead.
     """
     _refuse_odd_targets(config)
     _refuse_half_a_stream(config)
+    _refuse_idle_ranks(config)
     foreign = [name for name in sorted(given) if config.task not in DECLARED[name].tasks and _is_set(config, name)]
     if not foreign:
         return
@@ -145,6 +146,14 @@ def _refuse_half_a_stream(config: RunConfig) -> None:
             f"clip_source {config.clip_source} with shuffle_buffer {config.shuffle_buffer}: wanted both or neither, "
             "because a stream mixes only what lies near: -p clip_source stream -p shuffle_buffer 1000, or "
             "-p clip_source shards, which reads clips in any order."
+        )
+
+
+def _refuse_idle_ranks(config: RunConfig) -> None:
+    if config.num_ranks > config.effective_batch_size:
+        raise UsageError(
+            f"num_ranks {config.num_ranks}: an optimizer step has {config.effective_batch_size} samples "
+            "(effective_batch_size), and ranks without any would only wait. Give at most as many ranks, or auto."
         )
 
 

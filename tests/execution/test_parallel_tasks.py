@@ -13,11 +13,8 @@ import psutil
 import pytest
 
 from fvc_lib.execution.plan.stage_memory import PredictedPeak
-from fvc_lib.execution.run import runner
 from fvc_lib.execution.run.status import read_status, status_now
 from fvc_lib.services import isolated_workers
-from fvc_lib.services.memory.budget import MemoryBudget
-from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import PATIENCE_SECONDS, Project, start_runner, wait_for
 
@@ -288,37 +285,3 @@ def test_threads_of_a_fold_are_the_users_or_a_part_of_the_cores_and_at_least_one
     assert isolated_workers.threads_of_a_fold(5) == 4
     assert isolated_workers.threads_of_a_fold(5, num_ranks=2) == 2
     assert isolated_workers.threads_of_a_fold(50) == 1
-
-
-@pytest.mark.parametrize(
-    ("asked", "cores", "gb", "expected"),
-    [
-        ({"device": "cpu"}, 2, 20, 2),
-        ({"device": "cpu"}, 64, 200, 5),
-        ({"device": "cpu"}, 8, 5, 2),
-        ({"device": "cpu"}, 8, 0.5, 1),
-        ({"device": "cpu", "num_ranks": 4}, 8, 200, 2),
-        ({"device": "cuda"}, 8, 100, 3),
-        ({"device": "cuda", "num_ranks": 2}, 8, 100, 1),
-        ({"device": "cuda", "num_folds": 2}, 8, 100, 2),
-        ({"device": "cpu", "use_mlops_pipeline": False}, 8, 100, 1),
-    ],
-)
-def test_folds_at_once_is_one_per_core_while_memory_lasts(monkeypatch, asked, cores, gb, expected):
-    monkeypatch.setattr(runner, "available_cores", lambda: cores)
-    monkeypatch.setattr(runner, "memory_budget", lambda mem_gb: MemoryBudget(int(gb * 1e9), "a test"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,GPU-1f3a,5")
-    assert runner.folds_at_once(resolve_config({"num_folds": 5, **asked}, environ={})) == expected
-
-
-@pytest.mark.parametrize(("folds", "ranks", "wanted"), [(2, 1, {"3", "5"}), (1, 2, {"3,5"})])
-def test_each_training_gets_gpus_of_its_own_and_idle_ones_are_named(make_project, monkeypatch, folds, ranks, wanted):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
-    say = "import os\noutput(f'folds_{fold}', os.environ['CUDA_VISIBLE_DEVICES'])"
-    project = make_project(per_fold=("folds",), folds=[say])
-    project = project.with_config(device="cuda", num_folds=folds, num_ranks=ranks)
-    run = project.begin()
-    code, _, shown = project.execute(run)
-    assert code == 0
-    assert {path.read_text() for path in run.tables.glob("folds_*.txt")} == wanted
-    assert ("2 of 3 GPUs will train: -p num_ranks 3 spreads each" in shown) == (folds == 1)

@@ -325,11 +325,13 @@ def begin_run(
     command: str,
     prepare: Callable[[RunPaths], Mapping[str, object]] | None = None,
     state: RunState = "running",
+    chosen: str = "",
 ) -> RunPaths:
     """Create a run folder with its record, parameters, patch of the code and first status.
 
     ``command`` is what was typed, ``state`` what the status says until somebody works on it. ``prepare`` is called with
-    the new folder before it counts as a run, and what it returns is recorded as well.
+    the new folder before it counts as a run, and what it returns is recorded as well. ``chosen`` says why a parameter
+    that was asked for as ``auto`` has its value.
 
     Raises:
         UsageError: the experiment's name is not one folder name.
@@ -354,6 +356,7 @@ def begin_run(
         "config_hash": digest,
         "corpus": corpus | _indexed(run),
         "params": config.model_dump(mode="json"),
+        **({"chosen": chosen} if chosen else {}),
         "contents": content_chosen(config),
         "repeat": repeat_commands(code, run.params_yaml, run.code_patch, command=needed),
         **prepared,

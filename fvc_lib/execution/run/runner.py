@@ -27,19 +27,17 @@ from fvc_lib.execution.plan.plan import PlannedTask, Schedule, first_that_fits
 from fvc_lib.execution.plan.stage_memory import MemoryShares, PredictedPeak, share_memory
 from fvc_lib.execution.plan.stages import Notebook, Task
 from fvc_lib.execution.run.exit_codes import STOPPED, end_lines, exit_code_of_signals, tell_end
+from fvc_lib.execution.run.gpus import folds_at_once, gpu_groups, most_of_ranks_at_once, on_gpu, training_gpus
 from fvc_lib.execution.run.lock import run_lock
-from fvc_lib.execution.run.record import gpus, record_corpus
+from fvc_lib.execution.run.record import record_corpus
 from fvc_lib.execution.run.status import StageError, StageStatus, StatusBook
 from fvc_lib.execution.run.task import TaskProgress, TaskRun
 from fvc_lib.services.atomic_files import utc_now, write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.isolated_workers import available_cores, threads_of_a_fold
+from fvc_lib.services.isolated_workers import threads_of_a_fold
 from fvc_lib.services.memory.budget import memory_budget
 from fvc_lib.services.run_paths import RunPaths
-
-# A fold of the built-in networks takes 0.6 to 1 GB. Where a measured step takes more, fewer train at once.
-FOLD_BYTES = 2_000_000_000
 
 # All that one task does in its thread: from what it depends on, by way of its notebook, to the record of its end.
 
@@ -207,36 +205,6 @@ _STOPPED_CODES = (STOPPED, 130, 143)
 End = tuple[TaskRun, "Future[StageStatus]"]
 
 
-def folds_at_once(config: RunConfig) -> int:
-    """How many folds to train at once where nobody says: one per core while each has ``FOLD_BYTES``.
-
-    On GPUs as many as get one each, or one for each of their ranks.
-    """
-    if not config.use_mlops_pipeline:
-        return 1
-    if _on_gpu(config):
-        return max(1, min(len(visible_gpus()) // config.num_ranks, config.num_trainings))
-    affordable = memory_budget(config.mem_gb).total_bytes // FOLD_BYTES
-    return max(1, min(available_cores() // config.num_ranks, config.num_trainings, affordable))
-
-
-def _on_gpu(config: RunConfig) -> bool:
-    return config.device != "cpu" and (config.device != "auto" or sys.platform == "darwin" or bool(visible_gpus()))
-
-
-def training_gpus(config: RunConfig) -> list[str]:
-    """The GPUs over which trainings of these parameters are dealt; none where they train elsewhere."""
-    return visible_gpus() if _on_gpu(config) and not config.of_features else []
-
-
-def visible_gpus() -> list[str]:
-    """The GPUs that trainings may use, as CUDA_VISIBLE_DEVICES names them; without it the numbers of all."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return [str(number) for number in range(len(gpus()))]
-    return [each for each in named.split(",") if each.strip() not in {"", "-1"}]
-
-
 def make_room(run: RunPaths, plan: Sequence[PlannedTask]) -> list[tuple[Path, Path]]:
     """Set aside what the tasks to be redone had written, as ``set_aside``; a forced stage is then not finished."""
     moved = fingerprint.set_aside(run, [planned.task for planned in plan if planned.redo])
@@ -271,11 +239,12 @@ class Runner:
         self.run, self.config, self.notebooks = run, config, notebooks
         self.terminal = terminal or Terminal()
         # The straight pass is one notebook after the other by definition.
-        self._jobs = (jobs or folds_at_once(config)) if config.use_mlops_pipeline else 1
+        self._wanted = (jobs or folds_at_once(config)) if config.use_mlops_pipeline else 1
+        self._jobs = min(self._wanted, most_of_ranks_at_once(config) or self._wanted)
         self._only_tasks = only_tasks
         self._predicted = predicted
         self._gpus = training_gpus(config)
-        self._dealt: dict[str, list[str]] = {}  # GPUs by running training
+        self._dealt: dict[str, tuple[str, ...]] = {}  # GPUs by running training
         self._running: dict[str, TaskRun] = {}
         self._events: queue.SimpleQueue[End | None] = queue.SimpleQueue()  # put from signal handlers: never blocks
         self._signals: list[int] = []
@@ -328,7 +297,11 @@ class Runner:
         return self._exit_code(schedule)
 
     def _idle_gpus(self, plan: Sequence[PlannedTask]) -> list[str]:
-        """What to say where fewer trainings are left than GPUs."""
+        """What to say where GPUs are too few for ``jobs``, or more than the trainings that are left take."""
+        if self._jobs < self._wanted:
+            here = f"{len(self._gpus)} GPUs are here ({','.join(self._gpus)})"
+            ranks = f"each has {self.config.num_ranks} ranks, which share no GPU with another training's"
+            return [f"{self._jobs} at once and not {self._wanted}: {ranks}, and {here}"]
         trainings = sum(planned.run and planned.task.stage.trains for planned in plan)
         each = len(self._gpus) // trainings if trainings else 0
         if each <= self.config.num_ranks:
@@ -370,16 +343,16 @@ class Runner:
 
     def _threads(self, task: Task) -> dict[str, str]:
         """A fold's part of the cores; a job of its own (SLURM) and a GPU's process have them all."""
-        if not task.stage.per_fold or self._only_tasks is not None or _on_gpu(self.config):
+        if not task.stage.per_fold or self._only_tasks is not None or on_gpu(self.config):
             return {}
         return {"OMP_NUM_THREADS": str(threads_of_a_fold(self.config.num_trainings, self.config.num_ranks))}
 
     def _own_gpus(self, task: Task) -> dict[str, str]:
-        """For a training where there are more GPUs than it has ranks: those that the fewest others have."""
+        """For a training where there are more GPUs than it has ranks: the group that the fewest others have."""
         if not task.stage.trains or len(self._gpus) <= self.config.num_ranks:
             return {}
-        taken = Counter(gpu for dealt in self._dealt.values() for gpu in dealt)
-        own = sorted(self._gpus, key=lambda gpu: taken[gpu])[: self.config.num_ranks]
+        taken = Counter(self._dealt.values())
+        own = min(gpu_groups(self._gpus, self.config.num_ranks), key=lambda group: taken[group])
         self._dealt[task.key] = own
         return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
 

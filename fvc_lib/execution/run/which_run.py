@@ -18,13 +18,14 @@ from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.fingerprint import begin_training_state, trained_by_this_code, written_by
 from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task, stage_named
+from fvc_lib.execution.run.gpus import ranks_chosen_here
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import begin_run, record_corpus
-from fvc_lib.execution.run.status import read_status
+from fvc_lib.execution.run.status import RunState, read_status
 from fvc_lib.services import config as configuration, parameters
 from fvc_lib.services.atomic_files import atomic_output, read_json_object, sha256_of_file, write_json
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
-from fvc_lib.services.config_fields import is_hub_id, local_weights
+from fvc_lib.services.config_fields import AUTO_RANKS, is_hub_id, local_weights
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
@@ -170,6 +171,7 @@ class Asked:
     names: frozenset[str]
     written: frozenset[str]
     config: RunConfig
+    chosen: str = ""  # why num_ranks is what it is, where it was given as auto and is a number already
 
 
 def ask(
@@ -251,12 +253,16 @@ def _absolute(path: str) -> str:
 def config_to_resume(run: RunPaths, asked: Asked, arguments: Sequence[str]) -> RunConfig:
     """The run's own configuration, with what may change from one attempt to the next as it is asked for now.
 
+    ``num_ranks auto`` was answered when the run was made: it keeps its number.
+
     Raises:
         UsageError: a parameter was given that differs from the run's own and could change its numbers; the message
             offers the command that makes a fork, made of ``arguments`` (those that were typed).
     """
     own = run_config(run)
     wanted = _with_written(own, asked)
+    if wanted.num_ranks == AUTO_RANKS:
+        wanted = wanted.model_copy(update={"num_ranks": own.num_ranks})
     parameters.refuse_fields_of_another_task(wanted, asked.written)
     if changed := {name: change for name, change in changes(own, wanted).items() if name not in MAY_CHANGE_ON_RESUME}:
         given = [] if any(text.startswith("--resume") for text in arguments) else ["--resume", str(run.root)]
@@ -345,8 +351,7 @@ def find_or_begin(stage: str, run_dir: str, given: dict[str, Any], only_looks: b
         if not run_dir:
             fresh, note = values_to_begin_with(given)
             print(note, end="\n" if note else "")
-        fresh = with_absolute_paths(fresh)
-        return begin_run(fresh, command="interactive, from a notebook", state="interactive"), fresh
+        return _begin(fresh, "interactive, from a notebook", state="interactive")
     paths = own[-1] if own else find_run(runs_dir, run_dir or "latest")
     config = run_config(paths)
     if only_looks:
@@ -363,6 +368,13 @@ def find_or_begin(stage: str, run_dir: str, given: dict[str, Any], only_looks: b
             f"done ({command_text('status', paths.root)}), or name another run in run_dir."
         )
     return paths, config
+
+
+def _begin(config: RunConfig, command: str, state: RunState = "running") -> tuple[RunPaths, RunConfig]:
+    """A new run of a notebook, which does one training at a time."""
+    config, chosen = ranks_chosen_here(with_absolute_paths(config), jobs=1)
+    print(chosen, end="\n" if chosen else "")
+    return begin_run(config, command=command, state=state, chosen=chosen), config
 
 
 def _reads_of(name: str) -> tuple[str, ...]:
@@ -386,6 +398,7 @@ def _refuse_edited(stage: str, paths: RunPaths, config: RunConfig, given: Mappin
         name: getattr(asked, name)
         for name in given
         if getattr(asked, name) not in (getattr(defaults, name), getattr(config, name))
+        and not (name == "num_ranks" and asked.num_ranks == AUTO_RANKS)  # which the run has an answer to
     }
     if edited:  # a path counts by where it leads
         there, own = with_absolute_paths(asked), with_absolute_paths(config)
@@ -424,8 +437,7 @@ def run_to_work_on(notebook: Notebook, parameters: Mapping[str, Any], command: s
             cell = {name: value for name, value in notebook.parameters.items() if name not in STAGE_PARAMETERS}
             config, note = values_to_begin_with({**cell, **given} | ({"task": task} if task else {}))
             print(note, end="\n" if note else "")
-        config = with_absolute_paths(config)
-        return begin_run(config, command=command), config, True
+        return *_begin(config, command), True
     run = find_run(runs_dir, run_dir) if run_dir else runs[-1]
     return run, config_to_resume(run, asked, arguments), False
 

@@ -1,0 +1,153 @@
+"""The GPUs that trainings may use: how many trainings go at once, with how many ranks, and which GPUs each gets.
+
+``num_ranks auto`` becomes a number here, once, when a run is made: T trainings at once and G GPUs give one GPU to each
+where T is not less than G, else G // T ranks to each, every rank with a GPU of its own.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from itertools import takewhile
+
+from fvc_lib.execution.run.record import gpus
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config_fields import AUTO_RANKS
+from fvc_lib.services.isolated_workers import available_cores
+from fvc_lib.services.memory.budget import memory_budget
+from fvc_lib.services.tasks import TASKS
+
+# A fold of the built-in networks takes 0.6 to 1 GB. Where a measured step takes more, fewer train at once.
+FOLD_BYTES = 2_000_000_000
+
+
+def folds_at_once(config: RunConfig) -> int:
+    """How many folds to train at once where nobody says: one per core while each has ``FOLD_BYTES``.
+
+    On GPUs as many as get one each, or one for each of their ranks.
+    """
+    if not config.use_mlops_pipeline:
+        return 1
+    if on_gpu(config):
+        at_most = most_of_ranks_at_once(config) or len(visible_gpus()) // config.num_ranks
+        return max(1, min(at_most, config.num_trainings))
+    affordable = memory_budget(config.mem_gb).total_bytes // FOLD_BYTES
+    return max(1, min(available_cores() // config.num_ranks, config.num_trainings, affordable))
+
+
+def on_gpu(config: RunConfig) -> bool:
+    """Whether trainings of these parameters are on a GPU, as far as that is known without torch."""
+    return config.device != "cpu" and (config.device != "auto" or sys.platform == "darwin" or bool(visible_gpus()))
+
+
+def training_gpus(config: RunConfig) -> list[str]:
+    """The GPUs over which trainings of these parameters are dealt; none where they train elsewhere."""
+    return visible_gpus() if on_gpu(config) and not config.of_features else []
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that trainings may use, as CUDA_VISIBLE_DEVICES names them; without it the numbers of all.
+
+    As for CUDA, nothing counts after a name that means none; SLURM says NoDevFiles to a job without GPUs.
+    """
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return [str(number) for number in range(len(gpus()))]
+    return list(takewhile(lambda each: each not in {"", "-1", "NoDevFiles"}, map(str.strip, named.split(","))))
+
+
+def most_of_ranks_at_once(config: RunConfig) -> int | None:
+    """How many trainings of several ranks may go at once, so that no two share a GPU; None: nothing forbids any number.
+
+    In a SLURM job of several nodes the ranks of each are spread over all of these: one goes at a time.
+    """
+    here = training_gpus(config)
+    if config.num_ranks < 2 or not here:
+        return None
+    return 1 if job_nodes() > 1 else max(1, len(here) // config.num_ranks)
+
+
+def gpu_groups(of: Sequence[str], num_ranks: int) -> list[tuple[str, ...]]:
+    """``of`` in groups of ``num_ranks`` neighbours, one for each training at once; no GPU is in two of them."""
+    return [tuple(of[start : start + num_ranks]) for start in range(0, len(of) - num_ranks + 1, num_ranks)]
+
+
+def job_nodes() -> int:
+    """Of the SLURM job that this process is in; 1 outside one."""
+    return int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
+
+
+# What ``num_ranks auto`` comes to, and why.
+
+
+def trainings_at_once(config: RunConfig, jobs: int | None = None) -> int:
+    """How many trainings a run has at the same time where there are GPUs enough; ``jobs``: as ``--jobs`` says."""
+    fans_out = config.use_mlops_pipeline and TASKS[config.task].training_stage.per_fold
+    most = config.num_trainings if fans_out else 1
+    return min(jobs or most, most)
+
+
+def ranks_chosen_here(
+    config: RunConfig, jobs: int | None = None, here: Sequence[str] | None = None
+) -> tuple[RunConfig, str]:
+    """``config`` with the number that ``num_ranks auto`` is on this machine or in this job, and why, a sentence.
+
+    As it is, and no sentence, where a number was given. ``here``: the GPUs that the run may use; None: all.
+    """
+    if config.num_ranks != AUTO_RANKS:
+        return config, ""
+    here, at_once, nodes = training_gpus(config) if here is None else here, trainings_at_once(config, jobs), job_nodes()
+    if one := _one_process(config) or ("" if here else "no GPU is here, by CUDA_VISIBLE_DEVICES or the driver"):
+        return _chosen(config, 1, one)
+    named = f"{len(here)} GPU{'s' * (len(here) > 1)} here ({','.join(here)})"
+    if nodes > 1 and at_once < len(here):
+        return _chosen(config, nodes * len(here), f"one training at a time over {nodes} nodes, each with {named}")
+    return _dealt(config, len(here), at_once, named)
+
+
+def ranks_chosen_for_job(
+    config: RunConfig, *, gpus_of_rank: int, ranks_per_node: int | None, jobs: int, site: str
+) -> tuple[RunConfig, str]:
+    """As ``ranks_chosen_here`` for a SLURM job to be submitted, which gets one node for its trainings.
+
+    At most ``jobs`` of them go at the same time in one job; the others are settings of the file called ``site``.
+    """
+    if config.num_ranks != AUTO_RANKS:
+        return config, ""
+    if one := _one_process(config) or ("" if gpus_of_rank else f"jobs have no GPU: GPUS of {site} is 0"):
+        return _chosen(config, 1, one)
+    if ranks_per_node is None:
+        return _chosen(config, 1, f"RANKS_PER_NODE of {site}, how many ranks a node has GPUs for, is not given")
+    named = f"GPUs for {ranks_per_node} ranks on a node (RANKS_PER_NODE of {site})"
+    return _dealt(config, ranks_per_node, trainings_at_once(config, jobs), named)
+
+
+def _dealt(config: RunConfig, gpus: int, at_once: int, named: str) -> tuple[RunConfig, str]:
+    each = max(1, gpus // at_once)
+    trainings = f"{at_once} training{'s' * (at_once > 1)}{' at once' * (1 < at_once <= gpus)}"
+    return _chosen(config, each, f"{trainings}, {named}: {each if each > 1 else 'one'} for each")
+
+
+def _one_process(config: RunConfig) -> str:
+    """Why these parameters train in one process wherever that is; empty where they need not."""
+    if config.of_features:
+        return f"{config.model} trains in one process"
+    return f"device {config.device}: there are no GPUs to share out" if config.device in ("cpu", "mps") else ""
+
+
+def _chosen(config: RunConfig, ranks: int, why: str) -> tuple[RunConfig, str]:
+    if ranks > config.effective_batch_size:
+        ranks = config.effective_batch_size
+        why += f", and no more have samples of an optimizer step (effective_batch_size {ranks})"
+    return config.model_copy(update={"num_ranks": ranks}), f"num_ranks auto: {ranks} ({why})"
+
+
+def shares_of_ranks(config: RunConfig) -> str:
+    """What each rank computes of an optimizer step, the same for any number of them; a sentence, empty for one rank."""
+    if config.num_ranks < 2:
+        return ""
+    least, rest = divmod(config.effective_batch_size, config.num_ranks)
+    each = f"{least} or {least + 1}" if rest else f"{least}"
+    return (
+        f"{config.num_ranks} ranks share each training: of the {config.effective_batch_size} samples of an optimizer "
+        f"step each computes {each}"
+    )

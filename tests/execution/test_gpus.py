@@ -1,0 +1,198 @@
+"""How many trainings go at once, with how many ranks, and which GPUs each gets: simulated by CUDA_VISIBLE_DEVICES."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from fvc_lib.execution.run import gpus
+from fvc_lib.execution.run.gpus import gpu_groups, ranks_chosen_for_job, ranks_chosen_here, shares_of_ranks
+from fvc_lib.services.memory.budget import MemoryBudget
+from fvc_lib.services.parameters import resolve_config
+
+
+@pytest.fixture(autouse=True)
+def no_job(monkeypatch):
+    monkeypatch.delenv("SLURM_JOB_NUM_NODES", raising=False)
+
+
+def config_of(**values):
+    return resolve_config({"num_ranks": "auto", **values}, environ={})
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores", "gb", "expected"),
+    [
+        ({"device": "cpu"}, 2, 20, 2),
+        ({"device": "cpu"}, 64, 200, 5),
+        ({"device": "cpu"}, 8, 5, 2),
+        ({"device": "cpu"}, 8, 0.5, 1),
+        ({"device": "cpu", "num_ranks": 4}, 8, 200, 2),
+        ({"device": "cuda"}, 8, 100, 3),
+        ({"device": "cuda", "num_ranks": 2}, 8, 100, 1),
+        ({"device": "cuda", "num_ranks": 4}, 8, 100, 1),
+        ({"device": "cuda", "num_folds": 2}, 8, 100, 2),
+        ({"device": "cpu", "use_mlops_pipeline": False}, 8, 100, 1),
+    ],
+)
+def test_folds_at_once_is_one_per_core_while_memory_lasts(monkeypatch, asked, cores, gb, expected):
+    monkeypatch.setattr(gpus, "available_cores", lambda: cores)
+    monkeypatch.setattr(gpus, "memory_budget", lambda mem_gb: MemoryBudget(int(gb * 1e9), "a test"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,GPU-1f3a,5")
+    assert gpus.folds_at_once(resolve_config({"num_folds": 5, **asked}, environ={})) == expected
+
+
+@pytest.mark.parametrize(
+    ("named", "wanted"),
+    [("0, 2", ["0", "2"]), ("", []), ("-1", []), ("1,-1,0", ["1"]), ("NoDevFiles", []), ("MIG-a/1", ["MIG-a/1"])],
+)
+def test_gpus_are_those_that_cuda_would_see_by_the_variable(monkeypatch, named, wanted):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    assert gpus.visible_gpus() == wanted
+
+
+@given(st.integers(0, 17), st.integers(1, 9))
+def test_groups_of_gpus_are_as_many_as_can_be_and_share_none(count, ranks):
+    names = [f"GPU-{number}" for number in range(count)]
+    groups = gpu_groups(names, ranks)
+    assert len(groups) == count // ranks
+    assert {len(group) for group in groups} <= {ranks}
+    assert [gpu for group in groups for gpu in group] == names[: len(groups) * ranks]
+
+
+@pytest.mark.parametrize(
+    ("visible", "values", "jobs", "ranks", "why"),
+    [
+        ("0,1,2,3", {"num_folds": 5}, None, 1, "(5 trainings, 4 GPUs here (0,1,2,3): one for each)"),
+        ("0,1,2", {"num_folds": 3}, None, 1, "(3 trainings at once, 3 GPUs here (0,1,2): one for each)"),
+        ("0,1,2,3", {"num_folds": 2}, None, 2, "(2 trainings at once, 4 GPUs here (0,1,2,3): 2 for each)"),
+        ("4,5,6,7,9", {"num_folds": 2}, None, 2, "(2 trainings at once, 5 GPUs here (4,5,6,7,9): 2 for each)"),
+        ("0,1,2,3", {"num_folds": 5}, 2, 2, "2 trainings at once, 4 GPUs"),
+        ("0,1,2,3", {"num_folds": 2}, 9, 2, "2 trainings at once, 4 GPUs"),
+        ("0,1,2", {"task": "image"}, None, 3, "(1 training, 3 GPUs here (0,1,2): 3 for each)"),
+        ("0,1,2", {"task": "video_text"}, 5, 3, "1 training, 3 GPUs"),
+        ("0,1", {"protocol": "cross_corpus", "target_corpora": ("a",)}, None, 2, "1 training, 2 GPUs"),
+        ("0,1", {"use_mlops_pipeline": False}, None, 2, "1 training, 2 GPUs"),
+        ("0", {"num_folds": 2}, None, 1, "(2 trainings, 1 GPU here (0): one for each)"),
+        ("", {"num_folds": 2}, None, 1, "(no GPU is here, by CUDA_VISIBLE_DEVICES or the driver)"),
+        ("0,1,2,3", {"device": "cpu"}, None, 1, "device cpu: there are no GPUs to share out"),
+        ("0,1,2,3", {"model": "forensic_logistic", "num_folds": 2}, None, 1, "forensic_logistic trains in one process"),
+        (
+            "0,1,2,3", {"task": "image", "effective_batch_size": 3}, None, 3,
+            "4 for each, and no more have samples of an optimizer step (effective_batch_size 3))",
+        ),
+    ],
+)  # fmt: skip
+def test_ranks_asked_for_as_auto_are_one_for_each_gpu_of_a_training(monkeypatch, visible, values, jobs, ranks, why):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    config, said = ranks_chosen_here(config_of(**values), jobs)
+    assert config == config_of(**values).model_copy(update={"num_ranks": ranks})
+    assert said.startswith(f"num_ranks auto: {ranks} (")
+    assert why in said
+
+
+def test_a_number_of_ranks_that_was_given_stays_and_nothing_is_said(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    config = config_of(num_ranks=3)
+    assert ranks_chosen_here(config) == (config, "")
+    site = {"gpus_of_rank": 1, "ranks_per_node": 4, "jobs": 1, "site": "site.conf"}
+    assert ranks_chosen_for_job(config, **site) == (config, "")
+
+
+@given(st.integers(0, 12), st.integers(2, 8), st.none() | st.integers(1, 9), st.integers(1, 20))
+def test_what_auto_chooses_lets_as_many_trainings_go_at_once_as_were_counted_on(count, folds, jobs, batch):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count))))
+        config, _ = ranks_chosen_here(config_of(num_folds=folds, effective_batch_size=batch), jobs)
+        assert 1 <= config.num_ranks <= batch
+        if count:
+            at_once = min(jobs or folds, folds)
+            assert config.num_ranks <= max(1, count // at_once)
+            assert gpus.folds_at_once(config) >= min(at_once, count)
+
+
+def test_over_the_nodes_of_a_job_one_training_goes_at_a_time_on_all_gpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    config, said = ranks_chosen_here(config_of(num_folds=2))
+    assert (config.num_ranks, gpus.most_of_ranks_at_once(config), gpus.folds_at_once(config)) == (8, 1, 1)
+    assert "one training at a time over 2 nodes, each with 4 GPUs here (0,1,2,3)" in said
+    many, _ = ranks_chosen_here(config_of(num_folds=5))
+    assert (many.num_ranks, gpus.most_of_ranks_at_once(many), gpus.folds_at_once(many)) == (1, None, 4)
+
+
+@pytest.mark.parametrize(
+    ("values", "site", "ranks", "why"),
+    [
+        ({}, {"ranks_per_node": 4}, 4, "1 training, GPUs for 4 ranks on a node (RANKS_PER_NODE of a.conf): 4 for each"),
+        ({"num_folds": 3}, {"ranks_per_node": 4, "jobs": 2}, 2, "2 trainings at once, GPUs for 4 ranks on a node"),
+        ({"task": "image"}, {"ranks_per_node": 4, "jobs": 2}, 4, "1 training, GPUs for 4 ranks"),
+        ({}, {"ranks_per_node": None}, 1, "RANKS_PER_NODE of a.conf, how many ranks a node has GPUs for, is not given"),
+        ({}, {"ranks_per_node": 4, "gpus_of_rank": 0}, 1, "jobs have no GPU: GPUS of a.conf is 0"),
+        ({"device": "cpu"}, {"ranks_per_node": 4}, 1, "device cpu"),
+    ],
+)
+def test_ranks_of_a_job_to_be_submitted_are_those_a_node_has_gpus_for(values, site, ranks, why):
+    config, said = ranks_chosen_for_job(config_of(**values), **{"gpus_of_rank": 1, "jobs": 1, "site": "a.conf", **site})
+    assert config.num_ranks == ranks
+    assert said.startswith(f"num_ranks auto: {ranks} (")
+    assert why in said
+
+
+@pytest.mark.parametrize(("ranks", "said"), [(1, ""), (2, "each computes 8"), (3, "each computes 5 or 6")])
+def test_what_each_rank_computes_of_a_step_is_said(ranks, said):
+    sentence = shares_of_ranks(config_of(num_ranks=ranks, effective_batch_size=16))
+    assert sentence.endswith(said)
+    assert bool(sentence) == bool(said)
+
+
+@pytest.mark.parametrize(("folds", "ranks", "wanted"), [(2, 1, {"3", "5"}), (1, 2, {"3,5"})])
+def test_each_training_gets_gpus_of_its_own_and_idle_ones_are_named(make_project, monkeypatch, folds, ranks, wanted):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+    say = "import os\noutput(f'folds_{fold}', os.environ['CUDA_VISIBLE_DEVICES'])"
+    project = make_project(per_fold=("folds",), folds=[say])
+    project = project.with_config(device="cuda", num_folds=folds, num_ranks=ranks)
+    run = project.begin()
+    code, _, shown = project.execute(run)
+    assert code == 0
+    assert {path.read_text() for path in run.tables.glob("folds_*.txt")} == wanted
+    assert ("2 of 3 GPUs will train: -p num_ranks 3 spreads each" in shown) == (folds == 1)
+
+
+@pytest.mark.parametrize("jobs", [None, 3])
+def test_groups_of_gpus_of_trainings_at_once_never_overlap_whatever_jobs_says(make_project, monkeypatch, jobs):
+    """Five GPUs are two groups of two; each fold waits until as many as may be at work are, and sees whose GPUs."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7,9,11")
+    say = """
+import contextlib, os, time
+at_work = folder / "at_work"
+at_work.mkdir(exist_ok=True)
+own = os.environ["CUDA_VISIBLE_DEVICES"]
+(at_work / str(fold)).write_text(own)
+
+def dealt():
+    for path in at_work.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that one has just ended
+            yield path.read_text()
+
+end = time.monotonic() + 60
+while time.monotonic() < end and not (folder / "met").exists():
+    if len(list(filter(None, dealt()))) > 1:
+        (folder / "met").write_text("")
+    time.sleep(0.01)
+time.sleep(0.3)
+output(f"folds_{fold}", own + " | " + " ".join(dealt()))
+(at_work / str(fold)).unlink()
+"""
+    project = make_project(per_fold=("folds",), folds=[say]).with_config(device="cuda", num_folds=3, num_ranks=2)
+    run = project.begin()
+    code, _, shown = project.execute(run, jobs=jobs)
+    assert code == 0
+    said = [path.read_text().partition(" | ") for path in sorted(run.tables.glob("folds_*.txt"))]
+    assert {own for own, _, _ in said} == {"3,5", "7,9"}
+    for _, _, beside in said:
+        dealt = [gpu for group in beside.split() for gpu in group.split(",")]
+        assert len(dealt) == len(set(dealt))
+    assert max(len(beside.split()) for _, _, beside in said) == 2
+    limited = "2 at once and not 3: each has 2 ranks, which share no GPU with another training's, and 5 GPUs are here"
+    assert (limited in shown) == (jobs == 3)
