@@ -104,7 +104,7 @@ def test_runs_of_a_sweep_share_the_gpus_and_one_that_is_there_keeps_its_ranks(tm
 
 @pytest.mark.parametrize("text", ["some", "-1", "1.5", ""])
 def test_what_is_neither_a_number_of_ranks_nor_auto_is_refused(text):
-    with pytest.raises(UsageError, match="num_ranks: got .*, wanted a number from 1 on, or auto"):
+    with pytest.raises(UsageError, match=r"num_ranks: got .*, wanted a number from 1 on, or auto"):
         parse_text_value("num_ranks", text)
 
 
@@ -130,7 +130,7 @@ def _ranks_at_work(process: psutil.Process) -> dict[int, tuple[str, ...]]:
 def test_two_trainings_at_once_of_two_ranks_have_gpus_and_a_port_of_their_own_and_the_bits_of_ranks_by_hand(
     tmp_path: Path,
 ) -> None:
-    """No GPU is here: groups are dealt of what CUDA_VISIBLE_DEVICES names, and torch, which finds none, trains by gloo."""
+    """No GPU is here: groups of what CUDA_VISIBLE_DEVICES names are dealt, and torch, which finds none, takes gloo."""
     corpus = small_corpus("video", tmp_path / "corpus")
     values = {**SMALL, "epochs": 1, "memory_preflight": False, "real_source_control": False}
     runs, seen = {}, dict[int, tuple[str, ...]]()

@@ -24,7 +24,7 @@ from fvc_lib.engine.distributed.reports import Launch, RankReports, ReportReader
 from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import LATEST, load_document
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, StoppedError
+from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.memory.policy import DeviceMemory
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold
@@ -190,13 +190,78 @@ def test_a_rank_on_another_node_is_silent_or_has_ended_or_never_came():
         reader.take(5)
         assert (reader.silent(), reader.ended()) == ([], [])
         reader._now += reports_module._SILENT_SECONDS + 1
-        assert (reader.silent(), reader.ended()) == ([0], [1])
+        assert (reader.silent(), reader.ended()) == ([], [1])  # it may still import torch
+        silent.ready()
+        reader.take(5)
+        reader._now += reports_module._SILENT_SECONDS + 1
+        assert (reader.silent(), reader.ended()) == ([0], [1, 4])
         silent.at("train")
         reader.take(5)
-        assert (reader.silent(), reader.ended()) == ([], [1])
-        reader._now += reports_module._COME_SECONDS - reports_module._SILENT_SECONDS
-        assert reader.ended() == [1, 4]
+        assert (reader.silent(), reader.ended()) == ([], [1, 4])
         reader.close()
+
+
+@pytest.mark.parametrize("start_seconds", [5.0, 40.0, 900.0])
+def test_a_rank_is_waited_for_as_long_as_the_site_says_until_it_is_ready(start_seconds):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        launch = Launch("", listening.getsockname()[1], "a token", "", 1, 0)
+        reader = ReportReader(listening, launch.token, 2, Observer(), None, start_seconds)
+        importing = RankReports(0, launch)
+        while not reader.nodes:
+            reader.take(0.01)
+        before = reader._now
+        reader._now = before + start_seconds
+        assert (reader.silent(), reader.ended()) == ([], [])
+        reader._now = before + max(start_seconds, reports_module._SILENT_SECONDS) + 1
+        assert (reader.silent(), reader.ended()) == ([0], [1])
+        importing.close()
+        reader.close()
+
+
+SRUN = """#!/bin/sh
+# As srun for two tasks on two nodes, of which the second begins late: {late}
+while [ "$1" != "{python}" ]; do shift; done
+SLURM_PROCID=0 "$@" & first=$!
+{late}
+SLURM_PROCID=1 "$@"; second=$?
+wait $first && exit $second
+"""
+
+
+def late_second_rank(tmp_path, monkeypatch, late, seconds):
+    """Two ranks over two nodes, simulated: only who starts them is not SLURM's."""
+    srun = tmp_path / "srun"
+    srun.write_text(SRUN.format(python=sys.executable, late=late))
+    srun.chmod(0o755)
+    given = {
+        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "2",
+        "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_LOCALID": "0",
+        "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "FVC_RANK_START_SECONDS": seconds,
+    }  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_a_rank_that_does_not_start_in_time_ends_the_step_with_the_setting_that_gives_it_more(tmp_path, monkeypatch):
+    late_second_rank(tmp_path, monkeypatch, "sleep 600", "1")
+    monkeypatch.setattr("fvc_lib.engine.distributed.launch._END_SECONDS", 0.5)
+    wanted = r"rank 1 on another node: gone without a word before it was ready.* 1 s .*RANK_START_SECONDS of site\.conf"
+    with pytest.raises(RankLostError, match=wanted) as caught:
+        run(tmp_path, "waits", "waits")
+    assert type(caught.value) is RankLostError
+
+
+def test_a_rank_that_starts_late_is_waited_for(tmp_path, monkeypatch):
+    late_second_rank(tmp_path, monkeypatch, "sleep 2", "600")
+    observer = run(tmp_path, "ends", "ends")
+    assert [place[0] for place in observer.places] == ["train"]
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3"])
+def test_a_limit_of_the_start_that_is_no_number_of_seconds_is_refused(tmp_path, monkeypatch, text):
+    monkeypatch.setenv("FVC_RANK_START_SECONDS", text)
+    with pytest.raises(UsageError, match=r"RANK_START_SECONDS of site\.conf\): got .*, wanted seconds, at least 1"):
+        run(tmp_path, "ends", "ends")
 
 
 def obey(launch):

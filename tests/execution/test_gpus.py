@@ -156,7 +156,7 @@ def test_each_training_gets_gpus_of_its_own_and_idle_ones_are_named(make_project
     code, _, shown = project.execute(run)
     assert code == 0
     assert {path.read_text() for path in run.tables.glob("folds_*.txt")} == wanted
-    assert ("2 of 3 GPUs will train: -p num_ranks 3 spreads each" in shown) == (folds == 1)
+    assert ("2 of 3 GPUs will train at a time: -p num_ranks 3 spreads each" in shown) == (folds == 1)
 
 
 @pytest.mark.parametrize("jobs", [None, 3])

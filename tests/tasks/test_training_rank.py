@@ -7,22 +7,27 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from fvc_lib.detectors.own.frame_cnn import FrameCnn
 from fvc_lib.engine.distributed.ranks import RankLostError
+from fvc_lib.engine.loading import effective_batches, share
 from fvc_lib.engine.training_state import NoMetrics
+from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.stage_logs import MetricLog
-from fvc_lib.services.tables import PREDICTIONS, read_table
+from fvc_lib.services.tables import AUGMENTED, PREDICTIONS, read_table
 from fvc_lib.tasks.rank import _RedactedFormatter
 from fvc_lib.tasks.recipe import read_outcome
 from fvc_lib.tasks.video.training import TrainingSummary, train_fold
+from fvc_lib.video.clips.shards import write_shards
 from tests.faults.conftest import STAGE, elsewhere, result_of
 from tests.kits.engine_kit import Observer
 
@@ -130,6 +135,92 @@ def test_a_fold_whose_ranks_are_killed_and_stopped_ends_as_if_they_had_not_been(
     assert read_outcome(disturbed.fold_outcome(0), TrainingSummary).training.inexact_because == ()
     log = (disturbed.logs / f"{STAGE}_fold_0_ranks.log").read_text()
     assert "[rank 0] ERROR: the other ranks were lost" in log
+
+
+SEES = """
+import hashlib, os
+from fvc_lib.detectors.own.frame_cnn import FrameCnn
+
+
+class Net(FrameCnn):
+    \"\"\"Writes down which clips this process trains on; on the rank's number they do not depend otherwise.\"\"\"
+
+    def forward(self, frames):
+        if self.training:
+            with open(os.environ["SEEN"] + os.environ.get("RANK", "0"), "a") as seen:
+                seen.writelines(hashlib.sha256(clip.numpy().tobytes()).hexdigest() + "\\n" for clip in frames)
+        return super().forward(frames)
+"""
+
+
+def streamed(tiny, **changes):
+    """The training on a stream of some shards of a few clips each, which are there."""
+    tiny = tiny.with_config(clip_source="stream", shuffle_buffer=10, **changes)
+    write_shards(tiny.store, read_table(tiny.paths.augmented_metadata, AUGMENTED), shard_bytes=60_000)
+    return tiny
+
+
+@pytest.mark.long
+def test_each_sample_of_a_stream_comes_once_an_epoch_over_two_ranks_with_two_loaders_each(
+    two_ranks, tmp_path, monkeypatch
+):
+    """The network itself says what it sees. The same bits with and without loaders; those of one process, rounded."""
+    (tmp_path / "sees.py").write_text(SEES)
+    changes = {"model": f"{tmp_path / 'sees.py'}:Net", "epochs": 3, "early_stopping_epochs": 0}
+    changes |= {"num_frames": two_ranks.config.num_frames, "fixed_size": two_ranks.config.fixed_size}
+    tiny = streamed(two_ranks, **changes, shuffled_label_control=False, real_source_control=False)
+    weights, tables = {}, {}
+    for size, workers in ((2, 2), (2, 0), (1, 2)):
+        paths = elsewhere(tiny, tmp_path / f"{size}_{workers}" / "run_1")
+        monkeypatch.setenv("SEEN", str(tmp_path / f"seen_{size}_{workers}_"))
+        config = tiny.with_config(num_ranks=size, num_workers=workers).config
+        outcome = train_fold(paths, config, 0, metric_log=NoMetrics())
+        seen = [path.read_text().split() for path in sorted(tmp_path.glob(f"seen_{size}_{workers}_*"))]
+        assert len(seen) == size
+        clips = [clip for its in seen for clip in its]
+        assert set(Counter(clips).values()) == {3}
+        assert len(set(clips)) == outcome.num_train
+        steps = [len(batch) for batch in effective_batches(np.arange(outcome.num_train), config.effective_batch_size)]
+        for rank, its in enumerate(seen):
+            an_epoch = sum(len(share(list(range(step)), rank, size)) for step in steps)
+            assert len(its) == 3 * an_epoch
+        epochs = [clip for its in seen for clip in its[: len(its) // 3]]
+        assert len(epochs) == len(set(epochs)) == outcome.num_train
+        weights[size, workers] = (paths.fold_checkpoints(0) / BEST).read_bytes()
+        tables[size, workers] = predictions(paths)
+    assert weights[2, 2] == weights[2, 0]
+    assert tables[2, 2].equals(tables[2, 0])
+    compared = [name for name in ROUNDED if not name.startswith("control")]
+    for name in compared:
+        assert (tables[2, 2][name] - tables[1, 2][name]).abs().max() < 1e-5
+
+
+@pytest.mark.long
+@pytest.mark.fault(3)
+def test_a_stream_over_two_ranks_with_loaders_that_are_killed_ends_as_if_they_had_not_been(two_ranks, tmp_path):
+    """First a rank is killed, then a loader process of a rank, which costs nothing, then all is stopped and goes on."""
+    tiny = streamed(two_ranks, checkpoint_minutes=0, num_workers=2)
+    paths, config = tiny.paths, tiny.config
+    never = (10**6, lambda ranks: None)
+    train_until(paths, config, 1, never)
+    disturbed = elsewhere(tiny, tmp_path / "disturbed" / "run_1")
+    with pytest.raises(RankLostError, match="rank 1 was ended by SIGKILL"):
+        train_until(disturbed, config, 1, (3, lambda ranks: ranks[1].kill()))
+    killed = []
+
+    def kill_a_loader_and_stop(ranks):
+        loaders = ranks[0].children()
+        killed.extend(loader.pid for loader in loaders)
+        loaders[0].kill()
+
+    train_until(disturbed, config, 2, (5, kill_a_loader_and_stop))
+    assert len(killed) == 2
+    assert result_of(disturbed) == result_of(paths)
+    again = elsewhere(tiny, tmp_path / "stopped" / "run_1")
+    with pytest.raises(StoppedError, match="stopped as asked"):
+        train_until(again, config, 1, (4, lambda ranks: "stop"))
+    train_until(again, tiny.with_config(num_workers=0).config, 2, never)
+    assert result_of(again) == result_of(paths)
 
 
 @pytest.mark.long

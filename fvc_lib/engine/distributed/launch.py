@@ -29,11 +29,20 @@ import torch
 
 from fvc_lib import CHECKOUT
 from fvc_lib.engine.distributed.ranks import RankEndedError, RankLostError, error_named
-from fvc_lib.engine.distributed.reports import LAUNCH_VARIABLE, STOP, WATCH_SECONDS, Launch, Progress, ReportReader
+from fvc_lib.engine.distributed.reports import (
+    LAUNCH_VARIABLE,
+    START_SECONDS,
+    STOP,
+    WATCH_SECONDS,
+    Launch,
+    Progress,
+    ReportReader,
+)
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError
 from fvc_lib.services.memory.policy import MemoryObserver
 
+START_VARIABLE = "FVC_RANK_START_SECONDS"  # RANK_START_SECONDS of site.conf, in its jobs
 _END_SECONDS = 15.0  # for srun, which has seen the end of every rank whose node lives
 # For srun as well: a rank that ends before the others have met it leaves them waiting, while one that stopped first may
 # have to wait for rank 0's checkpoint.
@@ -85,6 +94,7 @@ def run_ranks(
         FvcError: what a rank gives as its reason, of the same class.
     """
     size, stopping, begun = config.num_ranks, False, False
+    start_seconds = _start_seconds()
     nodes = min(size, int(os.environ.get("SLURM_JOB_NUM_NODES", "1")))
     lost: list[int] = []  # ranks whose node is
     ended: list[int] = []  # without a word, or never begun
@@ -108,7 +118,7 @@ def run_ranks(
             at_first_node=nodes == 1 or "SLURMD_NODENAME" in os.environ,
         )
         begin = partial(_run_step, nodes, size, log) if nodes > 1 else partial(_run_agent, size, folder)
-        reader = ReportReader(server, launch.token, size, memory, progress)
+        reader = ReportReader(server, launch.token, size, memory, progress, start_seconds)
         with _environment(_for_ranks(launch, -(-size // nodes))):
             agent, over = pool.submit(begin, [module, *arguments]), threading.Event()
             try:
@@ -134,10 +144,9 @@ def run_ranks(
                 pass
             reader.close()
     if lost:
-        where = ", ".join(f"rank {rank} on {reader.nodes.get(rank, 'another node')}" for rank in lost)
         raise RankLostError(
-            f"{where}: gone without a word, and SLURM does not say how; the node is lost, it seems. The other "
-            f"ranks were ended. The last checkpoint stands: resume, as a job does by itself. See {log}."
+            f"{_how_lost(lost, reader, start_seconds)} The other ranks were ended. The last checkpoint stands: resume, "
+            f"as a job does by itself. See {log}."
         )
     if stopping and not begun:
         raise StoppedError("stopped as asked before the ranks had met; resume the run to go on.")
@@ -146,6 +155,31 @@ def run_ranks(
         codes = {first[0]: codes[0]}
     if codes:
         raise _reason(reader.reasons, codes, log, said_before)
+
+
+def _start_seconds() -> float:
+    """How long a rank on another node may take to start: ``FVC_RANK_START_SECONDS``, else ``START_SECONDS``.
+
+    Raises:
+        UsageError: that is no number of seconds.
+    """
+    text = os.environ.get(START_VARIABLE) or str(START_SECONDS)
+    if not re.fullmatch(r"\d+(\.\d+)?", text) or float(text) < 1:
+        raise UsageError(
+            f"{START_VARIABLE} (RANK_START_SECONDS of site.conf): got {text!r}, wanted seconds, at least 1."
+        )
+    return float(text)
+
+
+def _how_lost(ranks: Sequence[int], reader: ReportReader, start_seconds: float) -> str:
+    where = ", ".join(f"rank {rank} on {reader.nodes.get(rank, 'another node')}" for rank in ranks)
+    if any(rank in reader.ready for rank in ranks):
+        return f"{where}: gone without a word, and SLURM does not say how; the node is lost, it seems."
+    return (
+        f"{where}: gone without a word before it was ready. Either the node is lost, or starting Python or importing "
+        f"torch takes more than {start_seconds:g} s there, as from a slow file system: then give it more by "
+        f"RANK_START_SECONDS of site.conf ({START_VARIABLE})."
+    )
 
 
 def _run_step(nodes: int, size: int, log: Path, command: list[str]) -> dict[int, int]:

@@ -33,7 +33,9 @@ _DEVICE_SECONDS = 1.0
 # Together with the launcher's wait for srun less than a minute: within that a node that is lost ends the step.
 _BEAT_SECONDS = 5.0
 _SILENT_SECONDS = 30.0  # then who is on another machine counts as gone
-_COME_SECONDS = 40.0  # and who has not said hello, since the first one did
+# And who has not said hello, since the first one did, or is silent before it is ready: until then Python starts and
+# imports torch, which may hold everything up in that process where it is read from a slow file system.
+START_SECONDS = 40.0
 _GRACE_SECONDS = 5.0  # in which an end without a word may be followed by everyone's
 STOP = b"stop"
 _MOST_BYTES = 1 << 16  # of one report
@@ -77,18 +79,25 @@ class Launch:
 class ReportReader:
     """The launching process's side: passes on what the ranks report. One thread at a time, but for ``beat``.
 
-    ``server`` is where all ``size`` connect; who does not begin with ``token`` is none of them.
+    ``server`` is where all ``size`` connect; who does not begin with ``token`` is none of them. ``start_seconds`` are
+    given to each rank to say hello, once the first one has, and to be heard again while it imports.
     """
 
     def __init__(
-        self, server: socket.socket, token: str, size: int, memory: MemoryObserver, progress: Progress | None
+        self,
+        server: socket.socket,
+        token: str,
+        size: int,
+        memory: MemoryObserver,
+        progress: Progress | None,
+        start_seconds: float = START_SECONDS,
     ) -> None:
         self.ready: set[int] = set()  # ranks that take a signal for a wish to stop
         self.reasons: dict[int, tuple[str, str]] = {}  # why ranks ended: the error's class and text
         self.nodes: dict[int, str] = {}  # of the ranks
         self.gone: dict[int, float] = {}  # ranks whose connections ended without a word, and when
         self._server, self._token, self._size = server, token, size
-        self._memory, self._progress = memory, progress
+        self._memory, self._progress, self._start_seconds = memory, progress, start_seconds
         self._devices: dict[str, DeviceMemory] = {}
         self._connections: dict[Connection, int | None] = {}  # and whose they are; None before that was said
         # In seconds that this process has seen pass: one that was suspended must not find that all were silent.
@@ -121,12 +130,14 @@ class ReportReader:
 
     def silent(self) -> list[int]:
         """Ranks that are silent, without a word: if their machine lived, it would have closed their connections."""
-        return [rank for rank, at in self._heard.items() if self._now - at > _SILENT_SECONDS]
+        starting = max(_SILENT_SECONDS, self._start_seconds)
+        limits = {rank: _SILENT_SECONDS if rank in self.ready else starting for rank in self._heard}
+        return [rank for rank, at in self._heard.items() if self._now - at > limits[rank]]
 
     def ended(self) -> list[int]:
         """Ranks that have ended without a word, and those that never came."""
         gone = [rank for rank, at in self.gone.items() if self._now - at > _GRACE_SECONDS]
-        if self._first_came is None or self._now - self._first_came <= _COME_SECONDS:
+        if self._first_came is None or self._now - self._first_came <= self._start_seconds:
             return gone
         return gone + [rank for rank in range(self._size) if rank not in self.nodes]
 

@@ -302,11 +302,11 @@ class Runner:
             here = f"{len(self._gpus)} GPUs are here ({','.join(self._gpus)})"
             ranks = f"each has {self.config.num_ranks} ranks, which share no GPU with another training's"
             return [f"{self._jobs} at once and not {self._wanted}: {ranks}, and {here}"]
-        trainings = sum(planned.run and planned.task.stage.trains for planned in plan)
+        trainings = min(self._jobs, sum(planned.run and planned.task.stage.trains for planned in plan))
         each = len(self._gpus) // trainings if trainings else 0
         if each <= self.config.num_ranks:
             return []
-        used = f"{trainings * self.config.num_ranks} of {len(self._gpus)} GPUs will train"
+        used = f"{trainings * self.config.num_ranks} of {len(self._gpus)} GPUs will train at a time"
         return [f"{used}: -p num_ranks {each} spreads each training over {each} of them"]
 
     def _until_all_ended(self, schedule: Schedule, shares: MemoryShares, pool: ThreadPoolExecutor) -> None:

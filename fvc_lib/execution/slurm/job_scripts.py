@@ -48,6 +48,7 @@ class Site(BaseModel):
     gpus: int = Field(0, ge=0)
     gpu_type: str = Field("", pattern=r"^[\w.-]*$")
     ranks_per_node: int | None = Field(None, ge=1)
+    rank_start_seconds: int = Field(40, ge=1)
     memory_headroom_percent: float = Field(25, ge=0, le=1000)
     memory_least: int = Field(1024, ge=1)
     memory_unknown: int = Field(4096, ge=1)
@@ -62,8 +63,8 @@ class Site(BaseModel):
     path: Path = CHECKOUT / "slurm" / "site.conf"
 
     @field_validator(
-        "signal_seconds", "max_requeues", "cpus", "gpus", "ranks_per_node", "memory_least", "memory_unknown", "memory",
-        "max_array_tasks", "shard_tasks", "shard_memory", mode="before",
+        "signal_seconds", "max_requeues", "cpus", "gpus", "ranks_per_node", "rank_start_seconds", "memory_least",
+        "memory_unknown", "memory", "max_array_tasks", "shard_tasks", "shard_memory", mode="before",
     )  # fmt: skip
     @classmethod
     def _plain_digits(cls, value: object) -> object:
