@@ -35,6 +35,7 @@ def wait(ready):
         time.sleep(0.02)
 say(" ".join(sys.argv[1:]))
 Path(__file__).with_name("threads").write_text(os.environ.get("OMP_NUM_THREADS", "-"))
+Path(__file__).with_name("start_seconds").write_text(os.environ.get("FVC_RANK_START_SECONDS", "-"))
 if sys.argv[-1] in deaf:
     wait(Path(__file__).with_name("listen").exists)
 def on_signal(number, frame):
@@ -338,3 +339,17 @@ def test_each_fold_of_one_job_computes_with_its_share_of_the_processors(home, mo
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert home.run("pipeline.sh", "RUN", *jobs, **variables)[0] == 0
     assert (home.folder / "threads").read_text() == threads
+
+
+def test_a_job_s_ranks_may_take_as_long_to_start_as_the_site_says_or_the_environment(home, tmp_path):
+    site = tmp_path / "site.conf"
+    for line, given, told in (
+        ("RANK_START_SECONDS=90\n", {}, "90"),
+        ("RANK_START_SECONDS=90\n", {"FVC_RANK_START_SECONDS": "7"}, "7"),
+        ("RANK_START_SECONDS=\n", {}, "-"),
+        ("", {}, "-"),
+    ):
+        site.write_text(line)
+        code, said = home.run("stages.sh", "run", "01_data_index", FVC_SITE=str(site), **given)
+        assert code == 0, said
+        assert (home.folder / "start_seconds").read_text() == told

@@ -138,24 +138,38 @@ def test_a_fold_whose_ranks_are_killed_and_stopped_ends_as_if_they_had_not_been(
 
 
 SEES = """
-import hashlib, os
+import hashlib, os, signal
+import psutil
 from fvc_lib.detectors.own.frame_cnn import FrameCnn
 
 
 class Net(FrameCnn):
-    \"\"\"Writes down which clips this process trains on; on the rank's number they do not depend otherwise.\"\"\"
+    \"\"\"Writes down which clips its process trains on, and at one of them does what the environment says.\"\"\"
+
+    passes = 0
 
     def forward(self, frames):
         if self.training:
-            with open(os.environ["SEEN"] + os.environ.get("RANK", "0"), "a") as seen:
+            Net.passes += 1
+            rank = os.environ.get("RANK", "0")
+            with open(os.environ["SEEN"] + rank, "a") as seen:
                 seen.writelines(hashlib.sha256(clip.numpy().tobytes()).hexdigest() + "\\n" for clip in frames)
+            what, its_rank, at = os.environ.get("DISTURB", "nothing 0 0").split()
+            if (its_rank, int(at)) == (rank, Net.passes):
+                if what == "loader":
+                    psutil.Process().children()[0].kill()
+                else:
+                    os.kill(os.getpid(), getattr(signal, what))
         return super().forward(frames)
 """
 
 
-def streamed(tiny, **changes):
-    """The training on a stream of some shards of a few clips each, which are there."""
-    tiny = tiny.with_config(clip_source="stream", shuffle_buffer=10, **changes)
+def streamed(tiny, folder, **changes):
+    """The training of that network on a stream of some shards of a few clips each, which are there."""
+    (folder / "sees.py").write_text(SEES)
+    tiny = tiny.with_config(
+        clip_source="stream", shuffle_buffer=10, model=f"{folder / 'sees.py'}:Net", early_stopping_epochs=0, **changes
+    )
     write_shards(tiny.store, read_table(tiny.paths.augmented_metadata, AUGMENTED), shard_bytes=60_000)
     return tiny
 
@@ -165,10 +179,7 @@ def test_each_sample_of_a_stream_comes_once_an_epoch_over_two_ranks_with_two_loa
     two_ranks, tmp_path, monkeypatch
 ):
     """The network itself says what it sees. The same bits with and without loaders; those of one process, rounded."""
-    (tmp_path / "sees.py").write_text(SEES)
-    changes = {"model": f"{tmp_path / 'sees.py'}:Net", "epochs": 3, "early_stopping_epochs": 0}
-    changes |= {"num_frames": two_ranks.config.num_frames, "fixed_size": two_ranks.config.fixed_size}
-    tiny = streamed(two_ranks, **changes, shuffled_label_control=False, real_source_control=False)
+    tiny = streamed(two_ranks, tmp_path, epochs=3, shuffled_label_control=False)
     weights, tables = {}, {}
     for size, workers in ((2, 2), (2, 0), (1, 2)):
         paths = elsewhere(tiny, tmp_path / f"{size}_{workers}" / "run_1")
@@ -178,14 +189,16 @@ def test_each_sample_of_a_stream_comes_once_an_epoch_over_two_ranks_with_two_loa
         seen = [path.read_text().split() for path in sorted(tmp_path.glob(f"seen_{size}_{workers}_*"))]
         assert len(seen) == size
         clips = [clip for its in seen for clip in its]
+        num_clips = outcome.num_train * (1 + config.augmentations_per_video)
         assert set(Counter(clips).values()) == {3}
-        assert len(set(clips)) == outcome.num_train
-        steps = [len(batch) for batch in effective_batches(np.arange(outcome.num_train), config.effective_batch_size)]
+        assert len(set(clips)) == num_clips
+        steps = [len(batch) for batch in effective_batches(np.arange(num_clips), config.effective_batch_size)]
         for rank, its in enumerate(seen):
             an_epoch = sum(len(share(list(range(step)), rank, size)) for step in steps)
             assert len(its) == 3 * an_epoch
-        epochs = [clip for its in seen for clip in its[: len(its) // 3]]
-        assert len(epochs) == len(set(epochs)) == outcome.num_train
+        for epoch in range(3):
+            came = [clip for its in seen for clip in its[epoch * len(its) // 3 : (epoch + 1) * len(its) // 3]]
+            assert len(came) == len(set(came)) == num_clips
         weights[size, workers] = (paths.fold_checkpoints(0) / BEST).read_bytes()
         tables[size, workers] = predictions(paths)
     assert weights[2, 2] == weights[2, 0]
@@ -197,30 +210,28 @@ def test_each_sample_of_a_stream_comes_once_an_epoch_over_two_ranks_with_two_loa
 
 @pytest.mark.long
 @pytest.mark.fault(3)
-def test_a_stream_over_two_ranks_with_loaders_that_are_killed_ends_as_if_they_had_not_been(two_ranks, tmp_path):
-    """First a rank is killed, then a loader process of a rank, which costs nothing, then all is stopped and goes on."""
-    tiny = streamed(two_ranks, checkpoint_minutes=0, num_workers=2)
-    paths, config = tiny.paths, tiny.config
-    never = (10**6, lambda ranks: None)
-    train_until(paths, config, 1, never)
+def test_a_stream_over_two_ranks_with_loaders_that_are_killed_ends_as_if_they_had_not_been(
+    two_ranks, tmp_path, monkeypatch
+):
+    """A rank is killed in its second epoch, then one is asked to stop, then a loader dies, which ends nothing."""
+    tiny = streamed(two_ranks, tmp_path, checkpoint_minutes=0, num_workers=2)
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen_"))
     disturbed = elsewhere(tiny, tmp_path / "disturbed" / "run_1")
+
+    def train(paths, attempt, disturbance):
+        monkeypatch.setenv("DISTURB", disturbance)
+        observer = Observer()
+        with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0, attempt=attempt) as log:
+            train_fold(paths, tiny.config, 0, metric_log=log, attempt=attempt, memory=observer)
+        return [kind for kind, _ in observer.events]
+
+    assert "loader_restarted" not in train(tiny.paths, 1, "nothing 0 0")
     with pytest.raises(RankLostError, match="rank 1 was ended by SIGKILL"):
-        train_until(disturbed, config, 1, (3, lambda ranks: ranks[1].kill()))
-    killed = []
-
-    def kill_a_loader_and_stop(ranks):
-        loaders = ranks[0].children()
-        killed.extend(loader.pid for loader in loaders)
-        loaders[0].kill()
-
-    train_until(disturbed, config, 2, (5, kill_a_loader_and_stop))
-    assert len(killed) == 2
-    assert result_of(disturbed) == result_of(paths)
-    again = elsewhere(tiny, tmp_path / "stopped" / "run_1")
+        train(disturbed, 1, "SIGKILL 1 8")
     with pytest.raises(StoppedError, match="stopped as asked"):
-        train_until(again, config, 1, (4, lambda ranks: "stop"))
-    train_until(again, tiny.with_config(num_workers=0).config, 2, never)
-    assert result_of(again) == result_of(paths)
+        train(disturbed, 2, "SIGUSR1 0 1")
+    assert "loader_restarted" in train(disturbed, 3, "loader 1 1")
+    assert result_of(disturbed) == result_of(tiny.paths)
 
 
 @pytest.mark.long
