@@ -290,7 +290,7 @@ class Sweep:
     def __init__(self, members: Sequence[Combination], *, jobs: int | None, executor: Executor) -> None:
         self.members, self._jobs, self._executor = list(members), jobs, executor
         self._choose_ranks()
-        self._config: RunConfig = members[0].asked.config
+        self._config: RunConfig = self.members[0].asked.config
         self._failed: dict[str, int] = {}  # exit codes by the hash of the run
 
     def _choose_ranks(self) -> None:

@@ -298,11 +298,12 @@ class Runner:
 
     def _idle_gpus(self, plan: Sequence[PlannedTask]) -> list[str]:
         """What to say where GPUs are too few for ``jobs``, or more than the trainings that are left take."""
-        if self._jobs < self._wanted:
+        left = sum(planned.run and planned.task.stage.trains for planned in plan)
+        if min(left, self._wanted) > self._jobs:
             here = f"{len(self._gpus)} GPUs are here ({','.join(self._gpus)})"
             ranks = f"each has {self.config.num_ranks} ranks, which share no GPU with another training's"
-            return [f"{self._jobs} at once and not {self._wanted}: {ranks}, and {here}"]
-        trainings = min(self._jobs, sum(planned.run and planned.task.stage.trains for planned in plan))
+            return [f"{self._jobs} at once and not {min(left, self._wanted)}: {ranks}, and {here}"]
+        trainings = min(self._jobs, left)
         each = len(self._gpus) // trainings if trainings else 0
         if each <= self.config.num_ranks:
             return []
