@@ -124,11 +124,15 @@ def main(words: list[str] | None = None) -> int:
     about = {"machine": machine(asked.device), "what": what}
     print("\n".join(about.values()), flush=True)
     record = Record(out, about)
+    logged = logging.root.manager.disable
     logging.disable(logging.WARNING)  # of the stops by which a training is measured
-    with tempfile.TemporaryDirectory(prefix="fvc-bench-gpu-") as name:
-        case = Case(compute, asked, Path(name), clock)
-        case.clips(0).store()
-        left_out = [pair for pair in order(asked.only, asked.networks) if not measured(case, record, *pair)]
+    try:
+        with tempfile.TemporaryDirectory(prefix="fvc-bench-gpu-") as name:
+            case = Case(compute, asked, Path(name), clock)
+            case.clips(0).store()
+            left_out = [pair for pair in order(asked.only, asked.networks) if not measured(case, record, *pair)]
+    finally:
+        logging.disable(logged)
     print(f"\n{record.finish()}", flush=True)
     if left_out:
         parts, networks = (dict.fromkeys(filter(None, each)) for each in zip(*left_out, strict=True))

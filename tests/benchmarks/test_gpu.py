@@ -1,6 +1,7 @@
 """The benchmark on a GPU, as far as a CPU can run it: its networks are the published ones', its arithmetic is right."""
 
 import json
+import logging
 import time
 
 import pytest
@@ -66,7 +67,7 @@ def test_a_trace_that_ends_early_is_no_measurement():
 
 
 def test_a_trace_of_this_torch_has_the_fields_that_are_read(tmp_path):
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profiler:
         torch.ones(4, 4) @ torch.ones(4, 4)
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
@@ -131,3 +132,4 @@ def test_a_part_that_fails_leaves_the_others(small, capsys, monkeypatch, tmp_pat
     assert "small engine: FAILED: " in shown
     assert "out of memory" in shown
     assert "stem: 16 at once" in shown
+    assert logging.root.manager.disable == logging.NOTSET  # what comes after in this process is logged again
