@@ -15,6 +15,7 @@ from fvc_lib.services.atomic_files import sha256_of_file, sha256_of_json
 from fvc_lib.services.config_fields import split_names, split_pairs
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.tar_patterns import is_pattern
 from fvc_lib.services.tasks import SCORE_AUDIT
 
 _SHOWN_DETECTORS = 8
@@ -83,7 +84,7 @@ def audit(
     meaning = _meaning(label_map)
     names = list(split_names(detectors or ""))
     click.echo(_what_was_read(table, meaning, names, higher_is_real, has_corpus=corpus is not None))
-    if corpus is not None and not corpus.exists():
+    if corpus is not None and not corpus.exists() and not is_pattern(corpus):
         raise UsageError(f"--corpus {str(corpus)!r}: no such file or folder.")
     folder_of_runs = runs_dir or Path(resolve_config().runs_dir)
     parameters: dict[str, Any] = {

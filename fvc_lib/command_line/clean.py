@@ -26,6 +26,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.tar_patterns import fixed_folder, is_pattern
 
 if TYPE_CHECKING:
     from fvc_lib.video.clips.store import ClipSet
@@ -237,7 +238,8 @@ def _kept_folders(config: RunConfig, runs: Sequence[RunPaths]) -> list[Path]:
         with suppress(FvcError, OSError, ValueError):
             configs.append(run_config(run))
     for each in configs:
-        places = (each.data_dir, each.corpus, *each.more_corpora)
+        corpora = (each.corpus, *each.more_corpora)
+        places = (each.data_dir, *(fixed_folder(corpus) if is_pattern(corpus) else corpus for corpus in corpora))
         kept += [Path(place).expanduser().resolve() for place in places if place]
     return sorted(set(kept))
 

@@ -24,6 +24,7 @@ from fvc_lib.execution.run import which_run
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError, command_text, did_you_mean
 from fvc_lib.services.memory.policy import MORE_MEMORY
+from fvc_lib.services.tar_patterns import SUFFIX
 
 EXIT_CODES = (
     "Exit codes: 0 ok, 1 a cell failed, 2 usage, 3 data or leakage gate, 75 stopped and resumable, "
@@ -78,7 +79,9 @@ class Commands(click.Group):
         if self.get_command(ctx, args[0]) is None:
             if Path(args[0]).exists() or Path(args[0]).suffix or "/" in args[0]:
                 corpus = command_text("-p", "corpus", args[0])
-                raise UsageError(f"{args[0]!r} is no command. If it is a corpus: {corpus}")
+                tars = ". Several tars are one pattern, in quotes: -p corpus 'shards/{000..099}.tar'."
+                more = tars if args[0].endswith(SUFFIX) else ""
+                raise UsageError(f"{args[0]!r} is no command. If it is a corpus: {corpus}{more}")
             near, known = did_you_mean(args[0], self.commands), ", ".join(self.commands)
             raise UsageError(f"{args[0]!r} is no command.{near} Commands: {known}; a run needs none.")
         return super().resolve_command(ctx, args)

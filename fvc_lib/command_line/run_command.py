@@ -35,6 +35,7 @@ from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.parameters import refuse_fields_of_another_task, run_config
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, find_run, refuse_runs_folder
+from fvc_lib.services.tar_patterns import is_pattern, tars_of
 from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK
 
 NOTEBOOKS = CHECKOUT / "notebooks"
@@ -529,7 +530,9 @@ _OF_A_DEVICE = re.compile(r"cuda|gpu|nvidia|triton|device", re.IGNORECASE)
 def _refuse_missing_corpus(config: RunConfig) -> None:
     """The index stage would find out as well, after a kernel has started and a run has begun."""
     for name, corpus in (("corpus", config.corpus), *(("more_corpora", each) for each in config.more_corpora)):
-        if corpus and not Path(corpus).exists():
+        if corpus and is_pattern(corpus):
+            tars_of(corpus)
+        elif corpus and not Path(corpus).exists():
             raise UsageError(f"{name} {corpus!r}: no such file or folder. Wanted: {config.meaning('corpus')}.")
 
 

@@ -21,6 +21,8 @@ from fvc_lib.services.atomic_files import AnyPath, escape_text, message_text, pa
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA, Registry
 from fvc_lib.services.tables import ANNOTATIONS, LABELS, REJECTED, column_types, frame_of, write_table
+from fvc_lib.services.tar_patterns import fixed_folder, is_pattern
+from fvc_lib.video.decode.tar_members import member_at
 
 # --- What cannot be used, and what to do about it.
 
@@ -265,10 +267,25 @@ class CorpusFiles:
         except FileNotFoundError:
             detail = f"no file {path!r} in the corpus folder. Restore it, or drop its row."
             return Refusal(f"missing_{self.kind}", detail)
+        except NotADirectoryError as error:
+            if self.kind == "video" and not folder:  # it may lead into a tar
+                return self._check_member(path, full)
+            return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name.")
         except OSError as error:
             return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name or the permissions.")
         if not (stat.S_ISDIR(mode) if folder else stat.S_ISREG(mode)):
             return Refusal("not_a_file", f"{path!r} is not a regular file. List {self.kind} files only.")
+        return None
+
+    def _check_member(self, path: str, full: str) -> Refusal | None:
+        try:
+            member = member_at(Path(full))
+        except FileNotFoundError as error:
+            return Refusal(f"missing_{self.kind}", f"{path!r}: {error.strerror}. Restore it, or drop its row.")
+        except OSError as error:
+            return Refusal("unreadable", f"{path!r}: {error.strerror}. Fetch the tar again.")
+        if member is None:
+            return Refusal("unreadable", f"{path!r}: not a folder, nor a tar, lies on the way. Fix the name.")
         return None
 
     def walk(self, top: str, rejections: Rejections, label: str | None = None) -> Iterator[str]:
@@ -526,7 +543,7 @@ def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
     try:
         if corpus.is_dir():
             os.listdir(corpus)  # noqa: PTH208 - only to see that it can be read
-        else:
+        elif not is_pattern(corpus):
             corpus.stat()
     except FileNotFoundError:
         raise UsageError(f"corpus {str(corpus)!r}: no such file or folder. {accepted}") from None
@@ -549,7 +566,7 @@ def read_corpus(
     """List what a corpus of videos holds, without opening a video.
 
     Args:
-        corpus: a folder, or a manifest file.
+        corpus: a folder, a manifest file, a tar or a pattern of tars (``tar_patterns``).
         allow_outside: take listed files outside the corpus folder as well, and follow links.
         label_map: labels of a table, in lower case, that mean real or fake.
         unused_labels: ``label_map`` may name labels that no row has.
@@ -588,6 +605,7 @@ def _refuse_half(corpus: Path, loader: CorpusLoader, listing: Listing) -> None:
 def _name_of(corpus: Path) -> str:
     """After its folder; a manifest after itself, unless it is only called that."""
     path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps the name it was given by
+    path = fixed_folder(path) if is_pattern(path) else path
     own = path.name if path.is_dir() else path.stem
     return path_to_text(path.parent.name if own.lower() == "manifest" else own) or "corpus"
 

@@ -17,6 +17,7 @@ from fvc_lib.corpus.listing import Entry, Listing, joined, read_corpus
 from fvc_lib.services.atomic_files import AnyPath, path_from_text, path_to_text, sha256_of_json
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import CORPORA
+from fvc_lib.services.tar_patterns import is_pattern, tars_of
 
 _OUTSIDE = " outside"  # ends the name of the link by which files outside a corpus's folder are found
 
@@ -32,7 +33,7 @@ def read_corpora(
     """List what the corpora hold, without opening a video; their order does not matter. One alone is as it is.
 
     Args:
-        corpora: folders and manifests.
+        corpora: folders, manifests, tars and patterns of tars.
         links: folder in which those of several are linked, in a folder for each set of them.
         allow_outside: as of ``listing.read_corpus``.
         label_map: likewise.
@@ -90,9 +91,12 @@ def place(name: str, path: str) -> str:
 def _refuse_overlap(paths: Sequence[Path]) -> None:
     """Two manifests in one folder are two corpora; a folder that holds another corpus would list its videos again."""
     real = [Path(os.path.realpath(path)) for path in paths]
+    tars = [{os.path.realpath(tar) for tar in (tars_of(path) if is_pattern(path) else [path])} for path in paths]
     for number, path in enumerate(real):
         if path in real[:number]:
             raise UsageError(f"more_corpora: {str(paths[number])!r} is given twice. Leave it out once.")
+        if twice := tars[number].intersection(set().union(*tars[:number])):
+            raise UsageError(f"more_corpora: {str(paths[number])!r} names {min(twice)!r}, which is given before.")
     for inner, path in zip(real, paths, strict=True):
         for outer, folder in zip(real, paths, strict=True):
             if outer != inner and outer.is_dir() and inner.is_relative_to(outer):

@@ -2,84 +2,110 @@
 or ``KEY.txt``, where a key ends at the first dot of the member's last name.
 
 A video is read where it lies. Of what stands beside it only short text is read, as UTF-8 and JSON; a member of another
-kind is refused by its name, unread: nothing is ever unpickled.
+kind is refused by its name, unread: nothing is ever unpickled. A tar that is cut gives what lies whole before the cut.
 """
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, is_named_as
-from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.errors import UsageError
-from fvc_lib.video.decode.tar_members import SUFFIX, Member, members_of
+from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, is_named_as, some_of
+from fvc_lib.services.atomic_files import message_text, path_to_text
+from fvc_lib.services.tar_patterns import SUFFIX, fixed_folder, is_pattern, tars_of
+from fvc_lib.video.decode.tar_members import Contents, Member, contents_of
 
-_TEXTS = ("json", "cls", "txt")
-_MOST_TEXT_BYTES = 1 << 20
+# What is read beside a video, and at most how many bytes of it; what yt-dlp says of one fills up to about a MiB.
+_TEXTS = {"json": 4 << 20, "txt": 1 << 20, "cls": 1 << 10}
+_COMPRESSED = (".tgz", *(f"{SUFFIX}.{kind}" for kind in ("gz", "bz2", "xz", "zst")))
 
 
 @dataclass(frozen=True)
 class TarSample:
-    """A video in a tar, and what stands beside it."""
+    """A video in a tar, or where it should be, and what stands beside it."""
 
     path: str  # table text, relative to the corpus: the tar's path and the member's
-    cells: Mapping[str, str]  # what ``KEY.json`` says in text, numbers or booleans, by name
+    cells: Mapping[str, str]  # what ``KEY.json`` says in text, numbers or booleans, by name in lower case
     label: str  # what is in ``KEY.cls``; empty: there is none
     text: str  # what is in ``KEY.txt``; empty: there is none
+    links: tuple[str, ...] = ()  # groups that it is in by how the tars were made
     refusal: Refusal | None = None  # why it cannot be used
 
 
 def tars_in(corpus: Path) -> list[str]:
-    """The names of the tars in a folder that are not hidden, or of ``corpus`` itself; sorted."""
-    if corpus.is_file():
-        return [corpus.name] if corpus.suffix.lower() == SUFFIX else []
-    if not corpus.is_dir():
-        return []
-    found = (path for path in corpus.iterdir() if path.suffix.lower() == SUFFIX and path.is_file())
-    return sorted(path.name for path in found if not path.name.startswith("."))
+    """The names of the tars of ``corpus``, which is one, a pattern or a folder: those in it that are not hidden.
+
+    They are relative to the folder of ``tar_files``, sorted; compressed ones, which cannot be read, are among them.
+
+    Raises:
+        UsageError: it is a pattern, and as ``tar_patterns.tars_of``.
+    """
+    if is_pattern(corpus):
+        folder = fixed_folder(corpus)
+        return [str(tar.relative_to(folder)) for tar in tars_of(corpus)]
+    names = [corpus.name] if corpus.is_file() else os.listdir(corpus) if corpus.is_dir() else []  # noqa: PTH208 - names
+    folder = corpus if corpus.is_dir() else corpus.parent
+    ours = (name for name in names if name.lower().endswith((SUFFIX, *_COMPRESSED)) and not name.startswith("."))
+    return sorted(name for name in ours if (folder / name).is_file())
 
 
 def tar_files(corpus: Path, allow_outside: bool | None = None) -> CorpusFiles:
-    """The files of the folder that tars lie in, or that one tar does."""
-    return CorpusFiles(corpus if corpus.is_dir() else corpus.parent, "video", allow_outside)
+    """The files of the folder that tars lie in: the corpus, that of one tar, or what a pattern begins with."""
+    folder = fixed_folder(corpus) if is_pattern(corpus) else corpus if corpus.is_dir() else corpus.parent
+    return CorpusFiles(folder, "video", allow_outside)
 
 
-def tar_samples(corpus: Path, files: CorpusFiles, rejections: Rejections) -> list[TarSample]:
-    """Every video in the tars of ``corpus``, tar by tar in their order; other members go into ``rejections``.
+def tar_samples(corpus: Path, files: CorpusFiles, rejections: Rejections) -> tuple[list[TarSample], tuple[str, ...]]:
+    """Every sample in the tars of ``corpus``, tar by tar in their order, and a note on tars that are not whole.
+
+    Other members, and tars that are cut, damaged or compressed, go into ``rejections``.
 
     Raises:
-        UsageError: a tar cannot be read as a whole: cut, damaged or compressed.
+        UsageError: as ``tars_in``.
     """
-    samples = list[TarSample]()
-    for name in tars_in(corpus):
+    samples, names, damaged = list[TarSample](), tars_in(corpus), list[str]()
+    for name in names:
+        place, contents = path_to_text(name), Contents({})
         refusal = files.check(name)
+        if refusal is None:
+            try:
+                contents = contents_of(files.root / name)
+            except OSError as error:
+                shown = f"the tar {name!r} {error.strerror}. Fetch it again, or unpack it (gunzip) and pack plain tars."
+                refusal = Refusal("unreadable", shown)
+        if contents.damage:
+            where = f"the tar {name!r} is cut or damaged ({contents.damage})"
+            used = f"{len(contents.members):,} members before that are used, but for the sample of {contents.last!r}"
+            refusal = Refusal("truncated", f"{where}: {used}. Fetch it again.")
         if refusal is not None:
-            rejections.add_file(path_to_text(name), refusal)
-            continue
-        try:
-            samples += _samples_of(name, members_of(files.root / name), rejections)
-        except OSError as error:
-            raise UsageError(
-                f"corpus {str(corpus)!r}: the tar {name!r}: {error.strerror}. Fetch it again, or pack it anew, "
-                f"uncompressed: tar -cf {name} ..."
-            ) from error
-    return samples
+            rejections.add_file(place, refusal)
+            damaged.append(name)
+        samples += _samples_of(name, contents, rejections)
+    if not damaged:
+        return samples, ()
+    note = (
+        f"{len(damaged):,} of {len(names):,} tars cannot be read, or not to their end: {some_of(damaged, 5)}. How many "
+        "videos that costs is not known; fetch them again, or unpack those that are compressed (gunzip)."
+    )
+    return samples, (message_text(note),)
 
 
-def _samples_of(tar: str, members: Mapping[str, Member | None], rejections: Rejections) -> Iterator[TarSample]:
-    videos, beside = dict[str, str](), defaultdict[str, dict[str, Member]](dict)
-    for name, member in members.items():
+def _samples_of(tar: str, contents: Contents, rejections: Rejections) -> Iterator[TarSample]:
+    videos, beside = defaultdict[str, list[str]](list), defaultdict[str, dict[str, Member]](dict)
+    for name, member in contents.members.items():
         key, kind = _key_of(name)
         place = path_to_text(f"{tar}/{name.lstrip('/')}")
+        if any(part.startswith(".") for part in name.split("/") if part != os.pardir):
+            continue  # never meant, as in folders: macOS puts ._clip.mp4 beside clip.mp4
         if member is None:
             detail = (
                 f"{name!r} in {tar} was refused unread: a link, a device or a name that leads out. Pack plain files."
             )
             rejections.add_file(place, Refusal("not_a_file", detail))
         elif is_named_as("video", name):
-            videos[name] = key
+            videos[key].append(name)
         elif kind in _TEXTS:
             beside[key][kind] = member
         else:
@@ -87,30 +113,49 @@ def _samples_of(tar: str, members: Mapping[str, Member | None], rejections: Reje
                 f"{name!r} in {tar} was refused unread: read are videos, and beside them .json, .cls and .txt. Nothing "
                 "is unpickled."
             )
+            if kind.endswith(tuple(f".{each}" for each in _TEXTS)):
+                detail = f"{name!r} in {tar}: a key ends at the first dot, here as {key!r}. Put no dots into keys."
             rejections.add_file(place, Refusal("unknown_extension", detail))
-    for name, key in videos.items():
-        yield _sample(tar, name, beside.get(key, {}))
+    cut = _key_of(contents.last)[0] if contents.damage else None
+    for key in dict.fromkeys((*videos, *beside)):
+        yield from _sample(tar, key, videos[key], beside[key], is_cut=key == cut)
 
 
 def _key_of(name: str) -> tuple[str, str]:
     """Key and kind of a member: ``("a/b", "seg.mp4")`` of ``a/b.seg.mp4``."""
     path = PurePosixPath(name)
     stem, _, kind = path.name.partition(".")
-    return str(path.with_name(stem or path.name)), kind.lower()
+    return (str(path.with_name(stem)) if stem else name), kind.lower()
 
 
-def _sample(tar: str, name: str, beside: Mapping[str, Member]) -> TarSample:
-    path, said, cells = path_to_text(f"{tar}/{name}"), dict[str, str](), dict[str, str]()
+def _sample(
+    tar: str, key: str, videos: list[str], beside: Mapping[str, Member], *, is_cut: bool
+) -> Iterator[TarSample]:
+    """One for each video of a key, or one that is refused."""
+    said, cells, refusal = dict[str, str](), dict[str, str](), None
     try:
         for kind, member in beside.items():
-            if member.size_bytes > _MOST_TEXT_BYTES:
-                raise ValueError(f"the .{kind} has {member.size_bytes:,} bytes, wanted at most {_MOST_TEXT_BYTES:,}")
+            if member.size_bytes > _TEXTS[kind]:
+                raise ValueError(f"the .{kind} has {member.size_bytes:,} bytes, wanted at most {_TEXTS[kind]:,}")
             said[kind] = member.read().decode("utf-8-sig").strip()
         document = json.loads(said.get("json", "{}"))
         if not isinstance(document, dict):
             raise ValueError("the .json holds no object")
-        cells = {str(each): str(value) for each, value in document.items() if isinstance(value, str | int | float)}
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        detail = f"{name!r} in {tar}: what stands beside it cannot be read: {error}. Write UTF-8 and JSON."
-        return TarSample(path, {}, "", "", Refusal("malformed_row", detail))
-    return TarSample(path, cells, said.get("cls", ""), said.get("txt", ""))
+        plain = ((name, value) for name, value in document.items() if isinstance(value, str | int | float))
+        cells = {name.lower(): str(value) for name, value in plain}
+    except (ValueError, RecursionError, OSError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        detail = f"{key!r} in {tar}: what stands beside its video cannot be read: {error}. Write UTF-8 and JSON."
+        refusal = Refusal("malformed_row", detail)
+    if is_cut:
+        refusal = Refusal("truncated", f"{key!r} in {tar}: the tar is cut or damaged within it. Fetch the tar again.")
+    if not videos:
+        status = f"; its status is {cells['status']!r}" if cells.get("status", "success") != "success" else ""
+        kinds = ", ".join(f".{kind}" for kind in beside)
+        detail = f"{key!r} in {tar} has {kinds} and no video{status}. Fetch it again."
+        refusal = refusal or Refusal("missing_video", detail)
+    links = [f"sample {tar}/{key}"] if len(videos) > 1 else []
+    if cells.get("url") and {"key", "status"} <= cells.keys():  # video2dataset's: clips of one video share it
+        links.append(f"url {cells['url']}")
+    for name in videos or [key]:
+        path, shared = path_to_text(f"{tar}/{name}"), tuple(map(path_to_text, links))
+        yield TarSample(path, cells, said.get("cls", ""), said.get("txt", ""), shared, refusal)

@@ -32,7 +32,8 @@ from fvc_lib.services.tables import PARTS, VIDEO_TEXTS, check_table, frame_of
 ACCEPTED = (
     "Wanted a manifest with the columns 'path' and 'text', if known also 'split' (train, validation, test) and "
     "'group': CSV, any other separated text (manifest_separator) or Parquet; or a folder with one such file in it; or "
-    "a tar, or a folder of tars, with KEY.mp4 and KEY.txt or KEY.json (WebDataset)."
+    "a tar, a folder of tars or a pattern like 'shards/{000..099}.tar', with KEY.mp4 and KEY.txt or KEY.json "
+    "(WebDataset)."
 )
 
 
@@ -57,7 +58,8 @@ class PairListing:
     # Distinct (path, stated group) of all rows whose path can be meant, also of files that are missing: they too
     # prove that groups belong together.
     memberships: tuple[tuple[str, str], ...]
-    num_rows: int  # data rows of the manifest
+    num_rows: int  # data rows of the manifest, or samples of tars
+    notes: tuple[str, ...] = ()  # sentences on what could not be read as a whole
 
 
 def normalised_text(text: str) -> str:
@@ -101,19 +103,20 @@ def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool =
 
 
 def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListing:
-    """Every video of a tar, or of the tars of a folder, with the text beside it.
+    """Every video of a tar, of the tars of a folder, or of those that a pattern names, with the text beside it.
 
     The text is that of ``KEY.txt``, else ``text`` or ``caption`` of ``KEY.json``, where ``split`` and ``group`` are
     read too.
 
     Raises:
-        UsageError: a tar is cut, damaged or compressed.
+        UsageError: as ``tar_patterns.tars_of``.
     """
     corpus = Path(corpus)
     files, rejections = tar_files(corpus, allow_outside), Rejections()
-    samples, rows, memberships = tar_samples(corpus, files, rejections), list[PairRow](), set[tuple[str, str]]()
+    samples, notes = tar_samples(corpus, files, rejections)
+    rows, memberships = list[PairRow](), set[tuple[str, str]]()
     for number, sample in enumerate(samples, start=1):
-        cells = {name.lower(): text for name, text in sample.cells.items()}
+        cells = sample.cells
         said = {
             column: next(filter(None, (label_table.cell_text(cells, name) for name in names)), None)
             for column, names in (("group", label_table.GROUP_COLUMNS), ("split", label_table.SPLIT_COLUMNS))
@@ -121,13 +124,12 @@ def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListi
         part, no_part = label_table.stated_part({"split": said["split"] or ""}, "split")
         text = normalised_text(sample.text or cells.get("text", "") or cells.get("caption", ""))
         refusal = sample.refusal or _text_refusal(text) or no_part
-        if sample.refusal is None and said["group"]:
-            memberships.add((sample.path, said["group"]))
+        memberships.update((sample.path, group) for group in (said["group"], *sample.links) if group)
         if refusal is None:
             rows.append(PairRow(number, sample.path, text, part, said["group"]))
         else:
             rejections.add_file(sample.path, refusal, row=number)
-    return PairListing(files.root, tuple(rows), rejections, tuple(sorted(memberships)), len(samples))
+    return PairListing(files.root, tuple(rows), rejections, tuple(sorted(memberships)), len(samples), notes)
 
 
 def _text_refusal(text: str) -> Refusal | None:
@@ -157,6 +159,7 @@ def _notes(pairs: pl.DataFrame, listing: PairListing, merges: Sequence[Merge], n
         f"{listing.num_rows:,} rows of the manifest give {pairs.height:,} pairs of {len(by_video):,} videos and "
         f"{len(by_text):,} different texts."
     )
+    yield from listing.notes
     yield _several(by_text, "texts stand beside several videos") + " Equal texts are one text."
     yield _several(by_video, "videos have several texts")
     rejected = listing.rejections.rows
@@ -222,13 +225,18 @@ def video_text_root(config: RunConfig) -> Path:
     if not config.corpus:
         return (Path(config.data_dir) / "sample_captions").absolute()
     if _is_of_tars(corpus := Path(config.corpus)):
-        return (corpus if corpus.is_dir() else corpus.parent).absolute()
+        return tar_files(corpus).root
     return label_table.find_table(corpus, ACCEPTED).parent.absolute()
 
 
 def _is_of_tars(corpus: Path) -> bool:
-    """A folder with a manifest in it is read by that, whatever else lies there."""
-    return bool(tars_in(corpus)) and not (corpus.is_dir() and label_table.tables_in(corpus))
+    """A folder with a manifest in it is read by that, whatever else lies there.
+
+    Tables that are called like a tar beside them are what video2dataset has noted of it, and no manifests.
+    """
+    tars = {name.split(".")[0] for name in tars_in(corpus)}
+    tables = label_table.tables_in(corpus) if corpus.is_dir() else []
+    return bool(tars) and all(Path(table).stem in tars for table in tables)
 
 
 def index_video_texts(
@@ -251,7 +259,7 @@ def index_video_texts(
         stop: asked after each of them.
 
     Raises:
-        UsageError: the corpus is no such manifest, or a tar is damaged.
+        UsageError: the corpus is no such manifest, or as ``tar_patterns.tars_of``.
         DataError: no usable pair, too many lost, or too few groups for three parts.
         LeakageError: the manifest's own split has a group or a video on two sides.
         StoppedError: ``stop`` said so.

@@ -62,7 +62,7 @@ _ONE_CLIP = "Task video_text takes one clip of each video, of the whole picture.
 _STORE = "Images are read where they lie."
 _CORPUS_OF = {
     "image": "folder or manifest of images; empty: the generated pictures of dishes",
-    "video_text": "manifest of videos and texts, or its folder; empty: the generated clips with captions",
+    "video_text": "manifest of videos and texts, its folder, or tars; empty: the generated clips with captions",
 }
 
 
@@ -79,7 +79,7 @@ class RunConfig(BaseModel):
     corpus: str = field(
         "",
         "data",
-        "folder, CSV/Parquet manifest or FVC-2018 folder; empty: the sample corpus",
+        "folder, CSV/Parquet manifest, tar or pattern of tars; empty: the sample corpus",
         hashed=False,
         path=True,
         memory=_CORPUS_STAGES,

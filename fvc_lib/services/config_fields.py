@@ -82,13 +82,19 @@ def field(default: Any, changes: Changes, description: str, tasks: Iterable[str]
     return Field(default, description=description, json_schema_extra=extra, **options)
 
 
+_COMMA = re.compile(r",(?![^{}]*\})")
+
+
 def split_names(value: Any) -> Any:
-    """``-p augmentations flip,noise`` means the same as a YAML list, also as one given as text: ``[flip, noise]``."""
+    """``-p augmentations flip,noise`` means the same as a YAML list, also as one given as text: ``[flip, noise]``.
+
+    A comma between braces parts nothing: ``{real,fake}/*.tar`` is one name.
+    """
     if isinstance(value, str):
         listed = value.strip()
         if listed.startswith("[") and listed.endswith("]"):
             listed = listed[1:-1]
-        return tuple(name.strip(" '\"") for name in listed.split(",") if name.strip(" '\""))
+        return tuple(name.strip(" '\"") for name in _COMMA.split(listed) if name.strip(" '\""))
     return tuple(value) if isinstance(value, list) else value
 
 

@@ -1,5 +1,6 @@
 """Tars of whole videos, in WebDataset's layout, as corpora of both kinds."""
 
+import gzip
 import io
 import json
 import pickle
@@ -10,10 +11,11 @@ import polars as pl
 import pytest
 
 from fvc_lib.corpus.listing import read_corpus
+from fvc_lib.corpus.several import read_corpora
 from fvc_lib.corpus.video_texts import index_video_texts, read_tar_pairs, video_text_root
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.decode.clip import decode_clip, probe_video
 
 
 class Trap:
@@ -49,6 +51,8 @@ def tars(tmp_path, make_video):
             "s2.seg.mp4": videos[2], "s2.json": {"cls": 0, "group": "g", "generator": "net"},
             "s2.pyd": pickle.dumps(Trap()), "s2.npy": pickle.dumps(Trap()),
             "s4.mp4": videos[4], "s5.mp4": videos[4], "s5.json": "{", "s6.mp4": videos[4], "s6.cls": "7",
+            "._s2.mp4": b"of macOS", "s7.json": {"label": "real", "status": "failed_to_download"},
+            "s8.mp4": videos[4], "s8.cls": "real", "s8.json": {"is_fake": True}, "v1.2.cls": "real",
         },
     )  # fmt: skip
     return folder
@@ -72,10 +76,18 @@ def test_labels_groups_and_parts_are_read_beside_each_video(tars):
         "a-000.tar/s2.npy": "unknown_extension",
         "a-000.tar/s2.pyd": "unknown_extension",
         "a-000.tar/s4.mp4": "label_not_used",
-        "a-000.tar/s5.mp4": "label_not_used",
+        "a-000.tar/s5.mp4": "malformed_row",
         "a-000.tar/s6.mp4": "label_not_used",
+        "a-000.tar/s7": "missing_video",
+        "a-000.tar/s8.mp4": "conflicting_labels",
+        "a-000.tar/v1.2.cls": "unknown_extension",
     }
     assert "'s2.pyd' in a-000.tar was refused unread" in rejected["a-000.tar/s2.pyd"][1]
+    assert ".json and no video; its status is 'failed_to_download'" in rejected["a-000.tar/s7"][1]
+    assert "KEY.cls says 'real' and 'is_fake' in KEY.json says 'fake'" in rejected["a-000.tar/s8.mp4"][1]
+    assert "a key ends at the first dot, here as 'v1'" in rejected["a-000.tar/v1.2.cls"][1]
+    assert len(listing.notes) == 1
+    assert "1 videos are labelled neither real nor fake (1 x '7') and not used" in listing.notes[0]
 
 
 def test_a_tar_alone_is_a_corpus_whose_videos_are_read_where_they_lie(tars):
@@ -94,16 +106,113 @@ def test_tars_without_a_usable_label_are_refused_with_what_to_write(tars, tmp_pa
         read_corpus(tars, label_map={"9": "fake", "1": "fake", "0": "real"})
 
 
-@pytest.mark.parametrize("cut", [700, 20_000])
-def test_a_tar_that_is_cut_stops_it_and_is_named(tars, cut):
+def test_a_tar_that_is_cut_gives_the_samples_before_the_cut(tars):
     path = tars / "a-000.tar"
-    path.write_bytes(path.read_bytes()[:cut])
-    with pytest.raises(UsageError, match=r"the tar 'a-000\.tar': no readable tar file.*Fetch it again"):
-        read_corpus(tars)
+    content = path.read_bytes()
+    path.write_bytes(content[: content.index(b"s2.json") + 600])
+    listing = read_corpus(tars, label_map={"1": "fake"})
+    assert [entry.path for entry in listing.entries] == ["a-000.tar/x/s0.mp4", "a-000.tar/x/s1.MP4", "a-001.tar/s3.mp4"]
+    rejected = {row["path"]: row for row in listing.rejected.iter_rows(named=True)}
+    assert {path: row["reason"] for path, row in rejected.items()} == {
+        "a-000.tar": "truncated",
+        "a-000.tar/s2.seg.mp4": "truncated",
+    }
+    assert "Fetch it again" in rejected["a-000.tar"]["detail"]
+    assert "1 of 2 tars cannot be read, or not to their end: 'a-000.tar'" in listing.notes[0]
+    entry = next(entry for entry in listing.entries if entry.path.endswith("s0.mp4"))
+    assert len(decode_clip(listing.root / entry.path, 3, 16).frames) == 3
+
+
+def test_compressed_tars_are_refused_with_what_to_do_and_stop_no_other(tars):
+    (tars / "b.tar").write_bytes(gzip.compress((tars / "a-000.tar").read_bytes()))
+    (tars / "c.tar.gz").write_bytes((tars / "b.tar").read_bytes())
+    listing = read_corpus(tars, label_map={"1": "fake", "0": "real"})
+    assert len(listing.entries) == 4
+    details = {row["path"]: row["detail"] for row in listing.rejected.iter_rows(named=True)}
+    assert all("is compressed" in details[name] and "gunzip" in details[name] for name in ("b.tar", "c.tar.gz"))
+    with pytest.raises(DataError, match=r"no video in its tars .* For example: the tar 'c\.tar\.gz' is compressed"):
+        read_corpus(tars / "c.tar.gz")
+
+
+@pytest.mark.parametrize(
+    ("beside", "label"),
+    [
+        ({"a.json": {"fake": True}}, "fake"),
+        ({"a.json": {"Is_Fake": 0}}, "real"),
+        ({"a.json": {"label": "FAKE", "is_fake": 1}, "a.cls": "fake"}, "fake"),
+        ({"a.json": {"label": "real", "fake": 1}}, None),
+        ({"a.json": {"is_fake": "FaceSwap"}}, None),
+        ({"a.json": {"label": ["fake"]}}, None),
+        ({"a.cls": "fake" * 300}, None),
+        ({"a.cls": b"\xff\xfe"}, None),
+    ],
+)
+def test_a_label_is_read_where_it_is_clear_and_refused_where_it_is_not(tmp_path, beside, label):
+    write_tar(tmp_path / "0.tar", {"a.mp4": b"", **beside, "z.mp4": b"", "z.cls": "real"})
+    listing = read_corpus(tmp_path)
+    assert {entry.path: entry.label for entry in listing.entries}.get("0.tar/a.mp4") == label
+    assert listing.rejected["path"].to_list() == ([] if label else ["0.tar/a.mp4"])
+
+
+def test_a_pattern_is_a_corpus_named_after_the_folder_it_begins_with(tars):
+    label_map = {"1": "fake", "0": "real"}
+    whole = read_corpus(tars, label_map=label_map)
+    for pattern in ("a-{000..001}.tar", "a-00[01].tar", "a-{000,001}.tar"):
+        listing = read_corpus(tars / pattern, label_map=label_map)
+        assert listing.entries == whole.entries
+        assert (listing.root, listing.name) == (tars, "corpus")
+    above = read_corpus(tars.parent / "*" / "*.tar", label_map=label_map)
+    assert [entry.path for entry in above.entries] == [f"corpus/{entry.path}" for entry in whole.entries]
+    with pytest.raises(UsageError, match=r"of the 3 that it names, 1 cannot be found: .*a-002\.tar"):
+        read_corpus(tars / "a-{000..002}.tar")
+    with pytest.raises(UsageError, match=r"Did you mean .*\*/\*\.tar"):
+        read_corpus(tars.parent)
+
+
+def test_tars_of_two_patterns_that_overlap_are_refused_as_two_corpora(tars, tmp_path):
+    patterns = [tars / "a-{000..001}.tar", tars / "a-*.tar"]
+    with pytest.raises(UsageError, match=r"a-000\.tar', which is given before"):
+        read_corpora(patterns, tmp_path / "links", label_map={"1": "fake", "0": "real"})
+
+
+def test_a_manifest_beside_the_tars_labels_their_members(tars):
+    rows = ["path,label,group", "a-000.tar/s4.mp4,real,g", "a-001.tar/s3.mp4,fake,g", "a-001.tar/none.mp4,fake,h"]
+    (tars / "manifest.csv").write_text("\n".join(rows))
+    for corpus in (tars, tars / "manifest.csv"):
+        listing = read_corpus(corpus)
+        assert [(entry.path, entry.label, entry.stated_group) for entry in listing.entries] == [
+            ("a-000.tar/s4.mp4", "real", "g"),
+            ("a-001.tar/s3.mp4", "fake", "g"),
+        ]
+        assert listing.rejected["reason"].to_list() == ["missing_video"]
+
+
+def test_clips_that_video2dataset_cut_from_one_video_are_of_one_group(tmp_path):
+    facts = [
+        {"key": f"0_{number}", "status": "success", "url": f"u{number // 2}", "label": "real"} for number in range(4)
+    ]
+    members = {
+        f"0_{number}.{kind}": facts[number] if kind == "json" else b""
+        for number in range(4)
+        for kind in ("mp4", "json")
+    }
+    listing = read_corpus(write_tar(tmp_path / "0.tar", members))
+    assert listing.memberships == tuple((f"0.tar/0_{number}.mp4", f"url u{number // 2}") for number in range(4))
+
+
+def test_what_webdatasets_own_writer_wrote_is_read(tmp_path):
+    """``two_samples.tar`` was written by ``webdataset.ShardWriter`` (1.0.2) from dicts with the keys beside it."""
+    listing = read_corpus(Path(__file__).parent / "two_samples.tar", label_map={"1": "fake"})
+    assert [(entry.path, entry.label, entry.stated_group) for entry in listing.entries] == [
+        ("two_samples.tar/set/000000.mp4", "fake", None),
+        ("two_samples.tar/set/000001.mp4", "real", "g"),
+    ]
+    assert probe_video(listing.root / listing.entries[0].path).num_frames == 8
+    assert listing.rejected["path"].to_list() == ["two_samples.tar/set/000001.pyd"]
 
 
 def test_a_folder_without_a_tar_is_told_what_corpora_look_like(tmp_path):
-    with pytest.raises(UsageError, match=r"a tar file, or a folder of them, with KEY\.mp4"):
+    with pytest.raises(UsageError, match=r"a tar, a folder of tars or a pattern like .* with KEY\.mp4"):
         read_corpus(tmp_path)
 
 
@@ -122,6 +231,19 @@ def test_texts_stand_beside_videos_in_txt_or_json(tmp_path, make_video):
     ]
     assert [row[4] for row in listing.rejections.rows] == ["no_text", "unknown_split"]
     assert listing.memberships == (("1.tar/b.mp4", "g"),)
+
+
+def test_tables_called_like_tars_are_no_manifest_of_videos_and_texts(tmp_path, make_video):
+    """video2dataset puts ``00000.parquet`` and ``00000_stats.json`` beside ``00000.tar``."""
+    video = make_video(tmp_path / "a.mp4", 0).read_bytes()
+    folder = write_tar(tmp_path / "v2d" / "00000.tar", {"0.mp4": video, "0.txt": "a red square"}).parent
+    pl.DataFrame({"key": ["0"], "caption": ["a red square"]}).write_parquet(folder / "00000.parquet")
+    (folder / "00000_stats.json").write_text("{}")
+    config = RunConfig(task="video_text", corpus=str(folder))
+    assert video_text_root(config) == folder
+    config = RunConfig(task="video_text", corpus=str(folder / "{00000..00000}.tar"))
+    assert video_text_root(config) == folder
+    assert [row.text for row in read_tar_pairs(config.corpus).rows] == ["a red square"]
 
 
 def test_pairs_in_tars_are_indexed_as_those_of_a_manifest(tmp_path, make_video):

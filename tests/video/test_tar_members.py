@@ -13,7 +13,7 @@ from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.clip_settings import View
 from fvc_lib.video.decode.clip import decode_clip, probe_video
 from fvc_lib.video.decode.source import UnreadableVideo, VideoError, sha256_of_video, size_of_video
-from fvc_lib.video.decode.tar_members import member_at, members_of
+from fvc_lib.video.decode.tar_members import contents_of, member_at
 from fvc_lib.video.decode.views import decode_view
 from fvc_lib.video.decode.windows import decode_windows
 
@@ -91,7 +91,7 @@ def test_a_changed_tar_is_read_anew(tmp_path):
     tar = packed(tmp_path / "a.tar", {"one.mp4": b"1"})
     before = file_state(tar / "one.mp4")
     packed(tar, {"other.mp4": b"222", "one.mp4": b"33"})
-    assert list(members_of(tar)) == ["other.mp4", "one.mp4"]
+    assert list(contents_of(tar).members) == ["other.mp4", "one.mp4"]
     member = member_at(tar / "one.mp4")
     assert member is not None
     assert member.read() == b"33"
@@ -110,24 +110,53 @@ def test_links_devices_and_names_that_lead_out_are_no_members(tmp_path):
             archive.addfile(member)
         for name in ("../up.mp4", "/etc/shadow", "a/../b.mp4"):
             archive.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
-    found = members_of(tmp_path / "a.tar")
+    found = contents_of(tmp_path / "a.tar").members
     assert len(found) == 6
     assert set(found.values()) == {None}
     with pytest.raises(FileNotFoundError, match=r"no plain file 'link\.mp4' in the tar"):
         member_at(tmp_path / "a.tar" / "link.mp4")
 
 
-def test_a_tar_that_is_cut_damaged_compressed_or_none_is_refused_whole(tmp_path):
-    whole = packed(tmp_path / "a.tar", {f"{number}.mp4": bytes([number]) * 5000 for number in range(4)}).read_bytes()
-    start = whole.index(b"2.mp4")
-    damaged = whole[: start + 3] + b"\xff" + whole[start + 4 :]
+def test_a_tar_that_is_compressed_or_none_is_refused_whole(tmp_path):
     with tarfile.open(tmp_path / "b.tar", "w:gz") as archive:
         archive.addfile(tarfile.TarInfo("a.mp4"), io.BytesIO(b""))
-    bad = {"cut": whole[: start + 600], "damaged": damaged, "text": b"no tar at all" * 99, "empty": b""}
-    bad["compressed"] = (tmp_path / "b.tar").read_bytes()
+    bad = {"text": b"no tar at all" * 99, "empty": b"", "b": (tmp_path / "b.tar").read_bytes()}
     for name, content in bad.items():
         path = tmp_path / f"{name}.tar"
         path.write_bytes(content)
-        with pytest.raises(OSError, match="no readable tar file") as caught:
-            members_of(path)
+        with pytest.raises(OSError, match="is compressed" if name == "b" else "no readable tar file") as caught:
+            contents_of(path)
         assert caught.value.errno == errno.EBADMSG, name
+
+
+def test_what_lies_whole_before_a_cut_or_a_damaged_header_is_found(tmp_path):
+    tar = packed(tmp_path / "a.tar", {f"{number}.mp4": bytes([number]) * 5000 for number in range(4)})
+    assert (contents_of(tar).damage, contents_of(tar).last) == ("", "3.mp4")
+    whole = tar.read_bytes()
+    start = whole.index(b"2.mp4")
+    damaged = whole[: start + 3] + b"\xff" + whole[start + 4 :]
+    bad = {"content": whole[: start + 600], "header": whole[: start + 200], "end": whole[:start], "damaged": damaged}
+    for name, content in bad.items():
+        path = tmp_path / f"{name}.tar"
+        path.write_bytes(content)
+        found = contents_of(path)
+        assert list(found.members) == ["0.mp4", "1.mp4"], name
+        assert found.damage, name
+        assert found.last == ("2.mp4" if name == "content" else "1.mp4"), name
+        first = member_at(path / "0.mp4")
+        assert first is not None
+        assert first.read() == bytes(5000)
+
+
+def test_a_header_whose_size_leads_back_ends_the_reading(tmp_path):
+    tar = packed(tmp_path / "a.tar", {f"{number}.mp4": b"x" * 700 for number in range(3)})
+    content = bytearray(tar.read_bytes())
+    start = content.index(b"1.mp4")
+    header = content[start : start + 512]
+    header[124:136] = (-512).to_bytes(12, "big", signed=True)  # GNU's binary sizes
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    content[start : start + 512] = header
+    tar.write_bytes(content)
+    assert list(contents_of(tar).members) == ["0.mp4"]
+    assert "negative size" in contents_of(tar).damage

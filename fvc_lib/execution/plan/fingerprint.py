@@ -15,9 +15,11 @@ from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_json
 from fvc_lib.services.code.code_version import code_behind, helpers_hash, notebook_sources
 from fvc_lib.services.config import DECLARED, RunConfig
+from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import values_unsaid
 from fvc_lib.services.records.digests import content_hash, left_by_stage
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tar_patterns import fixed_folder, is_pattern, tars_of
 from fvc_lib.services.tasks import STAGES, TASKS
 
 
@@ -128,22 +130,33 @@ def _corpora_hash(config: RunConfig) -> str:
 
 
 def corpus_hash(corpus: str) -> str:
-    """Over what a corpus lists: a manifest's content, or names, sizes and times of a folder's files.
+    """Over what a corpus lists: a manifest's content, or names, sizes and times of a folder's or a pattern's files.
 
     Moving a corpus as it is does not change it. The sample corpus (an empty name) is ``fvc_lib``'s own.
     """
     path = Path(corpus)
     if not corpus:
         return ""
-    if not path.is_dir():
+    if is_pattern(path):
+        files = iter(_tars_there(path))
+        path = fixed_folder(path)
+    elif path.is_dir():
+        files = (Path(folder) / name for folder, _, names in os.walk(path) for name in names)
+    else:
         return content_hash(path) or "missing"
     found = {}
-    for folder, _, names in os.walk(path):
-        for name in names:
-            file = Path(folder) / name
-            status = file.lstat()
-            found[os.fsencode(file.relative_to(path)).hex()] = [status.st_size, status.st_mtime_ns]
+    for file in files:
+        status = file.lstat()
+        found[os.fsencode(file.relative_to(path)).hex()] = [status.st_size, status.st_mtime_ns]
     return sha256_of_json(found)
+
+
+def _tars_there(pattern: Path) -> list[Path]:
+    """None where one is missing: who reads the corpus says which."""
+    try:
+        return tars_of(pattern)
+    except UsageError:
+        return []
 
 
 _LABELS = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".txt")  # files from which some layout reads labels or parts
@@ -153,7 +166,8 @@ def corpus_record(config: RunConfig) -> dict[str, str]:
     """``name`` and ``listing_sha256`` of a run's corpora in any order, as far as they are known before a video is read.
 
     The name is that of its folder, and of its manifest. The hash is over a manifest's bytes, or over the paths and
-    sizes of a folder's files and the bytes of those that may hold labels: equal on any machine, wherever it lies.
+    sizes of a folder's files or a pattern's tars, and the bytes of those that may hold labels: equal on any machine,
+    wherever it lies.
     """
     records = [_record_of(each, TASKS[config.task].sample) for each in (config.corpus, *config.more_corpora)]
     if len(records) == 1:
@@ -169,6 +183,10 @@ def _record_of(corpus: str, sample: str) -> dict[str, str]:
     if not corpus:
         return {"name": sample, "listing_sha256": ""}
     path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps the name it was given by
+    if is_pattern(path):
+        top = fixed_folder(path)
+        sizes = {path_to_text(tar.relative_to(top)): [tar.stat().st_size, ""] for tar in _tars_there(path)}
+        return {"name": path_to_text(top.name), "listing_sha256": sha256_of_json(sizes)}
     if not path.is_dir():
         return {"name": path_to_text(Path(path.parent.name, path.name)), "listing_sha256": content_hash(path)}
     found: dict[str, object] = {}

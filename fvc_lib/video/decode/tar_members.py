@@ -1,7 +1,8 @@
 """Videos inside tar files, read where they lie: nothing is unpacked, so nothing in a tar becomes a path or a program.
 
 A path that leads into a tar names a plain file in it: ``shards/000.tar/a/b.mp4`` is ``a/b.mp4`` in ``shards/000.tar``.
-What lies where is read from the tar's headers once in a process, as long as the tar stays as it is.
+What lies where is read from the tar's headers once in a process, as long as the tar stays as it is. What lies whole
+before a cut or a damaged header can be read; what lies behind it cannot be found.
 """
 
 import errno
@@ -18,7 +19,9 @@ SUFFIX = ".tar"
 _INTO = f"{SUFFIX}{os.sep}"
 _BLOCK = 512
 _PLAIN = (tarfile.REGTYPE, tarfile.AREGTYPE)
+_ERRORS = (tarfile.TarError, EOFError, ValueError, RecursionError)  # the last by a chain of long names
 _CHUNK_BYTES = 1 << 20
+_COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,7 @@ def member_at(path: Path) -> Member | None:
     while place >= 0:
         archive, name = Path(text[: place + len(SUFFIX)]), text[place + len(_INTO) :]
         if archive.is_file():
-            found = members_of(archive).get(name)
+            found = contents_of(archive).members.get(name)
             if found is None:
                 raise FileNotFoundError(errno.ENOENT, f"no plain file {name!r} in the tar", text)
             return found
@@ -77,40 +80,59 @@ def member_at(path: Path) -> Member | None:
     return None
 
 
-def members_of(archive: Path) -> Mapping[str, Member | None]:
-    """What ``archive`` holds, by name in its order; None for what is no plain file, or whose name would leave it.
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a tar holds, as far as its headers can be read."""
 
-    Of several of one name the last counts, as with ``tar``.
+    # By name in its order; None for what is no plain file, or whose name would leave the tar.
+    members: Mapping[str, Member | None]
+    damage: str = ""  # what ends the reading too early; empty: the tar is whole
+    last: str = ""  # the name in the last header that was read, also where its content is cut
+
+
+def contents_of(archive: Path) -> Contents:
+    """What ``archive`` holds. Of several members of one name the last counts, as with ``tar``.
 
     Raises:
-        OSError: as the file system gave it, or it is no tar, is compressed, cut or damaged.
+        OSError: as the file system gave it, or it is no tar or is compressed: nothing in it can be read.
     """
     status = archive.stat()
-    return _members(os.path.abspath(archive), status.st_mtime_ns, status.st_size)  # noqa: PTH100 - as text
+    return _contents(os.path.abspath(archive), status.st_mtime_ns, status.st_size)  # noqa: PTH100 - as text
 
 
 @lru_cache(maxsize=64)
-def _members(archive: str, mtime_ns: int, size_bytes: int) -> Mapping[str, Member | None]:
+def _contents(archive: str, mtime_ns: int, size_bytes: int) -> Contents:
     path, found = Path(archive), dict[str, Member | None]()
+    damage, name = "", ""
+    with path.open("rb") as stream:
+        if stream.read(_BLOCK).startswith(_COMPRESSED):
+            raise _damaged(path, "is compressed: a video in it could only be read by unpacking all before it")
     try:
-        with tarfile.open(archive, "r:") as tar:
-            for member in tar:
+        tar = tarfile.open(archive, "r:")  # noqa: SIM115 - closed below
+    except _ERRORS as error:
+        raise _damaged(path, f"no readable tar file: {error}") from error
+    with tar, path.open("rb") as stream:
+        try:
+            while (member := tar.next()) is not None:
+                vars(tar)["members"].clear()  # else it keeps a kilobyte for each
+                if member.size < 0:  # it would lead back to a header that was read
+                    raise tarfile.ReadError(f"{member.name!r} has a negative size")
                 if member.isdir():
                     continue
                 name = member.name.removeprefix("./")
+                found.pop(name, None)
+                if member.offset_data + member.size > size_bytes:
+                    continue
                 plain = member.type in _PLAIN and member.sparse is None
                 inside = os.path.normpath(name) == name and not name.startswith((os.sep, os.pardir))
-                ok = plain and inside
-                found.pop(name, None)
-                found[name] = Member(path, member.offset_data, member.size, mtime_ns) if ok else None
-            end = tar.offset
-    except (tarfile.TarError, EOFError, ValueError) as error:
-        raise _damaged(path, f"no readable tar file: {error}") from error
-    with path.open("rb") as stream:  # a damaged header within is taken for the end
-        stream.seek(end)
-        if stream.read(_BLOCK).strip(b"\0"):
-            raise _damaged(path, f"no readable tar file: no header at byte {end:,}")
-    return found
+                is_file = plain and inside
+                found[name] = Member(path, member.offset_data, member.size, mtime_ns) if is_file else None
+            stream.seek(tar.offset)
+            if stream.read(_BLOCK) != bytes(_BLOCK):  # without the mark of the end it is a cut, or a damaged header
+                damage = f"neither a header nor its end at byte {tar.offset:,}"
+        except _ERRORS as error:
+            damage = str(error)
+    return Contents(found, damage, name)
 
 
 def _damaged(path: Path, what: str) -> OSError:

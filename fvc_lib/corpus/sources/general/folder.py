@@ -34,7 +34,8 @@ def _lacks(path: Path) -> str:
     if not path.is_dir():
         return ""
     tables = tables_in(path)
-    hint = f" Did you mean {str(path / tables[0])!r}?" if tables else ""
+    meant = path / tables[0] if tables else path / "*" / "*.tar" if any(path.glob("*/*.tar")) else None
+    hint = f" Did you mean {str(meant)!r}?" if meant else ""
     return f"a folder without 'real' and 'fake'.{hint}"
 
 
