@@ -158,6 +158,8 @@ class Broken:
         (["-p", "epoch", "3"], f"Did you mean 'epochs'? Each notebook's: python {ROOT}/run_notebooks.py --list\n"),
         (["--only", "01"], f"Begin one first, on the built-in corpus: python {ROOT}/run_notebooks.py --params {ROOT}/"),
         (["my list.csv"], f"If it is a corpus: python {ROOT}/run_notebooks.py -p corpus 'my list.csv'"),
+        (["0.tar", "1.tar"], "Several tars are one pattern, in quotes: -p corpus 'shards/{000..099}.tar'"),
+        (["-p", "corpus", "t-{0..2}.tar"], "of the 3 that it names, 3 cannot be found"),
         (["reprot"], "Did you mean 'report'"),
         (["--corpus", "list.csv"], "A parameter is given as: -p corpus PATH"),
         (["--no-such-option"], "No such option"),

@@ -305,8 +305,8 @@ def explain(videos: tuple[Path, ...], num_frames: int) -> None:
 def corpora(path: Path | None) -> None:
     """List the corpora that -p corpus takes as they unpack, with their terms and from whom they are to be had.
 
-    With PATH, say what a folder or manifest is recognised as, and count its labels, makers, sources, official parts
-    and groups, before anything runs. No video is opened.
+    With PATH, say what a folder, a manifest or a pattern of tars is recognised as, and count its labels, makers,
+    sources, official parts and groups, before anything runs. No video is opened.
     """
     from fvc_lib.corpus import index, listing
 

@@ -184,6 +184,7 @@ def main(
     python run_notebooks.py --params params/demo.yaml              the built-in sample corpus
     python run_notebooks.py -p corpus ~/videos                     your own: real/ and fake/ in one folder
     python run_notebooks.py -p corpus list.csv                     a manifest: path,label[,group]
+    python run_notebooks.py -p corpus 'shards/{000..099}.tar'      tars of videos and labels (WebDataset)
     python run_notebooks.py --resume latest                        go on where a run stopped
     python run_notebooks.py --resume latest --fork -p epochs 30    the same in a new run, with other values
     python run_notebooks.py -p corpus ~/videos --jobs 1            one fold at a time, with all the memory
