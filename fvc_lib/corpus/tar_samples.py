@@ -142,7 +142,9 @@ def _sample(
         if not isinstance(document, dict):
             raise ValueError("the .json holds no object")
         plain = ((name, value) for name, value in document.items() if isinstance(value, str | int | float))
-        cells = {name.lower(): str(value) for name, value in plain}
+        written = {name.lower(): str(value) for name, value in plain}
+        "".join((*written, *written.values())).encode()  # half of a pair such as "\\ud800" is no text
+        cells = written
     except (ValueError, RecursionError, OSError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         detail = f"{key!r} in {tar}: what stands beside its video cannot be read: {error}. Write UTF-8 and JSON."
         refusal = Refusal("malformed_row", detail)

@@ -145,6 +145,8 @@ def test_compressed_tars_are_refused_with_what_to_do_and_stop_no_other(tars):
         ({"a.json": {"label": ["fake"]}}, None),
         ({"a.cls": "fake" * 300}, None),
         ({"a.cls": b"\xff\xfe"}, None),
+        ({"a.json": '{"label": "fake", "group": "\\ud800"}'}, None),
+        ({"a.json": "[" * 100_000}, None),
     ],
 )
 def test_a_label_is_read_where_it_is_clear_and_refused_where_it_is_not(tmp_path, beside, label):
