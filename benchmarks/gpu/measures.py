@@ -105,9 +105,8 @@ def measure_busy(case: Case, network: str) -> Iterator[Figure]:
         yield Figure("skipped", "skipped: torch's profiler sees no kernels of this device")
         return
     device, activities = case.compute.device, torch.profiler.ProfilerActivity
-    with torch.profiler.profile(
-        activities=[activities.CUDA], acc_events=True
-    ):  # the first takes seconds, and may miss what comes early
+    # The first takes seconds, and may miss what comes early.
+    with torch.profiler.profile(activities=[activities.CUDA]):
         torch.ones(1, device=device).add_(1)
         devices.finished_at(device)
     # With what the processor does beside it, which costs more, only where the first way has found too little.
