@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,15 +27,6 @@ from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.features.measuring import measure_features
 
 STAGES_ON_FILES = ("01_data_index", "03_augmentation", "03b_forensic_features", "04_fold_training")
-
-
-@pytest.fixture(autouse=True)
-def signals() -> Iterator[None]:
-    """The command takes these for itself."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.fixture

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 
+from fvc_lib.command_line.verdicts.predictions import PAGE
 from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook
 from fvc_lib.execution.run.exit_codes import what_next
 from fvc_lib.execution.run.session import read_progress
-from fvc_lib.execution.run.shards import shards_line
+from fvc_lib.execution.run.shards import recorded_shards, shards_line
 from fvc_lib.execution.run.status import StageStatus, status_now
 from fvc_lib.execution.run.which_run import Inheritance, ask, changes, in_words
 from fvc_lib.execution.slurm.queue import JobState, job_states, read_accounting, submitted_jobs
@@ -40,11 +41,14 @@ _REMEDY_OF_REASON = {
 @click.argument("run", default="latest")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def status(run: str, runs_dir: Path | None) -> None:
-    """Show how far RUN is ('latest', a run id, a part of one, a run folder, or the folder of a submitted predict)."""
+    """Show how far RUN is: 'latest', a run id, a part of one, a run folder, or the --out of predict, where its files
+    were dealt out to shards.
+    """
     from fvc_lib.analysis.read.naming import run_labels  # polars takes a second to load
 
-    if submitted_jobs(asked := RunPaths(Path(run).expanduser().absolute())) and not asked.run_json.is_file():
-        is_done = (asked.root / "answer.txt").is_file()
+    asked = RunPaths(Path(run).expanduser().absolute())
+    if not asked.run_json.is_file() and (submitted_jobs(asked) or recorded_shards(asked)):
+        is_done = any((asked.root / last).is_file() for last in ("answer.txt", PAGE))
         click.echo(f"{asked.root}: {'done' if is_done else 'not done; the same predict command goes on with it'}")
         _show_jobs(asked)
         return
@@ -66,8 +70,9 @@ def status(run: str, runs_dir: Path | None) -> None:
 
 
 def _show_jobs(paths: RunPaths) -> list[JobState]:
-    """Print how far the shards and jobs are that were submitted; those that the queue knows."""
-    for name, of in {job.stages[0]: job.shards for job in submitted_jobs(paths) if job.shards}.items():
+    """Print how far shards are, and those of the submitted jobs that the queue knows."""
+    submitted = {job.stages[0]: job.shards for job in submitted_jobs(paths) if job.shards}
+    for name, of in (recorded_shards(paths) | submitted).items():
         click.echo(f"  {shards_line(paths, name, of)}")
     jobs = job_states(paths)
     for job in jobs:

@@ -1,7 +1,8 @@
 """``run_notebooks.py shard``: the work on files of one shard of a stage, done before the stage's notebook."""
 
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -45,21 +46,25 @@ def shard(run: str, stage: str, shard: str, runs_dir: Path | None) -> None:
         )
     if of_stage.name != DATA_INDEX and not paths.index.is_file():
         raise DataError(f"{paths.run_id} has no index yet: {command_text('--only', '01', '--resume', paths.root)}")
-    stop_on_signals()
-    with work_on(paths, of_stage.name, one) as at_work:
+    with stop_on_signals(), work_on(paths, of_stage.name, one) as at_work:
         _WORK[of_stage.name](config, paths, one, at_work)
     click.echo(f"{of_stage.name}, shard {shard}: done")
 
 
-def stop_on_signals() -> None:
-    """Have SIGTERM and SIGUSR1 end this process with ``StoppedError``, by whose exit code its job is requeued."""
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _stop)
+@contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGUSR1 end the block with ``StoppedError``, by whose exit code its job is requeued."""
+    before = {number: signal.signal(number, _stop) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
     del frame
-    raise StoppedError(f"{signal.Signals(number).name}: stopped; what was found is kept, and the shard can go on")
+    raise StoppedError(f"{signal.Signals(number).name}: stopped; what was found is kept, and the same command goes on")
 
 
 def _probe(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAtWork) -> None:

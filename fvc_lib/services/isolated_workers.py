@@ -27,7 +27,7 @@ from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import read_json_object
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.memory.workers import WORKER_BYTES, PoolBound
-from fvc_lib.services.tasks import VERDICTS
+from fvc_lib.services.tasks import PREDICTIONS, VERDICTS
 
 DEFAULT_MEMORY_BYTES = 4 << 30
 _START_SECONDS = 120.0
@@ -66,7 +66,7 @@ class Suspects:
         for path in sorted(records.glob("[!.]*.json")):
             record = read_json_object(path)
             self.alone.update(record.get("alone", ()))
-            again = "" if stage == VERDICTS else f" and add --force {stage.split('_')[0]}"
+            again = "" if stage in {PREDICTIONS, VERDICTS} else f" and add --force {stage.split('_')[0]}"
             remedy = f"to try it again, delete {path}{again}"
             self.given_up.update(
                 dict.fromkeys(record.get("given_up", ()), f"it ended the whole process twice; {remedy}")

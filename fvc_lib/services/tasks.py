@@ -28,6 +28,7 @@ IMAGE_RECOGNITION = "10_image_recognition"
 ENSEMBLE = "11_ensemble"  # of several runs, and so no stage of one
 VIDEO_TEXT = "20_video_text"
 VERDICTS = "30_verdicts"  # of any files by a finished run, and so no stage of it
+PREDICTIONS = "predictions"  # likewise, of the other tasks; it has no notebook
 SCORE_AUDIT = "40_score_audit"  # of a table of scores, and so no stage of a run
 
 # What else a fold is trained on, for comparison: names of checkpoint folders and log phases, and what each learns.

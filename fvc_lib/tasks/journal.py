@@ -1,5 +1,5 @@
 """What was found of files, a line each as soon as it is known: whoever is killed goes on with the same folder, and
-nothing is found twice. Shards of the files write a journal each, and the folder's takes them in (``gather``).
+nothing is found twice. Shards of the files write a journal each, and the folder's takes them in (``take_in``).
 """
 
 import errno
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Generic, Protocol, TypeVar
 
 from fvc_lib.corpus.probing import file_state
-from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries
+from fvc_lib.services.isolated_workers import SUSPECTS
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import JsonLines
 from fvc_lib.video.decode.source import VideoError, sha256_of_video
 
@@ -108,14 +110,18 @@ class Journal(Generic[Found]):
         self._lines.close()
 
 
-def gather(folder: Path) -> None:
-    """Append what shards found to the journal of ``folder``, and delete theirs; nobody may be writing to any.
+def take_in(folder: Path, stage: str) -> None:
+    """Make ``folder`` ready for a call on all files, after those that were killed and the shards of ``stage``.
 
-    A call that is killed before they are deleted appends the same again, which does no harm.
+    What shards found is appended to the journal there, and theirs are deleted; nobody may be writing to any. A call
+    that is killed before they are deleted appends the same again, which does no harm. Files that they gave up are
+    given up (``SUSPECTS``).
 
     Raises:
         OSError: the disk takes no more.
     """
+    sweep_temporaries(folder)
+    SUSPECTS.read(RunPaths(folder).shards / stage, stage)
     journals = sorted(folder.glob(_OF_SHARD.format("*_of_*")))
     if not journals:
         return
@@ -157,3 +163,15 @@ def found_in_blocks(
                 progress(done + len(found), len(files))
         done += len(block)
         yield [found[path_to_text(path)] for path in block], num_known
+
+
+def find_out(
+    journal: Journal[Found],
+    files: Sequence[Path],
+    find: Callable[[list[Path]], Generator[Found]],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Have ``journal`` know what is found of ``files``, and close it; arguments as of ``found_in_blocks``."""
+    with closing(journal):
+        for _ in found_in_blocks(journal, files, find, progress):
+            pass

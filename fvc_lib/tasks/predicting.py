@@ -186,6 +186,16 @@ class Predictor:
         self.notes: Sequence[str] = ()
         self.cautions: tuple[str, ...] = ()
 
+    @property
+    def file_word(self) -> str:
+        """What one of its files is called."""
+        return "picture" if self.kind == "image" else self.kind
+
+    @property
+    def held_bytes(self) -> int:
+        """What weights, and what is compared with, take in memory."""
+        return self.trained.weights.stat().st_size
+
     def _build(self, build: Callable[[], nn.Module], question: Question) -> nn.Module:
         """The network in evaluation mode on its device; raises as ``Trained.built``."""
         network, remarks = self.trained.built(build, question)

@@ -19,6 +19,7 @@ from fvc_lib.execution.run.shards import (
     ShardRecord,
     read_shard,
     record_path,
+    recorded_shards,
     shards_line,
 )
 from fvc_lib.services.errors import UsageError
@@ -144,5 +145,21 @@ def test_status_says_how_many_shards_are_done_and_what_is_left(tmp_path):
             "03_augmentation shards: 1 of 4 done; 160 of about 400 files; 4.0 files a second, 60 s left; "
             "1 given up: bad.mp4"
         )
-    record_path(run, "03_augmentation", Shard(3, 4)).write_text("{torn")
+    last = record_path(run, "03_augmentation", Shard(3, 4))
+    last.write_text("{torn")
     assert shards_line(run, "03_augmentation", 4).startswith("03_augmentation shards: 1 of 4 done; 160 of about 400")
+    last.write_text(json.dumps(vars(ShardRecord("done"))))
+    assert shards_line(run, "03_augmentation", 4).startswith("03_augmentation shards: 2 of 4 done; 160 of 300 files")
+
+
+def test_records_tell_how_many_shards_files_were_last_dealt_out_to(tmp_path):
+    run = RunPaths(tmp_path)
+    assert recorded_shards(run) == {}
+    for stage, shard, second in (("03_augmentation", Shard(6, 7), 1), ("03_augmentation", Shard(0, 2), 2),
+                                 ("predictions", Shard(0, 12), 3)):  # fmt: skip
+        path = record_path(run, stage, shard)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+        os.utime(path, (second, second))
+    (run.shards / "predictions" / "mine_of_all.json").touch()
+    assert recorded_shards(run) == {"03_augmentation": 2, "predictions": 12}

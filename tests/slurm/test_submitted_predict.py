@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from fvc_lib import CHECKOUT
 from fvc_lib.execution.slurm.queue import submitted_jobs
 from fvc_lib.services.run_paths import RunPaths
 from tests.faults.stage_moments import Point, watching
+from tests.kits.predicting_kit import caption_run, picture_run
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
+from tests.slurm.cluster import Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
@@ -32,28 +35,24 @@ def shown_by(folder: Path, *arguments: object, **variables: str) -> str:
     return done.stdout
 
 
-def test_predict_over_two_nodes_says_to_the_byte_what_it_says_here_although_a_task_was_lost(cluster, tmp_path):
-    run = trained_run(tmp_path)
-    (run.root / "run.json").write_text("{}")
-    (inbox := tmp_path / "my 'inbox'").mkdir()
-    for number in range(12):
-        write_video(inbox / f"{number}.mp4", draw_clip(f"new {number}", 0, number % 2 == 0))
-    (inbox / "bad.mp4").write_bytes(b"no video")
-    site, out, mark = tmp_path / "site.conf", tmp_path / "out", tmp_path / "mark"
+def ends_as_here(
+    cluster: Cluster, folder: Path, run: RunPaths, inbox: Path, stage: str, written: Sequence[str], *options: str
+) -> None:
+    """``predict`` of 12 readable files and a bad one in ``inbox`` by four tasks, of which one is requeued and lost."""
+    site, out, mark = folder / "site.conf", folder / "out", folder / "mark"
     site.write_text("CPUS=1\nTIME=00:20:00\nSIGNAL_SECONDS=60\nSHARD_TASKS=4\nMEMORY=2500\n")
-    asked = ["predict", run.root, inbox, "--pages", "0", "--error-rate", "0.3", "-j", "1"]
-    point = Point("os.rename", r"/shards/30_verdicts/1_of_4\.json$")
-    variables = watching(tmp_path, (point,), f"hold {mark}")
-    shown = shown_by(tmp_path, *asked, "--out", out, "--executor", "slurm", FVC_SITE=str(site), **variables)
+    asked = ["predict", run.root, inbox, *options, "-j", "1"]
+    variables = watching(folder, (Point("os.rename", rf"/shards/{stage}/1_of_4\.json$"),), f"hold {mark}")
+    shown = shown_by(folder, *asked, "--out", out, "--executor", "slurm", FVC_SITE=str(site), **variables)
     array, last = submitted_jobs(RunPaths(out))
-    assert f"job {last.job_id} after {array.job_id}: 30_verdicts, 2500 MiB" in shown
+    assert f"job {last.job_id} after {array.job_id}: {stage}, 2500 MiB" in shown
     assert (array.folds, last.after) == ((0, 1, 2, 3), (array.job_id,))
     others, lost = [f"{array.job_id}_{each}" for each in (0, 2, 3)], f"{array.job_id}_1"
     cluster.wait_for(lambda: {cluster.state(each) for each in others} == {"COMPLETED"}, "the other shards")
     cluster.wait_for(mark.exists, "the shard to begin")
-    told = shown_by(tmp_path, "status", out)
-    assert re.search(r"30_verdicts shards: 3 of 4 done; \d+ of about \d+ files", told)
-    assert f"job {last.job_id} (30_verdicts): PENDING" in told
+    told = shown_by(folder, "status", out)
+    assert re.search(rf"{stage} shards: 3 of 4 done; \d+ of about \d+ files", told)
+    assert f"job {last.job_id} ({stage}): PENDING" in told
     mark.unlink()
     cluster.run("scontrol", "requeue", lost)
     cluster.wait_for(mark.exists, "the shard to begin again")
@@ -62,12 +61,36 @@ def test_predict_over_two_nodes_says_to_the_byte_what_it_says_here_although_a_ta
     logs = "\n".join(path.read_text() for path in sorted((out / "slurm").glob("*.out")))
     assert [cluster.state(each) for each in (lost, last.job_id)] == ["CANCELLED", "COMPLETED"], logs
     assert cluster.jobs()[lost]["Restarts"] == "1"
-    shown_by(tmp_path, *asked, "--out", tmp_path / "here")
-    for name in ("verdicts.csv", "verdicts.jsonl", "answer.txt"):
-        assert (out / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
-    assert len((out / "verdicts.jsonl").read_text().splitlines()) == 13
-    assert shown_by(tmp_path, "status", out).splitlines()[0] == f"{out}: done"
-    # What shards found is found: a call here with the same folder scores nothing again.
-    rows = [json.loads(line)["path"] for line in (out / "findings.jsonl").read_text().splitlines()]
-    assert len(rows) == len(set(rows)) == 12
+    shown_by(folder, *asked, "--out", folder / "here")
+    for name in written:
+        assert (out / name).read_bytes() == (folder / "here" / name).read_bytes(), name
+    assert len((out / written[0]).read_text().splitlines()) == 13
+    assert shown_by(folder, "status", out).splitlines()[0] == f"{out}: done"
     assert not list(out.glob("findings.*_of_4.jsonl"))
+    # What shards found is found: a call here with the same folder looks at no readable file again.
+    rows = [json.loads(line)["path"] for line in (out / "findings.jsonl").read_text().splitlines()]
+    readable = [path for path in rows if Path(path).stem != "bad"]
+    assert len(readable) == len(set(readable)) == 12
+
+
+def test_predict_over_two_nodes_says_to_the_byte_what_it_says_here_although_a_task_was_lost(cluster, tmp_path):
+    run = trained_run(tmp_path)
+    (run.root / "run.json").write_text("{}")
+    (inbox := tmp_path / "my 'inbox'").mkdir()
+    for number in range(12):
+        write_video(inbox / f"{number}.mp4", draw_clip(f"new {number}", 0, number % 2 == 0))
+    (inbox / "bad.mp4").write_bytes(b"no video")
+    written = ("verdicts.jsonl", "verdicts.csv", "answer.txt")
+    ends_as_here(cluster, tmp_path, run, inbox, "30_verdicts", written, "--pages", "0", "--error-rate", "0.3")
+
+
+@pytest.mark.parametrize("made", [picture_run, caption_run])
+def test_predict_of_pictures_and_of_videos_with_texts_over_two_nodes_says_what_it_says_here(cluster, tmp_path, made):
+    run, corpus = made(tmp_path)
+    file = next(path for path in sorted(corpus.rglob("*")) if path.suffix in {".png", ".mp4", ".mkv", ".avi"})
+    (inbox := tmp_path / "my 'inbox'").mkdir()
+    for number in range(12):
+        (inbox / f"{number}{file.suffix}").write_bytes(file.read_bytes() + bytes([number]))
+    (inbox / f"bad{file.suffix}").write_bytes(b"neither")
+    written = ("predictions.jsonl", "predictions.csv", "predictions.html")
+    ends_as_here(cluster, tmp_path, run, inbox, "predictions", written)

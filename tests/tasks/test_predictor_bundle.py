@@ -6,10 +6,12 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from subprocess import Popen
+from types import MappingProxyType
 
 import numpy as np
 import polars as pl
@@ -17,7 +19,7 @@ import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from fvc_lib import CHECKOUT, load_detector
 from fvc_lib.analysis.mlflow.export import default_tracking_uri
@@ -30,6 +32,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.bundle_folder import task_of_bundle
 from fvc_lib.tasks.predictor_bundle import open_predictor_bundle
 from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks
+from tests.faults.stage_moments import Point, watching
 from tests.kits.bundle_kit import Bomb, edited, sealed
 from tests.kits.predicting_kit import caption_run, picture_run
 from tests.kits.video_text_kit import write_tiny_bert
@@ -334,21 +337,33 @@ def test_another_form_says_of_pictures_what_the_network_says(homes, tmp_path, fo
     assert np.abs(found - wanted).max() < 1e-4
 
 
-def test_a_call_that_was_killed_goes_on_and_answers_no_file_twice(home, tmp_path):
-    many, out = tmp_path / "many", tmp_path / "out"
-    many.mkdir()
-    suffix = next((home / "files").glob("new.*")).suffix
-    for number in range(40):
-        content = (home / "files" / f"new{suffix}").read_bytes() + number.to_bytes(2)
-        (many / f"{number:02d}{suffix}").write_bytes(content)
-    command = [sys.executable, str(CHECKOUT / "run_notebooks.py"), "predict", str(home / "bundle"), str(many)]
-    command += ["--out", str(out), "-j", "1"]
-    told = tmp_path / "told.txt"
-    with told.open("wb") as stream:
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=stream, stderr=stream, start_new_session=True)
-    journal = out / "findings.jsonl"
-    while process.poll() is None and (not journal.is_file() or journal.read_bytes().count(b"\n") < 3):
+def some_files(home: Path, folder: Path, count: int) -> Path:
+    """A new folder with ``count`` readable files."""
+    folder.mkdir()
+    file = next((home / "files").glob("new.*"))
+    for number in range(count):
+        (folder / f"{number:03d}{file.suffix}").write_bytes(file.read_bytes() + number.to_bytes(2))
+    return folder
+
+
+def start(command: list[str], folder: Path, variables: Mapping[str, str] = MappingProxyType({})) -> Popen[bytes]:
+    """``command`` in a session of its own; what it says goes into told.txt."""
+    environ = {**os.environ, **variables}
+    with (folder / "told.txt").open("wb") as stream:
+        return Popen(command, cwd=folder, env=environ, stdout=stream, stderr=stream, start_new_session=True)
+
+
+def wait_for_lines(journal: Path, count: int, process: Popen[bytes]) -> None:
+    while process.poll() is None and (not journal.is_file() or journal.read_bytes().count(b"\n") < count):
         time.sleep(0.01)
+
+
+def test_a_call_that_was_killed_goes_on_and_answers_no_file_twice(home, tmp_path):
+    many, out, told = some_files(home, tmp_path / "many", 40), tmp_path / "out", tmp_path / "told.txt"
+    command = [sys.executable, str(CHECKOUT / "run_notebooks.py"), "predict", str(home / "bundle"), str(many)]
+    process = start([*command, "--out", str(out), "-j", "1"], tmp_path)
+    journal = out / "findings.jsonl"
+    wait_for_lines(journal, 3, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     known = journal.read_bytes().count(b"\n")
@@ -366,6 +381,125 @@ def test_a_call_that_was_killed_goes_on_and_answers_no_file_twice(home, tmp_path
     next(many.iterdir()).write_bytes(b"no longer")
     assert CliRunner().invoke(main, ["predict", str(home / "bundle"), str(many), "--out", str(out)]).exit_code == 0
     assert sum(bool(row["failure"]) for row in rows_of(out)) == 1
+
+
+def predict_in(out: Path, home: Path, files: Path, *more: str) -> Result:
+    command = ["predict", str(home / "bundle"), str(files), "--out", str(out), "-j", "1", *more]
+    return CliRunner().invoke(main, command)
+
+
+@pytest.mark.parametrize("of", [1, 2, 7])
+def test_shards_in_any_number_and_order_end_in_one_calls_files_to_the_byte(home, tmp_path, of):
+    asked = home / "files"
+    for number in reversed(range(of)):
+        done = predict_in(tmp_path / "out", home, asked, "--shard", f"{number}/{of}")
+        assert done.exit_code == 0, done.output
+        assert f"predictions, shard {number}/{of}: " in done.output
+    assert not (tmp_path / "out" / "predictions.csv").exists()
+    told = CliRunner().invoke(main, ["status", str(tmp_path / "out")]).output
+    assert told.splitlines()[0].endswith("out: not done; the same predict command goes on with it")
+    assert told.splitlines()[1] == f"  predictions shards: {of} of {of} done; 5 of 5 files"
+    together, alone = (predict_in(tmp_path / name, home, asked) for name in ("out", "alone"))
+    assert (together.exit_code, alone.exit_code) == (0, 0), together.output
+    assert CliRunner().invoke(main, ["status", str(tmp_path / "out")]).output.splitlines()[0].endswith("out: done")
+    # What a torn video says may be another day's; it is looked at again.
+    assert "answered by an earlier call" in together.output
+    assert "answered by an earlier call" not in alone.output
+    for name in (*TABLES, "predictions.html", "asked.csv"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), name
+    assert not list((tmp_path / "out").glob("findings.*_of_*"))
+
+
+def test_a_shard_that_is_killed_costs_what_it_had_not_finished(home, tmp_path):
+    many, out = some_files(home, tmp_path / "many", 40), tmp_path / "out"
+    command = [sys.executable, str(CHECKOUT / "run_notebooks.py"), "predict", str(home / "bundle"), str(many)]
+    process = start([*command, "--out", str(out), "-j", "1", "--shard", "1/2"], tmp_path)
+    journal = out / "findings.1_of_2.jsonl"
+    wait_for_lines(journal, 3, process)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    before = journal.read_bytes()
+    before = before[: before.rindex(b"\n") + 1]
+    assert before.count(b"\n") >= 3, (tmp_path / "told.txt").read_text()
+    for number in (0, 1):
+        assert predict_in(out, home, many, "--shard", f"{number}/2").exit_code == 0
+    assert journal.read_bytes().startswith(before)
+    texts = [path.read_text() for path in out.glob("findings.*.jsonl")]
+    lines = [json.loads(line)["path"] for text in texts for line in text.splitlines()]
+    assert len(lines) == len(set(lines)) == 40
+    assert predict_in(out, home, many).exit_code == 0
+    assert predict_in(tmp_path / "whole", home, many).exit_code == 0
+    for name in (*TABLES, "predictions.html"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_call_that_a_signal_stops_leaves_with_the_code_to_be_requeued(homes, tmp_path, number):
+    home, out, mark = homes["image"], tmp_path / "out", tmp_path / "mark"
+    many = some_files(home, tmp_path / "many", 6)
+    command = [sys.executable, str(CHECKOUT / "run_notebooks.py"), "predict", str(home / "bundle"), str(many)]
+    variables = watching(tmp_path, (Point("open", r"/3\.npy$"),), f"hold {mark}")  # the fourth picture, decoded
+    process = start([*command, "--out", str(out), "-j", "1"], tmp_path, variables)
+    while process.poll() is None and not mark.exists():
+        time.sleep(0.01)
+    process.send_signal(number)
+    assert (process.wait(), told := (tmp_path / "told.txt").read_text()) == (75, told), told
+    assert f"{number.name}: stopped" in told
+    assert not (out / "predictions.csv").exists()
+    done = predict_in(out, home, many)
+    assert (done.exit_code, "3 pictures answered by an earlier call" in done.output) == (0, True), done.output
+
+
+def test_a_file_that_ended_its_shard_twice_is_given_up_and_its_row_says_so(home, tmp_path):
+    out, bad = tmp_path / "out", next((home / "files").glob("new.*"))
+    record = out / "shards" / "predictions" / "0_of_1.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"given_up": [str(bad)]}))
+    for more in (("--shard", "0/1"), ()):
+        assert predict_in(out, home, home / "files", *more).exit_code == 0
+    (row,) = [row for row in rows_of(out) if row["path"] == str(bad)]
+    assert f"it ended the whole process twice; to try it again, delete {record}" in row["failure"]
+    assert not row["failure"].endswith("--force predictions")
+    record.unlink()
+    assert predict_in(out, home, home / "files").exit_code == 0
+    assert [Path(row["path"]).stem for row in rows_of(out) if row["failure"]] == ["torn"]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--dry-run"], "Give that as well"),
+        (["--shard", "0/2"], "name the shards' folder with --out"),
+        (["--shard", "0/2", "--out", "out", "--executor", "slurm"], "leave --executor out"),
+        (["--shard", "2/2", "--out", "out"], "wanted NUMBER/OF"),
+    ],
+)
+def test_shards_and_jobs_that_cannot_be_meant_are_refused(homes, tmp_path, monkeypatch, options, why):
+    monkeypatch.chdir(tmp_path)
+    home = homes["image"]
+    done = CliRunner().invoke(main, ["predict", str(home / "bundle"), str(home / "files"), *options])
+    assert (done.exit_code, why in done.output) == (2, True), done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_jobs_are_shown_before_anything_is_written(home, tmp_path):
+    out = tmp_path / "out"
+    done = predict_in(out, home, home / "files", "--executor", "slurm", "--dry-run")
+    assert done.exit_code == 0, done.output
+    shards, last = done.output.split("==> sbatch ")[:2]
+    command = f"predict {home / 'bundle'} {out / 'asked.csv'} --out {out} --jobs 1"
+    assert f"{command} --shard\n" in shards
+    assert "--array=0-4" in shards  # five files
+    assert f"{command}\n" in last
+    assert "--dependency=afterany:<id of predictions_shards>" in done.output
+    assert not out.exists()
+
+
+def test_a_list_of_someone_elses_is_not_replaced(home, tmp_path):
+    (tmp_path / "asked.csv").write_text("mine")
+    done = predict_in(tmp_path, home, home / "files")
+    assert (done.exit_code, "is not of this command" in done.output) == (2, True)
+    assert (tmp_path / "asked.csv").read_text() == "mine"
 
 
 def test_a_run_goes_on_with_what_was_found_by_its_bundle(homes, tmp_path):

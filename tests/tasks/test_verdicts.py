@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,9 +23,10 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table, write_table
+from fvc_lib.services.tasks import VERDICTS as VERDICTS_STAGE
 from fvc_lib.tasks.video.selection import read_selection
 from fvc_lib.tasks.video.verdicts.detector import decoding_cautions, detector_of
-from fvc_lib.tasks.video.verdicts.judging import Verdicts, answers_to, files_of, find_out, judge_files, judged
+from fvc_lib.tasks.video.verdicts.judging import Verdicts, answers_to, files_of, find_out_shard, judge_files, judged
 from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, Rule, at_prior, rule_of, rule_sentences
 from fvc_lib.tasks.video.verdicts.scoring import RunNetworks, scratch_folder
 from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, KnownFootage
@@ -320,7 +322,8 @@ def test_a_score_does_not_depend_on_the_videos_beside_it_or_on_what_a_pass_is_fi
 
 def shard_of(run, files: list[Path], folder: Path, number: int, of: int, **more) -> None:
     shard = Shard(number, of)
-    find_out(detector_of(run.root), [f for f in files if shard.has(str(f))], folder, str(shard), workers=1, **more)
+    mine = [file for file in files if shard.has(str(file))]
+    find_out_shard(detector_of(run.root), mine, folder, str(shard), workers=1, **more)
 
 
 @pytest.mark.parametrize("of", [2, 5])
@@ -455,15 +458,18 @@ def test_nothing_that_the_command_did_not_write_is_written_over(run, tmp_path):
 
 
 def test_two_calls_never_write_to_one_folder_at_once_but_shards_do(tmp_path):
+    def held(shard: Shard | None = None) -> AbstractContextManager[object]:
+        return _only_call_in(tmp_path, VERDICTS_STAGE, shard)
+
     def refused(shard: Shard | None = None) -> None:
-        with pytest.raises(UsageError, match="another call is writing there"), _only_call_in(tmp_path, shard):
+        with pytest.raises(UsageError, match="another call is writing there"), held(shard):
             pass
 
-    with _only_call_in(tmp_path):
+    with held():
         refused()
         refused(Shard(0, 2))
-    with _only_call_in(tmp_path, Shard(0, 2)), _only_call_in(tmp_path, Shard(1, 2)):
+    with held(Shard(0, 2)), held(Shard(1, 2)):
         refused(Shard(1, 2))
         refused()
-    with _only_call_in(tmp_path):
+    with held():
         pass

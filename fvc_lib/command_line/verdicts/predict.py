@@ -6,8 +6,9 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,11 @@ from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.command_line.models import find_model, load_detector, task_of_model, verdict_detector
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.command_line.shards import stop_on_signals
-from fvc_lib.command_line.verdicts.predictions import FILES as PREDICTIONS, predict_files
+from fvc_lib.command_line.verdicts.predictions import FILES as PREDICTED, find_out_predictions, predict_files
 from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.shards import Shard, ShardAtWork, work_on
-from fvc_lib.execution.slurm.job_scripts import Site, SlurmJob, jobs_of_files, read_site
+from fvc_lib.execution.slurm.job_scripts import Site, jobs_of_files, read_site
 from fvc_lib.execution.slurm.queue import describe, submission_text, submit
 from fvc_lib.services.atomic_files import path_to_text, write_bytes
 from fvc_lib.services.errors import DataError, UsageError, command_text
@@ -31,19 +32,14 @@ from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.progress import Report, not_reported
 from fvc_lib.services.records.ensembles import is_ensemble, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import DEFAULT_TASK, VERDICTS, Stage
+from fvc_lib.services.tasks import DEFAULT_TASK, PREDICTIONS, VERDICTS, Stage
 
 if TYPE_CHECKING:
-    from fvc_lib.tasks.video.verdicts.detector import TrainedDetector
     from fvc_lib.tasks.video.verdicts.scoring import Networks
 
 _SHOWN = 20
-_OF_VERDICTS = (
-    "error_rate", "fpr", "cost", "prior", "map_minutes", "file_seconds", "pages", "final", "executor", "dry_run",
-    "shard",
-)  # fmt: skip
-# What the jobs of --executor slurm are about; its networks compute, on a GPU where a site has some.
-_STAGE = Stage(VERDICTS, (), lambda _run, _fold: (), lambda _run, _fold: (), trains=True, kernel_bytes=900_000_000)
+_OF_VERDICTS = ("error_rate", "fpr", "cost", "prior", "map_minutes", "file_seconds", "pages", "final")
+_PROCESS_BYTES = 900_000_000  # of the one that judges, without networks
 ANSWER, ASKED = "answer.txt", "asked.csv"
 PROGRESS = "progress.json"
 FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", ASKED, ANSWER)
@@ -130,17 +126,24 @@ def predict(
     A run or bundle of task image gives pictures classes and numbers, one of task video_text gives videos captions and
     the nearest of its own texts: predictions.csv, predictions.jsonl and predictions.html in runs/predictions/TIME_RUN
     or --out, where a call that was stopped goes on likewise. Files that it was trained on are marked. Of the options
-    only --out, --jobs, --allow-code and --runs-dir are for it.
+    only --out, --jobs, --executor, --dry-run, --shard, --allow-code and --runs-dir are for it.
 
-    Exit codes: 0 at least one video was read, 1 the notebook failed, 2 usage, 3 no video could be read.
+    Exit codes: 0 at least one file was read, 1 the notebook failed, 2 usage, 3 no file could be read, 75 stopped by a
+    signal: the same command goes on.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.tasks.bundle_folder import is_bundle  # torch takes a second to load
     from fvc_lib.tasks.video.ensembles.detector import EnsembleDetector
     from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks
-    from fvc_lib.tasks.video.verdicts.judging import files_of
+    from fvc_lib.tasks.video.verdicts.judging import files_of, find_out_shard
     from fvc_lib.tasks.video.verdicts.rule import rule_of
     from fvc_lib.tasks.video.verdicts.scoring import FINAL, RunNetworks
 
+    if dry_run and executor != "slurm":
+        raise UsageError("--dry-run: shows the jobs of --executor slurm. Give that as well.")
+    if shard is not None and (executor == "slurm" or out is None):
+        raise UsageError("--shard: is what a job does; leave --executor out, and name the shards' folder with --out.")
+    site, part = read_site() if executor == "slurm" else None, None if shard is None else Shard.named(shard)
+    dealt = _Dealt(part, site, dry_run)
     runs = runs_dir or Path(resolve_config().runs_dir)
     found = find_model(runs, model)
     if (task := task_of_model(found)) != DEFAULT_TASK:
@@ -149,7 +152,7 @@ def predict(
             option = f"--{given[0].replace('_', '-')}"
             raise UsageError(f"{option}: is for verdicts, which models of task {DEFAULT_TASK} give; {found.name} is of "
                              f"task {task}. Leave it out.")  # fmt: skip
-        _predict(context, found, paths, runs, out, jobs, allow_code=allow_code)
+        _predict(context, found, paths, runs, out, jobs, dealt, allow_code=allow_code)
         return
     if is_bundle(found):
         # Refused before anything is written.
@@ -162,11 +165,6 @@ def predict(
     else:
         networks = [RunNetworks(RunPaths(found), final=final)]
         name = networks[0].name
-    if dry_run and executor != "slurm":
-        raise UsageError("--dry-run: shows the jobs of --executor slurm. Give that as well.")
-    if shard is not None and (executor == "slurm" or out is None):
-        raise UsageError("--shard: is what a job does; leave --executor out, and name the shards' folder with --out.")
-    part = None if shard is None else Shard.named(shard)
     if fpr is not None and cost is not None:
         raise UsageError("--fpr and --cost: give one of them.")
     decide_at = f"fpr={fpr:.12f}" if fpr is not None else f"cost={cost}" if cost is not None else ""
@@ -176,38 +174,28 @@ def predict(
     rule_of(error_rate, decide_at, prior or 0.0)
     files = files_of(paths)
     folder = (out or runs / "verdicts" / f"{time.strftime('%Y%m%d_%H%M%S')}_{name}").expanduser().absolute()
-    asked = folder / ASKED
     options: dict[str, object] = {
         "--error-rate": error_rate, "--fpr": fpr, "--cost": cost, "--prior": prior, "--jobs": jobs, "--pages": pages,
         "--map-minutes": map_minutes, "--file-seconds": file_seconds, "--runs-dir": runs_dir and runs_dir.absolute(),
     }  # fmt: skip
     more = [str(text) for pair in options.items() if pair[1] is not None for text in pair]
     more += ["--allow-code"] * allow_code + ["--final"] * final
-    command = ["predict", str(found), str(asked), "--out", str(folder), *more]
-    if part is not None:
-        _refuse_foreign(folder, FILES)
+    question = _Question(
+        VERDICTS, "video", found, files, folder, FILES, more,
+        weights_bytes=sum(fold.path.stat().st_size for each in networks for fold in each.folds.values()),
+    )  # fmt: skip
+
+    def find_out(mine: list[Path], report: Report) -> None:
         detector = verdict_detector(found, allow_code=allow_code, final=final)
-        _find_out_shard(part, detector, files, folder, jobs or 0, file_seconds or 0.0)
+        seconds = file_seconds or 0.0
+        find_out_shard(detector, mine, folder, str(part), workers=jobs or 0, file_seconds=seconds, progress=report)
+
+    if question.is_left_to_others(dealt, find_out):
         return
-    slurm_jobs, site = list[SlurmJob](), read_site() if executor == "slurm" else None
-    if site is not None:
-        slurm_jobs = jobs_of_files(_STAGE, resolve_config(), site, _peak(networks, site), num_files=len(files),
-                                   command=command, shard_option="--shard")  # fmt: skip
-        if dry_run:
-            click.echo(describe(slurm_jobs, RunPaths(folder), site))
-            return
-    held = context.with_resource(ExitStack())
-    _take_folder(held, folder, FILES, files)
-    click.echo(f"model {found}\n{count_text(len(files), 'video')}\nto go on after a stop: {command_text(*command)}")
-    if site is not None:
-        held.close()  # the jobs take it
-        for job, handed_in in zip(slurm_jobs, submit(slurm_jobs, RunPaths(folder), site), strict=True):
-            click.echo(f"  {submission_text(job, handed_in)}")
-        click.echo(f"watch it: {command_text('status', folder)}")
-        return
+    _take_folder(context.with_resource(ExitStack()), question)
     parameters: dict[str, Any] = {
         "run_dir": str(found),
-        "asked_videos": [str(asked)],
+        "asked_videos": [str(folder / ASKED)],
         "error_rate": error_rate,
         "decide_at": decide_at,
         "prior": prior or 0.0,
@@ -227,27 +215,6 @@ def predict(
     if code:
         context.exit(code)
     _tell_verdicts(folder)
-
-
-def _find_out_shard(
-    shard: Shard, detector: "TrainedDetector", files: Sequence[Path], folder: Path, jobs: int, file_seconds: float
-) -> None:
-    """What is found of the files of one shard goes into a journal of its own in ``folder``."""
-    from fvc_lib.tasks.video.verdicts.judging import find_out  # torch takes a second to load
-
-    mine = [path for path in files if shard.has(path_to_text(path))]
-    folder.mkdir(parents=True, exist_ok=True)
-    stop_on_signals()
-    with _only_call_in(folder, shard) as report:
-        find_out(detector, mine, folder, str(shard), workers=jobs, file_seconds=file_seconds, progress=report)
-    click.echo(f"{VERDICTS}, shard {shard.number}/{shard.of}: {count_text(len(mine), 'video')} done")
-
-
-def _peak(networks: Sequence["Networks"], site: Site) -> PredictedPeak:
-    """Of a process that judges: all networks, each file twice while it is read, and a worker for each processor."""
-    weights = sum(fold.path.stat().st_size for each in networks for fold in each.folds.values())
-    peak = _STAGE.kernel_bytes + 2 * weights + site.cpus * WORKER_BYTES
-    return PredictedPeak(peak, f"a kernel, {weights / 1e6:,.0f} MB of weights twice, and {site.cpus} workers")
 
 
 def _tell_verdicts(folder: Path) -> None:
@@ -280,6 +247,7 @@ def _predict(
     runs: Path,
     out: Path | None,
     jobs: int | None,
+    dealt: "_Dealt",
     *,
     allow_code: bool,
 ) -> None:
@@ -292,11 +260,103 @@ def _predict(
     files = files_of(paths, predictor.kind)
     folder = out or runs / "predictions" / f"{time.strftime('%Y%m%d_%H%M%S')}_{predictor.name}"
     folder = folder.expanduser().absolute()
-    asked = _take_folder(context.with_resource(ExitStack()), folder, PREDICTIONS, files)
-    given = [*(["--jobs", str(jobs)] if jobs else []), *["--allow-code"] * allow_code]
-    click.echo(f"model {model}\n{count_text(len(files), 'picture' if predictor.kind == 'image' else 'video')}")
-    click.echo(f"to go on after a stop: {command_text('predict', model, asked, '--out', folder, *given)}")
-    predict_files(predictor, files, folder, jobs or 0)
+    more = [*(["--jobs", str(jobs)] if jobs else []), *["--allow-code"] * allow_code]
+    question = _Question(
+        PREDICTIONS,
+        predictor.file_word,
+        model,
+        files,
+        folder,
+        (*PREDICTED, ASKED),
+        more,
+        weights_bytes=predictor.held_bytes,
+    )
+
+    def find_out(mine: list[Path], report: Report) -> None:
+        find_out_predictions(predictor, mine, files, folder, str(dealt.part), jobs or 0, report)
+
+    if question.is_left_to_others(dealt, find_out):
+        return
+    _take_folder(context.with_resource(ExitStack()), question)
+    with stop_on_signals():
+        predict_files(predictor, files, folder, jobs or 0)
+
+
+@dataclass(frozen=True)
+class _Dealt:
+    """How the files are dealt out: this call has ``part`` of them, or jobs of ``site`` have all, which are only shown
+    where ``is_dry``; or neither, and this call has all.
+    """
+
+    part: Shard | None
+    site: Site | None
+    is_dry: bool
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What ``model`` is asked, whatever the kind of its answers.
+
+    Attributes:
+        stage: what the work is called in records and in the queue.
+        kind: of the files, a word.
+        files: absolute, each once.
+        folder: for all that is found and written.
+        written: names of what is written there, beside journals and records.
+        options: of the command that goes on.
+        weights_bytes: of what is held in memory for an answer.
+    """
+
+    stage: str
+    kind: str
+    model: Path
+    files: Sequence[Path]
+    folder: Path
+    written: Sequence[str]
+    options: Sequence[str]
+    weights_bytes: int
+
+    @property
+    def command(self) -> list[str]:
+        """That goes on where one was stopped."""
+        return ["predict", str(self.model), str(self.folder / ASKED), "--out", str(self.folder), *self.options]
+
+    def is_left_to_others(self, dealt: _Dealt, find_out: Callable[[list[Path], Report], None]) -> bool:
+        """Whether another call writes the answers: ``find_out`` was given a shard's files, or jobs were shown or
+        submitted.
+        """
+        if dealt.part is not None:
+            self._find_out(dealt.part, find_out)
+        elif dealt.site is not None:
+            self._submit(dealt.site, is_dry=dealt.is_dry)
+        return dealt.part is not None or dealt.site is not None
+
+    def _find_out(self, shard: Shard, find_out: Callable[[list[Path], Report], None]) -> None:
+        _refuse_foreign(self.folder, self.written)
+        mine = [path for path in self.files if shard.has(path_to_text(path))]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with stop_on_signals(), _only_call_in(self.folder, self.stage, shard) as report:
+            find_out(mine, report)
+        click.echo(f"{self.stage}, shard {shard.number}/{shard.of}: {count_text(len(mine), self.kind)} done")
+
+    def _submit(self, site: Site, *, is_dry: bool) -> None:
+        run = RunPaths(self.folder)
+        # Its networks compute, on a GPU where a site has some.
+        stage = Stage(self.stage, (), lambda _run, _fold: (), lambda _run, _fold: (), trains=True)
+        peak = PredictedPeak(
+            _PROCESS_BYTES + 2 * self.weights_bytes + site.cpus * WORKER_BYTES,
+            f"a process, {self.weights_bytes / 1e6:,.0f} MB of weights twice, and {site.cpus} workers",
+        )
+        jobs = jobs_of_files(stage, resolve_config(), site, peak, num_files=len(self.files), command=self.command,
+                             shard_option="--shard")  # fmt: skip
+        if is_dry:
+            click.echo(describe(jobs, run, site))
+            return
+        with ExitStack() as held:
+            _take_folder(held, self)
+        for job, handed_in in zip(jobs, submit(jobs, run, site), strict=True):
+            click.echo(f"  {submission_text(job, handed_in)}")
+        click.echo(f"watch it: {command_text('status', self.folder)}")
 
 
 def _refuse_foreign(folder: Path, written: Sequence[str]) -> None:
@@ -308,10 +368,8 @@ def _refuse_foreign(folder: Path, written: Sequence[str]) -> None:
         raise UsageError(f"--out {str(folder)!r}: has {others[0]!r}, which is not of this command. Give a new folder.")
 
 
-def _take_folder(held: ExitStack, folder: Path, written: Sequence[str], files: Sequence[Path]) -> Path:
-    """Make ``folder`` this call's while it is ``held``, without what an earlier one has ``written``.
-
-    Returns the path of the list of ``files`` there.
+def _take_folder(held: ExitStack, question: _Question) -> None:
+    """Make the folder this call's while it is ``held``, without what an earlier one has written, and say how to go on.
 
     Raises:
         UsageError: what is there is not of this command, or another call is writing there.
@@ -319,16 +377,18 @@ def _take_folder(held: ExitStack, folder: Path, written: Sequence[str], files: S
     """
     from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
 
-    _refuse_foreign(folder, written)
+    folder = question.folder
+    _refuse_foreign(folder, question.written)
     folder.mkdir(parents=True, exist_ok=True)
-    held.enter_context(_only_call_in(folder))
+    held.enter_context(_only_call_in(folder, question.stage))
     (folder / JOURNAL).touch()
-    for each in written:  # an earlier call's are not those of one that fails
+    # Nothing that goes on, and no job, reads standard input again.
+    quoted = (os.fsencode(path).replace(b'"', b'""') for path in question.files)
+    write_bytes(folder / ASKED, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
+    for each in set(question.written) - {ASKED}:  # an earlier call's are not those of one that fails
         (folder / each).unlink(missing_ok=True)
-    asked = folder / ASKED  # nothing that goes on, and no job, reads standard input again
-    quoted = (os.fsencode(path).replace(b'"', b'""') for path in files)
-    write_bytes(asked, b"path\n" + b"".join(b'"%b"\n' % text for text in quoted))
-    return asked
+    click.echo(f"model {question.model}\n{count_text(len(question.files), question.kind)}")
+    click.echo(f"to go on after a stop: {command_text(*question.command)}")
 
 
 def _tell(text: str, *, indent: int = 2) -> None:
@@ -343,7 +403,7 @@ def _tell(text: str, *, indent: int = 2) -> None:
 
 
 @contextmanager
-def _only_call_in(folder: Path, shard: Shard | None = None) -> Iterator[Report]:
+def _only_call_in(folder: Path, stage: str, shard: Shard | None = None) -> Iterator[Report]:
     """Hold ``folder``, or beside others one shard of its files, which the function that it yields says how far it is.
 
     Raises:
@@ -352,7 +412,7 @@ def _only_call_in(folder: Path, shard: Shard | None = None) -> Iterator[Report]:
     run = RunPaths(folder)
     with ExitStack() as stack:
         try:
-            at_work = stack.enter_context(work_on(run, VERDICTS, shard) if shard else run_lock(run))
+            at_work = stack.enter_context(work_on(run, stage, shard) if shard else run_lock(run))
         except UsageError as error:
             raise UsageError(
                 f"--out {str(folder)!r}: another call is writing there. Wait for it, or give another folder. {error}"

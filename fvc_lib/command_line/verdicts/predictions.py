@@ -2,7 +2,7 @@
 
 import base64
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 import polars as pl
 
-from fvc_lib.services.atomic_files import atomic_output, path_to_text, sweep_temporaries
+from fvc_lib.services.atomic_files import atomic_output, path_to_text
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.progress import Report
+from fvc_lib.services.tasks import PREDICTIONS
 
 if TYPE_CHECKING:
     from fvc_lib.tasks.predicting import Finding, Predictor
@@ -24,39 +26,28 @@ _SHOWN = 20
 def predict_files(predictor: "Predictor", files: Sequence[Path], folder: Path, workers: int) -> None:
     """Write two tables and the page (``FILES``) into ``folder``, and say the answers.
 
-    What is found of a file is kept at once in a journal there, by which a call that was killed goes on.
+    What is found of a file is kept at once in a journal there, by which a call that was killed goes on, and into which
+    goes what shards found.
 
     Raises:
         DataError: no file could be read; everything is written.
         FvcError: as ``Predictor.findings`` has it.
         OSError: something cannot be written.
     """
-    from fvc_lib.analysis.figures.gallery import Card, strip, thumbnail  # torch and plotly take seconds to load
+    from fvc_lib.analysis.figures.gallery import Card  # torch and plotly take seconds to load
     from fvc_lib.analysis.pages.predictions_page import MOST_CARDS, write_predictions_page
     from fvc_lib.analysis.wording import clean_text, count_text
-    from fvc_lib.tasks.journal import Journal, found_in_blocks
+    from fvc_lib.tasks.journal import Journal, found_in_blocks, take_in
     from fvc_lib.tasks.predicting import PART_SENTENCES, Finding
 
-    one = "picture" if predictor.kind == "image" else "video"
-    worth = predictor.standing.sentences
+    one, worth, find = predictor.file_word, predictor.standing.sentences, _finder(predictor, files, workers)
     for sentence in worth:
         click.echo(f"  {clean_text(sentence)}")
-    shown = {path_to_text(path) for path in files[:MOST_CARDS]}
-
-    def picture(path: str, seen: "Pixels") -> str:
-        if path not in shown:
-            return ""
-        made = strip(seen) if seen.ndim == 4 else thumbnail(seen.transpose(1, 2, 0))
-        return base64.b64encode(made).decode()
-
-    def find(rest: list[Path]) -> "Generator[Finding]":
-        return predictor.findings(rest, workers=workers, picture=picture)
-
     texts = {"path": pl.String(), "sha256": pl.String(), "part": pl.String()}
     schema = texts | dict(predictor.columns) | {"remarks": pl.String(), "failure": pl.String()}
     answers, cards, failures = list[str](), list[Card](), list[tuple[str, str]]()
     num_done = num_read = num_known = num_resumed = 0
-    sweep_temporaries(folder)  # of a call that was killed
+    take_in(folder, PREDICTIONS)
     with ExitStack() as stack:
         journal = stack.enter_context(closing(Journal(folder, predictor.identity, Finding)))
         bar = stack.enter_context(click.progressbar(length=len(files), label=f"{one}s", hidden=not sys.stdout.isatty()))
@@ -103,6 +94,43 @@ def predict_files(predictor: "Predictor", files: Sequence[Path], folder: Path, w
     click.echo(f"  page          {folder / PAGE}\n  tables        {folder}")
     if not num_read:
         raise DataError(f"of {count_text(len(files), one)} none could be read; the reasons: {folder / PAGE}")
+
+
+def find_out_predictions(
+    predictor: "Predictor",
+    mine: Sequence[Path],
+    files: Sequence[Path],
+    folder: Path,
+    shard: str,
+    workers: int,
+    progress: Report,
+) -> None:
+    """Note in ``folder`` what is found of the files of one ``shard``, such as ``3_of_16``, which has ``mine`` of all
+    ``files``; ``predict_files`` goes on. Raises as that.
+    """
+    from fvc_lib.tasks.journal import Journal, find_out
+    from fvc_lib.tasks.predicting import Finding
+
+    journal = Journal(folder, predictor.identity, Finding, shard=shard)
+    find_out(journal, mine, _finder(predictor, files, workers), progress)
+
+
+def _finder(
+    predictor: "Predictor", files: Sequence[Path], workers: int
+) -> "Callable[[list[Path]], Generator[Finding]]":
+    """What finds out about some of ``files``, with pictures of those that the page shows."""
+    from fvc_lib.analysis.figures.gallery import strip, thumbnail
+    from fvc_lib.analysis.pages.predictions_page import MOST_CARDS
+
+    shown = {path_to_text(path) for path in files[:MOST_CARDS]}
+
+    def picture(path: str, seen: "Pixels") -> str:
+        if path not in shown:
+            return ""
+        made = strip(seen) if seen.ndim == 4 else thumbnail(seen.transpose(1, 2, 0))
+        return base64.b64encode(made).decode()
+
+    return lambda some: predictor.findings(some, workers=workers, picture=picture)
 
 
 def _row(found: "Finding", predictor: "Predictor", sentences: dict[str, str]) -> dict[str, Any]:

@@ -161,11 +161,18 @@ def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
             SUSPECTS.in_hand = None
 
 
+def recorded_shards(run: RunPaths) -> dict[str, int]:
+    """How many shards the files of each stage were last dealt out to, as far as one has begun."""
+    paths = sorted(run.shards.glob("*/[!.]*_of_*.json"), key=lambda path: path.stat().st_mtime)
+    named = [(path.parent.name, path.stem.partition("_of_")[2]) for path in paths]
+    return {stage: int(of) for stage, of in named if of.isdecimal()}
+
+
 def shards_line(run: RunPaths, stage: str, of: int) -> str:
     """How far the shards of a stage are, in a line: how many are done, files a second, the time that is left."""
     shards = [Shard(number, of) for number in range(of)]
     records = [read_shard(record_path(run, stage, shard)) for shard in shards]
-    begun = [record for record in records if record.total]
+    begun = [record for record in records if record.total or record.state == "done"]  # one may have no file
     done, total = sum(record.done for record in begun), sum(record.total for record in begun)
     running = [
         record

@@ -6,8 +6,8 @@ size, length or rate beyond theirs, and everything, where the run is not shown t
 
 Files are looked at in blocks, so that as much is in memory of a hundred thousand as of a thousand. What is found of one
 is appended to a journal at once: whoever is killed goes on with the same folder, and nothing is scored twice. The
-journal knows no rule, so another rule on the same files scores nothing either. Shards of the files (``find_out``) have
-a journal each, and what is found of a file depends on no other file, so that how many there are changes no bit.
+journal knows no rule, so another rule on the same files scores nothing either. Shards of the files (``find_out_shard``)
+have a journal each, and what is found of a file depends on no other file, so that how many there are changes no bit.
 """
 
 import json
@@ -28,14 +28,12 @@ from fvc_lib.corpus.listing import Kind, Rejections, is_named_as
 from fvc_lib.metrics.abstention import FAKE, REAL, UNDECIDED, p_values
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray
-from fvc_lib.services.atomic_files import atomic_output, sweep_temporaries
+from fvc_lib.services.atomic_files import atomic_output
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.isolated_workers import SUSPECTS
 from fvc_lib.services.progress import Report, not_reported, part_text
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import VERDICTS, check_table, frame_of
 from fvc_lib.services.tasks import VERDICTS as VERDICTS_STAGE
-from fvc_lib.tasks.journal import Journal, found_in_blocks, gather
+from fvc_lib.tasks.journal import Journal, find_out, found_in_blocks, take_in
 from fvc_lib.tasks.video.verdicts.detector import (
     Finding,
     Seen,
@@ -186,9 +184,7 @@ def judge_files(
     """
     detector.prepare(lambda part, done, total: progress(0, len(files), part_text(part, done, total)))
     folder.mkdir(parents=True, exist_ok=True)
-    sweep_temporaries(folder)  # of a call that was killed
-    gather(folder)
-    SUSPECTS.read(RunPaths(folder).shards / VERDICTS_STAGE, VERDICTS_STAGE)
+    take_in(folder, VERDICTS_STAGE)
     written, judge = (folder / CSV, folder / LINES), _Judge(detector, rule)
     counts, shown, num_resumed = Counter[str](), [judge.table([])], 0
 
@@ -218,7 +214,7 @@ def judge_files(
     return Verdicts(pl.concat(shown).head(_MOST_SHOWN), counts, num_resumed, detector, rule, limits, written)
 
 
-def find_out(
+def find_out_shard(
     detector: TrainedDetector,
     files: Sequence[Path],
     folder: Path,
@@ -236,9 +232,7 @@ def find_out(
     def find(rest: list[Path]) -> Generator[Finding]:
         return detector.findings(rest, workers=workers, file_seconds=file_seconds)
 
-    with closing(Journal(folder, detector.identity, Finding, shard=shard)) as journal:
-        for _ in found_in_blocks(journal, files, find, progress):
-            pass
+    find_out(Journal(folder, detector.identity, Finding, shard=shard), files, find, progress)
 
 
 _RANGE = "The range beside a score is that of the folds' networks, no interval with a stated coverage."
