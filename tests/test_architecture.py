@@ -28,6 +28,13 @@ MAY_IMPORT = {
 MODULES = sorted((ROOT / "fvc_lib").rglob("*.py"))
 
 
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+NAMES = {dotted(path) for path in MODULES}
+
+
 @cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
@@ -43,16 +50,14 @@ def all_imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}: write absolute imports"
             found.add(node.module)
+            whole = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= whole & NAMES  # modules of a package
     return found
 
 
 def imports_of(path: Path) -> set[str]:
     """Those of them that are ours."""
     return {name for name in all_imports(path) if name.split(".")[0] == "fvc_lib"}
-
-
-def dotted(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def test_a_room_imports_only_from_the_rooms_below_it():
