@@ -137,7 +137,7 @@ faults: $(STAMP)  ## Try every fault that FVC promises to survive, 200 random ki
 kills: $(STAMP)  ## Kill the demo's runner and its kernels 20 times each at random moments, about 20 minutes
 	$(RUN) -m pytest -s -m long tests/test_run_kills.py
 
-cluster-kills: $(STAMP)  ## Kill shards, a node and a rank of a whole run on a real Slurm; CLIPS=60 for some minutes, 2000 without
+cluster-kills: $(STAMP)  ## Kill shards, a node and a rank of whole runs on a real Slurm; CLIPS=60 for some minutes, 2000 without
 	tests/slurm/install.sh
 	FVC_CLUSTER_CLIPS=$(or $(CLIPS),2000) $(RUN) -m pytest -s -m long tests/slurm/test_cluster_kills.py
 

@@ -3,7 +3,7 @@
 ``make cluster-kills CLIPS=2000``. Shards are killed at random moments, alone and with their jobs, one by the system
 for memory; in training one node goes down, and one rank is killed for memory. What FVC says a user should submit again
 is submitted again. In the end every table, clip, network, score and verdict is what an undisturbed run on the same
-cluster has, to the bit.
+cluster has, to the bit. A smaller run has a frozen trunk, whose shards are killed while they compute its features.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +27,7 @@ from fvc_lib.execution.run.status import read_status, status_now
 from fvc_lib.execution.slurm.queue import submitted_jobs
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from tests.faults.small_runs import metrics_of, results_of
+from tests.faults.stage_moments import Point, watching
 from tests.kits.many_clips import write_clips
 from tests.slurm.cluster import Cluster
 
@@ -40,8 +41,11 @@ VALUES = {
     "early_stopping_epochs": 0, "augmentations_per_video": 1, "bootstrap_replicates": 200, "device": "cpu",
     "shuffled_label_control": False, "checkpoint_minutes": 0.1,
 }  # fmt: skip
+FROZEN = {**VALUES, "model": "efficientnet_lite0", "tune": "head", "num_ranks": 1}
+FROZEN_CLIPS = min(CLIPS, 60)  # features take as long whatever becomes of them
 SITE = "CPUS=1\nTIME=00:55:00\nSIGNAL_SECONDS=60\nSHARD_TASKS=4\nRANKS_PER_NODE=1\nMEMORY_LEAST=1500\n"
 SHARDED = ("01_data_index", "03_augmentation")
+OF_FEATURES = "04_fold_training"
 MOST_SUBMISSIONS = 6
 PATIENCE_SECONDS = 5400
 pytestmark = pytest.mark.long
@@ -53,6 +57,8 @@ class Machine:
 
     folder: Path
     manifest: Path
+    values: Mapping[str, object]
+    variables: dict[str, str] = field(default_factory=dict)  # of the environment of its jobs, too
     events: list[tuple[float, str]] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
@@ -64,14 +70,14 @@ class Machine:
         done = subprocess.run(
             [sys.executable, str(CHECKOUT / "run_notebooks.py"), *arguments],
             cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-            env={**os.environ, **{name: str(self.folder / value) for name, value in names.items()}},
+            env={**os.environ, **self.variables, **{name: str(self.folder / value) for name, value in names.items()}},
         )  # fmt: skip
         assert done.returncode == 0, done.stdout
         return done.stdout
 
     def submit(self) -> RunPaths:
         """The run, or what is left of it."""
-        values = {"corpus": str(self.manifest), **VALUES}
+        values = {"corpus": str(self.manifest), **self.values}
         new = [word for name, value in values.items() for word in ("-p", name, str(value))]
         begun = list_runs(self.folder / "runs")
         self.call(*(["--resume", "latest"] if begun else new), "--executor", "slurm")
@@ -218,21 +224,58 @@ def disturb(cluster: Cluster, machine: Machine, run: RunPaths) -> Iterator[None]
         yield
 
 
+def hold_a_shard(machine: Machine) -> None:
+    """The first shard that is about to write its third clip's features waits to be killed."""
+    third = Point("os.rename", r"/features_\w+/../[^/]+\.npy$", times=3)
+    machine.folder.mkdir()
+    machine.variables.update(watching(machine.folder, (third,), f"hold {machine.folder / 'mark'}"))
+
+
+def disturb_features(cluster: Cluster, machine: Machine, run: RunPaths) -> Iterator[None]:
+    """The shard that waits is killed, with those that are at work beside it; then some at random moments."""
+    wait(cluster, (machine.folder / "mark").exists, "features")
+    computed = len(features_of(machine))
+    for victim in running(cluster, "shard", OF_FEATURES):
+        with suppress(psutil.Error):
+            victim.kill()
+            machine.note(f"{OF_FEATURES}: process {victim.pid} killed when {computed} clips had features")
+    kill_shards(cluster, machine, run, OF_FEATURES, random.Random(SEED))
+    yield
+
+
+def features_of(machine: Machine) -> dict[str, bytes]:
+    """What a frozen trunk says of clips."""
+    found = sorted((machine.folder / "cache" / "clips").glob("*/features_*/*/[!.]*.npy"))
+    return {str(path.relative_to(machine.folder)): path.read_bytes() for path in found}
+
+
 def clips_of(machine: Machine, run: RunPaths) -> dict[str, bytes]:
     names = pl.read_csv(run.augmented_metadata)["clip_path"].to_list()
     return {name: (machine.folder / "cache" / name).read_bytes() for name in names}
 
 
-def test_a_whole_run_on_two_nodes_ends_as_one_that_nothing_happened_to(cluster, tmp_path):
-    manifest = write_clips(tmp_path / "corpus", CLIPS)
-    new = write_clips(tmp_path / "new", NUM_NEW, first_group=CLIPS).parent / "videos"
-    whole, killed = (Machine(tmp_path / name, manifest) for name in ("undisturbed", "disturbed"))
-    print(f"\n{CLIPS} clips, seed {SEED}. Undisturbed:")
+Disturb = Callable[[Cluster, Machine, RunPaths], Iterator[None]]
+
+
+def compare(
+    cluster: Cluster,
+    folder: Path,
+    num_clips: int,
+    values: Mapping[str, object],
+    disturb: Disturb,
+    prepare: Callable[[Machine], None] = lambda _machine: None,
+) -> int:
+    """Of how many clips both runs have features of a frozen trunk; all that they have is equal."""
+    manifest = write_clips(folder / "corpus", num_clips)
+    new = write_clips(folder / "new", NUM_NEW, first_group=num_clips).parent / "videos"
+    whole, killed = (Machine(folder / name, manifest, values) for name in ("undisturbed", "disturbed"))
+    print(f"\n{num_clips} clips, {values['model']}, seed {SEED}. Undisturbed:")
     whole_run = whole.submit()
     assert work_to_the_end(cluster, whole, whole_run) == 0, logs_of(whole_run)
     whole.note("finished")
 
     print("Disturbed:")
+    prepare(killed)
     killed.began = time.monotonic()
     run = killed.submit()
     for _ in disturb(cluster, killed, run):
@@ -246,6 +289,8 @@ def test_a_whole_run_on_two_nodes_ends_as_one_that_nothing_happened_to(cluster, 
     assert metrics_of(run) == metrics_of(whole_run)
     clips = clips_of(killed, run)
     assert clips == clips_of(whole, whole_run)
+    features = features_of(killed)
+    assert features == features_of(whole)
     ours, theirs = (machine.verdicts(each, new) for machine, each in ((killed, run), (whole, whole_run)))
     same = [name for name in theirs.columns if name not in {"model_id"}]
     assert ours.select(same).equals(theirs.select(same))
@@ -258,5 +303,15 @@ def test_a_whole_run_on_two_nodes_ends_as_one_that_nothing_happened_to(cluster, 
         print(f"{key:28} {seconds[0]:14.1f} {seconds[1]:12.1f} {two[key].attempts:9}")
     print(
         f"submitted {submissions} times. Equal to the bit: {len(wanted)} tables and networks, {len(clips)} clips, "
-        f"{len(metrics_of(run))} metrics, {ours.height} verdicts."
+        f"{len(metrics_of(run))} metrics, features of {len(features)} clips, {ours.height} verdicts."
     )
+    return len(features)
+
+
+def test_a_whole_run_on_two_nodes_ends_as_one_that_nothing_happened_to(cluster, tmp_path):
+    assert compare(cluster, tmp_path, CLIPS, VALUES, disturb) == 0
+
+
+def test_a_run_with_a_frozen_trunk_ends_so_too_where_shards_die_computing_its_features(cluster, tmp_path):
+    clips = FROZEN_CLIPS * (1 + FROZEN["augmentations_per_video"])
+    assert compare(cluster, tmp_path, FROZEN_CLIPS, FROZEN, disturb_features, hold_a_shard) == clips
