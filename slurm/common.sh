@@ -101,6 +101,19 @@ fvc_requeue() {
     fi
 }
 
+# What waits for this job to end well begins when it has ended. A job in which the system killed a worker for memory SLURM
+# calls OUT_OF_MEMORY, though its stages are done, and would cancel all that waits for it.
+fvc_let_go() {
+    local id=${SLURM_JOB_ID:-} job waits
+    [ -n "$id" ] || return 0
+    squeue --noheader --user="$(id -un)" --states=PENDING --format='%F|%E' 2>/dev/null | sort -u | grep -E "afterok:$id\b" |
+        while IFS='|' read -r job waits; do
+            waits=$(sed -E "s/\([a-z]*\)|_\*//g; s/afterok:$id\b/afterany:$id/g" <<<"$waits")
+            scontrol update "JobId=$job" "Dependency=$waits" >&2
+        done
+    return 0
+}
+
 fvc_child='' fvc_stop='' fvc_interrupted=''
 trap 'fvc_on_signal USR1' USR1
 trap 'fvc_on_signal TERM' TERM

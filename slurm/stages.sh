@@ -11,3 +11,6 @@ run=$1
 shift
 keys=$(IFS=,; printf '%s' "$*")
 fvc_run --resume "$run" --tasks "$keys"
+status=$?
+[ "$status" != 0 ] || fvc_let_go
+exit "$status"

@@ -33,7 +33,10 @@ _REMEDY_OF_REASON = {
     "JobHeldUser": ": scontrol release lets it go",
     "InvalidAccount": ": ACCOUNT in slurm/site.conf",
     "InvalidQOS": ": QOS in slurm/site.conf",
-    "OutOfMemory": ": more by MEMORY or MEMORY_HEADROOM_PERCENT in slurm/site.conf; for less see its stages above",
+    "OutOfMemory": (
+        ": more by MEMORY or MEMORY_HEADROOM_PERCENT (of shards: SHARD_MEMORY) in slurm/site.conf; for less see its "
+        "stages above"
+    ),
 }
 
 

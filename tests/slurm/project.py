@@ -29,7 +29,7 @@ STAGES = [
     {"name": "last", "needs": ["train"], "folds": 0},
 ]
 BEGIN = """
-import hashlib, json, os, signal, time
+import hashlib, json, os, signal, subprocess, sys, time
 from pathlib import Path
 from fvc_lib.services.errors import StoppedError
 
@@ -53,6 +53,9 @@ if orders.get("meet") and "SLURM_JOB_ID" in os.environ:  # each fold waits for t
 ORDERS = """
 if orders.get("fail"):
     raise ValueError("as ordered")
+if orders.get("lose_a_worker"):  # to the system, which kills it for memory
+    eat = "hoard = []\\nwhile True: hoard.append(bytearray(b'1') * (1 << 20))"
+    print(subprocess.run([sys.executable, "-c", eat]).returncode)
 hoard = []
 for _ in range(orders.get("eat_mib", 0)):
     hoard.append(bytearray(os.urandom(1) * (1 << 20)))

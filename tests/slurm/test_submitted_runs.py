@@ -188,6 +188,16 @@ def test_a_job_that_takes_more_memory_than_it_asked_for_is_told_as_killed_for_me
         assert state.state != "COMPLETED"
 
 
+def test_a_job_that_survived_a_memory_kill_of_a_worker_is_gone_on_from(cluster, project):
+    if not cluster.limits_memory:
+        pytest.skip("no control groups that may be written here: Slurm kills all of a job, not a worker alone")
+    run = project.begin(first={"lose_a_worker": True})
+    first, *_, last = project.submit(run, project.site(memory=700))
+    ended_well(cluster, last.job_id)
+    assert cluster.state(first.job_id) == "OUT_OF_MEMORY"
+    assert {stage.state for stage in read_status(run).stages.values()} == {"done"}
+
+
 def test_while_nodes_are_drained_a_job_waits_and_says_why_then_takes_the_one_that_is_back(cluster, project):
     for node in cluster.nodes:
         cluster.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=cleaning")
