@@ -242,7 +242,7 @@ def slurm() -> list[Finding]:
     except SlurmError as error:
         remedy = "runs here work without it; for --executor slurm ask the site whether its controller is up"
         return [*findings, warning("SLURM", str(error), remedy)]
-    return [*findings, ok("SLURM", "; ".join(answer.splitlines()[:8]) or "no partition")]
+    return [*findings, ok("SLURM", "; ".join(answer.replace(", (null)", "").splitlines()[:8]) or "no partition")]
 
 
 # What is installed: packages, the code itself, torch with its devices, and the codecs.

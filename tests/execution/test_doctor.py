@@ -263,7 +263,7 @@ def test_slurm_is_told_as_its_own_commands_tell_it(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     found = {finding.name: finding for finding in doctor.slurm()}
     assert found["SLURM job"].found == "job id 7"
-    assert "2 nodes of 4 cores" in found["SLURM"].found
+    assert found["SLURM"].found == "main* up, 1:00:00, 2 nodes of 4 cores and 8000 MB"
     program(tmp_path, "sinfo", "echo 'slurm_load_partitions: Unable to contact slurm controller' >&2; exit 1")
     finding = doctor.slurm()[-1]
     assert finding.state == "warning"

@@ -67,6 +67,10 @@ def test_bash_and_python_read_the_same(tmp_path):
         ("path=/tmp\n", "wanted KEY=value"),
         ("PATH=/tmp\n", "unknown setting PATH"),
         ("IFS=\n", "unknown setting IFS"),
+        ("TIME=4h\n", "TIME: got '4h', wanted a time as SLURM reads it"),
+        ("GPU_TYPE='a b'\n", "GPU_TYPE: got 'a b', wanted one word"),
+        ("MEMORY=4G\n", "MEMORY: got '4G', wanted a whole number"),
+        ("partition=main\n", "wanted KEY=value, the key in capitals"),
         ("ACCOUNT=a#b\n", "a value with # in it"),
     ],
 )

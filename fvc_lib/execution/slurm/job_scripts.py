@@ -30,6 +30,11 @@ from fvc_lib.services.tasks import STAGES, Stage
 SITE_VARIABLE = "FVC_SITE"
 _ASSIGNMENT = re.compile(r"([A-Z_]+)=(.*)", re.DOTALL)
 _TIME = r"(\d+-)?\d+(:\d+){0,2}"
+_WANTED = {  # in words, where else a pattern would be shown
+    "TIME": "wanted a time as SLURM reads it: minutes, HH:MM:SS or DAYS-HH:MM:SS",
+    "SHARD_TIME": "wanted a time as SLURM reads it: minutes, HH:MM:SS or DAYS-HH:MM:SS; or nothing",
+    "GPU_TYPE": "wanted one word, for example a100",
+}
 
 
 class Site(BaseModel):
@@ -128,7 +133,8 @@ def read_site(path: Path | None = None) -> Site:
         return Site(**values, extra=extra, path=path)
     except ValidationError as error:
         problems = "; ".join(
-            f"{str(item['loc'][0]).upper()}: got {item['input']!r}, {item['msg'].lower()}"
+            f"{(name := str(item['loc'][0]).upper())}: got {item['input']!r}, "
+            f"{_WANTED.get(name) or item['msg'].lower().removeprefix('value error, ')}"
             if item["loc"]
             else item["msg"]
             for item in error.errors()
@@ -148,7 +154,8 @@ def _assignments(text: str, path: Path) -> dict[str, str]:
             match = _ASSIGNMENT.fullmatch(word)
             if match is None:
                 raise UsageError(
-                    f"{path}: got {word!r}, wanted KEY=value; a value with spaces stands in single quotes."
+                    f"{path}: got {word!r}, wanted KEY=value, the key in capitals; a value with spaces stands in "
+                    "single quotes."
                 )
             found[match[1]] = match[2]
     except ValueError as error:
