@@ -66,6 +66,12 @@ def test_clips_are_listed_and_clean_shows_what_it_would_delete(config, stores):
     assert all(path.exists() for path in stores)
 
 
+def test_who_waits_is_told_where_it_looks_and_how_many_files_are_gone(config, stores, monkeypatch):
+    monkeypatch.setattr("fvc_lib.command_line.clean._SAY_SECONDS", 0)
+    assert f"looking through {config.cache_dir}" in said(config, "clips")
+    assert "  1 of 1 files deleted" in said(config, "clean", "--yes")
+
+
 def test_what_is_in_use_or_was_used_lately_is_kept(config, stores):
     own, _, older = stores
     run = begin_run(config, command="test")

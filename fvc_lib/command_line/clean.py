@@ -35,6 +35,7 @@ _FEATURES = re.compile(r"[0-9a-f]{32}(_[a-z0-9_]+)?")
 _LEFT = re.compile(rf"\.clean_(run_.+|superseded|{_FEATURES.pattern})_[0-9]{{16,}}")  # as _moved names it
 # Of superseded files: the records tell which test folds had been opened before, and what the models are.
 _STAY_SUPERSEDED = ("best_model.safetensors", ".json")
+_SAY_SECONDS = 5.0  # between lines about a long deletion
 _WEIGHTS = {".safetensors", ".pt"}
 # Neither a run nor a cache has such files; where somebody put one into a run's folder, all of that stands.
 _NOT_OURS = {
@@ -152,7 +153,15 @@ def _remove_clips(clip_set: "ClipSet", runs_dir: Path) -> bool:
         return False
     if clip_set.folder.parent.resolve() in clips_in_use(_living(list_runs(runs_dir))):
         return False
-    for path in prune_set(clip_set).left:
+    said = time.monotonic()
+
+    def say(num_deleted: int) -> None:
+        nonlocal said
+        if time.monotonic() - said >= _SAY_SECONDS:
+            said = time.monotonic()
+            click.echo(f"  {num_deleted:,} of {clip_set.num_files:,} files deleted", err=True)
+
+    for path in prune_set(clip_set, say).left:
         click.echo(f"left: {path}: not a file of the cache's")
     return True
 
@@ -336,6 +345,7 @@ def clean(
     config = resolve_config()
     folders = {"cache_dir": cache_dir, "runs_dir": runs_dir}
     config = config.model_copy(update={name: str(path) for name, path in folders.items() if path is not None})
+    click.echo(f"looking through {config.runs_dir} and {config.cache_dir}", err=True)
     size = num = 0
     for each in removables(config, days=days, experiment=experiment, states=states):
         click.echo(f"{'delete' if yes else 'would delete':<12} {each.size_bytes / 1e6:10,.1f} MB  {each.kind:<12} "
@@ -378,7 +388,9 @@ def clips(prune: bool, unused_days: float, cache_dir: Path | None, runs_dir: Pat
     if prune:
         raise UsageError(f"clips --prune is now: {command}, which shows what would go; with --yes it is deleted.")
     config = resolve_config()
-    sets = stored_sets(cache_dir or Path(config.cache_dir))
+    cache = cache_dir or Path(config.cache_dir)
+    click.echo(f"looking through {cache}", err=True)  # a minute, where there are many clips
+    sets = stored_sets(cache)
     in_use = clips_in_use(_living(list_runs(runs_dir or Path(config.runs_dir))))
     chosen = []
     for clip_set in sets:

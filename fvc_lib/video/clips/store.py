@@ -6,7 +6,7 @@ import io
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -340,8 +340,10 @@ def stored_sets(cache_dir: AnyPath) -> list[ClipSet]:
     return [*sets, *(_clip_set(folder, "reencoded") for folder in of_videos)]
 
 
-def prune_set(clip_set: ClipSet) -> Pruned:
+def prune_set(clip_set: ClipSet, progress: Callable[[int], None] = lambda num_deleted: None) -> Pruned:
     """Delete the files of one of ``stored_sets``; links and files that are not ours stand.
+
+    ``progress`` is called after each file, with how many are deleted.
 
     Raises:
         OSError: as the file system gave it; repeating goes on where it stopped.
@@ -354,6 +356,7 @@ def prune_set(clip_set: ClipSet) -> Pruned:
             size_bytes += path.lstat().st_size
             num_files += 1
             path.unlink()
+            progress(num_files)
         else:
             left.append(path)
     for folder in (*(Path(parent) for parent, _, _ in os.walk(clip_set.folder, topdown=False)), clip_set.folder.parent):
