@@ -180,7 +180,7 @@ LAYOUTS = ("A corpus is (1)", "(2)", "(3)")
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("absent", ("no such file or folder", "Wanted: folder, CSV/Parquet manifest or FVC-2018 folder")),
+        ("absent", ("no such file or folder", "Wanted: folder, CSV/Parquet manifest, tar or pattern of tars")),
         pytest.param("notes.txt", ("none of .csv, .tsv, .parquet", *LAYOUTS), marks=pytest.mark.long),
         pytest.param(
             "videos",
