@@ -36,7 +36,7 @@ def test_the_pipeline_is_a_job_an_array_and_a_job_each_after_the_one_before():
     assert (before.folds, before.needs) == (None, ())
     assert (folds.name, folds.folds, folds.needs) == ("04_fold_training", (0, 1, 2), (before.name,))
     assert after.stages == ("05_kfold_results", "06_analysis_dashboard", "07_memory_report")
-    assert after.needs == (before.name, folds.name)
+    assert (after.needs, after.after) == ((before.name,), (folds.name,))
 
 
 def test_stages_on_files_have_an_array_of_shards_before_them_whose_end_is_waited_for_well_or_not(tmp_path):
@@ -105,7 +105,7 @@ def test_the_network_of_all_groups_has_a_job_of_its_own_beside_the_results():
     config = CONFIG.model_copy(update={"train_final": True})
     jobs = {job.name: job for job in plan_jobs(all_tasks(config), config, SITE, {})}
     final = jobs.pop("04b_final_training")
-    assert (final.folds, final.trains, final.needs[-1]) == (None, True, "04_fold_training")
+    assert (final.folds, final.trains, final.after) == (None, True, ("04_fold_training",))
     assert list(jobs.values()) == plan_jobs(all_tasks(), CONFIG, SITE, {})
 
 
@@ -121,7 +121,7 @@ def test_of_a_partly_finished_run_only_what_is_left_is_planned():
     left = [task for task in all_tasks() if task.stage.name >= "04" and task.fold != 1]
     folds, after = plan_jobs(left, CONFIG, SITE, {})
     assert (folds.folds, folds.needs) == ((0, 2), ())
-    assert after.needs == ("04_fold_training",)
+    assert (after.needs, after.after) == ((), ("04_fold_training",))
     assert plan_jobs([], CONFIG, SITE, {}) == []
 
 
@@ -153,9 +153,9 @@ def test_any_graph_becomes_jobs_in_an_order_that_keeps_every_need():
             if before == at:
                 assert jobs[at].stages.index(need) < jobs[at].stages.index(each.name)
             else:
-                assert jobs[before].name in jobs[at].needs
+                assert jobs[before].name in (jobs[at].after if jobs[before].folds else jobs[at].needs)
     for number, job in enumerate(jobs):
-        assert {names.index(need) for need in job.needs} <= set(range(number))
+        assert {names.index(need) for need in (*job.needs, *job.after)} <= set(range(number))
     assert ("a", "c", "e") in [job.stages for job in jobs]
     assert {job.stages for job in jobs if job.folds} == {("b",), ("d",), ("g",)}
 

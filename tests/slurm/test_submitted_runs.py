@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -82,11 +83,15 @@ def test_a_whole_run_is_one_job(cluster, project):
     assert cluster.jobs()[job.job_id]["NumCPUs"] == "2"
 
 
-def test_a_fold_that_fails_cancels_what_rests_on_it_and_only_the_rest_is_submitted_again(cluster, project):
+def test_what_rests_on_a_failed_fold_names_it_and_ends_and_only_the_rest_is_submitted_again(cluster, project):
     run = project.begin(train_fold_0={"fail": True})
     site = project.site()
     _, train, last = project.submit(run, site)
-    cluster.wait_for(lambda: cluster.state(last.job_id) == "CANCELLED", "the last job to be given up")
+    cluster.wait_for(lambda: cluster.state(last.job_id) == "FAILED", "the last job to begin and end")
+    log = log_of(run, last.job_id)
+    assert re.search(r"last cannot run yet, and nothing was begun: it needs train_fold_0 \(", log)
+    assert "submit what is left with --resume RUN --executor slurm" in log
+    assert noted(run, "last", "starts") == []
     assert cluster.state(f"{train.job_id}_0") == "FAILED"
     assert cluster.jobs()[f"{train.job_id}_0"]["ExitCode"] == "1:0"
     ended_well(cluster, f"{train.job_id}_1")
@@ -172,7 +177,7 @@ def test_a_job_that_takes_more_memory_than_it_asked_for_is_told_as_killed_for_me
     run = project.begin(train_fold_0={"eat_mib": 3000})
     _, train, last = project.submit(run, project.site(memory=600))
     fold = f"{train.job_id}_0"
-    cluster.wait_for(lambda: cluster.state(last.job_id) == "CANCELLED", "what rests on it to be given up")
+    cluster.wait_for(lambda: cluster.state(last.job_id) == "FAILED", "what rests on it to be given up")
     ended_well(cluster, f"{train.job_id}_1")
     assert cluster.jobs()[fold]["Restarts"] == "0"
     assert told(run, "train_fold_1").state == "done"
@@ -188,13 +193,13 @@ def test_a_job_that_takes_more_memory_than_it_asked_for_is_told_as_killed_for_me
         assert state.state != "COMPLETED"
 
 
-def test_a_job_that_survived_a_memory_kill_of_a_worker_is_gone_on_from(cluster, project):
+def test_jobs_and_folds_that_survived_a_memory_kill_of_a_worker_are_gone_on_from(cluster, project):
     if not cluster.limits_memory:
         pytest.skip("no control groups that may be written here: Slurm kills all of a job, not a worker alone")
-    run = project.begin(first={"lose_a_worker": True})
-    first, *_, last = project.submit(run, project.site(memory=700))
+    run = project.begin(first={"lose_a_worker": True}, train_fold_0={"lose_a_worker": True})
+    first, train, last = project.submit(run, project.site(memory=700))
     ended_well(cluster, last.job_id)
-    assert cluster.state(first.job_id) == "OUT_OF_MEMORY"
+    assert [cluster.state(each) for each in (first.job_id, f"{train.job_id}_0")] == ["OUT_OF_MEMORY"] * 2
     assert {stage.state for stage in read_status(run).stages.values()} == {"done"}
 
 

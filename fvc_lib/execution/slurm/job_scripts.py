@@ -190,17 +190,17 @@ class SlurmJob:
     name: str  # of its script and in the queue
     stages: tuple[str, ...]  # in the order they run
     folds: tuple[int, ...] | None  # the tasks of the array, ascending; None: no array
-    needs: tuple[str, ...]  # names of the jobs that must have ended well before
     memory_mib: int  # on one node
     memory_why: str  # where that number is from, in words
     cpus: int  # of one process
+    needs: tuple[str, ...] = ()  # names of the jobs, no arrays, that must have ended well before
     ranks: int = 1  # processes that share one fold's training; 1 where nothing is shared
     nodes: int = 1  # that the ranks are spread over
     gpus: int = 0  # on one node
     trains: bool = False  # whether a stage that fans out over folds is among its stages
     at_once: int = 1  # how many folds it runs at once, where it is no array
     shards: int = 0  # of its one stage, the tasks of the array; 0: that has none
-    after: tuple[str, ...] = ()  # names of the jobs that must have ended, well or not
+    after: tuple[str, ...] = ()  # names of the jobs, mostly arrays, that must have ended, well or not
     time: str = ""  # that it asks for; empty: the site's
     # Of run_notebooks.py, where it is no work of a run's stages; what says the shard is left off its end.
     command: tuple[str, ...] = ()
@@ -217,9 +217,11 @@ def plan_jobs(
     """The jobs that run ``tasks``, each after those it needs.
 
     Stages that do not fan out share a job as long as no array lies between them; each stage that fans out is an array
-    with one task per fold; so are the shards of a stage, before the job of its notebook, which does what they left. A
-    need that leads over stages without tasks (finished ones) counts all the same. A stage may
-    be missing in ``predicted``, the expected peak of each.
+    with one task per fold; so are the shards of a stage, before the job of its notebook, which does what they left. What
+    needs an array begins when that has ended, well or not: SLURM calls a fold in which a process was killed for memory a
+    failed one, though it was finished all the same. Where a fold is not finished, the job that needs it says so and ends.
+    A need that leads over stages without tasks (finished ones) counts all the same. A stage may be missing in
+    ``predicted``, the expected peak of each.
     """
     sharded = {stage.name for stage in _stages_of(tasks) if site.shard_tasks > 1 and stage.sharded(config)}
     groups = _groups(tasks, stages, sharded)
@@ -234,27 +236,27 @@ def plan_jobs(
         }
         before = set().union(*before_of.values())
         folds = _folds_of(group[0], tasks) if group[0].per_fold else None
-        named = tuple(job.name for job in jobs if job.name in before)
         arrays = [
-            _shards_job(stage, config, site, predicted, tuple(job for job in named if job in before_of[stage.name]))
+            _waiting(_shards_job(stage, config, site, predicted), before_of[stage.name], jobs)
             for stage in group
             if stage.name in sharded
         ]
-        whole = _job(name, group, config, site, predicted, folds=folds, needs=named)
-        jobs += [*arrays, replace(whole, after=tuple(array.name for array in arrays))]
+        whole = _waiting(_job(name, group, config, site, predicted, folds=folds), before, jobs)
+        jobs += [*arrays, replace(whole, after=(*whole.after, *(array.name for array in arrays)))]
     return jobs
 
 
-def _shards_job(
-    stage: Stage,
-    config: RunConfig,
-    site: Site,
-    predicted: Mapping[str, PredictedPeak],
-    needs: tuple[str, ...],
-) -> SlurmJob:
+def _waiting(job: SlurmJob, before: Collection[str], jobs: Sequence[SlurmJob]) -> SlurmJob:
+    """``job`` after those of ``jobs`` that ``before`` names."""
+    named = [each for each in jobs if each.name in before]
+    needs = tuple(each.name for each in named if each.folds is None)
+    return replace(job, needs=needs, after=tuple(each.name for each in named if each.folds is not None))
+
+
+def _shards_job(stage: Stage, config: RunConfig, site: Site, predicted: Mapping[str, PredictedPeak]) -> SlurmJob:
     job = _job(
         f"{stage.name}_shards", [stage], config.model_copy(update={"num_ranks": 1}), site, predicted,
-        folds=tuple(range(site.shard_tasks)), needs=needs,
+        folds=tuple(range(site.shard_tasks)),
     )  # fmt: skip
     if site.shard_memory is not None:
         job = replace(job, memory_mib=site.shard_memory, memory_why=f"SHARD_MEMORY of {site.path.name}")
@@ -282,7 +284,7 @@ def jobs_of_files(
     if shards < 2:
         return [whole]
     few = site.model_copy(update={"shard_tasks": shards})
-    array = _shards_job(stage, config, few, {stage.name: peak}, ())
+    array = _shards_job(stage, config, few, {stage.name: peak})
     return [replace(array, command=(*command, shard_option)), replace(whole, after=(array.name,))]
 
 
@@ -315,7 +317,6 @@ def _job(
     predicted: Mapping[str, PredictedPeak],
     *,
     folds: tuple[int, ...] | None = None,
-    needs: tuple[str, ...] = (),
     at_once: int = 1,
 ) -> SlurmJob:
     """Only training is shared between ranks, gets GPUs and is done for several folds at once."""
@@ -328,7 +329,6 @@ def _job(
         name=name,
         stages=tuple(stage.name for stage in group),
         folds=folds,
-        needs=needs,
         memory_mib=memory,
         memory_why=why,
         cpus=site.cpus * at_once,
