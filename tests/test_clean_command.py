@@ -25,6 +25,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.video.clips.store import ClipStore
 from run_notebooks import main
+from tests.faults.disks import small_tmpfs
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def test_runs_go_only_where_their_state_is_named_and_nothing_is_lost_with_them(c
     assert "would delete 1 item" in said(config, "clean")  # what later attempts replaced
     assert contents(Path(config.runs_dir).parent) == before
     assert "nothing to delete" in said(config, "clean", *STATES, "--days", "41")
-    assert "nothing to delete" in said(config, "clean", *STATES, "--experiment", "another")
+    assert "has no experiment 'another'" in said(config, "clean", *STATES, "--experiment", "another", exit_code=2)
     shown = said(config, "clean", *STATES, "--yes")
     assert "finished without a model" in shown
     assert "ended before any stage was finished" in shown
@@ -210,6 +211,22 @@ def test_clips_that_a_run_took_up_or_waits_for_since_the_look_stay(config, store
     assert [path.exists() for path in stores] == [False, True, False]
 
 
+def test_a_run_that_waits_without_a_job_is_said_to_hold_its_clips_and_what_lets_them_go(config, stores):
+    run = begin_run(config, command="test", state="waiting")
+    shown = said(config, "clean", "--yes")
+    assert f"held: the clips and measurements of {run.root}" in shown
+    assert f"(python run_notebooks.py --resume {run.root})" in shown
+    assert [path.exists() for path in stores] == [True, False, False]
+    assert "held" not in said(config, "clean", "--state", "done")
+    assert "held" not in said(config, "clean", "--experiment", config.experiment)
+    assert f"Did you mean '{config.experiment}'?" in said(
+        config, "clean", "--experiment", config.experiment[:-1], exit_code=2
+    )
+    shutil.rmtree(run.root)  # as it says
+    assert "held" not in said(config, "clean", "--yes")
+    assert not any(path.exists() for path in stores)
+
+
 def test_what_is_busy_is_left_and_not_counted(config, runs):
     (runs["indexed"].root / "run.lock").symlink_to(Path(config.runs_dir) / "none" / "lock")  # it cannot be taken
     shown = said(config, "clean", "--state", "done", "--state", "failed", "--yes")
@@ -234,6 +251,15 @@ def test_temporaries_of_a_corpus_in_the_cache_stay_and_so_does_a_folder_that_onl
         write_text(each / "a", "")
     inside = config.model_copy(update={"corpus": str(of_corpus.parent)})
     assert {each.path for each in removables(inside, days=0)} == {of_cache, left}
+
+
+@pytest.mark.parametrize(("state", "gone"), [("done", "superseded"), ("failed", ".")])
+def test_on_a_full_disk_room_can_be_made(config, tmp_path, state, gone):
+    with small_tmpfs(tmp_path / "runs", "1m") as disk:
+        run = made_run(config, 1, state, "superseded/0/tables/old.parquet")
+        disk.fill()
+        assert "deleted 1 item" in said(config, "clean", "--state", state, "--yes")
+        assert not (run.root / gone).exists()
 
 
 def test_a_corpus_inside_a_runs_folder_stays_with_it(config, runs):

@@ -176,6 +176,16 @@ def test_what_cannot_be_meant_exits_2_before_anything_is_written(tmp_path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+def test_where_no_job_can_be_submitted_no_run_begins_that_would_wait_for_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    here = {"FVC_RUNS_DIR": str(tmp_path / "runs"), "PATH": ""}
+    done = CliRunner().invoke(run_notebooks.main, ["--executor", "slurm"], env=here)
+    assert (done.exit_code, done.stderr) == (
+        2, "error: sbatch: not found. Run this where SLURM's commands are, or without --executor slurm.\n"
+    )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_targets_that_are_no_names_of_the_corpora_are_refused_before_a_run_begins(tmp_path, monkeypatch):
     for name in ("faces", "others"):
         for label in ("real", "fake"):

@@ -23,7 +23,7 @@ from fvc_lib.execution.run.status import status_now
 from fvc_lib.execution.slurm.queue import has_command, job_states, submitted_jobs
 from fvc_lib.services.atomic_files import left_temporaries, size_of
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError, UsageError, command_text
+from fvc_lib.services.errors import FvcError, UsageError, command_text, did_you_mean
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tar_patterns import fixed_folder, is_pattern
@@ -132,7 +132,7 @@ def _is_needed(run: RunPaths) -> bool:
 
 
 def _remove_run(run: RunPaths, last_change: float) -> bool:
-    with run_lock(run, say=lambda _: None, on_lost=lambda _: None):
+    with run_lock(run, say=lambda _: None, on_lost=lambda _: None, to_make_room=True):
         if _last_change(run) != last_change or _is_needed(run):
             return False
         moved = _moved(run.root)
@@ -141,7 +141,7 @@ def _remove_run(run: RunPaths, last_change: float) -> bool:
 
 
 def _remove_superseded(run: RunPaths) -> None:
-    with run_lock(run, say=lambda _: None, on_lost=lambda _: None):
+    with run_lock(run, say=lambda _: None, on_lost=lambda _: None, to_make_room=True):
         _delete(run.superseded, keep=_STAY_SUPERSEDED)
 
 
@@ -183,6 +183,15 @@ def _living(runs: Sequence[RunPaths]) -> list[RunPaths]:
         if state in ("waiting", "requeue") or is_worked_on(run):
             living.append(run)
     return living
+
+
+def _left_waiting(runs_dir: Path) -> Iterator[RunPaths]:
+    """Runs that wait for jobs of which the queue here knows none: they hold their caches for nothing, perhaps."""
+    for run in list_runs(runs_dir):
+        with suppress(FvcError, OSError):
+            waits = status_now(run).state in ("waiting", "requeue") and not is_worked_on(run)
+            if waits and all(job.ended for job in job_states(run, must_answer=True)):
+                yield run
 
 
 def _last_change(run: RunPaths) -> float:
@@ -345,6 +354,9 @@ def clean(
     config = resolve_config()
     folders = {"cache_dir": cache_dir, "runs_dir": runs_dir}
     config = config.model_copy(update={name: str(path) for name, path in folders.items() if path is not None})
+    if experiment is not None and not (Path(config.runs_dir) / experiment).is_dir():
+        there = [folder.name for folder in _folders(Path(config.runs_dir))]
+        raise UsageError(f"{config.runs_dir} has no experiment {experiment!r}.{did_you_mean(experiment, there)}")
     click.echo(f"looking through {config.runs_dir} and {config.cache_dir}", err=True)
     size = num = 0
     for each in removables(config, days=days, experiment=experiment, states=states):
@@ -359,6 +371,13 @@ def clean(
                 click.echo(f"left: {each.path}: {left}")
                 continue
         size, num = size + each.size_bytes, num + 1
+    if experiment is None and not states:
+        for run in _left_waiting(Path(config.runs_dir)):
+            go_on = command_text("--resume", run.root, *(["--executor", "slurm"] if submitted_jobs(run) else []))
+            click.echo(
+                f"held: the clips and measurements of {run.root}, which is not finished, though no job of it is in the "
+                f"queue here: go on with it ({go_on}) or, if nothing shall come of it, delete its folder"
+            )
     told = f"{num} item{'' if num == 1 else 's'}, {size / 1e6:,.1f} MB"
     if yes:
         click.echo(f"deleted {told}")

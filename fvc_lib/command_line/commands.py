@@ -3,7 +3,7 @@
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -12,9 +12,9 @@ from fvc_lib.command_line.verdicts.predictions import PAGE
 from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook
-from fvc_lib.execution.run.exit_codes import what_next
+from fvc_lib.execution.run.exit_codes import what_happened, what_next
 from fvc_lib.execution.run.session import read_progress
-from fvc_lib.execution.run.shards import recorded_shards, shards_line
+from fvc_lib.execution.run.shards import Shard, read_shard, record_path, recorded_shards, shards_line
 from fvc_lib.execution.run.status import StageStatus, status_now
 from fvc_lib.execution.run.which_run import Inheritance, ask, changes, in_words
 from fvc_lib.execution.slurm.queue import JobState, job_states, read_accounting, submitted_jobs
@@ -26,6 +26,7 @@ from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.run_paths import RunPaths, find_run
 from fvc_lib.services.tasks import STAGES
 
+_LONGEST_REASON = 300
 # Why a job waits for ever, or ended, unless somebody does something, by SLURM's word for it.
 _REMEDY_OF_REASON = {
     "PartitionTimeLimit": ": TIME in slurm/site.conf is more than the partition allows",
@@ -65,31 +66,40 @@ def status(run: str, runs_dir: Path | None) -> None:
     for key, stage in state.stages.items():
         seconds = "" if stage.duration_seconds is None else f"{stage.duration_seconds:8.1f} s"
         click.echo(f"  {key:<28} {stage.state:<12} {seconds:>10}  {_details(key, stage, paths)}".rstrip())
-        if stage.state == "failed" and stage.next_setting:
+        if stage.state == "failed":
             click.echo(f"    {what_next(paths, stage)}")
-    jobs = _show_jobs(paths)
+    jobs = _show_jobs(paths, {key for key, stage in state.stages.items() if stage.state == "done"})
     if state.state == "waiting" and all(job.ended for job in jobs):
         click.echo("  no job of it is in the queue here; submit what is left: --resume RUN --executor slurm")
 
 
-def _show_jobs(paths: RunPaths) -> list[JobState]:
-    """Print how far shards are, and those of the submitted jobs that the queue knows."""
+def _show_jobs(paths: RunPaths, finished: Collection[str] = ()) -> list[JobState]:
+    """Print how far shards are, and those of the submitted jobs that the queue knows; ``finished``: keys of tasks."""
     submitted = {job.stages[0]: job.shards for job in submitted_jobs(paths) if job.shards}
+    done = set(finished)
     for name, of in (recorded_shards(paths) | submitted).items():
         click.echo(f"  {shards_line(paths, name, of)}")
+        records = [read_shard(record_path(paths, name, Shard(number, of))) for number in range(of)]
+        done |= {f"{name}_shard_{number}" for number, record in enumerate(records) if record.state == "done"}
     jobs = job_states(paths)
     for job in jobs:
         if job.state == "COMPLETED" and job.name.endswith("_shards"):  # the line above counts them
             continue
-        click.echo(f"  {job}{_REMEDY_OF_REASON.get(job.reason, '')}")
+        remedy = _REMEDY_OF_REASON.get(job.reason, "")
+        if job.state == "OUT_OF_MEMORY" and done.issuperset(job.task.split(",")):
+            remedy = ": a process of it was killed for memory, and its work was finished all the same"
+        click.echo(f"  {job}{remedy}")
     return jobs
 
 
 def _details(key: str, stage: StageStatus, run: RunPaths) -> str:
-    """What a running task is at, else why it runs or what ended it."""
+    """What a running task is at, else why it runs or what ended it, in a line."""
     if stage.state == "running":
         progress = read_progress(run.logs / f"{key}.progress.json")
         return "" if progress is None else f"{progress.what} {progress.done}/{progress.total}"
+    if stage.state == "failed":
+        what = what_happened(stage)
+        return what if len(what) <= _LONGEST_REASON else f"{what[:_LONGEST_REASON]} [...]"
     return stage.reason or ""
 
 

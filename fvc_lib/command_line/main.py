@@ -1,5 +1,6 @@
 """The command line: its options and its commands; a run needs none."""
 
+import errno
 import tempfile
 import traceback
 from pathlib import Path
@@ -100,7 +101,7 @@ class Commands(click.Group):
             raise
         except OSError as error:
             where = error.filename or "a file"
-            click.echo(f"error: {where}: {error.strerror}. Is there space, and may it be written?", err=True)
+            click.echo(f"error: {where}: {error.strerror}. {_REMEDIES.get(error.errno or 0, _WRITABLE)}", err=True)
             for note in getattr(error, "__notes__", ()):
                 click.echo(note, err=True)
             context.exit(1)
@@ -108,6 +109,11 @@ class Commands(click.Group):
             raise
         except Exception as error:  # noqa: BLE001 - nobody is to read a traceback in place of a sentence
             context.exit(_unforeseen(error))
+
+
+_WRITABLE = "May it be written? Else choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR, FVC_DATA_DIR"
+_FULL = "Make room (run_notebooks.py clean shows what may go), or choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR"
+_REMEDIES = {errno.ENOSPC: _FULL, errno.EDQUOT: _FULL}
 
 
 @click.group(

@@ -27,7 +27,7 @@ from fvc_lib.execution.run.record import begin_run, last_attempt, record_resumpt
 from fvc_lib.execution.run.runner import Runner, make_room
 from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
 from fvc_lib.execution.slurm.job_scripts import Site, SlurmJob, plan_jobs, plan_one_job, read_site
-from fvc_lib.execution.slurm.queue import describe, submission_text, submit
+from fvc_lib.execution.slurm.queue import describe, refuse_without_sbatch, submission_text, submit
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS
 from fvc_lib.services.errors import FvcError, UsageError, command_text
@@ -183,7 +183,8 @@ class RunCommand:
         run = None if self.wanted.fork else self.run
         there = run.root if run is not None else refuse_runs_folder(self.config.runs_dir, self.config.experiment)
         if not os.access(there, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+            why = errno.EROFS if os.statvfs(there).f_flag & os.ST_RDONLY else errno.EACCES
+            raise OSError(why, os.strerror(why), str(there))
         if run is None:
             return
         busy = [key for key in self._tasks or () if is_task_worked_on(run, key)]
@@ -240,6 +241,8 @@ class RunCommand:
 
     def execute(self) -> int:
         """Do it, here or as jobs; returns the exit code."""
+        if self.wanted.executor == "slurm":
+            refuse_without_sbatch()  # before a run begins that would wait for jobs
         self._refuse()  # before a step is tried out, which takes ten seconds
         plan = self.plan()
         self._refuse_broken_choice(plan)

@@ -77,7 +77,9 @@ def test_jobs_one_after_the_other_finish_a_run_and_each_state_between_is_true(pr
 
 def test_a_task_whose_needs_are_not_finished_is_refused_with_their_names(project):
     run = project.begin()
-    with pytest.raises(UsageError, match=r"folds_fold_0 cannot run yet, and nothing was begun: it needs one \(not finished yet\)"):
+    with pytest.raises(
+        UsageError, match=r"folds_fold_0 cannot run yet, and nothing was begun: it needs one \(not finished yet\)"
+    ):
         project.plan(run, tasks=FOLDS)
     plan = project.plan(run, tasks=FOLDS | {"one"})
     assert [(p.run, p.reason) for p in plan if not p.run] == [(False, "left to another job: after folds")]

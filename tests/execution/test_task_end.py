@@ -21,7 +21,7 @@ from fvc_lib.execution.run.exit_codes import (
     next_setting,
     what_next,
 )
-from fvc_lib.execution.run.status import StageStatus
+from fvc_lib.execution.run.status import StageError, StageStatus
 from fvc_lib.execution.run.task import TaskRun, job_id, last_metric, metric_text, oom_kills
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory.budget import SHARE_VARIABLE, MemoryBudget, MemoryShare
@@ -105,6 +105,15 @@ def test_a_stage_of_a_submitted_run_is_submitted_again_with_less(tmp_path):
     assert " --executor slurm -p workers 1  #" in what_next(run, StageStatus(next_setting="-p workers 1", **ended))
     assert " --executor" not in what_next(run, StageStatus(next_setting="--jobs 1", **ended))  # of one job's folds
     assert what_next(run, StageStatus(next_setting="--mem=6G", **ended)).endswith("(MEMORY=6144 in slurm/site.conf)")
+
+
+@pytest.mark.parametrize("error", [StageError(name="OSError", message="[Errno 28] No space left on device: 'x'"), None])
+def test_of_a_full_disk_it_is_said_how_to_make_room(tmp_path, error):
+    said = "the runner could not go on: [Errno 28] No space left on device"
+    stage = StageStatus(state="failed", exit_code=1, reason="a cell failed" if error else said, error=error)
+    told = what_next(RunPaths(tmp_path), stage)
+    assert "run_notebooks.py clean shows what may go" in told
+    assert told.endswith(f": python run_notebooks.py --resume {tmp_path}")
 
 
 def test_only_after_an_error_of_usage_or_data_a_new_run_with_another_value_is_offered(tmp_path):

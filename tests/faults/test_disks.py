@@ -78,6 +78,6 @@ def test_a_command_on_what_cannot_be_written_says_so_and_runs_nothing(tmp_path, 
             done = CliRunner().invoke(run_notebooks.main, [*arguments, "--jobs", "1"])  # so no step is tried out
             assert done.exit_code == 1
             assert f"error: {runs_dir}" in done.stderr
-            assert "may it be written?" in done.stderr
+            assert "May it be written?" in done.stderr
     assert list_runs(runs_dir) == [run]
     assert not run.notebooks.exists()

@@ -9,7 +9,9 @@ import subprocess
 import sys
 
 import pytest
+from click.testing import CliRunner
 
+from fvc_lib.command_line.commands import status
 from fvc_lib.execution.plan.stages import tasks_in_order
 from fvc_lib.execution.run.status import read_status, status_now
 from fvc_lib.execution.slurm.job_scripts import plan_jobs, script_path
@@ -199,7 +201,14 @@ def test_jobs_and_folds_that_survived_a_memory_kill_of_a_worker_are_gone_on_from
     run = project.begin(first={"lose_a_worker": True}, train_fold_0={"lose_a_worker": True})
     first, train, last = project.submit(run, project.site(memory=700))
     ended_well(cluster, last.job_id)
-    assert [cluster.state(each) for each in (first.job_id, f"{train.job_id}_0")] == ["OUT_OF_MEMORY"] * 2
+    killed = [first.job_id, f"{train.job_id}_0"]
+    assert [cluster.state(each) for each in killed] == ["OUT_OF_MEMORY"] * 2
+    shown = CliRunner().invoke(status, [str(run.root)]).output
+    for each in killed:
+        assert re.search(
+            rf"job {each} .*OUT_OF_MEMORY.*: a process of it was killed for memory, and its work was", shown
+        )
+    assert "MEMORY_HEADROOM_PERCENT" not in shown
     assert {stage.state for stage in read_status(run).stages.values()} == {"done"}
 
 

@@ -105,8 +105,8 @@ def _only_tasks(plan: Sequence[PlannedTask], keys: frozenset[str]) -> list[Plann
         if missing := sorted((needed[key] & unfinished.keys()) - keys):
             why = ", ".join(f"{name} ({unfinished[name]})" for name in missing)
             raise UsageError(
-                f"{key} cannot run yet, and nothing was begun: it needs {why}. Run that first, or name it in --tasks as "
-                "well; of jobs under SLURM: see `status`, and when none works on it any more, submit what is left with "
+                f"{key} cannot run yet, and nothing was begun: it needs {why}. Run that first, or name it in --tasks, "
+                "too; of jobs under SLURM: see `status`, and when none works on it any more, submit what is left with "
                 "--resume RUN --executor slurm."
             )
     anew = {planned.task.key for planned in plan if planned.run and planned.redo and planned.task.key in keys}

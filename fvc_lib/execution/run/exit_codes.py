@@ -1,5 +1,6 @@
 """How a stage ended: state, exit code, reason and error, the words for it, and what to try next."""
 
+import errno
 import html
 import json
 import os
@@ -261,6 +262,7 @@ def rows_from_the_end(path: Path) -> Iterator[dict[str, Any]]:
 # What the terminal says of a task's end: one line of a success, three of anything else.
 
 _LONGEST_MESSAGE = 2_000
+_DISK_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 def end_lines(run: RunPaths, task: Task, stage: StageStatus) -> list[str]:
@@ -308,6 +310,8 @@ def what_next(run: RunPaths, stage: StageStatus) -> str:
         return f"to go on: {command} {setting}  # {why}"
     if stage.state == "interrupted" or stage.exit_code == 138:
         return f"to go on: {command}"
+    if any(full in what_happened(stage) for full in _DISK_FULL):
+        return f"to go on, once there is room on the disk ({command_text('clean')} shows what may go): {command}"
     # A run's own values never change; a corpus that could not be read may be mended where it is.
     other = {2: "; with another budget, device or number of workers: add -p NAME VALUE"}.get(stage.exit_code or 0, "")
     if stage.exit_code in (2, 3):  # the data may lack what a parameter asks of them

@@ -106,6 +106,7 @@ def run_lock(
     interval_seconds: float = BEAT_SECONDS,
     say: Callable[[str], None] = print,
     on_lost: Callable[[str], None] = _logger.error,
+    to_make_room: bool = False,
 ) -> Iterator[None]:
     """Hold the whole of ``run``, or its tasks ``keys`` and leave the others to other jobs; all of them, or none.
 
@@ -114,7 +115,9 @@ def run_lock(
     same moment both may be refused, but never both let in.
 
     ``say`` gets a line when a dead holder's claim is passed over; ``on_lost`` one, from a thread, when another process
-    has taken the run over after this one stood still for too long.
+    has taken the run over after this one stood still for too long. ``to_make_room``: a full disk is no reason to leave;
+    the claim is written once there is room, and until then the system's lock alone holds. Nobody else can write one
+    meanwhile.
 
     Raises:
         UsageError: another process holds what is wanted, or what it is a part of; the message names that process.
@@ -125,14 +128,18 @@ def run_lock(
     with ExitStack() as streams:
         for path in paths:
             path.parent.mkdir(exist_ok=True)
-            _take_system_lock(streams.enter_context(path.open("a+b")), path)
+            locks_work = _take_system_lock(streams.enter_context(path.open("a+b")), path)
         _refuse_living_holders(paths, say)
         holder = Holder(os.getpid(), this_host(), utc_now(), interval_seconds)
         ended = threading.Event()
         beats = threading.Thread(target=_keep_beating, args=(paths, holder, ended, on_lost), daemon=True)
         try:
             for path in paths:
-                write_claim(path, holder)
+                try:
+                    write_claim(path, holder)
+                except OSError as error:
+                    if not (to_make_room and locks_work and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+                        raise
             beats.start()
             _refuse_others(_of_tasks(run) if whole else [_whole(run)], say)
             yield
@@ -193,18 +200,21 @@ def _system_lock_taken(path: Path) -> bool | None:
     return False
 
 
-def _take_system_lock(stream: IO[bytes], path: Path) -> None:
-    """Lock ``stream`` until it is closed; a look by ``is_worked_on`` holds it for an instant, hence the patience."""
+def _take_system_lock(stream: IO[bytes], path: Path) -> bool:
+    """Lock ``stream`` until it is closed; whether there are such locks here. A look by ``is_worked_on`` holds it for an
+    instant, hence the patience.
+    """
     for patience in (0.05, 0.1, 0.2, 0.0):
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
+            return True
         except OSError as error:
             if error.errno in NO_LOCKS:
-                return  # the beat alone decides
+                break  # the beat alone decides
             if not patience:
                 raise _refusal(path, read_claim(path)[0]) from error
         time.sleep(patience)
+    return False
 
 
 def _refuse_living_holders(paths: Sequence[Path], say: Callable[[str], None]) -> None:

@@ -217,10 +217,10 @@ def plan_jobs(
     """The jobs that run ``tasks``, each after those it needs.
 
     Stages that do not fan out share a job as long as no array lies between them; each stage that fans out is an array
-    with one task per fold; so are the shards of a stage, before the job of its notebook, which does what they left. What
-    needs an array begins when that has ended, well or not: SLURM calls a fold in which a process was killed for memory a
-    failed one, though it was finished all the same. Where a fold is not finished, the job that needs it says so and ends.
-    A need that leads over stages without tasks (finished ones) counts all the same. A stage may be missing in
+    with one task per fold; so are the shards of a stage, before the job of its notebook, which does what they left.
+    What needs an array begins when that has ended, well or not: SLURM calls a fold failed in which a process was killed
+    for memory, though it was finished all the same. Where a fold is not finished, the job that needs it says so and
+    ends. A need that leads over stages without tasks (finished ones) counts all the same. A stage may be missing in
     ``predicted``, the expected peak of each.
     """
     sharded = {stage.name for stage in _stages_of(tasks) if site.shard_tasks > 1 and stage.sharded(config)}

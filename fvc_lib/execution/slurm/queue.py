@@ -295,6 +295,16 @@ def clips_job(run: RunPaths) -> str:
     return ids[-1] if ids else ""
 
 
+def refuse_without_sbatch() -> None:
+    """Check that jobs can be submitted from here.
+
+    Raises:
+        SlurmError: they cannot.
+    """
+    if not has_command("sbatch"):
+        raise SlurmError("sbatch: not found. Run this where SLURM's commands are, or without --executor slurm.")
+
+
 def submit(
     jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = CHECKOUT, after_clips: Sequence[str] = ()
 ) -> list[SubmittedJob]:
@@ -307,8 +317,8 @@ def submit(
         OSError: the run folder cannot be written.
     """
     texts = {job.name: render(job, run, site, home=home) for job in jobs}
-    if jobs and not has_command("sbatch"):
-        raise SlurmError("sbatch: not found. Run this where SLURM's commands are, or without --executor slurm.")
+    if jobs:
+        refuse_without_sbatch()
     _refuse_second_submission(run)
     run.slurm.mkdir(exist_ok=True)  # where the logs go, too: a job whose log cannot be opened dies without a word
     for job in jobs:
