@@ -329,8 +329,10 @@ def _require_groups(groups: pl.DataFrame, num_folds: int) -> None:
 
 
 def _refuse_shared(frame: pl.DataFrame, column: str, part: str) -> None:
-    rows_of = frame.group_by(column).agg(pl.col(part).unique().sort(), pl.len().alias("rows")).sort(column)
-    shared = rows_of.filter(pl.col(part).list.len() > 1)
+    # Only what is shared is sorted: a million ids take twenty times as long as a hundred thousand.
+    rows_of = frame.group_by(column).agg(pl.col(part).n_unique().alias("parts"), pl.len().alias("rows"))
+    several = rows_of.filter(pl.col("parts") > 1)
+    shared = frame.join(several, on=column, how="semi").group_by(column).agg(pl.col(part).unique().sort()).sort(column)
     if shared.height:
         found = [
             f"{name!r} in {part}s {', '.join(map(str, values))}"
@@ -341,7 +343,7 @@ def _refuse_shared(frame: pl.DataFrame, column: str, part: str) -> None:
             "Make the folds again from the index."
         )
     if column == "video_id" and rows_of.height < frame.height:
-        twice = rows_of.filter(pl.col("rows") > 1)["video_id"]
+        twice = rows_of.filter(pl.col("rows") > 1)["video_id"].sort()
         raise LeakageError(
             f"leakage: {len(twice)} videos are listed twice: {some_of(twice.to_list())}. Make the folds again."
         )

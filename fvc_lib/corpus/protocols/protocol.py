@@ -75,6 +75,7 @@ def check_protocol(table: pl.DataFrame, index: pl.DataFrame, num_trainings: int)
     """
     if sorted(table["fold"].unique()) != list(range(num_trainings)):
         raise DataError(f"protocol: got trainings {sorted(table['fold'].unique())}, wanted {num_trainings} from 0.")
+    ids = index["video_id"].sort()
     for fold, rows in _by_training(table).items():
         used = training_rows(table, fold)
         sides = rows.filter(pl.col("part") != LEFT_OUT).select(
@@ -84,8 +85,8 @@ def check_protocol(table: pl.DataFrame, index: pl.DataFrame, num_trainings: int)
             fold=pl.col("part").replace_strict({part: n for n, part in enumerate(PARTS)}),
         )
         check_folds(sides, used.leaking)
-        forgotten = set(index["video_id"]) ^ set(rows["video_id"])
-        if forgotten or rows["video_id"].is_duplicated().any():
+        if not rows["video_id"].sort().equals(ids):
+            forgotten = set(ids) ^ set(rows["video_id"])
             raise DataError(
                 f"protocol: training {fold} has not one row for each video, e.g. {some_of(sorted(forgotten))}."
             )
@@ -141,7 +142,7 @@ class TrainingRows:
             fold,
             inner_validation_share=inner_validation_share,
             seed=seed,
-            validation=self.validation & set(rows["video_id"]),
+            validation=self.validation.intersection(rows["video_id"]) if self.validation else (),
             leaking=self.leaking,
         )
 
