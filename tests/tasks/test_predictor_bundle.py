@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from subprocess import Popen
 from types import MappingProxyType
@@ -20,14 +20,16 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from click.testing import CliRunner, Result
+from filelock import FileLock
 
 from fvc_lib import CHECKOUT, load_detector
 from fvc_lib.analysis.mlflow.export import default_tracking_uri
 from fvc_lib.analysis.mlflow.registry import register_bundle
 from fvc_lib.command_line.main import main
+from fvc_lib.command_line.shards import stop_on_signals
 from fvc_lib.detectors.network import weights_path
 from fvc_lib.services.checkpoint_files import write_weights_with_digest
-from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.errors import FvcError, StoppedError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.bundle_folder import task_of_bundle
 from fvc_lib.tasks.predictor_bundle import open_predictor_bundle
@@ -42,33 +44,56 @@ TABLES = ("predictions.csv", "predictions.jsonl")
 
 
 @pytest.fixture(scope="module")
-def homes(tmp_path_factory) -> dict[str, Path]:
-    """By task a folder with ``files`` to ask about and a ``bundle``; run and corpus have gone to ``away``."""
-    found = {}
-    for task, made in (("image", picture_run), ("video_text", caption_run)):
-        home = tmp_path_factory.mktemp(task)
-        run, corpus = made(home)
-        export = CliRunner().invoke(main, ["export", str(run.root), "--to", str(home / "bundle")])
-        assert export.exit_code == 0, export.output
-        (home / "files").mkdir()
-        for part in ("train", "validation", "test"):
-            paths = pl.read_parquet(run.images if task == "image" else run.video_texts).filter(part=part)["path"]
-            file = corpus / paths[0]
-            shutil.copy(file, home / "files" / f"{part}{file.suffix}")
-        (home / "files" / f"torn{file.suffix}").write_bytes(file.read_bytes()[:200])
-        with (home / "files" / f"new{file.suffix}").open("wb") as new:
-            new.write(file.read_bytes() + bytes(8))
-        assert asked(run.root, home, home / "by_run") == 0
-        (home / "away").mkdir()
-        for each in (run.root.parent, corpus):
-            each.rename(home / "away" / each.name)
-        found[task] = home
+def home_of(session_folder) -> Callable[[str], Path]:
+    """Of a task a folder with ``files`` to ask about and a ``bundle``; run and corpus have gone to ``away``.
+
+    Made once for all test processes: whoever comes second waits, and finds it.
+    """
+
+    def found(task: str) -> Path:
+        home = session_folder / f"bundle_of_{task}"
+        with FileLock(f"{home}.lock"):
+            if not (home / "away").is_dir():
+                shutil.rmtree(home, ignore_errors=True)
+                make_home(home, task)
+        return home
+
     return found
 
 
+def make_home(home: Path, task: str) -> None:
+    home.mkdir()
+    run, corpus = (picture_run if task == "image" else caption_run)(home)
+    export = CliRunner().invoke(main, ["export", str(run.root), "--to", str(home / "bundle")])
+    assert export.exit_code == 0, export.output
+    (home / "files").mkdir()
+    for part in ("train", "validation", "test"):
+        paths = pl.read_parquet(run.images if task == "image" else run.video_texts).filter(part=part)["path"]
+        file = corpus / paths[0]
+        shutil.copy(file, home / "files" / f"{part}{file.suffix}")
+    (home / "files" / f"torn{file.suffix}").write_bytes(file.read_bytes()[:200])
+    with (home / "files" / f"new{file.suffix}").open("wb") as new:
+        new.write(file.read_bytes() + bytes(8))
+    assert asked(run.root, home, home / "by_run") == 0
+    (home / "moving").mkdir()
+    for each in (run.root.parent, corpus):
+        each.rename(home / "moving" / each.name)
+    (home / "moving").rename(home / "away")  # last: it says that the home is whole
+
+
 @pytest.fixture(params=TASKS)
-def home(request, homes) -> Path:
-    return homes[request.param]
+def home(request, home_of) -> Path:
+    return home_of(request.param)
+
+
+@pytest.fixture
+def picture_home(home_of) -> Path:
+    return home_of("image")
+
+
+@pytest.fixture
+def caption_home(home_of) -> Path:
+    return home_of("video_text")
 
 
 @pytest.fixture
@@ -211,8 +236,8 @@ def test_a_record_that_no_export_writes_is_refused(copy, changes, why):
         ({"classes": 7}, "does not name the classes"),
     ],
 )
-def test_labels_that_no_export_writes_are_refused(homes, tmp_path, changes, why):
-    copy = shutil.copytree(homes["image"] / "bundle", tmp_path / "copy")
+def test_labels_that_no_export_writes_are_refused(picture_home, tmp_path, changes, why):
+    copy = shutil.copytree(picture_home / "bundle", tmp_path / "copy")
     labels = json.loads((copy / "labels.json").read_text())
     (copy / "labels.json").write_text(json.dumps(labels | changes))
     with pytest.raises(FvcError, match=why):
@@ -224,8 +249,8 @@ def test_labels_that_no_export_writes_are_refused(homes, tmp_path, changes, why)
         load_detector(sealed(copy))
 
 
-def test_texts_and_embeddings_that_no_export_writes_are_refused(homes, tmp_path):
-    copy = shutil.copytree(homes["video_text"] / "bundle", tmp_path / "copy")
+def test_texts_and_embeddings_that_no_export_writes_are_refused(caption_home, tmp_path):
+    copy = shutil.copytree(caption_home / "bundle", tmp_path / "copy")
     path, texts = copy / "text_embeddings.safetensors", copy / "texts.parquet"
     rows = safetensors.numpy.load_file(path)["text_embeddings"]
     for wrong, why in (
@@ -316,8 +341,8 @@ def test_the_registry_gives_back_what_the_run_said(home, tmp_path, monkeypatch):
 
 @pytest.mark.verdicts  # torch.export takes half a minute, too
 @pytest.mark.parametrize("form", ["onnx", "torch_export"])
-def test_another_form_says_of_pictures_what_the_network_says(homes, tmp_path, form):
-    home = homes["image"]
+def test_another_form_says_of_pictures_what_the_network_says(picture_home, tmp_path, form):
+    home = picture_home
     run = RunPaths(home / "away" / "images" / "run_0")
     export = CliRunner().invoke(main, ["export", str(run.root), "--to", str(tmp_path / "b"), "--format", form])
     assert export.exit_code == 0, export.output
@@ -353,27 +378,31 @@ def start(command: list[str], folder: Path, variables: Mapping[str, str] = Mappi
         return Popen(command, cwd=folder, env=environ, stdout=stream, stderr=stream, start_new_session=True)
 
 
-def wait_for_lines(journal: Path, count: int, process: Popen[bytes]) -> None:
-    while process.poll() is None and (not journal.is_file() or journal.read_bytes().count(b"\n") < count):
+def start_and_hold(home: Path, files: Path, folder: Path, *more: str) -> Popen[bytes]:
+    """``predict`` as a command of its own, which waits where it reads its fourth file decoded, or has ended."""
+    mark = folder / "mark"
+    variables = watching(folder, (Point("open", r"/3\.npy$"),), f"hold {mark}")
+    command = [sys.executable, str(CHECKOUT / "run_notebooks.py"), "predict", str(home / "bundle"), str(files)]
+    process = start([*command, "--out", str(folder / "out"), "-j", "1", *more], folder, variables)
+    while process.poll() is None and not mark.exists():
         time.sleep(0.01)
+    return process
 
 
-def test_a_call_that_was_killed_goes_on_and_answers_no_file_twice(home, tmp_path):
-    many, out, told = some_files(home, tmp_path / "many", 40), tmp_path / "out", tmp_path / "told.txt"
-    command = [sys.executable, str(CHECKOUT / "run_notebooks.py"), "predict", str(home / "bundle"), str(many)]
-    process = start([*command, "--out", str(out), "-j", "1"], tmp_path)
+def test_a_call_that_was_killed_goes_on_and_answers_no_file_twice(picture_home, tmp_path):
+    home = picture_home
+    many, out, told = some_files(home, tmp_path / "many", 8), tmp_path / "out", tmp_path / "told.txt"
+    process = start_and_hold(home, many, tmp_path)
     journal = out / "findings.jsonl"
-    wait_for_lines(journal, 3, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    known = journal.read_bytes().count(b"\n")
-    assert known >= 3, told.read_text()
-    assert not (out / "predictions.csv").exists() or known == 40
+    assert journal.read_bytes().count(b"\n") == 3, told.read_text()
+    assert not (out / "predictions.csv").exists()
     done = CliRunner().invoke(main, ["predict", str(home / "bundle"), str(many), "--out", str(out), "-j", "1"])
     assert done.exit_code == 0, done.output
-    assert "answered by an earlier call" in done.output
+    assert "3 pictures answered by an earlier call" in done.output
     lines = [json.loads(line)["path"] for line in journal.read_text().splitlines()]
-    assert len(lines) == len(set(lines)) == 40
+    assert len(lines) == len(set(lines)) == 8
     whole = CliRunner().invoke(main, ["predict", str(home / "bundle"), str(many), "--out", str(tmp_path / "whole")])
     assert whole.exit_code == 0, whole.output
     for name in (*TABLES, "predictions.html"):
@@ -388,8 +417,9 @@ def predict_in(out: Path, home: Path, files: Path, *more: str) -> Result:
     return CliRunner().invoke(main, command)
 
 
-@pytest.mark.parametrize("of", [1, 2, 7])
-def test_shards_in_any_number_and_order_end_in_one_calls_files_to_the_byte(home, tmp_path, of):
+@pytest.mark.parametrize(("task", "of"), [("image", 1), ("image", 7), ("video_text", 2)])
+def test_shards_in_any_number_and_order_end_in_one_calls_files_to_the_byte(home_of, tmp_path, task, of):
+    home = home_of(task)
     asked = home / "files"
     for number in reversed(range(of)):
         done = predict_in(tmp_path / "out", home, asked, "--shard", f"{number}/{of}")
@@ -410,44 +440,46 @@ def test_shards_in_any_number_and_order_end_in_one_calls_files_to_the_byte(home,
     assert not list((tmp_path / "out").glob("findings.*_of_*"))
 
 
-def test_a_shard_that_is_killed_costs_what_it_had_not_finished(home, tmp_path):
-    many, out = some_files(home, tmp_path / "many", 40), tmp_path / "out"
-    command = [sys.executable, str(CHECKOUT / "run_notebooks.py"), "predict", str(home / "bundle"), str(many)]
-    process = start([*command, "--out", str(out), "-j", "1", "--shard", "1/2"], tmp_path)
+def test_a_shard_that_is_killed_costs_what_it_had_not_finished(caption_home, tmp_path):
+    home = caption_home
+    many, out = some_files(home, tmp_path / "many", 12), tmp_path / "out"
+    process = start_and_hold(home, many, tmp_path, "--shard", "1/2")
     journal = out / "findings.1_of_2.jsonl"
-    wait_for_lines(journal, 3, process)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     before = journal.read_bytes()
-    before = before[: before.rindex(b"\n") + 1]
-    assert before.count(b"\n") >= 3, (tmp_path / "told.txt").read_text()
+    assert before.count(b"\n") == 3, (tmp_path / "told.txt").read_text()
     for number in (0, 1):
         assert predict_in(out, home, many, "--shard", f"{number}/2").exit_code == 0
     assert journal.read_bytes().startswith(before)
     texts = [path.read_text() for path in out.glob("findings.*.jsonl")]
     lines = [json.loads(line)["path"] for text in texts for line in text.splitlines()]
-    assert len(lines) == len(set(lines)) == 40
+    assert len(lines) == len(set(lines)) == 12
     assert predict_in(out, home, many).exit_code == 0
     assert predict_in(tmp_path / "whole", home, many).exit_code == 0
     for name in (*TABLES, "predictions.html"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_call_that_a_signal_stops_leaves_with_the_code_to_be_requeued(homes, tmp_path, number):
-    home, out, mark = homes["image"], tmp_path / "out", tmp_path / "mark"
+def test_a_call_that_a_signal_stops_leaves_with_the_code_to_be_requeued(picture_home, tmp_path):
+    home, out = picture_home, tmp_path / "out"
     many = some_files(home, tmp_path / "many", 6)
-    command = [sys.executable, str(CHECKOUT / "run_notebooks.py"), "predict", str(home / "bundle"), str(many)]
-    variables = watching(tmp_path, (Point("open", r"/3\.npy$"),), f"hold {mark}")  # the fourth picture, decoded
-    process = start([*command, "--out", str(out), "-j", "1"], tmp_path, variables)
-    while process.poll() is None and not mark.exists():
-        time.sleep(0.01)
-    process.send_signal(number)
+    process = start_and_hold(home, many, tmp_path)
+    process.send_signal(signal.SIGUSR1)
     assert (process.wait(), told := (tmp_path / "told.txt").read_text()) == (75, told), told
-    assert f"{number.name}: stopped" in told
+    assert "SIGUSR1: stopped" in told
     assert not (out / "predictions.csv").exists()
     done = predict_in(out, home, many)
     assert (done.exit_code, "3 pictures answered by an earlier call" in done.output) == (0, True), done.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_either_signal_stops_a_call_and_only_while_it_runs(number):
+    before = signal.getsignal(number)
+    with pytest.raises(StoppedError, match=f"{number.name}: stopped") as stopped, stop_on_signals():
+        signal.raise_signal(number)
+    assert stopped.value.exit_code == 75
+    assert signal.getsignal(number) == before
 
 
 def test_a_file_that_ended_its_shard_twice_is_given_up_and_its_row_says_so(home, tmp_path):
@@ -474,9 +506,9 @@ def test_a_file_that_ended_its_shard_twice_is_given_up_and_its_row_says_so(home,
         (["--shard", "2/2", "--out", "out"], "wanted NUMBER/OF"),
     ],
 )
-def test_shards_and_jobs_that_cannot_be_meant_are_refused(homes, tmp_path, monkeypatch, options, why):
+def test_shards_and_jobs_that_cannot_be_meant_are_refused(picture_home, tmp_path, monkeypatch, options, why):
     monkeypatch.chdir(tmp_path)
-    home = homes["image"]
+    home = picture_home
     done = CliRunner().invoke(main, ["predict", str(home / "bundle"), str(home / "files"), *options])
     assert (done.exit_code, why in done.output) == (2, True), done.output
     assert not (tmp_path / "out").exists()
@@ -502,8 +534,8 @@ def test_a_list_of_someone_elses_is_not_replaced(home, tmp_path):
     assert (tmp_path / "asked.csv").read_text() == "mine"
 
 
-def test_a_run_goes_on_with_what_was_found_by_its_bundle(homes, tmp_path):
-    home = homes["image"]
+def test_a_run_goes_on_with_what_was_found_by_its_bundle(picture_home, tmp_path):
+    home = picture_home
     run = RunPaths(home / "away" / "images" / "run_0")
     out = Path(shutil.copytree(home / "by_run", tmp_path / "out"))
     before = (out / "findings.jsonl").read_text()
@@ -513,8 +545,8 @@ def test_a_run_goes_on_with_what_was_found_by_its_bundle(homes, tmp_path):
     assert kept == [line for line in before.splitlines() if "torn" not in line]
 
 
-def test_of_pictures_that_failed_only_those_are_remembered_that_would_fail_again(homes, tmp_path):
+def test_of_pictures_that_failed_only_those_are_remembered_that_would_fail_again(picture_home, tmp_path):
     (tmp_path / "torn.png").write_bytes(b"\x89PNG")
     files = [tmp_path / "torn.png", tmp_path / "unreadable: .png"]
-    found = load_detector(homes["image"] / "bundle").findings(files, workers=1)
+    found = load_detector(picture_home / "bundle").findings(files, workers=1)
     assert {Path(each.path).name: each.lasts for each in found} == {"torn.png": True, "unreadable: .png": False}
