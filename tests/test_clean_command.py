@@ -268,7 +268,7 @@ def test_a_corpus_inside_a_runs_folder_stays_with_it(config, runs):
 
 
 KILLED = """
-import os, pathlib, signal, sys
+import os, signal, sys
 left = int(sys.argv[1])
 def counted(call):
     def at_work(*arguments, **named):
@@ -279,7 +279,7 @@ def counted(call):
         return call(*arguments, **named)
     return at_work
 for name in ("unlink", "rename", "rmdir"):
-    setattr(pathlib.Path, name, counted(getattr(pathlib.Path, name)))
+    setattr(os, name, counted(getattr(os, name)))
 from fvc_lib.command_line.clean import removables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths, list_runs

@@ -161,7 +161,7 @@ def _remove_clips(clip_set: "ClipSet", runs_dir: Path) -> bool:
             said = time.monotonic()
             click.echo(f"  {num_deleted:,} of {clip_set.num_files:,} files deleted", err=True)
 
-    for path in prune_set(clip_set, say).left:
+    for path in prune_set(clip_set, say):
         click.echo(f"left: {path}: not a file of the cache's")
     return True
 

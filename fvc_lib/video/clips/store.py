@@ -5,7 +5,6 @@ import importlib
 import io
 import os
 import re
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -310,15 +309,6 @@ class ClipSet:
         return f"{self.folder.parent.name}/{self.folder.name}"
 
 
-@dataclass(frozen=True)
-class Pruned:
-    """What was deleted, and what stands in a deleted set's folder because it is not ours."""
-
-    num_files: int
-    size_bytes: int
-    left: tuple[Path, ...]
-
-
 def stored_sets(cache_dir: AnyPath) -> list[ClipSet]:
     """Every set of clips under ``cache_dir``, by name, then of re-encoded videos. Looks without writing.
 
@@ -340,33 +330,43 @@ def stored_sets(cache_dir: AnyPath) -> list[ClipSet]:
     return [*sets, *(_clip_set(folder, "reencoded") for folder in of_videos)]
 
 
-def prune_set(clip_set: ClipSet, progress: Callable[[int], None] = lambda num_deleted: None) -> Pruned:
-    """Delete the files of one of ``stored_sets``; links and files that are not ours stand.
+def prune_set(clip_set: ClipSet, progress: Callable[[int], None] = lambda num_deleted: None) -> list[Path]:
+    """Delete the files of one of ``stored_sets``; links and files that are not ours stand, and are returned, sorted.
 
     ``progress`` is called after each file, with how many are deleted.
 
     Raises:
         OSError: as the file system gave it; repeating goes on where it stopped.
     """
-    num_files = size_bytes = 0
-    left = []
-    # The manifest goes first, so that half a set of shards cannot be taken for a whole one.
-    for path in sorted(_files(clip_set.folder), key=lambda path: path.name != MANIFEST):
-        if _is_ours(path):
-            size_bytes += path.lstat().st_size
+    num_files, left = 0, []
+    manifest = clip_set.folder / MANIFEST
+    if manifest.is_file() and not manifest.is_symlink():  # first: half a set of shards cannot be taken for a whole one
+        manifest.unlink()
+        num_files = 1
+        progress(num_files)
+    for entry in _entries(clip_set.folder):
+        if entry.is_dir(follow_symlinks=False):
+            _remove_empty(entry)
+        elif _is_ours(entry):
+            os.unlink(entry)  # noqa: PTH108 - a Path for each of many clips takes as long as deleting it
             num_files += 1
-            path.unlink()
             progress(num_files)
         else:
-            left.append(path)
-    for folder in (*(Path(parent) for parent, _, _ in os.walk(clip_set.folder, topdown=False)), clip_set.folder.parent):
-        if not any(folder.iterdir()):
-            folder.rmdir()
-    return Pruned(num_files, size_bytes, tuple(sorted(left)))
+            left.append(Path(entry))
+    for folder in (clip_set.folder, clip_set.folder.parent):
+        _remove_empty(folder)
+    return sorted(left)
+
+
+def _remove_empty(folder: AnyPath) -> None:
+    with os.scandir(folder) as entries:
+        is_empty = not any(entries)
+    if is_empty:
+        Path(folder).rmdir()
 
 
 def _clip_set(folder: Path, kind: Kind) -> ClipSet:
-    found = [path.lstat() for path in _files(folder) if _is_ours(path)]
+    found = [entry.stat(follow_symlinks=False) for entry in _entries(folder) if _is_ours(entry)]
     last_used = max((status.st_mtime for status in found), default=0.0)
     settings = {} if (path := folder / SETTINGS_FILE).is_symlink() else read_json_object(path)
     return ClipSet(folder, kind, settings, len(found), sum(status.st_size for status in found), last_used)
@@ -379,11 +379,15 @@ def _folders(parent: Path) -> list[Path]:
     return sorted(path for path in parent.iterdir() if path.is_dir() and not path.is_symlink())
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    """All that is not a folder under ``folder``, links unfollowed."""
-    for parent, folders, files in os.walk(folder):
-        yield from (path for name in (*folders, *files) if (path := Path(parent, name)).is_symlink() or name in files)
+def _entries(folder: AnyPath) -> Iterator["os.DirEntry[str]"]:
+    """All that is under ``folder``, a folder after what is in it, links unfollowed; only their listing is read."""
+    with os.scandir(os.fspath(folder)) as listing:
+        entries = list(listing)
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False):
+            yield from _entries(entry)
+        yield entry
 
 
-def _is_ours(path: Path) -> bool:
-    return stat.S_ISREG(path.lstat().st_mode) and bool(_OURS.fullmatch(path.name))
+def _is_ours(entry: "os.DirEntry[str]") -> bool:
+    return entry.is_file(follow_symlinks=False) and bool(_OURS.fullmatch(entry.name))
