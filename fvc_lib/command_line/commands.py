@@ -384,6 +384,9 @@ def print_plan(
     for origin in dict.fromkeys(predicted[name].origin for name in needed if name in predicted):
         names = [name for name in needed if name in predicted and predicted[name].origin == origin]
         click.echo(f"predicted peak of {', '.join(names)}: {origin}")
+    for name in needed:
+        if name in predicted and predicted[name].workers:
+            click.echo(f"workers of {name}: {predicted[name].workers}")
 
 
 def print_fork(ancestor: RunPaths, config: RunConfig, taken: Inheritance) -> None:

@@ -18,7 +18,7 @@ from fvc_lib import CHECKOUT
 from fvc_lib.command_line import commands
 from fvc_lib.execution.plan.fingerprint import note_forced, put_back
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan, read_notebooks
-from fvc_lib.execution.plan.stage_memory import PredictedPeak, predicted_peaks
+from fvc_lib.execution.plan.stage_memory import PredictedPeak, WorkersRoom, predicted_peaks
 from fvc_lib.execution.plan.stages import Notebook, Task, refuse_stage_of_another_task, stage_named, task_keys
 from fvc_lib.execution.run import which_run
 from fvc_lib.execution.run.gpus import folds_at_once, ranks_chosen_for_job, ranks_chosen_here, shares_of_ranks
@@ -36,7 +36,7 @@ from fvc_lib.services.parameters import refuse_fields_of_another_task, run_confi
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, find_run, refuse_runs_folder
 from fvc_lib.services.tar_patterns import is_pattern, tars_of
-from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK
+from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK, Stage
 
 NOTEBOOKS = CHECKOUT / "notebooks"
 Executor = Literal["local", "slurm"]
@@ -322,9 +322,16 @@ class RunCommand:
             click.echo("one training step is tried out to predict its memory; about ten seconds", err=True)
             return measured_training_peak(config)
 
-        at_once = (self.wanted.jobs or 1) if self.wanted.one_job else 1
-        job_cpus = read_site().cpus * at_once if self.wanted.executor == "slurm" else 0
-        return predicted_peaks(self.config, None if self.wanted.fork else self.run, measure=measure, job_cpus=job_cpus)
+        rooms = self._job_of if self.wanted.executor == "slurm" else None
+        return predicted_peaks(self.config, None if self.wanted.fork else self.run, measure=measure, rooms=rooms)
+
+    def _job_of(self, stage: Stage) -> WorkersRoom:
+        """The job that has the stage's workers: one of its shards, where it has some."""
+        site, one_job = read_site(), self.wanted.one_job
+        shards = not one_job and site.shard_tasks > 1 and stage.sharded(self.config)
+        memory_mib = (shards and site.shard_memory) or site.memory
+        cpus = site.cpus * ((self.wanted.jobs or 1) if one_job else 1)
+        return WorkersRoom.of_job(self.config, cpus, site.path.name, memory_mib)
 
     def _begin_fork(self, ancestor: RunPaths) -> RunPaths:
         """Begin a new run with what is still true of ``ancestor`` under this configuration, and say what that is."""

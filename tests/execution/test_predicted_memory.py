@@ -1,17 +1,20 @@
 """What a stage will take: from this run, else the newest like it, else a step tried out, else a kernel's imports."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.plan.stage_memory import KERNEL_ORIGIN, predicted_peaks
+from fvc_lib.execution.plan.stage_memory import KERNEL_ORIGIN, WorkersRoom, predicted_peaks
 from fvc_lib.execution.plan.stages import stages_of, tasks_in_order
 from fvc_lib.execution.run.record import begin_run, record_resumption
 from fvc_lib.execution.run.status import RunStatus, StageStatus, read_status
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.memory import workers as pools
+from fvc_lib.services.memory.budget import MemoryBudget
 from fvc_lib.services.memory.measured_steps import MeasuredStep, StepMeasurement, keep_steps
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import FOLD_TRAINING as TRAINING
@@ -123,11 +126,67 @@ def test_a_larger_machine_has_more_workers_and_so_a_higher_peak(config):
     new = config.model_copy(update={"workers": 12, "crop": "face", "runs_dir": config.cache_dir})
     guessed = in_megabytes(predicted_peaks(new, None))
     assert guessed["01_data_index"] == 410 + 10 * 105
-    assert guessed["03_augmentation"] == int(510 + 4 * 1073.741824)  # six that crop fit into 8 GB
-    jobs = {
-        cpus: in_megabytes(predicted_peaks(new, None, job_cpus=cpus))["03_augmentation"] for cpus in (2, 8, 64)
-    }  # by the job's processors and no more than were asked for, whatever this machine has
-    assert jobs == {cpus: int(510 + more * 1073.741824) for cpus, more in ((2, 0), (8, 6), (64, 10))}
+    assert guessed["03_augmentation"] == int(510 + 7 * 1073.741824)  # seven that crop fit into 8 GB
+
+
+ONE_GB = 1000 * 10**6
+
+
+@pytest.mark.parametrize(
+    ("workers", "mem_gb", "cores", "count", "why"),
+    [
+        (0, 8, 2, 2, "up to 2 worker processes of about 105 MB: one for each of 2 cores of the job, by site.conf"),
+        (1, 8, 16, 1, "1 worker process of about 105 MB: -p workers 1"),
+        (2, 8, 16, 2, "up to 2 worker processes of about 105 MB: -p workers 2"),
+        (8, 8, 2, 8, "up to 8 worker processes of about 105 MB: -p workers 8"),
+        (8, 0.7, 2, 3, r"up to 3 .* and not 8 \(-p workers 8\): 0.70 GB \(mem_gb .*\) hold no more beside 0.35"),
+        (0, 0.4, 4, 1, r"1 worker process of .* and not 4 \(one for each of 4 cores of the job.*\): 0.40 GB"),
+    ],
+)
+def test_the_plan_says_how_many_workers_and_which_limit_decides(config, workers, mem_gb, cores, count, why):
+    config = config.model_copy(update={"workers": workers, "mem_gb": mem_gb})
+    room = WorkersRoom.of_job(config, cores, "site.conf")
+    found = predicted_peaks(config, None, rooms=lambda _: room)
+    assert re.match(why, found["01_data_index"].workers)
+    assert in_megabytes(found)["01_data_index"] == 410 + max(0, count - 2) * 105
+    assert found["02_folds"].workers == found[TRAINING].workers == ""
+
+
+def test_a_job_s_workers_keep_to_its_memory_and_without_a_limit_it_is_given_theirs(config):
+    config = config.model_copy(update={"mem_gb": None, "workers": 0, "crop": "face"})
+    rooms = [WorkersRoom.of_job(config, 4, "site.conf", memory_mib) for memory_mib in (None, 3000)]
+    whole, small = (predicted_peaks(config, None, rooms=lambda _, room=room: room) for room in rooms)
+    assert in_megabytes(whole)["03_augmentation"] == int(510 + 4 * 1073.741824)
+    assert in_megabytes(small)["03_augmentation"] == int(510 + 2 * 1073.741824)
+    assert "3.15 GB (of the job, by site.conf) hold no more beside 0.45 GB" in small["03_augmentation"].workers
+
+
+def test_the_plan_foretells_what_a_pool_of_the_same_size_then_begins_with(config, monkeypatch):
+    """Of a kernel that holds what it was measured to hold, in the run before, when its workers came."""
+    monkeypatch.setattr(pools, "resident_bytes", lambda: 400 * 10**6)
+    events = []
+
+    class Watcher:
+        budget = MemoryBudget(ONE_GB, "by design")
+
+        def event(self, kind, message, **details):
+            events.append({"kind": kind, "details": details})
+
+    pools.watch(watcher := Watcher())
+    try:
+        began = pools.PoolBound(0, 16, 105 * 10**6, 99).now()
+    finally:
+        pools.unwatch(watcher)
+    run = finished(config, 900)
+    log = run.memory_events("01_data_index")
+    log.parent.mkdir(parents=True)
+    log.write_text(json.dumps(events[-1]) + "\n")
+    again = config.model_copy(update={"mem_gb": 1, "workers": 0})
+    room = WorkersRoom.of_job(again, 16, "site.conf")
+    planned = predicted_peaks(again, run, rooms=lambda _: room)["01_data_index"]
+    assert began == 5
+    assert planned.workers.startswith("up to 5 worker processes of about 105 MB and not 16")
+    assert planned.peak_bytes == 900 * 10**6
 
 
 def test_a_step_is_tried_out_only_where_no_run_tells(config):

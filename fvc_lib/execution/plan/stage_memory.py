@@ -8,6 +8,7 @@ was measured on a machine of other size counts with as many worker processes as 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, Self
 
 from fvc_lib.execution.plan.plan import PlannedTask, most_at_once
 from fvc_lib.execution.plan.stages import Task, needed_tasks, stages_of
@@ -19,12 +20,13 @@ from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory import budget as memory_budget
 from fvc_lib.services.memory.budget import MemoryBudget, MemoryShare
 from fvc_lib.services.memory.measured_steps import read_steps
-from fvc_lib.services.memory.workers import EVENT as POOL_EVENT, most_workers
+from fvc_lib.services.memory.workers import EVENT as POOL_EVENT, FEATURE_BYTES, most_workers
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import FINAL_TRAINING, FOLD_TRAINING, STAGES, Stage
 
-_COUNTED_WORKERS = 2  # in a stage's ``kernel_bytes``
+# In a stage's ``kernel_bytes``, and what these take there at least: videos of the sample corpora are small.
+_COUNTED_WORKERS, _COUNTED_BYTES = 2, 60_000_000
 _NEWEST_RUNS = 20  # as many are looked into; reading one takes about ten milliseconds
 KERNEL_ORIGIN = "a kernel with its imports on a small corpus; nothing was measured with these parameters yet"
 
@@ -40,25 +42,70 @@ class PredictedPeak:
 
     peak_bytes: int
     origin: str
+    workers: str = ""  # how many processes decode or measure at once and which limit says so; empty: it has none
+
+
+@dataclass(frozen=True)
+class WorkersRoom:
+    """Where workers will run: ``origin`` says whose ``cores`` and is a clause like ``of this machine``."""
+
+    cores: int
+    origin: str
+    memory: MemoryBudget | None  # None: a job that gets what is predicted
+
+    @classmethod
+    def here(cls, config: RunConfig) -> Self:
+        """This machine, or what this process may use of it."""
+        return cls(available_cores(), "that this process may use", memory_budget.memory_budget(config.mem_gb))
+
+    @classmethod
+    def of_job(cls, config: RunConfig, cpus: int, site: str, memory_mib: int | None = None) -> Self:
+        """A job of so many processors and MiB (None: what is predicted), which the file ``site`` says."""
+        limits = [] if memory_mib is None else [MemoryBudget(memory_mib << 20, f"of the job, by {site}")]
+        if config.mem_gb is not None:
+            limits.append(MemoryBudget(int(config.mem_gb * 1e9), "mem_gb / FVC_MEM_GB"))
+        smallest = min(limits, key=lambda limit: limit.total_bytes, default=None)
+        return cls(cpus, f"of the job, by {site}", smallest)
+
+    def workers(self, asked: int, worker_bytes: int, beside_bytes: int) -> tuple[int, str]:
+        """How many workers of that size there are beside the kernel, and why; ``asked``: 0 for one per core."""
+        wanted = asked or self.cores
+        if self.memory is None:
+            fitting = wanted
+        else:
+            fitting = most_workers(asked, self.cores, worker_bytes, self.memory.total_bytes, beside_bytes)
+        number = "1 worker process" if fitting == 1 else f"up to {fitting} worker processes"
+        size = f"{number} of about {worker_bytes / 1e6:.0f} MB"
+        said = f"-p workers {asked}" if asked else f"one for each of {self.cores} cores {self.origin}"
+        if fitting < wanted and self.memory is not None:
+            return fitting, (
+                f"{size} and not {wanted} ({said}): {self.memory.total_bytes / 1e9:.2f} GB ({self.memory.origin}) hold "
+                f"no more beside {beside_bytes / 1e9:.2f} GB of the notebook"
+            )
+        return fitting, f"{size}: {said}"
+
+
+Rooms = Callable[[Stage], WorkersRoom]
 
 
 def predicted_peaks(
-    config: RunConfig, run: RunPaths | None, *, measure: Measure | None = None, job_cpus: int = 0
+    config: RunConfig, run: RunPaths | None, *, measure: Measure | None = None, rooms: Rooms | None = None
 ) -> dict[str, PredictedPeak]:
     """What one task of each stage is expected to take, by the stage's name. Reads only; never fails for want of data.
 
     ``run`` is the run that goes on, None for a new one. ``measure`` tries one training step out and returns the
-    training's peak in bytes, or None where it cannot; it is asked only when no run tells. ``job_cpus``: the stages will
-    run in jobs of so many processors, whose memory is what is predicted here; 0: on this machine.
+    training's peak in bytes, or None where it cannot; it is asked only when no run tells. ``rooms``: where a stage's
+    workers will run; None: on this machine.
     """
-    stages = stages_of(config, STAGES)
+    stages, here = stages_of(config, STAGES), WorkersRoom.here(config)
+    in_room = {stage.name: (stage, here if rooms is None else rooms(stage)) for stage in stages}
     missing = {stage.name for stage in stages}
-    found = {} if run is None else _of_run(run, config, missing, "measured in this run", job_cpus)
+    found = {} if run is None else _of_run(run, config, _some(in_room, missing), "measured in this run")
     missing -= found.keys()
     for other in _others(Path(config.runs_dir), run):
         if not missing:
             break
-        more = _of_run(other, config, missing, f"measured in {other.run_id}", job_cpus)
+        more = _of_run(other, config, _some(in_room, missing), f"measured in {other.run_id}")
         found |= more
         missing -= more.keys()
     if FOLD_TRAINING in missing and (peak := _of_training(config, run, measure)) is not None:
@@ -67,55 +114,68 @@ def predicted_peaks(
     if FINAL_TRAINING in missing and FOLD_TRAINING in found:  # the same network, on one fold more
         found[FINAL_TRAINING] = found[FOLD_TRAINING]
         missing.discard(FINAL_TRAINING)
-    guessed = {
-        stage.name: PredictedPeak(_guessed_bytes(stage, config, job_cpus), KERNEL_ORIGIN)
-        for stage in stages
-        if stage.name in missing
-    }
+    guessed = {name: _guessed(config, *in_room[name]) for name in missing}
     return {stage.name: {**found, **guessed}[stage.name] for stage in stages}
 
 
-def _guessed_bytes(stage: Stage, config: RunConfig, job_cpus: int) -> int:
+_InRoom = Mapping[str, tuple[Stage, WorkersRoom]]  # by the stage's name
+
+
+def _some(in_room: _InRoom, names: set[str]) -> _InRoom:
+    return {name: in_room[name] for name in in_room if name in names}
+
+
+def _guessed(config: RunConfig, stage: Stage, room: WorkersRoom) -> PredictedPeak:
     """Where nothing is known: a rank takes no more than a kernel that trains, and the kernel waits beside its ranks."""
     if stage.trains and config.num_ranks > 1:
-        return memory_budget.KERNEL_BYTES + config.num_ranks * stage.kernel_bytes
-    return _with_workers(stage.kernel_bytes, _COUNTED_WORKERS, stage.worker_bytes(config), config, job_cpus)
+        ranks_bytes = config.num_ranks * stage.kernel_bytes
+        return PredictedPeak(memory_budget.KERNEL_BYTES + ranks_bytes, KERNEL_ORIGIN)
+    each = stage.worker_bytes(config)
+    counted = _COUNTED_WORKERS if each <= FEATURE_BYTES else 0  # such as load a network are not in that number
+    pool = _Pool(counted, each, stage.kernel_bytes - _COUNTED_BYTES)
+    return _with_workers(PredictedPeak(stage.kernel_bytes, KERNEL_ORIGIN), pool, config, room)
 
 
-def _with_workers(peak_bytes: int, workers_then: int, worker_bytes: int, config: RunConfig, job_cpus: int) -> int:
-    """``peak_bytes``, which so many workers had part in, with as many more as this machine or the job would have."""
-    if not worker_bytes:
-        return peak_bytes
-    if job_cpus:
-        now = min(config.workers or job_cpus, job_cpus)
-    else:
-        budget_bytes = memory_budget.memory_budget(config.mem_gb).total_bytes
-        now = most_workers(config.workers, available_cores(), worker_bytes, budget_bytes, peak_bytes)
-    return peak_bytes + max(0, now - workers_then) * worker_bytes
+class _Pool(NamedTuple):
+    """Workers that a peak was measured with, what one takes, and what the kernel held beside them."""
+
+    workers: int
+    worker_bytes: int
+    beside_bytes: int
 
 
-def _measured_bytes(run: RunPaths, name: str, peak_bytes: int, config: RunConfig, job_cpus: int) -> int:
-    """A stage's measured peak, with the workers that this machine or the job would have."""
-    for row in rows_from_the_end(run.memory_events(name)):
+def _with_workers(peak: PredictedPeak, pool: _Pool, config: RunConfig, room: WorkersRoom) -> PredictedPeak:
+    """``peak``, which the workers of ``pool`` had part in, with as many more as ``room`` would have."""
+    if not pool.worker_bytes:
+        return peak
+    now, why = room.workers(config.workers, pool.worker_bytes, pool.beside_bytes)
+    return PredictedPeak(peak.peak_bytes + max(0, now - pool.workers) * pool.worker_bytes, peak.origin, why)
+
+
+def _measured(run: RunPaths, config: RunConfig, stage: Stage, room: WorkersRoom, peak: PredictedPeak) -> PredictedPeak:
+    """A stage's measured peak, with the workers that ``room`` would have."""
+    for row in rows_from_the_end(run.memory_events(stage.name)):
         details = row.get("details")
         if row.get("kind") == POOL_EVENT and isinstance(details, dict):
             counted, each = details.get("workers"), details.get("worker_mb")
             if isinstance(counted, int) and isinstance(each, int | float):
-                return _with_workers(peak_bytes, counted, round(each * 1e6), config, job_cpus)
-    return peak_bytes
+                beside = details.get("beside_mb")  # runs of earlier versions lack it: no less than all
+                beside_bytes = round(beside * 1e6) if isinstance(beside, int | float) else peak.peak_bytes
+                return _with_workers(peak, _Pool(counted, round(each * 1e6), beside_bytes), config, room)
+    return peak
 
 
-def _of_run(run: RunPaths, config: RunConfig, names: set[str], origin: str, job_cpus: int) -> dict[str, PredictedPeak]:
-    """What finished tasks of ``run`` took, of those stages among ``names`` that had what they now would have."""
+def _of_run(run: RunPaths, config: RunConfig, in_room: _InRoom, origin: str) -> dict[str, PredictedPeak]:
+    """What finished tasks of ``run`` took, of those stages in ``in_room`` that had what they now would have."""
     try:
         status = read_status(run)
         then = read_params_file(run.params_yaml)
     except (FvcError, OSError):
         return {}
     now = config.model_dump(mode="json")
-    peaks = {name: _largest_peak(status, name) for name in names}
+    peaks = {name: _largest_peak(status, name) for name in in_room}
     return {
-        name: PredictedPeak(_measured_bytes(run, name, peak, config, job_cpus), origin)
+        name: _measured(run, config, *in_room[name], PredictedPeak(peak, origin))
         for name, peak in peaks.items()
         if peak and all(then.get(each, now[each]) == now[each] for each in now if name in DECLARED[each].memory)
     }

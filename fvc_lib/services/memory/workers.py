@@ -86,9 +86,11 @@ class PoolBound:
             return
         one = "1 worker process" if workers == 1 else f"{workers} worker processes"
         asked = f"{self._asked} asked for" if self._asked else f"{self._cores} cores"
+        beside_mb = round(resident_bytes() / 1e6, 2)
         self._watcher.event(
             EVENT,
             f"{one} at once, of up to {self._worker_bytes / 1e6:.0f} MB; {asked}; {self._budget.describe()}",
             workers=workers,
             worker_mb=round(self._worker_bytes / 1e6, 2),
+            beside_mb=beside_mb,
         )
