@@ -22,14 +22,20 @@ from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import AUGMENTED, PREDICTIONS, read_table
 from fvc_lib.tasks.rank import _RedactedFormatter
 from fvc_lib.tasks.recipe import read_outcome
 from fvc_lib.tasks.video.training import TrainingSummary, train_fold
+from fvc_lib.tasks.video_text.task import _clips_of as made_clips
+from fvc_lib.tasks.video_text.training import STAGE as TEXT_STAGE, train_video_text
+from fvc_lib.video.clips.clip_file import clip_file_bytes
 from fvc_lib.video.clips.shards import write_shards
+from fvc_lib.video.clips.store import ClipStore
 from tests.faults.conftest import STAGE, elsewhere, result_of
 from tests.kits.engine_kit import Observer
+from tests.tasks.test_video_text_training import tiny_config, written_corpus
 
 ROOT = Path(__file__).parents[2]
 ROUNDED = ["score", "control_score", "logit", "temperature", "threshold"]
@@ -232,6 +238,70 @@ def test_a_stream_over_two_ranks_with_loaders_that_are_killed_ends_as_if_they_ha
         train(disturbed, 2, "SIGUSR1 0 1")
     assert "loader_restarted" in train(disturbed, 3, "loader 1 1")
     assert result_of(disturbed) == result_of(tiny.paths)
+
+
+COLOURS = """
+import torch
+
+
+class Colours(torch.nn.Module):
+    num_features = 8
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3 * 16 * 16, 8)
+
+    def forward(self, frames):
+        return self.layer(frames.flatten(2).float() / 255)
+"""
+
+
+def results_of_pairs(paths):
+    """The weights and what they give of the test part."""
+    best = paths.stage_training(TEXT_STAGE) / BEST
+    return [each.read_bytes() for each in (best, paths.retrieval_ranks, paths.captions)]
+
+
+@pytest.mark.long
+@pytest.mark.fault(3)
+def test_each_pair_of_a_stream_comes_once_an_epoch_over_two_ranks_and_a_killed_rank_costs_nothing(
+    tmp_path, monkeypatch
+):
+    """To the bit; the steps of two ranks have together the pairs of one process's steps."""
+    (tmp_path / "sees.py").write_text(COLOURS + SEES.replace("Net(FrameCnn)", "Net(Colours)"))
+    config = tiny_config(
+        tmp_path, model=f"{tmp_path / 'sees.py'}:Net", clip_source="stream", shuffle_buffer=5, num_ranks=2,
+        num_workers=1, checkpoint_minutes=0, early_stopping_epochs=0,
+    )  # fmt: skip
+    whole, disturbed, single = (RunPaths(tmp_path / name / "run_1") for name in ("whole", "disturbed", "single"))
+    for paths in (whole, disturbed, single):
+        pairs = written_corpus(paths, config)
+    store = ClipStore.of(config)
+    shards = write_shards(store, made_clips(store, pairs, ()), shard_bytes=3 * clip_file_bytes(store.shape))
+    assert len(list(shards.glob("clips-*.tar"))) > 4
+
+    def train(paths, name, disturbance="nothing 0 0", **changes):
+        monkeypatch.setenv("SEEN", str(tmp_path / f"seen_{name}_"))
+        monkeypatch.setenv("DISTURB", disturbance)
+        train_video_text(paths, config.model_copy(update=changes), metric_log=NoMetrics())
+        return [path.read_text().split() for path in sorted(tmp_path.glob(f"seen_{name}_*"))]
+
+    def in_epochs(ranks):
+        halves = [[its[: len(its) // 2] for its in ranks], [its[len(its) // 2 :] for its in ranks]]
+        return [[clip for its in half for clip in its] for half in halves]
+
+    seen = train(whole, "whole")
+    assert [len(its) for its in seen] == [24, 24]  # half of 24 pairs, twice
+    for came in in_epochs(seen):
+        assert len(came) == len(set(came)) == 24
+    with pytest.raises(RankLostError, match="rank 1 was ended by SIGKILL"):
+        train(disturbed, "killed", "SIGKILL 1 5")  # of three steps an epoch
+    train(disturbed, "again")
+    assert results_of_pairs(disturbed) == results_of_pairs(whole)
+    (alone,) = train(single, "single", num_ranks=1, num_workers=0)
+    steps = [set(alone[start : start + 8]) for start in range(0, 48, 8)]
+    shares = [[set(its[start : start + 4]) for start in range(0, 24, 4)] for its in seen]
+    assert [first | second for first, second in zip(*shares, strict=True)] == steps
 
 
 @pytest.mark.long
