@@ -28,12 +28,11 @@ from torch.utils.data import DataLoader
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, EpochSampleSet, Sample, SampleSet, Stream, stack_samples
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.memory.policy import memory_advice
+from fvc_lib.services.memory.policy import PREFETCHED_BATCHES, memory_advice
 
 IntArray = npt.NDArray[np.int64]
 
 MAX_RESTARTS = 3  # in a row, without a batch between them
-PREFETCHED_BATCHES = 2  # so many effective batches are loaded or wait ready per loader process
 _WORKER_DIED = re.compile(
     r"^DataLoader worker \(pid(?:\(s\))? [\d, ]+\) (?:exited unexpectedly|is killed by signal)"
     r"|^Pin memory thread exited unexpectedly"

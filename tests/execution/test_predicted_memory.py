@@ -13,6 +13,7 @@ from fvc_lib.execution.run.status import RunStatus, StageStatus, read_status
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory import workers as pools
 from fvc_lib.services.memory.budget import MemoryBudget
 from fvc_lib.services.memory.measured_steps import MeasuredStep, StepMeasurement, keep_steps
@@ -221,6 +222,20 @@ def test_the_preflight_of_an_unfinished_fold_counts_with_the_micro_batch_it_chos
     assert found.peak_bytes == 450_000_000 + 260_000_000 + 2 * 10**9
     many = config.model_copy(update={"num_workers": 1})
     assert predicted_peaks(many, run)[TRAINING].peak_bytes == 450_000_000 + 10 + 5 * 10**8 + 2 * 10**9
+
+
+@pytest.mark.parametrize(("device", "pinned"), [("cuda (a GPU), float32", 5 << 26), ("cpu (x86_64), float32", 0)])
+def test_page_locked_batches_that_wait_count_in_main_memory_where_batches_are_pinned(config, device, pinned):
+    """Of 16 clips of 16 x 224 px: 38.5 MB, for which torch takes 64 MiB; two per loader process and one in use."""
+    run = begun(config)
+    step = StepMeasurement(10, batch_bytes=16 * 16 * 3 * 224 * 224, step_bytes={1: 10**9})
+    measured = {"a": MeasuredStep(circumstances={"device": device}, found=step)}
+    keep_steps(run.preflight, measured, {"b": (1, "")})
+    many = config.model_copy(update={"num_workers": 2})
+    found = predicted_peaks(many, run)[TRAINING]
+    loaders = min(2, available_cores())
+    wanted = pinned * (2 * loaders + 1) // 5
+    assert found.peak_bytes == 450_000_000 + 260_000_000 + 10**9 + wanted
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"measurements": {}, "decisions": {}}', '{"decisions": 3}'])

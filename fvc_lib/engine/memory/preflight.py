@@ -29,7 +29,7 @@ from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice
 from fvc_lib.engine.distributed.ranks import OwnGradients, is_usable
 from fvc_lib.engine.joint_loss import COMPARING, joint_part
-from fvc_lib.engine.loading import PREFETCHED_BATCHES, load_batches
+from fvc_lib.engine.loading import load_batches
 from fvc_lib.engine.oom_detection import OutOfMemory, is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper
@@ -42,7 +42,7 @@ from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory import budget as memory_budget
 from fvc_lib.services.memory.budget import MEASURING_BYTES, MemoryBudget
 from fvc_lib.services.memory.measured_steps import Decision, MeasuredStep, StepMeasurement, keep_steps, read_steps
-from fvc_lib.services.memory.policy import memory_advice
+from fvc_lib.services.memory.policy import PREFETCHED_BATCHES, memory_advice
 
 TIME_LIMIT_SECONDS = 120.0
 _COMPILING = 5  # times as long where each size that is measured is compiled first

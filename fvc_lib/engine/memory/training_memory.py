@@ -207,6 +207,17 @@ def planned_micro_batch(
     finally:
         observer.at("setup")
     lowered = report.micro_batch < report.micro_batch_planned
+    pinned = policy_of(compute, config).pinned_bytes(report.found.batch_bytes, settings.num_workers)
+    if pinned:
+        host, told = memory_budget(config.mem_gb), logging.INFO
+        advice = ""
+        if resident + pinned > host.total_bytes:
+            told, advice = logging.WARNING, f" {memory_policy.memory_advice('loaders')}"
+        _logger.log(
+            told,
+            "batches that wait for the GPU take up to %.2f GB of page-locked main memory beside %.2f GB, of %.2f GB "
+            "(%s).%s", pinned / 1e9, resident / 1e9, host.total_bytes / 1e9, host.origin, advice,
+        )  # fmt: skip
     _logger.log(logging.INFO if report.fits and not lowered else logging.WARNING, report.message())
     largest = report.found.step_bytes.get(report.micro_batch)
     observer.event(
@@ -217,6 +228,7 @@ def planned_micro_batch(
         micro_batch_planned=report.micro_batch_planned,
         micro_batch=report.micro_batch,
         measured_step_mb=_megabytes(largest),
+        pinned_mb=_megabytes(pinned),
         baseline_mb=_megabytes(report.footprint.resident_bytes),
         reused=report.reused,
     )

@@ -19,7 +19,8 @@ from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory import budget as memory_budget
 from fvc_lib.services.memory.budget import MemoryBudget, MemoryShare
-from fvc_lib.services.memory.measured_steps import read_steps
+from fvc_lib.services.memory.measured_steps import MeasuredStep, read_steps
+from fvc_lib.services.memory.policy import resolve_memory_policy
 from fvc_lib.services.memory.workers import EVENT as POOL_EVENT, FEATURE_BYTES, most_workers
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.run_paths import RunPaths, list_runs
@@ -215,13 +216,21 @@ def _measured_step(preflight: Path, num_workers: int) -> int | None:
     """What a training adds to its kernel by ``memory/preflight.json``; None where that says nothing."""
     stored = read_steps(preflight)
     chosen = max((micro_batch for micro_batch, _ in stored.decisions.values()), default=0)
+    pinned = max((_pinned_bytes(each, num_workers) for each in stored.measurements.values()), default=0)
     found = [each.found for each in stored.measurements.values()]
     tried = [(each, step) for each in found for size, step in each.step_bytes.items() if size <= chosen]
     beside = memory_budget.MEASURING_BYTES
     return max(
-        (step + max(beside, each.first_use_bytes + num_workers * each.worker_bytes) for each, step in tried),
+        (step + pinned + max(beside, each.first_use_bytes + num_workers * each.worker_bytes) for each, step in tried),
         default=None,
     )
+
+
+def _pinned_bytes(measured: MeasuredStep, num_workers: int) -> int:
+    """Page-locked batches in main memory, where the step was measured on a GPU whose batches are pinned."""
+    on_cuda = str(measured.circumstances.get("device", "")).startswith("cuda")
+    policy = resolve_memory_policy("cuda" if on_cuda else "cpu")
+    return policy.pinned_bytes(measured.found.batch_bytes, num_workers)
 
 
 # One memory budget for several kernels at once: who gets how much, and how many fit.

@@ -75,6 +75,7 @@ def _number(text: str | None) -> float | None:
 
 
 DeviceKind = Literal["cuda", "mps", "cpu"]
+PREFETCHED_BATCHES = 2  # so many effective batches are loaded or wait ready per loader process
 
 # (training, validation): cached blocks are given back every so many batches. On CUDA that costs a synchronisation and
 # gains nothing: the allocator frees its cache by itself before it fails. Metal shares the machine's memory.
@@ -108,6 +109,16 @@ class MemoryPolicy:
             lines.append(f"cached memory is given back: {self._clearing()}")
             lines.append(f"batches in page-locked memory: {'yes' if self.pin_memory else 'no'}")
         return lines
+
+    def pinned_bytes(self, batch_bytes: int, num_workers: int) -> int:
+        """Page-locked main memory, at most, of the batches that wait for the device; 0 where none is pinned.
+
+        Each batch that ``num_workers`` loader processes read ahead is copied there once it is loaded, beside the one in
+        use; torch's host allocator takes the next power of two of each.
+        """
+        if not self.pin_memory or batch_bytes <= 0:
+            return 0
+        return (PREFETCHED_BATCHES * num_workers + 1) * (1 << (batch_bytes - 1).bit_length())
 
     def _clearing(self) -> str:
         named = {"training": self.clear_cache_training_batches, "validation": self.clear_cache_validation_batches}
