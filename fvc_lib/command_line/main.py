@@ -23,7 +23,7 @@ from fvc_lib.command_line.verdicts.upload_page import verdict_page
 from fvc_lib.execution.plan.plan import read_notebooks
 from fvc_lib.execution.run import which_run
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError, UsageError, command_text, did_you_mean
+from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text, did_you_mean
 from fvc_lib.services.memory.policy import MORE_MEMORY
 from fvc_lib.services.tar_patterns import SUFFIX
 
@@ -91,7 +91,7 @@ class Commands(click.Group):
         """Run the command."""
         try:
             return super().invoke(context)
-        except FvcError as error:
+        except (FvcError, StoppedError) as error:
             click.echo(f"error: {error}", err=True)
             context.exit(error.exit_code)
         except KeyboardInterrupt:

@@ -38,7 +38,7 @@ from fvc_lib.execution.slurm.queue import SlurmError, clips_job, job_states
 from fvc_lib.services.atomic_files import read_json_object, sha256_of_json
 from fvc_lib.services.config import DECLARED, NOT_HASHED, RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS
-from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
+from fvc_lib.services.errors import DataError, FvcError, StoppedError, UsageError, command_text
 from fvc_lib.services.memory.budget import memory_budget
 from fvc_lib.services.parameters import parse_text_value, run_config
 from fvc_lib.services.records.digests import undamaged_content
@@ -207,7 +207,7 @@ def _told(work: Callable[[], int]) -> int:
     """The exit code of ``work``; errors are told and become one."""
     try:
         return work()
-    except FvcError as error:
+    except (FvcError, StoppedError) as error:
         click.echo(f"error: {error}", err=True)
         return error.exit_code
     except OSError as error:

@@ -30,8 +30,12 @@ class LeakageError(DataError):
     """Something that belongs to one side of a split was found on both. Exit code 3."""
 
 
-class StoppedError(FvcError):
-    """The work was asked to stop, saved its state at a step boundary and can be resumed. Exit code 75."""
+class StoppedError(BaseException):
+    """The work was asked to stop, saved its state at a step boundary and can be resumed. Exit code 75.
+
+    Like ``KeyboardInterrupt`` no ``Exception``: a signal raises it at any line, an import of a user's file or a read of
+    a table among them, and whoever deals with those failing must not take it for their fault.
+    """
 
     exit_code = 75
 

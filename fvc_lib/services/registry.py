@@ -195,11 +195,15 @@ class Registry(Generic[T]):
         if self._filled:
             return
         self._filled = True
-        for module, text in self._files():
-            if ".register" in text:
-                self._attempt(module, lambda module=module: importlib.import_module(module))  # type: ignore[misc]
-        for point in self._entry_points():
-            self._attempt(point.name, lambda point=point: self._load(point))  # type: ignore[misc]
+        try:
+            for module, text in self._files():
+                if ".register" in text:
+                    self._attempt(module, lambda module=module: importlib.import_module(module))  # type: ignore[misc]
+            for point in self._entry_points():
+                self._attempt(point.name, lambda point=point: self._load(point))  # type: ignore[misc]
+        except BaseException:  # stopped or interrupted: a kernel may go on, and asks again
+            self._filled = False
+            raise
 
     def _attempt(self, name: str, load: Callable[[], object]) -> None:
         try:

@@ -22,7 +22,7 @@ from fvc_lib.engine.distributed.ranks import ProcessRanks, RankPlace, Ranks, loo
 from fvc_lib.engine.distributed.reports import Launch, Progress, RankReports, end_with_parent, reports_of
 from fvc_lib.engine.training_state import MetricSink, NoMetrics
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.errors import FvcError, StoppedError, UsageError
 from fvc_lib.services.memory.budget import SHARE_VARIABLE, MemoryShare, memory_budget
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.parameters import read_params_file, resolve_config
@@ -116,7 +116,7 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
                 paths, config, fold, metric_log=metrics, memory=memory, progress=progress, stop=lambda: bool(signals),
                 ranks=ranks, begun_with=launch.network if launch else None,
             )  # fmt: skip
-    except FvcError as error:
+    except (FvcError, StoppedError) as error:
         _logger.error("%s", error)
         if reports is not None:
             reports.failed(error)

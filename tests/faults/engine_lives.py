@@ -15,7 +15,7 @@ import torch
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
-from fvc_lib.services.errors import FvcError
+from fvc_lib.services.errors import FvcError, StoppedError
 from fvc_lib.services.stage_logs import MetricLog
 from tests.faults.file_operations import FileOperations
 from tests.kits.engine_kit import SETTINGS, draining
@@ -43,7 +43,7 @@ def train(tasks: TinyTasks, folder: Path, attempt: int) -> None:
         engine.predict(engine.task.validation_data, state.best_model, scores)
         found = {"best_model": state.best_model, "best_epoch": state.best_epoch, "scores": scores.to_document()}
         torch.save({**found, "losses": [record.validation for record in state.history]}, folder / RESULT)
-    except FvcError as error:
+    except (FvcError, StoppedError) as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
 

@@ -20,7 +20,7 @@ from fvc_lib.services.checkpoint_files import (
     load_weights,
 )
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError
+from fvc_lib.services.errors import FvcError, StoppedError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.recipe import read_outcome
@@ -41,7 +41,7 @@ def train_folds(root: Path, config: str, folds: tuple[int, ...], attempt: int) -
                     paths, RunConfig.model_validate_json(config), fold, metric_log=log, attempt=attempt,
                     stop=lambda: bool(asked),
                 )  # fmt: skip
-    except FvcError as error:
+    except (FvcError, StoppedError) as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)
 

@@ -16,7 +16,7 @@ from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.distributed.ranks import ProcessRanks, Ranks, loopback
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
-from fvc_lib.services.errors import FvcError
+from fvc_lib.services.errors import FvcError, StoppedError
 from tests.faults.checkpoint_lives import same
 from tests.faults.forked import Child, start
 from tests.kits.engine_kit import SETTINGS, Observer, weight_distance
@@ -74,7 +74,7 @@ def _live(
     try:
         with ranks.telling():
             function(ranks, *arguments)
-    except FvcError as error:
+    except (FvcError, StoppedError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.stderr.flush()
         os._exit(error.exit_code)

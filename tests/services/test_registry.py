@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.registry import Registry
 
 SHAPES: Registry[object] = Registry("shape")
@@ -114,6 +114,21 @@ def test_a_broken_file_is_named_and_stops_no_other(folder, caplog):
     assert "plugged_shapes.flat.broken is left out: ModuleNotFoundError" in caplog.text
     with pytest.raises(UsageError, match=r"Not loaded: plugged_shapes\.flat\.broken \(ModuleNotFoundError: .*no_such"):
         shapes().get("disc")
+
+
+@pytest.mark.parametrize("way", ["get", "load"])
+def test_a_signal_in_an_import_stops_and_is_not_called_a_broken_file(folder, way, monkeypatch):
+    def stop():
+        raise StoppedError("stopped by SIGUSR1")
+
+    write(folder / "slow.py", "import builtins", "builtins.in_the_import()", 'SHAPES.register("slow", 3)')
+    monkeypatch.setattr("builtins.in_the_import", stop, raising=False)
+    with pytest.raises(StoppedError):
+        getattr(shapes(), way)("slow")
+    assert shapes().broken == {}
+
+    monkeypatch.setattr("builtins.in_the_import", lambda: None)
+    assert getattr(shapes(), way)("slow") == 3
 
 
 def test_a_name_is_checked_without_importing_what_has_it(folder):

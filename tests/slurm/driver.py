@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fvc_lib.execution.plan.plan import make_plan, read_notebooks
 from fvc_lib.execution.run.runner import Runner
-from fvc_lib.services.errors import FvcError
+from fvc_lib.services.errors import FvcError, StoppedError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import Stage
@@ -47,7 +47,7 @@ def main() -> int:
     runner = Runner(run, config, notebooks, jobs=given.jobs, only_tasks=tasks)
     try:
         return runner.execute(lambda: make_plan(notebooks, config, run, tasks=tasks, stages=stages))
-    except FvcError as error:
+    except (FvcError, StoppedError) as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
 

@@ -54,12 +54,12 @@ import sys
 from pathlib import Path
 from fvc_lib.engine.distributed.launch import run_ranks
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError
+from fvc_lib.services.errors import FvcError, StoppedError
 from fvc_lib.services.memory.policy import NoObserver
 log, *ranks = sys.argv[1:]
 try:
     run_ranks("tests.kits.rank_program", ranks, RunConfig(num_ranks=len(ranks)), Path(log), memory=NoObserver())
-except FvcError as error:
+except (FvcError, StoppedError) as error:
     print(f"{type(error).__name__}: {error}")
 """
 NEVER_BEGINS = """

@@ -272,7 +272,7 @@ def _forget_step(module: str) -> None:
 
 def _reason(
     reasons: Mapping[int, tuple[str, str]], codes: Mapping[int, int], log: Path, said_before: int = 0
-) -> FvcError:
+) -> FvcError | StoppedError:
     """The first reason that is one: a rank that only lost the others knows less than they.
 
     The first ``said_before`` bytes of ``log`` are not these ranks'.

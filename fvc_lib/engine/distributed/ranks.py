@@ -234,8 +234,10 @@ class Ranks:
         return nullcontext()
 
 
-def error_named(name: str, message: str) -> FvcError:
+def error_named(name: str, message: str) -> FvcError | StoppedError:
     """An error of ours by its class's name; ``RankFailedError`` where it is none of ours."""
+    if name == StoppedError.__name__:
+        return StoppedError(message)
     classes: list[type[FvcError]] = [FvcError]
     for known in classes:  # grows while it is walked through
         if known.__name__ == name:

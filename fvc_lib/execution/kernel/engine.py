@@ -54,7 +54,7 @@ from fvc_lib.execution.run.runner import Runner
 from fvc_lib.execution.run.task import KernelRequest
 from fvc_lib.execution.run.which_run import run_to_work_on
 from fvc_lib.services.atomic_files import temporary_of, write_bytes
-from fvc_lib.services.errors import FvcError, UsageError, did_you_mean
+from fvc_lib.services.errors import FvcError, StoppedError, UsageError, did_you_mean
 from fvc_lib.services.records.redaction import Redactor
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import stage_key
@@ -365,7 +365,7 @@ def end_of_command(kind: type[BaseException], error: BaseException, trace: Trace
         what = error.strerror if isinstance(error, OSError) else "it is no notebook"
         wanted = f"Wanted: a stage's, as in {str(CHECKOUT / 'notebooks')!r}.{did_you_mean(stem, stems)}"
         print(f"error: notebook {notebook!r}: {what}.", "Nothing has run.", wanted, sep="\n  ", file=sys.stderr)
-    elif isinstance(error, FvcError | PapermillException | OSError):
+    elif isinstance(error, FvcError | StoppedError | PapermillException | OSError):
         print(f"error: {error}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, trace)
