@@ -20,13 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory.budget import give_back_freed
-from fvc_lib.services.memory.policy import (
-    Acceleration,
-    DeviceKind,
-    DeviceMemory,
-    MemoryPolicy,
-    resolve_memory_policy,
-)
+from fvc_lib.services.memory.policy import Acceleration, DeviceKind, DeviceMemory, MemoryPolicy, resolve_memory_policy
 
 if TYPE_CHECKING:
     from fvc_lib.services.config import RunConfig  # whose packages a GPU's machine need not have
@@ -97,7 +91,7 @@ def was_of_no_use(model: nn.Module) -> bool:
     through the head alone.
     """
     forward = model.__dict__.get("forward")
-    return isinstance(forward, _CompiledForward) and not forward.was_called
+    return isinstance(forward, _CompiledForward) and forward.compiled is None
 
 
 class _CompiledForward:
@@ -110,10 +104,10 @@ class _CompiledForward:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._compiled: Callable[..., Any] | None = None
+        self.compiled: Callable[..., Any] | None = None  # from the first call on
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        if self._compiled is None:
+        if self.compiled is None:
             dynamo: Any = importlib.import_module("torch._dynamo.config")
             inductor: Any = importlib.import_module("torch._inductor.config")
             dynamo.recompile_limit = max(dynamo.recompile_limit, _COMPILED_SIZES)
@@ -122,13 +116,8 @@ class _CompiledForward:
             if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
                 inductor.compile_threads = 1  # otherwise a process per core, which no memory plan knows of
             forward = types.MethodType(type(self._model).forward, self._model)
-            self._compiled = torch.compile(forward, dynamic=False)
-        return self._compiled(*inputs, **named)
-
-    @property
-    def was_called(self) -> bool:
-        """At least once."""
-        return self._compiled is not None
+            self.compiled = torch.compile(forward, dynamic=False)
+        return self.compiled(*inputs, **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _CompiledForward, (self._model,)
@@ -204,12 +193,8 @@ def resolve_policy(
     compute: ComputeDevice, *, amp: Literal["auto", "off"] = "auto", clear_cache_batches: int | None = None
 ) -> MemoryPolicy:
     """The memory policy of a training on ``compute``; the arguments are those of ``resolve_memory_policy``."""
-    return resolve_memory_policy(
-        _kind(compute.device),
-        amp=amp,
-        bf16_supported=_bf16_supported(compute.device),
-        clear_cache_batches=clear_cache_batches,
-    )
+    kind, bf16 = _kind(compute.device), _bf16_supported(compute.device)
+    return resolve_memory_policy(kind, amp=amp, bf16_supported=bf16, clear_cache_batches=clear_cache_batches)
 
 
 @contextmanager

@@ -460,12 +460,9 @@ class Stepper:
         self._max_gradient_norm = max_gradient_norm
         self._device = device
         self._optimizer = build_optimizer(model, learning_rate, weight_decay, rate_shares, fused=fused)
-        groups = self._optimizer.param_groups
-        self._weight_decays = [group["weight_decay"] for group in groups]
-        shares = rate_shares or {}
+        shares, groups = rate_shares or {}, self._optimizer.param_groups
         self._rate_shares = [next((shares.get(p, 1.0) for p in group["params"]), 1.0) for group in groups]
         self._learning_rate = learning_rate
-        self._one_by_one = False
         self._ema_decay = ema_decay
         self._averaged_steps = 0
         # By name, of the parameters that are trained at any time; empty before the first step, and without an average.
@@ -523,7 +520,6 @@ class Stepper:
 
     def save_memory(self) -> None:
         """From now on update one parameter after the other: slower, without temporaries for all of them at once."""
-        self._one_by_one = True
         for group in self._optimizer.param_groups:
             group["foreach"] = False
 
@@ -546,7 +542,7 @@ class Stepper:
         return everything
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back ``state_dict``; decay stays as this stepper was made, which in a fork may differ.
+        """Put back ``state_dict``; decay, which in a fork may differ, and how a step is computed stay this stepper's.
 
         Raises:
             CheckpointMismatchError: the state is of other parameters.
@@ -558,25 +554,17 @@ class Stepper:
             raise CheckpointMismatchError(
                 f"the checkpoint's optimizer is of another model: groups of {sizes} parameters, wanted {wanted}."
             )
-        groups, places = self._optimizer.state_dict()["param_groups"], self._places()
-        # How a step is computed is this training's choice, not the checkpoint's.
-        own_keys = ("params", "fused")
-        rest = [{key: value for key, value in group.items() if key not in own_keys} for group in saved["param_groups"]]
-        restored = [{**group, **rest[place % 2]} for place, group in enumerate(groups)]
+        places = self._places()
         own = {places[number]: moments for number, moments in saved["state"].items()}
-        self._optimizer.load_state_dict({"state": own, "param_groups": restored})
-        self._learning_rate = float(rest[0]["lr"])
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": own})
+        self._learning_rate = float(saved["param_groups"][0]["lr"])
         set_learning_rate(self._optimizer, self._learning_rate, self._rate_shares)
-        for group, weight_decay in zip(self._optimizer.param_groups, self._weight_decays, strict=True):
-            group["weight_decay"] = weight_decay
         self._precision.restore_scaler(state["scaler"])
         # A fork may begin to average, or stop it.
         average = state.get("average", {}) if self._ema_decay else {}
         self._averaged_steps = average.get("steps", 0)
         weights = average.get("weights", {})
         self._average = {name: weights[name].to(p.device, copy=True) for name, p in self._trained().items() if weights}
-        if self._one_by_one:
-            self.save_memory()
 
     def _numbers(self) -> list[list[int]]:
         """The parameters of a checkpoint's two groups."""
