@@ -159,12 +159,12 @@ def some_of(names: Sequence[str], limit: int = 20) -> str:
     return ", ".join(map(repr, names[:limit])) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")
 
 
-def disputed(files: Sequence[tuple[str, str]], limit: int = 20) -> str:
-    """``'a.mp4' (real), 'b.mp4' (fake)``: path and label of files of one content; of more than ``limit`` some of each.
+def disputed(files: Sequence[tuple[str, str]]) -> str:
+    """``'a.mp4' (real), 'b.mp4' (fake)``: path and label of files of one content; of more than 20 some of each.
 
     Each of them is rejected with this sentence, so what all of them take must not grow with their square.
     """
-    if len(files) <= limit:
+    if len(files) <= 20:
         return ", ".join(f"{path!r} ({label})" for path, label in files)
     by_label: defaultdict[str, list[str]] = defaultdict(list)
     for path, label in files:
@@ -183,20 +183,16 @@ def counts_text(values: Iterable[str], limit: int = 8) -> str:
 
 Kind = Literal["video", "image"]
 _EXTENSIONS = {
-    "video": frozenset(
-        {
-            ".3g2", ".3gp", ".264", ".265", ".amv", ".asf", ".avi", ".divx", ".dv", ".f4v", ".flv", ".gif", ".h264",
-            ".h265", ".hevc", ".ivf", ".m1v", ".m2ts", ".m4s", ".m2v", ".m4v", ".mjpeg", ".mjpg", ".mkv", ".mov",
-            ".mp4", ".mpe", ".mpeg", ".mpg", ".mts", ".mxf", ".nut", ".obu", ".ogg", ".ogv", ".qt", ".rm", ".rmvb",
-            ".ts", ".vob", ".webm", ".wmv", ".y4m",
-        }
-    ),
-    "image": frozenset(
-        {
-            ".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pgm", ".png", ".ppm", ".tif", ".tiff",
-            ".webp",
-        }
-    ),
+    "video": frozenset((
+        ".3g2", ".3gp", ".264", ".265", ".amv", ".asf", ".avi", ".divx", ".dv", ".f4v", ".flv", ".gif", ".h264",
+        ".h265", ".hevc", ".ivf", ".m1v", ".m2ts", ".m4s", ".m2v", ".m4v", ".mjpeg", ".mjpg", ".mkv", ".mov", ".mp4",
+        ".mpe", ".mpeg", ".mpg", ".mts", ".mxf", ".nut", ".obu", ".ogg", ".ogv", ".qt", ".rm", ".rmvb", ".ts", ".vob",
+        ".webm", ".wmv", ".y4m",
+    )),
+    "image": frozenset((
+        ".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pgm", ".png", ".ppm", ".tif", ".tiff",
+        ".webp",
+    )),
 }  # fmt: skip
 
 
@@ -347,20 +343,6 @@ class CorpusFiles:
         return Refusal("outside_corpus", f"{path!r} {how}: outside the corpus folder. {remedy}")
 
 
-def read_lines(path: AnyPath) -> list[str]:
-    """The stripped lines of a text file, with their places kept: empty ones too. UTF-8, other bytes escaped.
-
-    Raises:
-        UsageError: it is missing or cannot be read.
-    """
-    path = Path(path)
-    try:
-        text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
-    except OSError as error:
-        raise UsageError(f"{str(path)!r}: {error.strerror}. Restore the corpus's own list.") from error
-    return [line.strip() for line in text.splitlines()]
-
-
 # --- A corpus of labelled videos.
 
 
@@ -461,22 +443,6 @@ def _annotations(rows: Sequence[Entry], places: Sequence[str | Refusal]) -> pl.D
     ]
     schema = {name: kind for name, kind in column_types(ANNOTATIONS).items() if name != "group_id"}
     return pl.DataFrame(values, schema=schema, orient="row")
-
-
-# --- Folders and paths.
-
-
-def folders_of(folder: AnyPath) -> list[str]:
-    """The names of the folders in ``folder`` that are not hidden, sorted.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError as error:
-        raise UsageError(f"corpus {escape_text(str(folder))!r}: {error.strerror}. Allow its reading.") from error
-    return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
 
 
 def joined(*parts: str) -> str:

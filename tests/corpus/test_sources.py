@@ -14,13 +14,13 @@ from fvc_lib.corpus.listing import (
     Entry,
     Listing,
     Rejections,
-    folders_of,
     listing_of_files,
     read_corpus,
-    read_lines,
 )
 from fvc_lib.corpus.sources.general.folder import read_label_folders
 from fvc_lib.corpus.sources.general.manifest import read_manifest
+from fvc_lib.corpus.sources.images.folder import folders_of
+from fvc_lib.corpus.sources.published import read_lines
 from fvc_lib.corpus.video_texts import read_pairs
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import DataError, UsageError

@@ -23,7 +23,7 @@ from fvc_lib.corpus.listing import (
     some_of,
 )
 from fvc_lib.services.atomic_files import AnyPath, path_to_text
-from fvc_lib.services.errors import DataError
+from fvc_lib.services.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,20 @@ def require(root: Path, title: str, **wanted: Sequence[str]) -> None:
 
 def _holds_something(path: Path) -> bool:
     return any(path.iterdir()) if path.is_dir() else path.is_file()
+
+
+def read_lines(path: AnyPath) -> list[str]:
+    """The stripped lines of a text file, with their places kept: empty ones too. UTF-8, other bytes escaped.
+
+    Raises:
+        UsageError: it is missing or cannot be read.
+    """
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
+    except OSError as error:
+        raise UsageError(f"{str(path)!r}: {error.strerror}. Restore the corpus's own list.") from error
+    return [line.strip() for line in text.splitlines()]
 
 
 def read_json(path: Path) -> Any:

@@ -10,8 +10,15 @@ forensics", CVPR 2020.
 import re
 from pathlib import Path
 
-from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, read_lines
-from fvc_lib.corpus.sources.published import Described, listed_but_absent, read_published, require, unknown_name
+from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
+from fvc_lib.corpus.sources.published import (
+    Described,
+    listed_but_absent,
+    read_lines,
+    read_published,
+    require,
+    unknown_name,
+)
 from fvc_lib.services.atomic_files import AnyPath, path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA

@@ -9,9 +9,17 @@ al., "DeeperForensics-1.0: a large-scale dataset for real-world face forgery det
 import re
 from pathlib import Path
 
-from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, read_lines
+from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
 from fvc_lib.corpus.sources.faces.faceforensics import sequence_groups, youtube_ids
-from fvc_lib.corpus.sources.published import Described, first_of, folders_in, read_published, require, unknown_name
+from fvc_lib.corpus.sources.published import (
+    Described,
+    first_of,
+    folders_in,
+    read_lines,
+    read_published,
+    require,
+    unknown_name,
+)
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import DataError, command_text
 from fvc_lib.services.registry import CORPORA

@@ -10,10 +10,11 @@ import json
 import re
 from pathlib import Path
 
-from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, read_lines, some_of
+from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, some_of
 from fvc_lib.corpus.sources.published import (
     Described,
     first_of,
+    read_lines,
     read_published,
     require,
     shared_by_parts,

@@ -9,11 +9,12 @@ Source: Ni et al., "GenVidBench: a challenging benchmark for detecting AI-genera
 import re
 from pathlib import Path
 
-from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, read_lines
+from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
 from fvc_lib.corpus.sources.published import (
     Described,
     first_of,
     listed_but_absent,
+    read_lines,
     read_published,
     unknown_name,
 )

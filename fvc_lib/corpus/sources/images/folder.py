@@ -8,7 +8,7 @@ from fvc_lib.corpus import listing
 from fvc_lib.corpus.image_listing import ImageListing, ListedImage
 from fvc_lib.corpus.label_table import PART_NAMES, tables_in
 from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal
-from fvc_lib.services.atomic_files import escape_text, path_to_text
+from fvc_lib.services.atomic_files import AnyPath, escape_text, path_to_text
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import IMAGE_LAYOUTS
 
@@ -42,7 +42,7 @@ def list_folder(files: CorpusFiles, below: str = "") -> ImageListing:
     where = f" in {below!r}" if below else ""
     found.notes.append(f"folder{where}: {len(found.images):,} images in {num_classes:,} folders of classes{kept}.")
     if not has_parts:
-        found.note_empty_classes(escape_text(name) for name in listing.folders_of(files.root / below))
+        found.note_empty_classes(escape_text(name) for name in folders_of(files.root / below))
     return found
 
 
@@ -68,7 +68,7 @@ def list_combined(files: CorpusFiles, below: str = "") -> tuple[ImageListing, ..
         UsageError: there is no folder.
     """
     listings = []
-    for name in listing.folders_of(files.root):
+    for name in folders_of(files.root):
         found = (_inner(files.root / name) or IMAGE_LAYOUTS.get("folder")).read(files, name)
         folder = escape_text(name)
         images = [
@@ -83,6 +83,19 @@ def list_combined(files: CorpusFiles, below: str = "") -> tuple[ImageListing, ..
     return tuple(listings)
 
 
+def folders_of(folder: AnyPath) -> list[str]:
+    """The names of the folders in ``folder`` that are not hidden, sorted.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise UsageError(f"corpus {escape_text(str(folder))!r}: {error.strerror}. Allow its reading.") from error
+    return [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+
+
 def _inner(folder: Path) -> CorpusLoader | None:
     """The loader of a folder in it; none for a folder that is neither a published corpus nor has a manifest."""
     loaders = [loader for loader in listing.by_rank(IMAGE_LAYOUTS) if loader.rank < _COMBINED_RANK]
@@ -93,7 +106,7 @@ IMAGE_LAYOUTS.register(
     CorpusLoader(
         name="combined",
         accepted="a folder that holds several such folders",
-        recognises=lambda path: path.is_dir() and any(_inner(path / name) for name in listing.folders_of(path)),
+        recognises=lambda path: path.is_dir() and any(_inner(path / name) for name in folders_of(path)),
         read=list_combined,
         rank=_COMBINED_RANK,
     )
@@ -102,7 +115,7 @@ IMAGE_LAYOUTS.register(
     CorpusLoader(
         name="folder",
         accepted="a folder with one folder per class",
-        recognises=lambda path: path.is_dir() and bool(listing.folders_of(path)),
+        recognises=lambda path: path.is_dir() and bool(folders_of(path)),
         read=list_folder,
         lacks=_lacks,
         rank=3,

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from fvc_lib.corpus import listing
 from fvc_lib.corpus.image_listing import ImageListing, ListedImage
 from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal
+from fvc_lib.corpus.sources.published import read_lines
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.registry import IMAGE_LAYOUTS
 
@@ -32,11 +33,11 @@ def list_food101(files: CorpusFiles, below: str = "") -> ImageListing:
     """
     listed = ImageListing()
     meta = files.root / below / "meta"
-    classes = {line for line in listing.read_lines(meta / "classes.txt") if line}
+    classes = {line for line in read_lines(meta / "classes.txt") if line}
     found = _found(files, listing.joined(below, "images"), listed)
     parts: dict[str, str] = {}
     for part, name in _LISTS:
-        for row, key in enumerate(listing.read_lines(meta / name), start=1):
+        for row, key in enumerate(read_lines(meta / name), start=1):
             if not key:
                 continue
             path = found.get(key) or listing.joined(below, "images", f"{key}.jpg")

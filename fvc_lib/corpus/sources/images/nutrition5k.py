@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from fvc_lib.corpus import listing
 from fvc_lib.corpus.image_listing import ImageListing, ListedImage
 from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal
+from fvc_lib.corpus.sources.published import read_lines
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.errors import LeakageError, UsageError
 from fvc_lib.services.registry import IMAGE_LAYOUTS
@@ -88,7 +89,7 @@ def _read_dishes(folder: Path, below: str, pictured: ImageListing) -> dict[str, 
         raise UsageError(f"{str(folder)!r}: has none of {', '.join(TABLES)}. Restore them, or choose an image_layout.")
     for table in present:
         where = listing.joined(below, "metadata", table)
-        for row, line in enumerate(listing.read_lines(folder / table), start=1):
+        for row, line in enumerate(read_lines(folder / table), start=1):
             # Line by line: a quote that is not closed must not swallow the dishes below it.
             cells = next(csv.reader([line]), [])
             if not cells:
@@ -137,7 +138,7 @@ def _read_parts(folder: Path) -> dict[str, set[str]]:
     parts: defaultdict[str, set[str]] = defaultdict(set)
     if present:
         for part, name in SPLITS.items():
-            for line in listing.read_lines(folder / name):
+            for line in read_lines(folder / name):
                 if line:
                     parts[line].add(part)
     return dict(parts)
