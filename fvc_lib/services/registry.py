@@ -51,18 +51,17 @@ class Registry(Generic[T]):
         self._filled = False
 
     @overload
-    def register(self, name: str, *, aliases: Sequence[str] = ()) -> Callable[[T], T]: ...
+    def register(self, name: str) -> Callable[[T], T]: ...
     @overload
-    def register(self, name: str, item: T, *, aliases: Sequence[str] = ()) -> T: ...
+    def register(self, name: str, item: T) -> T: ...
     @overload
     def register(self, name: T) -> T: ...
-    def register(self, name: Any, item: Any = None, *, aliases: Sequence[str] = ()) -> Any:
+    def register(self, name: Any, item: Any = None) -> Any:
         """Register ``item`` under ``name``; without an item a decorator; or an item with ``name`` (and ``aliases``).
 
         Args:
             name: the name, or an item that carries its own; ``timm:NAME`` stands for every name behind ``timm:``.
-            item: what is registered.
-            aliases: further names under which ``get`` finds it.
+            item: what is registered; its ``aliases``, where it brings its name, are further names for ``get``.
 
         Raises:
             UsageError: the name is taken by another place in the code; the message names both.
@@ -72,8 +71,8 @@ class Registry(Generic[T]):
         if not isinstance(name, str):
             return self._put(name.name, name, getattr(name, "aliases", ()), source)
         if item is not None:
-            return self._put(name, item, aliases, source)
-        return lambda decorated: self._put(name, decorated, aliases, source)
+            return self._put(name, item, (), source)
+        return lambda decorated: self._put(name, decorated, (), source)
 
     def _put(self, name: str, item: T, aliases: Sequence[str], source: tuple[str, int, str]) -> T:
         if _is_cell(source[0]):
@@ -244,22 +243,14 @@ def _family(name: str) -> str:
 
 @dataclass(frozen=True)
 class TrunkOptions:
-    """What a ``build_trunk`` is told.
+    """What a ``build_trunk`` is told."""
 
-    Attributes:
-        name: the whole name that was asked for, such as ``timm:resnet50``.
-        num_frames, side: of the clips.
-        weights: a file or folder on this machine; None: those that come with the package, else from scratch.
-        licence: of the weights, as far as the declaration knows.
-        pretrained: whether weights that come with the package are taken.
-    """
-
-    name: str
-    num_frames: int
-    side: int
-    weights: Path | None = None
-    licence: str = "unknown"
-    pretrained: bool = True
+    name: str  # the whole name that was asked for, such as ``timm:resnet50``
+    num_frames: int  # of the clips
+    side: int  # theirs, in pixels
+    weights: Path | None = None  # on this machine; None: those that come with the package, else from scratch
+    licence: str = "unknown"  # of the weights, as far as the declaration knows
+    pretrained: bool = True  # whether weights that come with the package are taken
 
 
 @dataclass(frozen=True)
@@ -304,17 +295,6 @@ class DetectorSpec:
         """Of a run that asks for these, where 0 and empty are the network's own; ``view`` as ``View`` has it."""
         seen = View(sampling or self.frame_sampling, fit or self.frame_fit, **view)
         return ClipSettings(num_frames or self.num_frames, side or self.side, seen)
-
-    def num_parameters(self) -> int:
-        """How many numbers the network has; of a model on features 0. Builds it without memory or random draws."""
-        if self.of_features:
-            return 0
-        import torch  # takes a second to load
-
-        with torch.device("meta"):
-            options = TrunkOptions(self.name, self.num_frames, self.side, pretrained=False)
-            network = self.build() if self.build else self.build_trunk(options) if self.build_trunk else None
-        return 0 if network is None else sum(parameter.numel() for parameter in network.parameters())
 
 
 class FileRegistry(Registry[T]):

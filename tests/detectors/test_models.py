@@ -73,7 +73,6 @@ def test_every_detector_declares_where_it_is_from_and_takes_the_clips_it_declare
             assert spec.build_trunk or spec.of_name or spec.of_features, name
             continue
         assert spec.build()(clips(1, spec.num_frames, spec.side)).shape == (1,), name
-        assert spec.num_parameters() == sum(p.numel() for p in spec.build().parameters()), name
     assert [DETECTORS.get(name).micro_batch for name in NAMES] == [8, 4]
 
 

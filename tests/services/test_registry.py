@@ -48,14 +48,14 @@ def shapes():
 def test_an_item_is_registered_by_decorator_by_call_and_by_its_own_name():
     registry: Registry[object] = Registry("shape")
 
-    @registry.register("square", aliases=("box",))
+    @registry.register("square")
     class Square:
         pass
 
     disc = registry.register("disc", object())
     star = registry.register(Named("star", ("asterisk",)))
 
-    assert registry.get("square") is registry.get("box") is Square
+    assert registry.get("square") is Square
     assert registry.get("asterisk") is star
     assert registry.items() == [("square", Square), ("disc", disc), ("star", star)]
     assert registry.names() == ["square", "disc", "star"]
@@ -80,7 +80,7 @@ def test_a_name_registered_twice_is_an_error_that_names_both_places(tmp_path):
     with pytest.raises(UsageError, match=r"'square' is registered twice: in .*first\.py, line 1, and in .*second\.py"):
         exec(code, {"registry": registry})
     with pytest.raises(UsageError, match="'square' is registered twice"):
-        registry.register("disc", object(), aliases=("square",))
+        registry.register(Named("disc", ("square",)))
     assert registry.names() == ["square"]
 
 
@@ -132,8 +132,8 @@ def test_a_signal_in_an_import_stops_and_is_not_called_a_broken_file(folder, way
 
 
 def test_a_name_is_checked_without_importing_what_has_it(folder):
-    write(folder / "square.py", 'SHAPES.register("square", 4, aliases=("box",))')
-
+    square = 'SHAPES.register(type("Square", (), dict(name="square", aliases=("box",))))'
+    write(folder / "square.py", square)
     write(folder / "polygon.py", 'SHAPES.register("polygon:NAME", 5)')
 
     assert [shapes().check(name) for name in ("square", "box", "polygon:7")] == ["square", "box", "polygon:7"]
