@@ -58,7 +58,11 @@ def status(run: str, runs_dir: Path | None) -> None:
         return
     paths = find_run(runs_dir or Path(resolve_config().runs_dir), run)
     state = status_now(paths)
-    gone_on = "; go on with --resume" if state.state in {"interrupted", "requeue", "failed"} else ""
+    gone_on = (
+        f"; to go on: {command_text('--resume', paths.root)}"
+        if state.state in {"interrupted", "requeue", "failed"}
+        else ""
+    )
     click.echo(f"{paths.root}: {state.state}{gone_on}")
     click.echo(f"  {run_labels([paths])[0]}")
     of_them = f", {size_of(paths.superseded) / 1e6:,.1f} of them superseded" if paths.superseded.is_dir() else ""
@@ -346,7 +350,9 @@ def corpora(path: Path | None) -> None:
         more = f" and {len(counts) - 12:,} more" if len(counts) > 12 else ""
         click.echo(f"  {column.replace('_', ' '):<15} {shown or 'none stated'}{more}")
     for reason, count in listing.counted(found.rejected["reason"]).items():
-        click.echo(f"  not used        {count:,} x {reason}")
+        first = found.rejected.filter(reason=reason).row(0, named=True)
+        click.echo(f"  not used        {count:,} x {reason.replace('_', ' ')}; the first: {first['path']}")
+        click.echo(f"                  {first['detail']}")
     for note in found.notes:
         click.echo(f"  note            {note}")
 

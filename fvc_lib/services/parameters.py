@@ -64,7 +64,7 @@ def parse_text_value(name: str, text: str) -> Any:
     require_known(name)
     if text.strip().lower() in {"none", "null"} and RunConfig.model_fields[name].default is None:
         return None
-    return getattr(_validated({name: text}, f"value for {name}"), name)
+    return getattr(_validated({name: text}, name), name)
 
 
 def resolve_config(
@@ -167,18 +167,30 @@ def _task_defaults(task: Any) -> Mapping[str, Any]:
     return TASKS[task].defaults if isinstance(task, str) and task in TASKS else {}
 
 
+# By pydantic's name of what is wrong: its own words are of parsers.
+_WANTED = {
+    "int_parsing": "a whole number", "int_type": "a whole number", "int_from_float": "a whole number",
+    "float_parsing": "a number", "float_type": "a number",
+    "bool_parsing": "true or false", "bool_type": "true or false",
+}  # fmt: skip
+
+
 def _told(problem: Mapping[str, Any]) -> str:
-    """What pydantic found; a check's own words as they are."""
+    """What was wanted; a check's own words as they are, else pydantic's."""
     own = problem.get("ctx", {}).get("error")
-    return str(own) if isinstance(own, ValueError) else problem["msg"].lower()
+    if isinstance(own, ValueError):
+        return str(own)
+    wanted = _WANTED.get(str(problem["type"]))
+    return f"wanted {wanted}" if wanted else problem["msg"].lower()
 
 
 def _validated(values: Mapping[str, Any], origin: str) -> RunConfig:
     try:
         return RunConfig(**{str(k): v for k, v in values.items()})
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in item['loc'])}: got {item['input']!r}, {_told(item)}"
+        problems = [
+            (".".join(str(part) for part in item["loc"]), f"got {item['input']!r}, {_told(item)}")
             for item in error.errors()
-        )
-        raise UsageError(f"{origin}: {problems}.") from error
+        ]
+        told = "; ".join(text if name == origin else f"{name}: {text}" for name, text in problems)
+        raise UsageError(f"{origin}: {told}.") from error

@@ -211,6 +211,14 @@ def test_without_a_strict_control_nothing_is_claimed_and_all_pages_say_how_to_ge
         assert command.replace(" ", "") in text.replace(" ", ""), page  # a figure's title breaks a long path
 
 
+def test_the_terminal_says_how_many_listed_files_were_left_out_and_why(run: RunPaths) -> None:
+    assert "not used" not in "\n".join(summary_lines(run))
+    reasons = ("conflicting_labels", "conflicting_labels", "unreadable")
+    rows = [{"path": f"{number}.mp4", "reason": reason, "detail": "why"} for number, reason in enumerate(reasons)]
+    tables.write_table(pl.DataFrame(rows, schema=tables.column_types(tables.REJECTED)), tables.REJECTED, run.rejected)
+    assert "3 listed files were left out (2 conflicting labels, 1 unreadable)" in "\n".join(summary_lines(run))
+
+
 def test_where_one_answer_to_all_does_better_the_headline_says_it(run: RunPaths) -> None:
     worse = {
         ("model", "f1"): 0.614, ("constant", "f1"): 0.752, ("model", "accuracy"): 0.58, ("constant", "accuracy"): 0.4,

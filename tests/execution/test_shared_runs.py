@@ -180,7 +180,7 @@ def test_a_job_begun_again_elsewhere_passes_over_the_claim_of_its_dead_predecess
     lock.write_text(json.dumps(claim))
     code, _, shown = project.execute(run, only_tasks=FOLDS)
     assert code == 0
-    assert "folds_fold_0: process 77 on far-1, since 2026-01-01T00:00:00Z is gone without a word" in shown
+    assert "folds_fold_0: process 77 on far-1, since 2026-01-01T00:00:00Z, was killed or lost its machine" in shown
     assert lock.read_text() == ""
     lock.write_text(json.dumps(claim))
     assert project.execute(run)[1].state == "done"  # a runner does the same, and nobody watches for it twice

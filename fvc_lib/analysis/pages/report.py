@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +36,7 @@ from fvc_lib.analysis.read.records import read_tables, run_status
 from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object, sha256_of_json, write_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import IMAGES, LEFT_OUT, PROTOCOL, SCORES, TASK_RESULTS, VIDEO_FRAMES
+from fvc_lib.services.tables import IMAGES, LEFT_OUT, PROTOCOL, REJECTED, SCORES, TASK_RESULTS, VIDEO_FRAMES
 from fvc_lib.services.tasks import STAGES
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -560,12 +561,24 @@ def summary_lines(run: RunPaths) -> list[str]:
     if headline.num_samples is not None:
         counted = f"{headline.num_samples} in {headline.num_groups} groups{_also_tested(run)}"
         lines.append(f"  {headline.measure.one + 's':<13} {counted}")
-        lines += _unused_clips(run)
+        lines += [*_not_used(run), *_unused_clips(run)]
     measuring = run_memory(run).preflight_peak_mb
     before = f"; {wording.megabytes_text(measuring)} while steps were measured before the training" if measuring else ""
     lines.append(f"  peak memory   {wording.bytes_text(headline.peak_rss_bytes)}{before}")
     lines.append(f"  duration      {wording.duration_text(headline.duration_seconds)}")
     return lines
+
+
+def _not_used(run: RunPaths) -> list[str]:
+    """How many listed files the index left out, and why: whoever gave 43 must not find 38 without a word."""
+    rejected = read_tables([("", run.rejected)], REJECTED).frame
+    if rejected.is_empty():
+        return []
+    kinds = ", ".join(
+        f"{count:,} {reason.replace('_', ' ')}" for reason, count in Counter(rejected["reason"].sort()).most_common()
+    )
+    told = wording.count_text(rejected.height, "listed file was", "listed files were")
+    return [f"  {'not used':<13} {told} left out ({kinds}): tables/rejected.parquet and the report say why"]
 
 
 def _unused_clips(run: RunPaths) -> list[str]:

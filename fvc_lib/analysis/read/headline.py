@@ -451,8 +451,7 @@ def what_to_do(control: Score, parameters: Mapping[str, object]) -> str:
             f"{source_name(control.source)} is not shown to be above chance itself, so other or matched videos would "
             "not help: the model tells too little, or the videos are too few."
         )
-    listed = " or ".join(filter(None, (", ".join(ways[:-1]), ways[-1])))
-    return f"{told}To do about it: {listed}."
+    return f"{told}To do about it: {'; or '.join(ways)}."
 
 
 def _why_a_control_wins(run: RunPaths, verdict: Verdict) -> tuple[str, ...]:

@@ -232,7 +232,7 @@ def _refuse_living_holders(paths: Sequence[Path], say: Callable[[str], None]) ->
         if (alive := _seen_alive(unsure, seconds)) is not None:
             raise _refusal(*alive)
     for path, holder in claims.items():
-        say(f"{_name(path)}: {holder} is gone without a word; its lock has expired")
+        say(f"{_name(path)}: {holder}, was killed or lost its machine; this process goes on in its place")
 
 
 def _refuse_others(paths: Sequence[Path], say: Callable[[str], None]) -> None:
