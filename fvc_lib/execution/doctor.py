@@ -241,7 +241,7 @@ def slurm() -> list[Finding]:
         answer = output_of(["sinfo", "--noheader", "--format=%P %a, %l, %D nodes of %c cores and %m MB, %G"])
     except SlurmError as error:
         remedy = "runs here work without it; for --executor slurm ask the site whether its controller is up"
-        return [*findings, warning("SLURM", str(error), remedy)]
+        return [*findings, warning("SLURM", str(error).splitlines()[0], remedy)]  # sinfo's first line is the cause
     return [*findings, ok("SLURM", "; ".join(answer.replace(", (null)", "").splitlines()[:8]) or "no partition")]
 
 
