@@ -172,6 +172,7 @@ def test_two_runs_of_one_id_are_never_counted_as_one(make_run: Callable[..., Run
     )
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_free_sql_sees_every_table_and_nothing_else(run: RunPaths, tmp_path: Path) -> None:
     query = "SELECT count(*) FROM predictions p JOIN videos v USING (run_id, video_id) WHERE p.score > $s"
     counted = queries.ask_sql([run], query, {"s": 0.5}).frame.item()
@@ -212,6 +213,7 @@ def test_run_folders_with_hostile_names_are_read_like_any_other(make_run: Callab
         assert dict(rows.group_by("run_id").len().iter_rows()) == dict.fromkeys(shown, each)
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_sql_reads_the_files_that_are_named_and_nothing_else_of_the_disk(run: RunPaths, tmp_path: Path) -> None:
     frame = pl.DataFrame({"video_id": queries.predictions([run]).frame["video_id"].head(5), "seen": range(5)})
     writers = {

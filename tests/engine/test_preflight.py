@@ -63,6 +63,7 @@ def request_of_video_task(tmp_path):
     return StepRequest(VideoTask(clips, clips, config=RunConfig(model="r2plus1d"), weights=(1, 1)), 8, 8, compute=CPU)
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_a_budget_too_small_lowers_the_micro_batch_before_the_run_and_says_so(request_of_video_task, tmp_path):
     store = tmp_path / "preflight.json"
     roomy = check(request_of_video_task, store=store)

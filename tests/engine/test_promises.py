@@ -19,6 +19,7 @@ from fvc_lib.engine.device import STEM_CLIPS, accelerated, build_optimizer, reso
 from fvc_lib.engine.promises import device_promises as promises
 from fvc_lib.engine.promises.device_promises import Outcome, try_promises
 from fvc_lib.engine.promises.trainings import Lab, weight_distance
+from fvc_lib.execution.doctor import Finding
 from fvc_lib.services.errors import StoppedError
 
 GPU = Path(__file__).parents[1] / "gpu"
@@ -58,6 +59,11 @@ def test_doctor_tries_a_device_with_the_allocator_of_a_run_and_counts_the_verdic
         found.update({name: os.environ.get(name) for name in names})
         return "1 s"
 
+    def looks_before(config):
+        assert os.environ.get(names[0]), "torch may start here"
+        return [Finding("torch", "ok", "fine")]
+
+    monkeypatch.setattr("fvc_lib.execution.doctor.diagnose", looks_before)  # tests/execution/test_doctor.py has it
     monkeypatch.setattr(promises, "PROMISES", {"kept": (tells_its_environment, ("cpu",)), "other": (None, ("mps",))})
     shown = CliRunner().invoke(doctor, ["--benchmark", "-p", "device", "cpu"]).output
     assert found == dict(zip(names, ("expandable_segments:True", "1.0", "0.9"), strict=True))

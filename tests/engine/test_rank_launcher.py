@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -18,7 +17,7 @@ import psutil
 import pytest
 
 from fvc_lib.engine.distributed import reports as reports_module
-from fvc_lib.engine.distributed.launch import _reason, _run_step, run_ranks
+from fvc_lib.engine.distributed.launch import _BEGIN, _reason, _run_step, run_ranks
 from fvc_lib.engine.distributed.ranks import RankEndedError, RankFailedError, RankLostError
 from fvc_lib.engine.distributed.reports import Launch, RankReports, ReportReader
 from fvc_lib.engine.training_state import NoMetrics
@@ -273,29 +272,20 @@ def obey(launch):
     print("nobody ended this rank", file=sys.stderr)
 
 
-def be_a_rank_that_imports_for_long(launch, folder):
-    (folder / "slow_to_import.py").write_text("import time\ntime.sleep(300)\n")
-    sys.path.insert(0, str(folder))
-    os.environ.update(SLURM_PROCID="1", FVC_RANK_LAUNCH=json.dumps(asdict(launch)))
-    sys.argv = ["-c", "slow_to_import"]
-    reports_module.begin_rank()
-
-
 def test_a_rank_that_still_imports_is_known_and_its_end_noticed(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listening:
         launch = Launch("", listening.getsockname()[1], "a token", "", 1, 0)
         reader = ReportReader(listening, launch.token, 2, Observer(), None)
-        child = multiprocessing.get_context("spawn").Process(
-            target=be_a_rank_that_imports_for_long, args=(launch, tmp_path)
-        )
-        child.start()
+        (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(300)\n")
+        given = {"SLURM_PROCID": "1", "FVC_RANK_LAUNCH": json.dumps(asdict(launch)), "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+        child = subprocess.Popen([sys.executable, "-c", _BEGIN, "slow_to_import"], env={**os.environ, **given})
         while not reader.nodes:
             reader.take(1)
         child.kill()
         while not reader.gone:
             reader.take(1)
         assert list(reader.gone) == [1]
-        child.join()
+        child.wait()
         reader.close()
 
 

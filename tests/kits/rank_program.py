@@ -10,7 +10,6 @@ import time
 if sys.argv[1 + int(os.environ.get("SLURM_PROCID", "0"))] == "imports":  # for long, as from a slow file system
     time.sleep(600)
 
-from fvc_lib.engine.distributed.ranks import rank_place
 from fvc_lib.engine.distributed.reports import Launch, reports_of
 from fvc_lib.services.errors import StoppedError
 
@@ -18,7 +17,7 @@ from fvc_lib.services.errors import StoppedError
 def main() -> None:
     launch = Launch.of_environment()
     assert launch is not None
-    rank = rank_place().rank
+    rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))  # as rank_place says, which loads torch
     reports = reports_of(rank, launch)
     what = sys.argv[1 + rank]
     if what == "stops when asked":

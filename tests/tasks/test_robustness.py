@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +20,7 @@ from fvc_lib.tasks.video import robustness
 from fvc_lib.tasks.video.robustness import levels_named, score_levels
 from fvc_lib.tasks.video.verdicts import scoring
 from fvc_lib.tasks.video.verdicts.scoring import FileToScore, RunNetworks, score_files
+from tests.faults.forked import run as run_child
 from tests.kits.scored_run import NUM_VIDEOS, trained_run, write_video
 from tests.kits.training import draw_clip
 
@@ -35,18 +34,17 @@ def _lines(run, level):
     return [json.loads(line) for line in run.robustness_scores(level).read_bytes().splitlines()]
 
 
+def be_killed_at_the_seventeenth(run):
+    def killed(done, total):
+        if done == 17:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    score_levels(run, ("size_half",), workers=1, progress=killed)
+
+
+@pytest.mark.usefixtures("warm_workers")
 def test_a_killed_sweep_goes_on_scores_nothing_twice_and_finds_the_stored_scores(run, monkeypatch):
-    program = (
-        "import os, signal, sys\n"
-        "from pathlib import Path\n"
-        "from fvc_lib.services.run_paths import RunPaths\n"
-        "from fvc_lib.tasks.video.robustness import score_levels\n"
-        "def killed(done, total):\n"
-        "    if done == 17: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "score_levels(RunPaths(Path(sys.argv[1])), ('size_half',), workers=1, progress=killed)\n"
-    )
-    child = subprocess.run([sys.executable, "-c", program, str(run.root)], env=os.environ, timeout=300, check=False)
-    assert child.returncode == -signal.SIGKILL
+    assert run_child(be_killed_at_the_seventeenth, run) == (-signal.SIGKILL, "")
     assert (len(_lines(run, "undisturbed")), len(_lines(run, "size_half"))) == (12, 5)
 
     seen = []
