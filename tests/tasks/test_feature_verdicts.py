@@ -23,6 +23,8 @@ from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
 from tests.kits.scored_run import enlarged, trained_run, write_video
 from tests.kits.training import draw_clip
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 FRAME = np.random.default_rng(0).integers(0, 256, (96, 96), np.uint8)
 STANDING = Standing(standing="not shown", sentences=["Nothing is shown of the model."], scores=[])
 

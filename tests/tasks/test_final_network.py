@@ -33,6 +33,8 @@ from fvc_lib.tasks.video.verdicts.scoring import FINAL, RunNetworks, held_back
 from tests.kits.scored_run import NUM_VIDEOS, trained_run, write_video
 from tests.kits.training import draw_clip
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 STANDING = Standing(standing="not shown", sentences=["Nothing is shown of the model."], scores=[])
 
 

@@ -23,6 +23,8 @@ from fvc_lib.tasks.video.verdicts.windows import decoded, score_windows
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 HOSTILE = "<img src=x onerror=alert(1)>&.mp4"
 
 

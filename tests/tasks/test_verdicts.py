@@ -33,6 +33,8 @@ from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, KnownFootage
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import ScoredTables, draw_clip
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 NO_MAPS = ("--map-minutes", "0")  # they have tests of their own, and take a minute
 
 
