@@ -131,6 +131,14 @@ def test_a_run_from_before_there_was_a_parameter_is_not_told_apart_by_its_defaul
     assert [differs for _, _, differs in run_marks(runs)] == ["", "", "", "rescale 480"]
 
 
+def test_a_run_is_called_the_same_in_whatever_order_runs_are_listed(make_run: Callable[..., RunPaths]) -> None:
+    runs = [make_run(name=f"run_20250401_00000{number}_abcdef01") for number in range(2)]
+    for run, epochs in zip(runs, (2, 3), strict=True):
+        write_text(run.params_yaml, RunConfig(epochs=epochs).to_yaml())
+    assert [differs for _, _, differs in run_marks(runs)] == ["", "epochs 3"]
+    assert [differs for _, _, differs in run_marks(runs[::-1])] == ["epochs 3", ""]
+
+
 @pytest.mark.parametrize("stages", [None, [], "x", {"a": {"state": 3, "attempts": "two", "duration_seconds": None}}])
 def test_a_foreign_status_is_read_as_far_as_it_goes(run: RunPaths, stages: object) -> None:
     write_json(run.status_json, {"state": 5, "peak_rss_bytes": "much", "stages": stages})
