@@ -60,9 +60,9 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
     usual: dict[tuple[str, str], str] = {}
     for task in {run_task(each) for each in asked}:
         of_task = [(run.root.name, place) for place, run in enumerate(runs) if run_task(asked[place]) == task]
-        alike = [asked[place] for _, place in sorted(of_task)]  # oldest first, in whatever order they are listed
+        alike = [asked[place] for _, place in sorted(of_task, reverse=True)]  # newest first, however they are listed
         for name in {name for each in alike for name in each}:
-            counts = Counter(_value_text(each, name) for each in alike)  # of equally many the oldest run's
+            counts = Counter(_value_text(each, name) for each in alike)  # of equally many the newest run's
             usual[task, name] = counts.most_common(1)[0][0]
     marks = []
     corpora = [_corpus_name(run, each) for run, each in zip(runs, asked, strict=True)]

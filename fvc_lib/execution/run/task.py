@@ -90,10 +90,12 @@ class KernelWatch:
         return None if now is None or self._oom_kills is None else max(0, now - self._oom_kills)
 
     def _watch(self) -> None:
-        while not self._stop.wait(SAMPLE_INTERVAL_SECONDS):
+        while True:
             held = self._tree.measure()
             self.rss_bytes = held.tree_bytes
             self.peak_rss_bytes = max(self.peak_rss_bytes, held.tree_bytes, held.high_water_bytes)
+            if self._stop.wait(SAMPLE_INTERVAL_SECONDS):
+                return
 
 
 @dataclass
