@@ -149,16 +149,6 @@ def test_no_readable_video(tmp_path):
 
 
 @pytest.mark.long
-def test_no_label_of_the_vocabulary(tmp_path, make_video):
-    labels = ("parody", "debunked", "debunked")
-    rows = [(make_video(tmp_path / f"corpus/{n}.mp4", n).name, label) for n, label in enumerate(labels)]
-    ended = use_corpus(write_manifest(tmp_path / "corpus/list.csv", *rows), tmp_path)
-    words = ("list.csv", "no row is labelled real or fake", "2 x 'debunked'", "1 x 'parody'", "column 'label'")
-    assert_one_clear_error(ended, 3, "DataError", *words)
-    assert_told_by_its_run(ended, "01_data_index", "DataError", *words)
-
-
-@pytest.mark.long
 @pytest.mark.fault(35)
 def test_every_path_leaves_the_corpus(tmp_path, make_video):
     """The files are good videos of both labels, but not the corpus's own: none of them may be opened."""

@@ -50,6 +50,7 @@ def stores(config):
 
 def said(config: RunConfig, command: str, *arguments: str, exit_code: int = 0) -> str:
     folders = ["--cache-dir", config.cache_dir, "--runs-dir", config.runs_dir]
+    Path(config.runs_dir).mkdir(parents=True, exist_ok=True)
     result = CliRunner().invoke(main, [command, *folders, *arguments])
     assert result.exit_code == exit_code, result.output
     return result.output
@@ -65,6 +66,20 @@ def test_clips_are_listed_and_clean_shows_what_it_would_delete(config, stores):
     assert "nothing to delete" in said(config, "clean", "--days", "41")
     assert "clean --days 30" in said(config, "clips", "--prune", exit_code=2)
     assert all(path.exists() for path in stores)
+
+
+def test_a_misspelt_folder_of_runs_is_refused_for_its_runs_hold_what_the_cache_has(config, stores):
+    done = CliRunner().invoke(main, ["clean", "--yes", "--days", "0", "--cache-dir", config.cache_dir,
+                                     "--runs-dir", f"{config.runs_dir}s"])  # fmt: skip
+    assert (done.exit_code, done.stderr) == (2, f"error: --runs-dir '{config.runs_dir}s': no such folder.\n")
+    assert all(path.exists() for path in stores)
+
+
+def test_what_clips_were_made_with_is_told_in_words_of_parameters(config, stores):
+    settings = ClipStore.of(config).decode_folder / "original" / "settings.json"
+    settings.write_text('{"num_frames": 4, "av": "18.1.0", "augmentations": ["flip"]}')
+    assert 'num_frames 4, av 18.1.0, augmentations ["flip"]' in said(config, "clean", "--days", "0")
+    assert "less than a day ago" in said(config, "clean", "--days", "0")
 
 
 def test_who_waits_is_told_where_it_looks_and_how_many_files_are_gone(config, stores, monkeypatch):

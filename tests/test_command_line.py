@@ -187,6 +187,46 @@ def test_where_no_job_can_be_submitted_no_run_begins_that_would_wait_for_one(tmp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_where_the_cluster_does_not_answer_no_run_begins_that_would_wait_for_it(tmp_path, monkeypatch):
+    work, tools = tmp_path / "work", tmp_path / "tools"
+    for folder in (work, tools):
+        folder.mkdir()
+    for name in ("sbatch", "squeue"):
+        (tools / name).write_text("#!/bin/sh\necho 'squeue: error: Unknown host' >&2\necho 'and more' >&2\nexit 1\n")
+        (tools / name).chmod(0o755)
+    monkeypatch.chdir(work)
+    here = {"FVC_RUNS_DIR": str(work / "runs"), "PATH": f"{tools}:{os.environ['PATH']}"}
+    done = CliRunner().invoke(run_notebooks.main, ["--executor", "slurm"], env=here)
+    assert done.exit_code == 2
+    assert done.stderr.endswith(
+        "error: squeue failed with exit code 1 and said: squeue: error: Unknown host. The cluster does not answer from "
+        "here: try sinfo, or run without --executor slurm.\n"
+    )
+    assert list(work.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "exit_code", "words"),
+    [
+        ("path,label\n", 3, "list.csv: has no data row that can be read; wanted one per video"),
+        ("path,label\na.mp4,parody\nb.mp4,debunked\nc.mp4,debunked\n", 3,
+         "list.csv: no row is labelled real or fake; got 2 x 'debunked', 1 x 'parody'. Fill the column 'label'"),
+        ("label\nreal\n", 2, "list.csv: wanted a column 'path' or 'video_path', found 'label'"),
+        ("path,label,groop\na.mp4,real,1\n", 2, "Did you mean 'group'?"),
+        ("path,label,split\na.mp4,real,hidden\n", 2, "the column 'split' has 1 x 'hidden'"),
+    ],
+)  # fmt: skip
+def test_a_label_table_that_cannot_be_used_is_refused_before_a_run_begins(
+    tmp_path, monkeypatch, table, exit_code, words
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.csv").write_text(table)
+    here = {"FVC_RUNS_DIR": str(tmp_path / "runs"), "FVC_CACHE_DIR": str(tmp_path / "cache")}
+    done = CliRunner().invoke(run_notebooks.main, ["-p", "corpus", "list.csv"], env=here)
+    assert (done.exit_code, words in done.stderr) == (exit_code, True), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["list.csv"]
+
+
 def test_targets_that_are_no_names_of_the_corpora_are_refused_before_a_run_begins(tmp_path, monkeypatch):
     for name in ("faces", "others"):
         for label in ("real", "fake"):

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from fvc_lib.analysis.wording import count_text
 from fvc_lib.execution.run.lock import is_worked_on, run_lock
 from fvc_lib.execution.run.status import status_now
 from fvc_lib.execution.slurm.queue import has_command, job_states, submitted_jobs
@@ -213,13 +214,13 @@ def _of_cache(cache: Path, runs_dir: Path, before: float, kept: Sequence[Path]) 
     for each in stored_sets(cache):
         is_free = each.folder.parent.resolve() not in in_use and not _holds(each.folder, kept)
         if is_free and each.last_used <= before:
-            why = f"no run has used it for {_days(each.last_used)}: {json.dumps(each.settings)}"
+            why = f"last used {_days(each.last_used)} ago: {_settings_text(each.settings)}"
             yield Removable(each.folder, each.kind, why, each.size_bytes, partial(_remove_clips, each, runs_dir))
     features = cache / FEATURES_FOLDER
     for folder in _folders(features) if not living else ():
         used = _newest(folder)
         if _FEATURES.fullmatch(folder.name) and used <= before and not _holds_foreign(folder, kept):
-            why = f"nothing was measured into it for {_days(used)}"
+            why = f"last measured into {_days(used)} ago"
             remove = partial(_remove_measurements, folder, used, runs_dir)
             yield Removable(folder, "measurements", why, size_of(folder), remove)
     yield from _left_over([features])
@@ -315,7 +316,14 @@ def _remove_empty(folder: Path) -> None:
 
 
 def _days(since: float) -> str:
-    return f"{max(0.0, time.time() - since) / 86400:.0f} days"
+    days = int((time.time() - since) / 86400)
+    return count_text(days, "day") if days > 0 else "less than a day"
+
+
+def _settings_text(settings: Mapping[str, object]) -> str:
+    """What a set of clips was made with, as parameters are written: ``num_frames 16, image_size 112``."""
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in settings.items()}
+    return ", ".join(f"{name} {text}" for name, text in texts.items()) or "settings unknown"
 
 
 @click.command(short_help="Make room: show what may go of runs and caches, and delete it with --yes.")
@@ -354,6 +362,8 @@ def clean(
     config = resolve_config()
     folders = {"cache_dir": cache_dir, "runs_dir": runs_dir}
     config = config.model_copy(update={name: str(path) for name, path in folders.items() if path is not None})
+    if runs_dir is not None and not runs_dir.is_dir():  # misspelt, the cache would look as if no run used it
+        raise UsageError(f"--runs-dir {str(runs_dir)!r}: no such folder.")
     if experiment is not None and not (Path(config.runs_dir) / experiment).is_dir():
         there = [folder.name for folder in _folders(Path(config.runs_dir))]
         raise UsageError(f"{config.runs_dir} has no experiment {experiment!r}.{did_you_mean(experiment, there)}")
@@ -378,11 +388,11 @@ def clean(
                 f"held: the clips and measurements of {run.root}, which is not finished, though no job of it is in the "
                 f"queue here: go on with it ({go_on}) or, if nothing shall come of it, delete its folder"
             )
-    told = f"{num} item{'' if num == 1 else 's'}, {size / 1e6:,.1f} MB"
-    if yes:
-        click.echo(f"deleted {told}")
+    told = f"{count_text(num, 'item')}, {size / 1e6:,.1f} MB"
+    if not num:
+        click.echo("nothing to delete" + (f": all has been used within {days:g} days, or has to stay" if days else ""))
     else:
-        click.echo(f"would delete {told}; repeat with --yes to do so" if num else "nothing to delete")
+        click.echo(f"deleted {told}" if yes else f"would delete {told}; repeat with --yes to do so")
 
 
 @click.command(short_help="Show the shared clip store.")
@@ -419,7 +429,7 @@ def clips(prune: bool, unused_days: float, cache_dir: Path | None, runs_dir: Pat
             chosen.append(clip_set)
         what = "in use" if used else "unused" if clip_set in chosen else "keep"
         size = f"{clip_set.size_bytes / 1e6:10,.1f} MB {clip_set.num_files:8,} files"
-        settings = json.dumps(clip_set.settings)
+        settings = _settings_text(clip_set.settings)
         click.echo(f"{what:<7} {size}, used {unused:6.1f} days ago: {clip_set.name} {settings}")
     size = f"{len(chosen)} of {len(sets)} sets of clips, {sum(each.size_bytes for each in chosen) / 1e6:,.1f} MB"
     click.echo(f"unused: {size}" + (f"; to make room: {command}" if chosen else ""))

@@ -27,7 +27,7 @@ from fvc_lib.execution.run.record import begin_run, last_attempt, record_resumpt
 from fvc_lib.execution.run.runner import Runner, make_room
 from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
 from fvc_lib.execution.slurm.job_scripts import Site, SlurmJob, plan_jobs, plan_one_job, read_site
-from fvc_lib.execution.slurm.queue import describe, refuse_without_sbatch, submission_text, submit
+from fvc_lib.execution.slurm.queue import describe, refuse_silent_cluster, submission_text, submit
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS
 from fvc_lib.services.errors import FvcError, UsageError, command_text
@@ -242,7 +242,7 @@ class RunCommand:
     def execute(self) -> int:
         """Do it, here or as jobs; returns the exit code."""
         if self.wanted.executor == "slurm":
-            refuse_without_sbatch()  # before a run begins that would wait for jobs
+            refuse_silent_cluster()  # before a run begins that would wait for jobs
         self._refuse()  # before a step is tried out, which takes ten seconds
         plan = self.plan()
         self._refuse_broken_choice(plan)
@@ -544,6 +544,10 @@ def _refuse_missing_corpus(config: RunConfig) -> None:
             tars_of(corpus)
         elif corpus and not Path(corpus).exists():
             raise UsageError(f"{name} {corpus!r}: no such file or folder. Wanted: {config.meaning('corpus')}.")
+        elif corpus and config.task == "video" and Path(corpus).is_file():
+            from fvc_lib.corpus.listing import check_corpus  # polars, for this alone
+
+            check_corpus(corpus, config.label_map, unused_labels=bool(config.more_corpora))
 
 
 def _refuse_unknown_targets(config: RunConfig) -> None:

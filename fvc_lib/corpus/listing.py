@@ -469,6 +469,7 @@ class CorpusLoader:
         read: lists what is in it. A loader of videos takes the path and gives a ``Listing``, or raises a UsageError or
             DataError; one of images takes the ``CorpusFiles`` and a path below their root and gives ``ImageListing``.
         lacks: for a path that nothing recognises: what it lacks of this layout, in a sentence, where it is near it.
+        check: refuses what ``read`` would refuse without a look at the videos, so that no run begins in vain.
         rank: layouts are tried in this order; 0 for one that nothing else looks like.
         title, paper, licence, fetch: of a published corpus: its name, where it is described, under which terms it may
             be used, and from whom it is to be had. Its groups mean the same in every folder that it lies in, and in
@@ -484,6 +485,7 @@ class CorpusLoader:
     recognises: Callable[[Path], bool]
     read: Callable[..., Any]
     lacks: Callable[[Path], str] = lambda path: ""
+    check: Callable[[Path], None] = lambda path: None
     rank: int = 0
     title: str = ""
     corpus: str = ""
@@ -553,6 +555,15 @@ def read_corpus(
     entries = tuple(replace(entry, corpus=entry.corpus or name, label_source=listing.kind) for entry in listing.entries)
     names = {entry.corpus for entry in entries}
     return replace(listing, name=names.pop() if len(names) == 1 else name, entries=entries)
+
+
+def check_corpus(corpus: AnyPath, label_map: Mapping[str, str] | None = None, *, unused_labels: bool = False) -> None:
+    """Refuse what ``read_corpus`` would, as far as that can be told without a look at the videos; raises as it does."""
+    token = _READING.set(Reading(label_map=label_map or {}, unused_labels=unused_labels))
+    try:
+        recognised(CORPORA, Path(corpus)).check(Path(corpus))
+    finally:
+        _READING.reset(token)
 
 
 def _refuse_half(corpus: Path, loader: CorpusLoader, listing: Listing) -> None:

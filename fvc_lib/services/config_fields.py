@@ -123,7 +123,10 @@ def split_pairs(value: Any) -> Any:
     if isinstance(value, str) and value.strip().startswith("{"):
         value = yaml.safe_load(value)
     if isinstance(value, str):
-        value = {name: said for name, _, said in (text.partition("=") for text in value.split(",")) if name.strip()}
+        texts = [text for text in value.split(",") if text.strip()]
+        if bad := [text for text in texts if "=" not in text]:
+            raise ValueError(f"{bad[0].strip()!r} has no '='; wanted LABEL=fake or LABEL=real, such as 1=fake,0=real")
+        value = {name: said for name, _, said in (text.partition("=") for text in texts) if name.strip()}
     if not isinstance(value, dict):
         return value
     return {str(name).strip().lower(): str(said).strip().lower() for name, said in value.items()}

@@ -180,3 +180,8 @@ def test_a_stream_counts_in_the_hash_by_its_buffer_and_shards_do_not():
     whole = RunConfig(clip_source="stream", shuffle_buffer=9)
     assert whole.config_hash != RunConfig(clip_source="stream", shuffle_buffer=8).config_hash
     assert RunConfig(clip_source="shards").config_hash == RunConfig().config_hash
+
+
+def test_a_label_map_that_was_not_written_as_pairs_says_how_to_write_it():
+    with pytest.raises(UsageError, match="'1:fake' has no '='; wanted LABEL=fake or LABEL=real, such as 1=fake,0=real"):
+        resolve_config({"label_map": "1:fake"}, environ={})

@@ -63,6 +63,8 @@ def test_bash_and_python_read_the_same(tmp_path):
         ("PYTHON=~/bin/python\n", "only SETUP may hold"),
         ("EXTRA=two words\n", "got 'words', wanted KEY=value"),
         ("EXTRA='-C avx'\n", "wanted long options of sbatch"),
+        ("EXTRA=--mem=5G\n", "EXTRA: got '--mem=5G', which the jobs set themselves. Set MEMORY instead."),
+        ("EXTRA=--output=x\n", "which the jobs set themselves. Take it out."),
         ("ACCOUNT='me\n", "a quote is not closed"),
         ("path=/tmp\n", "wanted KEY=value"),
         ("PATH=/tmp\n", "unknown setting PATH"),

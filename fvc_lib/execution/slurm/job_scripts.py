@@ -166,6 +166,14 @@ def _assignments(text: str, path: Path) -> dict[str, str]:
     return found
 
 
+# Options of sbatch that every job has already, and the setting that they are from. One given twice would win unseen.
+_OWN_OPTIONS = {
+    "account": "ACCOUNT", "partition": "PARTITION", "qos": "QOS", "time": "TIME", "signal": "SIGNAL_SECONDS",
+    "cpus-per-task": "CPUS", "mem": "MEMORY", "array": "MAX_ARRAY_TASKS", "dependency": "", "job-name": "",
+    "output": "", "error": "", "requeue": "", "no-requeue": "MAX_REQUEUES",
+}  # fmt: skip
+
+
 def _options(text: str, path: Path) -> tuple[str, ...]:
     """Options of sbatch as ``--name`` or ``--name=value``, one each."""
     try:
@@ -175,6 +183,12 @@ def _options(text: str, path: Path) -> tuple[str, ...]:
     for option in options:
         if not re.match(r"--[a-z]", option):
             raise UsageError(f"{path}: EXTRA: got {option!r}, wanted long options of sbatch like --constraint=avx512.")
+        if (name := option[2:].partition("=")[0]) in _OWN_OPTIONS:
+            own = _OWN_OPTIONS[name]
+            raise UsageError(
+                f"{path}: EXTRA: got {option!r}, which the jobs set themselves. "
+                + (f"Set {own} instead." if own else "Take it out.")
+            )
     return options
 
 

@@ -305,6 +305,23 @@ def refuse_without_sbatch() -> None:
         raise SlurmError("sbatch: not found. Run this where SLURM's commands are, or without --executor slurm.")
 
 
+def refuse_silent_cluster() -> None:
+    """Check that jobs can be submitted from here and that the cluster answers, before anything is begun for them.
+
+    Raises:
+        SlurmError: they cannot, or it does not.
+    """
+    refuse_without_sbatch()
+    if has_command("squeue"):
+        try:
+            output_of(["squeue", "--noheader", "--me", "--format=%i"])
+        except SlurmError as error:
+            raise SlurmError(
+                f"{str(error).splitlines()[0].rstrip('.')}. The cluster does not answer from here: try sinfo, or run "
+                "without --executor slurm."
+            ) from error
+
+
 def submit(
     jobs: Sequence[SlurmJob], run: RunPaths, site: Site, *, home: Path = CHECKOUT, after_clips: Sequence[str] = ()
 ) -> list[SubmittedJob]:

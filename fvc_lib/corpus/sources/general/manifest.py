@@ -21,6 +21,7 @@ from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.tables import LABELS
 
+_PATHS = ("path", "video_path")
 _OPTIONAL = ("manipulation", "platform", "generator", "real_source", "source")
 
 
@@ -37,15 +38,11 @@ def read_manifest(manifest: AnyPath) -> Listing:
         DataError: no row has a usable label.
     """
     manifest = Path(manifest)
-    table, files, rejections = read_label_table(manifest), CorpusFiles(manifest.parent), Rejections()
-    path, label, group = table.require(("path", "video_path")), table.require(("label",)), table.optional(GROUP_COLUMNS)
-    split = table.optional([name for name in table.columns if name.lower() in SPLIT_COLUMNS])
-    _refuse_unknown_parts(table, split)
-    source = table.optional(("real_source", "source"))
-    named = (path, label, group, "manipulation", "platform", "generator", source, split)
-    table.refuse_misspelt(("path", "video_path", "label", split or "split", *SPLIT_COLUMNS, *GROUP_COLUMNS, *_OPTIONAL))
+    table = _usable_table(manifest)
+    files, rejections = CorpusFiles(manifest.parent), Rejections()
+    named = _columns(table)
+    path, label, *_, split = named
     others = [name for name in table.columns if name and name not in named]
-    listing.refuse_unused_labels(table.name, (cells[label] for _, cells in table.records([label], Rejections())))
     rows, places = [], []
     for row in file_rows(table, files, rejections, path, [*named[1:], *others]):
         stated = listing.stated_label(row.cells[label])
@@ -64,15 +61,40 @@ def read_manifest(manifest: AnyPath) -> Listing:
             )
         )
         places.append(row.why_not() or row.path)
-    if not any(row.label in LABELS for row in rows):
-        got = listing.counts_text(row.label or "" for row in rows) or "no data row"
-        values = ("1", "0") if {row.label for row in rows} <= {"0", "1"} else ("...", "...")
+    return listing.listing_of_rows(files, "manifest", rows, places, rejections)
+
+
+def _usable_table(manifest: Path) -> LabelTable:
+    """The table, where its columns, splits and labels can be used; no file that it names is looked at."""
+    table = read_label_table(manifest)
+    _, label, *_, split = _columns(table)
+    _refuse_unknown_parts(table, split)
+    table.refuse_misspelt((*_PATHS, "label", split or "split", *SPLIT_COLUMNS, *GROUP_COLUMNS, *_OPTIONAL))
+    cells = [row[label] for _, row in table.records([label], Rejections())]
+    listing.refuse_unused_labels(table.name, cells)
+    labels = [listing.stated_label(cell) or "" for cell in cells]
+    if not labels:
+        raise DataError(f"{manifest.name}: has no data row that can be read; wanted one per video: its path and label.")
+    if not set(LABELS) & set(labels):
+        values = ("1", "0") if set(labels) <= {"0", "1"} else ("...", "...")
         raise DataError(
-            f"{manifest.name}: no row is labelled real or fake; got {got}. Fill the column 'label', or say what its "
-            f'values mean, if it is this: label_map: {{"{values[0]}": fake, "{values[1]}": real}} in a params file, or '
+            f"{manifest.name}: no row is labelled real or fake; got {listing.counts_text(labels)}. Fill the column "
+            f"'label', or say what its values mean, if it is this: label_map: "
+            f'{{"{values[0]}": fake, "{values[1]}": real}} in a params file, or '
             f"(with audit: --label-map instead) -p label_map {values[0]}=fake,{values[1]}=real."
         )
-    return listing.listing_of_rows(files, "manifest", rows, places, rejections)
+    return table
+
+
+def _check(manifest: Path) -> None:
+    _usable_table(manifest)
+
+
+def _columns(table: LabelTable) -> tuple[str, str, str | None, str, str, str, str | None, str | None]:
+    """What a manifest's columns are called: path, label, group, the kinds of fake, the real's source, split."""
+    path, label, group = table.require(_PATHS), table.require(("label",)), table.optional(GROUP_COLUMNS)
+    split = table.optional([name for name in table.columns if name.lower() in SPLIT_COLUMNS])
+    return path, label, group, "manipulation", "platform", "generator", table.optional(("real_source", "source")), split
 
 
 def _refuse_unknown_parts(table: LabelTable, split: str | None) -> None:
@@ -93,6 +115,7 @@ CORPORA.register(
         accepted="a CSV or Parquet manifest with the columns 'path' and 'label' (real, fake)",
         recognises=lambda path: path.is_file() and path.suffix.lower() in SUFFIXES,
         read=read_manifest,
+        check=_check,
         lacks=lambda path: "" if path.is_dir() else f"a file that is none of {', '.join(SUFFIXES)}.",
         rank=1,
     )
