@@ -269,13 +269,13 @@ class NearLimit:
         return True
 
 
-def _remedy(phase: str, reads: Collection[str] | None) -> str:
+def _remedy(phase: str, reads: Collection[str] | None, workers: int) -> str:
     """What of ``reads`` would lower the memory of ``phase``: smaller batches help where there are any."""
     if phase.rpartition("_")[2] in ("train", "validation", "test"):
         return memory_advice("batch", reads=reads)
     if phase in MEASURING:
         return memory_advice("preflight" if phase == PREFLIGHT else "batch_size_sweep")
-    return memory_advice("preparation", reads=reads)
+    return memory_advice("preparation", workers=workers, reads=reads)
 
 
 class MemorySampler(_Closing):
@@ -304,6 +304,7 @@ class MemorySampler(_Closing):
     ) -> None:
         self.budget, self._reads = memory_budget(mem_gb), reads
         self.peak_bytes = 0
+        self._workers = 1  # of the pool at work, as it told; none is like one: fewer would not help
         self._opened = time.monotonic()
         self._position: tuple[str, int | None, int | None, int | None] = ("setup", None, None, None)
         self._tree = ProcessTree()
@@ -338,6 +339,8 @@ class MemorySampler(_Closing):
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
         """Write one line of what happened here to the events file, if there is one."""
+        if isinstance(workers := details.get("workers"), int):
+            self._workers = workers
         row = {**self._stamp(), "kind": kind, "message": message}
         flat = {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -419,7 +422,7 @@ class MemorySampler(_Closing):
         whose = "this process and its children" if device == "cpu" else device
         message = (
             f"memory of {whose} is at {usage_percent:.0f} %: {used:,.0f} of {budget:,.0f} MB ({origin}). "
-            f"{_remedy(self._position[0], self._reads)}"
+            f"{_remedy(self._position[0], self._reads, self._workers)}"
         )
         _logger.warning("%s", message)
         self.event(

@@ -224,6 +224,17 @@ def test_a_warning_names_only_settings_that_the_stage_reads(sampled, caplog):
     assert "workers" not in caplog.text
 
 
+@pytest.mark.parametrize(("told", "remedy"), [((8,), "-p workers 4; else more memory"), ((8, 1), "more memory")])
+def test_a_warning_names_fewer_workers_only_where_several_are_at_work(sampled, caplog, holding, told, remedy):
+    holding(98 * MEGABYTE)
+    sampler = sampled(mem_gb=1)
+    for workers in told:
+        sampler.event("workers", "so many at once", workers=workers)
+    sampler.at("decode")
+    sampler.watch_device("cuda:0", card(950 * MEGABYTE))
+    assert f"Next, {remedy}" in caplog.text.replace("Next, try", "Next,")
+
+
 def test_a_device_and_the_host_are_warned_of_apart(sampled, tmp_path, caplog, holding):
     holding(98 * MEGABYTE)
     sampler = sampled(mem_gb=0.1)

@@ -289,7 +289,9 @@ def next_settings(
     return tuple(found) or (MORE_MEMORY,)
 
 
-def memory_advice(ran_out: RanOut, *, recomputes: bool = False, reads: Collection[str] | None = None) -> str:
+def memory_advice(
+    ran_out: RanOut, *, recomputes: bool = False, workers: int | None = None, reads: Collection[str] | None = None
+) -> str:
     """``next_settings`` as one sentence."""
-    settings = next_settings(ran_out, recomputes=recomputes, reads=reads)
+    settings = next_settings(ran_out, recomputes=recomputes, workers=workers, reads=reads)
     return f"Next, try {'; else '.join(settings)}."
