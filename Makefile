@@ -35,7 +35,7 @@ define resolve
 		| LC_ALL=C sort > build/lock/$(1).txt
 endef
 
-.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm test-gpu bench-gpu honesty fuzz faults kills cluster-kills collisions lint format bench bench-quick bench-clips bench-index bench-scale bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
+.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm test-gpu bench-gpu golden honesty fuzz faults kills cluster-kills collisions lint format bench bench-quick bench-clips bench-index bench-scale bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -104,7 +104,7 @@ test-runs: $(STAMP)  ## Run the tests of whole runs and commands, which take ten
 test-long: setup-mlflow  ## Run the tests that take longer and have no target of their own
 	$(RUN) -m pytest -n auto --dist worksteal -m "long and not fault and not slurm" --ignore tests/test_honesty.py \
 		--ignore tests/test_run_kills.py --ignore tests/video/test_fuzz.py --ignore tests/corpus/test_index_scale.py \
-		--ignore tests/slurm/test_cluster_kills.py
+		--ignore tests/slurm/test_cluster_kills.py --ignore tests/golden
 
 test-mlflow: setup-mlflow  ## Export runs to a real MLflow server; installs MLflow into .venv
 	$(RUN) -m pytest -n 2 --dist worksteal -m "mlflow and not long"
@@ -124,6 +124,9 @@ test-slurm: $(STAMP)  ## Run whole jobs on a real Slurm of this machine's own; i
 
 test-gpu:  ## Try on a GPU all that a training relies on; PYTHON= another python with torch and numpy alone, DEVICE=cpu
 	$(GPU_PYTHON) tests/gpu/run.py --device $(or $(DEVICE),auto)
+
+golden: $(STAMP)  ## Compare whole runs, commands, refusals, kills and decoded frames with what they gave before, about 12 minutes
+	$(RUN) -m pytest -n 0 tests/golden -m "long or not long"
 
 honesty: $(STAMP)  ## Show that real labels are learned, shuffled ones are not, and maps point at what was changed: three whole runs
 	$(RUN) -m pytest -m long tests/test_honesty.py

@@ -1,0 +1,55 @@
+"""Whole runs give the tables, metrics and weights that they gave before.
+
+``make golden`` compares; ``FVC_GOLDEN=write make golden`` writes new expected values, which an issue must ask for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fvc_lib.services.errors import FvcError
+from fvc_lib.video.decode.clip import decode_clip
+from tests.golden.golden_runs import ROOT, RUNS, compare, facts_of_run
+
+pytestmark = pytest.mark.long
+MEDIA = ROOT.parent / "shared" / "media"
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_gives_what_it_gave_before(name, golden_run):
+    assert compare(name, facts_of_run(golden_run(name))) == []
+
+
+def test_shuffled_labels_are_at_chance(golden_run):
+    for name in ("demo", "forensic", "frozen"):
+        results = pl.read_ipc((golden_run(name) / "kfold_results.feather").read_bytes())
+        row = results.filter(
+            (pl.col("source") == "shuffled_labels") & (pl.col("metric") == "roc_auc") & (pl.col("scope") == "all")
+        )
+        assert row["low"][0] < 0.5 < row["high"][0], name
+
+
+def frames_digest(path: Path) -> str:
+    """Return a digest of eight frames of ``path``, as they are and letterboxed, or why there are none."""
+    digest = hashlib.sha256()
+    try:
+        for size in (None, 64):
+            clip = decode_clip(path, 8, size)
+            digest.update(repr((clip.frames.shape, list(clip.frame_indices))).encode() + clip.frames.tobytes())
+    except FvcError as error:
+        return type(error).__name__
+    return digest.hexdigest()[:16]
+
+
+@pytest.mark.skipif(not MEDIA.is_dir(), reason="needs the development media")
+def test_frames_are_what_they_were():
+    found = {}
+    for path in sorted([*(MEDIA / "decode").iterdir(), *(MEDIA / "odd").iterdir()]):
+        if path.suffix not in {".py", ".csv", ".md"}:
+            found[path.name] = frames_digest(path)
+    assert len(found) > 60
+    assert compare("frames", found) == []
