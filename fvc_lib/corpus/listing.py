@@ -8,7 +8,7 @@ import os
 import stat
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -521,7 +521,22 @@ def recognised(registry: Registry[Any], corpus: Path) -> CorpusLoader:
         if loader.recognises(corpus):
             return loader
     lacking = next(filter(None, (loader.lacks(corpus) for loader in loaders)), "has none of the known layouts.")
+    if "Did you mean" not in lacking and (found := _layouts_below(corpus, loaders)):
+        lacking += f" Did you mean {' or '.join(repr(str(each)) for each in found)}?"
     raise UsageError(f"corpus {str(corpus)!r}: {lacking} {accepted}")
+
+
+def _layouts_below(corpus: Path, loaders: Sequence[CorpusLoader]) -> list[Path]:
+    """Folders in ``corpus`` that have a layout, looked for in its first 20; in an outer folder, in the one within."""
+    with suppress(OSError):  # a folder that cannot be read has none
+        for _ in range(4):
+            names = sorted(os.listdir(corpus)) if corpus.is_dir() else []  # noqa: PTH208 - names, not paths
+            inner = [corpus / name for name in names if not name.startswith(".") and (corpus / name).is_dir()][:20]
+            found = [each for each in inner if any(loader.recognises(each) for loader in loaders)]
+            if found or len(inner) != 1:
+                return found
+            (corpus,) = inner
+    return []
 
 
 def read_corpus(
@@ -554,7 +569,10 @@ def read_corpus(
     name = loader.corpus or _name_of(corpus)
     entries = tuple(replace(entry, corpus=entry.corpus or name, label_source=listing.kind) for entry in listing.entries)
     names = {entry.corpus for entry in entries}
-    return replace(listing, name=names.pop() if len(names) == 1 else name, entries=entries)
+    notes, without = listing.notes, sum(entry.official_split is None for entry in entries)
+    if 0 < without < len(entries):
+        notes += (f"{without:,} of {len(entries):,} videos are in no part of the corpus's own split.",)
+    return replace(listing, name=names.pop() if len(names) == 1 else name, entries=entries, notes=notes)
 
 
 def check_corpus(corpus: AnyPath, label_map: Mapping[str, str] | None = None, *, unused_labels: bool = False) -> None:

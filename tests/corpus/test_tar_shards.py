@@ -86,7 +86,7 @@ def test_labels_groups_and_parts_are_read_beside_each_video(tars):
     assert ".json and no video; its status is 'failed_to_download'" in rejected["a-000.tar/s7"][1]
     assert "KEY.cls says 'real' and 'is_fake' in KEY.json says 'fake'" in rejected["a-000.tar/s8.mp4"][1]
     assert "a key ends at the first dot, here as 'v1'" in rejected["a-000.tar/v1.2.cls"][1]
-    assert len(listing.notes) == 1
+    assert len(listing.notes) == 2
     assert "1 videos are labelled neither real nor fake (1 x '7') and not used" in listing.notes[0]
 
 

@@ -62,6 +62,17 @@ def read_dfdc(folder: AnyPath) -> Listing:
     return read_published(folder, "dfdc", walked, described, notes)
 
 
+def _is_table(path: Path) -> bool:
+    """Whether a JSON file says of file names whether they are real or fake, as DFDC's do; others have any content."""
+    try:
+        table = read_json(path)
+    except DataError:
+        return False
+    rows = table.values() if isinstance(table, dict) else ()
+    said = (row.get("label", row.get("is_fake")) for row in rows if isinstance(row, dict))
+    return any(str(each).lower() in ("real", "fake", *_LABELS) for each in said)
+
+
 def _parts(folder: Path) -> list[str]:
     below = {name: folders_in(folder / name) for name in folders_in(folder) if name != "test"}
     found = [name for name in below if (folder / name / "metadata.json").is_file()]
@@ -154,7 +165,7 @@ def read_dfdc_preview(folder: AnyPath) -> Listing:
 
 
 def _preview_row(path: str, row: Mapping[str, Any]) -> Described | Refusal:
-    label = str(row.get("label", "")).lower()
+    label = str(row.get("label", "") if isinstance(row, dict) else row).lower()
     if label not in ("real", "fake"):
         raise DataError(f"dataset.json: {path!r}: got the label {label!r}, wanted real or fake.")
     stated = [str(row[key]) for key in ("target_id", "swapped_id") if row.get(key)]
@@ -187,7 +198,7 @@ CORPORA.register(
         name="dfdc_preview",
         accepted="DFDC preview: a folder with 'dataset.json'",
         recognises=lambda path: (
-            (path / "dataset.json").is_file() or ((path / "method_A").is_dir() and (path / "original_videos").is_dir())
+            _is_table(path / "dataset.json") or ((path / "method_A").is_dir() and (path / "original_videos").is_dir())
         ),
         read=read_dfdc_preview,
         title="DFDC preview",
@@ -197,6 +208,7 @@ CORPORA.register(
         licence="DFDC terms: research only",
         fetch="https://ai.meta.com/datasets/dfdc (an account)",
         bibtex=_BIBTEX_OF_DFDC_PREVIEW,
+        rank=2,
     )
 )
 CORPORA.register(
@@ -206,9 +218,9 @@ CORPORA.register(
         recognises=lambda path: (
             path.is_dir()
             and (
-                first_of(path, "metadata.json", "test/labels.csv", "test/metadata.json") is not None
-                or bool(_parts(path))
-                or any(name.startswith("dfdc_train_part_") for name in folders_in(path))
+                any(name.startswith("dfdc_train_part_") for name in (path.name, *folders_in(path)))
+                or (path / "test/labels.csv").is_file()
+                or any(_is_table(path / part / "metadata.json") for part in ("", "test", *_parts(path)))
             )
         ),
         read=read_dfdc,
@@ -219,6 +231,6 @@ CORPORA.register(
         licence="DFDC terms: research only",
         fetch="https://www.kaggle.com/c/deepfake-detection-challenge or https://ai.meta.com/datasets/dfdc (an account)",
         bibtex=_BIBTEX_OF_DFDC,
-        rank=1,
+        rank=2,  # behind folders of labels: these may have a metadata.json of their own
     )
 )

@@ -98,7 +98,7 @@ def youtube_ids(folder: Path) -> dict[str, str]:
     table = read_json(path)
     if not isinstance(table, dict):
         raise DataError(f"{str(path)!r}: got {type(table).__name__}, wanted an object of sequence to 'ID number'.")
-    return {str(name): str(source).rsplit(" ", 1)[0] for name, source in table.items()}
+    return {str(name).zfill(3): str(source).rsplit(" ", 1)[0] for name, source in table.items()}
 
 
 def official_parts(folder: Path) -> dict[str, str]:
@@ -122,7 +122,8 @@ def official_parts(folder: Path) -> dict[str, str]:
         pairs = read_json(path)  # type: ignore[arg-type]  # none is missing
         if not isinstance(pairs, list) or not all(isinstance(pair, list) for pair in pairs):
             raise DataError(f'{str(path)!r}: wanted a list of pairs of sequences, such as ["953", "974"].')
-        parts.update({str(sequence): _PARTS[name] for pair in pairs for sequence in pair})
+        # Some copies of the lists hold 3 or "3" in place of "003".
+        parts.update({str(sequence).zfill(3): _PARTS[name] for pair in pairs for sequence in pair})
     return parts
 
 

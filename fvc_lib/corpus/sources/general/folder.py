@@ -1,33 +1,44 @@
-"""A folder with ``real/`` and ``fake/`` in it: each file below them is a video with that label."""
+"""A folder with ``real/`` and ``fake/`` in it, or parts with these: each file below them is a video of that label."""
 
-import os
+import re
 from pathlib import Path
 
-from fvc_lib.corpus.label_table import tables_in
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Rejections, listing_of_files
+from fvc_lib.corpus.label_table import PART_NAMES, tables_in
+from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Rejections, joined, listing_of_files
+from fvc_lib.corpus.sources.published import folders_in
 from fvc_lib.services.atomic_files import AnyPath, path_to_text
 from fvc_lib.services.registry import CORPORA
-from fvc_lib.services.tables import LABELS
+
+_LABEL = re.compile(r"(?:\d+[_-])?(real|fake)", re.IGNORECASE)
 
 
 def read_label_folders(folder: AnyPath) -> Listing:
-    """The listing of every video below the folders called ``real`` and ``fake``, in any case."""
+    """The listing of every video below the folders called ``real`` and ``fake``, or ``0_real``, in any case.
+
+    Where there are none, those in the folders ``train``, ``val`` and ``test`` count; these are the official parts.
+    """
     folder = Path(folder)
     files, rejections, entries = CorpusFiles(folder), Rejections(), []
-    for name in _label_folders(folder):
-        for path in files.walk(name, rejections, name.lower()):
+    for top, label, part in _label_folders(folder):
+        for path in files.walk(top, rejections, label):
             text, refusal = path_to_text(path), files.check(path)
             if refusal is not None:
-                rejections.add_file(text, refusal, name.lower())
+                rejections.add_file(text, refusal, label)
             else:
-                entries.append(Entry(path=text, label=name.lower(), source_id=text))
+                entries.append(Entry(path=text, label=label, source_id=text, official_split=part))
     return listing_of_files(files, "folder", entries, rejections)
 
 
-def _label_folders(folder: Path) -> list[str]:
-    if not folder.is_dir():
-        return []
-    return sorted(name for name in os.listdir(folder) if name.lower() in LABELS and (folder / name).is_dir())  # noqa: PTH208
+def _label_folders(folder: Path) -> list[tuple[str, str, str | None]]:
+    """Each folder of a label: its path below ``folder``, the label, and the official part that it lies in."""
+    parts = [(name, PART_NAMES[name.lower()]) for name in folders_in(folder) if name.lower() in PART_NAMES]
+    found = [
+        (joined(top, name), match[1].lower(), part)
+        for top, part in (("", None), *parts)
+        for name in folders_in(folder / top)
+        if (match := _LABEL.fullmatch(name))
+    ]
+    return [each for each in found if each[2] is None] or found
 
 
 def _lacks(path: Path) -> str:
@@ -35,6 +46,8 @@ def _lacks(path: Path) -> str:
         return ""
     tables = tables_in(path)
     meant = path / tables[0] if tables else path / "*" / "*.tar" if any(path.glob("*/*.tar")) else None
+    if any(top.split("/")[0] == path.name for top, *_ in _label_folders(path.parent)):
+        meant = path.parent
     hint = f" Did you mean {str(meant)!r}?" if meant else ""
     return f"a folder without 'real' and 'fake'.{hint}"
 
@@ -42,7 +55,7 @@ def _lacks(path: Path) -> str:
 CORPORA.register(
     CorpusLoader(
         name="folder",
-        accepted="a folder with 'real/' and 'fake/' in it",
+        accepted="a folder with 'real/' and 'fake/' in it, or with 'train/real/', 'train/fake/', 'test/real/' ...",
         recognises=lambda path: bool(_label_folders(path)),
         read=read_label_folders,
         lacks=_lacks,

@@ -113,6 +113,6 @@ CORPORA.register(
         "KEY.json (WebDataset)",
         recognises=lambda path: bool(tars_in(path)),
         read=read_tar_shards,
-        rank=2,
+        rank=3,
     )
 )

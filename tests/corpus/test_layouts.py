@@ -1,0 +1,200 @@
+"""Folders as people have them: read by the layout that they have, or refused with the path that would work."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fvc_lib.corpus.listing import Listing, read_corpus
+from fvc_lib.services.errors import UsageError
+from tests.corpus.published import MINIATURES, text, touch
+
+DFDC_ROWS = {"a.mp4": {"label": "REAL", "split": "train"}, "b.mp4": {"label": "FAKE", "original": "a.mp4"}}
+
+
+def counted(listing: Listing) -> Counter[tuple[str | None, str | None]]:
+    return Counter((entry.label, entry.official_split) for entry in listing.entries)
+
+
+@pytest.mark.parametrize("spelt", [str, int], ids=["unpadded text", "integers"])
+def test_lists_of_faceforensics_match_however_their_ids_are_written(tmp_path, spelt):
+    MINIATURES["faceforensics"](tmp_path)
+    for part, pairs in {"train": [["000", "001"]], "val": [], "test": [["002", "003"]]}.items():
+        written = [[spelt(int(each)) for each in pair] for pair in pairs]
+        text(tmp_path, f"splits/{part}.json", [json.dumps(written)])
+    ids = {str(number): f"{'ab'[number % 2] * 11} {number}" for number in range(4)}
+    text(tmp_path, "conversion_dict.json", [json.dumps(ids)])
+    listing = read_corpus(tmp_path)
+    assert Counter(entry.official_split for entry in listing.entries) == {"train": 4, "test": 4}
+    assert {link for entry in listing.entries for link in entry.links} >= {f"youtube {'a' * 11}", f"youtube {'b' * 11}"}
+
+
+def test_videos_that_no_list_of_the_official_split_names_are_counted(tmp_path):
+    MINIATURES["faceforensics"](tmp_path)
+    text(tmp_path, "splits/test.json", ["[]"])
+    assert any("4 of 8 videos" in note for note in read_corpus(tmp_path).notes)
+
+
+def celeb_df_plus(root: Path) -> None:
+    touch(root, "Celeb-real/id0_0000.mp4", "Celeb-real/id3_0001.mp4", "YouTube-real/00170.mp4")
+    touch(root, "Celeb-synthesis/FaceSwap/Celeb-DF/id0_id1_0000.mp4", "Celeb-synthesis/FaceSwap/GHOST/id0_id1_0000.mp4")
+    touch(root, "Celeb-synthesis/FaceReenact/DaGAN/id3_id28_0001.mp4")
+    touch(root, "Celeb-synthesis/TalkingFace/IP_LAP/id3_0001_test_00004.mp4")
+    tested = ["1 YouTube-real/00170.mp4", "0 Celeb-synthesis/FaceReenact/DaGAN/id3_id28_0001.mp4"]
+    text(root, "List_of_testing_videos.txt", tested)
+
+
+def test_celeb_df_plus_plus_is_read_as_what_it_is(tmp_path):
+    celeb_df_plus(tmp_path)
+    listing = read_corpus(tmp_path)
+    assert listing.name == "Celeb-DF++"
+    assert listing.rejected.is_empty()
+    assert counted(listing) == {("real", "train"): 2, ("real", "test"): 1, ("fake", "train"): 3, ("fake", "test"): 1}
+    made = {entry.path.rsplit("/", 2)[1]: entry for entry in listing.entries if entry.label == "fake"}
+    assert [made[name].generator for name in ("Celeb-DF", "GHOST", "DaGAN", "IP_LAP")] == [
+        "celeb-df synthesis", "GHOST", "DaGAN", "IP_LAP",
+    ]  # fmt: skip
+    of_person = {entry.path: {entry.stated_group, *entry.links} for entry in listing.entries}
+    assert of_person[made["IP_LAP"].path] == {"celeb-df id3"}
+    assert of_person[made["DaGAN"].path] == {"celeb-df id3", "celeb-df id28"}
+
+
+def test_a_folder_of_version_two_keeps_its_name(tmp_path):
+    MINIATURES["celeb_df"](tmp_path)
+    assert read_corpus(tmp_path).name == "Celeb-DF"
+
+
+def table(root: Path, name: str, content: object) -> None:
+    text(root, name, [json.dumps(content)])
+
+
+def labelled(root: Path, *folders: str) -> None:
+    touch(root, *(f"{folder}/{number}.mp4" for folder in folders for number in range(2)))
+
+
+def in_parts(root: Path) -> None:
+    labelled(root, "train/real", "train/fake", "val/real", "val/fake", "test/real", "test/fake")
+
+
+def numbered(root: Path) -> None:
+    labelled(root, "0_real", "1_fake")
+
+
+def numbered_in_parts(root: Path) -> None:
+    labelled(root, "Train/0_Real", "Train/1_Fake", "Test/0_Real", "Test/1_Fake")
+
+
+def with_metadata_of_its_own(root: Path) -> None:
+    labelled(root, "real", "fake")
+    table(root, "metadata.json", {"name": "street scenes", "clips": 4})
+
+
+def with_metadata_of_dfdc_s_form(root: Path) -> None:
+    labelled(root, "real", "fake")
+    table(root, "metadata.json", DFDC_ROWS)
+
+
+def with_metadata_in_the_folders(root: Path) -> None:
+    labelled(root, "real", "fake")
+    table(root, "real/metadata.json", {"camera": "phone"})
+    table(root, "fake/metadata.json", ["a", "b"])
+
+
+def with_dataset_json(root: Path) -> None:
+    labelled(root, "real", "fake")
+    table(root, "dataset.json", {"version": 2})
+
+
+def with_other_folders(root: Path) -> None:
+    labelled(root, "Real", "FAKE")
+    touch(root, "masks/0.png", "train/readme.txt", "license.txt")
+
+
+def labels_before_parts(root: Path) -> None:
+    labelled(root, "real/train", "real/test", "fake/train", "fake/test")
+
+
+def dfdc_part(root: Path) -> None:
+    touch(root, *DFDC_ROWS)
+    table(root, "metadata.json", DFDC_ROWS)
+
+
+SIX = {(label, part): 2 for label in ("real", "fake") for part in ("train", "validation", "test")}
+FOUR = {("real", None): 2, ("fake", None): 2}
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "counts"),
+    [
+        (in_parts, "folder", SIX),
+        (numbered, "folder", FOUR),
+        (numbered_in_parts, "folder", {pair: 2 for pair in SIX if pair[1] != "validation"}),
+        (with_metadata_of_its_own, "folder", FOUR),
+        (with_metadata_of_dfdc_s_form, "folder", FOUR),
+        (with_metadata_in_the_folders, "folder", FOUR),
+        (with_dataset_json, "folder", FOUR),
+        (with_other_folders, "folder", FOUR),
+        (labels_before_parts, "folder", {(label, None): 4 for label in ("real", "fake")}),
+        (dfdc_part, "dfdc", {("real", "train"): 1, ("fake", "train"): 1}),
+    ],
+)
+def test_a_layout_is_recognised_by_what_it_holds(
+    make: Callable[[Path], None], kind: str, counts: dict[tuple[str, str | None], int], tmp_path: Path
+) -> None:
+    make(tmp_path)
+    listing = read_corpus(tmp_path)
+    assert (listing.kind, counted(listing)) == (kind, counts)
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(UsageError) as caught:
+        read_corpus(path)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def meant(message: str) -> list[str]:
+    """The paths that a refusal proposes."""
+    return re.findall("'([^']+)'", message.partition("Did you mean ")[2].partition("?")[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "works"),
+    [
+        (lambda root: labelled(root, "outer/real", "outer/fake"), "", ["outer"]),
+        (lambda root: MINIATURES["celeb_df"](root / "Celeb-DF-v2"), "", ["Celeb-DF-v2"]),
+        (lambda root: MINIATURES["faceforensics"](root / "zip/FaceForensics++"), "", ["zip/FaceForensics++"]),
+        (lambda root: labelled(root, "download/a/b/0_real", "download/a/b/1_fake"), "", ["download/a/b"]),
+        (lambda root: labelled(root, "a/real", "a/fake", "b/train/real", "b/train/fake"), "", ["a", "b"]),
+        (lambda root: labelled(root, "real", "fake"), "real", [""]),
+        (in_parts, "test/fake", ["test"]),
+        (lambda root: text(root, "files/labels.csv", ["path,label", "a.mp4,real"]), "files", ["files/labels.csv"]),
+    ],
+)
+def test_one_folder_too_high_or_too_low_is_refused_with_the_path_that_works(make, given, works, tmp_path):
+    make(tmp_path)
+    paths = meant(refused(tmp_path / given))
+    assert paths == [str(tmp_path / each) for each in works]
+    for path in paths:
+        read_corpus(path)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda root: (touch(root, "a.mp4", "b.mp4"), table(root, "metadata.json", {"name": "holiday"})),
+        lambda root: (touch(root, "a.mp4", "b.mp4"), text(root, "metadata.json", ["{"])),
+        lambda root: (touch(root, "x/a.mp4", "y/b.mp4"), table(root, "x/metadata.json", {"fps": 25})),
+        lambda root: (touch(root, "clips/a.mp4"), table(root, "dataset.json", {"splits": []})),
+        lambda root: touch(root, "original/000.mp4", "Deepfakes/000_001.mp4"),
+        lambda root: touch(root, "a.png", "b.png"),
+    ],
+)
+def test_what_says_nothing_of_labels_is_refused_with_the_accepted_shapes(make, tmp_path):
+    make(tmp_path)
+    message = refused(tmp_path)
+    assert "DFDC" not in message
+    assert "'real/' and 'fake/'" in message
