@@ -24,7 +24,7 @@ from fvc_lib.services.errors import DataError, FvcError, UsageError, command_tex
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.run_paths import RunPaths, find_run
-from fvc_lib.services.tasks import STAGES
+from fvc_lib.services.tasks import DEFAULT_TASK, STAGES
 
 _LONGEST_REASON = 300
 # Why a job waits for ever, or ended, unless somebody does something, by SLURM's word for it.
@@ -324,13 +324,24 @@ def explain(videos: tuple[Path, ...], num_frames: int) -> None:
 
 @click.command(short_help="List corpora that are read as they unpack, or say what a folder is.")
 @click.argument("path", required=False, type=click.Path(path_type=Path))
-def corpora(path: Path | None) -> None:
+@click.option(
+    "--params", "-f", "params_files", multiple=True, type=click.Path(path_type=Path), help="As of a run. Repeatable."
+)
+@click.option(
+    "-p", "--parameters", "values", nargs=2, multiple=True, metavar="NAME VALUE",
+    help="As of a run, such as label_map 1=fake,0=real, allow_outside true or num_folds 3. Repeatable.",
+)  # fmt: skip
+def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...]) -> None:
     """List the corpora that -p corpus takes as they unpack, with their terms and from whom they are to be had.
 
     With PATH, say what a folder, a manifest or a pattern of tars is recognised as, and count its labels, makers,
     sources, official parts and groups, before anything runs. No video is opened.
+
+    Exit codes: 0 ok, 2 no corpus, 3 nothing can be trained on it.
     """
     from fvc_lib.corpus import index, listing
+    from fvc_lib.corpus.protocols.protocol import refuse_untrainable
+    from fvc_lib.corpus.several import read_corpora
 
     if path is None:
         for loader in listing.by_rank(CORPORA):
@@ -340,7 +351,12 @@ def corpora(path: Path | None) -> None:
                 click.echo(f"{'':<16} {name:<7} {fact}")
         click.echo(f"What a folder of yours is: {command_text('corpora', 'PATH')}")
         return
-    found = listing.read_corpus(path)
+    config = ask(params_files, (), values, {"corpus": str(path)}).config
+    if config.task != DEFAULT_TASK:
+        raise UsageError(f"task: got {config.task}; corpora reads corpora of task {DEFAULT_TASK}. Leave it out.")
+    found = read_corpora(
+        [config.corpus, *config.more_corpora], None, allow_outside=config.allow_outside, label_map=config.label_map
+    )
     groups = index.num_stated_groups(found)
     told = f"in {groups:,} stated groups" if groups else "of which no groups are stated"
     click.echo(f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos {told}")
@@ -355,6 +371,7 @@ def corpora(path: Path | None) -> None:
         click.echo(f"                  {first['detail']}")
     for note in found.notes:
         click.echo(f"  note            {note}")
+    refuse_untrainable(found, config)
 
 
 def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:

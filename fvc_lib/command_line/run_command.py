@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -33,9 +34,8 @@ from fvc_lib.services.config_fields import AUTO_RANKS
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.parameters import refuse_fields_of_another_task, run_config
-from fvc_lib.services.registry import DETECTORS
+from fvc_lib.services.registry import DETECTORS, IMAGE_LAYOUTS
 from fvc_lib.services.run_paths import RunPaths, find_run, refuse_runs_folder
-from fvc_lib.services.tar_patterns import is_pattern, tars_of
 from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK, Stage
 
 NOTEBOOKS = CHECKOUT / "notebooks"
@@ -126,7 +126,7 @@ class RunCommand:
         self.config, self.run = asked.config, None
         self._at_once: dict[str, PredictedPeak] | None = None
         if not wanted.of_a_run or wanted.fork:
-            _refuse_missing_corpus(asked.config)
+            _refuse_wrong_corpus(asked.config)
         if not wanted.of_a_run:
             refuse_fields_of_another_task(asked.config, asked.written)
         if wanted.executor == "slurm" and not asked.config.use_mlops_pipeline:
@@ -537,17 +537,35 @@ def _try_two_clips(config: RunConfig, build: Callable[[], Any]) -> None:
 _OF_A_DEVICE = re.compile(r"cuda|gpu|nvidia|triton|device", re.IGNORECASE)
 
 
-def _refuse_missing_corpus(config: RunConfig) -> None:
-    """The index stage would find out as well, after a kernel has started and a run has begun."""
-    for name, corpus in (("corpus", config.corpus), *(("more_corpora", each) for each in config.more_corpora)):
-        if corpus and is_pattern(corpus):
-            tars_of(corpus)
-        elif corpus and not Path(corpus).exists():
-            raise UsageError(f"{name} {corpus!r}: no such file or folder. Wanted: {config.meaning('corpus')}.")
-        elif corpus and config.task == "video" and Path(corpus).is_file():
-            from fvc_lib.corpus.listing import check_corpus  # polars, for this alone
+_FILES_LOOKED_AT = 20_000  # in each corpus, in less than a second
 
-            check_corpus(corpus, config.label_map, unused_labels=bool(config.more_corpora))
+
+def _refuse_wrong_corpus(config: RunConfig) -> None:
+    """Refuse a corpus that nothing can be trained on; the index stage would, after a run has begun.
+
+    Its folders, lists and names of files are looked at; a corpus with very many files is left to that stage.
+    """
+    corpora = [each for each in (config.corpus, *config.more_corpora) if each]
+    if not corpora:
+        return
+    from fvc_lib.corpus.listing import LongCorpusError, recognised  # with polars, for this alone
+    from fvc_lib.corpus.protocols.protocol import refuse_untrainable
+    from fvc_lib.corpus.several import read_corpora
+    from fvc_lib.corpus.video_texts import video_text_root
+
+    if config.task == "video_text":
+        video_text_root(config)
+    if config.task == "image" and (config.image_layout == "auto" or not Path(config.corpus).exists()):
+        recognised(IMAGE_LAYOUTS, Path(config.corpus))
+    if config.task != DEFAULT_TASK:
+        return
+    with suppress(LongCorpusError):
+        listing = read_corpora(
+            corpora, None,
+            allow_outside=config.allow_outside, label_map=config.label_map, most_files=_FILES_LOOKED_AT,
+        )  # fmt: skip
+        if config.corpus:  # without one the sample corpus brings both labels
+            refuse_untrainable(listing, config)
 
 
 def _refuse_unknown_targets(config: RunConfig) -> None:

@@ -193,8 +193,8 @@ def make_folds(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
     """
     videos = index.select("video_id", "group_id", "label").sort("video_id")
     refuse_empty_index(videos)
+    refuse_few_groups(videos, num_folds)
     groups = _group_counts(videos)
-    _require_groups(groups, num_folds)
     shares = np.full(num_folds, 1 / num_folds)
     matrix = groups.select(*LABELS).to_numpy()
     fold_of_group = balance_groups(matrix, shares, np.random.default_rng([seed, _OUTER]))
@@ -309,7 +309,13 @@ def groups_text(count: int) -> str:
     return f"{count:,} group{'s' * (count != 1)}"
 
 
-def _require_groups(groups: pl.DataFrame, num_folds: int) -> None:
+def refuse_few_groups(videos: pl.DataFrame, num_folds: int) -> None:
+    """Stop where ``make_folds`` cannot give every fold both labels; ``videos`` have ``group_id`` and ``label``.
+
+    Raises:
+        DataError: fewer groups than folds, or a label in fewer groups than folds.
+    """
+    groups = _group_counts(videos)
     with_label = {label: int((groups[label] > 0).sum()) for label in LABELS}
     most = min(with_label.values())
     if min(groups.height, most) >= num_folds:
@@ -323,7 +329,7 @@ def _require_groups(groups: pl.DataFrame, num_folds: int) -> None:
         else f"Fewer folds do not help, since the least are two; {add}."
     )
     raise DataError(
-        f"num_folds: got {num_folds}, but the index has {groups_text(groups.height)}, {got}; wanted a group with real "
+        f"num_folds: got {num_folds}, but the corpus has {groups_text(groups.height)}, {got}; wanted a group with real "
         f"and one with fake videos for every fold. {remedy}"
     )
 

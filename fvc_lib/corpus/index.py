@@ -80,6 +80,18 @@ def num_stated_groups(listing: Listing) -> int:
     return len({group_of[source_id] for source_id in used})
 
 
+def listed_videos(listing: Listing) -> pl.DataFrame:
+    """What an index is about to hold at most: ``video_id group_id label official_split`` of each listed video.
+
+    No file is opened, so a video is called by its path and groups are what the corpus states.
+    """
+    group_of = dict(zip(_sources(listing), group_annotations(listing).group_ids, strict=True))
+    rows = [(each.path, group_of[each.source_id], each.label, each.official_split) for each in listing.entries]
+    return pl.DataFrame(
+        rows, schema=dict.fromkeys(("video_id", "group_id", "label", "official_split"), pl.String), orient="row"
+    )
+
+
 def _sources(listing: Listing) -> list[str]:
     return listing.annotations["source_id"].unique().sort().to_list()
 
@@ -93,7 +105,6 @@ class IndexReport:
 
     where: str  # the corpus folder, or those of several
     kind: str  # name of the corpus' loader, or of those of several
-    annotated: tuple[str, ...]  # of several corpora how paths of those begin whose absent videos are no loss
     num_listed: int  # rows or files of the label source, used or not
     num_indexed: int  # videos in the index
     num_known: int  # files that were not probed again because they are unchanged
@@ -155,13 +166,11 @@ def report_of(
     sizes = index.group_by("group_id").agg(
         pl.len(), *((pl.col("label") == label).sum().alias(label) for label in LABELS)
     )
-    annotated = tuple(f"{name}/" for name, part in listing.parts.items() if no_loss(part.kind) > NOT_A_LOSS)
-    losses = _without_expected(rejected, annotated)
+    losses = _without_expected(rejected, listing)
     lost = losses.filter(~pl.col("reason").is_in(sorted(no_loss(listing.kind)))).height
     return IndexReport(
         where=listing.shown,
         kind=listing.kind,
-        annotated=annotated,
         num_listed=listing.annotations.height,
         num_indexed=index.height,
         num_known=num_known,
@@ -180,33 +189,41 @@ def report_of(
     )
 
 
-def _without_expected(rejected: pl.DataFrame, annotated: Iterable[str]) -> pl.DataFrame:
+def _without_expected(rejected: pl.DataFrame, listing: Listing) -> pl.DataFrame:
     """``rejected`` without the absent videos of those of several corpora that are annotations."""
+    annotated = [f"{name}/" for name, part in listing.parts.items() if no_loss(part.kind) > NOT_A_LOSS]
     below = [pl.col("path").str.starts_with(start) for start in annotated]
     return rejected.filter(~((pl.col("reason") == "missing_video") & pl.any_horizontal(pl.lit(False), *below)))
 
 
-def refuse_unusable(report: IndexReport, rejected: pl.DataFrame, max_rejected_share: float) -> None:
-    """Stop on an index that nothing honest can be made of; ``rejected`` is its REJECTED table.
+def refuse_unusable(
+    listing: Listing, videos: pl.DataFrame, rejected: pl.DataFrame, max_rejected_share: float, hint: str = ""
+) -> None:
+    """Stop where nothing honest can be made of ``videos`` of a corpus.
+
+    Args:
+        listing: the corpus.
+        videos: its INDEX, or ``listed_videos`` before there is one.
+        rejected: the REJECTED table that belongs to them.
+        max_rejected_share: the most labelled videos that may be lost, as a share.
+        hint: where to read why each is lost.
 
     Raises:
-        DataError: no usable video, only one label, or more than ``max_rejected_share`` of the labelled videos lost.
+        DataError: no usable video, only one label, or too many lost.
     """
     try:
-        losses = _without_expected(rejected, report.annotated) if report.num_indexed else rejected
-        refuse_lost(
-            report.where, "labelled video", losses, report.num_indexed, max_rejected_share, no_loss(report.kind)
-        )
+        losses = _without_expected(rejected, listing) if videos.height else rejected
+        refuse_lost(listing.shown, "labelled video", losses, videos.height, max_rejected_share, no_loss(listing.kind))
     except DataError as error:
-        hint = " The rejected table says it file by file."
-        if not report.num_indexed and "missing_video" in report.rejected:
+        if not videos.height and "missing_video" in rejected["reason"]:
             hint += " To index what the label tables say without the videos: -p annotations_only true."
         raise DataError(f"{error}{hint}") from None
-    missing = [label for label, count in report.labels.items() if not count]
+    missing = [label for label in LABELS if label not in videos["label"]]
     if missing:
-        reasons = ", ".join(f"{count:,} x {reason}" for reason, count in report.rejected.items()) or "nothing rejected"
+        counts = counted(rejected["reason"])
+        reasons = ", ".join(f"{count:,} x {reason}" for reason, count in counts.items()) or "nothing rejected"
         raise DataError(
-            f"corpus {report.where!r}: has no usable video labelled {missing[0]!r}, only {report.num_indexed} of "
+            f"corpus {listing.shown!r}: has no usable video labelled {missing[0]!r}, only {videos.height} of "
             f"the other label ({reasons}). Add {missing[0]} videos: one class alone cannot be told from anything."
         )
 
@@ -334,7 +351,8 @@ def build_index(
     report = report_of(listing, index, rejected, merges, num_known=num_known, num_near_copies=num_near_copies)
     report = replace(report, notes=(*report.notes, *(rescaling_notes(originals, recipe) if recipe else ())))
     if not annotations_only:
-        refuse_unusable(report, rejected, max_rejected_share)
+        hint = " The rejected table says it file by file."
+        refuse_unusable(listing, index, rejected, max_rejected_share, hint)
     elif not report.num_listed:
         raise DataError(f"corpus {report.where!r}: its label tables hold no row. Give a corpus with annotations.")
     return report

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Literal
 
@@ -208,6 +209,11 @@ class Reading:
     allow_outside: bool = False
     label_map: Mapping[str, str] = field(default_factory=dict)
     unused_labels: bool = False  # ``label_map`` may name labels that no row has
+    looks: Iterator[int] | None = None  # one is taken for each file that is looked at; none: as many as there are
+
+
+class LongCorpusError(Exception):
+    """A corpus has more files than ``read_corpus`` was asked to look at."""
 
 
 _PLAINLY = Reading()
@@ -229,11 +235,17 @@ class CorpusFiles:
 
     def __init__(self, root: AnyPath, kind: Kind = "video", allow_outside: bool | None = None) -> None:
         self._allow_outside = _READING.get().allow_outside if allow_outside is None else allow_outside
+        self._looks = _READING.get().looks
         self.root = Path(os.path.abspath(root))  # noqa: PTH100 - Path.resolve would also follow symbolic links
         self.kind: Kind = kind
         self._root_prefix = f"{str(self.root).rstrip(os.sep)}{os.sep}"
         self._real_root = os.path.realpath(root)
         self._real_folders: dict[str, bool] = {}
+
+    def look(self, files: int = 1) -> None:
+        """Count files that are looked at; ``LongCorpusError`` where they are more than ``read_corpus`` may look at."""
+        if self._looks is not None and sum(1 for _ in islice(self._looks, files)) < files:
+            raise LongCorpusError
 
     def normalized(self, raw: str) -> str | Refusal:
         """The listed path relative to the root without ``.`` and ``..`` (not yet table text), or why not."""
@@ -254,6 +266,7 @@ class CorpusFiles:
         """Why the normalized ``path`` cannot be used, or None when it is a regular file (``folder``: a folder of
         pictures) inside the corpus.
         """
+        self.look()
         # Text: a Path for each of 100,000 files would take longer than their stat.
         full = path if path.startswith("/") else f"{self._root_prefix}{path}"
         try:
@@ -315,6 +328,7 @@ class CorpusFiles:
             for name in folders:
                 if not self._allow_outside and Path(folder, name).is_symlink():
                     yield str(Path(below, name)), True
+            self.look(len(names))
             for name in sorted(names):
                 if not name.startswith("."):
                     yield str(Path(below, name)), False
@@ -469,7 +483,6 @@ class CorpusLoader:
         read: lists what is in it. A loader of videos takes the path and gives a ``Listing``, or raises a UsageError or
             DataError; one of images takes the ``CorpusFiles`` and a path below their root and gives ``ImageListing``.
         lacks: for a path that nothing recognises: what it lacks of this layout, in a sentence, where it is near it.
-        check: refuses what ``read`` would refuse without a look at the videos, so that no run begins in vain.
         rank: layouts are tried in this order; 0 for one that nothing else looks like.
         title, paper, licence, fetch: of a published corpus: its name, where it is described, under which terms it may
             be used, and from whom it is to be had. Its groups mean the same in every folder that it lies in, and in
@@ -485,7 +498,6 @@ class CorpusLoader:
     recognises: Callable[[Path], bool]
     read: Callable[..., Any]
     lacks: Callable[[Path], str] = lambda path: ""
-    check: Callable[[Path], None] = lambda path: None
     rank: int = 0
     title: str = ""
     corpus: str = ""
@@ -545,6 +557,7 @@ def read_corpus(
     allow_outside: bool = False,
     label_map: Mapping[str, str] | None = None,
     unused_labels: bool = False,
+    most_files: int | None = None,
 ) -> Listing:
     """List what a corpus of videos holds, without opening a video.
 
@@ -553,13 +566,16 @@ def read_corpus(
         allow_outside: take listed files outside the corpus folder as well, and follow links.
         label_map: labels of a table, in lower case, that mean real or fake.
         unused_labels: ``label_map`` may name labels that no row has.
+        most_files: look at so many files at most; none: at all.
 
     Raises:
         UsageError: it is not there, cannot be read or has no layout that is known; the message tells which there are.
         DataError: a manifest without one usable label.
+        LongCorpusError: it has more than ``most_files`` files.
     """
     corpus = Path(corpus)
-    token = _READING.set(Reading(allow_outside, label_map or {}, unused_labels))
+    looks = None if most_files is None else iter(range(most_files))
+    token = _READING.set(Reading(allow_outside, label_map or {}, unused_labels, looks))
     try:
         loader = recognised(CORPORA, corpus)
         listing: Listing = loader.read(corpus)
@@ -573,15 +589,6 @@ def read_corpus(
     if 0 < without < len(entries):
         notes += (f"{without:,} of {len(entries):,} videos are in no part of the corpus's own split.",)
     return replace(listing, name=names.pop() if len(names) == 1 else name, entries=entries, notes=notes)
-
-
-def check_corpus(corpus: AnyPath, label_map: Mapping[str, str] | None = None, *, unused_labels: bool = False) -> None:
-    """Refuse what ``read_corpus`` would, as far as that can be told without a look at the videos; raises as it does."""
-    token = _READING.set(Reading(label_map=label_map or {}, unused_labels=unused_labels))
-    try:
-        recognised(CORPORA, Path(corpus)).check(Path(corpus))
-    finally:
-        _READING.reset(token)
 
 
 def _refuse_half(corpus: Path, loader: CorpusLoader, listing: Listing) -> None:

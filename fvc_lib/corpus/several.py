@@ -24,28 +24,34 @@ _OUTSIDE = " outside"  # ends the name of the link by which files outside a corp
 
 def read_corpora(
     corpora: Sequence[AnyPath],
-    links: AnyPath,
+    links: AnyPath | None,
     *,
     allow_outside: bool = False,
     label_map: Mapping[str, str] | None = None,
     unused_labels: bool = False,
+    most_files: int | None = None,
 ) -> Listing:
     """List what the corpora hold, without opening a video; their order does not matter. One alone is as it is.
 
     Args:
         corpora: folders, manifests, tars and patterns of tars.
-        links: folder in which those of several are linked, in a folder for each set of them.
+        links: folder in which those of several are linked, in a folder for each set of them. None: nothing is written,
+            and the paths of several lead nowhere.
         allow_outside: as of ``listing.read_corpus``.
         label_map: likewise.
         unused_labels: likewise.
+        most_files: likewise, of each.
 
     Raises:
         UsageError: one cannot be read, is given twice or lies within another one.
         DataError: of one of them, as of ``listing.read_corpus``.
+        LongCorpusError: likewise.
     """
     paths = [Path(each) for each in corpora]
     read = [
-        read_corpus(path, allow_outside=allow_outside, label_map=label_map, unused_labels=unused_labels)
+        read_corpus(
+            path, allow_outside=allow_outside, label_map=label_map, unused_labels=unused_labels, most_files=most_files
+        )
         for path in paths
     ]
     if len(read) == 1:
@@ -59,7 +65,7 @@ def read_corpora(
     places |= {f"{name}{_OUTSIDE}": "/" for name in outside}
     placed = [_placed(name, part) for name, part in parts.items()]
     return Listing(
-        root=_linked(places, Path(links)),
+        root=Path() if links is None else _linked(places, Path(links)),
         kind=" + ".join(sorted({part.kind for part in placed})),
         name=" + ".join(parts),
         entries=tuple(sorted((entry for part in placed for entry in part.entries), key=lambda entry: entry.path)),
@@ -77,10 +83,8 @@ def corpus_names(
 
     Arguments and errors are those of ``read_corpora``.
     """
-    paths = [Path(each) for each in corpora]
-    read = [read_corpus(path, allow_outside=allow_outside, label_map=label_map) for path in paths]
-    names = _names(paths, read)
-    return sorted({of[entry.corpus] for of, listing in zip(names, read, strict=True) for entry in listing.entries})
+    found = read_corpora(corpora, None, allow_outside=allow_outside, label_map=label_map)
+    return sorted({entry.corpus for entry in found.entries})
 
 
 def place(name: str, path: str) -> str:

@@ -72,6 +72,7 @@ def tar_samples(corpus: Path, files: CorpusFiles, rejections: Rejections) -> tup
         if refusal is None:
             try:
                 contents = contents_of(files.root / name)
+                files.look(len(contents.members))
             except OSError as error:
                 shown = f"the tar {name!r} {error.strerror}. Fetch it again, or unpack it (gunzip) and pack plain tars."
                 refusal = Refusal("unreadable", shown)

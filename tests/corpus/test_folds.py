@@ -229,7 +229,7 @@ class TestRefusals:
         assert "at most" not in str(caught.value)
 
     def test_one_group_is_counted_in_the_singular(self) -> None:
-        with pytest.raises(DataError, match="the index has 1 group, 1 with real videos and 1 with fake videos"):
+        with pytest.raises(DataError, match="1 group, 1 with real videos and 1 with fake videos"):
             make_folds(index_of([(2, 2)]), 2, 0)
 
     def test_a_shared_group_is_listed(self) -> None:

@@ -5,9 +5,16 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
-from fvc_lib.corpus.folds import FoldSplit, check_folds, make_folds, shuffle_labels_by_group, split_for_fold
-from fvc_lib.corpus.index import refuse_empty_index
-from fvc_lib.corpus.listing import some_of
+from fvc_lib.corpus.folds import (
+    FoldSplit,
+    check_folds,
+    make_folds,
+    refuse_few_groups,
+    shuffle_labels_by_group,
+    split_for_fold,
+)
+from fvc_lib.corpus.index import listed_videos, refuse_empty_index, refuse_unusable
+from fvc_lib.corpus.listing import Listing, some_of
 from fvc_lib.corpus.protocols.cross_corpus import cross_corpus
 from fvc_lib.corpus.protocols.generators import leave_one_generator_out
 from fvc_lib.corpus.protocols.matched import Tells, matched, parts_of_folds
@@ -62,6 +69,24 @@ def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.Da
     table = rows.with_columns(protocol=pl.lit(name)).select(*PROTOCOL.columns).sort("fold", "video_id")
     check_protocol(table, whole, config.num_trainings)
     return check_table(table, PROTOCOL, "protocol")
+
+
+def refuse_untrainable(listing: Listing, config: RunConfig) -> None:
+    """Stop on corpora that cannot be trained on, by what they list alone; nothing is opened or written.
+
+    The index has these videos at most, and these groups at most, so it would be refused as well.
+
+    Raises:
+        DataError: no file to use, one label alone, too many files lost, or too few groups for the protocol.
+    """
+    if config.annotations_only:
+        return
+    videos = listed_videos(listing)
+    refuse_unusable(listing, videos, listing.rejected, config.max_rejected_share)
+    if config.protocol in (names.OFFICIAL, names.OFFICIAL_STRICT):
+        official(videos, strict=False)
+    elif config.protocol not in (names.CROSS_CORPUS, names.LEAVE_ONE_GENERATOR_OUT):
+        refuse_few_groups(videos, config.num_folds)
 
 
 def check_protocol(table: pl.DataFrame, index: pl.DataFrame, num_trainings: int) -> None:

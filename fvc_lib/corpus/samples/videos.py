@@ -265,7 +265,7 @@ def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None
 def names_of_corpora(config: RunConfig) -> list[str]:
     """What the run's corpora are called, before anything is generated, opened or written; errors as of reading them."""
     given = [each for each in (config.corpus, *config.more_corpora) if each]
-    found = corpus_names(given, allow_outside=config.allow_outside, label_map=config.label_map)
+    found = corpus_names(given, allow_outside=config.allow_outside, label_map=config.label_map) if given else []
     return found if config.corpus else [*found, _SAMPLE]
 
 

@@ -86,10 +86,6 @@ def _usable_table(manifest: Path) -> LabelTable:
     return table
 
 
-def _check(manifest: Path) -> None:
-    _usable_table(manifest)
-
-
 def _columns(table: LabelTable) -> tuple[str, str, str | None, str, str, str, str | None, str | None]:
     """What a manifest's columns are called: path, label, group, the kinds of fake, the real's source, split."""
     path, label, group = table.require(_PATHS), table.require(("label",)), table.optional(GROUP_COLUMNS)
@@ -115,7 +111,6 @@ CORPORA.register(
         accepted="a CSV or Parquet manifest with the columns 'path' and 'label' (real, fake)",
         recognises=lambda path: path.is_file() and path.suffix.lower() in SUFFIXES,
         read=read_manifest,
-        check=_check,
         lacks=lambda path: "" if path.is_dir() else f"a file that is none of {', '.join(SUFFIXES)}.",
         rank=1,
     )

@@ -1,0 +1,175 @@
+"""A corpus that nothing can be trained on is refused before anything is written, as ``corpora PATH`` refuses it."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import run_notebooks
+from fvc_lib.corpus.listing import LongCorpusError, read_corpus
+from tests.corpus.published import MINIATURES, text, touch
+
+HEADER = "path,label"
+
+
+def empty(root: Path) -> Path:
+    root.mkdir()
+    return root
+
+
+def one_class(root: Path) -> Path:
+    touch(root, *(f"real/{number}.mp4" for number in range(20)))
+    (root / "fake").mkdir()
+    return root
+
+
+def three_videos(root: Path) -> Path:
+    touch(root, "real/a.mp4", "real/b.mp4", "fake/c.mp4")
+    return root
+
+
+def pictures(root: Path) -> Path:
+    touch(root, *(f"{number}.png" for number in range(20)))
+    return root
+
+
+def texts_for_videos(root: Path) -> Path:
+    touch(root, *(f"{label}/{number}.txt" for label in ("real", "fake") for number in range(20)))
+    return root
+
+
+def missing_files(root: Path) -> Path:
+    text(root, "list.csv", [HEADER, *(f"{number}.mp4,{('real', 'fake')[number % 2]}" for number in range(20))])
+    return root / "list.csv"
+
+
+def most_files_missing(root: Path) -> Path:
+    manifest = missing_files(root)
+    touch(root, *(f"{number}.mp4" for number in range(2)))
+    return manifest
+
+
+def few_groups(root: Path) -> Path:
+    rows = [f"{number}.mp4,{('real', 'fake')[number % 2]},{number % 4}" for number in range(20)]
+    touch(root, *(f"{number}.mp4" for number in range(20)))
+    text(root, "list.csv", [f"{HEADER},group", *rows])
+    return root / "list.csv"
+
+
+def fakes_alone(root: Path) -> Path:
+    MINIATURES["deeperforensics"](root)
+    return root
+
+
+WRONG = {
+    make.__name__: (make, code, words)
+    for make, code, words in (
+        (empty, 2, ("a folder without 'real' and 'fake'",)),
+        (one_class, 3, ("'fake'", "20")),
+        (three_videos, 3, ("num_folds", "2 with real", "1 with fake")),
+        (pictures, 2, ("a folder without 'real' and 'fake'",)),
+        (texts_for_videos, 3, ("no usable labelled video", "40 x unknown_extension")),
+        (missing_files, 3, ("no usable labelled video", "20 x missing_video")),
+        (most_files_missing, 3, ("90%", "18 x missing_video")),
+        (few_groups, 3, ("num_folds", "4 groups")),
+        (fakes_alone, 3, ("'real'",)),
+    )
+}
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    def made(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["run_notebooks.py", *arguments])
+        places = {"FVC_RUNS_DIR": "runs", "FVC_CACHE_DIR": "cache", "FVC_DATA_DIR": "data"}
+        here = {name: str(tmp_path / "out" / value) for name, value in places.items()}
+        return CliRunner().invoke(run_notebooks.main, list(arguments), env=here)
+
+    return made
+
+
+def error_of(done: Result) -> str:
+    (line,) = [line for line in done.output.splitlines() if line.startswith("error: ")]
+    return line
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("how", ["", "--dry-run", "--jobs=2"])
+def test_a_wrong_corpus_is_refused_before_anything_is_written_or_tried_out(name, how, call, tmp_path, monkeypatch):
+    def not_yet(*_: object) -> None:
+        raise AssertionError("a step was tried out, or a choice was built")
+
+    monkeypatch.setattr("fvc_lib.command_line.run_command.predicted_peaks", not_yet)
+    monkeypatch.setattr("fvc_lib.command_line.run_command.run_isolated", not_yet)
+    make, code, words = WRONG[name]
+    corpus = str(make(tmp_path / "corpus"))
+    done = call(*filter(None, [how]), "-p", "corpus", corpus)
+    assert done.exit_code == code, done.output
+    assert [word for word in words if word not in error_of(done)] == []
+    assert not (tmp_path / "out").exists()
+    alone = call("corpora", corpus)
+    assert (alone.exit_code, error_of(alone)) == (code, error_of(done))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("task", ["image", "video_text"])
+def test_an_empty_folder_is_no_corpus_of_another_task_either(task, call, tmp_path):
+    done = call("-p", "task", task, "-p", "corpus", str(empty(tmp_path / "corpus")))
+    assert done.exit_code == 2, done.output
+    assert str(tmp_path / "corpus") in error_of(done)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("protocol", "code"), [("official", 3), ("kfold", 0)])
+def test_a_protocol_that_needs_parts_is_refused_where_there_are_none(protocol, code, call, tmp_path):
+    touch(tmp_path / "corpus", *(f"{label}/{number}.mp4" for label in ("real", "fake") for number in range(5)))
+    assert call("corpora", str(tmp_path / "corpus"), "-p", "protocol", protocol).exit_code == code
+
+
+def test_corpora_takes_what_its_messages_advise(call, tmp_path):
+    touch(tmp_path, *(f"{number}.mp4" for number in range(10)))
+    text(tmp_path, "list.csv", [HEADER, *(f"{number}.mp4,{number % 2}" for number in range(10))])
+    corpus = str(tmp_path / "list.csv")
+    refused = call("corpora", corpus)
+    assert refused.exit_code == 3
+    assert "-p label_map 1=fake,0=real" in refused.output
+    done = call("corpora", corpus, "-p", "label_map", "1=fake,0=real")
+    assert done.exit_code == 0, done.output
+    assert "fake 5, real 5" in done.output
+    (tmp_path / "values.yaml").write_text('label_map: {"1": fake, "0": real}\n')
+    assert call("corpora", corpus, "--params", str(tmp_path / "values.yaml")).exit_code == 0
+    three = ["-p", "label_map", "1=fake,0=real", "-p", "num_folds", "6"]
+    assert call("corpora", corpus, *three).exit_code == 3
+
+
+def test_corpora_reads_what_lies_outside_when_it_is_asked_to(call, tmp_path):
+    touch(tmp_path, *(f"videos/{number}.mp4" for number in range(10)))
+    text(tmp_path, "lists/list.csv", [HEADER, *(f"../videos/{n}.mp4,{('real', 'fake')[n % 2]}" for n in range(10))])
+    corpus = str(tmp_path / "lists/list.csv")
+    refused = call("corpora", corpus)
+    assert refused.exit_code == 3
+    assert "-p allow_outside true" in refused.output
+    assert call("corpora", corpus, "-p", "allow_outside", "true").exit_code == 0
+
+
+def test_fakes_alone_can_be_trained_with_the_reals_of_another_corpus(call, tmp_path):
+    fakes_alone(tmp_path / "fakes")
+    touch(tmp_path / "reals", *(f"real/{number}.mp4" for number in range(5)))
+    both = ["-p", "more_corpora", str(tmp_path / "reals"), "-p", "num_folds", "2"]
+    done = call("corpora", str(tmp_path / "fakes"), *both)
+    assert done.exit_code == 0, done.output
+    assert "DeeperForensics 3" in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_annotations_alone_need_no_video(call, tmp_path):
+    corpus = str(missing_files(tmp_path / "corpus"))
+    assert call("corpora", corpus, "-p", "annotations_only", "true").exit_code == 0
+
+
+def test_the_look_before_a_run_is_bounded(tmp_path):
+    touch(tmp_path, *(f"{label}/{number}.mp4" for label in ("real", "fake") for number in range(10)))
+    with pytest.raises(LongCorpusError):
+        read_corpus(tmp_path, most_files=20)
+    assert len(read_corpus(tmp_path, most_files=100).entries) == 20
