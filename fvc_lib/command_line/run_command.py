@@ -123,13 +123,13 @@ class RunCommand:
         self._start = stage_named(wanted.start) if wanted.start else None
         self._force = [stage_named(text) for text in wanted.force]
         self._command = shlex.join(["python", "run_notebooks.py", *sys.argv[1:]])
-        self.config, self.run = asked.config, None
+        self.config, self.run, self._submits = asked.config, None, wanted.executor == "slurm"
         self._at_once: dict[str, PredictedPeak] | None = None
         if not wanted.of_a_run or wanted.fork:
             _refuse_wrong_corpus(asked.config)
         if not wanted.of_a_run:
             refuse_fields_of_another_task(asked.config, asked.written)
-        if wanted.executor == "slurm" and not asked.config.use_mlops_pipeline:
+        if self._submits and not asked.config.use_mlops_pipeline:
             raise UsageError(
                 "USE_MLOPS_PIPELINE=false runs every notebook straight through and leaves nothing by which jobs know "
                 "what is done: submit with the pipeline, or run it straight within a job of your own."
@@ -206,7 +206,7 @@ class RunCommand:
             changed = which_run.changes(run_config(ancestor), self.config)
             whole = make_plan(self.notebooks, self.config, ancestor)
             commands.print_fork(ancestor, self.config, which_run.inheritance(ancestor, whole, changed))
-        if self.wanted.executor == "slurm":
+        if self._submits:
             run, site = None if ancestor else self.run, read_site()
             run = run or RunPaths(Path(self.config.runs_dir) / self.config.experiment / "run_TO_BE")  # it is not made
             click.echo(describe(self._slurm_jobs(plan, predicted, site), run, site))
@@ -218,7 +218,7 @@ class RunCommand:
         if not _trains(plan):
             return
         values = self.config.model_dump(mode="json")
-        if self.wanted.executor == "slurm":  # a job's machine may have what this one has not
+        if self._submits:  # a job's machine may have what this one has not
             values["accelerations"] = []
         try:
             (answer,) = run_isolated(f"{__name__}:trouble_of_choice", [values], workers=1, memory_bytes=None)
@@ -241,13 +241,13 @@ class RunCommand:
 
     def execute(self) -> int:
         """Do it, here or as jobs; returns the exit code."""
-        if self.wanted.executor == "slurm":
+        if self._submits:
             refuse_silent_cluster()  # before a run begins that would wait for jobs
         self._refuse()  # before a step is tried out, which takes ten seconds
         plan = self.plan()
         self._refuse_broken_choice(plan)
         self._say_ranks()
-        if self.wanted.executor == "slurm":
+        if self._submits:
             return self._submit()
         # Before a run begins: it may take ten seconds, and may be interrupted.
         several = (self.wanted.jobs or folds_at_once(self.config)) > 1
@@ -264,7 +264,7 @@ class RunCommand:
     def _submit(self) -> int:
         predicted, plan = self._predicted(), self.plan
         if self.run is None:
-            self.run = begin_run(self.config, command=self._command, state="waiting", chosen=self._chosen)
+            self.run = begin_run(self.config, command=self._command, state="waiting", chosen=self._chosen, submits=True)
         elif self.wanted.fork:
             self.run = self._begin_fork(self.run)
         else:
@@ -322,7 +322,7 @@ class RunCommand:
             click.echo("one training step is tried out to predict its memory; about ten seconds", err=True)
             return measured_training_peak(config)
 
-        rooms = self._job_of if self.wanted.executor == "slurm" else None
+        rooms = self._job_of if self._submits else None
         return predicted_peaks(self.config, None if self.wanted.fork else self.run, measure=measure, rooms=rooms)
 
     def _job_of(self, stage: Stage) -> WorkersRoom:
@@ -348,7 +348,7 @@ class RunCommand:
             which_run.take_over(ancestor, fork, taken, binding_config)
             return {"forked_from": ancestor.run_id, "changed": {name: list(change) for name, change in changed.items()}}
 
-        fork = begin_run(config, command=self._command, prepare=prepare, chosen=self._chosen)
+        fork = begin_run(config, command=self._command, prepare=prepare, chosen=self._chosen, submits=self._submits)
         commands.print_fork(ancestor, config, taken)
         return fork
 
@@ -356,7 +356,9 @@ class RunCommand:
         """Called with the run's lock in hand: note the attempt, then see what is left to do."""
         if self.run is not None and self._force:
             note_forced(self.run, [stage.name for stage in self._force])
-        if self.run is not None and (differs := record_resumption(self.run, self.config, command=self._command)):
+        if self.run is not None and (
+            differs := record_resumption(self.run, self.config, command=self._command, submits=self._submits)
+        ):
             click.echo(
                 f"warning: this attempt differs from the one before: {'; '.join(differs)}. The run goes on, but is no "
                 "longer bit for bit what an undisturbed one would be; run.json says so.",

@@ -1,6 +1,6 @@
 """Out of memory: which errors mean it, what memory held, what is recorded of it, and the smaller micro-batch after it.
 
-Everything an error says is read by type first, then by its anchored message, then by its cause.
+An error is judged by its type first, then by its message, then by its cause.
 """
 
 import gc
@@ -19,26 +19,24 @@ from fvc_lib.engine.task import Batch
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.memory.budget import resident_bytes
 
-# Anchored at the start: the substring "oom" also matches room, zoom and bloom.
+# What a RuntimeError says that means it. Whole words, outside of a path: "oom" also stands in room, zoom and bloom. What
+# torch raises again for a worker begins with "Caught", and holds a traceback with names of files and lines of code.
 _MESSAGES = re.compile(
-    r"^(?:\[enforce fail at alloc_cpu\.cpp:\d+\].*)?DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"
+    r"^(?!Caught )[\s\S]*(?<![\w/\\.])(?i:out of memory|oom|(?:memory )?allocation failed)(?![\w/\\]|\.\w)"
+    r"|^(?:\[enforce fail at alloc_cpu\.cpp:\d+\].*)?DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"
     # oneDNN does not say why: under a falling RLIMIT_AS one failure in five came with this text. It also stands for a
     # primitive that oneDNN does not have: then no halving helps, and the last error quotes the text.
     r"|^could not (?:create a primitive|create a memory object|execute a primitive)$"
-    r"|^MPS backend out of memory"
-    r"|^CUDA out of memory"
     # A handle that does not fit into memory is one that could not be initialised.
-    r"|^CUDA error: (?:out of memory|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED))"
+    r"|^CUDA error: CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
     r"|^CUDA error: CUBLAS_STATUS_INTERNAL_ERROR when calling `cublas(?:Lt)?Create"
     # Main memory, locked for transfers.
     r"|^Caught AcceleratorError in pin memory thread[\s\S]*CUDA error: out of memory"
     # cuDNN 9 says whose memory ended; what came before it did not.
     r"|^cuDNN (?:Frontend )?error: [^\n]*CUDNN_STATUS_"
     r"(?:NOT_INITIALIZED|ALLOC_FAILED|INTERNAL_ERROR_(?:HOST|DEVICE)_ALLOCATION_FAILED)"
-    # When a kernel of torch's compiler is loaded.
-    r"|^Triton Error \[CUDA\]: out of memory"
     # NCCL's own buffers: its version and advice stand before the reason, on lines of their own.
-    r"|^NCCL [Ee]rror in: [\s\S]*(?:Cuda failure (?:\d+ )?'out of memory'|Failed to CUDA (?:host )?[cm]?alloc)"
+    r"|^NCCL [Ee]rror in: [\s\S]*Failed to CUDA (?:host )?[cm]?alloc"
     # What a convolution says on CUDA when its workspace does not fit.
     r"|^(?:GET|FIND) was unable to find an engine to execute this computation"
     r"|^Unable to find a valid cuDNN algorithm"

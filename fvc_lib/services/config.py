@@ -556,6 +556,11 @@ class RunConfig(BaseModel):
         """What the model sees in place of clips: ``forensic`` or ``embedding``; empty: it is a network on clips."""
         return DETECTORS.of_features(self.model) if self.task == DEFAULT_TASK else ""
 
+    def with_batches(self, fields: Iterable[str]) -> tuple[str, ...]:
+        """Return ``fields``, of a model on features without those that are about batches of clips: it takes none."""
+        unused = ("batch_size", "gradient_checkpointing", "num_workers") if self.of_features else ()
+        return tuple(name for name in fields if name not in unused)
+
     @property
     def has_frozen_trunk(self) -> bool:
         """Whether a trunk with given weights sees the clips, of which no fold trains anything: features are kept."""

@@ -81,8 +81,13 @@ def _path_of(item: Any) -> str:
 
 
 def available_cores() -> int:
-    """Cores this process may use: its affinity (a SLURM job's share) and its container's quota, at least one."""
+    """Return how many cores this process may use, at least one: its affinity, its container's quota, SLURM's share.
+
+    Not every cluster keeps a job to the processors that it asked for, so ``SLURM_CPUS_PER_TASK`` counts as well.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    of_task = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    cores = min(cores, max(1, int(of_task))) if of_task.isdecimal() else cores
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return min(cores, max(1, int(quota) // int(period)))

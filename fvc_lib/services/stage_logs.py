@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from fvc_lib.services.memory.budget import ProcessTree, memory_budget, reset_high_water
-from fvc_lib.services.memory.policy import MEASURING, PREFLIGHT, DeviceMemory, EventDetail, memory_advice
+from fvc_lib.services.memory.policy import DeviceMemory, EventDetail, memory_advice, ran_out_in
 from fvc_lib.services.memory.workers import unwatch, watch
 
 _logger = logging.getLogger(__name__)
@@ -269,15 +269,6 @@ class NearLimit:
         return True
 
 
-def _remedy(phase: str, reads: Collection[str] | None, workers: int) -> str:
-    """What of ``reads`` would lower the memory of ``phase``: smaller batches help where there are any."""
-    if phase.rpartition("_")[2] in ("train", "validation", "test"):
-        return memory_advice("batch", reads=reads)
-    if phase in MEASURING:
-        return memory_advice("preflight" if phase == PREFLIGHT else "batch_size_sweep")
-    return memory_advice("preparation", workers=workers, reads=reads)
-
-
 class MemorySampler(_Closing):
     """Writes a line a second to ``memory/<stage>.jsonl`` from a thread, and at both sides of every change of phase.
 
@@ -422,7 +413,7 @@ class MemorySampler(_Closing):
         whose = "this process and its children" if device == "cpu" else device
         message = (
             f"memory of {whose} is at {usage_percent:.0f} %: {used:,.0f} of {budget:,.0f} MB ({origin}). "
-            f"{_remedy(self._position[0], self._reads, self._workers)}"
+            f"{memory_advice(ran_out_in(self._position[0]), workers=self._workers, reads=self._reads)}"
         )
         _logger.warning("%s", message)
         self.event(

@@ -51,6 +51,13 @@ def test_a_changed_checkout_without_its_patch_is_warned_of_and_a_clean_one_prais
     assert "nothing: the code is the commit&#39;s" in write(run, clean)
 
 
+def test_the_machine_of_a_submitted_run_is_the_first_job_s(run):
+    login = {**ATTEMPT, "submits": True, "slurm": None, "hardware": {"host": "login", "cores": 2, "processor": "Old"}}
+    html = write(run, login, ATTEMPT)
+    assert "8, OMP_NUM_THREADS=4" in html
+    assert "Old" not in html
+
+
 def test_attempts_tell_what_differs(run):
     second = {**ATTEMPT, "differs": {"torch": ["2.12.0", "2.13.0"]}, "code_differs": {"commit": ["c" * 40, None]}}
     html = write(run, ATTEMPT, second, ATTEMPT)

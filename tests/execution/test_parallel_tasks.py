@@ -277,6 +277,14 @@ def test_each_fold_gets_an_equal_part_of_the_cores_however_many_train_at_once(ma
         assert {path.read_text() for path in run.tables.glob("folds_*.txt")} == {str(12 // project.config.num_folds)}
 
 
+@pytest.mark.parametrize(("of_task", "wanted"), [("3", 3), ("99", 8), ("0", 1), ("many", 8), ("", 8)])
+def test_no_more_cores_than_slurm_gives_a_task(monkeypatch, of_task, wanted):
+    monkeypatch.setattr(isolated_workers.os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(isolated_workers, "Path", lambda path: Path("/there/is/none"))
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", of_task)
+    assert isolated_workers.available_cores() == wanted
+
+
 def test_threads_of_a_fold_are_the_users_or_a_part_of_the_cores_and_at_least_one(monkeypatch):
     monkeypatch.setattr(isolated_workers, "available_cores", lambda: 20)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")

@@ -102,6 +102,34 @@ def test_the_number_of_threads_that_is_asked_for_counts_and_not_the_cores(run, c
 
 
 @pytest.mark.fault(29)
+def test_jobs_are_compared_with_jobs_and_not_with_the_login_node(config, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "16")
+    run = begin_run(config, command="--executor slurm", state="waiting", submits=True)
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    for number in range(2):  # a job, and the same one requeued
+        assert record_resumption(run, config, command=f"--tasks, {number}") == []
+    monkeypatch.setenv("OMP_NUM_THREADS", "16")
+    assert record_resumption(run, config, command="--resume RUN --executor slurm", submits=True) == []
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert record_resumption(run, config, command="--tasks") == []
+    record = json.loads(run.run_json.read_text())
+    assert "bit_equal_resume" not in record
+    assert [attempt for attempt in record["attempts"] if "differs" in attempt] == []
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    assert record_resumption(run, config, command="--tasks") == ["threads 4 -> 2"]
+    assert json.loads(run.run_json.read_text())["bit_equal_resume"] is False
+
+
+@pytest.mark.fault(29)
+def test_jobs_that_go_on_with_what_this_machine_computed_are_compared_with_it(run, config, monkeypatch):
+    edit_record(run, "hardware.omp_num_threads", "16")
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert record_resumption(run, config, command="--resume RUN --executor slurm", submits=True) == []
+    assert record_resumption(run, config, command="--tasks") == ["threads 16 -> 4"]
+
+
+@pytest.mark.fault(29)
 def test_going_back_to_the_first_versions_does_not_restore_the_claim(run, config):
     edit_record(run, "versions.torch", "2.12.0")
     first = record_resumption(run, config, command="second")

@@ -82,6 +82,42 @@ def test_after_a_kill_for_memory_less_is_tried_step_by_step(tmp_path):
     assert next_of(StageStatus(state="interrupted", exit_code=75, oom_kills=1)) is None
 
 
+@pytest.mark.parametrize(
+    ("phase", "preflight", "wanted"),
+    [
+        ("train", {}, "-p batch_size 2"),
+        ("control_validation", {"measured_step_mb": 300.0, "baseline_mb": 500.0}, "-p batch_size 2"),
+        ("train", {"measured_step_mb": 20.0, "baseline_mb": 500.0}, "-p num_workers 0"),  # half of 20 would not help
+        ("setup", {}, "-p num_workers 0"),
+        ("report", {}, "-p num_workers 0"),  # the training was over
+        ("preflight", {}, "-p memory_preflight false"),
+        ("batch_size_sweep", {}, "-p batch_size_sweep false"),
+    ],
+)
+def test_after_a_kill_for_memory_a_batch_that_was_not_the_cause_is_not_named(tmp_path, phase, preflight, wanted):
+    samples, events = tmp_path / "memory" / "04.jsonl", tmp_path / "memory" / "events" / "04.jsonl"
+    write(events, json.dumps({"kind": "preflight", "details": {"micro_batch": 4, **preflight}}) + "\n")
+    write(samples, '{"phase": "train"}\n' + json.dumps({"phase": phase}) + "\n")
+    killed = StageStatus(state="failed", exit_code=137, oom_kills=1, last_step="steps 3/40")
+    config = RunConfig(mem_gb=4, num_workers=2)
+    assert next_setting(killed, config, READS, events, {}) == wanted
+    assert what_next(RunPaths(tmp_path), killed.model_copy(update={"next_setting": wanted})).partition("# ")[2]
+
+
+@pytest.mark.parametrize("name", ["MemoryExhaustedError", "LoaderDiedError"])
+def test_no_batch_is_named_after_an_error_that_says_itself_what_helps(tmp_path, name):
+    error = StageError(name=name, message="it ended. Next, try more memory for the job.")
+    failed = StageStatus(state="failed", exit_code=1, oom_kills=1, last_step="steps 3/40", error=error)
+    assert next_setting(failed, RunConfig(mem_gb=4), READS, tmp_path / "e" / "e.jsonl", {}) is None
+    environ = {SHARE_VARIABLE: MemoryShare(10**9, 3, MemoryBudget(3 * 10**9, "test")).as_text()}
+    assert next_setting(failed, RunConfig(mem_gb=4), READS, tmp_path / "e" / "e.jsonl", environ) == "--jobs 1"
+
+
+def test_a_model_on_features_has_no_batch_to_name():
+    assert RunConfig(model="forensic_logistic").with_batches((*READS, "workers")) == ("workers",)
+    assert RunConfig(model="r2plus1d_small").with_batches(READS) == READS
+
+
 def test_after_a_kill_of_a_stage_with_workers_half_of_those_it_had_are_advised(tmp_path):
     events, killed = tmp_path / "events.jsonl", StageStatus(state="failed", exit_code=137, oom_kills=1)
 

@@ -5,6 +5,7 @@ The first is part of ``make test-slurm``, and so of CI; the others are in ``make
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -267,6 +268,7 @@ def test_a_run_from_the_command_line_that_is_requeued_in_mid_training_ends_with_
     assert (stage_of(run, task).attempts, cluster.jobs()[train.job_id]["Restarts"]) == (2, "1")
     assert read_status(run).state == "done"
     assert run.report_html.is_file()
+    assert "bit_equal_resume" not in json.loads(run.run_json.read_text())
     assert_same(run, alone(run, task, tmp_path))
 
 

@@ -420,14 +420,15 @@ def provenance_html(run: RunPaths) -> Markup:
     record = read_json_object(run.run_json)
     attempts = [each for each in _list(record.get("attempts")) if isinstance(each, dict)]
     first = attempts[0] if attempts else {}
+    worked = next((each for each in attempts if not each.get("submits")), first)  # the login node computed nothing
     return render(
         "provenance.html",
         commands=[line for line in _list(record.get("repeat")) if isinstance(line, str)],
         code=_code_facts(run, first) | _content_facts(as_mapping(record.get("contents"))),
-        machine=_machine_facts(as_mapping(first.get("hardware")), first),
+        machine=_machine_facts(as_mapping(worked.get("hardware")), worked),
         attempts=_attempts(attempts),
         jobs=_accounting(run),
-        versions=_versions(as_mapping(first.get("versions"))),
+        versions=_versions(as_mapping(worked.get("versions"))),
     )
 
 

@@ -20,7 +20,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory.budget import MemoryShare, memory_budget
-from fvc_lib.services.memory.policy import MORE_MEMORY, next_settings
+from fvc_lib.services.memory.policy import MORE_MEMORY, PREFLIGHT, RanOut, next_settings, ran_out_in
 from fvc_lib.services.memory.workers import EVENT as POOL_EVENT
 from fvc_lib.services.records.redaction import Redactor
 from fvc_lib.services.run_paths import RunPaths
@@ -163,10 +163,15 @@ def _death(return_code: int | None, kills: int | None, at: str) -> tuple[int, st
 # What batch_size 0 is taken for where the stage's memory events do not say: the networks' own defaults are 1 to 8.
 _USUAL_BATCH = 4
 _LOOK_BYTES = 256_000
+_SMALL_SHARE = 0.1  # a step that takes less of what the process held before it: halving the batch would save no more
+# Their messages end with what to try next, and know better what ran out.
+_SAY_WHAT_HELPS = frozenset({"MemoryExhaustedError", "LoaderDiedError"})
 _MEANINGS = {
-    "batch_size": "fewer clips in memory at once; the result stays the same",
+    "-p batch_size ": "fewer clips in memory at once; the result stays the same",
     "gradient_checkpointing": "activations are computed again instead of kept; the result stays the same",
     "num_workers": "no loader processes and no shared memory; the result stays the same",
+    "memory_preflight": "no step is measured before the training; the result stays the same",
+    "batch_size_sweep": "no batch sizes are measured before the training; the result stays the same",
     "-p workers": "fewer files at once; the result stays the same",
     "--mem": "the memory of the job or machine ran out, and no setting is left that takes less in this stage and keeps "
     "the result: give it more, or take fewer or smaller frames in a new run",
@@ -202,10 +207,11 @@ def next_setting(
     limit = memory_budget(config.mem_gb, environ=environ).total_bytes
     if not stage.oom_kills and not memory_error and (stage.peak_rss_bytes or 0) < limit / 2:
         return None  # killed far below the limit, and no kill for memory was counted: rather by a person
-    batch = _batch_in_use(stage, config, events)
+    if stage.error is not None and stage.error.name in _SAY_WHAT_HELPS:
+        return "--jobs 1" if MemoryShare.of(environ) else None
     setting = next_settings(
-        "preparation" if "batch_size" not in reads else "batch" if batch else "before_training",
-        batch_size=batch,
+        _ran_out(stage, events) if "batch_size" in reads else "preparation",
+        batch_size=_batch_in_use(config, events),
         recomputes=config.gradient_checkpointing,
         num_workers=config.num_workers,
         workers=_workers_in_use(config, events),
@@ -217,13 +223,21 @@ def next_setting(
     return f"--mem={-(-limit * 3 // (2 * 2**30))}G" if setting == MORE_MEMORY else setting
 
 
-def _batch_in_use(stage: StageStatus, config: RunConfig, events: Path) -> int | None:
-    """How many clips were in memory at once: by the last of the stage's events that has it, else as configured.
-
-    None: it had come to no batch yet.
-    """
+def _ran_out(stage: StageStatus, events: Path) -> RanOut:
+    """Return what ran out of memory in a stage that trains: by its last sample's phase and the measured step."""
     if not ((stage.last_step or "").startswith("steps") or stage.last_metric):
-        return None  # events may be of an earlier attempt, or of planning
+        return "before_training"  # the logs may be of an earlier attempt
+    samples = rows_from_the_end(events.parents[1] / events.name)
+    ran_out = ran_out_in(next((str(row.get("phase")) for row in samples), "train"))
+    measured = next((row.get("details") for row in rows_from_the_end(events) if row.get("kind") == PREFLIGHT), None)
+    found = measured if isinstance(measured, dict) else {}
+    step, held = found.get("measured_step_mb"), found.get("baseline_mb")
+    is_small = isinstance(step, float) and isinstance(held, float) and step < _SMALL_SHARE * held
+    return "elsewhere" if ran_out == "preparation" or (ran_out == "batch" and is_small) else ran_out
+
+
+def _batch_in_use(config: RunConfig, events: Path) -> int:
+    """How many clips were in memory at once: by the last of the stage's events that has it, else as configured."""
     configured = config.batch_size or _USUAL_BATCH
     for row in rows_from_the_end(events):
         details = row.get("details")

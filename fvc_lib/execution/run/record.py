@@ -263,7 +263,8 @@ def repeat_commands(
 def bits_depend_on(attempt: Mapping[str, Any]) -> dict[str, object]:
     """What a sum of floats depends on besides its numbers, as far as is known before torch has started."""
     recorded, machine = attempt["versions"], attempt["hardware"]
-    threads = machine.get("omp_num_threads") or machine["cores"]
+    of_job = (attempt.get("slurm") or {}).get("cpus_per_task")
+    threads = machine.get("omp_num_threads") or of_job or machine["cores"]
     return {
         **{name: recorded.get(name) for name in BITS_DEPEND_ON},
         "threads": str(threads),
@@ -326,12 +327,13 @@ def begin_run(
     prepare: Callable[[RunPaths], Mapping[str, object]] | None = None,
     state: RunState = "running",
     chosen: str = "",
+    submits: bool = False,
 ) -> RunPaths:
     """Create a run folder with its record, parameters, patch of the code and first status.
 
     ``command`` is what was typed, ``state`` what the status says until somebody works on it. ``prepare`` is called with
     the new folder before it counts as a run, and what it returns is recorded as well. ``chosen`` says why a parameter
-    that was asked for as ``auto`` has its value.
+    that was asked for as ``auto`` has its value. ``submits``: the work is left to jobs.
 
     Raises:
         UsageError: the experiment's name is not one folder name.
@@ -360,20 +362,21 @@ def begin_run(
         "contents": content_chosen(config),
         "repeat": repeat_commands(code, run.params_yaml, run.code_patch, command=needed),
         **prepared,
-        "attempts": [_attempt(command, code)],
+        "attempts": [_attempt(command, code, submits)],
     }
     # Last: a folder without run.json is a run that never began, and is listed nowhere.
     write_document(run.run_json, Redactor().tree(record))
     return run
 
 
-def record_resumption(run: RunPaths, config: RunConfig, *, command: str) -> list[str]:
+def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits: bool = False) -> list[str]:
     """Add an attempt to ``run.json``, and keep what it changed (memory, device, workers) in ``params.yaml``.
 
-    Where versions, processor or threads differ from the attempt before, the attempt's ``differs`` holds
+    Where versions, processor or threads differ from the last attempt that worked, the attempt's ``differs`` holds
     ``{name: [before, now]}`` and the record no longer claims that the resumed run is bit for bit the undisturbed one:
     ``bit_equal_resume`` is false, for good, with every reason in ``bit_equal_resume_because``. Another commit or patch
-    stands in ``code_differs``; a new patch lies beside the first one.
+    stands in ``code_differs``; a new patch lies beside the first one. An attempt that only ``submits`` jobs computes
+    nothing: its machine is compared with no other.
 
     Several jobs may do this at once, on several hosts.
 
@@ -384,7 +387,7 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str) -> list
         DataError: ``run.json`` is not readable, or another process has been holding it for too long.
     """
     code = code_state()
-    now = Redactor().tree(_attempt(command, code))
+    now = Redactor().tree(_attempt(command, code, submits))
     last_attempt(run)
     with _record_held(run):
         try:
@@ -449,9 +452,14 @@ def last_attempt(run: RunPaths) -> dict[str, Any]:
 
 
 def _note_differences(record: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Write into both what ``now`` differs in from the last attempt; returns what the bits depend on, in words."""
+    """Write the differences between attempts into both; return those that the bits depend on, in words.
+
+    The code is compared with the last attempt's, the machine with that of the last attempt that worked.
+    """
     last = record["attempts"][-1]
-    before, then = bits_depend_on(last), bits_depend_on(now)
+    worked = [each for each in record["attempts"] if not each.get("submits")]
+    before = bits_depend_on(worked[-1]) if worked and not now["submits"] else {}
+    then = bits_depend_on(now)
     differs = {name: [before[name], then[name]] for name in then if name in before and before[name] != then[name]}
     clauses = [f"{name} {old} -> {new}" for name, (old, new) in differs.items()]
     if differs:
@@ -468,11 +476,12 @@ def _note_differences(record: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return clauses
 
 
-def _attempt(command: str, code: CodeState) -> dict[str, object]:
-    """When, how, with which code and on what machine an attempt began."""
+def _attempt(command: str, code: CodeState, submits: bool) -> dict[str, object]:
+    """When, how, with which code and on what machine an attempt began; ``submits``: it leaves the work to jobs."""
     return {
         "started_utc": utc_now(),
         "command": command,
+        "submits": submits,
         "code": code.record(),
         "versions": versions(),
         "hardware": hardware(),

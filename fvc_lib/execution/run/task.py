@@ -279,7 +279,8 @@ class TaskRun:
             return
         events = self.run.memory_events(name, fold)
         environ = {**os.environ, **self._extra}
-        stage.next_setting = exit_codes.next_setting(stage, self.config, self.notebook.parameters, events, environ)
+        reads = self.config.with_batches(self.notebook.parameters)
+        stage.next_setting = exit_codes.next_setting(stage, self.config, reads, events, environ)
         exit_codes.tell_end(self.run, self.task, stage, self.redactor)
 
     def signal(self, number: int) -> None:

@@ -258,6 +258,15 @@ _SETTINGS: dict[RanOut, tuple[str, ...]] = {
 }
 
 
+def ran_out_in(phase: str) -> RanOut:
+    """Return what runs out of memory in ``phase``, as far as the phase alone tells."""
+    if phase.rpartition("_")[2] in ("train", "validation", "test"):
+        return "batch"
+    if phase in MEASURING:
+        return "preflight" if phase == PREFLIGHT else "batch_size_sweep"
+    return "preparation"
+
+
 def next_settings(
     ran_out: RanOut,
     *,
