@@ -19,8 +19,8 @@ from fvc_lib.engine.task import Batch
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.memory.budget import resident_bytes
 
-# What a RuntimeError says that means it. Whole words, outside of a path: "oom" also stands in room, zoom and bloom. What
-# torch raises again for a worker begins with "Caught", and holds a traceback with names of files and lines of code.
+# What a RuntimeError says that means it. Whole words, outside of a path: "oom" also stands in room, zoom and bloom.
+# What torch raises again for a worker begins with "Caught", and holds a traceback: names of files and lines of code.
 _MESSAGES = re.compile(
     r"^(?!Caught )[\s\S]*(?<![\w/\\.])(?i:out of memory|oom|(?:memory )?allocation failed)(?![\w/\\]|\.\w)"
     r"|^(?:\[enforce fail at alloc_cpu\.cpp:\d+\].*)?DefaultCPUAllocator: (?:can't allocate memory|not enough memory)"

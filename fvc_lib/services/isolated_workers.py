@@ -32,6 +32,7 @@ from fvc_lib.services.tasks import PREDICTIONS, VERDICTS
 DEFAULT_MEMORY_BYTES = 4 << 30
 _START_SECONDS = 120.0
 _EXIT_SECONDS = 5.0
+LOOK_SECONDS = 0.5
 _READY = b"ready"
 
 
@@ -115,6 +116,7 @@ def run_isolated(
     timeout_seconds: float | Sequence[float] = 120.0,
     memory_bytes: int | None = DEFAULT_MEMORY_BYTES,
     worker_bytes: int = WORKER_BYTES,
+    look: Callable[[], None] = lambda: None,
 ) -> Generator[Answer]:
     """Yield one answer per item, in the order they are finished; closing the iterator ends the children.
 
@@ -130,6 +132,7 @@ def run_isolated(
         timeout_seconds: for one item, after which its child is killed; or a number for each.
         memory_bytes: address space of a child; none: unlimited.
         worker_bytes: resident memory that a child is known to take; what they come to counts from then on.
+        look: called at least every ``LOOK_SECONDS`` while children are waited for; what it raises ends them.
 
     Raises:
         FvcError: a child cannot even start; the message holds the last line it wrote.
@@ -141,9 +144,10 @@ def run_isolated(
         yield Answer(each, None, "crashed", SUSPECTS.given_up[_path_of(items[each])])
     seconds = timeout_seconds if isinstance(timeout_seconds, Sequence) else [timeout_seconds] * len(items)
     bound = PoolBound(workers, available_cores(), worker_bytes, len(queue))
-    pool = [_Worker(function, max(seconds), memory_bytes) for _ in range(bound.most)]
+    pool = [_Worker(function, max(seconds), memory_bytes, look) for _ in range(bound.most)]
     try:
         while queue or any(worker.position is not None for worker in pool):
+            look()
             allowed = bound.now() if queue and queue[0] not in alone else 1
             busy = [worker for worker in pool if worker.position is not None]
             idle = [worker for worker in pool if worker.position is None]
@@ -173,7 +177,8 @@ def run_isolated(
 class _Worker:
     """One child process, started again after each death, and the item it has in hand."""
 
-    def __init__(self, function: str, most_seconds: float, memory_bytes: int | None) -> None:
+    def __init__(self, function: str, most_seconds: float, memory_bytes: int | None, look: Callable[[], None]) -> None:
+        self._look = look
         self._arguments = [function, repr(most_seconds), str(memory_bytes or 0)]
         self._timeout_seconds = most_seconds
         self._process: subprocess.Popen[bytes] | None = None
@@ -250,7 +255,10 @@ class _Worker:
         with selectors.DefaultSelector() as selector:
             selector.register(self.pipes()[1], selectors.EVENT_READ)
             while b"\n" not in self._buffer:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
+                self._look()
+                if not selector.select(LOOK_SECONDS):
+                    if time.monotonic() < deadline:
+                        continue
                     self.end()
                     raise FvcError(f"worker process: not ready within {_START_SECONDS:g} s. Is the machine overloaded?")
                 block = os.read(self.pipes()[1], 1 << 16)
@@ -309,12 +317,12 @@ def _note_in_hand(items: Sequence[Any], pool: Sequence[_Worker], *begun: int) ->
 
 
 def _collect(busy: Sequence[_Worker], bound: PoolBound) -> Iterator[Answer]:
-    """Wait until at least one busy worker has answered, died or run out of time."""
+    """Wait until a busy worker has answered, died or run out of time, or until it is time to look around."""
     with selectors.DefaultSelector() as selector:
         for worker in busy:
             selector.register(worker.pipes()[1], selectors.EVENT_READ, worker)
-        wait = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
-        ready = [key.data for key, _ in selector.select(wait)]
+        wait = min(worker.deadline for worker in busy) - time.monotonic()
+        ready = [key.data for key, _ in selector.select(min(max(0.0, wait), LOOK_SECONDS))]
     for worker in busy:
         if worker in ready:
             bound.saw(worker.pid)

@@ -456,7 +456,7 @@ def train(
         micro_batch, predicted, loaders = ranks.from_leader(
             "preflight",
             lambda: planned_micro_batch(
-                paths, config, training.task, training.settings, compute, kept.observer, num_ranks=ranks.size
+                paths, config, training.task, training.settings, compute, kept.observer, num_ranks=ranks.size, stop=stop
             ),
         )
         if predicted is not None:

@@ -23,6 +23,7 @@ from fvc_lib.engine.memory.preflight import (
 )
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.memory.budget import MemoryBudget
 from fvc_lib.services.memory.measured_steps import StepMeasurement
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
@@ -162,14 +163,15 @@ def test_the_next_fold_decides_the_same_without_measuring_whatever_was_measured_
 def test_a_measurement_that_is_cut_short_does_not_replace_a_richer_one(tmp_path):
     store = tmp_path / "preflight.json"
     request = troubled("raise", from_size=3)
-    assert check(request, store=store).micro_batch == 2
+    first = check(request, store=store)
+    assert (first.micro_batch, sorted(first.found.step_bytes)) == (8, [1, 2])  # no want of memory: the plan stays
     document = json.loads(store.read_text())
     for entry in document["measurements"].values():  # as an earlier child left it that came further
         steps = entry["found"]["step_bytes"]
         steps["4"] = steps["2"] + 1000
     store.write_text(json.dumps({**document, "decisions": {}}))
     report = check(request, store=store)
-    assert (report.micro_batch, report.reused) == (4, False)
+    assert (report.micro_batch, report.reused) == (8, False)
     assert sorted(report.found.step_bytes) == [1, 2, 4]
     assert "broken in a process" in report.problem
 
@@ -205,6 +207,45 @@ def test_a_child_that_fails_or_hangs_leaves_the_plan_as_it_was(tmp_path, trouble
     again = check(troubled(trouble, from_size=1), store=store)  # nor is it tried again for the next fold
     assert (again.micro_batch, again.reused) == (8, True)
     assert why in again.message()
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_a_measurement_that_timed_out_is_no_out_of_memory(tmp_path):
+    store, begun = tmp_path / "preflight.json", []
+    report = check(troubled("hang", from_size=3), store=store, time_limit_seconds=3.0, tell=begun.append)
+    assert (report.micro_batch, report.micro_batch_planned, report.found.failures) == (8, 8, {})
+    assert "no answer within 3 s" in report.message()
+    assert "with micro-batch 8" in report.message()
+    assert "estimated" in report.message()
+    assert not re.search("out of memory|lowered", report.message())
+    assert begun == [1, 2, 4]
+    again = check(troubled("hang", from_size=3), store=store)  # of the next fold
+    assert (again.micro_batch, again.reused) == (8, True)
+
+
+def test_after_a_measurement_that_timed_out_only_what_is_predicted_not_to_fit_is_lowered():
+    found = StepMeasurement(step_bytes={1: 50, 2: 60})
+    fits, does_not = (
+        PreflightReport(found, Footprint(300, True, 0), 8, MemoryBudget(total, "by design"), micro_batch=0)
+        for total in (420, 419)
+    )
+    assert fits.decision("no answer within 120 s") == (8, "no answer within 120 s")
+    assert does_not.decision("no answer within 120 s")[0] == 4
+    assert fits.decision("")[0] == 2  # what ran
+    failed = replace(fits, found=replace(found, failures={4: "out of memory"}))
+    assert failed.decision("the measuring process died")[0] == 2
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_a_wish_to_stop_ends_the_measuring_at_once(tmp_path):
+    begun: list[int] = []
+    with pytest.raises(StoppedError):
+        check(
+            troubled("hang", from_size=2), store=tmp_path / "preflight.json", time_limit_seconds=600,
+            stop=lambda: 2 in begun, tell=begun.append,
+        )  # fmt: skip
+    assert begun == [1, 2]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_task_that_cannot_be_sent_to_another_process_trains_without_a_prediction():

@@ -13,7 +13,7 @@ from fvc_lib.engine.memory import training_memory as impossible_budget, training
 from fvc_lib.engine.memory.preflight import Footprint, PreflightReport
 from fvc_lib.engine.memory.training_memory import planned_micro_batch, training_memory
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.memory.budget import SHARE_VARIABLE, MemoryBudget, MemoryShare, memory_budget
 from fvc_lib.services.memory.measured_steps import StepMeasurement
 from fvc_lib.services.memory.policy import DeviceMemory, NoObserver
@@ -55,6 +55,16 @@ def test_measuring_beforehand_is_a_phase_of_its_own_and_set_up_goes_on_after_it(
     assert planned(tmp_path, RunConfig(batch_size=4, mem_gb=0.3), seen) == (1, None, 0)
     assert seen.phases == ["preflight", "setup"]
     assert seen.events == [("preflight", ["setup"])]
+
+
+@pytest.mark.usefixtures("warm_workers")
+def test_what_is_measured_is_told_meanwhile_and_a_wish_to_stop_ends_it(tmp_path):
+    seen = Places()
+    assert planned(tmp_path, RunConfig(batch_size=2), seen)[0] == 2
+    assert seen.events == [("measuring", ["preflight"])] * 2 + [("preflight", ["setup"])]
+    with pytest.raises(StoppedError):
+        planned(tmp_path, RunConfig(batch_size=4), seen, TroubledTask("hang", from_size=1), stop=lambda: True)
+    assert seen.phases[-1] == "setup"
 
 
 @pytest.mark.parametrize(("mem_gb", "gigabytes"), [(2.0, 2.0), (9.0, 3.0)])

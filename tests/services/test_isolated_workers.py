@@ -130,6 +130,21 @@ def test_closing_the_iterator_ends_the_children(function: str) -> None:
         os.kill(pid, 0)
 
 
+def test_what_a_look_around_raises_ends_the_children_that_are_waited_for(function: str) -> None:
+    answered: list[int] = []
+
+    def look() -> None:
+        if answered:
+            raise KeyError("enough")
+
+    answers = run_isolated(function, [["pid", 0], ["hang", 1]], workers=1, look=look)
+    answered.append(next(answers).value)
+    with pytest.raises(KeyError):
+        next(answers)
+    with pytest.raises(ProcessLookupError):
+        os.kill(answered[0], 0)
+
+
 def test_a_hanging_child_does_not_outlive_a_killed_parent(function: str, tmp_path: Path) -> None:
     held = tmp_path / "held"
     code = (

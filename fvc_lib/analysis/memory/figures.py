@@ -177,7 +177,7 @@ _EVENT_STYLES = {
     "loader_restarted": ("cross", "#7A5C99"),
     "disk_full": ("hourglass", theme.NOT_ABOVE_CONTROL),
 }
-_QUIET_KINDS = ("policy", "preflight", "recording")  # said at every start or end; no mark on the timeline
+_QUIET_KINDS = ("policy", "measuring", "preflight", "recording")  # said at every start or end; no mark on the timeline
 _MOST_POINTS = 3000  # of the whole figure; more cannot be told apart
 _FEWEST_POINTS = 200  # of each stage all the same
 _LETTER_SHARE = 0.0085  # of the timeline's width that a letter of a stage's name takes

@@ -17,7 +17,7 @@ import pickle
 import platform
 import resource
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,7 +37,7 @@ from fvc_lib.engine.task import Batch, Task
 from fvc_lib.engine.training_state import copy_weights
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.checkpoint_files import copied_to_cpu
-from fvc_lib.services.errors import FvcError
+from fvc_lib.services.errors import FvcError, StoppedError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory import budget as memory_budget
 from fvc_lib.services.memory.budget import MEASURING_BYTES, MemoryBudget
@@ -140,10 +140,11 @@ class Prediction:
         """Whether that, where it is known, leaves the reserved room."""
         return peak_bytes is not None and peak_bytes + self.reserved_bytes <= self.budget.total_bytes
 
-    def fitting_micro_batch(self) -> int | None:
-        """The largest up to the planned one that ran and whose predicted peak leaves the reserved room; or None."""
-        ran = [size for size in self.found.step_bytes if size <= self.micro_batch_planned]
-        return max((size for size in ran if self.has_room(self.peak_bytes(size))), default=None)
+    def fitting_micro_batch(self, *, estimated: bool = False) -> int | None:
+        """Return the largest up to the planned one that ran, or was only ``estimated``, and has room; or None."""
+        sizes = _sizes(self.micro_batch_planned) if estimated else self.found.step_bytes
+        fitting = [size for size in sizes if self.has_room(self.peak_bytes(size))]
+        return max((size for size in fitting if size <= self.micro_batch_planned), default=None)
 
     def next_to_measure(self) -> int | None:
         """1, 2, 4 and so on up to the planned one, as long as what was measured says that it will fit; None: that is
@@ -158,17 +159,16 @@ class Prediction:
         return due if peak is None or self.has_room(peak) else None
 
     def decision(self, problem: str) -> Decision:
-        """``problem``: why no more was measured."""
-        fitting = self.fitting_micro_batch()
-        if fitting is not None or self.found.step_bytes or self.found.failures:
-            return fitting or 1, problem
-        if problem:  # not for want of memory: the training tries as planned
-            return self.micro_batch_planned, problem
-        # There is little room for steps, and the least gives the same result.
-        return (
-            1,
-            f"the budget of {_size(self.budget.total_bytes)} has no room for a process that measures beside this one",
-        )
+        """``problem``: why no more was measured. Where that was not for want of memory, no batch is to blame."""
+        if problem and not self.found.failures:
+            fitting = self.fitting_micro_batch(estimated=True) if self.found.step_bytes else self.micro_batch_planned
+        else:
+            fitting = self.fitting_micro_batch()
+        if not (problem or fitting or self.found.step_bytes or self.found.failures):
+            # There is little room for steps, and the least gives the same result.
+            budget = _size(self.budget.total_bytes)
+            problem = f"the budget of {budget} has no room for a process that measures beside this one"
+        return fitting or 1, problem
 
 
 @dataclass(frozen=True)
@@ -201,6 +201,7 @@ class PreflightReport(Prediction):
             )
         budget = f"the budget of {_size(self.budget.total_bytes)} ({self.budget.origin})"
         peak = f"predicted peak {_size(self.predicted_peak_bytes)}"
+        peak += "" if self.micro_batch in self.found.step_bytes else ", estimated,"
         aside = f" Not all was measured: {self.problem}." if self.problem else ""
         if self.num_workers < self.footprint.num_workers:
             aside += f" The budget holds {self.num_workers} of {self.footprint.num_workers} loader processes."
@@ -258,6 +259,8 @@ def preflight(
     baseline_bytes: int,
     store: Path | None,
     time_limit_seconds: float = TIME_LIMIT_SECONDS,
+    stop: Callable[[], bool] = lambda: False,
+    tell: Callable[[int], None] = lambda _size: None,
 ) -> PreflightReport:
     """Predict the peak memory of the training that ``request`` describes and choose its micro-batch.
 
@@ -270,6 +273,11 @@ def preflight(
         baseline_bytes: resident memory of this process now; on CUDA the device is asked instead.
         store: JSON file that keeps measurements and decisions; None: measure and keep nothing.
         time_limit_seconds: for each micro-batch.
+        stop: asked while it measures.
+        tell: called with each micro-batch before it is measured.
+
+    Raises:
+        StoppedError: ``stop`` said so.
     """
     planned, reused = request.largest_micro_batch, False
     prediction = Prediction(StepMeasurement(), footprint_of(request, baseline_bytes), planned, budget)
@@ -290,7 +298,8 @@ def preflight(
         if known is None or decision is None:
             problem = ""
             if not reused:
-                measured, problem = _measured(request, replace(prediction, found=StepMeasurement()), time_limit_seconds)
+                afresh = replace(prediction, found=StepMeasurement())
+                measured, problem = _measured(request, afresh, time_limit_seconds, stop, tell)
                 # One that was cut short does not replace one that came further.
                 found = max(measured, prediction.found, key=lambda each: max(each.step_bytes, default=0))
                 prediction = replace(prediction, found=found)
@@ -316,8 +325,19 @@ def footprint_of(request: StepRequest, baseline_bytes: int) -> Footprint:
     )
 
 
-def _measured(request: StepRequest, prediction: Prediction, time_limit_seconds: float) -> tuple[StepMeasurement, str]:
+def _measured(
+    request: StepRequest,
+    prediction: Prediction,
+    time_limit_seconds: float,
+    stop: Callable[[], bool],
+    tell: Callable[[int], None],
+) -> tuple[StepMeasurement, str]:
     """What a child process found, and why it found no more (empty when it was done, or had no room)."""
+
+    def look() -> None:
+        if stop():
+            raise StoppedError("stopped as asked while memory was measured; resume the run to go on.")
+
     device, found, problem = request.compute.device, prediction.found, ""
     found.room_bytes = prediction.room_bytes
     held_bytes = prediction.footprint.resident_bytes
@@ -332,8 +352,9 @@ def _measured(request: StepRequest, prediction: Prediction, time_limit_seconds: 
         time_limit_seconds *= _COMPILING
     sizes, first = _sizes(prediction.micro_batch_planned), (sys.path, base64.b64encode(job).decode())
     answers = run_isolated(
-        f"{__name__}:measure", [first, *sizes], workers=1, timeout_seconds=time_limit_seconds, memory_bytes=None
-    )
+        f"{__name__}:measure", [first, *sizes], workers=1, timeout_seconds=time_limit_seconds, memory_bytes=None,
+        look=look,
+    )  # fmt: skip
     beside = prediction
     try:
         for size, answer in zip((0, *sizes), answers, strict=False):
@@ -352,9 +373,10 @@ def _measured(request: StepRequest, prediction: Prediction, time_limit_seconds: 
                 found.step_bytes[size], found.seconds_per_sample[size] = answer.value
             following = prediction.next_to_measure()
             # A step may fit alone and not beside the measuring process, whose first needs room for it as it stands.
-            its_peak = following and (beside.peak_bytes(following) or beside.footprint.resident_bytes)
-            if not its_peak or not beside.has_room(its_peak):
+            its_peak = beside.peak_bytes(following or 1) or beside.footprint.resident_bytes
+            if not following or not beside.has_room(its_peak):
                 break
+            tell(following)
     except (FvcError, OSError) as error:  # the process cannot even be started
         problem = str(error)
     finally:

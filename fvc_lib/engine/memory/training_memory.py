@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice, device_memory_probe, resolve_device
 from fvc_lib.engine.loop import EngineSettings
-from fvc_lib.engine.memory.preflight import StepRequest, footprint_of, preflight
+from fvc_lib.engine.memory.preflight import PreflightReport, StepRequest, footprint_of, preflight
 from fvc_lib.engine.task import Task
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
@@ -32,6 +33,7 @@ from fvc_lib.services.memory.policy import DeviceMemory, EventDetail, MemoryObse
 from fvc_lib.services.run_paths import RunPaths
 
 _logger = logging.getLogger(__name__)
+Measure = Callable[..., PreflightReport]  # ``preflight`` with all but the request, the budget and the baseline
 
 
 def policy_of(compute: ComputeDevice, config: RunConfig) -> MemoryPolicy:
@@ -51,7 +53,7 @@ def memory_setup(config: RunConfig) -> list[str]:
 
 
 def refuse_impossible_budget(
-    request: StepRequest, config: RunConfig, budget: MemoryBudget, resident_bytes: int, store: Path
+    request: StepRequest, config: RunConfig, budget: MemoryBudget, resident_bytes: int, measure: Measure
 ) -> None:
     """Raise where ``mem_gb`` was given and this process holds more, on the CPU before its first step.
 
@@ -73,7 +75,7 @@ def refuse_impossible_budget(
     share = f", {_gigabytes(budget.total_bytes)} for each rank" if config.num_ranks > 1 else ""
     raise UsageError(
         f"mem_gb {config.mem_gb:g}{share}: {who} holds {_gigabytes(held)} before it trains, so no training can keep "
-        f"to that. {_least(request, config, limit, resident_bytes, store)} Or take it away with -p mem_gb none: the "
+        f"to that. {_least(request, config, limit, resident_bytes, measure)} Or take it away with -p mem_gb none: the "
         f"limit is then {_gigabytes(limit.total_bytes)} ({limit.origin})."
     )
 
@@ -91,10 +93,10 @@ def _is_mem_gb(config: RunConfig, budget: MemoryBudget) -> bool:
     return budget.total_bytes == wanted_bytes
 
 
-def _least(request: StepRequest, config: RunConfig, limit: MemoryBudget, resident_bytes: int, store: Path) -> str:
+def _least(request: StepRequest, config: RunConfig, limit: MemoryBudget, resident_bytes: int, measure: Measure) -> str:
     """With one sample at a time."""
     each = MemoryBudget(limit.total_bytes // config.num_ranks, limit.origin)
-    report = preflight(replace(request, micro_batch=1), budget=each, baseline_bytes=resident_bytes, store=store)
+    report = measure(replace(request, micro_batch=1), budget=each, baseline_bytes=resident_bytes)
     if report.predicted_peak_bytes is None:
         return f"The least that can work could not be measured ({report.problem})."
     least = report.predicted_peak_bytes + report.reserved_bytes
@@ -174,6 +176,7 @@ def planned_micro_batch(
     observer: MemoryObserver,
     *,
     num_ranks: int = 1,
+    stop: Callable[[], bool] | None = None,
 ) -> tuple[int, int | None, int]:
     """The micro-batch to begin with, lowered where the budget is too small, the predicted peak in bytes, and how many
     loader processes the budget has room for: no more than planned.
@@ -184,6 +187,7 @@ def planned_micro_batch(
     The prediction is None where it was not asked for, or could not be made.
 
     Raises:
+        StoppedError: ``stop`` said so while a step was measured.
         UsageError: this process alone holds more than was asked for with ``mem_gb``.
     """
     if not config.memory_preflight:
@@ -199,11 +203,18 @@ def planned_micro_batch(
         averages=settings.ema_decay > 0,
     )
     resident, budget = resident_bytes(), device_budget(config, compute)
+
+    def tell(micro_batch: int) -> None:
+        message = f"memory preflight: measuring a training step with micro-batch {micro_batch}"
+        _logger.info(message)
+        observer.event("measuring", message)
+
+    measure = partial(preflight, store=paths.preflight, stop=stop or (lambda: False), tell=tell)
     observer.at(memory_policy.PREFLIGHT)
     try:
         if compute.device.type == "cpu":
-            refuse_impossible_budget(request, config, budget, resident, paths.preflight)
-        report = preflight(request, budget=budget, baseline_bytes=resident, store=paths.preflight)
+            refuse_impossible_budget(request, config, budget, resident, measure)
+        report = measure(request, budget=budget, baseline_bytes=resident)
     finally:
         observer.at("setup")
     lowered = report.micro_batch < report.micro_batch_planned

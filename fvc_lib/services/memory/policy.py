@@ -196,8 +196,9 @@ class MemoryObserver(Protocol):
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
         """Record that something happened here, in one sentence and in numbers.
 
-        Kinds: ``policy``, ``preflight``, ``out_of_memory``, ``micro_batch`` (it changed), ``step_restored``,
-        ``near_limit``, ``nonfinite``, ``loader_restarted``, ``disk_full``, ``recording`` (``profile_memory`` wrote it).
+        Kinds: ``policy``, ``measuring``, ``preflight``, ``out_of_memory``, ``micro_batch`` (it changed),
+        ``step_restored``, ``near_limit``, ``nonfinite``, ``loader_restarted``, ``disk_full``, ``recording``
+        (``profile_memory`` wrote it).
         """
         return
 

@@ -189,7 +189,9 @@ def _with_features(
     def planned() -> int:
         task, settings = _task(source, clips, config), engine_settings(config, clips.fold)
         settings = replace(settings, micro_batch=clips_in_a_pass(compute.device, settings.micro_batch))
-        plan = planned_micro_batch(paths, config, task, settings, compute, work.memory, num_ranks=ranks.size)
+        plan = planned_micro_batch(
+            paths, config, task, settings, compute, work.memory, num_ranks=ranks.size, stop=work.stop
+        )
         peaks.append(plan[1])
         return plan[0]
 
