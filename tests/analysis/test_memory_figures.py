@@ -9,6 +9,7 @@ import pytest
 from fvc_lib.analysis.memory.figures import growth_figure, phase_peaks_figure, stage_timeline_figure
 from fvc_lib.analysis.memory.findings import MemoryFindings, run_memory
 from fvc_lib.analysis.memory.report import predictions_table
+from fvc_lib.analysis.read.queries import memory_peaks
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter, troubled_run
 
@@ -66,6 +67,27 @@ def test_bars_show_the_highest_of_all_folds_and_marks_each_fold(troubled: Memory
     assert height["01_data_index:<br>whole stage"] == 430
     both = [x for x, y in zip(marks.x, marks.y, strict=True) if y == "04_fold_training:<br>train"]
     assert sorted(both) == [1836, 1930]
+
+
+def test_a_title_never_calls_a_peak_what_a_bar_or_line_is_above(run: RunPaths) -> None:
+    StoryWriter(run).sample(300, "setup").sample(669, "preflight").sample(542, epoch=1)
+    found = run_memory(run)
+    assert max(phase_peaks_figure(found).data[0].x) == 669
+    for draw in (phase_peaks_figure, stage_timeline_figure):
+        assert title(draw(found)).startswith("Memory peaks at 669 MB of 2.00 GB allowed")
+    assert memory_peaks([run]).frame["peak_rss_bytes"].to_list() == [669_000_000]  # the report's and the dashboard's
+
+    StoryWriter(run, "01_data_index", None, budget_mb=20_000).sample(900, "setup")  # a job of its own, with more
+    told = title(phase_peaks_figure(run_memory(run)))
+    assert told.startswith("Memory is nearest to its budget at 669 MB of 2.00 GB allowed")
+    assert title(stage_timeline_figure(run_memory(run))).endswith("rise above half of the peak of 900 MB")
+
+
+def test_a_line_reaches_the_peak_between_two_samples_that_its_title_names(run: RunPaths) -> None:
+    StoryWriter(run).sample(500, "setup").sample(600).sample(610, highest_mb=800).sample(600, highest_mb=800)
+    figure = stage_timeline_figure(run_memory(run))
+    assert title(figure).startswith("Memory peaks at 800 MB")
+    assert max(figure.data[0].y) == 800
 
 
 def test_the_budget_is_drawn_where_it_is_in_sight_and_told_where_it_is_not(

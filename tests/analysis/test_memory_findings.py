@@ -4,7 +4,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.memory.findings import MemoryFindings, parts_sentence, run_memory
+from fvc_lib.analysis.memory.findings import MemoryFindings, run_memory
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.memory_story import StoryWriter, troubled_run
 
@@ -44,15 +44,16 @@ def test_a_peak_between_two_samples_counts_in_the_phase_that_had_it(run: RunPath
     assert one(found.peaks, phase="train")["num_samples"] == 2
 
 
-def test_measuring_beforehand_is_told_apart_from_the_work(run: RunPaths) -> None:
+def test_the_peak_is_of_every_phase_and_measuring_beforehand_is_left_out_of_the_work(run: RunPaths) -> None:
     writer = StoryWriter(run).sample(500, "setup").sample(1900, "preflight").sample(500, "setup")
     writer.sample(700, "train").sample(600, "train", highest_mb=800).sample(690, "report")
     found = run_memory(run)
-    assert (found.peak["phase"], found.peak["used_mb"], found.preflight_peak_mb) == ("train", 800, 1900)
+    assert (found.peak["phase"], found.peak["used_mb"]) == ("preflight", 1900)
+    work = found.of_the_work().peak
+    assert (work["phase"], work["used_mb"]) == ("train", 800)
     assert found.near_limit["phase"].to_list() == ["preflight"]
     assert found.of_the_work().near_limit.is_empty()
-    assert parts_sentence(found).endswith("Measuring a step beforehand took 1.90 GB")
-    assert found.before_training_mb(found.peak) == 500
+    assert found.before_training_mb(work) == 500
 
 
 def test_a_high_water_mark_of_an_earlier_attempt_does_not_count_again(run: RunPaths) -> None:

@@ -215,6 +215,20 @@ def test_stages_lie_over_time_and_attempts_before_the_last_are_pale(run: RunPath
     assert "2 attempts" in pipeline_figure(spans).layout.title.subtitle.text
 
 
+def test_a_pause_between_two_attempts_is_no_time_that_the_run_took() -> None:
+    spans = pl.DataFrame(
+        {
+            "key": ["01", "04_fold_0", "04_fold_1", "04_fold_1"], "fold": [None, 0, 1, 1], "attempt": [1, 1, 1, 2],
+            "state": ["done", "done", BEFORE, "done"], "started": [0.0, 120.0, 180.0, 1560.0],
+            "finished": [120.0, 300.0, 360.0, 1800.0],
+        }
+    )  # fmt: skip
+    told = str(pipeline_figure(spans).layout.title.text).replace("<br>", " ")
+    assert told.startswith("The run took 10 min 00 s of work within 30 min 00 s, with at most 2 stages at once; ")
+    alone = str(pipeline_figure(spans.head(2)).layout.title.text).replace("<br>", " ")
+    assert alone.startswith("The run took 5 min 00 s, with at most 1 stage at once; ")
+
+
 @pytest.mark.fault(38, 39)
 def test_hostile_names_are_text_in_figures_and_tables_of_results(make_run: Callable[..., RunPaths]) -> None:
     run = make_run()

@@ -249,8 +249,10 @@ def _time_unit(longest: float) -> tuple[str, float]:
 
 
 def _pipeline_finding(spans: pl.DataFrame) -> str:
-    """How long it all took, what share of the work was the longest stage's, and how much ran at once."""
-    took = float(spans["finished"].max() or 0.0)  # type: ignore[arg-type]  # a column of floats
+    """How long it was at work, what share of that was the longest stage's, and how much ran at once."""
+    most, at_work = _at_once(spans)
+    shown, whole = duration_text(at_work), duration_text(spans["finished"].max())  # type: ignore[arg-type]  # floats
+    took = shown if shown == whole else f"{shown} of work within {whole}"
     lengths = spans.with_columns(
         stage=pl.col("key").str.replace(_FOLD_SUFFIX.pattern, ""), seconds=pl.col("finished") - pl.col("started")
     )
@@ -258,17 +260,19 @@ def _pipeline_finding(spans: pl.DataFrame) -> str:
     work = float(by_stage["seconds"].sum())
     share = by_stage["seconds"][0] / work if work else 0.0
     return (
-        f"The run took {duration_text(took)}, with at most {count_text(_most_at_once(spans), 'stage')} at once; "
+        f"The run took {took}, with at most {count_text(most, 'stage')} at once; "
         f"{by_stage['stage'][0]} has {share:.0%} of the work"
     )
 
 
-def _most_at_once(spans: pl.DataFrame) -> int:
+def _at_once(spans: pl.DataFrame) -> tuple[int, float]:
+    """Return the most stages at once, and for how many seconds at least one was at work: pauses do not count."""
     begins = spans.select(at="started", step=pl.lit(1))
     ends = spans.select(at="finished", step=pl.lit(-1))
     # Status tells whole seconds: what ends in the second in which the next begins is not beside it.
-    changes = pl.concat([begins, ends]).sort("at", "step")
-    return int(changes["step"].cum_sum().max() or 1)  # type: ignore[arg-type]  # a column of whole numbers
+    changes = pl.concat([begins, ends]).sort("at", "step").with_columns(running=pl.col("step").cum_sum())
+    lasting = changes.select((pl.col("at").shift(-1) - pl.col("at")).filter(pl.col("running") > 0))
+    return int(changes["running"].max() or 1), float(lasting["at"].sum())  # type: ignore[arg-type]  # whole numbers
 
 
 # --- Panels of the dashboard

@@ -185,23 +185,24 @@ _LETTER_SHARE = 0.0085  # of the timeline's width that a letter of a stage's nam
 
 def stage_timeline_figure(found: MemoryFindings) -> go.Figure:
     """Memory over the working time of all stages laid end to end: bands are stages, the strip below is phases."""
-    rows = found.usage.filter(pl.col("seconds").is_not_null() & ~pl.col("between"))
+    drawn = found.usage.filter(pl.col("seconds").is_not_null())
+    rows = drawn.filter(~pl.col("between"))
     if rows.is_empty():
         return theme.nothing_to_show("Memory over time", "No memory samples are recorded.")
     bands, total = _bands(found)
     figure = make_subplots(rows=2, cols=1, shared_xaxes=True, row_heights=[0.93, 0.07], vertical_spacing=0.02)
     marked = found.events.filter(~pl.col("kind").is_in(_QUIET_KINDS))
-    finding = f"Memory over {duration_text(total)} of work: {_course(found, rows)}"
+    finding = f"Memory over {duration_text(total)} of work: {_course(found, drawn)}"
     finding = finding if len(bands) > 1 else findings.peak_sentence(found)
     counted = f"n = {count_text(len(bands), 'stage')} end to end, {count_text(marked.height, 'event')}"
     figure.update_layout(theme.figure(finding, counted + far_budget_text(found), height=440).layout)
     most = max(_FEWEST_POINTS, _MOST_POINTS // len(bands))
-    for number, place in enumerate(rows["place"].unique(maintain_order=True)):
+    for number, place in enumerate(drawn["place"].unique(maintain_order=True)):
         color, dash = (theme.MODEL, "solid") if place == PROCESS else theme.series_style(number)
         named = False
         for stage, start, _ in bands:
             # A killed process has given everything back before the next attempt begins: the line breaks there.
-            for points in rows.filter(_same(stage), pl.col("place") == place).partition_by("attempt"):
+            for points in drawn.filter(_same(stage), pl.col("place") == place).partition_by("attempt"):
                 line = _course_line(_thinned(points, most), start, place, color, dash)
                 figure.add_trace(line.update(showlegend=not named, meta=theme.of_fold(stage["fold"])), 1, 1)
                 named = True
@@ -242,10 +243,10 @@ def _same(stage: dict[str, Any]) -> pl.Expr:
 
 def _course(found: MemoryFindings, rows: pl.DataFrame) -> str:
     peak = found.peak or {}
-    half = rows.filter(pl.col("place") == peak["place"], pl.col("used_mb") > peak["used_mb"] / 2)
+    half = rows.filter(pl.col("place") == peak["place"]).filter(pl.col("used_mb") > pl.col("used_mb").max() / 2)
     above = half.select("run_id", "stage", "fold").n_unique()
     stages = rows.select("run_id", "stage", "fold").n_unique()
-    highest = megabytes_text(peak["used_mb"])
+    highest = megabytes_text(half["used_mb"].max())  # type: ignore[arg-type]  # a column of floats
     return f"{above} of {count_text(stages, 'stage')} rise above half of the peak of {highest}"
 
 

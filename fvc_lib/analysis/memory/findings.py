@@ -118,20 +118,10 @@ class MemoryFindings:
 
     @property
     def peak(self) -> dict[str, Any] | None:
-        """The row of ``peaks`` nearest to its budget, or the highest where no budget is known.
-
-        Of the work itself: what the preflight takes before it says nothing about what the work needs.
-        """
+        """The row of ``peaks`` nearest to its budget, or the highest where no budget is known; of any phase."""
         by_usage = pl.col("usage_percent").fill_null(-1)
-        rows = self.peaks.filter(_IS_WORK).sort(by_usage, "used_mb", descending=True, maintain_order=True)
+        rows = self.peaks.sort(by_usage, "used_mb", descending=True, maintain_order=True)
         return rows.row(0, named=True) if rows.height else None
-
-    @property
-    def preflight_peak_mb(self) -> float | None:
-        """The highest memory while a step was measured beforehand; None where that was no more than the work takes."""
-        highest = self.peaks.filter(~_IS_WORK)["used_mb"].max()
-        work = self.peaks.filter(_IS_WORK)["used_mb"].max() or 0.0
-        return highest if isinstance(highest, float) and isinstance(work, float) and highest > work else None
 
     def of_the_work(self) -> Self:
         """The same without the peaks and spells of the preflight."""
@@ -395,7 +385,9 @@ def peak_sentence(found: MemoryFindings) -> str:
     text = megabytes_text(peak["used_mb"])
     if peak["budget_mb"] is not None and peak["usage_percent"] is not None:
         text += f" of {megabytes_text(peak['budget_mb'])} allowed ({peak['usage_percent']:.1f}%)"
-    return f"{whose} peaks at {text}, in {where_text(peak)}, {phase_text(peak['phase'])}"
+    highest = found.peaks.filter(pl.col("place") == peak["place"])["used_mb"].max()
+    how = "peaks at" if peak["used_mb"] == highest else "is nearest to its budget at"
+    return f"{whose} {how} {text}, in {where_text(peak)}, {phase_text(peak['phase'])}"
 
 
 def parts_sentence(found: MemoryFindings) -> str:
@@ -411,9 +403,7 @@ def parts_sentence(found: MemoryFindings) -> str:
         children = peak["used_mb"] - peak["alone_mb"]
         held = f"{megabytes_text(children)} ({children / peak['used_mb']:.0%})" if children >= 1 else "nothing"
         parts.append(f"child processes held {held}")
-    text = f"At the peak: {'; '.join(parts)}" if parts else "Nothing that would divide the peak is logged"
-    measuring = found.preflight_peak_mb
-    return text if measuring is None else f"{text}. Measuring a step beforehand took {megabytes_text(measuring)}"
+    return f"At the peak: {'; '.join(parts)}" if parts else "Nothing that would divide the peak is logged"
 
 
 def limit_sentence(found: MemoryFindings) -> str:
@@ -507,9 +497,6 @@ def memory_facts(found: MemoryFindings) -> tuple[tuple[str, str], ...]:
         place = "" if peak["place"] == PROCESS else f" on {peak['place']}"
         used = f"{peak['usage_percent']:.1f}% used at most{place}"
         facts.append(("Memory budget", f"{megabytes_text(peak['budget_mb'])}, {used}"))
-    if found.preflight_peak_mb is not None:
-        what = "while steps were measured before the training"
-        facts.append(("Measuring", f"{megabytes_text(found.preflight_peak_mb)} {what}"))
     if worst := _worst_prediction(found):
         facts.append(("Predicted peak", f"{megabytes_text(worst['predicted_mb'])}, {_off_text(worst)}"))
     if found.out_of_memory.height:

@@ -290,7 +290,7 @@ def _smaller_request(found: MemoryFindings) -> list[Advice]:
     row = rows.sort("used_mb", descending=True).row(0, named=True)
     if row["usage_percent"] >= COMFORTABLE_PERCENT:
         return []
-    seen = f"{megabytes_text(row['used_mb'])} of {megabytes_text(row['budget_mb'])} allowed were used."
+    seen = f"The work itself used {megabytes_text(row['used_mb'])} of {megabytes_text(row['budget_mb'])} allowed."
     enough = f"{_request_text(row['used_mb'] * SPARE_FACTOR)} would have been enough"
     return [Advice(seen, f"Ask for less: {enough}, with {SPARE_FACTOR - 1:.0%} to spare.")]
 

@@ -563,9 +563,7 @@ def summary_lines(run: RunPaths) -> list[str]:
         counted = f"{headline.num_samples} in {headline.num_groups} groups{_also_tested(run)}"
         lines.append(f"  {headline.measure.one + 's':<13} {counted}")
         lines += [*_not_used(run), *_unused_clips(run)]
-    measuring = run_memory(run).preflight_peak_mb
-    before = f"; {wording.megabytes_text(measuring)} while steps were measured before the training" if measuring else ""
-    lines.append(f"  peak memory   {wording.bytes_text(headline.peak_rss_bytes)}{before}")
+    lines.append(f"  peak memory   {wording.bytes_text(headline.peak_rss_bytes)}")
     lines.append(f"  duration      {wording.duration_text(headline.duration_seconds)}")
     return lines
 

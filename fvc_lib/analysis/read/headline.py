@@ -528,7 +528,7 @@ def _table_row(headline: ReportHeadline) -> dict[str, object]:
 
 
 def _peak_rss_bytes(run: RunPaths, status: dict[str, object]) -> int | None:
-    """The highest sample of the run's memory logs, which know the preflight from the work, else what the runner saw."""
+    """The highest sample of the run's memory logs, else what the runner saw."""
     return _whole(memory_peaks([run]).frame["peak_rss_bytes"].max()) or _whole(status.get("peak_rss_bytes"))
 
 

@@ -23,7 +23,6 @@ from fvc_lib.services.atomic_files import path_to_text, read_json_object
 from fvc_lib.services.config import NOT_HASHED
 from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory.policy import MEASURING
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.run_paths import CHECKPOINT_FOLDERS, RunPaths
 from fvc_lib.services.tasks import CONTROL_TRAININGS, FOLD_TRAINING
@@ -182,25 +181,22 @@ def memory_events(runs: Sequence[RunPaths]) -> Answer:
 
 
 def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
-    """The highest memory of each stage, measuring beforehand left out: ``run_id stage fold num_samples peak_rss_bytes
-    peak_device_bytes``.
+    """The highest memory of each stage: ``run_id stage fold num_samples peak_rss_bytes peak_device_bytes``.
 
     The log's megabytes are 1e6 bytes. On a CPU ``allocated_mb`` is the process with its children, which is what a job's
-    limit counts; ``peak_device_bytes`` is null without an accelerator.
+    limit counts; ``peak_device_bytes`` is null without an accelerator. Every phase counts, measuring beforehand too.
     """
     samples = memory_samples(runs)
     query = """
         SELECT run_id, stage, fold, count(*) AS num_samples,
                CAST(max(greatest(rss_mb, CASE WHEN on_cpu THEN greatest(allocated_mb, max_allocated_mb) END))
-                    FILTER (is_work) * 1000000 AS BIGINT) AS peak_rss_bytes,
+                    * 1000000 AS BIGINT) AS peak_rss_bytes,
                CAST(max(CASE WHEN NOT on_cpu THEN greatest(allocated_mb, max_allocated_mb) END)
-                    FILTER (is_work) * 1000000 AS BIGINT) AS peak_device_bytes
-        FROM (SELECT *, coalesce(device, 'cpu') LIKE 'cpu%' AS on_cpu,
-                     NOT coalesce(list_contains($measuring, phase), FALSE) AS is_work
-              FROM samples)
+                    * 1000000 AS BIGINT) AS peak_device_bytes
+        FROM (SELECT *, coalesce(device, 'cpu') LIKE 'cpu%' AS on_cpu FROM samples)
         GROUP BY run_id, stage, fold ORDER BY run_id, stage, fold
     """
-    return Answer(ask(query, {"samples": samples.frame}, {"measuring": list(MEASURING)}), samples.notes)
+    return Answer(ask(query, {"samples": samples.frame}), samples.notes)
 
 
 def results(runs: Sequence[RunPaths]) -> Answer:
