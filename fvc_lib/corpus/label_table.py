@@ -3,17 +3,23 @@
 import csv
 import difflib
 import io
+import json
 import math
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, joined
+from fvc_lib.corpus.frame_names import LAYOUT, picture_folders
+from fvc_lib.corpus.listing import CorpusFiles, Entry, Refusal, Rejections, attributes_text, joined
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_from_text
 from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.video.decode.source import picture_names
 
 GROUP_COLUMNS = ("group", "group_id")
 SPLIT_COLUMNS = ("split", "part")
@@ -145,6 +151,62 @@ def _located(files: CorpusFiles, raw: str, below: str) -> tuple[str, Refusal | N
     return path, files.check(str(path_from_text(path)))
 
 
+# What the rows of one video's frames have in common.
+_OF_THE_VIDEO = attrgetter(
+    "label", "stated_group", "manipulation", "platform", "generator", "real_source", "official_split"
+)
+_JOINED = "that are frames: each folder of them is one video, of all pictures that lie in it."
+_SINGLE = "of no folder of one video: each of them is a video of one frame, in the group that its row states."
+
+
+def join_frames(
+    files: CorpusFiles,
+    rows: Sequence[Entry],
+    places: Sequence[str | Refusal],
+    words: Iterable[str],
+    rejections: Rejections,
+) -> tuple[list[Entry], list[str | Refusal], tuple[str, ...]]:
+    """Make one row of those whose pictures share a folder: it is a video, and all pictures in it are its frames.
+
+    Pictures that are not the frames of one video stay videos of one frame where their rows state a group, and are
+    refused where they do not.
+
+    Args:
+        files: of the corpus.
+        rows: of the label source.
+        places: for each the path of its file as table text, or why there is none.
+        words: what the label source calls its labels: folders of that name hold many videos.
+        rejections: receives refused pictures, and missing ones of a video that has others.
+
+    Returns:
+        The rows that are left, their places, and sentences with counts.
+    """
+    left, found, counts = dict(enumerate(rows)), list(places), Counter[str]()
+    for folder, numbers, problem in picture_folders(
+        [row.path for row in rows],
+        list(map(_OF_THE_VIDEO, rows)),
+        words,
+        lambda folder: map(escape_text, picture_names(files.root / path_from_text(folder)) if folder else ()),
+    ):
+        first = next((number for number in numbers if isinstance(places[number], str)), numbers[0])
+        kept = {number for number in numbers if rows[number].stated_group} if problem else {first}
+        counts[_SINGLE if problem else _JOINED] += len(kept if problem else numbers)
+        for number in set(numbers).difference(kept):
+            row, refusal = left.pop(number), places[number]
+            if problem and isinstance(refusal, str):
+                detail = f"{row.origin} row {row.row}: {problem}. {LAYOUT}; or say in the column 'group' of which video"
+                refusal = Refusal("unassigned_picture", f"{detail} each picture is.")
+            if isinstance(refusal, Refusal):
+                rejections.add(row, refusal)
+        if not problem:
+            common = set.intersection(*(set(json.loads(rows[each].attributes or "{}").items()) for each in numbers))
+            facts = attributes_text(dict(common))
+            left[first] = replace(rows[first], path=folder, source_id=folder, attributes=facts)
+            found[first] = places[first] if isinstance(places[first], Refusal) else files.check(folder) or folder
+    notes = tuple(f"{count:,} rows name pictures {what}" for what, count in counts.items() if count)
+    return list(left.values()), [found[number] for number in left], notes
+
+
 def cell_text(cells: Mapping[str, str], column: str | None) -> str | None:
     """The stripped cell as table text, or None where the column is absent or the cell means "no value"."""
     value = cells.get(column, "").strip() if column is not None else ""
@@ -224,7 +286,10 @@ def _from_text(path: Path, content: bytes, separator: str) -> _Content:
     except UnicodeDecodeError as error:
         problem = f"begins as UTF-16 text and is none: {error.reason}"
         raise UsageError(f"{path.name}: {problem}. Save it in UTF-8.") from error
-    if separator == ",":
+    # Spreadsheets are told the separator by a first line such as sep=;
+    if separator == "," and (stated := re.match(r"sep=([^\r\n])\r?\n", text, re.IGNORECASE)):
+        separator, text = stated[1], text[stated.end() :]
+    elif separator == ",":
         header = next((line for line in text.splitlines() if line.strip()), "")
         separator = max(SEPARATORS, key=header.count)
     lines = list(_quoted_lines(path, text, separator) if len(separator) == 1 else _plain_lines(text, separator))

@@ -18,11 +18,13 @@ from typing import Any, Literal
 
 import polars as pl
 
+from fvc_lib.corpus.frame_names import ENDINGS, LAYOUT, is_picture, part_families
 from fvc_lib.services.atomic_files import AnyPath, escape_text, message_text, path_to_text
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA, Registry
 from fvc_lib.services.tables import ANNOTATIONS, LABELS, REJECTED, column_types, frame_of, write_table
 from fvc_lib.services.tar_patterns import fixed_folder, is_pattern
+from fvc_lib.video.decode.source import picture_names
 from fvc_lib.video.decode.tar_members import member_at
 
 # --- What cannot be used, and what to do about it.
@@ -51,6 +53,7 @@ _REMEDIES = {
     "no_text": "Fill the column 'text'.",
     "malformed_row": "Give every row as many cells as the header, in UTF-8.",
     "unknown_url": "Give the URL of a YouTube, Facebook or Twitter video.",
+    "unassigned_picture": f"{LAYOUT}. In a table, the column 'group' may say instead of which video a picture is.",
     "unknown_split": "Write train, validation or test into the column 'split', or nothing.",
 }
 
@@ -183,23 +186,11 @@ def counts_text(values: Iterable[str], limit: int = 8) -> str:
 # --- Files below the folder of a corpus.
 
 Kind = Literal["video", "image"]
-_EXTENSIONS = {
-    "video": frozenset((
-        ".3g2", ".3gp", ".264", ".265", ".amv", ".asf", ".avi", ".divx", ".dv", ".f4v", ".flv", ".gif", ".h264",
-        ".h265", ".hevc", ".ivf", ".m1v", ".m2ts", ".m4s", ".m2v", ".m4v", ".mjpeg", ".mjpg", ".mkv", ".mov", ".mp4",
-        ".mpe", ".mpeg", ".mpg", ".mts", ".mxf", ".nut", ".obu", ".ogg", ".ogv", ".qt", ".rm", ".rmvb", ".ts", ".vob",
-        ".webm", ".wmv", ".y4m",
-    )),
-    "image": frozenset((
-        ".avif", ".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".mpo", ".pgm", ".png", ".ppm", ".tif", ".tiff",
-        ".webp",
-    )),
-}  # fmt: skip
 
 
 def is_named_as(kind: Kind, name: str) -> bool:
     """Whether the extension, in any case, is one of a video container or elementary stream, or of a picture."""
-    return PurePath(name).suffix.lower() in _EXTENSIONS[kind]
+    return PurePath(name).suffix.lower() in ENDINGS[kind]
 
 
 @dataclass(frozen=True)
@@ -262,9 +253,10 @@ class CorpusFiles:
             return self._outside(raw, "leaves it by '..'")
         return path
 
-    def check(self, path: str, *, folder: bool = False) -> Refusal | None:
-        """Why the normalized ``path`` cannot be used, or None when it is a regular file (``folder``: a folder of
-        pictures) inside the corpus.
+    def check(self, path: str) -> Refusal | None:
+        """Say why the normalized ``path`` cannot be used; None for a file inside the corpus.
+
+        A folder of PNG or JPEG pictures, also one in a tar, is a video.
         """
         self.look()
         # Text: a Path for each of 100,000 files would take longer than their stat.
@@ -277,14 +269,17 @@ class CorpusFiles:
             detail = f"no file {path!r} in the corpus folder. Restore it, or drop its row."
             return Refusal(f"missing_{self.kind}", detail)
         except NotADirectoryError as error:
-            if self.kind == "video" and not folder:  # it may lead into a tar
-                return self._check_member(path, full)
+            if self.kind == "video":  # it may lead into a tar
+                return None if picture_names(full) else self._check_member(path, full)
             return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name.")
         except OSError as error:
             return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name or the permissions.")
-        if not (stat.S_ISDIR(mode) if folder else stat.S_ISREG(mode)):
-            return Refusal("not_a_file", f"{path!r} is not a regular file. List {self.kind} files only.")
-        return None
+        if stat.S_ISREG(mode):
+            return None
+        if self.kind == "video" and (names := picture_names(full)):
+            links = (name for name in names if os.path.islink(f"{full}/{name}"))  # noqa: PTH114
+            return next((refusal for name in links if (refusal := self.check(f"{path}/{name}"))), None)
+        return Refusal("not_a_file", f"{path!r} is not a regular file. List {self.kind} files only.")
 
     def _check_member(self, path: str, full: str) -> Refusal | None:
         try:
@@ -297,12 +292,17 @@ class CorpusFiles:
             return Refusal("unreadable", f"{path!r}: not a folder, nor a tar, lies on the way. Fix the name.")
         return None
 
-    def walk(self, top: str, rejections: Rejections, label: str | None = None) -> Iterator[str]:
-        """Paths (not yet table text) below ``top`` that are named as files of the kind; others are refused."""
+    def walk(
+        self, top: str, rejections: Rejections, label: str | None = None, *, pictures: bool = False
+    ) -> Iterator[str]:
+        """Paths (not yet table text) below ``top`` that are named as files of the kind; others are refused.
+
+        With ``pictures`` still pictures, which may be frames of a video, are among them.
+        """
         for path, is_folder in self.walk_all(top):
             if is_folder:
                 refusal = self.link_refusal(path)
-            elif is_named_as(self.kind, path):
+            elif is_named_as(self.kind, path) or (pictures and is_picture(path)):
                 yield path
                 continue
             else:
@@ -383,10 +383,19 @@ class Listing:
 
     @cached_property
     def memberships(self) -> tuple[tuple[str, str], ...]:
-        """Every distinct (source id, stated group or link) pair of the label source, sorted."""
+        """Every distinct (source id, stated group, link or common whole) pair of the label source, sorted."""
         stated = self.annotations.filter(pl.col("stated_group").is_not_null())
         linked = {(entry.source_id, link) for entry in self.entries for link in entry.links}
+        linked |= set(self.parts_by_name.items())
         return tuple(sorted(linked.union(stated.select("source_id", "stated_group").iter_rows())))
+
+    @cached_property
+    def parts_by_name(self) -> Mapping[str, str]:
+        """The group of each source that states none and is a part of a video by its name, as others are."""
+        stated = self.annotations.group_by("source_id").agg(pl.col("stated_group").count())
+        sources = stated.filter(stated_group=0)["source_id"].sort().to_list()
+        families = part_families(sources, [None] * len(sources))
+        return {sources[place]: f"parts of {whole}" for whole, places, _ in families for place in places}
 
 
 def attributes_text(values: Mapping[str, str]) -> str | None:
@@ -585,9 +594,12 @@ def read_corpus(
     name = loader.corpus or _name_of(corpus)
     entries = tuple(replace(entry, corpus=entry.corpus or name, label_source=listing.kind) for entry in listing.entries)
     names = {entry.corpus for entry in entries}
-    notes, without = listing.notes, sum(entry.official_split is None for entry in entries)
+    notes, without, parts = listing.notes, sum(entry.official_split is None for entry in entries), listing.parts_by_name
     if 0 < without < len(entries):
         notes += (f"{without:,} of {len(entries):,} videos are in no part of the corpus's own split.",)
+    if parts:
+        told = f"{len(parts):,} videos are parts of {len(set(parts.values())):,} by their names, such as {min(parts)!r}"
+        notes += (f"{told}: those of one are one group. The column 'group' of a table says otherwise.",)
     return replace(listing, name=names.pop() if len(names) == 1 else name, entries=entries, notes=notes)
 
 

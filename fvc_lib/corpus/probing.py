@@ -7,7 +7,6 @@ it, and for that a decoder that crashes or hangs on one file costs that file alo
 import hashlib
 import json
 import os
-import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -27,7 +26,7 @@ from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.stage_logs import JsonLines
 from fvc_lib.video.decode.clip import Clip, VideoProbe, decode_clip, probe_video
-from fvc_lib.video.decode.source import RefusedVideo, VideoError, picture_names, sha256_of_video
+from fvc_lib.video.decode.source import RefusedVideo, VideoError, pictures_in, sha256_of_video, size_of_video
 from fvc_lib.video.decode.still_image import ImageFacts, StillImageError, examine_image
 from fvc_lib.video.decode.tar_members import member_at
 from fvc_lib.video.reencode import recipe_named, reencode_files, reencoded_path
@@ -231,16 +230,12 @@ def probe_files(
 def file_state(path: Path) -> dict[str, int] | None:
     """What tells that a file, one in a tar, or a folder of pictures is unchanged; None where it cannot be looked at."""
     try:
-        if (member := member_at(path)) is not None:
-            return {"size_bytes": member.size_bytes, "mtime_ns": member.mtime_ns}
-        status = path.stat()
-        if stat.S_ISDIR(status.st_mode):
-            states = [(path / name).stat() for name in picture_names(path)]
-            newest = max((each.st_mtime_ns for each in (status, *states)), default=0)
-            return {"size_bytes": sum(each.st_size for each in states), "mtime_ns": newest}
+        pictures = pictures_in(path)
+        files = [member_at(path) or path] if pictures is None else [*pictures.values(), *([path] * path.is_dir())]
+        times = [each.stat().st_mtime_ns if isinstance(each, Path) else each.mtime_ns for each in files]
+        return {"size_bytes": size_of_video(path), "mtime_ns": max(times, default=0)}
     except OSError:
         return None
-    return {"size_bytes": status.st_size, "mtime_ns": status.st_mtime_ns}
 
 
 def _read_known(

@@ -7,6 +7,7 @@ from posixpath import normpath
 
 import polars as pl
 
+from fvc_lib.corpus import frame_names
 from fvc_lib.corpus.copies.groups import Components
 from fvc_lib.corpus.label_table import GROUP_COLUMNS, SPLIT_COLUMNS, LabelTable, read_label_table
 from fvc_lib.corpus.listing import counts_text, some_of
@@ -95,6 +96,7 @@ def read_score_table(
         named = {video, label, *filter(None, facts.values())}
         found = _wide(table, text, _detector_columns(table, text, named, detectors, notes), notes)
     _refuse_duplicates(table.name, found)
+    text, found = _per_video(table.name, text, found, facts["group_id"], notes)
     videos = _videos(table.name, text, facts)
     wide = found.pivot("detector", index="video_id", values="score", maintain_order=True)
     scores = videos.select("video_id").join(wide, on="video_id", how="left", maintain_order="left").drop("video_id")
@@ -283,13 +285,47 @@ def _refuse_duplicates(name: str, found: pl.DataFrame) -> None:
         )
 
 
+def _per_video(
+    name: str, text: pl.DataFrame, found: pl.DataFrame, group: str | None, notes: list[str]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return both with one video for the rows of its frames or parts, and with the mean of their scores.
+
+    Raises:
+        DataError: rows are pictures or parts of no one video, and state no group.
+    """
+    paths = [normpath(video.replace("\\", "/")) for video in text["video_id"]]
+    facts = list(text.select("label", _stated(group).alias("group")).iter_rows())
+    whole, problems = frame_names.videos_of(paths, facts, text["said"])
+    refused = [place for place, problem in enumerate(problems) if problem and facts[place][1] is None]
+    if refused:
+        raise DataError(
+            f"{name} row {text['row'][refused[0]]}: {problems[refused[0]]}; {len(refused):,} rows are so. Rows of one "
+            "video count as one: name its frames VIDEO/000.png, with one label, or say in a column 'group' of which "
+            "video each row is."
+        )
+    if single := sum(map(bool, problems)):
+        notes.append(f"{single:,} rows are pictures or parts that count one by one, in the groups that they state.")
+    video_of = {video: its for video, path, its in zip(text["video_id"], paths, whole, strict=True) if its != path}
+    if not video_of:
+        return text, found
+    notes.append(
+        f"{len(video_of):,} ids are frames or parts of {len(set(video_of.values())):,} videos by their names, such as "
+        f"{min(video_of)!r}: a video's score is the mean of theirs."
+    )
+    named = pl.col("video_id").replace(video_of)
+    mean = found.group_by(named, "detector", maintain_order=True).agg(pl.col("row").first(), pl.col("score").mean())
+    return text.with_columns(named), mean.select(found.columns)
+
+
+def _stated(column: str | None) -> pl.Expr:
+    """The cells of a column of text, null where they state nothing."""
+    cell = pl.lit(None, pl.String) if column is None else pl.col(column).str.strip_chars()
+    return pl.when(~cell.str.to_lowercase().is_in(list(_MISSING))).then(cell)
+
+
 def _videos(name: str, text: pl.DataFrame, facts: Mapping[str, str | None]) -> pl.DataFrame:
     """One row per video; what its rows say differently is refused."""
-    missing = list(_MISSING)
-    known = {"label": pl.col("label")}
-    for fact, column in facts.items():
-        cell = pl.lit(None, pl.String) if column is None else pl.col(column).str.strip_chars()
-        known[fact] = pl.when(~cell.str.to_lowercase().is_in(missing)).then(cell)
+    known = {"label": pl.col("label"), **{fact: _stated(column) for fact, column in facts.items()}}
     rows = text.select("row", "video_id", **known)
     for fact in known:
         kinds = rows.drop_nulls(fact).group_by("video_id").agg(pl.col(fact).unique().sort(), pl.col("row").min())

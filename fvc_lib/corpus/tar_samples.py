@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from fvc_lib.corpus.frame_names import is_picture
 from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, is_named_as, some_of
 from fvc_lib.services.atomic_files import message_text, path_to_text
 from fvc_lib.services.tar_patterns import SUFFIX, fixed_folder, is_pattern, tars_of
@@ -57,8 +58,13 @@ def tar_files(corpus: Path, allow_outside: bool | None = None) -> CorpusFiles:
     return CorpusFiles(folder, "video", allow_outside)
 
 
-def tar_samples(corpus: Path, files: CorpusFiles, rejections: Rejections) -> tuple[list[TarSample], tuple[str, ...]]:
+def tar_samples(
+    corpus: Path, files: CorpusFiles, rejections: Rejections, *, pictures: bool = False
+) -> tuple[list[TarSample], tuple[str, ...]]:
     """Every sample in the tars of ``corpus``, tar by tar in their order, and a note on tars that are not whole.
+
+    With ``pictures`` each still picture that lies beside no video of its key is a sample, too; what stands beside its
+    folder, as ``KEY.cls`` beside ``KEY/000.png``, stands beside each picture that has nothing of its own.
 
     Other members, and tars that are cut, damaged or compressed, go into ``rejections``.
 
@@ -83,7 +89,7 @@ def tar_samples(corpus: Path, files: CorpusFiles, rejections: Rejections) -> tup
         if refusal is not None:
             rejections.add_file(place, refusal)
             damaged.append(name)
-        samples += _samples_of(name, contents, rejections)
+        samples += _samples_of(name, contents, rejections, pictures=pictures)
     if not damaged:
         return samples, ()
     note = (
@@ -93,8 +99,9 @@ def tar_samples(corpus: Path, files: CorpusFiles, rejections: Rejections) -> tup
     return samples, (message_text(note),)
 
 
-def _samples_of(tar: str, contents: Contents, rejections: Rejections) -> Iterator[TarSample]:
+def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, pictures: bool) -> Iterator[TarSample]:
     videos, beside = defaultdict[str, list[str]](list), defaultdict[str, dict[str, Member]](dict)
+    with_video = {_key_of(name)[0] for name in contents.members if is_named_as("video", name)}
     for name, member in contents.members.items():
         key, kind = _key_of(name)
         place = path_to_text(f"{tar}/{name.lstrip('/')}")
@@ -105,7 +112,7 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections) -> Iterato
                 f"{name!r} in {tar} was refused unread: a link, a device or a name that leads out. Pack plain files."
             )
             rejections.add_file(place, Refusal("not_a_file", detail))
-        elif is_named_as("video", name):
+        elif is_named_as("video", name) or (pictures and is_picture(name) and key not in with_video):
             videos[key].append(name)
         elif kind in _TEXTS:
             beside[key][kind] = member
@@ -118,8 +125,13 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections) -> Iterato
                 detail = f"{name!r} in {tar}: a key ends at the first dot, here as {key!r}. Put no dots into keys."
             rejections.add_file(place, Refusal("unknown_extension", detail))
     cut = _key_of(contents.last)[0] if contents.damage else None
-    for key in dict.fromkeys((*videos, *beside)):
-        yield from _sample(tar, key, videos[key], beside[key], is_cut=key == cut)
+    # Pictures share what stands beside their folder, and its fate where the tar is cut.
+    of_folder = {key: key.rpartition("/")[0] for key, names in videos.items() if is_picture(names[0])}
+    used, cut_too = set(of_folder.values()), {cut, cut and cut.rpartition("/")[0]} - {""}
+    for key in list(dict.fromkeys((*videos, *(key for key in beside if key not in used)))):
+        folder = of_folder.get(key, "")
+        is_cut = key == cut or folder in cut_too
+        yield from _sample(tar, key, videos[key], beside[key] or beside[folder], is_cut=is_cut)
 
 
 def _key_of(name: str) -> tuple[str, str]:

@@ -201,3 +201,78 @@ def test_copies_in_the_corpus_join_groups_of_the_table_and_names_alike_do_not(ta
 def test_one_video_by_two_paths_is_one(table):
     with pytest.raises(DataError, match=r"rows 1 and 2: video '\./a\.mp4' has two scores"):
         read_score_table(table("video,label,score\n./a.mp4,real,1\na.mp4,real,2\nb.mp4,fake,3\n"))
+
+
+FACES = "faces/{0}/{1:04}.png"
+FRAMES = {
+    "frames of a folder": ([FACES, "real"], [FACES, "fake"], {"faces/0": "real", "faces/1": "fake"}),
+    "back slashes and endings": (
+        ["a\\{0}\\{1}.JPG", "real"], ["./a/{0}/{1}.jpg", "fake"], {"a/0": "real", "a/1": "fake"}
+    ),
+    "parts": (["x/v{0}_seg{1}.mp4", "real"], ["v{0}_crop{1}", "fake"], {"x/v0": "real", "v1": "fake"}),
+    "parts of frames": (["v{0}_shot{1}/{1}.png", "real"], ["v{0}_clip{1}/9.png", "fake"], {"v0": "real", "v1": "fake"}),
+    "pictures called after their video": (
+        ["real/v{0}_frame{1}.png", "real"], ["fake/v{0}-frame-{1}.png", "fake"], {"real/v0": "real", "fake/v1": "fake"}
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FRAMES)
+@pytest.mark.parametrize("long", [False, True])
+def test_rows_of_frames_or_parts_are_one_video_with_their_mean_score(table, name, long):
+    *kinds, videos = FRAMES[name]
+    rows = [(pattern.format(kind, place), label, kind + place / 4) for kind, (pattern, label) in enumerate(kinds)
+            for place in range(3)]  # fmt: skip
+    text = "video,label,detector,score\n" if long else "video,label,score\n"
+    text += "".join(f"{video},{label},{'score,' * long}{score}\n" for video, label, score in rows)
+    read = read_score_table(table(text))
+    assert dict(read.videos.select("video_id", "label").iter_rows()) == videos
+    assert dict(zip(read.videos["video_id"], read.scores["score"], strict=True)) == {
+        video: {"real": 0.25, "fake": 1.25}[label] for video, label in videos.items()
+    }
+    (note,) = read.notes
+    assert note.startswith("6 ids are frames or parts of 2 videos")
+    assert "mean" in note
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["real/0.png", "real/1.png", "fake/0.png", "fake/1.png"],
+        ["0.png", "1.png", "2.png", "3.png"],
+        ["x/0.png", "x/1.png", "x/2.png", "x/3.png"],
+        ["a/ann.png", "a/bob.png", "b/0.png", "b/1.png"],
+        ["v_seg1.mp4", "w.mp4", "v_seg2.mp4", "u.mp4"],
+    ],
+)
+def test_rows_of_frames_or_parts_of_no_one_video_are_refused_or_stay_in_their_groups(table, ids):
+    labels = ["real", "real", "fake", "fake"]
+    rows = list(zip(ids, labels, strict=True))
+    with pytest.raises(DataError, match=r"row \d: .*column 'group'"):
+        read_score_table(table("path,label,score\n" + "".join(f"{each},{label},0.5\n" for each, label in rows)))
+    text = "".join(f"{each},{label},0.5,g{number}\n" for number, (each, label) in enumerate(rows))
+    read = read_score_table(table("path,label,score,group\n" + text))
+    assert set(ids[:2]) <= {*read.videos["video_id"], "b"}
+    assert read.videos["group_id"].null_count() == 0
+
+
+def test_bare_numbers_copies_and_other_endings_join_no_videos(table):
+    ids = ["v_1.mp4", "v_2.mp4", "v_1.avi", "w (2).mp4", "w.mp4", "real_clip1.mp4", "real_clip2.mp4"]
+    rows = "".join(f"{each},{label},0.5\n" for each, label in zip(ids, ["real", "fake"] * 4, strict=False))
+    read = read_score_table(table(f"path,label,score\n{rows}"))
+    assert (set(read.videos["video_id"]), read.notes) == (set(ids), ())
+
+
+def test_a_table_of_frames_and_one_that_states_its_separator_as_spreadsheets_do():
+    odd = Path(__file__).resolve().parents[3] / "shared" / "media" / "odd"
+    if not odd.is_dir():
+        pytest.skip(f"needs the data in {odd}")
+    read = read_score_table(odd / "frames_as_rows.csv")
+    assert (read.videos.height, read.videos["label"].value_counts()["count"].to_list()) == (16, [8, 8])
+    with pytest.raises(UsageError, match="found 'path', 'label', 'group'"):
+        read_score_table(odd / "excel_sep_line.csv")
+
+
+def test_a_first_line_with_the_separator_is_none_of_the_table(table):
+    read = read_score_table(table("sep=;\r\npath;label;score\r\na,b;real;0,5\r\nc;fake;0,25\r\n", encoding="utf-8-sig"))
+    assert (read.videos["video_id"].to_list(), read.scores["score"].to_list()) == (["a,b", "c"], [0.5, 0.25])

@@ -161,7 +161,8 @@ def probe_and_decode(path: AnyPath, wanted: Sequence[tuple[PlacesOf, int | None]
 
 def _stated(opened: VideoSource, table: FrameTable) -> dict[str, Any]:
     """Fields of ``VideoProbe`` that take no decoding, and ``rate`` and ``span`` of ``_probe``."""
-    states_rate = not opened.path.is_dir()  # else the demuxer makes one up
+    # The demuxers of pictures, one or many, make up a rate.
+    states_rate = source.pictures_in(opened.path) is None and not opened.container_name.endswith(("_pipe", "image2"))
     return {
         "codec": opened.codec_name,
         "container": opened.container_name,
@@ -175,7 +176,7 @@ def _stated(opened: VideoSource, table: FrameTable) -> dict[str, Any]:
 def _probe(path: Path, stated: dict[str, Any], first: FirstFrame, num_frames: int) -> VideoProbe:
     if not num_frames:
         raise CorruptVideo(path, "it opens, but none of its packets is shown")
-    if num_frames != (pictures := source.num_pictures(path) or num_frames):
+    if num_frames != (pictures := len(source.picture_names(path)) or num_frames):
         raise CorruptVideo(path, f"of its {pictures} pictures {num_frames} are decoded")
     nominal_rate, span = stated.pop("rate"), stated.pop("span")
     rate = (num_frames - 1) / span if span and num_frames > 1 else float(nominal_rate or 0) or None

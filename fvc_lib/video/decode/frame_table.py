@@ -16,7 +16,7 @@ import numpy.typing as npt
 from av.packet import Packet
 from av.video.stream import VideoStream
 
-from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, UnreadableVideo, VideoSource
+from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, UnreadableVideo, VideoSource, pictures_in
 from fvc_lib.video.decode.tar_members import member_at
 
 IntArray = npt.NDArray[np.int64]
@@ -128,7 +128,7 @@ def missing_bytes(path: Path) -> int:
     Raises:
         OSError: the file cannot be read.
     """
-    if path.is_dir():  # of pictures, each of which was looked at
+    if pictures_in(path) is not None:  # each of them was looked at
         return 0
     if (member := member_at(path)) is not None:
         head, num_bytes = member.read(4096), member.size_bytes

@@ -1,8 +1,8 @@
 """Opening a video safely: local files only, the best video stream, one decoder thread, one family of errors.
 
-A plain file in a tar is a video, too (``tar_members``). So is a folder of pictures: each PNG or JPEG in it is a
-frame, in the order of the numbers in their names. It is read as the pictures one behind the other, states no rate, and
-its content is the pictures, whatever they are called.
+A plain file in a tar is a video, too (``tar_members``). So is a folder of pictures, also in a tar: each PNG or JPEG in
+it is a frame, in the order of the numbers in their names. It is read as the pictures one behind the other, states no
+rate, and its content is the pictures, whatever they are called.
 """
 
 import errno
@@ -11,8 +11,7 @@ import io
 import os
 import re
 import stat
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -30,7 +29,7 @@ from av.video.stream import VideoStream
 
 from fvc_lib.services.atomic_files import AnyPath, sha256_of_file
 from fvc_lib.services.errors import FvcError
-from fvc_lib.video.decode.tar_members import member_at, opened_bytes
+from fvc_lib.video.decode.tar_members import Member, folder_at, member_at, opened_bytes
 
 # What a file is that is named like a video and is none: told by its first bytes, with what to do about it.
 
@@ -155,7 +154,7 @@ _CONTAINERS = (
 _NO_CONTAINER = "in no container that is read here, or its header makes no sense", "Convert it to MP4, or leave it out."
 _HEAD_BYTES = 512
 PICTURES = (".png", ".jpg", ".jpeg")
-_PNG, _DIGITS = b"\x89PNG\r\n\x1a\n", re.compile(r"\d+", re.ASCII)
+_PNG, _DIGITS = (b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xaeB`\x82"), re.compile(r"\d+", re.ASCII)
 _MAX_BYTES_OF_PICTURES = 1 << 30  # they are read into memory
 _OPENING_REMEDIES: dict[type[Exception], str] = {
     FileNotFoundError: "Check the name, or restore the file.",
@@ -248,11 +247,11 @@ def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource
         VideoError: the file cannot be read as a video, or ffmpeg fails inside the ``with`` block.
     """
     path = Path(path)
-    pictures = b"".join(_pictures(path)) if os.path.isdir(path) else b""  # noqa: PTH112 - raises nothing
+    pictures = b"" if pictures_in(path) is None else b"".join(_pictures(path))
     head = pictures[:_HEAD_BYTES] or _check_file(path)
     if head[:4] == b"RIFF" and head[8:16] == b"WEBPVP8X" and head[20:21] and head[20] & 2:  # RFC 9649, 2.7
         raise UnsupportedVideo(path, "an animated WebP: only still ones are decoded here")
-    member = member_at(path)
+    member = None if pictures else member_at(path)
     options = {"protocol_whitelist": "file,subfile" if member else "file", "format_whitelist": _CONTAINERS}
     if not thorough and _TELLING_HEADS.match(head):
         options["codec_whitelist"] = "none"  # the one way to keep ffmpeg from decoding frames while it opens a file
@@ -289,16 +288,24 @@ def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource
         yield source
 
 
-def num_pictures(path: AnyPath) -> int | None:
-    """How many pictures a folder of them has; None for a file."""
-    return len(picture_names(path)) if os.path.isdir(path) else None  # noqa: PTH112 - also of text
-
-
 def picture_names(folder: AnyPath) -> list[str]:
-    """The names of the PNG and JPEG files in ``folder`` that are not hidden: 9 before 10, whatever stands around it."""
-    names = (name for name in os.listdir(folder) if not name.startswith("."))  # noqa: PTH208 - names, not paths
-    shown = [name for name in names if name.lower().endswith(PICTURES)]
-    return sorted(shown, key=lambda name: ([int(digits) for digits in _DIGITS.findall(name)], name))
+    """The names of the pictures in ``folder``, in the order of ``pictures_in``."""
+    return list(pictures_in(folder) or ())
+
+
+def pictures_in(path: AnyPath) -> dict[str, Path | Member] | None:
+    """The PNG and JPEG files that are not hidden in a folder, or in one of a tar, by name; None for a file.
+
+    They are in the order of the numbers in their names: 9 before 10, whatever stands around it.
+    """
+    files: Mapping[str, Path | Member] = folder_at(Path(path))
+    if os.path.isdir(path):  # noqa: PTH112 - raises nothing
+        files = {name: Path(path, name) for name in os.listdir(path)}  # noqa: PTH208 - names, not paths
+    elif not files:
+        return None
+    shown = [name for name in files if not name.startswith(".") and name.lower().endswith(PICTURES)]
+    shown.sort(key=lambda name: ([int(digits) for digits in _DIGITS.findall(name)], name))
+    return {name: files[name] for name in shown}
 
 
 def sha256_of_video(path: AnyPath) -> str:
@@ -309,22 +316,22 @@ def sha256_of_video(path: AnyPath) -> str:
         VideoError: a picture is damaged.
     """
     path, digest = Path(path), hashlib.sha256()
-    if (member := member_at(path)) is not None:
-        for chunk in member.chunks():
-            digest.update(chunk)
-        return digest.hexdigest()
-    if not path.is_dir():
+    if pictures_in(path) is not None:
+        chunks = _pictures(path)
+    elif (member := member_at(path)) is not None:
+        chunks = member.chunks()
+    else:
         return sha256_of_file(path)
-    for content in _pictures(path):
-        digest.update(content)
+    for chunk in chunks:
+        digest.update(chunk)
     return digest.hexdigest()
 
 
 def size_of_video(path: Path) -> int:
     """Bytes of a file, or of all pictures in a folder."""
-    if (member := member_at(path)) is not None:
-        return member.size_bytes
-    return sum((path / name).stat().st_size for name in picture_names(path)) if path.is_dir() else path.stat().st_size
+    if (pictures := pictures_in(path)) is None:
+        pictures = {"": member_at(path) or path}
+    return sum(each.stat().st_size if isinstance(each, Path) else each.size_bytes for each in pictures.values())
 
 
 def _pictures(folder: Path) -> Iterator[bytes]:
@@ -334,12 +341,12 @@ def _pictures(folder: Path) -> Iterator[bytes]:
         VideoError: there is none, one is damaged, they are of two kinds, or they are too large together.
     """
     kinds, num_bytes = set(), 0
-    names = picture_names(folder)
-    if not names:
+    pictures = pictures_in(folder)
+    if not pictures:
         raise UnreadableVideo(folder, "not a regular file, nor a folder of PNG or JPEG pictures", "Name videos only.")
-    for name in names:
+    for name, file in pictures.items():
         try:
-            content = (folder / name).read_bytes()
+            content = file.read_bytes() if isinstance(file, Path) else file.read()
         except OSError as error:
             raise UnreadableVideo(folder, f"{name}: {(error.strerror or type(error).__name__).lower()}") from error
         if (problem := _problem_of_picture(content)) is not None:
@@ -355,23 +362,20 @@ def _pictures(folder: Path) -> Iterator[bytes]:
 
 def _problem_of_picture(content: bytes) -> str | None:
     """What is wrong with a PNG or JPEG as far as its parts tell: behind a cut one the next picture would be lost."""
-    if not content.startswith(_PNG):
-        from fvc_lib.video.decode.still_image import damage_in_scan, reaches_its_end  # Pillow takes a while to load
+    from PIL import Image  # which takes a while to load
 
-        if not content.startswith(b"\xff\xd8"):
-            return "no PNG or JPEG picture"
-        return None if reaches_its_end(content) and not damage_in_scan(content) else "its data are damaged or cut off"
-    place, kind = len(_PNG), b""
-    while place < len(content):  # length, kind, data and checksum of each chunk (ISO/IEC 15948, 5.3)
-        length, kind = int.from_bytes(content[place : place + 4], "big"), content[place + 4 : place + 8]
-        end = place + 12 + length
-        checksum = int.from_bytes(content[end - 4 : end], "big")
-        if end > len(content) or zlib.crc32(content[place + 4 : end - 4]) != checksum:
-            return "its data are damaged or cut off"
-        place = end
-        if kind == b"IEND":
-            break
-    return None if kind == b"IEND" and place == len(content) else "its end is missing, or something stands behind it"
+    from fvc_lib.video.decode.still_image import damage_in_scan, reaches_its_end
+
+    damaged = "its data are damaged or cut off"
+    if content.startswith(b"\xff\xd8"):
+        return None if reaches_its_end(content) and not damage_in_scan(content) else damaged
+    if not content.startswith(_PNG[0]):
+        return "no PNG or JPEG picture"
+    try:
+        Image.open(io.BytesIO(content), formats=["PNG"]).verify()
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return damaged
+    return None if content.endswith(_PNG[1]) else "its end is missing, or something stands behind it"
 
 
 def check_size(path: Path, width: int, height: int) -> None:

@@ -10,10 +10,12 @@ import mmap
 import os
 import tarfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
+from posixpath import dirname
 
 SUFFIX = ".tar"
 _INTO = f"{SUFFIX}{os.sep}"
@@ -67,17 +69,30 @@ def member_at(path: Path) -> Member | None:
         FileNotFoundError: the tar has no such plain file.
         OSError: as the file system gave it, or the tar is damaged.
     """
-    text = str(path)
+    for archive, name in _into_tars(str(path)):
+        found = contents_of(archive).members.get(name)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, f"no plain file {name!r} in the tar", str(path))
+        return found
+    return None
+
+
+def folder_at(path: Path) -> Mapping[str, Member]:
+    """The plain files of the folder in a tar that ``path`` leads to, by name; empty where it leads to none."""
+    for archive, name in _into_tars(str(path)):
+        with suppress(OSError):  # ``member_at`` says it
+            return contents_of(archive).folders.get(name, {})
+    return {}
+
+
+def _into_tars(text: str) -> Iterator[tuple[Path, str]]:
+    """Yield the tars on the way and what follows: one, as nothing lies below a file."""
     place = text.lower().find(_INTO)
     while place >= 0:
-        archive, name = Path(text[: place + len(SUFFIX)]), text[place + len(_INTO) :]
+        archive = Path(text[: place + len(SUFFIX)])
         if archive.is_file():
-            found = contents_of(archive).members.get(name)
-            if found is None:
-                raise FileNotFoundError(errno.ENOENT, f"no plain file {name!r} in the tar", text)
-            return found
+            yield archive, text[place + len(_INTO) :]
         place = text.lower().find(_INTO, place + 1)
-    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +103,7 @@ class Contents:
     members: Mapping[str, Member | None]
     damage: str = ""  # what ends the reading too early; empty: the tar is whole
     last: str = ""  # the name in the last header that was read, also where its content is cut
+    folders: Mapping[str, Mapping[str, Member]] = field(default_factory=dict)  # the plain files of each, by name
 
 
 def contents_of(archive: Path) -> Contents:
@@ -132,7 +148,11 @@ def _contents(archive: str, mtime_ns: int, size_bytes: int) -> Contents:
                 damage = f"neither a header nor its end at byte {tar.offset:,}"
         except _ERRORS as error:
             damage = str(error)
-    return Contents(found, damage, name)
+    folders = {
+        folder: {each.rpartition("/")[2]: at for each in names if (at := found[each]) is not None}
+        for folder, names in groupby(sorted(found, key=dirname), dirname)
+    }
+    return Contents(found, damage, name, folders)
 
 
 def _damaged(path: Path, what: str) -> OSError:

@@ -41,7 +41,7 @@ def read_wilddeepfake(folder: AnyPath) -> Listing:
             path = path_to_text(below)
             if not picture_names(top / below):
                 continue
-            refusal = files.check(str(below), folder=True) or _linked_picture(files, below)
+            refusal = files.check(str(below))
             entry = refusal or _described(path)
             if isinstance(entry, Refusal):
                 rejections.add_file(path, entry)
@@ -60,12 +60,6 @@ def read_wilddeepfake(folder: AnyPath) -> Listing:
 
 def _archives(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.tar.gz")) if folder.is_dir() else []
-
-
-def _linked_picture(files: CorpusFiles, folder: Path) -> Refusal | None:
-    """Why a picture in it cannot be used: one may be a link that leads out of the corpus."""
-    links = (folder / name for name in picture_names(files.root / folder) if (files.root / folder / name).is_symlink())
-    return next((refusal for link in links if (refusal := files.check(str(link))) is not None), None)
 
 
 def _described(path: str) -> Entry | Refusal:

@@ -1,15 +1,25 @@
-"""A folder with ``real/`` and ``fake/`` in it, or parts with these: each file below them is a video of that label."""
+"""A folder with ``real/`` and ``fake/`` in it, or parts with these: below them are videos of that label.
 
-import re
+A video is a file, or a folder of pictures, which are its frames.
+"""
+
 from pathlib import Path
 
+from fvc_lib.corpus.frame_names import LABEL_FOLDER, LAYOUT, is_picture, picture_folders
 from fvc_lib.corpus.label_table import PART_NAMES, tables_in
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Rejections, joined, listing_of_files
+from fvc_lib.corpus.listing import (
+    CorpusFiles,
+    CorpusLoader,
+    Entry,
+    Listing,
+    Refusal,
+    Rejections,
+    joined,
+    listing_of_files,
+)
 from fvc_lib.corpus.sources.published import folders_in
-from fvc_lib.services.atomic_files import AnyPath, path_to_text
+from fvc_lib.services.atomic_files import AnyPath, path_from_text, path_to_text
 from fvc_lib.services.registry import CORPORA
-
-_LABEL = re.compile(r"(?:\d+[_-])?(real|fake)", re.IGNORECASE)
 
 
 def read_label_folders(folder: AnyPath) -> Listing:
@@ -20,12 +30,20 @@ def read_label_folders(folder: AnyPath) -> Listing:
     folder = Path(folder)
     files, rejections, entries = CorpusFiles(folder), Rejections(), []
     for top, label, part in _label_folders(folder):
-        for path in files.walk(top, rejections, label):
-            text, refusal = path_to_text(path), files.check(path)
-            if refusal is not None:
-                rejections.add_file(text, refusal, label)
-            else:
-                entries.append(Entry(path=text, label=label, source_id=text, official_split=part))
+        paths = list(map(path_to_text, files.walk(top, rejections, label, pictures=True)))
+        videos = [(path, [place], "") for place, path in enumerate(paths) if not is_picture(path)]
+        with_videos = {path.rpartition("/")[0] for path, _, _ in videos}
+        for path, places, problem in (*videos, *picture_folders(paths, [None] * len(paths))):
+            refusal = files.check(str(path_from_text(path)))
+            if path in with_videos:
+                refusal = Refusal("unknown_extension", f"{path!r} holds videos: its pictures are no frames. {LAYOUT}.")
+            elif problem:
+                refusal = Refusal("unassigned_picture", f"{problem}. {LAYOUT}.")
+            if refusal is None:
+                entries.append(Entry(path=path, label=label, source_id=path, official_split=part))
+                continue
+            for place in places:
+                rejections.add_file(paths[place], refusal, label)
     return listing_of_files(files, "folder", entries, rejections)
 
 
@@ -36,7 +54,7 @@ def _label_folders(folder: Path) -> list[tuple[str, str, str | None]]:
         (joined(top, name), match[1].lower(), part)
         for top, part in (("", None), *parts)
         for name in folders_in(folder / top)
-        if (match := _LABEL.fullmatch(name))
+        if (match := LABEL_FOLDER.fullmatch(name))
     ]
     return [each for each in found if each[2] is None] or found
 
@@ -49,6 +67,8 @@ def _lacks(path: Path) -> str:
     if any(top.split("/")[0] == path.name for top, *_ in _label_folders(path.parent)):
         meant = path.parent
     hint = f" Did you mean {str(meant)!r}?" if meant else ""
+    if not meant and any(is_picture(each.name) for each in (*path.glob("*"), *path.glob("*/*"))):
+        hint = f" It holds pictures. {LAYOUT}."
     return f"a folder without 'real' and 'fake'.{hint}"
 
 

@@ -12,6 +12,7 @@ from fvc_lib.corpus.label_table import (
     LabelTable,
     cell_text,
     file_rows,
+    join_frames,
     read_label_table,
     stated_part,
 )
@@ -33,6 +34,9 @@ def read_manifest(manifest: AnyPath) -> Listing:
     results are sliced, unless it is named nearly like one of these. Labels are compared without case and surrounding
     space; those outside real and fake are counted exclusions.
 
+    A row may name a folder of pictures, which is a video; rows that name the pictures in it are that video, too
+    (``label_table.join_frames``).
+
     Raises:
         UsageError: not a table, a needed column is missing, one is misspelt, or a split has parts that are not known.
         DataError: no row has a usable label.
@@ -43,9 +47,10 @@ def read_manifest(manifest: AnyPath) -> Listing:
     named = _columns(table)
     path, label, *_, split = named
     others = [name for name in table.columns if name and name not in named]
-    rows, places = [], []
+    rows, places, words = [], [], set[str]()
     for row in file_rows(table, files, rejections, path, [*named[1:], *others]):
         stated = listing.stated_label(row.cells[label])
+        words.add(row.cells[label].strip().lower())
         group_name, manipulation, platform, generator, real_source = (cell_text(row.cells, each) for each in named[2:7])
         entry = Entry(
             row.path, stated, row.path, group_name, manipulation or generator, platform, row.number, table.name
@@ -61,7 +66,8 @@ def read_manifest(manifest: AnyPath) -> Listing:
             )
         )
         places.append(row.why_not() or row.path)
-    return listing.listing_of_rows(files, "manifest", rows, places, rejections)
+    rows, places, notes = join_frames(files, rows, places, words, rejections)
+    return replace(listing.listing_of_rows(files, "manifest", rows, places, rejections), notes=notes)
 
 
 def _usable_table(manifest: Path) -> LabelTable:

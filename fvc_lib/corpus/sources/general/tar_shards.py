@@ -4,7 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from fvc_lib.corpus import listing
-from fvc_lib.corpus.label_table import GROUP_COLUMNS, PREFERRED_NAMES, SPLIT_COLUMNS, cell_text, stated_part
+from fvc_lib.corpus.label_table import (
+    GROUP_COLUMNS,
+    PREFERRED_NAMES,
+    SPLIT_COLUMNS,
+    cell_text,
+    join_frames,
+    stated_part,
+)
 from fvc_lib.corpus.listing import CorpusLoader, Entry, Listing, Refusal, Rejections
 from fvc_lib.corpus.sources.general.manifest import read_manifest
 from fvc_lib.corpus.tar_samples import TarSample, tar_files, tar_samples, tars_in
@@ -20,7 +27,8 @@ def read_tar_shards(corpus: Path) -> Listing:
     """The listing of every video in a tar, in the tars of a folder, or in those that a pattern names.
 
     The label is the content of ``KEY.cls``, or ``label``, ``cls``, ``fake`` or ``is_fake`` in ``KEY.json``; where there
-    are several, they have to agree. Group, generator, manipulation, real source, platform and split are read there by
+    are several, they have to agree. The pictures of a folder, ``KEY/000.png``, are one video, labelled beside the
+    folder or beside each of them. Group, generator, manipulation, real source, platform and split are read there by
     the names that they have in a manifest. A folder with a manifest in it is read by that.
 
     Raises:
@@ -31,7 +39,7 @@ def read_tar_shards(corpus: Path) -> Listing:
     if manifests:
         return read_manifest(manifests[0])
     files, rejections = tar_files(corpus), Rejections()
-    samples, notes = tar_samples(corpus, files, rejections)
+    samples, notes = tar_samples(corpus, files, rejections, pictures=True)
     rows, places = [], []
     listing.refuse_unused_labels("the tars", [word for sample in samples for word in _words(sample).values()])
     for number, sample in enumerate(samples, start=1):
@@ -56,7 +64,9 @@ def read_tar_shards(corpus: Path) -> Listing:
     if others:
         said = f"labelled neither real nor fake ({listing.counts_text(others)}) and not used"
         notes += (f"{len(others):,} videos are {said}. What a label means: -p label_map 1=fake,0=real.",)
-    return replace(listing.listing_of_rows(files, "tar_shards", rows, places, rejections), notes=notes)
+    words = (word.strip().lower() for sample in samples for word in _words(sample).values())
+    rows, places, joined = join_frames(files, rows, places, words, rejections)
+    return replace(listing.listing_of_rows(files, "tar_shards", rows, places, rejections), notes=(*notes, *joined))
 
 
 def _words(sample: TarSample) -> dict[str, str]:

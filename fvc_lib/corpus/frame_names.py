@@ -1,0 +1,172 @@
+"""Names of frames and of parts: which pictures are the frames of one video, which videos are parts of one."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from functools import partial
+from posixpath import splitext
+
+from fvc_lib.video.decode.source import PICTURES
+
+ENDINGS = {
+    "video": frozenset(
+        (
+            ".3g2",
+            ".3gp",
+            ".264",
+            ".265",
+            ".amv",
+            ".asf",
+            ".avi",
+            ".divx",
+            ".dv",
+            ".f4v",
+            ".flv",
+            ".gif",
+            ".h264",
+            ".h265",
+            ".hevc",
+            ".ivf",
+            ".m1v",
+            ".m2ts",
+            ".m4s",
+            ".m2v",
+            ".m4v",
+            ".mjpeg",
+            ".mjpg",
+            ".mkv",
+            ".mov",
+            ".mp4",
+            ".mpe",
+            ".mpeg",
+            ".mpg",
+            ".mts",
+            ".mxf",
+            ".nut",
+            ".obu",
+            ".ogg",
+            ".ogv",
+            ".qt",
+            ".rm",
+            ".rmvb",
+            ".ts",
+            ".vob",
+            ".webm",
+            ".wmv",
+            ".y4m",
+        )
+    ),
+    "image": frozenset(
+        (
+            ".avif",
+            ".bmp",
+            ".gif",
+            ".jfif",
+            ".jpe",
+            ".jpeg",
+            ".jpg",
+            ".mpo",
+            ".pgm",
+            ".png",
+            ".ppm",
+            ".tif",
+            ".tiff",
+            ".webp",
+        )
+    ),
+}
+LAYOUT = "Frames of a video are read from a folder of their own: real/VIDEO/000.png or .jpg"
+LABEL_FOLDER = re.compile(r"(?:\d+[_-])?(real|fake)", re.IGNORECASE)
+_DIGITS = re.compile(r"\d+", re.ASCII)
+_PARTS = re.compile(
+    r"(?<=[^/_\-. ])(?:[_\-. ]+(?:seg|segment|shot|scene|crop|frame|clip|part)[_-]?\d+)+$", re.IGNORECASE | re.ASCII
+)
+
+
+def is_picture(name: str) -> bool:
+    """Whether the extension is a still picture's; a GIF is a video."""
+    return splitext(name)[1].lower() in ENDINGS["image"] - ENDINGS["video"]
+
+
+def picture_folders(
+    paths: Sequence[str],
+    facts: Sequence[Hashable],
+    words: Iterable[str] = (),
+    names_in: Callable[[str], Iterable[str]] = lambda folder: (),
+) -> Iterator[tuple[str, list[int], str]]:
+    """Yield each folder of pictures, the places of these, and why they are not one video's frames; empty: they are.
+
+    Args:
+        paths: of pictures and others, which are passed over.
+        facts: what is said of each, such as its label: one video has one.
+        words: what the label source calls its labels. If all folders are called so, each of them holds many videos, as
+            those called real and fake do.
+        names_in: gives further names in a folder.
+    """
+    folders = defaultdict[str, list[int]](list)
+    for place, path in enumerate(paths):
+        if is_picture(path):
+            folders[path.rpartition("/")[0]].append(place)
+    own = {folder.rpartition("/")[2] for folder in folders}
+    of_labels = {name for name in own if not name or LABEL_FOLDER.fullmatch(name) or name.lower().endswith(".tar")}
+    of_labels = own if {name.lower() for name in own - of_labels} <= {*words} else of_labels
+    for folder, places in folders.items():
+        problem = _why_no_sequence({*(paths[place].rpartition("/")[2] for place in places), *names_in(folder)})
+        if folder.rpartition("/")[2] in of_labels:
+            problem = "lie in no folder of their own video"
+        problem = problem or _several(facts, places)
+        yield folder, places, problem and f"the pictures in {folder!r} {problem}"
+
+
+def part_families(paths: Sequence[str], facts: Sequence[Hashable]) -> Iterator[tuple[str, list[int], str]]:
+    """Yield each video of which several paths are parts by their names, their places, and why they are not one.
+
+    The names of parts differ in a suffix such as ``_seg3``. A bare number names no part.
+    """
+    families = defaultdict[str, list[int]](list)
+    names = list(map(_bare_and_whole, paths))
+    for place, (_, whole) in enumerate(names):
+        families[whole].append(place)
+    for whole, places in families.items():
+        # Without a part among them they are files of one name in several formats, as a.mp4 and a.avi.
+        if len({paths[place] for place in places}) > 1 and any(names[place][0] != whole for place in places):
+            problem = _several(facts, places)
+            yield whole, places, problem and f"the parts of {whole!r} {problem}"
+
+
+def videos_of(paths: Sequence[str], facts: Sequence[Hashable], words: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the video of each path, itself where it is no frame or part, and why frames or parts are of no one video.
+
+    Arguments as of ``picture_folders``.
+    """
+    videos, problems = list(paths), [""] * len(paths)
+    for find in (partial(picture_folders, words=words), part_families):
+        for whole, places, problem in list(find(videos, facts)):
+            for place in places:
+                videos[place], problems[place] = videos[place] if problem else whole, problem
+    return videos, problems
+
+
+def _bare_and_whole(path: str) -> tuple[str, str]:
+    """The path without its ending, and that of the video that it is a part of: ``a/talk`` of ``a/talk_seg3.mp4``."""
+    stem, ending = splitext(path)
+    bare = stem if ending.lower() in ENDINGS["image"] | ENDINGS["video"] else path
+    whole = _PARTS.sub("", bare)
+    return bare, bare if LABEL_FOLDER.fullmatch(whole.rpartition("/")[2]) else whole
+
+
+def _several(facts: Sequence[Hashable], places: Sequence[int]) -> str:
+    return "differ in label, group or what else is said of them" if len({facts[place] for place in places}) > 1 else ""
+
+
+def _why_no_sequence(names: Collection[str]) -> str:
+    """One of the numbers in the names has to count them, and they may differ in numbers alone."""
+    if other := next((name for name in sorted(names) if not name.lower().endswith(PICTURES)), ""):
+        return f"are not all PNG or JPEG, such as {other!r}"
+    stems = [splitext(name)[0] for name in names]
+    if len({_DIGITS.sub("0", stem) for stem in stems}) > 1:
+        return f"have names that differ in more than numbers, such as {min(names)!r} and {max(names)!r}"
+    numbers = zip(*([digits.lstrip("0") for digits in _DIGITS.findall(stem)] for stem in stems), strict=True)
+    if len(stems) > 1 and not any(len(set(each)) == len(stems) for each in numbers):
+        return "have names in which no number counts them"
+    return ""
