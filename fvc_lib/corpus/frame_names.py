@@ -109,7 +109,9 @@ def picture_folders(
             folders[path.rpartition("/")[0]].append(place)
     own = {folder.rpartition("/")[2] for folder in folders}
     of_labels = {name for name in own if not name or LABEL_FOLDER.fullmatch(name) or name.lower().endswith(".tar")}
-    of_labels = own if {name.lower() for name in own - of_labels} <= {*words} else of_labels
+    of_labels = (
+        own if {name.lower() for name in own - of_labels} <= {word.strip().lower() for word in words} else of_labels
+    )
     for folder, places in folders.items():
         problem = _why_no_sequence({*(paths[place].rpartition("/")[2] for place in places), *names_in(folder)})
         if folder.rpartition("/")[2] in of_labels:

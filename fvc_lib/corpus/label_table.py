@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from pathlib import Path
 
 import polars as pl
@@ -151,10 +150,6 @@ def _located(files: CorpusFiles, raw: str, below: str) -> tuple[str, Refusal | N
     return path, files.check(str(path_from_text(path)))
 
 
-# What the rows of one video's frames have in common.
-_OF_THE_VIDEO = attrgetter(
-    "label", "stated_group", "manipulation", "platform", "generator", "real_source", "official_split"
-)
 _JOINED = "that are frames: each folder of them is one video, of all pictures that lie in it."
 _SINGLE = "of no folder of one video: each of them is a video of one frame, in the group that its row states."
 
@@ -184,7 +179,7 @@ def join_frames(
     left, found, counts = dict(enumerate(rows)), list(places), Counter[str]()
     for folder, numbers, problem in picture_folders(
         [row.path for row in rows],
-        list(map(_OF_THE_VIDEO, rows)),
+        [replace(row, path="", source_id="", row=None, attributes=None, links=()) for row in rows],
         words,
         lambda folder: map(escape_text, picture_names(files.root / path_from_text(folder)) if folder else ()),
     ):
@@ -194,14 +189,16 @@ def join_frames(
         for number in set(numbers).difference(kept):
             row, refusal = left.pop(number), places[number]
             if problem and isinstance(refusal, str):
-                detail = f"{row.origin} row {row.row}: {problem}. {LAYOUT}; or say in the column 'group' of which video"
-                refusal = Refusal("unassigned_picture", f"{detail} each picture is.")
+                refusal = Refusal(
+                    "unassigned_picture",
+                    f"{row.origin} row {row.row}: {problem}. {LAYOUT}; or say in the column 'group' of which video each "
+                    "picture is.",
+                )
             if isinstance(refusal, Refusal):
                 rejections.add(row, refusal)
         if not problem:
             common = set.intersection(*(set(json.loads(rows[each].attributes or "{}").items()) for each in numbers))
-            facts = attributes_text(dict(common))
-            left[first] = replace(rows[first], path=folder, source_id=folder, attributes=facts)
+            left[first] = replace(rows[first], path=folder, source_id=folder, attributes=attributes_text(dict(common)))
             found[first] = places[first] if isinstance(places[first], Refusal) else files.check(folder) or folder
     notes = tuple(f"{count:,} rows name pictures {what}" for what, count in counts.items() if count)
     return list(left.values()), [found[number] for number in left], notes

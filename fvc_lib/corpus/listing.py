@@ -384,16 +384,15 @@ class Listing:
     @cached_property
     def memberships(self) -> tuple[tuple[str, str], ...]:
         """Every distinct (source id, stated group, link or common whole) pair of the label source, sorted."""
-        stated = self.annotations.filter(pl.col("stated_group").is_not_null())
+        stated = self.annotations.filter(pl.col("stated_group").is_not_null()).select("source_id", "stated_group")
         linked = {(entry.source_id, link) for entry in self.entries for link in entry.links}
-        linked |= set(self.parts_by_name.items())
-        return tuple(sorted(linked.union(stated.select("source_id", "stated_group").iter_rows())))
+        return tuple(sorted(linked.union(self.parts_by_name.items(), stated.iter_rows())))
 
     @cached_property
     def parts_by_name(self) -> Mapping[str, str]:
         """The group of each source that states none and is a part of a video by its name, as others are."""
-        stated = self.annotations.group_by("source_id").agg(pl.col("stated_group").count())
-        sources = stated.filter(stated_group=0)["source_id"].sort().to_list()
+        alone = self.annotations.group_by("source_id").agg(pl.col("stated_group").count()).filter(stated_group=0)
+        sources = alone["source_id"].sort().to_list()
         families = part_families(sources, [None] * len(sources))
         return {sources[place]: f"parts of {whole}" for whole, places, _ in families for place in places}
 
@@ -598,8 +597,10 @@ def read_corpus(
     if 0 < without < len(entries):
         notes += (f"{without:,} of {len(entries):,} videos are in no part of the corpus's own split.",)
     if parts:
-        told = f"{len(parts):,} videos are parts of {len(set(parts.values())):,} by their names, such as {min(parts)!r}"
-        notes += (f"{told}: those of one are one group. The column 'group' of a table says otherwise.",)
+        notes += (
+            f"{len(parts):,} videos are parts of {len(set(parts.values())):,} by their names, such as {min(parts)!r}: "
+            "those of one are one group. The column 'group' of a table says otherwise.",
+        )
     return replace(listing, name=names.pop() if len(names) == 1 else name, entries=entries, notes=notes)
 
 

@@ -130,8 +130,7 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, picture
     used, cut_too = set(of_folder.values()), {cut, cut and cut.rpartition("/")[0]} - {""}
     for key in list(dict.fromkeys((*videos, *(key for key in beside if key not in used)))):
         folder = of_folder.get(key, "")
-        is_cut = key == cut or folder in cut_too
-        yield from _sample(tar, key, videos[key], beside[key] or beside[folder], is_cut=is_cut)
+        yield from _sample(tar, key, videos[key], beside[key] or beside[folder], is_cut=key == cut or folder in cut_too)
 
 
 def _key_of(name: str) -> tuple[str, str]:

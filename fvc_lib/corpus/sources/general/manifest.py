@@ -47,10 +47,9 @@ def read_manifest(manifest: AnyPath) -> Listing:
     named = _columns(table)
     path, label, *_, split = named
     others = [name for name in table.columns if name and name not in named]
-    rows, places, words = [], [], set[str]()
+    rows, places = [], []
     for row in file_rows(table, files, rejections, path, [*named[1:], *others]):
         stated = listing.stated_label(row.cells[label])
-        words.add(row.cells[label].strip().lower())
         group_name, manipulation, platform, generator, real_source = (cell_text(row.cells, each) for each in named[2:7])
         entry = Entry(
             row.path, stated, row.path, group_name, manipulation or generator, platform, row.number, table.name
@@ -66,6 +65,7 @@ def read_manifest(manifest: AnyPath) -> Listing:
             )
         )
         places.append(row.why_not() or row.path)
+    words = (cells[label] for _, cells in table.records([label], Rejections()))
     rows, places, notes = join_frames(files, rows, places, words, rejections)
     return replace(listing.listing_of_rows(files, "manifest", rows, places, rejections), notes=notes)
 

@@ -64,8 +64,9 @@ def read_tar_shards(corpus: Path) -> Listing:
     if others:
         said = f"labelled neither real nor fake ({listing.counts_text(others)}) and not used"
         notes += (f"{len(others):,} videos are {said}. What a label means: -p label_map 1=fake,0=real.",)
-    words = (word.strip().lower() for sample in samples for word in _words(sample).values())
-    rows, places, joined = join_frames(files, rows, places, words, rejections)
+    rows, places, joined = join_frames(
+        files, rows, places, (word for sample in samples for word in _words(sample).values()), rejections
+    )
     return replace(listing.listing_of_rows(files, "tar_shards", rows, places, rejections), notes=(*notes, *joined))
 
 
