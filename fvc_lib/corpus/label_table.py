@@ -191,8 +191,7 @@ def join_frames(
             if problem and isinstance(refusal, str):
                 refusal = Refusal(
                     "unassigned_picture",
-                    f"{row.origin} row {row.row}: {problem}. {LAYOUT}; or say in the column 'group' of which video each "
-                    "picture is.",
+                    f"{row.origin} row {row.row}: {problem}. {LAYOUT}; or name it in column 'group'.",
                 )
             if isinstance(refusal, Refusal):
                 rejections.add(row, refusal)

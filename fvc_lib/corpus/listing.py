@@ -597,10 +597,8 @@ def read_corpus(
     if 0 < without < len(entries):
         notes += (f"{without:,} of {len(entries):,} videos are in no part of the corpus's own split.",)
     if parts:
-        notes += (
-            f"{len(parts):,} videos are parts of {len(set(parts.values())):,} by their names, such as {min(parts)!r}: "
-            "those of one are one group. The column 'group' of a table says otherwise.",
-        )
+        told = f"{len(parts):,} videos are parts of {len(set(parts.values())):,} by their names, such as {min(parts)!r}"
+        notes += (f"{told}: those of one are one group. The column 'group' of a table says otherwise.",)
     return replace(listing, name=names.pop() if len(names) == 1 else name, entries=entries, notes=notes)
 
 

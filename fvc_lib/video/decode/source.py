@@ -316,13 +316,10 @@ def sha256_of_video(path: AnyPath) -> str:
         VideoError: a picture is damaged.
     """
     path, digest = Path(path), hashlib.sha256()
-    if pictures_in(path) is not None:
-        chunks = _pictures(path)
-    elif (member := member_at(path)) is not None:
-        chunks = member.chunks()
-    else:
+    member = None if (is_folder := pictures_in(path) is not None) else member_at(path)
+    if member is None and not is_folder:
         return sha256_of_file(path)
-    for chunk in chunks:
+    for chunk in member.chunks() if member else _pictures(path):
         digest.update(chunk)
     return digest.hexdigest()
 

@@ -79,9 +79,8 @@ def member_at(path: Path) -> Member | None:
 
 def folder_at(path: Path) -> Mapping[str, Member]:
     """The plain files of the folder in a tar that ``path`` leads to, by name; empty where it leads to none."""
-    for archive, name in _into_tars(str(path)):
-        with suppress(OSError):  # ``member_at`` says it
-            return contents_of(archive).folders.get(name, {})
+    with suppress(OSError):  # ``member_at`` says it
+        return next((contents_of(archive).folders.get(name, {}) for archive, name in _into_tars(str(path))), {})
     return {}
 
 

@@ -65,8 +65,9 @@ def read_manifest(manifest: AnyPath) -> Listing:
             )
         )
         places.append(row.why_not() or row.path)
-    words = (cells[label] for _, cells in table.records([label], Rejections()))
-    rows, places, notes = join_frames(files, rows, places, words, rejections)
+    rows, places, notes = join_frames(
+        files, rows, places, (cells[label] for _, cells in table.records([label], Rejections())), rejections
+    )
     return replace(listing.listing_of_rows(files, "manifest", rows, places, rejections), notes=notes)
 
 
