@@ -232,8 +232,10 @@ def file_state(path: Path) -> dict[str, int] | None:
     try:
         pictures = pictures_in(path)
         files = [member_at(path) or path] if pictures is None else [*pictures.values(), *([path] * path.is_dir())]
-        times = (each.stat().st_mtime_ns if isinstance(each, Path) else each.mtime_ns for each in files)
-        return {"size_bytes": size_of_video(path), "mtime_ns": max(times, default=0)}
+        return {
+            "size_bytes": size_of_video(path),
+            "mtime_ns": max((f.stat().st_mtime_ns if isinstance(f, Path) else f.mtime_ns for f in files), default=0),
+        }
     except OSError:
         return None
 
