@@ -129,7 +129,10 @@ CASES = {
         num_frames={"v/0": 2},
     ),
     "rows that name folders": Case(
-        manifest_of, {"a/": "real", "b/": "fake", **frames("c", rest="fake")}, {"c": "fake"}, {"missing_video": 2}
+        lambda folder, files: write_rows(folder_of(folder, files), ["a,real", "b/,fake", "c,fake", "gone,fake"]),
+        {**frames("a"), **frames("b", ending="jpg"), "c/notes.txt": "no picture"},
+        {"a": "real", "b": "fake"},
+        {"missing_video": 1, "not_a_file": 1},
     ),
     "rows of one folder with two labels": Case(
         manifest_of,
