@@ -289,7 +289,7 @@ def _trained(run: RunPaths, config: RunConfig, spec: "DetectorSpec") -> str:
         said.append(f"{network.num_parameters:,} parameters were trained, {network.num_frozen:,} were not.")
         said += [f"{note[0].upper()}{note[1:]}." for note in map(clean_text, network.notes)]
     values, fields = (
-        config.values_of(lambda declared: declared.changes in ("weights", "recipe")),
+        config.values_of(lambda declared: declared.changes in ("weights", "results")),
         RunConfig.model_fields,
     )
     names = [name for name in values if name not in _SAID_ELSEWHERE and getattr(config, name) != fields[name].default]

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +19,7 @@ from fvc_lib.command_line import commands
 from fvc_lib.execution.plan.fingerprint import note_forced, put_back
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan, read_notebooks
 from fvc_lib.execution.plan.stage_memory import PredictedPeak, WorkersRoom, predicted_peaks
-from fvc_lib.execution.plan.stages import Notebook, Task, refuse_stage_of_another_task, stage_named, task_keys
+from fvc_lib.execution.plan.stages import Notebook, refuse_stage_of_another_task, stage_named, task_keys
 from fvc_lib.execution.run import which_run
 from fvc_lib.execution.run.gpus import folds_at_once, ranks_chosen_for_job, ranks_chosen_here, shares_of_ranks
 from fvc_lib.execution.run.lock import is_task_worked_on, is_worked_on, run_lock
@@ -339,13 +338,8 @@ class RunCommand:
         changed = which_run.changes(own, config)
         taken = which_run.inheritance(ancestor, make_plan(self.notebooks, config, ancestor), changed)
 
-        def binding_config(task: Task) -> dict[str, Any]:
-            training = import_module(task.stage.training_module)  # torch takes seconds to load
-            parameters: dict[str, Any] = training.training_parameters(own, task.fold)
-            return parameters
-
         def prepare(fork: RunPaths) -> dict[str, object]:
-            which_run.take_over(ancestor, fork, taken, binding_config)
+            which_run.take_over(ancestor, fork, taken)
             return {"forked_from": ancestor.run_id, "changed": {name: list(change) for name, change in changed.items()}}
 
         fork = begin_run(config, command=self._command, prepare=prepare, chosen=self._chosen, submits=self._submits)

@@ -144,7 +144,7 @@ def _gives(config: RunConfig) -> str:
 def _other_settings(config: RunConfig) -> str:
     from fvc_lib.analysis.wording import clean_text
 
-    values = config.values_of(lambda declared: declared.changes in ("weights", "recipe"))
+    values = config.values_of(lambda declared: declared.changes in ("weights", "results"))
     usual = {name: field.default for name, field in RunConfig.model_fields.items()}
     usual |= TASKS[config.task].defaults
     names = [name for name in values if name not in _SAID_ELSEWHERE and getattr(config, name) != usual[name]]

@@ -256,8 +256,6 @@ class Engine:
         if saved is None:
             return False
         self._enter(saved)
-        # Derived anew, because a fork may train for longer than its ancestor.
-        saved.finished = saved.batches_done == 0 and saved.epochs_done > 0 and self._is_last_epoch()
         return True
 
     def _save(self, *, epoch_ended: bool) -> None:

@@ -526,8 +526,7 @@ class Stepper:
     def state_dict(self) -> dict[str, Any]:
         """Optimizer, scaler and average; not whether memory is being saved, which may be another machine's need.
 
-        Of the optimizer always as if it had two groups, matrices and vectors, each in the model's order: so a fork may
-        share out the learning rate in another way.
+        Of the optimizer always as if it had two groups, matrices and vectors, each in the model's order.
         """
         optimizer = self._optimizer.state_dict()
         state, places = optimizer["state"], self._places()
@@ -542,7 +541,7 @@ class Stepper:
         return everything
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put back ``state_dict``; decay, which in a fork may differ, and how a step is computed stay this stepper's.
+        """Put back ``state_dict``; how a step is computed stays this stepper's.
 
         Raises:
             CheckpointMismatchError: the state is of other parameters.
@@ -560,8 +559,7 @@ class Stepper:
         self._learning_rate = float(saved["param_groups"][0]["lr"])
         set_learning_rate(self._optimizer, self._learning_rate, self._rate_shares)
         self._precision.restore_scaler(state["scaler"])
-        # A fork may begin to average, or stop it.
-        average = state.get("average", {}) if self._ema_decay else {}
+        average = state.get("average", {})
         self._averaged_steps = average.get("steps", 0)
         weights = average.get("weights", {})
         self._average = {name: weights[name].to(p.device, copy=True) for name, p in self._trained().items() if weights}

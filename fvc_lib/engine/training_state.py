@@ -245,10 +245,7 @@ class TrainingCheckpoints:
         model.load_state_dict(saved["model"])
         stepper.load_state_dict(saved)
         state = TrainingState.from_document(saved["training"], checkpoint["best_model"], micro_batches)
-        if checkpoint["ancestor"]:
-            state.inexact_because.append(f"forked from {checkpoint['ancestor']} at step {state.step}")
-        else:
-            state.lose_exactness(changed_numerics({"ranks": "1", **saved["numerics"]}, self._numerics))
+        state.lose_exactness(changed_numerics({"ranks": "1", **saved["numerics"]}, self._numerics))
         random_states = [saved["random_state"], *saved.get("other_ranks_random_states", ())]
         if self._ranks.rank < len(random_states):  # else there were fewer ranks: this one keeps the state it began with
             restore_random_state(random_states[self._ranks.rank], self._device)
@@ -263,7 +260,6 @@ class TrainingCheckpoints:
             "path": str(checkpoint.path),
             "state": checkpoint.state,
             "best_model": checkpoint.best_model,
-            "ancestor": checkpoint.ancestor,
         }
 
     def is_due(self, interval_seconds: float) -> bool:

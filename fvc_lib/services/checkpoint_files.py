@@ -17,7 +17,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
 from typing import Any, Self
@@ -32,7 +32,6 @@ from fvc_lib.services.errors import FvcError, UsageError
 
 LATEST = "latest_checkpoint.pt"
 BEST = "best_model.safetensors"
-FORK_NOTE = "forked_from.json"
 _FORMAT = 1
 _EPOCH_FILE = re.compile(r"^checkpoint_epoch_(\d{3,})\.pt$")
 _UNLOADABLE = (pickle.UnpicklingError, zipfile.BadZipFile, EOFError, ValueError, KeyError)
@@ -305,10 +304,7 @@ class CheckpointBinding:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What was read back: where from, and the state as it was saved (tensors on the CPU).
-
-    ``ancestor`` is the run it was forked from, while nothing was saved since; else None.
-    """
+    """What was read back: where from, and the state as it was saved (tensors on the CPU)."""
 
     path: Path
     epoch: int
@@ -316,7 +312,6 @@ class Checkpoint:
     state: dict[str, Any]
     best_epoch: int
     best_model: dict[str, Tensor]
-    ancestor: str | None = None
 
 
 class CheckpointFolder:
@@ -324,10 +319,9 @@ class CheckpointFolder:
 
     Args:
         folder: created when missing; temporaries of dead writers are swept.
-        binding: every file is stamped with it, and a file with another one is refused, unless the folder's
-            ``forked_from.json`` names that other one as this training's ancestor and the data are the same.
+        binding: every file is stamped with it, and a file with another one is refused.
         keep_last: how many ``checkpoint_epoch_NNN.pt`` stay.
-        report: told in one sentence about every damaged file, and about an ancestor's.
+        report: told in one sentence about every damaged file.
         anew: the command that gives these checkpoints up, for messages.
     """
 
@@ -455,8 +449,6 @@ class CheckpointFolder:
             except DamagedCheckpointError as error:
                 self._report(f"{error} Trying the one before it.")
                 continue
-            if checkpoint is None:
-                continue
             self._repair_best(checkpoint)
             return checkpoint
         self._set_unusable_aside()
@@ -496,8 +488,8 @@ class CheckpointFolder:
         matches = ((_EPOCH_FILE.match(path.name), path) for path in self.folder.iterdir())
         return [(int(match[1]), path) for match, path in matches if match]
 
-    def _read(self, path: Path) -> Checkpoint | None:
-        """The checkpoint in ``path``; None when it is an ancestor's that this training must not go on from."""
+    def _read(self, path: Path) -> Checkpoint:
+        """Return the checkpoint in ``path``; errors as of ``load``."""
         document = load_document(path, _FORMAT)
         try:
             stamped = CheckpointBinding(
@@ -511,31 +503,12 @@ class CheckpointFolder:
             raise CheckpointMismatchError(
                 other_network(f"the checkpoint {str(path)!r}", stamped.network, self._binding.network, self._anew)
             )
-        changed = stamped.differences(self._binding)
-        if not changed:
-            return checkpoint
-        ancestor = self._ancestor()
-        if ancestor is None or ancestor[1] != stamped.config:
+        if changed := stamped.differences(self._binding):
             raise CheckpointMismatchError(
                 f"{str(path)!r} was made by another configuration: {'; '.join(changed)}. Resume with the values it was "
                 "made with, or start a new run from it with --fork."
             )
-        if stamped.data_fingerprint != self._binding.data_fingerprint:
-            # Its weights have seen videos that are tested on now.
-            self._report(f"{path.name} of {ancestor[0]} was trained on other videos: this training begins anew.")
-            return None
-        self._report(f"goes on from step {checkpoint.step} of {ancestor[0]}, with {'; '.join(changed)}.")
-        return replace(checkpoint, ancestor=ancestor[0])
-
-    def _ancestor(self) -> tuple[str, dict[str, Any]] | None:
-        """Run and configuration that this training was forked from."""
-        try:
-            note = json.loads((self.folder / FORK_NOTE).read_text(encoding="utf-8"))
-            return str(note["run_id"]), dict(note["config"])
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DamagedCheckpointError(f"{str(self.folder / FORK_NOTE)!r} cannot be read: {error!r}.") from error
+        return checkpoint
 
     def _repair_best(self, checkpoint: Checkpoint) -> None:
         """After a kill between the two files, or a fallback to an older checkpoint, the best model may be another's."""

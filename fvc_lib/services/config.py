@@ -21,6 +21,7 @@ from fvc_lib.services.clip_settings import ClipSettings, View, known_fit, known_
 from fvc_lib.services.config_fields import (
     AUTO_RANKS,
     RETIRED,
+    TRAINED,
     Declaration,
     NameIn,
     digest_of_weights,
@@ -303,7 +304,7 @@ class RunConfig(BaseModel):
     tune: Annotated[str, AfterValidator(known_tuning)] = field(
         "", "weights", "head, norms, last:N, effort or all; empty: the model's", _VIDEO, later=True, memory=_NET_STAGES
     )
-    epochs: int = field(20, "recipe", "at most this many passes over the training part", ge=1)
+    epochs: int = field(20, "weights", "at most this many passes over the training part", ge=1)
     # Hashed as ever, because folders are named by the hash; so are device and retrieval_memory_mb.
     batch_size: int = field(
         0, "rounding", "samples in memory at once; 0: the network's default", ge=0, hashed=True, memory=TRAINING_STAGES
@@ -311,13 +312,13 @@ class RunConfig(BaseModel):
     effective_batch_size: int = field(
         16, "weights", "samples per optimizer step, reached by accumulation", ge=1, memory=TRAINING_STAGES
     )
-    learning_rate: float = field(0.003, "recipe", "AdamW's peak rate after warm-up, before cosine decay", gt=0)
-    weight_decay: float = field(0.01, "recipe", "AdamW's decoupled weight decay", ge=0)
-    warmup_share: float = field(0.1, "recipe", "share of all steps spent warming up linearly", ge=0, lt=1)
-    max_gradient_norm: float = field(1.0, "recipe", "gradients are clipped to this L2 norm", gt=0)
+    learning_rate: float = field(0.003, "weights", "AdamW's peak rate after warm-up, before cosine decay", gt=0)
+    weight_decay: float = field(0.01, "weights", "AdamW's decoupled weight decay", ge=0)
+    warmup_share: float = field(0.1, "weights", "share of all steps spent warming up linearly", ge=0, lt=1)
+    max_gradient_norm: float = field(1.0, "weights", "gradients are clipped to this L2 norm", gt=0)
     ema_decay: float = field(
         0.0,
-        "recipe",
+        "weights",
         "what a moving average of the weights keeps of itself in a step; that average is tested; 0: off",
         ge=0,
         lt=1,
@@ -331,10 +332,10 @@ class RunConfig(BaseModel):
         _LABELLED,
     )
     early_stopping_epochs: int = field(
-        6, "recipe", "stop after this many epochs without a better validation loss; 0: never", ge=0
+        6, "weights", "stop after this many epochs without a better validation loss; 0: never", ge=0
     )
     amp: Literal["auto", "off"] = field(
-        "auto", "recipe", "mixed precision where the device has it", memory=TRAINING_STAGES
+        "auto", "weights", "mixed precision where the device has it", memory=TRAINING_STAGES
     )
     device: Literal["auto", "cuda", "mps", "cpu"] = field(
         "auto", "rounding", "auto: cuda, else mps, else cpu", hashed=True, memory=TRAINING_STAGES
@@ -357,34 +358,34 @@ class RunConfig(BaseModel):
         5, "nothing", "so many steps with a NaN or infinite loss are skipped; one more stops the training", ge=0
     )
     layer_decay: float = field(
-        1.0, "recipe", "learning rate of a stage, as a share of the stage above's", _VIDEO, gt=0, le=1, later=True
+        1.0, "weights", "learning rate of a stage, as a share of the stage above's", _VIDEO, gt=0, le=1, later=True
     )
     # Of task image from the beginning, with the defaults in its ``TaskSpec``
     label_smoothing: float = field(
-        0.0, "recipe", "share of the class target spread over all classes", _LABELLED, ge=0, lt=1, later=_VIDEO
+        0.0, "weights", "share of the class target spread over all classes", _LABELLED, ge=0, lt=1, later=_VIDEO
     )
     focal_gamma: float = field(
-        0.0, "recipe", "weighs well-classified samples down; 0: off", _LABELLED, ge=0, le=5, later=_VIDEO
+        0.0, "weights", "weighs well-classified samples down; 0: off", _LABELLED, ge=0, le=5, later=_VIDEO
     )
-    mixup_alpha: float = field(0.0, "recipe", "Beta parameter of mixup; 0: off", _LABELLED, ge=0, later=_VIDEO)
-    cutmix_alpha: float = field(0.0, "recipe", "Beta parameter of cutmix; 0: off", _LABELLED, ge=0, later=_VIDEO)
+    mixup_alpha: float = field(0.0, "weights", "Beta parameter of mixup; 0: off", _LABELLED, ge=0, later=_VIDEO)
+    cutmix_alpha: float = field(0.0, "weights", "Beta parameter of cutmix; 0: off", _LABELLED, ge=0, later=_VIDEO)
     mix_share: float = field(
-        0.3, "recipe", "share of the training samples mixed with another one", _LABELLED, ge=0, le=1, later=_VIDEO
+        0.3, "weights", "share of the training samples mixed with another one", _LABELLED, ge=0, le=1, later=_VIDEO
     )
     freeze_backbone_epochs: int = field(
-        0, "recipe", "train only what is above the backbone for so many epochs first", _LABELLED, ge=0, later=_VIDEO
+        0, "weights", "train only what is above the backbone for so many epochs first", _LABELLED, ge=0, later=_VIDEO
     )
     unfreeze_stage_epochs: int = field(
-        0, "recipe", "then free its stages, last first, one per so many epochs; 0: all", _LABELLED, ge=0, later=_VIDEO
+        0, "weights", "then free its stages, last first, one per so many epochs; 0: all", _LABELLED, ge=0, later=_VIDEO
     )
     shuffle_labels: bool = field(
         False, "weights", "use labels shuffled by group: an honest pipeline scores chance", _VIDEO, instead=_BY_LABEL
     )
     shuffled_label_control: bool = field(
-        True, "recipe", "train each fold again on shuffled labels, as a control", _VIDEO, instead=_BY_LABEL
+        True, "results", "train each fold again on shuffled labels, as a control", _VIDEO, instead=_BY_LABEL
     )
     real_source_control: bool = field(
-        True, "recipe", "train each fold again to tell two sources of reals apart, as a floor", _VIDEO, later=True
+        True, "results", "train each fold again to tell two sources of reals apart, as a floor", _VIDEO, later=True
     )
 
     train_final: bool = field(
@@ -392,7 +393,7 @@ class RunConfig(BaseModel):
     )
     operating_point: Annotated[str, AfterValidator(known_operating_point)] = field(
         "best",
-        "recipe",
+        "results",
         "which threshold inner validation chooses: best (balanced accuracy), fpr=0.01 or cost=FALSE_ALARM:MISS",
         _VIDEO,
         later=True,
@@ -469,7 +470,7 @@ class RunConfig(BaseModel):
     backbone_weights: str = field(
         "", "weights", "file of the backbone's weights; empty: from scratch", _IMAGE, path=True
     )
-    regression_weight: float = field(1.0, "recipe", "of the regression loss beside the class loss's 1", _IMAGE, ge=0)
+    regression_weight: float = field(1.0, "weights", "of the regression loss beside the class loss's 1", _IMAGE, ge=0)
     batch_size_sweep: bool = field(
         False, "nothing", "measure which batch sizes fit, in child processes", _IMAGE, memory=_OF_IMAGES
     )
@@ -503,7 +504,7 @@ class RunConfig(BaseModel):
     caption_weight: float = field(1.0, "weights", "of the captioning loss; 0: no decoder", _PAIRS, ge=0)
     masked_weight: float = field(0.0, "weights", "of masked modelling of the clip's features; 0: off", _PAIRS, ge=0)
     masked_share: float = field(
-        0.3, "recipe", "share of a clip's frames hidden in masked modelling", _PAIRS, gt=0, lt=1
+        0.3, "weights", "share of a clip's frames hidden in masked modelling", _PAIRS, gt=0, lt=1
     )
     beam_width: int = field(1, "results", "captions are searched with so many beams; 1: greedily", _PAIRS, ge=1, le=32)
 
@@ -582,6 +583,11 @@ class RunConfig(BaseModel):
         """Hex SHA-256 over the fields that can change a number: equal on any machine for the same experiment."""
         return sha256_of_json(self._counting(lambda declared: declared.hashed))
 
+    @property
+    def training_hash(self) -> str:
+        """Hex SHA-256 over the fields that data and weights depend on: equal in a run and in its fork."""
+        return sha256_of_json(self._counting(lambda declared: declared.hashed and declared.changes in TRAINED))
+
     def values_of(self, chosen: Callable[[Declaration], bool]) -> dict[str, Any]:
         """JSON values, by name, of the fields that this task reads and whose declaration is ``chosen``."""
         values = self.model_dump(mode="json")
@@ -630,7 +636,7 @@ class RunConfig(BaseModel):
 
     def training_values(self) -> dict[str, Any]:
         """What the weights depend on beside the data, as JSON values: a checkpoint is bound to it."""
-        return self._counting(lambda declared: declared.changes in ("weights", "recipe"))
+        return self._counting(lambda declared: declared.changes == "weights")
 
     def meaning(self, name: str) -> str:
         """What the field ``name`` means to this run's task, one line."""
@@ -659,9 +665,8 @@ DEFAULTS = {name: field.default for name, field in RunConfig.model_fields.items(
 ENVIRONMENT = {declared.variable: name for name, declared in DECLARED.items() if declared.variable}
 NOT_HASHED = frozenset(name for name, declared in DECLARED.items() if not declared.hashed)
 MAY_CHANGE_ON_RESUME = frozenset(name for name, declared in DECLARED.items() if declared.resume)
-# With another value a fork trains from the beginning: the weights would fit no network of the new run, have seen what
-# is now kept from them, or have come to a step that the new order of training does not have.
-STARTS_ANEW = frozenset(name for name, declared in DECLARED.items() if declared.changes in ("data", "weights"))
+# With another value a fork trains from the beginning.
+STARTS_ANEW = frozenset(name for name, declared in DECLARED.items() if declared.changes in TRAINED)
 OF_THE_FOLDER = frozenset(name for name, declared in DECLARED.items() if declared.changes == "folder")
 
 

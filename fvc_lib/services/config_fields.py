@@ -41,13 +41,13 @@ RETIRED: Mapping[str, Retired] = {
 
 # What the value of a field may change:
 #   data      which samples there are and which part they play; checkpoints are bound to the samples themselves
-#   weights   what is learned, from the first step on; checkpoints are bound to the value
-#   recipe    what is learned from now on: bound as well, but the training of a fork goes on from a checkpoint
-#   results   what is reported of a trained model, or whether a stage ends well
+#   weights   what is learned; checkpoints are bound to the value
+#   results   what is chosen or reported of a trained model, what is trained beside it, or whether a stage ends well
 #   rounding  how sums are rounded, and nothing else
 #   nothing   where files lie, how fast it goes, how much memory it takes
 #   folder    where the run itself lies: the run's own, and no value of it is a change
-Changes = Literal["data", "weights", "recipe", "results", "rounding", "nothing", "folder"]
+Changes = Literal["data", "weights", "results", "rounding", "nothing", "folder"]
+TRAINED = ("data", "weights")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ def field(default: Any, changes: Changes, description: str, tasks: Iterable[str]
     ``description`` is one line in the words of the first task that reads it. Whether it is hashed and may be changed
     on resume follows from ``changes`` unless given; other options are pydantic's (``ge=0``).
     """
-    options.setdefault("hashed", changes in ("data", "weights", "recipe", "results"))
+    options.setdefault("hashed", changes in (*TRAINED, "results"))
     options.setdefault("resume", changes in ("rounding", "nothing"))
     declared = {name: options.pop(name) for name in Declaration.__dataclass_fields__ if name in options}
     extra: dict[str, Any] = {"declaration": Declaration(changes, tuple(tasks), **declared)}

@@ -1,7 +1,7 @@
 """The tasks that a run can have and their stages: one declaration each, as plain data, and every stage's name once.
 
 A task is this declaration and a folder ``fvc_lib/tasks/NAME/``, whose module ``training`` has the function named here
-as ``trainer`` and ``training_parameters``. A run has the stages of its task.
+as ``trainer``. A run has the stages of its task.
 """
 
 from collections.abc import Callable, Mapping, Sequence

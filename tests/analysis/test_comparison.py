@@ -1,5 +1,6 @@
 import json
 import math
+import shutil
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,7 @@ from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import METRICS, within_folds
 from fvc_lib.metrics.intervals import cluster_bootstrap
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.run_paths import RunPaths
@@ -66,6 +67,17 @@ def test_the_difference_is_that_of_the_runs_numbers_second_minus_first(two_runs:
     assert pair.over_folds.degrees_of_freedom == 4
 
 
+def test_a_fork_that_keeps_its_trainings_is_not_compared_with_the_run_it_comes_from(
+    two_runs: list[RunPaths],
+) -> None:
+    fork = RunPaths(shutil.copytree(two_runs[0].root, two_runs[0].root.with_name("run_fork")))
+    write_text(fork.params_yaml, RunConfig(model="frame_cnn", operating_point="fpr=0.1").to_yaml())
+    change_predictions(fork, lambda predictions: predictions.with_columns(threshold=pl.lit(0.9)))
+    found = compare([*two_runs, fork], replicates=300)
+    assert {(pair.first, pair.second) for pair in found.pairs} == {("run_a", "run_b"), ("run_b", "run_fork")}
+    assert [refusal.runs for refusal in found.refusals] == [("run_a", "run_fork")]
+
+
 def test_of_two_runs_that_differ_in_the_re_encode_alone_the_difference_is_what_the_container_gave_away(
     two_runs: list[RunPaths],
 ) -> None:
@@ -106,6 +118,7 @@ def test_a_shown_difference_is_said_with_its_interval_and_p(two_runs: list[RunPa
 
 def test_no_difference_shown_is_not_called_equality(two_runs: list[RunPaths], make_run: MakeRun) -> None:
     copy = make_run(name="run_copy", skill=1.6)
+    change_predictions(copy, lambda predictions: predictions.with_columns(pl.col("score") * 0.999))
     (pair,) = compare([two_runs[0], copy], replicates=200).pairs
     assert not pair.is_shown
     assert pair.finding == (

@@ -269,7 +269,18 @@ def test_one_run_the_same_training_twice_or_an_ensemble_is_no_member(runs, ensem
     for few in (runs[:1], [runs[0], runs[0]]):
         with pytest.raises(UsageError, match="two or more"):
             ensembles.read_members(few)
-    with pytest.raises(UsageError, match="same parameters and seed"):
+    with pytest.raises(UsageError, match="same training parameters and seed"):
         ensembles.read_members([*runs, RunPaths(shutil.copytree(runs[2].root, runs[2].root.with_name("run_b9")))])
     with pytest.raises(UsageError, match="is an ensemble itself"):
         ensembles.read_members([*runs, ensemble.folder])
+
+
+@pytest.mark.parametrize("kept", [{"confidence": 0.9}, {"batch_size": 4}, {"real_source_control": False}])
+def test_a_fork_that_keeps_its_trainings_has_no_vote_beside_the_run_it_comes_from(runs, kept):
+    fork = RunPaths(shutil.copytree(runs[0].root, runs[0].root.with_name("run_fork")))
+    write_text(fork.params_yaml, resolve_config({"model": "frame_cnn", **kept}, environ={}).to_yaml())
+    with pytest.raises(UsageError, match="run_a0 and run_fork"):
+        ensembles.read_members([*runs, fork])
+    compared = detectors.compare_detectors([*runs, fork], replicates=100)
+    assert len(compared.detectors) == 2
+    assert [refusal.runs for refusal in compared.left_out] == [("run_a0",)]

@@ -7,7 +7,7 @@ from torch import nn
 
 from fvc_lib.engine.step import MemoryExhaustedError
 from fvc_lib.engine.task import LossSum
-from fvc_lib.services.checkpoint_files import FORK_NOTE, CheckpointFolder
+from fvc_lib.services.checkpoint_files import CheckpointFolder
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.tasks.video.task import BinaryScores
 from tests.kits.engine_kit import HALF, EndsOnce, StepsEnd, draining, same_end, stop_after, tight, weight_distance
@@ -233,18 +233,6 @@ def test_a_lost_step_is_also_restored_under_a_loss_scaler(make_engine, observer,
         state = make_engine("lost", compute=HALF, memory=observer).fit()
     assert len(observer.of("step_restored")) == 1
     assert same_end(state, whole)
-
-
-@pytest.mark.fault(19, 28)
-def test_a_fork_that_loses_a_step_still_trains_to_its_own_end(make_engine, monkeypatch, tmp_path):
-    make_engine().fit()
-    note = {"run_id": "run_1", "config": {"lr": None}}
-    (tmp_path / "fold" / FORK_NOTE).write_text(json.dumps(note))
-    with monkeypatch.context() as patch:
-        StepsEnd(patch, {1})
-        state = make_engine(learning_rate=0.02, epochs=5).fit()
-    assert state.epochs_done == 5
-    assert state.inexact_because[0].startswith("forked from run_1")
 
 
 @pytest.mark.fault(20)

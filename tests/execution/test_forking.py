@@ -3,18 +3,17 @@
 Real kernels; the folds' notebook writes what a training would leave, so that every byte can be followed.
 """
 
-import hashlib
-import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from fvc_lib.execution.plan import fingerprint as finished_stages
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import read_status
-from fvc_lib.execution.run.which_run import FORK_NOTE, LATEST, Inheritance, inheritance, take_over
-from fvc_lib.services import checkpoint_files as checkpoints
+from fvc_lib.execution.run.which_run import LATEST, Inheritance, inheritance, take_over
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import PARAMETERS, WRITE, Project, build_project, write_notebook
 
@@ -95,34 +94,59 @@ def fork(ancestor: RunPaths, project: Project, **changes: object) -> tuple[Proje
     forked, taken = inherited(ancestor, project, **changes)
 
     def prepare(run: RunPaths) -> dict[str, object]:
-        take_over(ancestor, run, taken, lambda task: {"fold": task.fold, "epochs": project.config.epochs})
+        take_over(ancestor, run, taken)
         return {}
 
     return forked, begin_run(forked.config, command="fork", prepare=prepare)
 
 
+def stopped(run: RunPaths, folder: Path, folds: Sequence[int] = (0, 1)) -> RunPaths:
+    """A copy of ``run`` in which ``folds`` have checkpoints and are not finished."""
+    copied = RunPaths(shutil.copytree(run.root, folder / run.run_id))
+    for fold in folds:
+        copied.stage_checkpoint("folds", fold).unlink()
+    return copied
+
+
 @pytest.mark.fault(28)
-def test_a_fork_keeps_what_holds_and_goes_on_where_a_fold_stood(project, ancestor):
+def test_a_changed_training_parameter_trains_from_the_start(project, ancestor):
     forked, run = fork(ancestor, project, epochs=5)
     assert [(p.run, p.reason) for p in forked.plan(run)] == [
         (False, "finished, nothing changed"), (True, "not finished yet"), (True, "not finished yet"),
     ]  # fmt: skip
-    assert {path.name for path in run.fold_checkpoints(1).iterdir()} == {
-        LATEST, f"{LATEST}.sha256", "checkpoint_epoch_001.pt", "checkpoint_epoch_001.pt.sha256", FORK_NOTE, "code.json",
-        "control",
-    }  # fmt: skip
-    for folder in (run.fold_checkpoints(1), run.control_checkpoints(1)):
-        note = json.loads((folder / FORK_NOTE).read_text())
-        assert (note["run_id"], note["config"]) == (ancestor.run_id, {"fold": 1, "epochs": 3})
-    assert not (run.tables / "folds_1.txt").exists()
+    assert not run.fold_checkpoints(1).exists()
     code, status, shown = forked.execute(run)
     assert code == 0, shown
     assert status.state == "done"
-    assert (run.tables / "folds_1.txt").read_text() == "epochs 3;epochs 5;"
-    assert run.metrics("folds", 1).read_text() == '{"step": 3}\n{"step": 5}\n'
+    assert (run.tables / "folds_1.txt").read_text() == "epochs 5;"
+    assert run.metrics("folds", 1).read_text() == '{"step": 5}\n'
     assert forked.times_run(run, "one") == 0
+
+
+@pytest.mark.fault(28)
+@pytest.mark.parametrize("name", [name for name in RunConfig().training_values() if name not in ("model", "crop")])
+def test_no_training_goes_on_under_another_value_of_a_training_parameter(project, ancestor, name):
+    value = getattr(project.config, name)
+    other = not value if isinstance(value, bool) else (value or 0) + 1 if not isinstance(value, str | tuple) else "x"
+    _, taken = inherited(ancestor, project, **{name: (other,) if isinstance(value, tuple) else other})
+    assert taken.carried == ()
+    assert {task.stage.name for task in taken.kept} <= {"one"}
+
+
+@pytest.mark.fault(28)
+def test_a_training_that_was_stopped_goes_on_in_a_fork_that_changes_what_is_reported(project, ancestor, tmp_path):
+    ancestor = stopped(ancestor, tmp_path, folds=[1])
+    forked, run = fork(ancestor, project, bootstrap_replicates=100)
+    assert {path.name for path in run.fold_checkpoints(1).iterdir()} == {
+        LATEST, f"{LATEST}.sha256", "checkpoint_epoch_001.pt", "checkpoint_epoch_001.pt.sha256", "code.json", "control",
+    }  # fmt: skip
+    assert not (run.tables / "folds_1.txt").exists()
+    code, status, shown = forked.execute(run)
+    assert code == 0, shown
+    assert (run.tables / "folds_1.txt").read_text() == "epochs 3;epochs 3;"
+    assert run.metrics("folds", 1).read_text() == '{"step": 3}\n{"step": 3}\n'
     assert {key: stage.attempts for key, stage in status.stages.items()} == {
-        "one": 1, "folds_fold_0": 2, "folds_fold_1": 2,
+        "one": 1, "folds_fold_0": 1, "folds_fold_1": 2,
     }  # fmt: skip
 
 
@@ -135,7 +159,6 @@ def test_a_finished_fold_that_nothing_concerns_is_kept_whole(project, ancestor):
         ancestor.fold_checkpoints(0) / "best_model.safetensors",
     ):
         assert (run.root / path.relative_to(ancestor.root)).read_bytes() == path.read_bytes()
-    assert not (run.fold_checkpoints(0) / FORK_NOTE).exists()
     assert not list(run.root.rglob("*.tmp"))
     assert run.executed_notebook("folds", 1).is_file()
     assert forked.execute(run)[1].state == "done"
@@ -146,7 +169,7 @@ def test_weights_that_would_not_fit_or_have_seen_other_data_start_anew_with_the_
     _, model = inherited(ancestor, project, model="r2plus1d", epochs=4)
     assert [task.key for task in model.kept] == ["one"]
     assert model.carried == ()
-    assert all("another model" in why and "epochs 3 -> 4" in why for _, why in model.anew)
+    assert all("another epochs and model" in why and "epochs 3 -> 4" in why for _, why in model.anew)
     _, data = inherited(ancestor, project, seed=4)
     assert (data.kept, data.carried) == ((), ())
     assert data.anew[0][1] == "parameters changed: seed 0 -> 4"
@@ -159,63 +182,40 @@ def test_weights_that_would_not_fit_or_have_seen_other_data_start_anew_with_the_
 
 
 def test_a_checkpoint_of_other_code_and_a_fold_without_one_start_anew(project, ancestor, monkeypatch, tmp_path):
-    ancestor = RunPaths(shutil.copytree(ancestor.root, tmp_path / ancestor.run_id))
+    ancestor = stopped(ancestor, tmp_path)
     for path in ancestor.fold_checkpoints(0).glob("*.pt"):
         path.unlink()
     with monkeypatch.context() as patch:
         patch.setattr(finished_stages, "helpers_hash", lambda sources: "other")
-        _, taken = inherited(ancestor, project, epochs=5)
+        _, taken = inherited(ancestor, project, bootstrap_replicates=100)
     whys = [why.partition("; ")[2] for _, why in taken.anew]
     assert whys == ["it had no checkpoint yet", "its checkpoint was made by other code"]
-    _, taken = inherited(ancestor, project, epochs=5)
+    _, taken = inherited(ancestor, project, bootstrap_replicates=100)
     assert [task.key for task in taken.carried] == ["folds_fold_1"]
     lines = taken.lines()
     assert lines[0] == "  kept: one"
     assert "folds_fold_1" in lines[1]
     assert "goes on" in lines[1]
-    assert "starts anew: parameters changed: epochs 3 -> 5; it had no checkpoint yet" in lines[2]
+    assert "starts anew: not finished yet; it had no checkpoint yet" in lines[2]
 
 
 @pytest.mark.fault(28)
 def test_a_fork_trains_anew_what_a_network_in_a_user_s_file_learned_before_the_file_changed(
     project, ancestor, tmp_path
 ):
-    ancestor = RunPaths(shutil.copytree(ancestor.root, tmp_path / ancestor.run_id))
+    ancestor = stopped(ancestor, tmp_path)
     file = tmp_path / "my_net.py"
     file.write_text("class MyNet: ...\n")
     config = project.config.model_copy(update={"model": f"{file}:MyNet"})
     ancestor.params_yaml.write_text(config.to_yaml())
     for task in (planned.task for planned in project.plan(ancestor)):
         finished_stages.begin_training_state(ancestor, task, config)
-    _, taken = inherited(ancestor, project, epochs=5)
+    _, taken = inherited(ancestor, project, bootstrap_replicates=100)
     assert [task.key for task in taken.carried] == ["folds_fold_0", "folds_fold_1"]
     file.write_text("class MyNet:\n    wider = True\n")
-    _, taken = inherited(ancestor, project, epochs=5)
+    _, taken = inherited(ancestor, project, bootstrap_replicates=100)
     assert {why.partition("; ")[2] for _, why in taken.anew} == {"its checkpoint was made by other code"}
     assert len(taken.anew) == 2
-
-
-def test_a_fork_of_a_fork_that_has_not_trained_names_the_run_whose_checkpoints_they_are(project, ancestor):
-    forked, first = fork(ancestor, project, epochs=5)
-    _, second = fork(first, forked, epochs=7)
-    note = json.loads((second.fold_checkpoints(0) / FORK_NOTE).read_text())
-    assert (note["run_id"], note["config"]["epochs"]) == (ancestor.run_id, 3)
-    # Once it has written a checkpoint of its own, that one goes on, and the older run's stays behind.
-    text = b"epochs 5;"
-    latest = first.fold_checkpoints(0) / LATEST
-    latest.write_bytes(text)
-    latest.with_name(f"{LATEST}.sha256").write_text(f"{hashlib.sha256(text).hexdigest()}  {LATEST}\n")
-    _, third = fork(first, forked, epochs=7)
-    folder = third.fold_checkpoints(0)
-    note = json.loads((folder / FORK_NOTE).read_text())
-    assert (note["run_id"], note["config"]["epochs"]) == (first.run_id, 5)
-    assert (folder / LATEST).read_bytes() == text
-    assert not (folder / "checkpoint_epoch_001.pt").exists()
-
-
-def test_the_note_has_the_name_that_training_looks_for():
-    assert FORK_NOTE == checkpoints.FORK_NOTE
-    assert LATEST == checkpoints.LATEST
 
 
 def test_the_status_of_a_fork_tells_of_kept_stages_what_they_took(project, ancestor):

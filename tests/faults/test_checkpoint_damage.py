@@ -237,7 +237,7 @@ def test_a_pickle_that_runs_code_is_never_executed_wherever_it_lies(tmp_path, ta
     lives.three_epochs(tmp_path / "before")
     trace, path = tmp_path / "it ran", tmp_path / "fold"
     for how, content in evil_contents(trace).items():
-        for name in (LATEST, "checkpoint_epoch_009.pt", BEST, f"{LATEST}.sha256", "forked_from.json"):
+        for name in (LATEST, "checkpoint_epoch_009.pt", BEST, f"{LATEST}.sha256"):
             shutil.copytree(tmp_path / "before", path)
             (path / name).write_bytes(content)
             if name.endswith(("pt", "safetensors")):
@@ -260,10 +260,3 @@ def test_a_pickle_that_runs_code_is_never_executed_wherever_it_lies(tmp_path, ta
             tally.add(survived=1)
         run_trustingly(how, content)  # the payload works
         trace.rmdir()
-
-
-@pytest.mark.fault(33)
-def test_a_fork_s_note_that_is_code_is_no_more_than_text(tmp_path):
-    lives.three_epochs(tmp_path / "fold")
-    (tmp_path / "fold" / "forked_from.json").write_text(json.dumps({"run_id": "$(reboot)", "config": {"__class__": 1}}))
-    assert lives.loaded(tmp_path / "fold").step == 30

@@ -1,23 +1,22 @@
-"""Row 28, with real weights: a fork's fold goes on from its ancestor's checkpoint, or anew where the data differ."""
+"""Row 28, with real weights: what a fork may do with the checkpoints of its ancestor."""
 
 from __future__ import annotations
 
 import json
-import logging
 
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read.queries import learning_curves
 from fvc_lib.execution.plan.fingerprint import begin_training_state
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.status import RunStatus
 from fvc_lib.execution.run.which_run import Inheritance, take_over
+from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
-from fvc_lib.services.tables import FOLDS, read_table, write_table
+from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.recipe import TrainingOutcome
-from fvc_lib.tasks.video.training import TrainingSummary, train_fold, training_parameters
+from fvc_lib.tasks.video.training import TrainingSummary, train_fold
 from tests.faults.conftest import STAGE, elsewhere
 from tests.kits.training import TinyTraining
 
@@ -43,7 +42,7 @@ def fork(ancestor: TinyTraining, root: str) -> RunPaths:
     paths = elsewhere(ancestor, ancestor.paths.root.parent / root)
     RunStatus(run_id=paths.run_id, started_utc="2026-01-01T00:00:00Z").write(paths)
     taken = Inheritance(kept=(), carried=(TASK,), anew=())
-    take_over(ancestor.paths, paths, taken, lambda task: training_parameters(ancestor.config, task.fold))
+    take_over(ancestor.paths, paths, taken)
     begin_training_state(paths, TASK, ancestor.config)
     return paths
 
@@ -59,27 +58,25 @@ def steps_by_attempt(paths: RunPaths) -> dict[int, list[int]]:
 
 
 @pytest.mark.fault(28)
-def test_more_epochs_go_on_where_the_ancestor_ended_and_its_curves_stay_whole(ancestor):
+def test_another_operating_point_is_chosen_of_the_network_that_was_trained(ancestor):
     before = {path: path.read_bytes() for path in ancestor.paths.root.rglob("*") if path.is_file()}
     paths = fork(ancestor, "run_1")
-    outcome = train(paths, ancestor.with_config(epochs=3), 2)
-    assert [record.epoch for record in outcome.training.history] == [1, 2, 3]
-    steps = steps_by_attempt(paths)
-    assert steps[2][0] == steps[1][-1] + 1
-    assert len(steps[2]) == len(steps[1]) // 2
-    curve = learning_curves([paths], metrics=["loss"], phases=["train"]).frame["step"].to_list()
-    assert curve == [*steps[1], *steps[2]]
-    assert paths.predictions(0).is_file()
+    changed = ancestor.with_config(operating_point="cost=9:1")
+    outcome = train(paths, changed, 2)
+    assert outcome.training.selection.operating_point == "cost=9:1"
+    assert [record.epoch for record in outcome.training.history] == [1, 2]
+    assert set(steps_by_attempt(paths)) == {1}
+    first, second = (read_table(run.predictions(0), PREDICTIONS) for run in (ancestor.paths, paths))
+    assert first["score"].equals(second["score"])
     assert {path: path.read_bytes() for path in ancestor.paths.root.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.fault(28)
-def test_weights_that_have_seen_what_is_tested_now_are_not_used_and_it_is_said(ancestor, caplog):
+def test_weights_that_were_trained_otherwise_or_have_seen_what_is_tested_now_are_refused(ancestor):
     paths = fork(ancestor, "run_2")
+    with pytest.raises(CheckpointMismatchError, match="epochs: 2 -> 3"):
+        train(paths, ancestor.with_config(epochs=3), 2)
     folds = read_table(paths.folds, FOLDS)
     write_table(folds.with_columns((pl.col("fold") + 1) % 3), FOLDS, paths.folds)
-    with caplog.at_level(logging.WARNING):
-        train(paths, ancestor.with_config(epochs=1), 2)
-    assert f"of {ancestor.paths.run_id} was trained on other videos: this training begins anew" in caplog.text
-    steps = steps_by_attempt(paths)
-    assert steps[2][0] == steps[1][0]
+    with pytest.raises(CheckpointMismatchError, match="training data"):
+        train(paths, ancestor, 2)

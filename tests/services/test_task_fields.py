@@ -176,10 +176,10 @@ def test_what_a_value_may_change_decides_hash_binding_resume_and_forks(name):
         other = config.model_copy(update={name: another_value(name)})
         assert getattr(other, name) != getattr(config, name), "the test needs another value"
         bound = other.training_values() != config.training_values()
-        assert bound == (task in declared.tasks and declared.changes in {"weights", "recipe"})
+        assert bound == (task in declared.tasks and declared.changes == "weights")
         assert (other.config_hash != config.config_hash) == (task in declared.tasks and declared.hashed)
     assert (name in STARTS_ANEW) == (declared.changes in {"data", "weights"})
-    if declared.changes in {"weights", "recipe", "data", "results"}:
+    if declared.changes in {"weights", "data", "results"}:
         assert name not in MAY_CHANGE_ON_RESUME
         # Of what these list each stage's fingerprint has the content.
         assert declared.hashed or name in ("corpus", "more_corpora")

@@ -1,6 +1,7 @@
 """Task image from tables to results, on pictures of patterns whose brightness is the number."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,9 +12,6 @@ from safetensors.torch import load_file
 
 from fvc_lib.corpus.images import index_images
 from fvc_lib.detectors.own.small_resnet import SmallResnet
-from fvc_lib.execution.plan.stages import Task, stage_named
-from fvc_lib.execution.run.status import RunStatus
-from fvc_lib.execution.run.which_run import Inheritance, take_over
 from fvc_lib.metrics.multiclass import top_k_accuracy
 from fvc_lib.services.checkpoint_files import BEST, CheckpointMismatchError
 from fvc_lib.services.config import RunConfig
@@ -29,7 +27,6 @@ from fvc_lib.tasks.image.training import (
     read_image_parts,
     require_backbone,
     train_images,
-    training_parameters,
 )
 from tests.kits.image_kit import image_tables, write_image_tables
 
@@ -223,17 +220,12 @@ def test_how_it_is_computed_binds_no_checkpoint(trained, change):
     assert image_split_training(root, parts, run.config.model_copy(update=change)).fingerprint == outcome.fingerprint
 
 
-def test_a_fork_with_more_epochs_goes_on_from_the_checkpoint(run, trained):
+def test_a_checkpoint_is_refused_under_more_epochs(run, trained):
     ancestor, _ = trained
     longer = run("fork", epochs=3)
-    task = Task(stage_named(STAGE), None)
-    for paths in (ancestor.paths, longer.paths):
-        RunStatus(run_id=paths.run_id, started_utc="2026-01-01T00:00:00Z").write(paths)
-    taken = Inheritance(kept=(), carried=(task,), anew=())
-    take_over(ancestor.paths, longer.paths, taken, lambda task: training_parameters(ancestor.config, task.fold))
-    outcome = longer.train()
-    assert [record.epoch for record in outcome.training.history] == [1, 2, 3]
-    assert {epoch for _, epoch, phase, *_ in longer.log.lines if phase in ("train", "validation")} == {3}
+    shutil.copytree(ancestor.paths.stage_training(STAGE), longer.paths.stage_training(STAGE))
+    with pytest.raises(CheckpointMismatchError, match="epochs: 2 -> 3"):
+        longer.train()
 
 
 def test_a_picture_that_is_gone_is_named_before_anything_is_trained(run, tmp_path, list_log):

@@ -12,9 +12,6 @@ from fvc_lib.corpus.video_texts import index_video_texts
 from fvc_lib.detectors.texts.tokenizer import TextTokenizer
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.training_state import TrainingRecord
-from fvc_lib.execution.plan.stages import Task, stage_named
-from fvc_lib.execution.run.status import RunStatus
-from fvc_lib.execution.run.which_run import Inheritance, take_over
 from fvc_lib.metrics.retrieval import retrieval_metrics
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.config import RunConfig
@@ -33,7 +30,6 @@ from fvc_lib.tasks.video_text.training import (
     split_training,
     tokenizer_file,
     train_video_text,
-    training_parameters,
 )
 from fvc_lib.video.clips.store import ClipStore
 from tests.kits.video_text_kit import write_tiny_bert
@@ -243,21 +239,6 @@ def test_what_the_weights_depend_on_is_in_the_fingerprint_and_nothing_else(run, 
     assert fingerprint(**same) == fingerprint()
     write_table(pairs.with_columns(pl.col("text").str.replace("red", "pink")), VIDEO_TEXTS, paths.video_texts)
     assert fingerprint() not in {*found, config.config_hash}
-
-
-def test_a_fork_with_more_epochs_goes_on_from_the_checkpoint(run, tmp_path):
-    paths, config, _ = run
-    config = config.model_copy(update={"epochs": 1})
-    assert train_video_text(paths, config, metric_log=Log()).training.steps == 3
-    fork, task, log = RunPaths(tmp_path / "fork"), Task(stage_named(STAGE), None), Log()
-    for each in (paths, fork):
-        RunStatus(run_id=each.run_id, started_utc="2026-01-01T00:00:00Z").write(each)
-    taken = Inheritance(kept=(), carried=(task,), anew=())
-    take_over(paths, fork, taken, lambda task: training_parameters(config, task.fold))
-    written_corpus(fork, config)
-    outcome = train_video_text(fork, config.model_copy(update={"epochs": 2}), metric_log=log)
-    assert (outcome.training.steps, len(outcome.training.history)) == (6, 2)
-    assert {step for step, _, phase, _ in log.lines if phase == "train"} == {4, 5, 6}
 
 
 def test_texts_that_are_cut_are_counted(run, caplog):

@@ -253,7 +253,7 @@ class Reading:
         record = read_json_object(self.run.stage_checkpoint(FOLD_TRAINING, 0))
         then = as_mapping(as_mapping(record.get("fingerprint")).get("parameters"))
         files = [then.get(name, self.config.identity(name)) for name in ("model", "model_weights", "crop")]
-        return sha256_of_json([self.config.model_copy(update={"seed": 0, "folds_seed": None}).config_hash, files])
+        return sha256_of_json([self.config.model_copy(update={"seed": 0, "folds_seed": None}).training_hash, files])
 
 
 def read_run(run: RunPaths, name: str) -> Reading | Refusal:
@@ -288,7 +288,7 @@ def _fits_its_results(judged: JudgedRun, headline: ReportHeadline) -> bool:
 
 
 def _newest_of_each(readings: Sequence[Reading], left_out: list[Refusal]) -> list[Reading]:
-    """Of several runs with the same parameters and seed the newest: counted twice, a training would look certain."""
+    """Of several runs of one training the newest: counted twice, a training would look certain."""
     newest: dict[str, Reading] = {}
     for reading in readings:
         key = f"{reading.detector} {reading.config.seed}"
@@ -296,7 +296,7 @@ def _newest_of_each(readings: Sequence[Reading], left_out: list[Refusal]) -> lis
         if other is not reading:
             older, newer = sorted((other, reading), key=lambda each: each.run.run_id)
             newest[key] = newer
-            what = f"{older.judged.name}: {newer.judged.name} has the same parameters and seed and is newer."
+            what = f"{older.judged.name}: {newer.judged.name} has the same training parameters and seed and is newer."
             left_out.append(Refusal((older.judged.name,), what))
     return list(newest.values())
 

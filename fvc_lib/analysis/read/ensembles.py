@@ -76,7 +76,7 @@ def read_members(runs: Sequence[RunPaths]) -> Members:
     for each, place in zip(usable, detectors, strict=True):
         before = seen.setdefault((place, each.config.seed), each.judged.name)
         if before != each.judged.name:
-            told = f"{before} and {each.judged.name} have the same parameters and seed"
+            told = f"{before} and {each.judged.name} have the same training parameters and seed"
             raise UsageError(f"{told}: counted twice, one training would have two votes. Name one of them.")
     firsts = [usable[detectors.index(place)] for place in range(len(places))]
     return Members(tuple(usable), detectors, tuple(names_of(firsts)))

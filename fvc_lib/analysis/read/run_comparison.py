@@ -168,6 +168,14 @@ def _refusal_between(ones: Sequence[JudgedRun], others: Sequence[JudgedRun]) -> 
     return Refusal(tuple(run.name for run in (*ones, *others)), reason)
 
 
+def _one_training(first: str, second: str) -> Refusal:
+    reason = (
+        f"{first} and {second} gave every video the same score: they hold the same trainings, as a fork does that "
+        "changes no training parameter. Compare one of them with another detector."
+    )
+    return Refusal((first, second), reason)
+
+
 def _go_on(run: RunPaths) -> str:
     return f"Go on with it: {_resume(run)}"
 
@@ -226,7 +234,7 @@ def compare(
     The difference is that of the number in the results (scope "all"), with a cluster-bootstrap interval over groups and
     a p-value from the same draws for all runs (``metrics.paired_difference``), Holm's adjustment over all pairs, and
     Nadeau and Bengio's corrected t over the folds. The intervals speak of other videos, not of other trainings: each
-    run was trained once. A run given twice counts once.
+    run was trained once. A run given twice counts once. Two runs with equal scores hold one training: no pair.
 
     Raises:
         UsageError: an unknown metric, fewer than one replicate, or a confidence outside (0, 1).
@@ -245,8 +253,11 @@ def compare(
         drawn = replicates_of(together, metric, replicates=replicates, seed=seed)
         intervals = percentile_intervals(drawn, confidence)
         values |= {run.name: interval for run, interval in zip(together, intervals, strict=True)}
-        numbered = itertools.combinations(range(len(together)), 2)
-        pairs += [pair_of(together, drawn, one, other, metric, confidence) for one, other in numbered]
+        for one, other in itertools.combinations(range(len(together)), 2):
+            if together[one].predictions["score"].equals(together[other].predictions["score"]):
+                not_alike.append(_one_training(together[one].name, together[other].name))
+            else:
+                pairs.append(pair_of(together, drawn, one, other, metric, confidence))
     refusals = (*(run for run in read if isinstance(run, Refusal)), *not_alike)
     asked = {run.name: run_parameters(run.run) for run in read if isinstance(run, JudgedRun)}
     trials = {name: trial_text(each) for name, each in asked.items()}

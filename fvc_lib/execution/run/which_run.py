@@ -1,13 +1,13 @@
 """Which run a command or a notebook works on: one resumed, forked, or begun from a notebook, and with which parameters.
 
 A run is never changed into another experiment. A fork is a new run under a changed configuration: what still holds is
-copied from a run that is only read, the rest begins anew, and a half-done training goes on from its checkpoint when
-nothing changed that says what its network is or which videos it has seen. An interactive notebook works on the newest
+copied from a run that is only read, the rest begins anew, and a training goes on from its checkpoint only where
+everything it depends on is the same. An interactive notebook works on the newest
 run with that run's parameters; a headless stage does not depend on this module, so mending it repeats no training.
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import begin_run, record_corpus
 from fvc_lib.execution.run.status import RunState, read_status
 from fvc_lib.services import config as configuration, parameters
-from fvc_lib.services.atomic_files import atomic_output, read_json_object, sha256_of_file, write_json
+from fvc_lib.services.atomic_files import atomic_output
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS, is_hub_id, local_weights
 from fvc_lib.services.errors import UsageError, command_text
@@ -31,9 +31,7 @@ from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import CONTROL_TRAININGS, DEFAULT_TASK, STAGES, TASK_OF_STAGE, TASKS
 
-# Beside a checkpoint: whose it is. The same name stands in services.checkpoint_files, which may not be imported here:
-# this room must not load torch.
-FORK_NOTE = "forked_from.json"
+# As in services.checkpoint_files, which may not be imported here: this room must not load torch.
 LATEST = "latest_checkpoint.pt"
 _CHECKPOINTS = (LATEST, "checkpoint_epoch_*.pt")
 
@@ -77,13 +75,8 @@ def inheritance(ancestor: RunPaths, plan: Sequence[PlannedTask], changed: Mappin
     return Inheritance(kept, tuple(carried), tuple(anew))
 
 
-def take_over(
-    ancestor: RunPaths, fork: RunPaths, taken: Inheritance, binding_config: Callable[[Task], Mapping[str, Any]]
-) -> None:
-    """Copy into the new folder ``fork`` what it takes over from ``ancestor``, which is only read.
-
-    ``binding_config`` gives the configuration that the checkpoints of a task of ``ancestor`` are bound to.
-    """
+def take_over(ancestor: RunPaths, fork: RunPaths, taken: Inheritance) -> None:
+    """Copy into the new folder ``fork`` what it takes over from ``ancestor``, which is only read."""
     before, status = read_status(ancestor), read_status(fork)
     for task in taken.kept:
         for path in written_by(ancestor, task):
@@ -91,7 +84,7 @@ def take_over(
         if task.key in before.stages:
             status.stages[task.key] = before.stages[task.key]
     for task in taken.carried:
-        _carry_training(ancestor, fork, task, binding_config(task))
+        _carry_training(ancestor, fork, task)
         metrics = ancestor.metrics(task.stage.name, task.fold)
         _copy(metrics, fork.metrics(task.stage.name, task.fold))
         # Attempts go on counting: of two lines of one step in the metric log the later attempt's counts.
@@ -103,41 +96,23 @@ def _obstacle(folder: Path, task: Task, stale: set[str], changed: Mapping[str, C
     """Why the fold's training cannot go on from ``folder``; empty when it can."""
     if not _checkpoints(folder):
         return "it had no checkpoint yet"
-    if stale.intersection(task.stage.needs):
+    if stale.intersection(task.stage.reads(config)):
         return "its weights come from other data"
     if hindering := sorted(configuration.STARTS_ANEW.intersection(changed)):
-        return f"weights do not outlast another {' or '.join(hindering)}"
+        return f"it trained with another {' and '.join(hindering)}"
     if not trained_by_this_code(folder, task, config):
         return "its checkpoint was made by other code"
     return ""
 
 
-def _carry_training(ancestor: RunPaths, fork: RunPaths, task: Task, config: Mapping[str, Any]) -> None:
-    """The checkpoints of the model and of a fold's controls, each with a note whose they are."""
+def _carry_training(ancestor: RunPaths, fork: RunPaths, task: Task) -> None:
+    """Copy the checkpoints of the model and of a fold's controls, and the note of the code that made them."""
     source, target = (run.training_checkpoints(task.stage.name, task.fold) for run in (ancestor, fork))
     _copy(source / "code.json", target / "code.json")
-    note = {"run_id": ancestor.run_id, "config": dict(config)}
-    _carry_checkpoints(source, target, note)
-    if task.fold is not None:
-        for name in CONTROL_TRAININGS:
-            of_both = [run.control_checkpoints(task.fold, name) for run in (ancestor, fork)]
-            _carry_checkpoints(of_both[0], of_both[1], note)
-
-
-def _carry_checkpoints(source: Path, target: Path, note: Mapping[str, Any]) -> None:
-    """Copy checkpoints that are all bound alike; in a fork of a fork some may still be the first run's."""
-    hashes = {path.name: sha256_of_file(path) for path in _checkpoints(source)}
-    earlier = read_json_object(source / FORK_NOTE)
-    untouched = {name for name, digest in hashes.items() if earlier.get("files", {}).get(name) == digest}
-    if untouched == hashes.keys():
-        note = {"run_id": earlier.get("run_id"), "config": earlier.get("config")} if untouched else note
-    else:
-        hashes = {name: digest for name, digest in hashes.items() if name not in untouched}
-    for name in hashes:
-        for path in (source / name, source / f"{name}.sha256"):
-            _copy(path, target / path.name)
-    if hashes:
-        write_json(target / FORK_NOTE, {**note, "files": hashes})
+    for name in ("", *(CONTROL_TRAININGS if task.fold is not None else ())):
+        for path in _checkpoints(source / name):
+            for each in (path, path.with_name(f"{path.name}.sha256")):
+                _copy(each, target / name / each.name)
 
 
 def _checkpoints(folder: Path) -> list[Path]:

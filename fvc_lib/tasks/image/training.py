@@ -89,8 +89,8 @@ def _finish(
     return Finished([TrainingRecord(**model.record())], write)
 
 
-def training_parameters(config: RunConfig, fold: int | None = None) -> dict[str, Any]:
-    """What a checkpoint is bound to beside the data, as JSON values; a fork goes on from one by it.
+def training_parameters(config: RunConfig) -> dict[str, Any]:
+    """Return what a checkpoint is bound to besides the data, as JSON values.
 
     ``UsageError`` where the file of the backbone's weights cannot be read.
     """

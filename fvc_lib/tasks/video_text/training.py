@@ -235,7 +235,7 @@ def split_training(parts: "VideoTextParts", config: RunConfig) -> Training[Train
     )
 
 
-def training_parameters(config: RunConfig, fold: int | None = None) -> dict[str, Any]:
+def training_parameters(config: RunConfig) -> dict[str, Any]:
     """What of ``config`` a checkpoint of this training is bound to; raises as ``split_training``."""
     encoder = _encoder_folder(config)
     # Not where the encoder lies but what is in it.
