@@ -142,7 +142,7 @@ class Broken:
         (["-p", "epoch", "3"], "Did you mean 'epochs'"),
         (["--executor", "slurm", "-p", "use_mlops_pipeline", "false"], "submit with the pipeline"),
         (["-p", "epochs", "three"], "epochs: got 'three'"),
-        (["-y", "{epochs: 0}"], "epochs: got 0"),
+        (["-y", "{epochs: 0}"], "epochs: got '0'"),
         (["-y", "[1"], "not valid YAML"),
         (["-f", "absent.yaml"], "absent.yaml"),
         (["--only", "99"], "no single stage called '99'"),

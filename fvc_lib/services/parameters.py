@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import DECLARED, DEFAULTS, EARLIER_DEFAULTS, ENVIRONMENT, RunConfig, require_known
-from fvc_lib.services.config_fields import RETIRED
+from fvc_lib.services.config_fields import RETIRED, read_yaml
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
@@ -36,21 +35,22 @@ def run_config(run: RunPaths) -> RunConfig:
     return resolve_config({**earlier, **recorded}, environ={})
 
 
-def read_params_file(path: AnyPath) -> dict[str, Any]:
-    """The mapping of names to values in a YAML params file; ``UsageError`` where it holds none."""
-    path = Path(path)
+def read_params_file(path: AnyPath, *, typed: bool = True) -> dict[str, Any]:
+    """Return the mapping of names to values in a YAML file of ours, or of a user (``typed`` false: ``read_yaml``).
+
+    Raises:
+        UsageError: it cannot be read, holds no mapping, or (a user's) a name or value that no field takes.
+    """
+    origin = f"params file {str(path)!r}"
     try:
-        text = path.read_text(encoding="utf-8")
-        document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # a tenth of the time
+        values = read_yaml(Path(path).read_text(encoding="utf-8"), origin, typed=typed)
     except OSError as error:
-        raise UsageError(f"params file {str(path)!r}: {error.strerror}. Give an existing YAML file.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"params file {str(path)!r} is not valid YAML: {error}") from error
-    if document is None:
-        return {}
-    if not isinstance(document, dict):
-        raise UsageError(f"params file {str(path)!r}: got a {type(document).__name__}, wanted lines like 'epochs: 20'.")
-    return document
+        raise UsageError(f"{origin}: {error.strerror}. Give an existing YAML file.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{origin} is not valid YAML: {error}") from error
+    if not typed:
+        _validated(values, origin)
+    return values
 
 
 def environment_values(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -171,6 +171,7 @@ def _task_defaults(task: Any) -> Mapping[str, Any]:
 _WANTED = {
     "int_parsing": "a whole number", "int_type": "a whole number", "int_from_float": "a whole number",
     "float_parsing": "a number", "float_type": "a number",
+    "string_type": "a text, '' for none",
     "bool_parsing": "true or false", "bool_type": "true or false",
 }  # fmt: skip
 

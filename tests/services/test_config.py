@@ -8,6 +8,7 @@ import pytest
 import yaml
 from hypothesis import given, strategies as st
 
+from fvc_lib.execution.run.which_run import ask
 from fvc_lib.services.clip_settings import ClipSettings
 from fvc_lib.services.config import NOT_HASHED, RunConfig
 from fvc_lib.services.errors import UsageError
@@ -112,6 +113,60 @@ def test_a_params_file_that_is_no_mapping_is_refused_by_name(tmp_path, content, 
     with pytest.raises(UsageError, match=words) as caught:
         read_params_file(path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("epochs: 010", 10), ("epochs: 1_000", 1000), ("learning_rate: 1e-3", 0.001), ("amp: off", "off"),
+        ("train_final: yes", True), ("experiment: 007", "007"), ("experiment: 2026-01-02", "2026-01-02"),
+        ("experiment: yes", "yes"), ("label_map: {yes: fake, no: real}", {"yes": "fake", "no": "real"}),
+        ("label_map: {01: fake, 00: real}", {"01": "fake", "00": "real"}), ("mem_gb: null", None),
+        ("mem_gb:", None), ("augmentations: [flip, noise]", ("flip", "noise")), ("recall_at: [1, 010]", (1, 10)),
+        ("num_ranks: auto", 0), ("targets: []", ()),
+    ],
+)  # fmt: skip
+def test_a_params_file_says_what_it_would_say_on_the_command_line(tmp_path, line, value):
+    path, name = tmp_path / "p.yaml", line.partition(":")[0]
+    task = "image" if name == "targets" else "video_text" if name == "recall_at" else "video"
+    path.write_text(f"task: {task}\n{line}\n")
+    for asked in (ask([path], (), (), {}), ask((), [path.read_text()], (), {})):
+        assert getattr(asked.config, name) == value
+
+
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        ("epochs: 1:30\n", "epochs"), ("epochs: 0x10\n", "epochs"), ("epochs: yes\n", "epochs"),
+        ("epochs: 3\nseed: 1\nepochs: 4\n", "epochs"), ("label_map: {a: fake, a: real}\n", "a"),
+        ("label_map: {Fake: fake, fake: real}\n", "label_map"), ("corpus: null\n", "corpus"), ("corpus:\n", "corpus"),
+        ("? [1]\n: 2\n", ""), ("seed: !!python/object:os.system x\n", ""), ("seed: !!map x\n", ""),
+        ("seed: !!timestamp 2026-99-99\n", ""),
+    ],
+)  # fmt: skip
+def test_what_a_params_file_cannot_mean_is_refused_with_file_and_field(tmp_path, content, field):
+    path = tmp_path / "p.yaml"
+    path.write_text(content)
+    with pytest.raises(UsageError) as caught:
+        ask([path], (), (), {})
+    assert str(path) in str(caught.value)
+    assert field in str(caught.value).replace(str(path), "")
+    with pytest.raises(UsageError):
+        ask((), [content], (), {})
+
+
+def test_a_label_that_is_mapped_twice_is_refused():
+    for text in ("1=fake,1=real", "{1: fake, 1: real}", "{1: fake"):
+        with pytest.raises(UsageError, match="label_map"):
+            parse_text_value("label_map", text)
+    assert parse_text_value("label_map", "{yes: fake, no: real}") == {"yes": "fake", "no": "real"}
+
+
+def test_a_run_with_a_name_twice_in_its_parameters_is_refused(tmp_path):
+    run = RunPaths(tmp_path)
+    run.params_yaml.write_text("epochs: 3\nepochs: 4\n")
+    with pytest.raises(UsageError, match="epochs"):
+        run_config(run)
 
 
 def test_a_missing_params_file_is_named(tmp_path):

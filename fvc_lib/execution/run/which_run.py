@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.fingerprint import begin_training_state, trained_by_this_code, written_by
 from fvc_lib.execution.plan.plan import PlannedTask
@@ -25,7 +23,7 @@ from fvc_lib.execution.run.status import RunState, read_status
 from fvc_lib.services import config as configuration, parameters
 from fvc_lib.services.atomic_files import atomic_output
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
-from fvc_lib.services.config_fields import AUTO_RANKS, is_hub_id, local_weights
+from fvc_lib.services.config_fields import AUTO_RANKS, is_hub_id, local_weights, read_yaml
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
@@ -162,10 +160,10 @@ def ask(
     """
     from_files: dict[str, Any] = {}
     for path in params_files:
-        from_files.update(parameters.read_params_file(path))
+        from_files.update(parameters.read_params_file(path, typed=False))
     typed: dict[str, Any] = {}
     for text in yaml_texts:
-        typed.update(_yaml_mapping(text))
+        typed.update(read_yaml(text, f"-y {text!r}"))
     typed.update({name: parameters.parse_text_value(name, value) for name, value in values})
     typed.update(options)
     task = typed.get("task", from_files.get("task"))
@@ -287,16 +285,6 @@ def changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
 def in_words(changed: Mapping[str, Change]) -> str:
     """``epochs 3 -> 5; model 'frame_cnn' -> 'r2plus1d'``."""
     return "; ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
-
-
-def _yaml_mapping(text: str) -> dict[str, Any]:
-    try:
-        document = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"-y {text!r} is not valid YAML: {error}") from error
-    if not isinstance(document, dict):
-        raise UsageError(f"-y {text!r}: got a {type(document).__name__}, wanted a mapping like '{{epochs: 5}}'.")
-    return document
 
 
 # The run that a notebook works on which run_notebooks.py did not start.
