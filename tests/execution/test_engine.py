@@ -126,10 +126,13 @@ def test_without_any_run_one_begins(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="which a new run does not have"):
         execute(tmp_path, "1", seed=8, run_dir="new")
     assert not list_runs(tmp_path / "runs")
+    with pytest.raises(UsageError, match="image_size: read by task image alone"):
+        execute(tmp_path, "1", stage="01_data_index", image_size=64, run_dir="new")
+    assert not list_runs(tmp_path / "runs")
     with pytest.raises(PapermillException):  # a cell that writes no index
-        execute(tmp_path, "1", stage="01_data_index", seed=8, run_dir="new")
+        execute(tmp_path, "1", stage="01_data_index", seed=8, num_folds=2, run_dir="new")
     (run,) = list_runs(tmp_path / "runs")
-    assert run_config(run).seed == 8
+    assert (run_config(run).seed, run_config(run).num_folds) == (8, 2)
     assert read_status(run).stages["01_data_index"].error.name == "MissingOutput"
 
 

@@ -7,17 +7,23 @@ import signal
 import sys
 from pathlib import Path
 
+import nbformat
+import papermill
 import pytest
 
 from fvc_lib.execution.plan.fingerprint import begin_training_state
+from fvc_lib.execution.plan.plan import make_plan, read_notebooks
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.session import StageSession, open_stage
+from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, list_runs
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
 @pytest.fixture
@@ -270,3 +276,47 @@ def test_a_run_that_is_being_worked_on_is_not_opened(runs_dir, opened):
     with run_lock(run), pytest.raises(UsageError, match="being worked on"):
         opened()
     assert opened().paths == run
+
+
+@pytest.mark.fault(34)
+@pytest.mark.parametrize("name", ["corpos", "fold_", "epoch"])
+def test_a_name_that_no_field_has_is_refused_before_a_run_begins(runs_dir, name):
+    cells = ["", 'run_dir: str = ""', f"# Parameters\n{name} = 'videos'\n", "open_stage(...)"]
+    with pytest.raises(UsageError, match=f"unknown parameter '{name}'"):
+        open_stage("01_data_index", {"run_dir": "", name: "videos", "In": cells})
+    assert not runs_dir.exists()
+
+
+def test_a_field_of_another_task_is_refused_before_a_run_begins(runs_dir):
+    cells = ["", 'run_dir: str = ""', "# Parameters\nimage_size = 64\n", "open_stage(...)"]
+    with pytest.raises(UsageError, match="image_size: read by task image alone"):
+        open_stage("01_data_index", {"run_dir": "", "image_size": 64, "In": cells})
+    assert not runs_dir.exists()
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_plain_papermill_takes_any_field_and_a_resumed_run_goes_on_after_it(runs_dir, tmp_path, monkeypatch, edited):
+    table = tmp_path / "labels.csv"
+    table.write_text("path,label\n" + "".join(f"{n}.mp4,{'fake' if n % 2 else 'real'}\n" for n in range(12)))
+    source = NOTEBOOKS / "01_data_index.ipynb"
+    if edited:
+        notebook = nbformat.read(source, as_version=4)
+        notebook.cells.insert(4, nbformat.v4.new_code_cell("1 + 1"))
+        source = tmp_path / "01_data_index.ipynb"
+        nbformat.write(notebook, source)
+    asked = {"corpus": str(table), "annotations_only": True, "num_folds": 3, "learning_rate": 0.01}
+    monkeypatch.setenv("PYTHONPATH", str(NOTEBOOKS.parent))
+    papermill.execute_notebook(
+        str(source), str(tmp_path / "out.ipynb"), asked, kernel_name="python3", language="python", progress_bar=False
+    )
+    (run,) = list_runs(runs_dir)
+    config = run_config(run)
+    assert (config.num_folds, config.learning_rate, config.annotations_only) == (3, 0.01, True)
+    notebooks = read_notebooks(NOTEBOOKS)
+    assert [(p.task.key, p.run) for p in make_plan(notebooks, config, run)] == [("01_data_index", edited)]
+    done = read_status(run).stages.get("01_data_index")
+    assert (done is None) if edited else (done.state == "done")
+    if not edited:
+        with run.annotations.open("ab") as stream:
+            stream.write(b"1")
+        assert make_plan(notebooks, config, run)[0].run

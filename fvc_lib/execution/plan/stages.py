@@ -185,14 +185,15 @@ def check_parameters(notebook: Notebook, values: Mapping[str, Any]) -> dict[str,
     """``values`` by name, each of its parameter's type: papermill would take unknown names and leave ``'true'`` a text.
 
     Raises:
-        UsageError: a name that the parameters cell does not have, or a value that cannot be of its type.
+        UsageError: a name that neither the parameters cell nor the configuration has, or a value that cannot be of its
+            type.
     """
+    known = {**notebook.parameters, **RunConfig.model_fields}
     for name in values:
-        if name not in notebook.parameters:
-            known = ", ".join(notebook.parameters)
+        if name not in known:
             raise UsageError(
-                f"notebook {str(notebook.path)!r}: {name!r} is no parameter of it."
-                f"{did_you_mean(name, notebook.parameters)} Its parameters cell has: {known}."
+                f"notebook {str(notebook.path)!r}: {name!r} is no parameter of it.{did_you_mean(name, known)} "
+                f"Its parameters cell has: {', '.join(notebook.parameters)}."
             )
     fold, run_dir = values.get("fold", 0), values.get("run_dir", "")
     if isinstance(fold, bool) or not isinstance(fold, int) or fold < 0:

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -120,6 +120,7 @@ class StageSession:
     headless: bool
     memory: MemorySampler
     cell: Mapping[str, Any] = field(default_factory=dict)  # the values of the parameters cell
+    at_end: Callable[[], None] | None = None  # what ``close`` calls; None where the runner records the stage
     stop_requested: bool = False
     # While a stage polls ``stop`` a signal only sets the flag; otherwise it ends the cell at once.
     _polling: bool = False
@@ -198,10 +199,8 @@ class StageSession:
 
     def close(self, *written: Path) -> pl.DataFrame:
         """Close the logs; the last call of every notebook. Returns columns file (in the run folder) and size_bytes."""
-        if not self.headless:  # else the runner does it
-            from fvc_lib.execution.run.which_run import note_interactive_corpus
-
-            note_interactive_corpus(self.paths)
+        if self.at_end is not None:
+            self.at_end()
         gc.collect()  # so that the log's last line shows what the notebook really keeps
         self.memory.close()
         print(f"peak memory of this notebook: {self.memory.peak_bytes / 1e9:.2f} GB; {self.memory.budget.describe()}")
@@ -232,32 +231,35 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
     Args:
         stage: the notebook's name without suffix.
         namespace: ``globals()`` of the notebook right after its parameters cell: ``run_dir``, for a fold stage
-            ``fold``, and fields of RunConfig.
+            ``fold``, and fields of RunConfig. Its ``In``, the cells run so far, says what papermill put in.
         only_looks: it writes no tables; interactively it begins no run and may look at one that is worked on.
 
     Raises:
-        UsageError: no such run; the run is being worked on, and the notebook writes into it; or a value in the cell was
-            edited that differs from the run's own.
+        UsageError: no such run; the run is being worked on, and the notebook writes into it; a value in the cell was
+            edited that differs from the run's own; or papermill was given a name that no field has.
     """
     parameters = tuple(name for name in RunConfig.model_fields if name in namespace)
     task = TASK_OF_STAGE.get(stage)
     given = {name: namespace[name] for name in parameters} | ({"task": task} if task else {})
     attempt = os.environ.get(ATTEMPT_VARIABLE)
     run_dir = str(namespace["run_dir"])
+    at_end, inputs = None, namespace.get("In", ())
     if attempt is not None:  # the runner has checked everything, and its values count before this kernel's environment
         paths = find_run(Path(run_dir).parents[1], run_dir)
         config = run_config(paths)
     else:
-        from fvc_lib.execution.run.which_run import find_or_begin, note_interactive_training
+        from fvc_lib.execution.run import which_run
 
-        paths, config = find_or_begin(stage, run_dir, given, only_looks)
+        which_run.refuse_unknown_parameters(stage, inputs)
+        paths, config = which_run.find_or_begin(stage, run_dir, given, only_looks)
     fold = int(namespace["fold"]) if "fold" in namespace else None
     if fold is not None and not 0 <= fold < config.num_trainings:
         raise UsageError(
             f"fold: got {fold}, wanted 0 to {config.num_trainings - 1}: this run has {config.num_trainings} folds."
         )
     if attempt is None and not only_looks:
-        note_interactive_training(paths, stage, fold, config)
+        which_run.note_interactive_training(paths, stage, fold, config)
+        at_end = which_run.end_of_notebook(paths, stage, fold, config, inputs)
     log, events = paths.memory(stage, fold), paths.memory_events(stage, fold)
     if attempt is None:  # an interactive notebook leaves the run's own memory log as it is
         name = f"{stage_key(stage, fold)}.interactive_memory"
@@ -265,7 +267,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
     memory = MemorySampler(log, events=events, mem_gb=config.mem_gb, reads=config.with_batches(parameters))
     SUSPECTS.read(paths.shards / stage, stage)
     session = StageSession(
-        stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory, given
+        stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory, given, at_end
     )
     if session.headless:
         sweep_temporaries(paths.root)

@@ -7,21 +7,35 @@ run with that run's parameters; a headless stage does not depend on this module,
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.plan.fingerprint import begin_training_state, trained_by_this_code, written_by
+from fvc_lib.execution.plan.fingerprint import (
+    begin_training_state,
+    fingerprint_of,
+    read_record,
+    record_finished,
+    trained_by_this_code,
+    written_by,
+)
 from fvc_lib.execution.plan.plan import PlannedTask
-from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task, stage_named
+from fvc_lib.execution.plan.stages import (
+    STAGE_PARAMETERS,
+    Notebook,
+    Task,
+    parse_parameters,
+    read_notebook,
+    stage_named,
+)
 from fvc_lib.execution.run.gpus import ranks_chosen_here
 from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import begin_run, record_corpus
-from fvc_lib.execution.run.status import RunState, read_status
+from fvc_lib.execution.run.status import RunState, StageStatus, read_status, write_part
 from fvc_lib.services import config as configuration, parameters
-from fvc_lib.services.atomic_files import atomic_output
+from fvc_lib.services.atomic_files import atomic_output, sha256_of_json, utc_now
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS, is_hub_id, local_weights, read_yaml
 from fvc_lib.services.errors import UsageError, command_text
@@ -314,7 +328,7 @@ def find_or_begin(stage: str, run_dir: str, given: dict[str, Any], only_looks: b
         if not run_dir:
             fresh, note = values_to_begin_with(given)
             print(note, end="\n" if note else "")
-        return _begin(fresh, "interactive, from a notebook", state="interactive")
+        return _begin(fresh, given, "interactive, from a notebook", state="interactive")
     paths = own[-1] if own else find_run(runs_dir, run_dir or "latest")
     config = run_config(paths)
     if only_looks:
@@ -333,8 +347,11 @@ def find_or_begin(stage: str, run_dir: str, given: dict[str, Any], only_looks: b
     return paths, config
 
 
-def _begin(config: RunConfig, command: str, state: RunState = "running") -> tuple[RunPaths, RunConfig]:
-    """A new run of a notebook, which does one training at a time."""
+def _begin(
+    config: RunConfig, given: Iterable[str], command: str, state: RunState = "running"
+) -> tuple[RunPaths, RunConfig]:
+    """Begin the run of a notebook, which does one training at a time; ``given`` are the names that it has values of."""
+    parameters.refuse_fields_of_another_task(config, given)
     config, chosen = ranks_chosen_here(with_absolute_paths(config), jobs=1)
     print(chosen, end="\n" if chosen else "")
     return begin_run(config, command=command, state=state, chosen=chosen), config
@@ -400,7 +417,7 @@ def run_to_work_on(notebook: Notebook, parameters: Mapping[str, Any], command: s
             cell = {name: value for name, value in notebook.parameters.items() if name not in STAGE_PARAMETERS}
             config, note = values_to_begin_with({**cell, **given} | ({"task": task} if task else {}))
             print(note, end="\n" if note else "")
-        return *_begin(config, command), True
+        return *_begin(config, given, command), True
     run = find_run(runs_dir, run_dir) if run_dir else runs[-1]
     return run, config_to_resume(run, asked, arguments), False
 
@@ -439,11 +456,6 @@ def values_to_begin_with(given: Mapping[str, Any]) -> tuple[RunConfig, str]:
     )
 
 
-def note_interactive_corpus(run: RunPaths) -> None:
-    """What a run in a notebook has indexed; the runner does the same for its stages."""
-    record_corpus(run)
-
-
 def note_interactive_training(run: RunPaths, stage: str, fold: int | None, config: RunConfig) -> None:
     """Before an interactive training begins: note its code, without which the runner would begin it anew.
 
@@ -455,3 +467,48 @@ def note_interactive_training(run: RunPaths, stage: str, fold: int | None, confi
     task = Task(stage_named(stage), fold)
     if task.stage.trains and not run.training_checkpoints(stage, fold).exists():
         begin_training_state(run, task, config)
+
+
+# papermill, with any engine, puts a cell of this comment behind the parameters cell.
+_INJECTED = "# Parameters"
+
+
+def refuse_unknown_parameters(stage: str, inputs: Sequence[str]) -> None:
+    """Refuse names in papermill's cell among ``inputs``, the cells run so far, that no field and no stage has.
+
+    Raises:
+        UsageError: such a name; the message has the nearest field.
+    """
+    for cell in inputs:
+        for name in parse_parameters(cell, Path(f"{stage}.ipynb")) if cell.startswith(_INJECTED) else ():
+            if name not in STAGE_PARAMETERS:
+                configuration.require_known(name)
+
+
+def end_of_notebook(
+    run: RunPaths, stage: str, fold: int | None, config: RunConfig, inputs: Sequence[str]
+) -> Callable[[], None]:
+    """Return the function to call at the end of a notebook that no runner executes: it records the finished stage.
+
+    So ``--resume`` goes on after it. A notebook whose cells, ``inputs``, were edited, left out or run twice leaves no
+    record, nor does one whose code or inputs changed while it ran.
+    """
+    task = Task(stage_named(stage), fold)
+    notebook = (
+        read_notebook(CHECKOUT / "notebooks" / f"{stage}.ipynb") if inputs and config.use_mlops_pipeline else None
+    )
+    before = notebook and fingerprint_of(task, notebook, run, config)
+
+    def record() -> None:
+        record_corpus(run)
+        cells = [cell for cell in inputs if cell and not cell.startswith(_INJECTED)]
+        if notebook is None or before is None or sha256_of_json(cells) != notebook.source_hash:
+            return
+        if read_record(run.stage_checkpoint(stage, fold)) or fingerprint_of(task, notebook, run, config) != before:
+            return
+        task.stage.check_outputs(run, fold)
+        record_finished(task, before, run)
+        attempts = max(1, read_status(run).stage(task.key).attempts)
+        write_part(run, task.key, StageStatus(state="done", attempts=attempts, finished_utc=utc_now(), exit_code=0))
+
+    return record
