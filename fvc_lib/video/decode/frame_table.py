@@ -17,7 +17,7 @@ from av.packet import Packet
 from av.video.stream import VideoStream
 
 from fvc_lib.video.decode.source import CorruptVideo, TruncatedVideo, UnreadableVideo, VideoSource, pictures_in
-from fvc_lib.video.decode.tar_members import member_at
+from fvc_lib.video.decode.tar_members import opened
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -130,12 +130,9 @@ def missing_bytes(path: Path) -> int:
     """
     if pictures_in(path) is not None:  # each of them was looked at
         return 0
-    if (member := member_at(path)) is not None:
-        head, num_bytes = member.read(4096), member.size_bytes
-    else:
-        with path.open("rb") as file:
-            head = file.read(4096)
-            num_bytes = file.seek(0, 2)
+    with opened(path) as (file, start, end):
+        file.seek(start)
+        head, num_bytes = file.read(min(4096, end - start)), end - start
     stated = _riff_bytes(head) if head.startswith(b"RIFF") else _ebml_bytes(head)
     return stated - num_bytes if stated > num_bytes + _SLACK_BYTES else 0
 

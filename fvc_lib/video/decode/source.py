@@ -29,7 +29,7 @@ from av.video.stream import VideoStream
 
 from fvc_lib.services.atomic_files import AnyPath, sha256_of_file
 from fvc_lib.services.errors import FvcError
-from fvc_lib.video.decode.tar_members import Member, folder_at, member_at, opened_bytes
+from fvc_lib.video.decode.tar_members import Member, folder_at, member_at, opened
 
 # What a file is that is named like a video and is none: told by its first bytes, with what to do about it.
 
@@ -164,6 +164,7 @@ _OPENING_REMEDIES: dict[type[Exception], str] = {
 _TELLING_HEADS = re.compile(rb"....ftyp|\x1a\x45\xdf\xa3", re.DOTALL)
 # A protected sample entry of MP4: the box "sinf" begins with the box "frma" (ISO/IEC 14496-12, 8.12).
 _PROTECTED = re.compile(rb"encv.{1,400}?sinf....frma", re.DOTALL)
+_MAX_INDEX_BYTES = 1 << 28  # of some ten million frames
 
 
 @dataclass(frozen=True)
@@ -404,7 +405,7 @@ def _opening_errors(path: Path, head: bytes) -> Iterator[None]:
             yield
     except UnreadableVideo as error:
         known = what_it_is(head)
-        if known is None and head[4:8] == b"ftyp" and not _has_index(path):
+        if known is None and head[4:8] == b"ftyp" and not any(_indexes(path)):
             known = "its index (the box moov) is missing: the file was cut or never finished", "Fetch the file again."
         if known is None and getattr(error.__cause__, "errno", None) == errno.EINVAL:  # ffmpeg's word for not listed
             known = _NO_CONTAINER
@@ -467,26 +468,26 @@ def _is_encrypted(path: Path, container: InputContainer, stream: VideoStream) ->
         return True
     if not container.format.name.startswith("mov"):
         return False
-    with opened_bytes(path) as content:
-        return any(_PROTECTED.search(content, *span) is not None for span in _boxes(content, b"moov"))
+    return any(_PROTECTED.search(index) for index in _indexes(path))
 
 
-def _has_index(path: Path) -> bool:
-    with opened_bytes(path) as content:
-        return any(True for _ in _boxes(content, b"moov"))
+def _indexes(path: Path) -> Iterator[bytes]:
+    """The top-level boxes ``moov`` of an MP4 file; stops where the sizes of boxes make no sense.
 
-
-def _boxes(content: memoryview, kind: bytes) -> Iterator[tuple[int, int]]:
-    """Half-open spans of the top-level boxes called ``kind`` of an MP4 file; stops where the sizes make no sense."""
-    start = 0
-    while start + 8 <= len(content):
-        size = int.from_bytes(content[start : start + 4], "big")
-        if size == 1:
-            size = int.from_bytes(content[start + 8 : start + 16], "big")
-        elif size == 0:
-            size = len(content) - start
-        if size < 8:
-            return
-        if content[start + 4 : start + 8] == kind:
-            yield start, min(start + size, len(content))
-        start += size
+    Other boxes are passed over unread, so that a file may be larger than the memory.
+    """
+    with opened(path) as (file, start, end):
+        while start + 8 <= end:
+            file.seek(start)
+            head = file.read(16)
+            size = int.from_bytes(head[:4], "big")
+            if size == 1:
+                size = int.from_bytes(head[8:], "big")
+            elif size == 0:
+                size = end - start
+            if size < 8:
+                return
+            if head[4:8] == b"moov":
+                file.seek(start)
+                yield file.read(min(size, end - start, _MAX_INDEX_BYTES))
+            start += size

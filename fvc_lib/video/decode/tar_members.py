@@ -6,7 +6,6 @@ before a cut or a damaged header can be read; what lies behind it cannot be foun
 """
 
 import errno
-import mmap
 import os
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from posixpath import dirname
+from typing import BinaryIO
 
 SUFFIX = ".tar"
 _INTO = f"{SUFFIX}{os.sep}"
@@ -159,18 +159,13 @@ def _damaged(path: Path, what: str) -> OSError:
 
 
 @contextmanager
-def opened_bytes(path: Path) -> Iterator[memoryview]:
-    """The bytes of a file, or of a member of a tar, mapped.
+def opened(path: Path) -> Iterator[tuple[BinaryIO, int, int]]:
+    """Open the file that holds the bytes of ``path``: itself, or the tar it leads into; with their begin and end in it.
 
     Raises:
         OSError: as ``member_at``.
-        ValueError: it is empty.
     """
     member = member_at(path)
-    with (
-        (member.archive if member else path).open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-        memoryview(content) as whole,
-        whole[member.start : member.start + member.size_bytes] if member else whole[:] as part,
-    ):
-        yield part
+    with (member.archive if member else path).open("rb") as file:
+        start = member.start if member else 0
+        yield file, start, start + (member.size_bytes if member else os.fstat(file.fileno()).st_size)
