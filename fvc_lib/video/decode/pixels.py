@@ -6,10 +6,11 @@ swscale's packed ``rgb24`` output is 1.5 grey levels too dark; planar ``gbrp`` i
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from av.sidedata.sidedata import SideData, SideDataContainer
+from av.sidedata.sidedata import SideData, SideDataContainer, Type
 from av.video.frame import VideoFrame
 from av.video.reformatter import Interpolation, VideoReformatter
 
@@ -23,6 +24,24 @@ SCALER = (
     Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT | Interpolation.FULL_CHR_H_INP
 )
 _GBRP_TO_RGB = (2, 0, 1)
+
+
+def _unnamed_kind(cls: Any, value: object) -> Any:
+    """Make a member for a kind of side data that PyAV does not name, such as EXIF in PyAV 18."""
+    member = object.__new__(cls)
+    member._name_, member._value_ = f"KIND_{value}", value
+    return member
+
+
+# Without this, one unnamed kind would end decoding with a ValueError, also where another kind is asked for.
+Type._missing_ = classmethod(_unnamed_kind)  # type: ignore[method-assign, assignment]
+
+
+def side_data_of(frame: VideoFrame) -> SideDataContainer:
+    """What the decoder tells with ``frame``, by the kind's name."""
+    # frame.side_data would keep the container in the frame and so both, with a decoder's buffer, until the garbage
+    # collector comes by.
+    return SideDataContainer(frame)  # type: ignore[call-arg]  # the stub lacks it
 
 
 @dataclass(frozen=True)
@@ -44,9 +63,7 @@ class Orientation:
     @classmethod
     def tagged_on(cls, frame: VideoFrame) -> "Orientation | None":
         """As the container or the bitstream tells with ``frame``, or none where it tells nothing."""
-        # frame.side_data would keep the container in the frame and so both, with a decoder's buffer, until the
-        # garbage collector comes by.
-        data = SideDataContainer(frame).get("DISPLAYMATRIX")  # type: ignore[call-arg]  # the stub lacks it
+        data = side_data_of(frame).get("DISPLAYMATRIX")
         return cls.from_display_matrix(bytes(data)) if isinstance(data, SideData) else None
 
     @property

@@ -11,8 +11,9 @@ import io
 import os
 import re
 import stat
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -236,13 +237,14 @@ class VideoSource:
 
 
 @contextmanager
-def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource]:
+def open_video(path: AnyPath, *, thorough: bool = False, track: int | None = None) -> Iterator[VideoSource]:
     """Open ``path`` and choose its best video stream; the container is closed in any case.
 
     Args:
         path: a local file, one in a tar, or a folder of pictures.
         thorough: let ffmpeg decode the first frames to learn the rate and how far frames are reordered. Without, MP4
             and Matroska open 5 to 50 times as fast; what only the bitstream tells is then known after the first frame.
+        track: the index of the stream to take; none: the best, as ``_film`` chooses it among several.
 
     Raises:
         VideoError: the file cannot be read as a video, or ffmpeg fails inside the ``with`` block.
@@ -265,13 +267,14 @@ def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource
             metadata_errors="ignore",
             options=options,
         )
-    if "codec_whitelist" in options and len(container.streams.video) > 1:
-        container.close()  # which of several is the best shows in their first frames
-        with open_video(path, thorough=True) as source:
+    if track is None and len(container.streams.video) > 1:
+        with container, ffmpeg_errors(path, CorruptVideo):  # which of several is the best shows in their first frames
+            track = None if "codec_whitelist" in options else _film(container)
+        with open_video(path, thorough=True, track=track) as source:
             yield source
         return
     with container, ffmpeg_errors(path, CorruptVideo):
-        stream = _best_stream(path, container)
+        stream = _best_stream(path, container, track)
         context: VideoCodecContext | None = stream.codec_context
         if context is None:
             raise UnsupportedVideo(path, "its compression format has no decoder here")
@@ -437,8 +440,31 @@ def _check_file(path: Path) -> bytes:
     return head
 
 
-def _best_stream(path: Path, container: InputContainer) -> VideoStream:
-    stream = container.streams.best("video")
+def _film(container: InputContainer) -> int:
+    """The index of the video track to decode: ffmpeg's choice, unless that is a cover or a still and another is not.
+
+    In place of those, of the other tracks that are films, the one with the widest frames is taken.
+    """
+    best, num_packets = container.streams.best("video"), Counter[int]()
+    with suppress(av.error.FFmpegError, IndexError):  # what is damaged is found when the track is read
+        for packet in container.demux(*container.streams.video):
+            num_packets[packet.stream.index] += packet.size > 0
+            if packet.stream is best and num_packets[best.index] > 1:
+                break
+
+    return max(
+        container.streams.video,
+        key=lambda track: (
+            bool(track.codec_context and not track.disposition & Disposition.attached_pic),
+            min(2, num_packets[track.index]),
+            track is best,
+            getattr(track.codec_context, "width", 0),
+        ),
+    ).index
+
+
+def _best_stream(path: Path, container: InputContainer, track: int | None) -> VideoStream:
+    stream = container.streams.best("video") if track is None else container.streams[track]
     if not isinstance(stream, VideoStream):
         kinds = ", ".join(sorted({s.type.replace("subtitle", "subtitles") for s in container.streams})) or "nothing"
         raise NoVideoStream(path, f"it holds {kinds} and no video stream")

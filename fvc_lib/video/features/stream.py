@@ -11,10 +11,10 @@ import numpy as np
 from av.codec.context import Flags2
 from av.sidedata.encparams import VideoEncParams
 from av.sidedata.motionvectors import MotionVectors
-from av.sidedata.sidedata import SideDataContainer
 from av.video.frame import PictureType, VideoFrame
 
 from fvc_lib.video.decode.frame_table import FrameTable, seconds_of
+from fvc_lib.video.decode.pixels import side_data_of
 from fvc_lib.video.decode.source import VideoSource
 from fvc_lib.video.features.family import Float32, Stream
 
@@ -52,8 +52,7 @@ class FrameNotes:
 
     def observe(self, frame: VideoFrame) -> None:
         """Take note of a frame whose source was told to ``export``."""
-        # Not frame.side_data, which would keep frame and decoder alive until garbage is collected.
-        told = SideDataContainer(frame)  # type: ignore[call-arg]  # the stub lacks it
+        told = side_data_of(frame)
         letter = PictureType(frame.pict_type).name
         letter = letter if letter in {"I", "P", "B"} else "?"
         parameters, vectors = told.get("VIDEO_ENC_PARAMS"), told.get("MOTION_VECTORS")

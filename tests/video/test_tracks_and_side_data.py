@@ -1,0 +1,169 @@
+"""Files with several tracks, of which the film is read, and frames that carry data that nobody asked for."""
+
+import io
+import itertools
+from fractions import Fraction
+
+import av
+import numpy as np
+import pytest
+from av.sidedata.sidedata import Type
+from av.stream import Disposition
+from PIL import Image
+
+from fvc_lib.video.decode.clip import decode_clip, probe_video
+from fvc_lib.video.decode.source import NoVideoStream
+from fvc_lib.video.features.sampling import sample_video
+
+FILM, SMALL_FILM, STILL, COVER, SOUND = "film", "small film", "still", "cover", "sound"
+SIDES = {FILM: (96, 64), SMALL_FILM: (64, 48), STILL: (128, 96), COVER: (128, 96)}
+NUM_FRAMES = {FILM: 24, SMALL_FILM: 30, STILL: 1, COVER: 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "num_frames"),
+    [
+        ("spatial_video.mp4", 10),
+        ("mjpeg_with_exif.avi", 12),
+        ("exif_frame.png", 1),
+        ("still_track_before_film.mp4", 24),
+    ],
+)
+def test_files_that_once_failed_give_their_frames(shared_media, name, num_frames):
+    path = shared_media / "odd" / name
+    if not path.is_file():
+        pytest.skip("needs the odd files beside the repository")
+    assert probe_video(path).num_frames == num_frames
+    assert decode_clip(path, num_frames).frame_indices.tolist() == list(range(num_frames))
+    assert sample_video(path).stream.frame_types
+
+
+def _write_tracks(path, kinds, numbered, still="mjpeg", metadata=None):
+    """A file of these tracks, in this order; the frames of each begin at another number."""
+    with av.open(str(path), "w") as output:
+        streams = []
+        for kind in kinds:
+            if kind == SOUND:
+                streams.append(output.add_stream("aac", rate=16000, layout="mono"))
+                continue
+            stream = output.add_stream("libx264" if "film" in kind else still, rate=25)
+            stream.width, stream.height = SIDES[kind]
+            stream.pix_fmt = {"png": "rgb24", "mjpeg": "yuvj420p"}.get(stream.codec_context.name, "yuv420p")
+            if kind == COVER:
+                stream.disposition = Disposition.attached_pic
+            stream.metadata.update(metadata or {})
+            streams.append(stream)
+        for number in range(max(NUM_FRAMES.values())):
+            for place, (kind, stream) in enumerate(zip(kinds, streams, strict=True)):
+                if kind == SOUND:
+                    frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+                    frame.sample_rate, frame.pts, frame.time_base = 16000, 1024 * number, Fraction(1, 16000)
+                elif number < NUM_FRAMES[kind]:
+                    pixels = numbered(40 * place + number, *SIDES[kind])
+                    frame = av.VideoFrame.from_ndarray(pixels, format="gray").reformat(format=stream.pix_fmt)
+                else:
+                    continue
+                output.mux(stream.encode(frame))
+        for stream in streams:
+            output.mux(stream.encode(None))
+    return path
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize(
+    ("suffix", "kinds", "still"),
+    [
+        ("mkv", (STILL, FILM), "mjpeg"),
+        ("mov", (STILL, FILM), "png"),
+        ("mp4", (STILL, STILL, FILM), "mjpeg"),
+        ("mp4", (SOUND, STILL, FILM), "mjpeg"),
+        ("mp4", (FILM, STILL), "mjpeg"),
+        ("mp4", (COVER, FILM), "mjpeg"),
+        ("mp4", (COVER, STILL, FILM, COVER), "mjpeg"),
+        ("mp4", (STILL, SMALL_FILM, FILM), "mjpeg"),
+        ("avi", (STILL, FILM), "mpeg4"),
+        ("ts", (STILL, FILM), "libx264"),
+        ("nut", (FILM, STILL, STILL), "ffv1"),
+    ],
+)
+def test_the_film_is_read_wherever_it_stands(tmp_path, numbered, number_of, suffix, kinds, still, thorough):
+    path = _write_tracks(tmp_path / f"tracks.{suffix}", kinds, numbered, still)
+    first = 40 * kinds.index(FILM)
+    clip = decode_clip(path, 24, None if thorough else 96)
+    assert clip.num_source_frames == probe_video(path).num_frames == 24
+    pictures = clip.frames if thorough else clip.frames[:, :, 16:80]
+    assert [number_of(frame) for frame in pictures] == list(range(first, first + 24))
+
+
+def test_of_stills_alone_one_is_read_and_a_cover_alone_is_no_video(tmp_path, numbered):
+    assert probe_video(_write_tracks(tmp_path / "stills.mkv", (STILL, STILL), numbered)).num_frames == 1
+    for suffix, kinds in (("mp4", (SOUND, COVER)), ("mp4", (COVER, SOUND, COVER))):
+        path = _write_tracks(tmp_path / f"{len(kinds)}.{suffix}", kinds, numbered)
+        with pytest.raises(NoVideoStream, match="cover"):
+            probe_video(path)
+
+
+@pytest.mark.parametrize("kinds", [(FILM,), (STILL, FILM)])
+def test_a_cover_attached_to_matroska_is_not_the_film(tmp_path, numbered, kinds):
+    path, covered = _write_tracks(tmp_path / "a.mkv", kinds, numbered), tmp_path / "covered.mkv"
+    with av.open(str(path)) as given, av.open(str(covered), "w") as output:
+        output.add_attachment("cover.jpg", "image/jpeg", _picture(numbered, 200, "JPEG", 1))
+        streams = {stream.index: output.add_stream_from_template(stream) for stream in given.streams}
+        for packet in given.demux():
+            if packet.size:
+                packet.stream = streams[packet.stream.index]
+                output.mux(packet)
+    with av.open(str(covered)) as container:
+        assert sum(bool(stream.disposition & Disposition.attached_pic) for stream in container.streams) == 1
+    np.testing.assert_array_equal(decode_clip(covered, 24).frames, decode_clip(path, 24).frames)
+
+
+def test_a_track_of_time_codes_is_none_of_pictures(tmp_path, numbered, number_of):
+    path = _write_tracks(tmp_path / "timed.mov", (FILM,), numbered, metadata={"timecode": "01:00:00:00"})
+    with av.open(str(path)) as container:
+        assert [stream.type for stream in container.streams] == ["video", "data"]
+    assert [number_of(frame) for frame in decode_clip(path, 24).frames] == list(range(24))
+
+
+def _picture(numbered, number, kind, orientation):
+    exif = Image.Exif()
+    exif[0x010F], exif[0x0112] = "Camera", orientation
+    content = io.BytesIO()
+    Image.fromarray(numbered(number, 64, 48)).convert("RGB").save(content, kind, exif=exif)
+    return content.getvalue()
+
+
+@pytest.mark.parametrize(("orientation", "turned"), [(1, lambda frame: frame), (3, lambda frame: frame[:, ::-1, ::-1])])
+@pytest.mark.parametrize(("kind", "suffix"), [("PNG", "png"), ("JPEG", "jpg")])
+def test_pictures_with_exif_are_frames_and_turned_as_it_says(
+    tmp_path, numbered, number_of, kind, suffix, orientation, turned
+):
+    for number in range(5):
+        (tmp_path / f"{number}.{suffix}").write_bytes(_picture(numbered, number, kind, orientation))
+    clip = decode_clip(tmp_path, 5)
+    assert [number_of(turned(frame)) for frame in clip.frames] == list(range(5))
+    assert set(sample_video(tmp_path).stream.frame_types) == {"I"}
+
+
+@pytest.mark.parametrize("suffix", ["mkv", "mov", "avi"])
+def test_motion_jpeg_with_exif_in_any_container(tmp_path, numbered, number_of, suffix):
+    path = tmp_path / f"a.{suffix}"
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream("mjpeg", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p"
+        for number in range(6):
+            packet = av.Packet(_picture(numbered, number, "JPEG", 6))
+            packet.stream, packet.pts, packet.dts, packet.time_base = stream, number, number, Fraction(1, 25)
+            packet.is_keyframe = True
+            output.mux(packet)
+    clip = decode_clip(path, 6)
+    assert clip.frames.shape == (6, 3, 64, 48)
+    assert [number_of(np.rot90(frame, 1, (1, 2))) for frame in clip.frames] == list(range(6))
+
+
+def test_kinds_of_side_data_that_no_table_has_are_kinds():
+    kinds = [Type(value) for value in (4711, -1, 31)]
+    assert all(isinstance(kind, Type) for kind in kinds)
+    assert len({kind.value for kind in kinds}) == len({kind.name for kind in kinds}) == 3
+    assert all(a != b for a, b in itertools.combinations(kinds, 2))
+    assert Type["DISPLAYMATRIX"] is Type(6)
