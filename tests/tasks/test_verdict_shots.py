@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from fvc_lib.tasks.video.verdicts.shots import footage_of, is_black, is_frozen, length_sentences
+from fvc_lib.video.decode.clip import decode_clip
 
 SIDE = 48
 
@@ -49,6 +52,52 @@ def test_a_still_with_coding_noise_and_a_slide_show_are_told_apart_from_a_shot()
     slides = np.concatenate([np.repeat(scene(seed, 1), 8, axis=0) for seed in range(3)])
     assert "A slide show" in footage_of(slides, times(24)).sentences[0]
     assert footage_of(scene(1, 24), times(24)).sentences == ()
+
+
+@pytest.mark.parametrize("height", [SIDE, SIDE // 4])
+def test_what_moves_in_one_place_or_slowly_is_no_still(height):
+    """Of a mean over all cells little is left: a mouth that moves, black bars around, a slow change of everything."""
+    talking = np.repeat(scene(1, 1), 40, axis=0)
+    talking[:, :, 20:26, 20:26] = (100 + 40 * np.sin(np.arange(40)))[:, None, None, None]
+    drifting = np.stack([scene(1, 1)[0] // 2 + step // 2 for step in range(40)])
+    for frames in (talking, drifting):
+        frames[:, :, : (SIDE - height) // 2], frames[:, :, (SIDE + height) // 2 :] = 0, 0
+        found = footage_of(frames, times(40))
+        assert found.sentences == ()
+        assert found.still_share < 0.5
+
+
+def test_the_time_in_which_nothing_moves_is_that_of_long_stretches():
+    frames = np.concatenate([np.repeat(scene(1, 1), 30, axis=0), scene(1, 10, speed=2.0)])
+    found = footage_of(frames, times(40))
+    assert found.still_share == pytest.approx(29 / 39, abs=0.03)
+    frames = np.concatenate([scene(1, 4, speed=2.0), np.repeat(scene(2, 1), 36, axis=0)])
+    assert "90% of the time nothing moves" in footage_of(frames, times(40)).sentences[0]
+
+
+@pytest.mark.parametrize("side", [112, 224])
+@pytest.mark.parametrize(
+    ("name", "is_still"),
+    [
+        ("labelled/fake/SadTalker__53716f_still1.mp4", False),
+        ("clips/real/lipnet__2122707c.mpg", False),
+        ("clips/fake/wav2lip__e2c7b96d.avi", False),
+        ("decode/ExoPlayer__1361bd_pixel-motion-photo-2-hevc-tracks.mp4", False),
+        ("decode/ExoPlayer__d26a05_sample.mp4", False),
+        ("decode/ExoPlayer__2a4b1e_sample_with_av1c.mp4", True),
+        ("decode/ExoPlayer__83eecc_sample_h263.ts", True),
+    ],
+)
+def test_of_real_files_those_in_which_nothing_moves_are_stills(name, is_still, side):
+    path = Path(__file__).resolve().parents[3] / "shared" / "media" / name
+    if not path.is_file():
+        pytest.skip("needs the media files beside the repository")
+    clip = decode_clip(path, 60, side)
+    box = clip.content
+    picture = clip.frames[..., box.top : box.top + box.height, box.left : box.left + box.width]
+    found = footage_of(picture, clip.pts_seconds)
+    assert (found.still_share == 1.0) == is_still
+    assert bool(found.sentences) == is_still
 
 
 @pytest.mark.parametrize(("num_black", "said"), [(0, ""), (5, "25% of the frames"), (20, "nothing to judge")])

@@ -15,11 +15,13 @@ NOTHING_ODD = "One shot with motion: no cut, black frame or still was found."
 _GRID = 16  # frames are compared as so many by so many means
 _BLACK = 20.0  # grey levels of 255: darker on average, and
 _FLAT = 8.0  # no cell further from that average
-_STILL = 0.6  # grey levels between two frames; noise of a coder on a still picture stays below
 _CUT = 18.0  # grey levels between two frames, at least, and
 _CUT_TIMES = 4.0  # so many times the median of the changes around
 _AROUND = 4  # changes to each side
-_FROZEN = 2.0  # grey levels in any cell between any two frames: a still to a network that looks at a few frames
+# Grey levels in any cell between any two frames. A coder's noise on a still seldom reaches it; a talking head in front
+# of a still wall does by far, although the mean over all cells hardly changes from one frame to the next.
+_FROZEN = 2.0
+_STILL_SECONDS = 1.0  # between two frames that follow closely slow motion does not show
 _SHORT_SECONDS = 1.0
 _MISSING = 0.05  # share of what a container states
 _CLOSE_SECONDS = 0.6  # frames further apart tell nothing about cuts
@@ -32,7 +34,8 @@ class Footage:
 
     Attributes:
         cuts: float64 (C,), seconds at which a new shot begins.
-        black_share, still_share: of its time, how much is black, and how much nothing moves in.
+        black_share: the share of its frames that are black.
+        still_share: the share of its time in stretches of a second or more in which nothing moves.
         sentences: what a reader has to know, if anything.
     """
 
@@ -56,7 +59,7 @@ def footage_of(frames: npt.NDArray[np.uint8], seconds: npt.NDArray[np.floating])
         return Footage(np.empty(0), float(black[0]), 1.0, told)
     gaps = np.diff(seconds)
     changes = np.abs(np.diff(cells, axis=0)).mean((1, 2))
-    still, close = changes < _STILL, gaps <= _CLOSE_SECONDS
+    still, close = _still(cells, seconds), gaps <= _CLOSE_SECONDS
     is_cut = (changes >= _CUT) & close & (changes >= _CUT_TIMES * _typical(changes))
     black_share, still_share = float(black.mean()), float(gaps[still].sum() / gaps.sum())
     cuts = np.asarray(seconds[1:][is_cut], np.float64)
@@ -117,6 +120,21 @@ def _black(cells: npt.NDArray[np.float64]) -> npt.NDArray[np.bool_]:
     """Of frames (N, G, G), bool (N,)."""
     mean = cells.mean((1, 2), keepdims=True)
     return np.asarray((mean.ravel() < _BLACK) & (np.abs(cells - mean).max((1, 2)) < _FLAT))
+
+
+def _still(cells: npt.NDArray[np.float64], seconds: npt.NDArray[np.floating]) -> npt.NDArray[np.bool_]:
+    """Of the times between frames (N, G, G), bool (N - 1,): those in a stretch, long enough, that no cell changes in.
+
+    A stretch is long enough from a second on, or where it is the whole video.
+    """
+    still, begin, lowest, highest = np.zeros(len(cells) - 1, bool), 0, cells[0], cells[0]
+    for end, frame in enumerate(cells[1:], 1):
+        lowest, highest = np.minimum(lowest, frame), np.maximum(highest, frame)
+        if (highest - lowest).max() >= _FROZEN:
+            begin, lowest, highest = end, frame, frame
+        elif seconds[end] - seconds[begin] >= min(_STILL_SECONDS, seconds[-1] - seconds[0]):
+            still[begin:end] = True
+    return still
 
 
 def _cells(frame: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
