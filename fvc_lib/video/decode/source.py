@@ -237,42 +237,24 @@ class VideoSource:
 
 
 @contextmanager
-def open_video(path: AnyPath, *, thorough: bool = False, track: int | None = None) -> Iterator[VideoSource]:
+def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource]:
     """Open ``path`` and choose its best video stream; the container is closed in any case.
 
     Args:
         path: a local file, one in a tar, or a folder of pictures.
         thorough: let ffmpeg decode the first frames to learn the rate and how far frames are reordered. Without, MP4
             and Matroska open 5 to 50 times as fast; what only the bitstream tells is then known after the first frame.
-        track: the index of the stream to take; none: the best, as ``_film`` chooses it among several.
 
     Raises:
         VideoError: the file cannot be read as a video, or ffmpeg fails inside the ``with`` block.
     """
     path = Path(path)
-    pictures = b"" if pictures_in(path) is None else b"".join(_pictures(path))
-    head = pictures[:_HEAD_BYTES] or _check_file(path)
-    if head[:4] == b"RIFF" and head[8:16] == b"WEBPVP8X" and head[20:21] and head[20] & 2:  # RFC 9649, 2.7
-        raise UnsupportedVideo(path, "an animated WebP: only still ones are decoded here")
-    member = None if pictures else member_at(path)
-    options = {"protocol_whitelist": "file,subfile" if member else "file", "format_whitelist": _CONTAINERS}
-    if not thorough and _TELLING_HEADS.match(head):
-        options["codec_whitelist"] = "none"  # the one way to keep ffmpeg from decoding frames while it opens a file
-    # An absolute name behind "file:" keeps a colon or a dash in a name from being read as a protocol or option.
-    name = member.url if member else "file:" + os.path.abspath(path)  # noqa: PTH100  Path.absolute() keeps ".."
-    with _opening_errors(path, head):
-        container: InputContainer = av.open(
-            io.BytesIO(pictures) if pictures else name,
-            mode="r",
-            metadata_errors="ignore",
-            options=options,
-        )
-    if track is None and len(container.streams.video) > 1:
-        with container, ffmpeg_errors(path, CorruptVideo):  # which of several is the best shows in their first frames
-            track = None if "codec_whitelist" in options else _film(container)
-        with open_video(path, thorough=True, track=track) as source:
-            yield source
-        return
+    container, track = _container(path, thorough), None
+    if len(container.streams.video) > 1:
+        container.close()
+        with _container(path, thorough=True) as seen, ffmpeg_errors(path, CorruptVideo):
+            track = _film(seen)  # which of several is the best shows in their first frames
+        container = _container(path, thorough)  # from its beginning again
     with container, ffmpeg_errors(path, CorruptVideo):
         stream = _best_stream(path, container, track)
         context: VideoCodecContext | None = stream.codec_context
@@ -290,6 +272,26 @@ def open_video(path: AnyPath, *, thorough: bool = False, track: int | None = Non
         context.thread_count = 1  # the callers are parallel over videos
         context.thread_type = ThreadType.NONE
         yield source
+
+
+def _container(path: Path, thorough: bool) -> InputContainer:
+    pictures = b"" if pictures_in(path) is None else b"".join(_pictures(path))
+    head = pictures[:_HEAD_BYTES] or _check_file(path)
+    if head[:4] == b"RIFF" and head[8:16] == b"WEBPVP8X" and head[20:21] and head[20] & 2:  # RFC 9649, 2.7
+        raise UnsupportedVideo(path, "an animated WebP: only still ones are decoded here")
+    member = None if pictures else member_at(path)
+    options = {"protocol_whitelist": "file,subfile" if member else "file", "format_whitelist": _CONTAINERS}
+    if not thorough and _TELLING_HEADS.match(head):
+        options["codec_whitelist"] = "none"  # the one way to keep ffmpeg from decoding frames while it opens a file
+    # An absolute name behind "file:" keeps a colon or a dash in a name from being read as a protocol or option.
+    name = member.url if member else "file:" + os.path.abspath(path)  # noqa: PTH100  Path.absolute() keeps ".."
+    with _opening_errors(path, head):
+        return av.open(
+            io.BytesIO(pictures) if pictures else name,
+            mode="r",
+            metadata_errors="ignore",
+            options=options,
+        )
 
 
 def picture_names(folder: AnyPath) -> list[str]:
