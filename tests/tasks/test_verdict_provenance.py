@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,20 @@ def test_tags_of_a_file_are_short_plain_text_and_not_too_many(tmp_path):
     traces = read_file(str(path))["traces"]
     assert len(traces) <= 40
     assert all(len(value) <= 300 and "\n" not in value for _, value in traces)
+
+
+def test_frames_and_seconds_are_stated_of_the_track_that_is_judged(tmp_path):
+    """A still of ten seconds before a film of one: what was judged of it is not called cut off."""
+    path = tmp_path / "tracks.mp4"
+    with av.open(path, "w") as container:
+        still = container.add_stream("mjpeg", rate=Fraction(1, 10), width=32, height=32, pix_fmt="yuvj420p")
+        film = container.add_stream("libx264", rate=25, width=32, height=32)
+        container.mux(still.encode(av.VideoFrame(32, 32, "yuvj420p")))
+        for _ in range(25):
+            container.mux(film.encode(av.VideoFrame(32, 32, "yuv420p")))
+        container.mux([*still.encode(), *film.encode()])
+    stated = read_file(str(path))["stated"]
+    assert stated == {"stated_frames": 25, "stated_seconds": 1.0}
 
 
 def test_a_file_that_is_gone_or_empty_costs_itself_alone(tmp_path):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.video.decode.source import VideoError, open_video
 
 _FUNCTION = "fvc_lib.tasks.video.verdicts.provenance:read_file"
 _TIMEOUT_SECONDS = 60.0
@@ -175,7 +176,8 @@ def _traces(path: str, stated: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 for name, value in sorted(stream.metadata.items()):
                     yield f"stream {number}, {name}", value
             if container.streams.video:
-                stream = container.streams.video[0]
+                with open_video(path) as film:  # of several tracks, the one that is judged
+                    stream = container.streams[film.stream.index]
                 if stream.frames:
                     stated["stated_frames"] = stream.frames
                     yield "frames, as stated", f"{stream.frames:,}"
@@ -189,5 +191,5 @@ def _traces(path: str, stated: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 )
                 if said:
                     yield "encoder's own words", said.group().decode("ascii")
-    except (av.FFmpegError, OSError, ValueError, MemoryError) as error:
+    except (av.FFmpegError, VideoError, OSError, ValueError, MemoryError) as error:
         yield "not readable", str(error)
