@@ -275,6 +275,7 @@ def open_video(path: AnyPath, *, thorough: bool = False) -> Iterator[VideoSource
 
 
 def _container(path: Path, thorough: bool) -> InputContainer:
+    """Open the container alone; arguments and errors as for ``open_video``."""
     pictures = b"" if pictures_in(path) is None else b"".join(_pictures(path))
     head = pictures[:_HEAD_BYTES] or _check_file(path)
     if head[:4] == b"RIFF" and head[8:16] == b"WEBPVP8X" and head[20:21] and head[20] & 2:  # RFC 9649, 2.7
@@ -453,7 +454,6 @@ def _film(container: InputContainer) -> int:
             num_packets[packet.stream.index] += packet.size > 0
             if packet.stream is best and num_packets[best.index] > 1:
                 break
-
     return max(
         container.streams.video,
         key=lambda track: (
