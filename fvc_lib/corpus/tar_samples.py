@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from fvc_lib.corpus.frame_names import is_picture
 from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, is_named_as, some_of
@@ -100,22 +101,19 @@ def tar_samples(
 
 
 def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, pictures: bool) -> Iterator[TarSample]:
-    videos, beside = defaultdict[str, list[str]](list), defaultdict[str, dict[str, Member]](dict)
+    videos, beside = (defaultdict[str, dict[str, Member | str]](dict) for _ in range(2))
     with_video = {_key_of(name)[0] for name in contents.members if is_named_as("video", name)}
     for name, member in contents.members.items():
         key, kind = _key_of(name)
         place = path_to_text(f"{tar}/{name.lstrip('/')}")
         if any(part.startswith(".") for part in name.split("/") if part != os.pardir):
             continue  # never meant, as in folders: macOS puts ._clip.mp4 beside clip.mp4
-        if member is None:
-            detail = (
-                f"{name!r} in {tar} was refused unread: a link, a device or a name that leads out. Pack plain files."
-            )
-            rejections.add_file(place, Refusal("not_a_file", detail))
-        elif is_named_as("video", name) or (pictures and is_picture(name) and key not in with_video):
-            videos[key].append(name)
+        if is_named_as("video", name) or (pictures and is_picture(name) and key not in with_video):
+            videos[key][name] = member
         elif kind in _TEXTS:
-            beside[key][kind] = member
+            beside[key][kind] = "is there more than once, as .CLS beside .cls" if kind in beside[key] else member
+        elif isinstance(member, str):
+            rejections.add_file(place, _refused(tar, name, member))
         else:
             detail = (
                 f"{name!r} in {tar} was refused unread: read are videos, and beside them .json, .cls and .txt. Nothing "
@@ -126,11 +124,15 @@ def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, picture
             rejections.add_file(place, Refusal("unknown_extension", detail))
     cut = _key_of(contents.last)[0] if contents.damage else None
     # Pictures share what stands beside their folder, and its fate where the tar is cut.
-    of_folder = {key: key.rpartition("/")[0] for key, names in videos.items() if is_picture(names[0])}
+    of_folder = {key: key.rpartition("/")[0] for key, names in videos.items() if is_picture(next(iter(names)))}
     used, cut_too = set(of_folder.values()), {cut, cut and cut.rpartition("/")[0]} - {""}
     for key in list(dict.fromkeys((*videos, *(key for key in beside if key not in used)))):
         folder = of_folder.get(key, "")
         yield from _sample(tar, key, videos[key], beside[key] or beside[folder], is_cut=key == cut or folder in cut_too)
+
+
+def _refused(tar: str, name: str, why: str) -> Refusal:
+    return Refusal("not_a_file", f"{name!r} in {tar} was refused unread: it {why}. Pack plain files, each once.")
 
 
 def _key_of(name: str) -> tuple[str, str]:
@@ -141,24 +143,28 @@ def _key_of(name: str) -> tuple[str, str]:
 
 
 def _sample(
-    tar: str, key: str, videos: list[str], beside: Mapping[str, Member], *, is_cut: bool
+    tar: str, key: str, videos: Mapping[str, Member | str], beside: Mapping[str, Member | str], *, is_cut: bool
 ) -> Iterator[TarSample]:
     """One for each video of a key, or one that is refused."""
     said, cells, refusal = dict[str, str](), dict[str, str](), None
     try:
         for kind, member in beside.items():
+            if isinstance(member, str):
+                raise ValueError(f"the .{kind} {member}")
             if member.size_bytes > _TEXTS[kind]:
                 raise ValueError(f"the .{kind} has {member.size_bytes:,} bytes, wanted at most {_TEXTS[kind]:,}")
             said[kind] = member.read().decode("utf-8-sig").strip()
-        document = json.loads(said.get("json", "{}"))
+        document = json.loads(said.get("json", "{}"), object_pairs_hook=_each_once)
         if not isinstance(document, dict):
             raise ValueError("the .json holds no object")
-        plain = ((name, value) for name, value in document.items() if isinstance(value, str | int | float))
-        written = {name.lower(): str(value) for name, value in plain}
+        plain = [(name.lower(), str(value)) for name, value in document.items() if isinstance(value, str | int | float)]
+        written = _each_once(plain)
         "".join((*written, *written.values())).encode()  # half of a pair such as "\\ud800" is no text
         cells = written
     except (ValueError, RecursionError, OSError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        detail = f"{key!r} in {tar}: what stands beside its video cannot be read: {error}. Write UTF-8 and JSON."
+        detail = (
+            f"{key!r} in {tar}: what stands beside its video cannot be read: {error}. Write UTF-8 and JSON, each once."
+        )
         refusal = Refusal("malformed_row", detail)
     if is_cut:
         refusal = Refusal("truncated", f"{key!r} in {tar}: the tar is cut or damaged within it. Fetch the tar again.")
@@ -170,6 +176,15 @@ def _sample(
     links = [f"sample {tar}/{key}"] if len(videos) > 1 else []
     if cells.get("url") and {"key", "status"} <= cells.keys():  # video2dataset's: clips of one video share it
         links.append(f"url {cells['url']}")
-    for name in videos or [key]:
+    for name, why in videos.items() or [(key, None)]:
         path, shared = path_to_text(f"{tar}/{name}"), tuple(map(path_to_text, links))
-        yield TarSample(path, cells, said.get("cls", ""), said.get("txt", ""), shared, refusal)
+        refused = refusal or (_refused(tar, name, why) if isinstance(why, str) else None)
+        yield TarSample(path, cells, said.get("cls", ""), said.get("txt", ""), shared, refused)
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
+        raise ValueError(f"{twice!r} is in the .json more than once")
+    return found

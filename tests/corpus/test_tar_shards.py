@@ -156,6 +156,42 @@ def test_a_label_is_read_where_it_is_clear_and_refused_where_it_is_not(tmp_path,
     assert listing.rejected["path"].to_list() == ([] if label else ["0.tar/a.mp4"])
 
 
+@pytest.mark.parametrize(
+    ("members", "named"),
+    [
+        ([("a.cls", b"real"), ("a.cls", b"fake")], ".cls is there more than once"),
+        ([("a.cls", b"fake"), ("a.cls", b"fake")], ".cls is there more than once"),
+        ([("a.cls", b"real"), ("a.CLS", b"fake")], ".cls is there more than once"),
+        ([("a.json", b'{"label": "real"}'), ("./a.json", b'{"label": "fake"}')], ".json is there more than once"),
+        ([("a.json", b'{"label": "real", "label": "fake"}')], "'label' is in the .json more than once"),
+        ([("a.json", b'{"label": "real", "Label": "fake"}')], "'label' is in the .json more than once"),
+        ([("a.cls", b"fake"), ("a.mp4", b"other")], "'a.mp4' in 0.tar was refused unread: it is there more than once"),
+    ],
+)
+def test_what_a_tar_says_twice_is_refused_and_named(tmp_path, members, named):
+    with tarfile.open(tmp_path / "0.tar", "w") as tar:
+        for name, content in [("z.mp4", b""), ("z.cls", b"real"), ("a.mp4", b"video"), *members]:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    listing = read_corpus(tmp_path)
+    assert [entry.path for entry in listing.entries] == ["0.tar/z.mp4"]
+    assert listing.rejected["path"].to_list() == ["0.tar/a.mp4"]
+    assert named in listing.rejected["detail"][0]
+
+
+def test_a_tar_whose_header_lies_is_a_row_and_the_others_are_used(tars):
+    bad = tarfile.TarInfo("long")
+    bad.type, bad.size = tarfile.GNUTYPE_LONGNAME, 1 << 40
+    (tars / "b.tar").write_bytes(bad.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    listing = read_corpus(tars, label_map={"1": "fake", "0": "real"})
+    assert len(listing.entries) == 4
+    (row,) = listing.rejected.filter(pl.col("path") == "b.tar").iter_rows(named=True)
+    assert row["reason"] == "unreadable"
+    assert "a header of more than" in row["detail"]
+    assert "1 of 3 tars cannot be read" in listing.notes[0]
+
+
 def test_a_pattern_is_a_corpus_named_after_the_folder_it_begins_with(tars):
     label_map = {"1": "fake", "0": "real"}
     whole = read_corpus(tars, label_map=label_map)

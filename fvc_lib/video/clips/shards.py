@@ -34,6 +34,7 @@ from fvc_lib.services.tables import AUGMENTED
 from fvc_lib.video.clips import store as clip_store
 from fvc_lib.video.clips.clip_file import Pixels, Shape, check_part, clip_file_bytes, clip_header
 from fvc_lib.video.clips.store import MANIFEST, ClipStore
+from fvc_lib.video.decode.tar_members import Member, contents_of
 
 DEFAULT_SHARD_BYTES = 256 << 20
 REMEDY = "Run 03_augmentation again."
@@ -295,38 +296,29 @@ def _checked_offsets(stream: BufferedReader, path: Path, entry: ShardEntry, shap
     stream.seek(0)
     if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
         raise DataError(f"shard {str(path)!r}: its content is not what was written (SHA-256). {REMEDY}")
-    stream.seek(0)
-    wanted = [name for clip in entry.clips for name in member_names(*clip)]
     try:
-        with tarfile.open(fileobj=stream, mode="r:") as tar:
-            members = [
-                _checked_member(stream, member, name, path, shape)
-                for member, name in zip_longest(tar, wanted, fillvalue=None)
-            ]
-    except (tarfile.TarError, ValueError, EOFError) as error:
-        raise DataError(f"shard {str(path)!r}: it is no readable tar file: {error}. {REMEDY}") from error
-    return [pixels.offset_data + len(clip_header(shape)) for pixels in members[::2]]
-
-
-def _checked_member(
-    stream: BufferedReader, member: tarfile.TarInfo | None, name: str | None, path: Path, shape: Shape
-) -> tarfile.TarInfo:
-    """``member`` when it is the plain file ``name``, of the size and beginning that such a file has."""
-    if member is None:
-        raise DataError(f"shard {str(path)!r}: member {name!r} is missing. {REMEDY}")
-    if member.name != name or member.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) or member.sparse is not None:
-        raise DataError(
-            f"shard {str(path)!r}: member {member.name!r} was refused unread: wanted the plain file {name!r}. "
-            f"A shard holds clips (.npy) and rows (.json) only. {REMEDY}"
-        )
-    if name.endswith(".json"):
-        if member.size > _MOST_ROW_BYTES:
-            raise DataError(f"shard {str(path)!r}: member {name!r}: {member.size} bytes are no row. {REMEDY}")
-        return member
-    header = clip_header(shape)
-    if member.size != clip_file_bytes(shape) or os.pread(stream.fileno(), len(header), member.offset_data) != header:
-        raise DataError(
-            f"shard {str(path)!r}: member {name!r} was refused unread: it is no plain array of uint8 {shape}. "
-            f"Pickled arrays are never loaded. {REMEDY}"
-        )
-    return member
+        contents = contents_of(path)
+    except OSError as error:
+        raise DataError(f"shard {str(path)!r}: {error.strerror}. {REMEDY}") from error
+    if contents.damage:
+        raise DataError(f"shard {str(path)!r}: it is no readable tar file: {contents.damage}. {REMEDY}")
+    wanted, header = [name for clip in entry.clips for name in member_names(*clip)], clip_header(shape)
+    members = list[Member]()
+    for name, found in zip_longest(wanted, contents.members):
+        member = contents.members.get(found)
+        if name is None or name != found or not isinstance(member, Member):
+            what = f"member {found!r} was refused unread" if found else f"member {name!r} is missing"
+            raise DataError(
+                f"shard {str(path)!r}: {what}: wanted the plain file {name!r}, once. "
+                f"A shard holds clips (.npy) and rows (.json) only. {REMEDY}"
+            )
+        if name.endswith(".json"):
+            if member.size_bytes > _MOST_ROW_BYTES:
+                raise DataError(f"shard {str(path)!r}: member {name!r}: {member.size_bytes} bytes are no row. {REMEDY}")
+        elif member.size_bytes != clip_file_bytes(shape) or member.read(len(header)) != header:
+            raise DataError(
+                f"shard {str(path)!r}: member {name!r} was refused unread: it is no plain array of uint8 {shape}. "
+                f"Pickled arrays are never loaded. {REMEDY}"
+            )
+        members.append(member)
+    return [pixels.start + len(header) for pixels in members[::2]]
