@@ -18,6 +18,7 @@ from fvc_lib.corpus.frame_names import LAYOUT, picture_folders
 from fvc_lib.corpus.listing import CorpusFiles, Entry, Refusal, Rejections, attributes_text, joined
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_from_text
 from fvc_lib.services.errors import UsageError, did_you_mean
+from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.video.decode.source import picture_names
 
 GROUP_COLUMNS = ("group", "group_id")
@@ -260,12 +261,11 @@ def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
     separator = separator.replace("\\t", "\t")
     if not separator or any(mark in separator for mark in '\r\n"'):
         raise UsageError(f"manifest_separator: got {separator!r}, wanted text without quotes and line breaks.")
+    is_parquet = path.suffix.lower() == ".parquet"
     try:
-        content = path.read_bytes()
+        columns, rows, found = _from_parquet(path) if is_parquet else _from_text(path, path.read_bytes(), separator)
     except OSError as error:
         raise UsageError(f"manifest {str(path)!r}: {error.strerror}. Give a readable CSV or Parquet file.") from error
-    is_parquet = path.suffix.lower() == ".parquet"
-    columns, rows, found = _from_parquet(path, content) if is_parquet else _from_text(path, content, separator)
     twice = sorted({name for name in columns if name and columns.count(name) > 1})
     if twice:
         raise UsageError(f"{path.name}: the column {twice[0]!r} exists twice. Keep one of them.")
@@ -318,13 +318,37 @@ def _plain_lines(text: str, separator: str) -> Iterator[list[str]]:
             yield [cell.strip() for cell in line.split(separator)]
 
 
-def _from_parquet(path: Path, content: bytes) -> _Content:
+# Bytes of memory that the cells of a Parquet table may take: a small file can unpack to gigabytes.
+_MOST_CELL_BYTES, _MOST_TIMES_THE_FILE = 256 << 20, 200
+
+
+def parquet_problem(path_text: str) -> str:
+    """Return why a Parquet table cannot be read into memory; empty if it can. Meant for a process of its own."""
+    path, taken = Path(path_text), 0
+    most = _MOST_CELL_BYTES + _MOST_TIMES_THE_FILE * path.stat().st_size
     try:
-        frame = pl.read_parquet(io.BytesIO(content))
+        for row in _parquet_frame(path).iter_rows():
+            taken += sum(64 + len(_parquet_cell(value)) for value in row)
+            if taken > most:
+                return f"its cells take more than {most >> 20:,} MiB, too much for a file of its size"
     except (pl.exceptions.PolarsError, OSError) as error:
-        raise UsageError(f"{path.name}: is not a Parquet table: {error}. Give a CSV or Parquet file.") from error
+        return f"is not a Parquet table: {error}"
+    return ""
+
+
+def _from_parquet(path: Path) -> _Content:
+    (answer,) = run_isolated(f"{__name__}:{parquet_problem.__name__}", [str(path.absolute())])
+    problem = answer.value if answer.failure is None else f"cannot be unpacked: {answer.detail}"
+    if problem:
+        raise UsageError(f"{path.name}: {problem}. Give a CSV or Parquet file that holds what it says.")
+    frame = _parquet_frame(path)
     columns = tuple(name.strip() for name in frame.columns)
     return columns, tuple(tuple(_parquet_cell(value) for value in row) for row in frame.iter_rows()), ""
+
+
+def _parquet_frame(path: Path) -> pl.DataFrame:
+    with path.open("rb") as stream:  # by its name, '[' and '*' in it would be a pattern
+        return pl.read_parquet(stream)
 
 
 def _parquet_cell(value: object) -> str:

@@ -1,10 +1,12 @@
 import csv
 import os
+from functools import partial
 from pathlib import Path
 
 import polars as pl
 import pytest
 
+from fvc_lib.corpus import label_table
 from fvc_lib.corpus.image_listing import list_images
 from fvc_lib.corpus.index import build_index
 from fvc_lib.corpus.label_table import find_table, read_label_table, tables_in
@@ -24,6 +26,7 @@ from fvc_lib.corpus.sources.published import read_lines
 from fvc_lib.corpus.video_texts import read_pairs
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.run_paths import list_runs
@@ -417,3 +420,30 @@ def test_a_new_layout_is_one_loader_that_registers_itself(tmp_path, monkeypatch)
         UsageError, match=r"A corpus is \(1\) a folder with FVC-2018's .*, or \(2\) a folder with clips\.txt"
     ):
         read_corpus(tmp_path / "real")
+
+
+def test_a_parquet_file_that_unpacks_to_far_more_than_it_is_is_refused_before_it_is_read(tmp_path):
+    texts = {"repeated": ["x" * 900_000] * 500, "one": ["x" * 450_000_000]}
+    for name, paths in texts.items():
+        path = tmp_path / f"{name}.parquet"
+        pl.DataFrame({"path": paths, "label": ["real"] * len(paths)}).write_parquet(path)
+        assert path.stat().st_size < 100_000
+        with pytest.raises(UsageError, match=rf"{name}\.parquet: its cells take more than"):
+            read_corpus(path)
+
+
+def test_a_parquet_file_whose_reading_takes_more_memory_than_a_worker_has_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "a.parquet"
+    pl.DataFrame({"path": ["x" * 300_000_000], "label": ["real"]}).write_parquet(path)
+    monkeypatch.setattr(label_table, "run_isolated", partial(run_isolated, memory_bytes=900 << 20))
+    with pytest.raises(UsageError, match=r"a\.parquet: cannot be unpacked"):
+        read_corpus(path)
+
+
+def test_parquet_cells_are_text_as_those_of_csv(tmp_path):
+    frame = pl.DataFrame(
+        {"path": ["[a]*.mp4"], "label": ["real"], "n": [1.5], "b": [b"\xff"], "l": [[1, 2]], "no": [None]}
+    )
+    path = tmp_path / "[x]*.parquet"
+    frame.write_parquet(path)
+    assert read_label_table(path).rows == (("[a]*.mp4", "real", "1.5", "\udcff", "[1, 2]", ""),)
