@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import run_notebooks
+from fvc_lib.command_line.main import _Terminal
 from fvc_lib.command_line.run_command import trouble_of_choice
 from fvc_lib.corpus.protocols.cross_corpus import refused_targets
 from fvc_lib.corpus.samples.videos import names_of_corpora
@@ -36,6 +38,33 @@ def test_help_teaches_and_names_the_exit_codes():
     assert done.returncode == 0
     for word in ("--resume", "--dry-run", "-p corpus", "137 killed for memory"):
         assert word in done.stdout
+
+
+NAMES = ("\x1b[31mred", "up\x1b[1A\x1b[2K", "a\nerror: b", "\u202eedoc", "c\x9b1A", "d\rerased", "e\u2028f", "g\x07")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_control_characters_of_names_do_nothing_on_a_terminal(tmp_path, monkeypatch, name):
+    monkeypatch.setenv("FVC_RUNS_DIR", str(tmp_path / f"runs {name.splitlines()[0]}"))
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / f"{name}.csv").write_text("path;label;path\n")
+    asked = (["corpora", str(folder)], ["corpora", str(folder / f"{name}.csv")], ["audit", str(folder / f"{name}.csv")],
+             ["status"], ["-p", "corpus", str(folder), "--dry-run"], ["predict", name, name], [name])  # fmt: skip
+    for arguments in asked:
+        done = CliRunner().invoke(run_notebooks.main, arguments, color=True)
+        assert done.exit_code in {1, 2, 3}, arguments
+        shown = done.stdout + done.stderr
+        assert [char for char in shown if not char.isprintable() and char != "\n"] == [], shown
+        assert len([line for line in shown.splitlines() if line.startswith("error: ")]) <= 1, shown
+
+
+def test_progress_is_drawn_in_place_and_what_it_names_is_not_obeyed():
+    stream = io.StringIO()
+    terminal = _Terminal(stream)
+    for text in ("\r\x1b[2A\x1b[Jfold_0  \x1b[31m\n", "\r\x1b[?25l  50%", "\x1b[?25h\n"):
+        terminal.write(text)
+    assert stream.getvalue() == "\r\x1b[2A\x1b[Jfold_0  \\x1b[31m\n\r\x1b[?25l  50%\x1b[?25h\n"
 
 
 def test_the_list_names_every_notebook_with_its_parameters():

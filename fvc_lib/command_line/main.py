@@ -1,10 +1,13 @@
 """The command line: its options and its commands; a run needs none."""
 
 import errno
+import re
+import sys
 import tempfile
 import traceback
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import click
 from click.core import ParameterSource
@@ -54,6 +57,27 @@ def _unforeseen(error: Exception) -> int:
     return 1
 
 
+_CURSOR = re.compile(r"(\r|\x1b\[(\d*[AJK]|\?25[hl]))*")  # progress is drawn again by these, before its text
+
+
+class _Terminal:
+    """A stream on which control characters in names do nothing: they are shown as escapes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        cursor = cast("re.Match[str]", _CURSOR.match(text))[0]
+        shown = (
+            char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+            for char in text.removeprefix(cursor)
+        )  # fmt: skip
+        return self._stream.write(cursor + "".join(shown))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 class Commands(click.Group):
     """Turns errors into messages: FVC's own, a disk's, and those that nobody has foreseen."""
 
@@ -89,10 +113,15 @@ class Commands(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command."""
+        out, err = cast("TextIO", _Terminal(sys.stdout)), cast("TextIO", _Terminal(sys.stderr))
+        with redirect_stdout(out), redirect_stderr(err):
+            return self._invoke(context)
+
+    def _invoke(self, context: click.Context) -> Any:
         try:
             return super().invoke(context)
         except (FvcError, StoppedError) as error:
-            click.echo(f"error: {error}", err=True)
+            click.echo(f"error: {error}".replace("\n", "\\n"), err=True)  # one line, whatever a name holds
             context.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)

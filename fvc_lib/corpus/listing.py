@@ -5,7 +5,9 @@ Which layouts there are is said by the files of ``fvc_lib.corpus.sources.*``: ea
 
 import json
 import os
+import re
 import stat
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -188,6 +190,22 @@ def counts_text(values: Iterable[str], limit: int = 8) -> str:
 Kind = Literal["video", "image"]
 
 
+# What browsers and download programs put behind the name of a file until it is whole.
+_UNFINISHED = re.compile(
+    r"\.(part|partial|crdownload|opdownload|download|ytdl|aria2|!qb|!ut|tmp|temp)(-frag\d+)?$", re.I
+)
+
+
+def _dangling(path: Path) -> Path | None:
+    """The first of ``path`` and the folders above it that is a link to nothing."""
+    links = (each for each in (path, *path.parents) if os.path.islink(each))  # noqa: PTH114 - raises nothing, also below
+    return next((each for each in links if not os.path.exists(each)), None)  # noqa: PTH110
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
+
+
 def is_named_as(kind: Kind, name: str) -> bool:
     """Whether the extension, in any case, is one of a video container or elementary stream, or of a picture."""
     return PurePath(name).suffix.lower() in ENDINGS[kind]
@@ -232,6 +250,7 @@ class CorpusFiles:
         self._root_prefix = f"{str(self.root).rstrip(os.sep)}{os.sep}"
         self._real_root = os.path.realpath(root)
         self._real_folders: dict[str, bool] = {}
+        self._spellings: dict[str, Mapping[str, str]] = {}
 
     def look(self, files: int = 1) -> None:
         """Count files that are looked at; ``LongCorpusError`` where they are more than ``read_corpus`` may look at."""
@@ -262,17 +281,18 @@ class CorpusFiles:
         # Text: a Path for each of 100,000 files would take longer than their stat.
         full = path if path.startswith("/") else f"{self._root_prefix}{path}"
         try:
-            if not self._allow_outside and not self._is_inside(full):
+            if not self._allow_outside and not self._is_inside(full) and os.path.exists(full):  # noqa: PTH110 - as below
                 return self._outside(path, f"leads by a symbolic link to {os.path.realpath(full)!r}")
             mode = os.stat(full).st_mode  # noqa: PTH116
         except FileNotFoundError:
-            detail = f"no file {path!r} in the corpus folder. Restore it, or drop its row."
-            return Refusal(f"missing_{self.kind}", detail)
+            return Refusal(f"missing_{self.kind}", self._why_missing(path, Path(full)))
         except NotADirectoryError as error:
             if self.kind == "video":  # it may lead into a tar
                 return None if picture_names(full) else self._check_member(path, full)
             return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name.")
         except OSError as error:
+            if _dangling(Path(full)):  # in a circle
+                return Refusal(f"missing_{self.kind}", self._why_missing(path, Path(full)))
             return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name or the permissions.")
         if stat.S_ISREG(mode):
             return None
@@ -280,6 +300,35 @@ class CorpusFiles:
             links = (name for name in names if os.path.islink(f"{full}/{name}"))  # noqa: PTH114
             return next((refusal for name in links if (refusal := self.check(f"{path}/{name}"))), None)
         return Refusal("not_a_file", f"{path!r} is not a regular file. List {self.kind} files only.")
+
+    def _why_missing(self, path: str, full: Path) -> str:
+        """Return why there is no such file: a link to nothing, another spelling, or neither."""
+        if link := _dangling(full):
+            name = str(link).removeprefix(self._root_prefix)
+            return (
+                f"{path!r}: the link {name!r} leads to {str(link.readlink())!r}, where nothing is. Restore that, or "
+                "put the file in place of the link."
+            )
+        found = ""
+        for part in path.replace("\\", "/").split("/"):
+            found = joined(found, self._spelling(found).get(_folded(part), "/"))
+        if not found.endswith("/"):
+            return (
+                f"no file {path!r} in the corpus folder; {found!a} is there, which is spelt otherwise (case, '/', or "
+                "Unicode form NFC or NFD). Write the name as the file has it."
+            )
+        windows = " Paths have '/' between folders, and begin in the corpus folder." if "\\" in path else ""
+        return f"no file {path!r} in the corpus folder.{windows} Restore it, or drop its row."
+
+    def _spelling(self, folder: str) -> Mapping[str, str]:
+        """The names in ``folder`` by what they are in lower case and in Unicode's composed form."""
+        if folder not in self._spellings:
+            try:
+                names = sorted(os.listdir(self.root / folder))  # noqa: PTH208 - names
+            except OSError:
+                names = []
+            self._spellings[folder] = {_folded(name): name for name in names}
+        return self._spellings[folder]
 
     def _check_member(self, path: str, full: str) -> Refusal | None:
         try:
@@ -305,6 +354,11 @@ class CorpusFiles:
             elif is_named_as(self.kind, path) or (pictures and is_picture(path)):
                 yield path
                 continue
+            elif _UNFINISHED.search(path):
+                detail = f"{path!r} is a download that has not finished. Finish it, or delete it."
+                refusal = Refusal("unknown_extension", detail)
+            elif _dangling(self.root / path):
+                refusal = Refusal(f"missing_{self.kind}", self._why_missing(path, self.root / path))
             else:
                 detail = f"{path!r} has no extension of {'an image' if self.kind == 'image' else 'a video'}."
                 refusal = Refusal("unknown_extension", f"{detail} Rename it if it is one.")
@@ -450,7 +504,7 @@ def _label_refusal(row: Entry, labels: set[str]) -> Refusal | None:
     where = f"{row.origin} row {row.row}"
     if row.label not in LABELS:
         got = "no label" if row.label is None else f"label {row.label!r}"
-        return Refusal("label_not_used", f"{where}: got {got}; only real and fake are used.")
+        return Refusal("label_not_used", f"{where}: got {got}; only real and fake are used. {label_map_hint(labels)}")
     if len(labels) > 1:
         listed = " and ".join(repr(label) for label in sorted(labels))
         detail = f"{where}: {row.source_id!r} is listed as {listed}. Keep the row that is right."
@@ -629,6 +683,17 @@ def stated_label(cell: str) -> str | None:
     return _READING.get().label_map.get(said, said) or None
 
 
+# How tables say that something is so, and that it is not, in lower case.
+_TRUTHS = (("1", "0"), ("1.0", "0.0"), ("true", "false"), ("yes", "no"), ("t", "f"), ("y", "n"))
+
+
+def label_map_hint(labels: Iterable[str], option: str = "-p label_map") -> str:
+    """Return how to say what ``labels`` mean, by what they may mean: that a video is fake, and that it is not."""
+    said = set(labels)
+    fake, real = next((pair for pair in _TRUTHS if said & set(pair)), ("...", "..."))
+    return f"Say what labels mean, if it is this: {option} {fake}=fake,{real}=real."
+
+
 def refuse_unused_labels(table: str, cells: Iterable[str]) -> None:
     """Stop where ``label_map`` names a label that no cell of the label column has.
 
@@ -640,5 +705,5 @@ def refuse_unused_labels(table: str, cells: Iterable[str]) -> None:
     if unused and not _READING.get().unused_labels:
         raise UsageError(
             f"label_map: no row of {table} is labelled {some_of(unused)}; got {counts_text(said) or 'no data row'}. "
-            "Leave it out of label_map, or spell it as the table does."
+            "Leave it out of label_map, or spell it as the table does (in YAML, 'yes' and 'no' need quotes)."
         )

@@ -10,7 +10,7 @@ import polars as pl
 from fvc_lib.corpus import frame_names
 from fvc_lib.corpus.copies.groups import Components
 from fvc_lib.corpus.label_table import GROUP_COLUMNS, SPLIT_COLUMNS, LabelTable, read_label_table
-from fvc_lib.corpus.listing import counts_text, some_of
+from fvc_lib.corpus.listing import counts_text, label_map_hint, some_of
 from fvc_lib.services.atomic_files import AnyPath, escape_text
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
 
@@ -142,10 +142,9 @@ def _with_labels(
         raise UsageError(f"label_map: no row of {name} is labelled {some_of(never)}; got {counts}.")
     kinds = labelled["label"].drop_nulls().unique().to_list()
     if len(kinds) < 2:
-        values = ("1", "0") if set(text["said"]) <= {"0", "1"} else ("...", "...")
         raise DataError(
-            f"{name}: wanted both real and fake in the column {column!r}; got {counts}. Say what its values mean, if "
-            f"it is this: --label-map {values[0]}=fake,{values[1]}=real."
+            f"{name}: wanted both real and fake in the column {column!r}; got {counts}. "
+            f"{label_map_hint(text['said'], '--label-map')}"
         )
     left = labelled.filter(pl.col("label").is_null())
     if left.height:

@@ -183,8 +183,7 @@ def _sample(
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(name for place, (name, _) in enumerate(pairs) if name in dict(pairs[:place]))
-        raise ValueError(f"{twice!r} is in the .json more than once")
-    return found
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{max(names, key=names.count)!r} is in the .json more than once")
+    return dict(pairs)

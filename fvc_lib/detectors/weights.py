@@ -21,6 +21,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.video.decode.source import what_it_is
 
 # What a network's own class layer may be called in a file of weights; a head of ours is trained in its place.
 CLASS_LAYERS = (
@@ -31,6 +32,7 @@ BEGUN_WITH = "begun_with"  # of a bundle: the weights that its networks are buil
 _INSIDE = ("state_dict", "model", "model_state", "model_state_dict")
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _NAMED_AT_MOST = 5
+_HEAD_BYTES = 512
 # What damaged files, pages saved in place of a file, and files with code in them raise.
 _UNREADABLE = (
     RuntimeError, pickle.UnpicklingError, EOFError, safetensors.SafetensorError, ValueError, LookupError, TypeError,
@@ -155,18 +157,27 @@ def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tenso
     """
     if path.is_dir():  # as a hub has it
         path = next((path / name for name in _FILES if (path / name).is_file()), path)
+    head = b""
     try:
-        if path.suffix == ".safetensors":
-            document: Any = safetensors.torch.load_file(path)
-        else:
-            document = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as stream:
+            head = stream.read(_HEAD_BYTES)
+            stream.seek(0)
+            if head[8:9] == b"{":  # safetensors: behind the length of its header, which is JSON
+                document: Any = safetensors.torch.load_file(path)
+            else:  # the open file: torch would go by the ending of a name
+                document = torch.load(stream, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UsageError(f"{field} {str(path)!r}: {error.strerror or error}. Give a readable file.") from error
     except _UNREADABLE as error:
-        reason = str(error).partition("\n")[0]
+        reason, remedy = checkpoint_files.why_not_loaded(error), "Fetch the file again."
+        if "code" in reason:
+            remedy = "In a program that you trust with it, save tensors alone: torch.save(network.state_dict(), PATH)."
+        elif not head:
+            reason = "it is empty"
+        elif not head.startswith(b"PK") and (known := what_it_is(head)):  # torch.save's own files are archives
+            reason, remedy = f"it is {known[0]}", known[1]
         raise UsageError(
-            f"{field} {str(path)!r}: neither weights of torch.save nor safetensors: {reason}. Download the file anew, "
-            "or save network.state_dict()."
+            f"{field} {str(path)!r}: neither weights of torch.save nor safetensors: {reason}. {remedy}"
         ) from error
     for name in _INSIDE:
         if isinstance(document, dict) and isinstance(document.get(name), dict):

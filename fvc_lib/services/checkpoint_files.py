@@ -161,6 +161,17 @@ def verify(path: Path) -> None:
         raise DamagedCheckpointError(f"{str(path)!r} is damaged: its SHA-256 {digest[:12]}... is not the recorded one.")
 
 
+def why_not_loaded(error: Exception) -> str:
+    """Return why ``torch.load`` refused a file, without its advice to load it in a way that runs code."""
+    if named := re.search(r"GLOBAL (\S+)", str(error)):
+        return f"it holds objects of {named[1]}, which can run code when they are loaded"
+    if "TorchScript" in str(error):
+        return "it is a TorchScript program, which is code"
+    if isinstance(error, pickle.UnpicklingError):
+        return "it is no file of torch.save, or damaged"
+    return str(error).partition("\n")[0].rstrip(". ") or type(error).__name__
+
+
 def load_document(path: Path, wanted_format: int) -> dict[str, Any]:
     """The document in a verified ``path``, read weights-only: a pickle that would run code is refused, whatever its
     digest.
@@ -176,11 +187,11 @@ def load_document(path: Path, wanted_format: int) -> dict[str, Any]:
                 raise pickle.UnpicklingError("it is a TorchScript program")
         document = torch.load(path, map_location="cpu", weights_only=True)
     except (*_UNLOADABLE, RuntimeError, OSError, MemoryError) as error:
-        first_line = str(error).partition("\n")[0] or type(error).__name__
+        reason = why_not_loaded(error)
         if _is_archives_fault(error):
-            raise DamagedCheckpointError(f"{str(path)!r} cannot be loaded safely: {first_line}.") from error
+            raise DamagedCheckpointError(f"{str(path)!r} cannot be loaded safely: {reason}.") from error
         raise CheckpointReadError(
-            f"{str(path)!r} is what was written and still cannot be read: {first_line}. Is there enough memory? Give "
+            f"{str(path)!r} is what was written and still cannot be read: {reason}. Is there enough memory? Give "
             "more, or end other programs, then resume."
         ) from error
     if not isinstance(document, dict) or document.get("format") != wanted_format:

@@ -25,6 +25,7 @@ from fvc_lib.services.records.digests import note_rewritten, undamaged_file
 LABELS = ("real", "fake")
 PARTS = ("train", "validation", "test")
 LEFT_OUT = "left_out"
+_FORMULA = tuple("=+-@\t\r")  # what begins a formula in a spreadsheet
 _ROWS_AT_ONCE = 1 << 16  # written to Parquet; an index takes some 3 KiB of memory for each of them
 
 
@@ -34,9 +35,7 @@ def check_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, origin: str) ->
     Raises:
         DataError: names the table, the column and what was found, with up to five failing values.
     """
-    if _fits(frame, schema):
-        return frame
-    try:  # slower, and says what does not fit
+    try:
         return schema.validate(frame, lazy=True)
     except (SchemaErrors, SchemaError) as error:
         rows = error.failure_cases.head(5).iter_rows(named=True) if isinstance(error, SchemaErrors) else ()
@@ -44,48 +43,6 @@ def check_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, origin: str) ->
         found = "; ".join(told) or str(error)
         message = f"{origin}: does not fit the {schema.name} schema: {found}. Run the stage that writes it again."
         raise DataError(message) from error
-
-
-def _fits(frame: pl.DataFrame, schema: pa.DataFrameSchema) -> bool:
-    """Whether pandera would find nothing, by one query of polars; False also where only pandera can tell."""
-    if list(frame.schema.items()) != list(column_types(schema).items()):
-        return False
-    found = frame.select(_conditions(schema)).row(0)
-    return all(found) and (not schema.unique or not frame.select(schema.unique).is_duplicated().any())
-
-
-def _conditions(schema: pa.DataFrameSchema) -> list[pl.Expr]:
-    """What holds for the columns of every table that fits ``schema``; nulls pass the checks of a value."""
-    conditions = [pl.lit(True)]
-    for name, column in schema.columns.items():
-        values = pl.col(name)
-        if not column.nullable:
-            held = values.is_not_null()
-            conditions.append((held & values.is_not_nan() if column.dtype.type == pl.Float64 else held).all())
-        if column.unique:
-            conditions.append(values.is_unique().all())
-        for check in column.checks:
-            said: Any = check.statistics
-            match check.name:
-                case "isin":
-                    held = values.is_in(said["allowed_values"])
-                case "greater_than":
-                    held = values > said["min_value"]
-                case "greater_than_or_equal_to":
-                    held = values >= said["min_value"]
-                case "in_range" if said["include_min"] and said["include_max"]:
-                    held = values.is_between(said["min_value"], said["max_value"])
-                case "str_length":
-                    low, high = said["min_value"], said["max_value"]
-                    held = values.str.len_chars().is_between(low or 0, high if high is not None else 2**32 - 1)
-                case "str_matches":
-                    held = values.str.contains(f"^(?:{getattr(said['pattern'], 'pattern', said['pattern'])})")
-                case "is_finite":
-                    held = values.is_finite()
-                case _:
-                    held = pl.lit(False)
-            conditions.append(held.all())
-    return [condition.alias(str(number)) for number, condition in enumerate(conditions)]
 
 
 def write_table(frame: pl.DataFrame, schema: pa.DataFrameSchema, path: AnyPath) -> None:
@@ -139,22 +96,20 @@ def read_table(path: AnyPath, schema: pa.DataFrameSchema, without: Collection[st
     except (pl.exceptions.PolarsError, OSError) as error:
         raise DataError(f"{path}: cannot be read as a table: {error}. Run the stage that writes it again.") from error
     schema = schema.remove_columns(list(without)) if without else schema
-    return check_table(_with_newer_columns(frame, schema), schema, str(path))
+    return check_table(frame, schema, str(path))
 
 
-def _with_newer_columns(frame: pl.DataFrame, schema: pa.DataFrameSchema) -> pl.DataFrame:
-    """The table of an older version with the columns that it did not have yet, filled with what stands for them."""
-    newer = _NEWER_COLUMNS.get(schema.name or "", {})
-    lacking = {name: filled for name, filled in newer.items() if name not in frame.columns}
-    if not lacking:
-        return frame
-    return frame.with_columns(
-        pl.lit(None, column_types(schema)[name]).alias(name) if filled is None else pl.col(filled).alias(name)
-        for name, filled in lacking.items()
-    ).select(
-        *(name for name in schema.columns if name in frame.columns or name in lacking),
-        *(name for name in frame.columns if name not in schema.columns),
-    )
+def csv_for_people(frame: pl.DataFrame, *, header: bool = True) -> str:
+    """Return ``frame`` as CSV in which no text is a formula to a spreadsheet: such text begins with an apostrophe.
+
+    A formula begins with ``=``, ``+``, ``-``, ``@``, a tab or a carriage return; numbers written as text stay. Tables
+    that a stage reads are written by ``write_table``, as they are.
+    """
+    text = pl.col(pl.String)
+    is_formula = text.str.contains(r"(?s)^[=+\-@\t\r].") & text.cast(pl.Float64, strict=False).is_null()
+    shown = frame.with_columns(pl.when(is_formula).then("'" + text).otherwise(text).name.keep())
+    names = {name: f"'{name}" for name in frame.columns if name.startswith(_FORMULA)}
+    return shown.rename(names).write_csv(include_header=header)
 
 
 def text_column(*, checks: pa.Check | None = None, unique: bool = False, nullable: bool = False) -> pa.Column:
@@ -208,16 +163,6 @@ _OF_PACKETS = (
     "key_bytes_ratio", "key_distance_mean", "key_distance_max", "reordered_share", "bits_per_second_std",
     "bits_per_second_max",
 )  # fmt: skip
-# Columns that tables of older versions lack, each with the column that says what those knew; none: empty says it.
-_NEWER_COLUMNS: Mapping[str, Mapping[str, str | None]] = {
-    "index": {"corpus": "label_source"}
-    | dict.fromkeys(("generator", "real_source", "official_split", "attributes", *_OF_PACKETS)),
-    "predictions": dict.fromkeys(("source_score", "source_label")),
-    "calibration": {"content_sha256": None, "final_logit": None},
-    "scores": {"trial": None},
-    "robustness_results": {"trial": None},
-}
-
 # Of task video
 
 INDEX = _table(

@@ -179,8 +179,8 @@ def test_workers_that_probe_and_decode_are_small() -> None:
 
 IMPOSTORS = {
     "lfs.mp4": (LFS_POINTER, r"Git LFS pointer.*git lfs pull"),
-    "page.mp4": (b"\n<!DOCTYPE html>\n<title>Not found</title>" * 9, r"web page.*Download the video again"),
-    "error.mp4": (b'{"error": "video is private"}', r"JSON.*Download the video again"),
+    "page.mp4": (b"\n<!DOCTYPE html>\n<title>Not found</title>" * 9, r"web page.*Download the file again"),
+    "error.mp4": (b'{"error": "video is private"}', r"JSON.*Download the file again"),
     "list.mp4": (b"#EXTM3U\n#EXTINF:9,\nhttp://127.0.0.1:1/a.ts\n", r"playlist.*Download the video that it names"),
     "packed.mp4": (b"PK\3\4" + bytes(99), r"archive.*Unpack"),
     "segment.m4s": (b"\0\0\0\x10styp" + bytes(90), r"segment.*cat init.mp4"),
@@ -190,7 +190,15 @@ IMPOSTORS = {
     ),
     "zeros.mp4": (bytes(5000), r"zeros.*unfinished download.*Fetch the file again"),
     "empty.mp4": (b"", r"empty file.*Fetch the file again"),
-    "notes.mp4": (b"I renamed my notes to .mp4\n" * 99, r"invalid data.*check that a player opens it"),
+    "notes.mp4": (b"I renamed my notes to .mp4\n" * 99, r"plain text.*look at what the server answers"),
+    "s3.mp4": (b'<?xml version="1.0"?>\n<Error><Code>NoSuchKey</Code></Error>', r"error message.*the server answers"),
+    "bom.mp4": (b"\xef\xbb\xbf<!DOCTYPE html><html>", r"web page.*the server answers"),
+    "twice.mp4": (b"<!-- a --><!-- b --><html>", r"web page.*the server answers"),
+    "title.mp4": (b"<title>404 Not Found</title>", r"web page.*the server answers"),
+    "utf16.mp4": ("<html>".encode("utf-16"), r"web page.*the server answers"),
+    "refused.mp4": (b"ERROR: Video unavailable", r"plain text.*the server answers"),
+    "paper.mp4": (b"%PDF-1.7\n%\xe2\xe3" + bytes(600), r"PDF"),
+    "tar.mp4": (b"a" + bytes(256) + b"ustar" + bytes(800), r"an archive.*Unpack"),
 }
 
 

@@ -122,7 +122,7 @@ class TestFolder:
             "real/folder": "outside_corpus",
             "fake/more": "linked_folder",
             "fake/circle": "linked_folder",
-            "fake/self.mp4": "unreadable",
+            "fake/self.mp4": "missing_video",
         }
 
     def test_linked_folders_are_entered_once_where_that_is_allowed(self, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ class TestManifest:
 
     def test_no_usable_label_at_all_is_an_error_with_the_labels_found(self, tmp_path: Path) -> None:
         manifest = write_csv(tmp_path / "m.csv", ("path", "label"), ("a.mp4", "1"), ("b.mp4", "0"), ("c.mp4", "0"))
-        with pytest.raises(DataError, match=r"2 x '0', 1 x '1'.*label_map: \{\"1\": fake, \"0\": real\}") as caught:
+        with pytest.raises(DataError, match=r"2 x '0', 1 x '1'.*label_map 1=fake,0=real") as caught:
             read_corpus(manifest)
         touch(tmp_path, "a.mp4", "b.mp4", "c.mp4")
         label_map = resolve_config({"label_map": str(caught.value).rpartition("label_map ")[2].rstrip(".")}).label_map
@@ -255,6 +255,66 @@ class TestManifest:
         assert read_corpus(manifest, label_map={"1": "fake"}).rejected["reason"].to_list() == ["label_not_used"] * 2
         with pytest.raises(DataError, match="no data row"):
             read_corpus(write_csv(tmp_path / "empty.csv", ("path", "label")))
+
+    @pytest.mark.parametrize(
+        ("fake", "real"), [("1", "0"), ("1.0", "0.0"), ("True", "False"), ("yes", "No"), ("T", "F")]
+    )
+    def test_labels_of_a_spreadsheet_are_answered_with_the_label_map_that_reads_them(self, tmp_path, fake, real):
+        touch(tmp_path, "a.mp4", "b.mp4")
+        manifest = write_csv(tmp_path / "m.csv", ("path", "label"), ("a.mp4", fake), ("b.mp4", real))
+        with pytest.raises(DataError) as caught:
+            read_corpus(manifest)
+        label_map = resolve_config({"label_map": str(caught.value).rpartition("label_map ")[2].rstrip(".")}).label_map
+        assert [entry.label for entry in read_corpus(manifest, label_map=label_map).entries] == ["fake", "real"]
+
+    @pytest.mark.parametrize(
+        ("listed", "there"),
+        [
+            ("real\\a.mp4", "real/a.mp4"),
+            ("real/A.mp4", "real/a.mp4"),
+            ("caf\u00e9/x.mp4", "cafe\u0301/x.mp4"),
+            ("cafe\u0301.mp4", "caf\u00e9.mp4"),
+            ("Real\\Caf\u00e9.MP4", "real/cafe\u0301.mp4"),
+        ],
+    )
+    def test_a_name_that_is_spelt_otherwise_is_answered_with_the_files_own(self, tmp_path, listed, there):
+        touch(tmp_path, there, "b.mp4")
+        listing = read_corpus(write_csv(tmp_path / "m.csv", ("path", "label"), (listed, "real"), ("b.mp4", "fake")))
+        ((reason, detail),) = listing.rejected.select("reason", "detail").iter_rows()
+        assert reason == "missing_video"
+        assert ascii(there) in detail
+
+    def test_a_path_of_windows_is_told_how_paths_are_written(self, tmp_path):
+        touch(tmp_path, "b.mp4")
+        rows = [("C:\\data\\a.mp4", "real"), ("b.mp4", "fake"), ("gone.mp4", "fake")]
+        details = read_corpus(write_csv(tmp_path / "m.csv", ("path", "label"), *rows)).rejected["detail"]
+        assert ["'/' between folders" in detail for detail in details] == [True, False]
+
+    def test_two_files_whose_names_look_alike_are_two(self, tmp_path):
+        names = ("caf\u00e9.mp4", "cafe\u0301.mp4")
+        touch(tmp_path, *names)
+        rows = zip(names, ("real", "fake"), strict=True)
+        listing = read_corpus(write_csv(tmp_path / "m.csv", ("path", "label"), *rows))
+        assert {entry.path: entry.label for entry in listing.entries} == dict(zip(names, ("real", "fake"), strict=True))
+
+    def test_a_link_to_nothing_is_called_one_in_manifests_and_folders(self, tmp_path):
+        touch(tmp_path, "corpus/real/a.mp4", "corpus/fake/b.mp4")
+        links = {"x.mp4": "gone.mp4", "y": "/nowhere/y", "z.mp4": "/nowhere/z.mp4", "w.mp4": "w.mp4"}
+        for name, target in links.items():
+            (tmp_path / "corpus" / "fake" / name).symlink_to(target)
+        rows = [(f"corpus/fake/{name}", "fake") for name in (*links, "y/deep.mp4", "b.mp4")]
+        of_rows = read_corpus(write_csv(tmp_path / "m.csv", ("path", "label"), *rows, ("corpus/real/a.mp4", "real")))
+        for listing, num_links in ((of_rows, 5), (read_corpus(tmp_path / "corpus"), 4)):
+            assert listing.rejected["reason"].to_list() == ["missing_video"] * num_links
+            for path, detail in listing.rejected.select("path", "detail").iter_rows():
+                assert repr(links[path.removesuffix("/deep.mp4").rpartition("/")[2]]) in detail
+                assert str(tmp_path) not in detail
+
+    @pytest.mark.parametrize("ending", ["part", "crdownload", "download", "ytdl", "tmp", "aria2", "!qB", "part-Frag3"])
+    def test_a_download_that_has_not_finished_is_called_one(self, tmp_path, ending):
+        touch(tmp_path, "real/a.mp4", "fake/b.mp4", f"fake/c.mp4.{ending}", "fake/notes.txt")
+        details = read_corpus(tmp_path).rejected["detail"]
+        assert ["not finished" in detail for detail in details] == [True, False]
 
     def test_paths_out_of_the_corpus_are_refused_with_their_row(self, tmp_path: Path) -> None:
         touch(tmp_path, "outside.mp4", "corpus/in.mp4", "corpus/sub/deep.mp4")

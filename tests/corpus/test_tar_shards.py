@@ -98,7 +98,7 @@ def test_a_tar_alone_is_a_corpus_whose_videos_are_read_where_they_lie(tars):
 
 
 def test_tars_without_a_usable_label_are_refused_with_what_to_write(tars, tmp_path):
-    with pytest.raises(DataError, match=r"labelled real or fake; got 1 x '7'.*KEY\.cls.*label_map 1=fake"):
+    with pytest.raises(DataError, match=r"labelled real or fake; got 1 x '7'.*KEY\.cls.*label_map "):
         read_corpus(write_tar(tmp_path / "b.tar", {"s.mp4": b"", "s.cls": "7"}))
     with pytest.raises(DataError, match="got no video"):
         read_corpus(write_tar(tmp_path / "c.tar", {"s.txt": "a text"}))

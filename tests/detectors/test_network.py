@@ -1,8 +1,11 @@
 """Detectors put together: heads, what is trained, weights from files, and networks in a user's own file."""
 
+import argparse
 import sys
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from torch import nn
 
@@ -304,6 +307,43 @@ def test_a_damaged_file_of_weights_is_refused_in_words(tmp_path, content):
     (tmp_path / "w.pth").write_bytes(content)
     with pytest.raises(UsageError, match=r"w\.pth'.*neither weights of torch.save nor safetensors"):
         read_weights(tmp_path / "w.pth")
+
+
+def test_weights_that_are_refused_say_why_and_never_advise_to_load_them_in_another_way(tmp_path):
+    good = torch.nn.Linear(2, 2).state_dict()
+    held = {
+        "argparse.Namespace": {"state_dict": good, "args": argparse.Namespace(a=1)},
+        "torch.nn.modules.linear.Linear": torch.nn.Linear(2, 2),
+        "scalar": {"state_dict": good, "best": np.float64(1)},
+    }
+    for name, content in held.items():
+        torch.save(content, tmp_path / "w.pt")
+        with pytest.raises(UsageError, match=f"{name}.* can run code .*state_dict") as caught:
+            read_weights(tmp_path / "w.pt")
+        assert "weights_only" not in str(caught.value)
+    with pytest.warns(DeprecationWarning):
+        torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "w.pt")
+    texts = {
+        "a TorchScript program": (tmp_path / "w.pt").read_bytes(),
+        "a web page": b"<!DOCTYPE html><html>",
+        "a Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0",
+        "it is empty": b"",
+        "no file of torch.save, or damaged": b"\x89HDF\r\n\x1a\n" + bytes(99),
+    }
+    for words, content in texts.items():
+        for name in ("w.pt", "w.safetensors"):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(UsageError, match=rf"{name}'.*{words}") as caught:
+                read_weights(tmp_path / name)
+            assert "weights_only" not in str(caught.value)
+
+
+def test_weights_are_read_by_what_they_are_not_by_their_ending(tmp_path):
+    good = torch.nn.Linear(2, 2).state_dict()
+    torch.save(good, tmp_path / "a.safetensors")
+    safetensors.torch.save_file(good, tmp_path / "b.pt")
+    for name in ("a.safetensors", "b.pt"):
+        assert read_weights(tmp_path / name)["weight"].equal(good["weight"])
 
 
 def test_a_clip_of_no_size_is_the_one_the_model_was_made_for(my_net):

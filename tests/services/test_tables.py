@@ -1,56 +1,20 @@
 """Schemas stop a bad table at the border, on writing and on reading, and name the column."""
 
+import csv
+import io
 import math
 import shlex
 from pathlib import Path
 
-import pandera.polars as pa
 import polars as pl
 import pytest
 from hypothesis import given, strategies as st
-from pandera.errors import SchemaError, SchemaErrors
 
 from fvc_lib.services import tables
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import FOLDS, read_table, write_table
 
 FRAME = pl.DataFrame({"video_id": ["a", "b"], "group_id": ["g", "h"], "label": ["real", "fake"], "fold": [0, 1]})
-
-
-KINDS = {
-    str(
-        (column.dtype, column.nullable, column.unique, [(check.name, check.statistics) for check in column.checks])
-    ): column
-    for schema in vars(tables).values()
-    if isinstance(schema, pa.DataFrameSchema)
-    for column in schema.columns.values()
-}
-VALUES = {
-    pl.String: ["real", "train", "train test", "train dev", "", "a" * 64, "\u00e9" * 8, "x" * 7, None],
-    pl.Int64: [0, 1, 90, -1, None],
-    pl.Float64: [0.0, 0.5, 1.0, 1.001, -0.5, math.inf, math.nan, None],
-    pl.Boolean: [True, None],
-    pl.List(pl.Int64): [[0, 2], [], None],
-}
-
-
-@pytest.mark.parametrize("column", KINDS.values(), ids=range(len(KINDS)))
-def test_what_fits_is_what_pandera_says(column):
-    """Of every kind of column that a table has: each value alone and twice, no row, another type."""
-    schema = pa.DataFrameSchema({"x": column, "y": pa.Column(pl.Int64)}, unique=["x", "y"], strict=True, ordered=True)
-    kind = column.dtype.type
-    contents = [[value] for value in VALUES[kind]] + [[value] * 2 for value in VALUES[kind][:2]] + [[]]
-    frames = [pl.DataFrame({"x": pl.Series(values, dtype=kind)}).with_columns(y=1) for values in contents]
-    frames = [frame.cast({"y": pl.Int64}) for frame in frames]
-    frames += [frames[1].with_columns(x=pl.lit(0.5, pl.Float32)), frames[1].select("y", "x"), frames[1].select("x")]
-    frames += [pl.concat([frames[1], frames[1].with_columns(y=pl.lit(2, pl.Int64))])]
-    for frame in frames:
-        try:
-            schema.validate(frame, lazy=True)
-            expected = True
-        except (SchemaError, SchemaErrors):
-            expected = False
-        assert tables._fits(frame, schema) == expected, frame
 
 
 def test_a_table_of_features_has_the_columns_of_whatever_families_there_are(tmp_path):
@@ -67,6 +31,18 @@ def test_a_table_of_features_has_the_columns_of_whatever_families_there_are(tmp_
     ):
         with pytest.raises(DataError, match="does not fit the features schema"):
             write_table(bad, tables.FEATURES, path)
+
+
+def test_in_csv_for_people_no_text_is_a_formula_and_tables_of_stages_stay():
+    texts = ["=1+1", "+cmd|' /C calc'!A0", "-x", "@SUM(A1)", "\t=1", "\r=2", "-0.5", "+1e3", "-", "a=b", "", None]
+    frame = pl.DataFrame({"=name": texts, "number": [-1.5] * len(texts)})
+    shown = tables.csv_for_people(frame)
+    rows = list(csv.reader(io.StringIO(shown, newline="")))
+    assert rows[0] == ["'=name", "number"]
+    assert [row[0] for row in rows[1:]] == [*(f"'{text}" for text in texts[:6]), *texts[6:11], ""]
+    assert {row[1] for row in rows[1:]} == {"-1.5"}
+    assert tables.csv_for_people(frame, header=False) == shown.partition("\n")[2]
+    assert tables.csv_for_people(pl.DataFrame({"n": [-1]})) == "n\n-1\n"
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".feather", ".csv"])

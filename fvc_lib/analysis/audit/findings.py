@@ -23,6 +23,7 @@ from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE
 from fvc_lib.metrics.operating_points import BEST, operating_point
 from fvc_lib.metrics.paired_difference import is_above_control
 from fvc_lib.services.atomic_files import write_text
+from fvc_lib.services.tables import csv_for_people
 
 ANSWER, LATEX = "answer.txt", "audit.tex"
 _TABLES = (
@@ -371,7 +372,7 @@ def write_tables(audit: Audit, found: Sequence[Suspicion], folder: Path, told: S
         audit.thresholds, audit.coverage, pl.DataFrame(floors, schema=floor_columns, orient="row"), _agreement(audit),
         similar_table(found),
     )  # fmt: skip
-    texts = {f"{name}.csv": each.write_csv() for name, each in zip(_TABLES, frames, strict=True) if each.height}
+    texts = {f"{name}.csv": csv_for_people(each) for name, each in zip(_TABLES, frames, strict=True) if each.height}
     texts |= {LATEX: latex_table(audit), ANSWER: "\n".join([*answer(audit), *[""] * bool(told), *told, ""])}
     for name, text in texts.items():
         write_text(folder / name, text)

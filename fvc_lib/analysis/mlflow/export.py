@@ -44,6 +44,7 @@ from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.records.digests import run_damage
 from fvc_lib.services.records.redaction import REPLACEMENT, Redactor
 from fvc_lib.services.run_paths import RunPaths, stage_key
+from fvc_lib.services.tables import csv_for_people
 from fvc_lib.services.tasks import FOLD_TRAINING
 
 # --- What MLflow shall hold of a run, read from its folder without MLflow
@@ -150,7 +151,7 @@ def _whole(run: RunPaths, run_id: str, times: Times, curves: pl.DataFrame, table
     artifacts = {path.name: _without_secrets(path.read_bytes()) for path in files if path.is_file()}
     for name, frame in frames.items():
         if not frame.is_empty():  # as CSV, which MLflow's pages show as a table
-            artifacts[f"tables/{name}.csv"] = frame.drop("run_id", strict=False).write_csv().encode()
+            artifacts[f"tables/{name}.csv"] = csv_for_people(frame.drop("run_id", strict=False)).encode()
     if run.robustness_results.is_file():
         artifacts[f"tables/{run.robustness_results.name}"] = run.robustness_results.read_bytes()
     tags = {**run_tags(headline, record), "fvc.run_id": run_id}

@@ -26,7 +26,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.registry import CORPORA, DETECTORS
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import INDEX, read_table
+from fvc_lib.services.tables import INDEX, csv_for_people, read_table
 
 TABLE_FILES = ("detectors.csv", "runs.csv", "detectors.tex", "references.bib")
 
@@ -226,7 +226,12 @@ def write_tables(found: DetectorComparison, folder: Path) -> list[Path]:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    texts = [number_table(found).write_csv(), run_table(found).write_csv(), latex_table(found), bibliography(found)]
+    texts = [
+        csv_for_people(number_table(found)),
+        csv_for_people(run_table(found)),
+        latex_table(found),
+        bibliography(found),
+    ]
     for name, text in zip(TABLE_FILES, texts, strict=True):
         write_text(folder / name, text)
     return [folder / name for name in TABLE_FILES]

@@ -14,7 +14,7 @@ from fvc_lib.services.config import NOT_HASHED
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.parameters import values_unsaid
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import PREDICTIONS, SCORES, check_table, read_table
+from fvc_lib.services.tables import PREDICTIONS, SCORES, check_table, csv_for_people, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK
 
 
@@ -79,7 +79,7 @@ def write_results(run: RunPaths, results: pl.DataFrame, confidence: float) -> No
     Raises:
         OSError: a file cannot be written.
     """
-    write_text(run.results_csv, results.with_columns(trial=_trial_column(run)).write_csv())
+    write_text(run.results_csv, csv_for_people(results.with_columns(trial=_trial_column(run))))
     write_text(run.results_tex, latex_results(results, confidence, run_cautions(run)))
 
 

@@ -13,6 +13,7 @@ import polars as pl
 from fvc_lib.services.atomic_files import atomic_output, path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.progress import Report
+from fvc_lib.services.tables import csv_for_people
 from fvc_lib.services.tasks import PREDICTIONS
 
 if TYPE_CHECKING:
@@ -53,12 +54,12 @@ def predict_files(predictor: "Predictor", files: Sequence[Path], folder: Path, w
         bar = stack.enter_context(click.progressbar(length=len(files), label=f"{one}s", hidden=not sys.stdout.isatty()))
         temporaries = [stack.enter_context(atomic_output(folder / name)) for name in (CSV, LINES)]
         csv, lines = (stack.enter_context(path.open("w", encoding="utf-8")) for path in temporaries)
-        csv.write(pl.DataFrame(schema=schema).write_csv())
+        csv.write(csv_for_people(pl.DataFrame(schema=schema)))
         for found, resumed in found_in_blocks(journal, files, find, lambda done, _: bar.update(done - bar.pos)):
             num_resumed += resumed
             rows = [_row(each, predictor, PART_SENTENCES) for each in found]
             table = pl.DataFrame(rows, schema=schema, orient="row")
-            csv.write(table.write_csv(include_header=False))
+            csv.write(csv_for_people(table, header=False))
             lines.write(table.write_ndjson())
             for each, row in zip(found, rows, strict=True):
                 num_done += 1

@@ -34,9 +34,10 @@ from fvc_lib.video.decode.tar_members import Member, folder_at, member_at, opene
 
 # What a file is that is named like a video and is none: told by its first bytes, with what to do about it.
 
-_AGAIN = "Download the video again and look at what the server answers."
-_HTML = rb"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)?<(!doctype html|html|head|body|script)"
-_ARCHIVE = rb"PK\x03\x04|\x1f\x8b|7z\xbc\xaf\x27\x1c|Rar!|BZh\d|\xfd7zXZ"
+_AGAIN = "Download the file again and look at what the server answers."
+_MARKUP = rb"(\xef\xbb\xbf)?\s*<[!?a-z]|(\xff\xfe|\xfe\xff)\x00?<\x00?[!?a-z]"  # HTML, XML, as UTF-8 or UTF-16
+_ARCHIVE = rb"PK\x03\x04|\x1f\x8b|7z\xbc\xaf\x27\x1c|Rar!|BZh\d|\xfd7zXZ|.{257}ustar"
+_TEXT = rb"(\xef\xbb\xbf)?[\t\n\r -~\x80-\xff]+\Z"
 _LFS, _JSON = rb"version https://git-lfs\.github\.com/spec/", rb"\s*[{\[]\s*[\"{\]}]"
 _PLAYLIST, _SEGMENT = rb"\s*(#EXTM3U|<\?xml.{0,400}<MPD|ffconcat)", rb".{4}(styp|moof|sidx)"
 _JOIN = "Join it behind its initialization segment: cat init.mp4 segment.m4s > video.mp4."
@@ -45,13 +46,15 @@ _UNFINISHED = "zeros at its beginning, as an unfinished download leaves them"
 _KINDS = tuple(
     (re.compile(pattern, re.DOTALL | re.IGNORECASE), what, remedy)
     for pattern, what, remedy in (
-        (_LFS, "a Git LFS pointer, not the video it stands for", "Fetch the video itself: git lfs pull."),
-        (_HTML, "a web page saved under a video's name", _AGAIN),
-        (_JSON, "a JSON text, such as a server's error message", _AGAIN),
+        (_LFS, "a Git LFS pointer, not the file it stands for", "Fetch the file itself: git lfs pull."),
         (_PLAYLIST, "a playlist, which only names other files", "Download the video that it names."),
-        (_ARCHIVE, "a compressed archive", "Unpack it and list the videos inside."),
+        (_MARKUP, "a web page or a server's error message, saved under the file's name", _AGAIN),
+        (_JSON, "a JSON text, such as a server's error message", _AGAIN),
+        (_ARCHIVE, "an archive", "Unpack it and list the files inside."),
+        (rb"%PDF-", "a PDF document", "Leave it out, or fetch the file that was meant."),
         (_SEGMENT, "a segment of an MP4 stream without the header it belongs to", _JOIN),
         (rb"\x00{64}", _UNFINISHED, "Fetch the file again."),
+        (_TEXT, "plain text, perhaps an error message of a server or a program", _AGAIN),
     )
 )
 

@@ -149,7 +149,7 @@ def _contents(archive: str, mtime_ns: int, size_bytes: int) -> Contents:
             while (member := tar.next()) is not None:
                 stream.left = HEADER_BYTES
                 vars(tar)["members"].clear()  # else it keeps a kilobyte for each
-                tar.pax_headers.clear()  # likewise, and nothing that is read here stands in a header for all members
+                vars(tar)["pax_headers"].clear()  # likewise: nothing that is read here stands in a header for all
                 if member.size < 0:  # it would lead back to a header that was read
                     raise tarfile.ReadError(f"{member.name!r} has a negative size")
                 if member.isdir():

@@ -83,12 +83,10 @@ def _usable_table(manifest: Path) -> LabelTable:
     if not labels:
         raise DataError(f"{manifest.name}: has no data row that can be read; wanted one per video: its path and label.")
     if not set(LABELS) & set(labels):
-        values = ("1", "0") if set(labels) <= {"0", "1"} else ("...", "...")
         raise DataError(
             f"{manifest.name}: no row is labelled real or fake; got {listing.counts_text(labels)}. Fill the column "
-            f"'label', or say what its values mean, if it is this: label_map: "
-            f'{{"{values[0]}": fake, "{values[1]}": real}} in a params file, or '
-            f"(with audit: --label-map instead) -p label_map {values[0]}=fake,{values[1]}=real."
+            f"'label'. (In a params file, put the names of label_map into quotes; with audit it is --label-map.) "
+            f"{listing.label_map_hint(labels)}"
         )
     return table
 

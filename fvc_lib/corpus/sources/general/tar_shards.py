@@ -56,14 +56,14 @@ def read_tar_shards(corpus: Path) -> Listing:
         first = f" For example: {rejections.rows[0][5]}" if rejections.rows and not rows else ""
         raise DataError(
             f"corpus {str(corpus)!r}: no video in its tars is labelled real or fake; got {got}.{first} Put 'real' or "
-            "'fake' beside each KEY.mp4, into KEY.cls or as 'label' into KEY.json (or 'is_fake', true or false); or say"
-            " what its values mean, if it is this: -p label_map 1=fake,0=real; or put a manifest.csv beside the tars, "
-            "with paths like 000.tar/KEY.mp4."
+            "'fake' beside each KEY.mp4, into KEY.cls or as 'label' into KEY.json (or 'is_fake', true or false); or a "
+            "manifest.csv beside the tars, with paths like 000.tar/KEY.mp4. "
+            f"{listing.label_map_hint(row.label or '' for row in rows)}"
         )
     others = [row.label or "" for row in rows if row.label not in LABELS]
     if others:
         said = f"labelled neither real nor fake ({listing.counts_text(others)}) and not used"
-        notes += (f"{len(others):,} videos are {said}. What a label means: -p label_map 1=fake,0=real.",)
+        notes += (f"{len(others):,} videos are {said}. {listing.label_map_hint(others)}",)
     rows, places, joined = join_frames(
         files, rows, places, (word for sample in samples for word in _words(sample).values()), rejections
     )

@@ -31,7 +31,7 @@ from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.atomic_files import atomic_output
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.progress import Report, not_reported, part_text
-from fvc_lib.services.tables import VERDICTS, check_table, frame_of
+from fvc_lib.services.tables import VERDICTS, check_table, csv_for_people, frame_of
 from fvc_lib.services.tasks import VERDICTS as VERDICTS_STAGE
 from fvc_lib.tasks.journal import Journal, find_out, found_in_blocks, take_in
 from fvc_lib.tasks.video.verdicts.detector import (
@@ -198,12 +198,12 @@ def judge_files(
         temporaries = [stack.enter_context(atomic_output(path)) for path in written]
         table, lines = (stack.enter_context(path.open("w", encoding="utf-8")) for path in temporaries)
 
-        table.write(shown[0].write_csv())
+        table.write(csv_for_people(shown[0]))
         for found, num_known in found_in_blocks(journal, files, find, progress):
             num_resumed += num_known
             some = check_table(judge.table(found), VERDICTS, CSV)
             flat = some.with_columns(pl.col("reasons").str.replace_all("\n", " "))
-            table.write(flat.write_csv(include_header=False))
+            table.write(csv_for_people(flat, header=False))
             for row in some.iter_rows(named=True):
                 lines.write(f"{json.dumps({**row, 'reasons': row['reasons'].splitlines()})}\n")
             said = pl.when(pl.col("failure").is_null()).then(pl.lit(_UNSAID)).otherwise(pl.lit(_UNREAD))
