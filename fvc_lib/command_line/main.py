@@ -113,8 +113,10 @@ class Commands(click.Group):
 
     def invoke(self, context: click.Context) -> Any:
         """Run the command."""
-        out, err = cast("TextIO", _Terminal(sys.stdout)), cast("TextIO", _Terminal(sys.stderr))
-        with redirect_stdout(out), redirect_stderr(err):
+        with (
+            redirect_stdout(cast("TextIO", _Terminal(sys.stdout))),
+            redirect_stderr(cast("TextIO", _Terminal(sys.stderr))),
+        ):
             return self._invoke(context)
 
     def _invoke(self, context: click.Context) -> Any:

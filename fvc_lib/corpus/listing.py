@@ -284,14 +284,12 @@ class CorpusFiles:
             if not self._allow_outside and not self._is_inside(full) and os.path.exists(full):  # noqa: PTH110 - as below
                 return self._outside(path, f"leads by a symbolic link to {os.path.realpath(full)!r}")
             mode = os.stat(full).st_mode  # noqa: PTH116
-        except FileNotFoundError:
-            return Refusal(f"missing_{self.kind}", self._why_missing(path, Path(full)))
         except NotADirectoryError as error:
             if self.kind == "video":  # it may lead into a tar
                 return None if picture_names(full) else self._check_member(path, full)
             return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name.")
         except OSError as error:
-            if _dangling(Path(full)):  # in a circle
+            if isinstance(error, FileNotFoundError) or _dangling(Path(full)):  # the latter of links in a circle
                 return Refusal(f"missing_{self.kind}", self._why_missing(path, Path(full)))
             return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name or the permissions.")
         if stat.S_ISREG(mode):
@@ -323,11 +321,8 @@ class CorpusFiles:
     def _spelling(self, folder: str) -> Mapping[str, str]:
         """The names in ``folder`` by what they are in lower case and in Unicode's composed form."""
         if folder not in self._spellings:
-            try:
-                names = sorted(os.listdir(self.root / folder))  # noqa: PTH208 - names
-            except OSError:
-                names = []
-            self._spellings[folder] = {_folded(name): name for name in names}
+            _, folders, names = next(os.walk(self.root / folder), ("", (), ()))
+            self._spellings[folder] = {_folded(name): name for name in sorted((*folders, *names))}
         return self._spellings[folder]
 
     def _check_member(self, path: str, full: str) -> Refusal | None:

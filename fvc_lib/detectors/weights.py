@@ -32,7 +32,6 @@ BEGUN_WITH = "begun_with"  # of a bundle: the weights that its networks are buil
 _INSIDE = ("state_dict", "model", "model_state", "model_state_dict")
 _FILES = ("model.safetensors", "pytorch_model.bin")
 _NAMED_AT_MOST = 5
-_HEAD_BYTES = 512
 # What damaged files, pages saved in place of a file, and files with code in them raise.
 _UNREADABLE = (
     RuntimeError, pickle.UnpicklingError, EOFError, safetensors.SafetensorError, ValueError, LookupError, TypeError,
@@ -160,7 +159,7 @@ def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tenso
     head = b""
     try:
         with path.open("rb") as stream:
-            head = stream.read(_HEAD_BYTES)
+            head = stream.read(512)
             stream.seek(0)
             if head[8:9] == b"{":  # safetensors: behind the length of its header, which is JSON
                 document: Any = safetensors.torch.load_file(path)
@@ -172,8 +171,6 @@ def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tenso
         reason, remedy = checkpoint_files.why_not_loaded(error), "Fetch the file again."
         if "code" in reason:
             remedy = "In a program that you trust with it, save tensors alone: torch.save(network.state_dict(), PATH)."
-        elif not head:
-            reason = "it is empty"
         elif not head.startswith(b"PK") and (known := what_it_is(head)):  # torch.save's own files are archives
             reason, remedy = f"it is {known[0]}", known[1]
         raise UsageError(

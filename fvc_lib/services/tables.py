@@ -25,7 +25,6 @@ from fvc_lib.services.records.digests import note_rewritten, undamaged_file
 LABELS = ("real", "fake")
 PARTS = ("train", "validation", "test")
 LEFT_OUT = "left_out"
-_FORMULA = tuple("=+-@\t\r")  # what begins a formula in a spreadsheet
 _ROWS_AT_ONCE = 1 << 16  # written to Parquet; an index takes some 3 KiB of memory for each of them
 
 
@@ -108,8 +107,7 @@ def csv_for_people(frame: pl.DataFrame, *, header: bool = True) -> str:
     text = pl.col(pl.String)
     is_formula = text.str.contains(r"(?s)^[=+\-@\t\r].") & text.cast(pl.Float64, strict=False).is_null()
     shown = frame.with_columns(pl.when(is_formula).then("'" + text).otherwise(text).name.keep())
-    names = {name: f"'{name}" for name in frame.columns if name.startswith(_FORMULA)}
-    return shown.rename(names).write_csv(include_header=header)
+    return shown.write_csv(include_header=header)
 
 
 def text_column(*, checks: pa.Check | None = None, unique: bool = False, nullable: bool = False) -> pa.Column:

@@ -309,6 +309,7 @@ def test_a_damaged_file_of_weights_is_refused_in_words(tmp_path, content):
         read_weights(tmp_path / "w.pth")
 
 
+@pytest.mark.filterwarnings("ignore:.*TorchScript")
 def test_weights_that_are_refused_say_why_and_never_advise_to_load_them_in_another_way(tmp_path):
     good = torch.nn.Linear(2, 2).state_dict()
     held = {
@@ -321,13 +322,13 @@ def test_weights_that_are_refused_say_why_and_never_advise_to_load_them_in_anoth
         with pytest.raises(UsageError, match=f"{name}.* can run code .*state_dict") as caught:
             read_weights(tmp_path / "w.pt")
         assert "weights_only" not in str(caught.value)
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="torch.jit"):
         torch.jit.script(torch.nn.Linear(2, 2)).save(tmp_path / "w.pt")
     texts = {
         "a TorchScript program": (tmp_path / "w.pt").read_bytes(),
         "a web page": b"<!DOCTYPE html><html>",
         "a Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:0",
-        "it is empty": b"",
+        "an empty file": b"",
         "no file of torch.save, or damaged": b"\x89HDF\r\n\x1a\n" + bytes(99),
     }
     for words, content in texts.items():

@@ -37,7 +37,6 @@ from fvc_lib.video.decode.tar_members import Member, folder_at, member_at, opene
 _AGAIN = "Download the file again and look at what the server answers."
 _MARKUP = rb"(\xef\xbb\xbf)?\s*<[!?a-z]|(\xff\xfe|\xfe\xff)\x00?<\x00?[!?a-z]"  # HTML, XML, as UTF-8 or UTF-16
 _ARCHIVE = rb"PK\x03\x04|\x1f\x8b|7z\xbc\xaf\x27\x1c|Rar!|BZh\d|\xfd7zXZ|.{257}ustar"
-_TEXT = rb"(\xef\xbb\xbf)?[\t\n\r -~\x80-\xff]+\Z"
 _LFS, _JSON = rb"version https://git-lfs\.github\.com/spec/", rb"\s*[{\[]\s*[\"{\]}]"
 _PLAYLIST, _SEGMENT = rb"\s*(#EXTM3U|<\?xml.{0,400}<MPD|ffconcat)", rb".{4}(styp|moof|sidx)"
 _JOIN = "Join it behind its initialization segment: cat init.mp4 segment.m4s > video.mp4."
@@ -54,7 +53,8 @@ _KINDS = tuple(
         (rb"%PDF-", "a PDF document", "Leave it out, or fetch the file that was meant."),
         (_SEGMENT, "a segment of an MP4 stream without the header it belongs to", _JOIN),
         (rb"\x00{64}", _UNFINISHED, "Fetch the file again."),
-        (_TEXT, "plain text, perhaps an error message of a server or a program", _AGAIN),
+        (rb"\Z", "an empty file", "Fetch the file again."),
+        (rb"[\t\n\r -~\x80-\xff]+\Z", "plain text, perhaps an error message of a server or a program", _AGAIN),
     )
 )
 

@@ -136,8 +136,7 @@ class _Headers(io.BufferedReader):
 
 @lru_cache(maxsize=64)
 def _contents(archive: str, mtime_ns: int, size_bytes: int) -> Contents:
-    path, found = Path(archive), dict[str, Member | str]()
-    damage, name = "", ""
+    path, found, damage, name = Path(archive), dict[str, Member | str](), "", ""
     with _Headers(path.open("rb", buffering=0)) as stream:
         if stream.peek(_BLOCK).startswith(_COMPRESSED):
             raise _damaged(path, "is compressed: a video in it could only be read by unpacking all before it")
@@ -176,8 +175,8 @@ def _why_not(member: tarfile.TarInfo, name: str) -> str:
         return "is stored with holes (tar --sparse)"
     if member.type not in _PLAIN:
         return "is a link or a device, not a plain file"
-    is_inside = os.path.normpath(name) == name and not name.startswith((os.sep, os.pardir))
-    return "" if is_inside else "has a name that leads out of the tar"
+    is_out = os.path.normpath(name) != name or name.startswith((os.sep, os.pardir))
+    return "has a name that leads out of the tar" if is_out else ""
 
 
 def _damaged(path: Path, what: str) -> OSError:
