@@ -13,7 +13,6 @@ import polars as pl
 from fvc_lib.services.atomic_files import atomic_output, path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.progress import Report
-from fvc_lib.services.tables import csv_for_people
 from fvc_lib.services.tasks import PREDICTIONS
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ def predict_files(predictor: "Predictor", files: Sequence[Path], folder: Path, w
     from fvc_lib.analysis.figures.gallery import Card  # torch and plotly take seconds to load
     from fvc_lib.analysis.pages.predictions_page import MOST_CARDS, write_predictions_page
     from fvc_lib.analysis.wording import clean_text, count_text
+    from fvc_lib.services.tables import csv_for_people
     from fvc_lib.tasks.journal import Journal, found_in_blocks, take_in
     from fvc_lib.tasks.predicting import PART_SENTENCES, Finding
 
