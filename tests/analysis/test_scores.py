@@ -87,8 +87,6 @@ def test_what_a_trial_writes_for_other_programs_says_so(run: RunPaths, scores: p
     assert scores["trial"].null_count() == scores.height
     assert pl.read_csv(run.results_csv)["trial"].null_count() == results.height
     assert "trial" not in run.results_tex.read_text()
-    run.scores.write_text(scores.drop("trial").write_csv())  # of an earlier version
-    assert read_table(run.scores, tables.SCORES).equals(scores)
 
     write_text(run.params_yaml, RunConfig(dev_groups=20, shuffle_labels=True).to_yaml())
     write_results(run, results, 0.95)

@@ -13,7 +13,7 @@ from fvc_lib.corpus.listing import Listing
 from fvc_lib.corpus.several import read_corpora
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.tables import GROUP_LINKS, INDEX, REJECTED, frame_of, read_table, write_table
+from fvc_lib.services.tables import GROUP_LINKS, INDEX, REJECTED, read_table
 from tests.corpus.published import MINIATURES, text, touch
 
 
@@ -168,17 +168,6 @@ def test_files_outside_a_manifest_s_folder_are_found_among_several_corpora(tmp_p
     assert len(listing.entries) == 5
     found = {(listing.root / path_from_text(entry.path)).resolve() for entry in listing.entries}
     assert found == {path.resolve() for path in tmp_path.rglob("*.mp4") if "links" not in path.parts}
-
-
-def test_an_index_of_before_is_called_after_its_layout(corpora, tmp_path):
-    path = tmp_path / "index.parquet"
-    write_table(frame_of(None, INDEX), INDEX, path)
-    row = {"video_id": "0" * 16, "path": "a.mp4", "label": "real", "group_id": "g", "source_id": "a", "codec": "h264",
-           "label_source": "faceforensics", "container": "mp4", "width": 8, "height": 8, "num_frames": 1,
-           "rotation_degrees": 0, "has_audio": False, "size_bytes": 1, "content_sha256": "0" * 64}  # fmt: skip
-    types = {name: column.dtype.type for name, column in INDEX.columns.items()}
-    pl.DataFrame([row], schema=types).drop("corpus", "generator").write_parquet(path)
-    assert read_table(path, INDEX).select("corpus", "generator").rows() == [("faceforensics", None)]
 
 
 def test_the_order_of_corpora_is_no_part_of_a_run_and_their_contents_are(tmp_path):

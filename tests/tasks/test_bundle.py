@@ -218,7 +218,7 @@ def test_weights_of_other_shapes_or_another_network_are_refused(copy):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"format": 6}, "got format 6, and this version of FVC .* reads 1, 2, 3, 4, 5"),
+        ({"format": 6}, "got format 6, and this version of FVC .* reads 3, 4, 5"),
         ({"format": None}, "got format None"),
         ({"folds": []}, r"bundle.json, folds"),
         ({"run_id": "/../../../x"}, r"bundle.json, run_id"),
@@ -423,24 +423,10 @@ def test_what_is_no_file_is_refused_unread(copy):
         load_detector(copy)
 
 
-def test_a_bundle_of_the_first_format_says_of_the_runs_own_videos_that_their_scores_are_not_in_it(copy, home):
-    record = json.loads((copy / "bundle.json").read_text())
-    for fold in record["folds"]:
-        del fold["base_rate"]
-    path, ranges = copy / "calibration.parquet", copy / "training_ranges.json"
-    pl.read_parquet(path).drop("content_sha256", "final_logit").write_parquet(path)
-    (copy / "features.safetensors").unlink()
-    without = {name: value for name, value in json.loads(ranges.read_text()).items() if name != "share_unfamiliar"}
-    ranges.write_text(json.dumps(without))
-    detector = load_detector(edited(copy, format=1, folds=record["folds"]))
-    (own,) = detector.predict(next((home / "corpus").rglob("*.mp4")), workers=1)
-    assert own.is_of_the_run
-    assert own.score is None
-    assert "of which no score is stored" in own.failure
-    told = " ".join(judge_files(detector, [], rule_of(0.3, prior=0.01), copy.parent / "none").limits)
-    assert "No 'probability': at which share of fakes the scores are calibrated is not recorded." in told
-    assert "Of the run's own videos an unknown share are." in told
-    assert "Whether features are like those of the run's videos is not known" in told
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_bundle_of_a_format_that_is_not_read_is_refused_by_it(copy, number):
+    with pytest.raises(UsageError, match=f"got format {number}, and this version of FVC .* reads 3, 4, 5"):
+        load_detector(edited(copy, format=number))
 
 
 def test_features_that_no_export_writes_are_refused(copy):

@@ -68,9 +68,8 @@ from fvc_lib.tasks.video.verdicts.unfamiliar import TrainingRanges, index_of_fil
 _logger = logging.getLogger(__name__)
 
 FORMAT = 5
-# Format 1 lacks which score is whose, base rates, and how many videos are unfamiliar; format 2 the videos' features and
-# a network of all groups; format 3 how forensic features are spread over the reals; format 4 stored answers.
-_READ = (1, 2, 3, 4, 5)
+# Format 3 lacks how forensic features are spread over the reals; format 4 stored answers.
+_READ = (3, 4, 5)
 _CALIBRATION, _LOOKS, _RANGES = "calibration.parquet", "looks.parquet", "training_ranges.json"
 _FEATURES, _QUANTILES = "features.safetensors", "forensic_quantiles.safetensors"
 _ALWAYS = (_CALIBRATION, _LOOKS, _RANGES)
