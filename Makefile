@@ -35,7 +35,7 @@ define resolve
 		| LC_ALL=C sort > build/lock/$(1).txt
 endef
 
-.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm test-gpu bench-gpu golden honesty fuzz faults kills cluster-kills collisions lint format bench bench-quick bench-clips bench-index bench-scale bench-training bench-detectors bench-preflight bench-pipeline bench-bootstrap bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
+.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm test-gpu bench-gpu golden honesty fuzz faults kills cluster-kills collisions lint format bench bench-quick bench-clips bench-index bench-scale bench-training bench-detectors bench-preflight bench-pipeline bench-coverage bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -164,8 +164,8 @@ bench: $(STAMP)  ## Measure decoding beside its peers in nine rounds, some hours
 bench-quick: $(STAMP)  ## The same for two videos, in a few minutes
 	$(RUN) -m benchmarks.decode --quick
 
-bench-bootstrap: $(STAMP)  ## Measure intervals by cluster bootstrap beside scikit-learn and scipy
-	$(RUN) -m benchmarks.bootstrap
+bench-coverage: $(STAMP)  ## Simulate how often 95 % intervals hold the truth: the tables of docs/measurements.md
+	$(RUN) -m benchmarks.coverage
 
 bench-queries: setup-mlflow  ## Measure queries over a million metric lines beside polars, pandas and MLflow
 	$(RUN) -m benchmarks.queries

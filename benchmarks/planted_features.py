@@ -35,7 +35,7 @@ from sklearn.preprocessing import StandardScaler
 from fvc_lib.corpus.samples.scenes import Planes, Shot, draw_camera, generator_for, render_shot, resize_plane
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
+from fvc_lib.metrics.intervals import Interval, group_interval
 from fvc_lib.services.registry import FEATURES
 from fvc_lib.video.decode.clip import probe_video
 from fvc_lib.video.decode.packets import PacketFacts
@@ -211,7 +211,7 @@ def auc_of(rows: list[Row], measured_by: str, labels: NDArray, shots: NDArray) -
         )
         model.fit(values[train], labels[train])
         scores[test], folds[test] = model.decision_function(values[test]), fold
-    return cluster_bootstrap(labels, scores, shots.tolist(), within_folds(roc_auc, folds))
+    return group_interval(labels, scores, shots.tolist(), within_folds(roc_auc, folds))
 
 
 @functools.lru_cache(2)

@@ -39,7 +39,9 @@ _SHOWN_DETECTORS = 8
     "miss cost (these three are chosen on one half of the groups for the other), or a threshold that comes with the "
     "scores.",
 )  # fmt: skip
-@click.option("--replicates", type=click.IntRange(min=100), default=1000, show_default=True, help="Of the bootstrap.")
+@click.option(
+    "--replicates", type=click.IntRange(min=100), default=1000, show_default=True, help="Half-samples of the groups."
+)
 @click.option("--confidence", type=click.FloatRange(0.5, 1, min_open=True, max_open=True), default=0.95,
               show_default=True, help="Coverage of every interval.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, help="Of replicates, halves and shuffled labels.")

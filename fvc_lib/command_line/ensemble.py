@@ -22,7 +22,9 @@ ANSWER, PAGE = "answer.txt", "ensemble.html"
 @click.option("--to", type=click.Path(path_type=Path), help="Folder for all of it; else beside the first run.")
 @click.option("--method", type=click.Choice(("mean", "stacking")), default="mean", show_default=True,
               help="The mean of calibrated scores, or their log odds weighted by a regression.")  # fmt: skip
-@click.option("--replicates", type=click.IntRange(min=100), help="Of the bootstrap. Without: as the first run has it.")
+@click.option(
+    "--replicates", type=click.IntRange(min=100), help="Half-samples of the groups. Without: as the first run has it."
+)
 @click.option("--confidence", type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
               help="Coverage of every interval. Without: as the first run has it.")  # fmt: skip
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")

@@ -80,11 +80,11 @@ def _excess_by_bin(labels: IntArray, scores: FloatArray, *, edges: npt.ArrayLike
     "expected_calibration_error", "Calibration error (ECE)", "lower",
     "Distance between mean score and share of fakes, averaged over bins.", of_folds="probability",
 )  # fmt: skip
-@classification.sums_metric(_excess_by_bin)
+@classification.sums_metric(_excess_by_bin, classification.SHARE, is_distance=True)
 def expected_calibration_error(sums: FloatArray) -> FloatArray:
     """Distance between mean score and share of fakes, averaged over bins by their weight; lower is better.
 
-    By default ten bins of one width, which do not depend on the sample, so that a bootstrap replicate
+    By default ten bins of one width, which do not depend on the sample, so that a half-sample
     measures the same thing; ``edges`` takes others. Of the probability of fake, not
     of the larger of two probabilities. Source: M. P. Naeini et al., "Obtaining well calibrated probabilities
     using Bayesian binning", AAAI 2015. It is biased upwards in small samples: a calibrated score has an error

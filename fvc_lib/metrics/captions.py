@@ -11,8 +11,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.classification import FloatArray, Metric, divide
-from fvc_lib.metrics.declaration import declare
+from fvc_lib.metrics.classification import ANY_NUMBER, SHARE, FloatArray, Metric, divide
+from fvc_lib.metrics.declaration import declare, is_share
 from fvc_lib.metrics.intervals import measure_of_rows
 
 _WORD = re.compile(r"\w+")
@@ -61,7 +61,8 @@ def mean_measure(name: str, values: npt.ArrayLike) -> Metric:
     array = np.asarray(values, dtype=np.float64)
     known = np.isfinite(array)
     columns = np.stack([np.where(known, array, 0.0), known.astype(np.float64)], axis=1)
-    return measure_of_rows(name, columns, lambda sums: divide(sums[:, 0], sums[:, 1]))
+    bounds = SHARE if is_share(name) else ANY_NUMBER
+    return measure_of_rows(name, columns, lambda sums: divide(sums[:, 0], sums[:, 1]), bounds)
 
 
 @declare("bleu4", "BLEU-4", "higher", "Precision of n-grams up to four words, over all captions.", is_share=True)
@@ -77,7 +78,7 @@ def bleu4_measure(captions: Sequence[str], references: Sequence[Sequence[str]]) 
         references: N lists of texts.
     """
     columns = np.array([_bleu_columns(*pair) for pair in zip(captions, references, strict=True)], dtype=np.float64)
-    return measure_of_rows("bleu4", columns.reshape(len(captions), 2 * _LONGEST + 2), _bleu_of_sums)
+    return measure_of_rows("bleu4", columns.reshape(len(captions), 2 * _LONGEST + 2), _bleu_of_sums, SHARE)
 
 
 def _f1(said: Counter[str], wanted: Counter[str]) -> float:

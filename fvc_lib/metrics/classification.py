@@ -1,8 +1,8 @@
 """One definition per metric: every metric is written once, over rows that carry weights.
 
 A plain value is the metric with all weights one, a value with one vote per group is the metric with weights
-one over the group's size, and a bootstrap replicate is the metric with weights that count how often each row
-was drawn (but for what is decided on the rows as they are: ``curve_metric_with_enough_reals``). So a definition
+one over the group's size, and the value in a half-sample of the groups is the metric with weights
+of 0 and 1 (but for what is decided on the rows as they are: ``curve_metric_with_enough_reals``). So a definition
 takes weights (R, N) and returns (R,), and ``weighted_metric`` makes the public function of it.
 """
 
@@ -19,6 +19,9 @@ from fvc_lib.metrics.declaration import declare
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 Definition = Callable[..., FloatArray]
+Bounds = tuple[float, float]  # the least and the largest value that a metric can have
+SHARE: Bounds = (0.0, 1.0)
+ANY_NUMBER: Bounds = (-np.inf, np.inf)
 
 
 class Metric(Protocol):
@@ -68,13 +71,19 @@ class SumsReading:
 
     columns: Callable[[IntArray, FloatArray], FloatArray]  # from labels (N,) and scores (N,) to float64 (N, C)
     of_sums: Callable[[FloatArray], FloatArray]  # from the columns' sums (R, C) under R sets of weights to (R,)
+    bounds: Bounds = ANY_NUMBER
+    is_distance: bool = False  # whether it is a mean distance, which chance alone makes larger
 
 
-def sums_metric(columns: Callable[..., FloatArray]) -> Callable[[Callable[[FloatArray], FloatArray]], Metric]:
+def sums_metric(
+    columns: Callable[..., FloatArray], bounds: Bounds = ANY_NUMBER, *, is_distance: bool = False
+) -> Callable[[Callable[[FloatArray], FloatArray]], Metric]:
     """A decorator that makes a ``Metric`` of ``of_sums(sums (R, C)) -> (R,)``, sums over the rows of ``columns``.
 
     Args:
         columns: ``columns(labels (N,), scores (N,), **settings)`` gives float64 (N, C).
+        bounds: the least and the largest value of the metric; between two, its intervals are on the logit scale.
+        is_distance: whether it is a mean distance, which chance alone makes larger.
     """
 
     def decorate(of_sums: Callable[[FloatArray], FloatArray]) -> Metric:
@@ -83,7 +92,7 @@ def sums_metric(columns: Callable[..., FloatArray]) -> Callable[[Callable[[Float
             return of_sums(weights @ columns(labels, scores, **settings))
 
         metric = weighted_metric(definition)
-        metric.reading = SumsReading(columns, of_sums)  # type: ignore[attr-defined]  # of a function, with defaults
+        metric.reading = SumsReading(columns, of_sums, bounds, is_distance)  # type: ignore[attr-defined]  # of a function, with defaults
         return metric
 
     return decorate
@@ -238,6 +247,7 @@ class CurveReading:
 
     of_curves: Callable[[list[ConfusionCurve]], FloatArray]  # from the curves of each fold to (R,)
     fold_of_row: IntArray | None = None  # int64 (N,), or None: all rows are one ranking
+    bounds: Bounds = SHARE
 
 
 def curve_metric(of_curve: Callable[..., FloatArray]) -> Metric:
@@ -450,7 +460,7 @@ def _with_ones(losses: FloatArray) -> FloatArray:
 @declare(
     "f1", "F1", "higher", "Harmonic mean of precision and recall of the fakes.", is_share=True, of_folds="decision"
 )
-@sums_metric(_cells)
+@sums_metric(_cells, SHARE)
 def f1(sums: FloatArray) -> FloatArray:
     """Harmonic mean of precision and recall of the fakes, 2 TP / (2 TP + FP + FN), of ``decisions`` (N,) of 0
     and 1.
@@ -467,7 +477,7 @@ def f1(sums: FloatArray) -> FloatArray:
     "balanced_accuracy", "Balanced accuracy", "higher", "Mean of the shares of fakes and of reals that are right.",
     is_share=True, chance=0.5, of_folds="decision",
 )  # fmt: skip
-@sums_metric(_cells)
+@sums_metric(_cells, SHARE)
 def balanced_accuracy(sums: FloatArray) -> FloatArray:
     """Mean of the shares of fakes and of reals that ``decisions`` (N,) of 0 and 1 get right; 0.5 is chance.
 
@@ -481,7 +491,7 @@ def balanced_accuracy(sums: FloatArray) -> FloatArray:
     "matthews_correlation", "Matthews correlation", "higher", "Correlation of decisions with labels.",
     of_folds="decision",
 )  # fmt: skip
-@sums_metric(_cells)
+@sums_metric(_cells, (-1.0, 1.0))
 def matthews_correlation(sums: FloatArray) -> FloatArray:
     """Correlation of ``decisions`` (N,) of 0 and 1 with the labels, in [-1, 1].
 
@@ -501,7 +511,7 @@ def matthews_correlation(sums: FloatArray) -> FloatArray:
     "brier_score", "Brier score", "lower", "Mean squared difference between the probability of fake and the label.",
     of_folds="probability",
 )  # fmt: skip
-@sums_metric(_squared_errors)
+@sums_metric(_squared_errors, SHARE)
 def brier_score(sums: FloatArray) -> FloatArray:
     """Mean squared difference between the probability of fake and the label; lower is better.
 
@@ -515,7 +525,7 @@ def brier_score(sums: FloatArray) -> FloatArray:
 
 
 @declare("log_loss", "Log loss", "lower", "Mean negative log-likelihood of the labels.", unit="nats")
-@sums_metric(_log_losses)
+@sums_metric(_log_losses, (0.0, np.inf))
 def log_loss(sums: FloatArray) -> FloatArray:
     """Mean negative log-likelihood of the labels in nats; lower is better.
 

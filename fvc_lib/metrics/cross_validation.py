@@ -9,6 +9,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +62,8 @@ def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
     if not isinstance(reading, CurveReading) or reading.fold_of_row is not None:
         return folded
     of_curves = reading.of_curves
-    return classification.with_reading(folded, CurveReading(lambda curves: _by_pairs(of_curves, curves), fold_of_row))
+    over_folds = CurveReading(lambda curves: _by_pairs(of_curves, curves), fold_of_row, reading.bounds)
+    return classification.with_reading(folded, over_folds)
 
 
 def mean_over_targets(metric: Metric, targets: npt.ArrayLike, folds: npt.ArrayLike | None = None) -> Metric:
@@ -102,7 +104,7 @@ def mean_over_targets(metric: Metric, targets: npt.ArrayLike, folds: npt.ArrayLi
     def of_all(curves: list[ConfusionCurve]) -> FloatArray:
         return _mean_of_defined(np.stack([_by_pairs(of_curves, curves[part]) for part in parts]))
 
-    return classification.with_reading(mean, CurveReading(of_all, codes))
+    return classification.with_reading(mean, CurveReading(of_all, codes, reading.bounds))
 
 
 def _sums_of_targets(reading: SumsReading, rows_of: Sequence[IntArray], size: int) -> SumsReading:
@@ -119,7 +121,7 @@ def _sums_of_targets(reading: SumsReading, rows_of: Sequence[IntArray], size: in
         split = sums.reshape(len(sums), len(rows_of), -1)
         return _mean_of_defined(np.stack([reading.of_sums(split[:, number]) for number in range(len(rows_of))]))
 
-    return SumsReading(columns, of_sums)
+    return replace(reading, columns=columns, of_sums=of_sums)
 
 
 def _mean_of_defined(values: FloatArray) -> FloatArray:
@@ -144,7 +146,7 @@ def measure_over_folds(
     folds: npt.ArrayLike,
     targets: npt.ArrayLike | None = None,
 ) -> tuple[Metric, FloatArray]:
-    """The metric called ``name`` over all folds and the values (N,) it takes, as ``cluster_bootstrap_many`` wants them.
+    """The metric called ``name`` over all folds and the values (N,) it takes, as ``group_intervals`` wants them.
 
     Args:
         name: a key of ``METRICS``.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.metrics.classification import FloatArray, check_labels, check_scores, divide, roc_auc
-from fvc_lib.metrics.intervals import Interval, cluster_bootstrap, group_codes
+from fvc_lib.metrics.intervals import Interval, group_codes, group_interval
 
 
 def shuffled_label_aucs(
@@ -89,7 +89,7 @@ def real_source_floor(
         scores: float (N,), higher for fake.
         real_source: (N,) of text, None for fakes and for reals of unknown source, which are left out.
         groups: (N,) of group ids, all text or all numbers.
-        replicates: of the cluster bootstrap over groups; ``seed`` and ``confidence`` are its own too.
+        replicates: half-samples of the groups; ``seed`` and ``confidence`` are its own too.
         seed: of the draws.
         confidence: coverage in (0, 1).
         fewest_groups: that a source must have; of a few, chance alone parts two.
@@ -109,7 +109,7 @@ def real_source_floor(
     first, second = sorted(counts, key=lambda source: (-counts[source], source))[:2]
     rows = np.flatnonzero([source in (first, second) for source in sources.tolist()])
     is_second = np.array([source == second for source in sources[rows].tolist()], dtype=np.int64)
-    found = cluster_bootstrap(
+    found = group_interval(
         is_second, values[rows], ids[rows], roc_auc, replicates=replicates, seed=seed, confidence=confidence
     )
     if found.value >= 0.5:

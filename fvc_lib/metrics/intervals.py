@@ -1,20 +1,31 @@
-"""Intervals by cluster bootstrap: whole groups are drawn, because the videos of a group are near-duplicates.
+"""Intervals over groups, from random half-samples: whole groups are drawn, because their videos are near-duplicates.
 
 Drawing single videos would treat fifteen copies of one clip as fifteen observations and give intervals far
 too narrow; the standard deviation over five folds is no interval at all, for the folds share most of their
 training data.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtrit
 
 from fvc_lib.metrics import classification
-from fvc_lib.metrics.classification import CurveReading, FloatArray, IntArray, Metric, RankedRows, SumsReading
+from fvc_lib.metrics.classification import (
+    ANY_NUMBER,
+    Bounds,
+    CurveReading,
+    FloatArray,
+    IntArray,
+    Metric,
+    RankedRows,
+    SumsReading,
+)
 
-# Several metrics of the same rows in many bootstrap replicates: those read from curves share the curves of the same
+# Several metrics of the same rows in many half-samples: those read from curves share the curves of the same
 # scores and folds, those read from sums need each group's sums only, any other gets the row weights.
 
 
@@ -108,17 +119,39 @@ class SharedRows:
 
 # Weights held at once: 1 MB stays in the cache, and memory does not grow with replicates times rows.
 _WEIGHTS_PER_BLOCK = 1 << 17
+_OF_ROOT = 1 + math.sqrt(2)  # a bias that falls with the root of n, over what it grows by in half of them
+_AT_THE_END = 1e-12  # as a share of a metric's range: nearer to its best or worst value is rounding
+
+
+@dataclass(frozen=True)
+class GroupCounts:
+    """The groups that an interval rests on."""
+
+    per_class: tuple[int, ...]  # groups with a real and groups with a fake; one number where there is one class
+    total: int  # groups; fewer than the sum where a group has both classes
+
+    @property
+    def degrees_of_freedom(self) -> float:
+        """Welch's for two classes of equal variance, at most ``total`` - 1; at least 1."""
+        weights = [1 / number for number in self.per_class]
+        spread = sum(weight**2 / max(number - 1, 1) for weight, number in zip(weights, self.per_class, strict=True))
+        return max(1.0, min(self.total - 1, sum(weights) ** 2 / spread))
+
+    @property
+    def comparisons(self) -> int:
+        """Pairs of a group with a real and another with a fake, no group in two of them; all groups for one class."""
+        return max(1, min(*self.per_class, self.total // len(self.per_class)))
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A metric's value with its percentile interval."""
+    """A metric's value with its interval, which always contains it."""
 
     value: float  # on the rows as they are; NaN where the metric is undefined
     low: float  # lower end; NaN where ``value`` is, or where too few groups carry a class
     high: float  # upper end, likewise
     confidence: float  # nominal coverage, say 0.95
-    replicates: int  # bootstrap replicates with a defined value, which the ends are quantiles of
+    replicates: int  # half-samples with a defined value, which the ends rest on
     num_groups: int  # groups that were drawn from
     num_rows: int  # rows
 
@@ -128,7 +161,7 @@ class Interval:
         return value, low, high, self.num_rows, self.num_groups
 
 
-def cluster_bootstrap(
+def group_interval(
     labels: npt.ArrayLike,
     scores: npt.ArrayLike,
     groups: npt.ArrayLike,
@@ -139,21 +172,26 @@ def cluster_bootstrap(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Interval:
-    """Percentile interval of ``metric`` from groups drawn with replacement, within strata of label
-    composition.
+    """Return ``metric`` with an interval over groups, from random half-samples of the groups.
 
-    Strata are the groups with reals only, with fakes only, and with both, so a replicate has as many groups
-    of each kind as the sample and never lacks a class. A group drawn twice counts twice: a replicate is a set
-    of row weights, and blocks of replicates are evaluated at once. Source: A. C. Davison and D. V. Hinkley,
-    "Bootstrap Methods and their Application" (1997), sections 2.4 and 3.8; C. A. Field and A. H. Welsh,
-    "Bootstrapping clustered data", JRSS B 69 (2007).
+    A half-sample holds half of the groups of each stratum: those with reals only, with fakes only, and with both. Its
+    squared distance from the value of all groups estimates the variance, and the square of the bias with it. This is
+    the delete-half jackknife: J. Shao and C. F. J. Wu, "A general theory for jackknife variance estimation", Annals of
+    Statistics 17 (1989). It also holds for metrics that are not smooth, such as a rate at a threshold. A bootstrap
+    draws groups twice, and so compares a real with the fake made of it more often than the sample does: its intervals
+    of such pairs can miss their own value.
 
-    Percentile intervals are somewhat narrow with few groups, and have no width where every replicate agrees, as
-    with a perfect ranking: read them beside ``num_groups``. Of simulated samples nominal 95% intervals of the AUC
-    held the truth in 93% to 96% with 20 to 380 groups of one size, in 88% (20 groups), 91% (40) and 93% (380) with
-    log-normal sizes (sigma 1.1), and in 46% to 74% when rows were drawn instead of groups. Where fewer than two
-    groups carry a class that class would never vary, so the value stands without an interval. The draws
-    depend on ``seed``, ``groups`` and ``labels`` only, so intervals of different metrics or models on the same
+    The ends are Student's t times the root of that mean square, on the logit scale for a metric between two bounds.
+    For an AUC the variance is that of N. A. Obuchowski, "Nonparametric analysis of clustered ROC curve data",
+    Biometrics 53 (1997), up to terms that vanish with the number of groups. Those terms matter with few groups of
+    uneven sizes, where Obuchowski's intervals are too narrow (docs/measurements.md has the simulated coverage).
+
+    A perfect value shows no variance, so it gets a one-sided bound: the least value for which all n comparisons of
+    disjoint groups (``GroupCounts.comparisons``) would still succeed with probability 1 - ``confidence``, which is
+    (1 - confidence) ** (1 / n).
+
+    Where fewer than two groups carry a class that class would never vary, so the value stands without an interval. The
+    draws depend on ``seed``, ``groups`` and ``labels`` only, so intervals of different metrics or models on the same
     rows are paired.
 
     Args:
@@ -161,9 +199,9 @@ def cluster_bootstrap(
         scores: float (N,), what ``metric`` takes.
         groups: (N,) of group ids, all text or all numbers.
         metric: any weighted metric of this room, ``within_folds(...)`` included.
-        row_weights: float (N,), what each row counts by itself (a drawn group multiplies it); all one if not given.
-            ``one_vote_per_group(groups)`` makes every group count alike.
-        replicates: how often the groups are drawn.
+        row_weights: float (N,), what each row counts by itself; all one if not given. ``one_vote_per_group(groups)``
+            makes every group count alike.
+        replicates: half-samples to draw.
         seed: of the draws.
         confidence: coverage in (0, 1).
 
@@ -171,13 +209,13 @@ def cluster_bootstrap(
         ValueError: bad labels or scores, groups or weights of another length, no replicate, or a confidence outside
             (0, 1).
     """
-    return cluster_bootstrap_many(
+    return group_intervals(
         labels, [(metric, scores)], groups,
         row_weights=row_weights, replicates=replicates, seed=seed, confidence=confidence,
     )[0]  # fmt: skip
 
 
-def cluster_bootstrap_many(
+def group_intervals(
     labels: npt.ArrayLike,
     measures: Sequence[tuple[Metric, npt.ArrayLike]],
     groups: npt.ArrayLike,
@@ -187,39 +225,101 @@ def cluster_bootstrap_many(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> tuple[Interval, ...]:
-    """The intervals of several metrics at once, each exactly as ``cluster_bootstrap`` gives it, for less time.
+    """Return the intervals of several metrics, each exactly as ``group_interval`` gives it, in less time.
 
-    Groups are drawn once, and ranking metrics of the same scores are read from one curve. ``measures`` are each a
-    metric and the float (N,) it takes, scores or decisions; the rest is as for ``cluster_bootstrap``.
+    Half-samples are drawn once, and ranking metrics of the same scores are read from one curve. ``measures`` are each a
+    metric and the float (N,) it takes, scores or decisions; the rest is as for ``group_interval``.
     """
     check_confidence(confidence)
     drawn = replicate_values(labels, measures, groups, row_weights=row_weights, replicates=replicates, seed=seed)
-    return percentile_intervals(drawn, confidence)
+    return intervals_of(drawn, confidence)
 
 
 @dataclass(frozen=True)
 class ReplicateValues:
-    """M measures on the rows as they are and in B bootstrap replicates, the same draws for all."""
+    """M measures on the rows as they are and in B half-samples of the groups, the same draws for all."""
 
     values: FloatArray  # float64 (M,), NaN where undefined
     replicates: FloatArray  # float64 (M, B), NaN where undefined; B is 0 where too few groups carry a class
-    num_groups: int  # groups that were drawn from
-    num_rows: int  # rows
+    bounds: FloatArray  # float64 (M, 2), the least and the largest value each measure can have
+    is_distance: npt.NDArray[np.bool_]  # (M,), whether it is a mean distance (``interval_ends``)
+    groups: GroupCounts
+    num_rows: int
+
+    @property
+    def num_groups(self) -> int:
+        """Groups that were drawn from."""
+        return self.groups.total
 
 
-def percentile_intervals(drawn: ReplicateValues, confidence: float = 0.95) -> tuple[Interval, ...]:
-    """The interval of each measure of ``drawn``, in their order.
+def intervals_of(drawn: ReplicateValues, confidence: float = 0.95) -> tuple[Interval, ...]:
+    """Return the interval of each measure of ``drawn``, in their order.
+
+    Raises:
+        ValueError: a confidence outside (0, 1).
+    """
+    ends = interval_ends(drawn.values, drawn.replicates, drawn.bounds, drawn.groups, confidence, drawn.is_distance)
+    defined = (np.isfinite(drawn.replicates) & np.isfinite(drawn.values)[:, None]).sum(axis=1)
+    columns = (drawn.values.tolist(), *(end.tolist() for end in ends), defined.tolist())
+    return tuple(
+        Interval(value, low, high, confidence, number, drawn.num_groups, drawn.num_rows)
+        for value, low, high, number in zip(*columns, strict=True)
+    )
+
+
+def interval_ends(
+    values: FloatArray,
+    replicates: FloatArray,
+    bounds: npt.ArrayLike,
+    groups: GroupCounts,
+    confidence: float,
+    is_distance: npt.ArrayLike = False,
+) -> tuple[FloatArray, FloatArray]:
+    """Return both ends (M,) of the intervals of ``values`` (M,), as ``group_interval`` describes them.
+
+    Args:
+        values: on all groups.
+        replicates: (M, B), in half-samples; undefined ones are NaN and do not count.
+        bounds: (M, 2) or (2,), the least and the largest possible value; infinite where there is none.
+        groups: that the half-samples were drawn from.
+        confidence: coverage in (0, 1).
+        is_distance: (M,), whether a value is a mean distance. Chance alone makes it larger, by a bias that falls with
+            the root of the number of groups only; the lower end allows for it.
 
     Raises:
         ValueError: a confidence outside (0, 1).
     """
     check_confidence(confidence)
-    intervals = []
-    for value, values in zip(drawn.values.tolist(), drawn.replicates, strict=True):
-        defined = values[np.isfinite(values)] if np.isfinite(value) else np.empty(0)
-        low, high = percentiles(defined, confidence)
-        intervals.append(Interval(value, low, high, confidence, defined.size, drawn.num_groups, drawn.num_rows))
-    return tuple(intervals)
+    least, most = np.broadcast_to(np.asarray(bounds, dtype=np.float64), (values.size, 2)).T
+    bias, spread = deviations(values, replicates)
+    reach = stdtrit(groups.degrees_of_freedom, (1 + confidence) / 2) * spread
+    low, high = np.fmax(values - reach, least), np.fmin(values + reach, most)
+    below, above = values - least, most - values
+    known = np.isfinite(reach) & np.isfinite(below)  # else there is no scale but that of the values
+    width = np.where(known & np.isfinite(above), most - least, 0.0)
+    unseen = width * (1 - (1 - confidence) ** (1 / groups.comparisons))
+    best, worst = (known & (distance <= width * _AT_THE_END) for distance in (above, below))
+    low[best], high[worst] = np.minimum(low, most - unseen)[best], np.maximum(high, least + unseen)[worst]
+    inside = known & ~best & ~worst
+    below, above, start = below[inside], above[inside], least[inside]
+    with np.errstate(divide="ignore"):  # infinite where the spread is many times the value
+        shrunk = np.exp(-reach[inside] * (1 / below + 1 / above))  # the odds, by Student's t on their logarithm
+        odds = below / above  # 0 where there is no upper bound: then it is the logarithm of the value
+        low[inside] = start + below * shrunk * (1 + odds) / (1 + odds * shrunk)
+        high[inside] = start + below * (1 + odds) / (shrunk + odds)
+    low, high = np.minimum(low, values), np.maximum(high, values)  # rounding
+    further = values - reach - _OF_ROOT * np.maximum(bias, 0.0)
+    low = np.where(is_distance, np.clip(further, least, low), low)
+    return np.where(np.isfinite(reach), low, np.nan), np.where(np.isfinite(reach), high, np.nan)
+
+
+def deviations(values: FloatArray, replicates: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return mean and root mean square (M,) of ``replicates`` (M, B) minus ``values`` (M,); NaN without any."""
+    defined = np.isfinite(replicates)
+    distances = np.where(defined, replicates - values[:, None], 0.0)
+    number = defined.sum(axis=1).astype(np.float64)
+    mean, square = (classification.divide((distances**power).sum(axis=1), number) for power in (1, 2))
+    return mean, np.sqrt(square)
 
 
 def replicate_values(
@@ -231,9 +331,9 @@ def replicate_values(
     replicates: int = 2000,
     seed: int = 0,
 ) -> ReplicateValues:
-    """What intervals and paired differences are made of: every measure in every replicate.
+    """Return every measure in every half-sample, which intervals and paired differences are made of.
 
-    Arguments and errors are those of ``cluster_bootstrap_many``.
+    Arguments and errors are those of ``group_intervals``.
     """
     if replicates < 1:
         raise ValueError(f"replicates: got {replicates}, wanted at least 1.")
@@ -243,12 +343,15 @@ def replicate_values(
         raise ValueError(f"row_weights: got shape {base.shape}, wanted ({checked.size},), one weight per row.")
     group_of_row, num_groups = group_codes(groups, checked.size)
     shared = SharedRows(checked, measures, group_of_row, num_groups, base)
-    values = shared.values()
-    if _groups_per_class(checked, group_of_row, num_groups).min() < 2 or not np.isfinite(values).any():
-        return ReplicateValues(values, np.empty((len(measures), 0)), num_groups, checked.size)
-    blocks = draw_group_counts(checked, group_of_row, num_groups, replicates=replicates, seed=seed)
-    drawn = np.concatenate([shared.replicates(counts) for counts in blocks], axis=1)
-    return ReplicateValues(values, drawn, num_groups, checked.size)
+    values, drawn = shared.values(), np.empty((len(measures), 0))
+    counts = count_groups(checked, group_of_row)
+    if min(counts.per_class) >= 2 and np.isfinite(values).any():
+        blocks = draw_half_samples(checked, group_of_row, num_groups, replicates=replicates, seed=seed)
+        drawn = np.concatenate([shared.replicates(halves) for halves in blocks], axis=1)
+    readings = [getattr(metric, "reading", None) for metric, _ in measures]
+    bounds = np.array([reading.bounds if reading else ANY_NUMBER for reading in readings])
+    is_distance = np.array([isinstance(reading, SumsReading) and reading.is_distance for reading in readings])
+    return ReplicateValues(values, drawn, bounds, is_distance, counts, checked.size)
 
 
 def one_vote_per_group(groups: npt.ArrayLike) -> FloatArray:
@@ -275,12 +378,13 @@ def group_codes(groups: npt.ArrayLike, num_rows: int) -> tuple[IntArray, int]:
     return np.array([code_of[group] for group in ids.tolist()], dtype=np.int64), len(code_of)
 
 
-def draw_group_counts(
+def draw_half_samples(
     labels: IntArray, group_of_row: IntArray, num_groups: int, *, replicates: int, seed: int
 ) -> Iterator[FloatArray]:
-    """Blocks (B, G) of how often each group was drawn; the blocks hold ``replicates`` rows together.
+    """Yield blocks (B, G) of ones for the groups in each half-sample, else 0; ``replicates`` rows together.
 
-    ``counts[:, group_of_row]`` are the row weights (B, N) of a block.
+    ``halves[:, group_of_row]`` are the row weights (B, N) of a block. Of n groups, n odd, as many are taken as makes
+    the variance of a mean right: (n - 1) / 2 with probability (n - 1) / 2n, else one more.
 
     Args:
         labels: int64 (N,).
@@ -294,13 +398,12 @@ def draw_group_counts(
     block = max(1, _WEIGHTS_PER_BLOCK // max(labels.size, num_groups))
     for start in range(0, replicates, block):
         size = min(block, replicates - start)
-        counts = np.zeros((size, num_groups))
+        halves = np.zeros((size, num_groups))
         for members, generator in zip(strata, generators, strict=True):
-            chosen = generator.integers(0, members.size, size=(size, members.size))
-            cells = chosen + np.arange(size)[:, None] * members.size
-            tallies = np.bincount(cells.ravel(), minlength=size * members.size)
-            counts[:, members] = tallies.reshape(size, members.size)
-        yield counts
+            smaller = members.size // 2
+            taken = np.where(generator.random(size) * members.size < smaller, smaller, members.size - smaller)
+            halves[:, members] = generator.permuted(np.arange(members.size) < taken[:, None], axis=1)
+        yield halves
 
 
 def strata_of_groups(labels: IntArray, group_of_row: IntArray, num_groups: int) -> list[IntArray]:
@@ -319,10 +422,10 @@ def strata_of_groups(labels: IntArray, group_of_row: IntArray, num_groups: int) 
     return [np.flatnonzero(kind == number) for number in (0, 1, 2) if (kind == number).any()]
 
 
-def _groups_per_class(labels: IntArray, group_of_row: IntArray, num_groups: int) -> IntArray:
-    """How many groups hold a real and how many a fake, (2,); a class nobody has does not count."""
-    present = [label for label in (0, 1) if (labels == label).any()]
-    return np.array([np.unique(group_of_row[labels == label]).size for label in present], dtype=np.int64)
+def count_groups(labels: IntArray, group_of_row: IntArray) -> GroupCounts:
+    """Count the groups of ``labels`` (N,); a class that does not occur is left out."""
+    per_class = [int(np.unique(group_of_row[labels == label]).size) for label in np.unique(labels)]
+    return GroupCounts(tuple(per_class), int(np.unique(group_of_row).size))
 
 
 def check_confidence(confidence: float) -> None:
@@ -331,28 +434,20 @@ def check_confidence(confidence: float) -> None:
         raise ValueError(f"confidence: got {confidence}, wanted a number inside (0, 1).")
 
 
-def percentiles(drawn: FloatArray, confidence: float) -> tuple[float, float]:
-    """Both ends of the middle ``confidence`` of ``drawn`` (B,); NaN without any."""
-    if not drawn.size:
-        return np.nan, np.nan
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(drawn, [tail, 1 - tail])
-    return float(low), float(high)
-
-
 # Metrics whose rows carry classes or numbers. They bring their rows along, are read from weighted sums of columns, and
 # go through the same draws of whole groups as every other metric.
 
 OfSums = Callable[[FloatArray], FloatArray]
 
 
-def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums) -> Metric:
+def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bounds = ANY_NUMBER) -> Metric:
     """A metric that knows its rows already: whatever labels and scores it is called with, only their number counts.
 
     Args:
         name: its ``__name__``.
         columns: float64 (N, C), a row of numbers per row.
         of_sums: from the columns' sums (R, C) under R sets of weights to the metric (R,).
+        bounds: the least and the largest value it can have.
 
     Raises:
         ValueError: (from the function returned) called with another number of rows.
@@ -367,7 +462,7 @@ def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums) -> Metric:
         return of_sums(sums)
 
     own_sums.__name__ = name
-    return classification.sums_metric(own_columns)(own_sums)
+    return classification.sums_metric(own_columns, bounds)(own_sums)
 
 
 def value_of_rows(columns: FloatArray, of_sums: OfSums) -> float:
@@ -383,16 +478,14 @@ def intervals_over_groups(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> tuple[Interval, ...]:
-    """Percentile intervals of measures of the same N rows, whole groups being drawn: see ``cluster_bootstrap``.
+    """Return intervals of measures of the same N rows over groups: see ``group_interval``.
 
-    There is one stratum, so a replicate may lack a class; a metric over the classes that occur is then one over the
-    classes of the replicate. With fewer than two groups the values stand without intervals.
+    There is one stratum, so a half-sample may lack a class; a metric over the classes that occur is then one over the
+    classes of the half-sample. With fewer than two groups the values stand without intervals.
 
     ``measures`` are made by ``top_k_measure``, ``regression_measures`` and the like. The draws depend on ``seed`` and
-    ``groups`` only, so intervals of several models are paired. Errors are those of ``cluster_bootstrap``.
+    ``groups`` only, so intervals of several models are paired. Errors are those of ``group_interval``.
     """
     nothing = np.zeros(np.asarray(groups, dtype=object).shape[0])
     measured = [(measure, nothing) for measure in measures]
-    return percentile_intervals(
-        replicate_values(nothing, measured, groups, replicates=replicates, seed=seed), confidence
-    )
+    return intervals_of(replicate_values(nothing, measured, groups, replicates=replicates, seed=seed), confidence)

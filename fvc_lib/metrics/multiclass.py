@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, divide
+from fvc_lib.metrics.classification import SHARE, FloatArray, IntArray, Metric, divide
 from fvc_lib.metrics.declaration import declare
 from fvc_lib.metrics.intervals import measure_of_rows, value_of_rows
 
@@ -87,7 +87,7 @@ def top_k_accuracy(ranks: npt.ArrayLike, k: int) -> float:
 
 def top_k_measure(ranks: npt.ArrayLike, k: int) -> Metric:
     """``top_k_accuracy`` of these rows, for ``intervals_over_groups``."""
-    return measure_of_rows(f"top{k}_accuracy", _hits(ranks, k), _mean)
+    return measure_of_rows(f"top{k}_accuracy", _hits(ranks, k), _mean, SHARE)
 
 
 def _hits(ranks: npt.ArrayLike, k: int) -> FloatArray:
@@ -166,7 +166,7 @@ def macro_f1(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> float:
 def macro_measures(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, Metric]:
     """``macro_precision``, ``macro_recall`` and ``macro_f1`` of these rows, for ``intervals_over_groups``."""
     columns = _class_columns(labels, predicted)
-    return {name: measure_of_rows(name, columns, of_sums) for name, of_sums in _MACRO.items()}
+    return {name: measure_of_rows(name, columns, of_sums, SHARE) for name, of_sums in _MACRO.items()}
 
 
 def _class_columns(labels: npt.ArrayLike, predicted: npt.ArrayLike) -> FloatArray:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fvc_lib.metrics.classification import (
+    SHARE,
     FloatArray,
     IntArray,
     best_threshold,
@@ -219,13 +220,13 @@ def _of_class(label: int) -> Callable[[IntArray, FloatArray], FloatArray]:
     return columns
 
 
-@sums_metric(_of_class(1))
+@sums_metric(_of_class(1), SHARE)
 def share_of_fakes_called(sums: FloatArray) -> FloatArray:
     """Of ``decisions`` (N,) of 0 and 1, the share of fakes called fake: the true-positive rate."""
     return divide(sums[:, 0], sums[:, 1])
 
 
-@sums_metric(_of_class(0))
+@sums_metric(_of_class(0), SHARE)
 def share_of_reals_called(sums: FloatArray) -> FloatArray:
     """Of ``decisions`` (N,) of 0 and 1, the share of reals called fake: the false-positive rate."""
     return divide(sums[:, 0], sums[:, 1])

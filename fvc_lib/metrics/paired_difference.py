@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr, stdtr
+from scipy.special import stdtr
 
-from fvc_lib.metrics.classification import FloatArray
-from fvc_lib.metrics.intervals import ReplicateValues, check_confidence, percentiles
+from fvc_lib.metrics.classification import ANY_NUMBER, FloatArray
+from fvc_lib.metrics.intervals import ReplicateValues, deviations, interval_ends
 
 # Sums of the same numbers in another order differ by less than this: no difference between models.
 _ROUNDING = 1e-12
@@ -20,14 +20,14 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The second model's metric minus the first's, with a percentile interval."""
+    """The second model's metric minus the first's, with an interval that contains it."""
 
     value: float  # on the rows as they are; NaN where either metric is undefined
     low: float  # lower end; NaN where ``value`` is, or where too few groups carry a class
     high: float  # upper end, likewise
     p_value: float  # two-sided, of the hypothesis that there is no difference; NaN where the ends are
     confidence: float  # nominal coverage of the interval, say 0.95
-    replicates: int  # bootstrap replicates with a defined difference
+    replicates: int  # half-samples with a defined difference
     num_groups: int  # groups that were drawn from
     num_rows: int  # rows
 
@@ -43,13 +43,13 @@ class CorrectedT:
 
 
 def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confidence: float = 0.95) -> PairedDifference:
-    """The difference of two measures of one set of draws, by their numbers: of R models, R (R - 1) / 2 pairs.
+    """Return the difference of two measures of one set of draws, by their numbers: of R models, R (R - 1) / 2 pairs.
 
-    In every replicate both models are judged on the same drawn groups. The p-value is twice the smaller share of
-    replicates on either side of zero, zero counting on both and one replicate more than there are on each, so it is
-    never 0: A. C. Davison and D. V. Hinkley, "Bootstrap Methods and their Application" (1997), section 4.2 for the one
-    more; it is below 1 - confidence about where the interval leaves zero out. Swapping the models changes the signs
-    and nothing else.
+    In every half-sample both models are judged on the same groups; interval and p-value are those of Student's t for
+    the mean square of the differences about their value (``metrics.intervals.group_interval``). A difference that no
+    half-sample changes gets the width of the bound that a perfect value gets. The p-value is at least 2 / 2 ** groups,
+    the share of the ways to swap the models within groups that say as much. Swapping the models changes the signs and
+    nothing else.
 
     Args:
         drawn: of at least two measures.
@@ -60,31 +60,21 @@ def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confid
     Raises:
         ValueError: a confidence outside (0, 1).
     """
-    check_confidence(confidence)
     value = float(_without_rounding(drawn.values[second] - drawn.values[first]))
-    differences = _without_rounding(drawn.replicates[second] - drawn.replicates[first])
-    differences = differences[np.isfinite(differences)] if np.isfinite(value) else np.empty(0)
-    low, high = percentiles(differences, confidence)
-    p_value = _two_sided_p(differences)
+    differences = _without_rounding(drawn.replicates[second] - drawn.replicates[first])[None]
+    differences = differences[:, np.isfinite(differences[0]) & math.isfinite(value)]
+    ends = interval_ends(np.array([value]), differences, ANY_NUMBER, drawn.groups, confidence)
+    low, high = (float(end[0]) for end in ends)
+    if low == high != 0:
+        unseen = 1 - (1 - confidence) ** (1 / drawn.groups.comparisons)
+        low, high = low - unseen, high + unseen
+    spread = float(deviations(np.array([value]), differences)[1][0])
+    p_value = 1.0
+    if value or not math.isfinite(spread):
+        distance = -abs(value) / spread if spread else -math.inf
+        in_tails = 2 * stdtr(drawn.groups.degrees_of_freedom, distance)
+        p_value = float(np.maximum(in_tails, 2.0 ** (1 - drawn.num_groups)))  # NaN where nothing was drawn
     return PairedDifference(value, low, high, p_value, confidence, differences.size, drawn.num_groups, drawn.num_rows)
-
-
-def p_value_beyond_replicates(drawn: ReplicateValues, first: int, second: int) -> float:
-    """The p-value of ``paired_difference``, smaller than B replicates can say where none lies beyond zero.
-
-    Of B replicates the smallest p-value is 2 / (B + 1), so that of many pairs none could be shown after a correction
-    for their number. There the tail is taken from a normal distribution with the replicates' standard deviation (A. C.
-    Davison and D. V. Hinkley, section 4.2.3); never above 2 / (B + 1), and NaN where nothing was drawn.
-    """
-    differences = _without_rounding(drawn.replicates[second] - drawn.replicates[first])
-    differences = differences[np.isfinite(differences)]
-    plain = _two_sided_p(differences)
-    beyond = differences.size and not ((differences <= 0).any() and (differences >= 0).any())
-    spread = float(differences.std(ddof=1)) if differences.size > 1 else 0.0
-    if not beyond or spread <= _ROUNDING:
-        return plain
-    value = float(drawn.values[second] - drawn.values[first])
-    return min(plain, 2 * float(ndtr(-abs(value) / spread)))
 
 
 def corrected_resampled_t(differences: npt.ArrayLike, *, num_train: float, num_test: float) -> CorrectedT:
@@ -147,13 +137,6 @@ def _without_rounding(differences: FloatArray) -> FloatArray:
     return np.where(np.abs(differences) <= _ROUNDING, 0.0, differences)
 
 
-def _two_sided_p(drawn: FloatArray) -> float:
-    if not drawn.size:
-        return np.nan
-    rarer = min(int((drawn <= 0).sum()), int((drawn >= 0).sum()))
-    return min(1.0, 2 * (rarer + 1) / (drawn.size + 1))
-
-
 # The rule by which a result may be called above its control; the one place that has it.
 
 
@@ -173,7 +156,7 @@ def is_above_control(
 
     To ask only that each lies beyond the other's interval, as was done before, takes for known what is estimated twice:
     of two independent results that are equally good that is true in 8.3 of 100 cases (1.96 / sqrt(2) standard
-    deviations of the difference), where this rule is true in 2.5. With bootstrap intervals of the AUC over 20 to 380
+    deviations of the difference), where this rule is true in 2.5. With percentile intervals of the AUC over 20 to 380
     groups of one size, or 20 to 100 of uneven sizes (simulated, independent scores), 7.0 to 9.2 became 2.7 to 4.0; with
     scores that share 0.7 of their variance at most 1.5 became at most 0.3.
     """

@@ -46,7 +46,7 @@ def regression_scores(values: npt.ArrayLike, predicted: npt.ArrayLike) -> Regres
 def regression_measures(values: npt.ArrayLike, predicted: npt.ArrayLike) -> dict[str, Metric]:
     """``mae``, ``rmse`` and ``r2`` of these rows, for ``intervals_over_groups``."""
     columns = _columns(values, predicted)
-    return {name: measure_of_rows(name, columns, of_sums) for name, of_sums in _OF_SUMS.items()}
+    return {name: measure_of_rows(name, columns, of_sums, _BOUNDS[name]) for name, of_sums in _OF_SUMS.items()}
 
 
 def _columns(values: npt.ArrayLike, predicted: npt.ArrayLike) -> FloatArray:
@@ -98,4 +98,5 @@ def _explained(sums: FloatArray) -> FloatArray:
 
 
 _OF_SUMS: dict[str, Callable[[FloatArray], FloatArray]]
+_BOUNDS = {"mae": (0.0, np.inf), "rmse": (0.0, np.inf), "r2": (-np.inf, 1.0)}
 _OF_SUMS = {"mae": _absolute, "rmse": _root_mean_square, "r2": _explained}

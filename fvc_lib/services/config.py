@@ -420,7 +420,7 @@ class RunConfig(BaseModel):
 
     # Results
     bootstrap_replicates: int = field(
-        2000, "results", "cluster bootstrap replicates over groups", ge=100, memory=_RESULT_STAGES
+        2000, "results", "random half-samples of the groups, for intervals", ge=100, memory=_RESULT_STAGES
     )
     confidence: float = field(0.95, "results", "coverage of every interval", gt=0.5, lt=1)
     tracker: Literal["none", "mlflow"] = field(

@@ -334,7 +334,7 @@ ROBUSTNESS_RESULTS = _table(
     kind=text_column(),
     strength=text_column(),
     metric=text_column(),
-    **_numbers("value", "low", "high"),  # cluster bootstrap over groups, where it was made
+    **_numbers("value", "low", "high"),  # interval over groups, where it was made
     # The same metric of the same videos, and value minus that, paired
     **_numbers("undisturbed", "difference", "difference_low", "difference_high"),
     **_numbers("p_value", "holm_p_value"),  # the second is corrected for the number of levels
@@ -386,7 +386,7 @@ RESULTS = _table(
     source=text_column(),  # model, or the control's name
     scope=text_column(),  # all: a vote per video; all_by_group: a vote per group; or fold_K
     metric=text_column(),
-    **_numbers("value", "low", "high"),  # cluster bootstrap over groups; scope "all" only
+    **_numbers("value", "low", "high"),  # interval over groups; scope "all" only
     **_numbers("fold_mean", "fold_std"),  # scope "all" only
     num_videos=pa.Column(pl.Int64),
     num_groups=pa.Column(pl.Int64),
@@ -460,7 +460,7 @@ SLICES = _table(
     slice_by=text_column(),  # platform, label_source, manipulation, duration, resolution, codec ...
     value=text_column(),
     metric=text_column(),
-    **_numbers("number", "low", "high"),  # cluster bootstrap over groups
+    **_numbers("number", "low", "high"),  # interval over groups
     num_videos=pa.Column(pl.Int64, pa.Check.ge(1)),
     num_real=pa.Column(pl.Int64),
     num_fake=pa.Column(pl.Int64),
@@ -587,7 +587,7 @@ TASK_RESULTS = _table(
     subject=text_column(),  # all, class:NAME, target:NAME, video_to_text, text_to_video, captions
     metric=text_column(),
     unit=text_column(),  # kcal, g, or empty for a number without one
-    **_numbers("value", "low", "high"),  # cluster bootstrap over groups, where it was made
+    **_numbers("value", "low", "high"),  # interval over groups, where it was made
     num_samples=pa.Column(pl.Int64),
     num_groups=pa.Column(pl.Int64),
 )

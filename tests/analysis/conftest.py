@@ -14,7 +14,7 @@ import pytest
 
 from fvc_lib.metrics.classification import average_precision, brier_score, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.metrics.intervals import group_interval
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
@@ -158,7 +158,7 @@ def results_of(predictions: pl.DataFrame, seed: int) -> pl.DataFrame:
     for source, (truth, scores) in sources.items():
         for metric in (roc_auc, average_precision, brier_score):
             compared = within_folds(metric, folds)
-            interval = cluster_bootstrap(truth, scores, groups, compared, replicates=100)
+            interval = group_interval(truth, scores, groups, compared, replicates=100)
             per_fold = [metric(truth[folds == fold], scores[folds == fold]) for fold in range(5)]
             common = {"source": source, "metric": metric.__name__}
             rows.append(

@@ -4,7 +4,7 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.metrics.classification import roc_auc
-from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.metrics.intervals import group_interval
 from fvc_lib.services import tables
 
 
@@ -15,7 +15,7 @@ def slices_of(index: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame:
     for by in ("codec", "platform"):
         for (value,), part in sorted(known.group_by(by)):
             labels = (part["label"] == "fake").cast(pl.Int64).to_numpy()
-            interval = cluster_bootstrap(labels, part["score"], part["group_id"].to_list(), roc_auc, replicates=100)
+            interval = group_interval(labels, part["score"], part["group_id"].to_list(), roc_auc, replicates=100)
             number, low, high = (
                 float(end) if np.isfinite(end) else None for end in (interval.value, interval.low, interval.high)
             )

@@ -13,7 +13,7 @@ from fvc_lib.analysis.audit import findings, numbers
 from fvc_lib.analysis.audit.similar_ids import suspected_groups, suspicions
 from fvc_lib.analysis.figures import audit as figures
 from fvc_lib.metrics.classification import roc_auc
-from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.metrics.intervals import group_interval
 from fvc_lib.services.errors import UsageError
 from fvc_lib.tasks.video.table_controls import controls_of_scores
 
@@ -143,12 +143,12 @@ def test_numbers_are_scikit_learns_on_the_videos_that_each_detector_answered(pla
     assert audit.interval("weak", "true_positive_rate_at_0_1_percent")[0] is None, "240 reals cannot resolve it"
 
 
-def test_intervals_are_those_of_the_cluster_bootstrap(planted, audit):
+def test_intervals_are_those_of_the_group_interval(planted, audit):
     videos, scores = planted
     rows = scores["same"].is_not_null()
     part, groups = videos.filter(rows), numbers.group_ids(videos.filter(rows))
     labels = (part["label"] == "fake").cast(pl.Int64).to_numpy()
-    found = cluster_bootstrap(labels, scores["same"].drop_nulls().to_numpy(), groups, roc_auc, replicates=200)
+    found = group_interval(labels, scores["same"].drop_nulls().to_numpy(), groups, roc_auc, replicates=200)
     assert audit.interval("same") == pytest.approx(found.row()[:3], abs=1e-12)
 
 

@@ -10,7 +10,7 @@ import pytest
 from fvc_lib.analysis.read.run_comparison import compare, lines, p_text
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import METRICS, within_folds
-from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.metrics.intervals import group_interval
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
@@ -51,7 +51,7 @@ def test_the_difference_is_that_of_the_runs_numbers_second_minus_first(two_runs:
     labels = (frames[0]["label"] == "fake").to_numpy().astype(int)
     folds = frames[0]["fold"].to_numpy()
     alone = [
-        cluster_bootstrap(
+        group_interval(
             labels, frame["score"].to_numpy(), frame["group_id"].to_list(), within_folds(roc_auc, folds),
             replicates=300, seed=4,
         )

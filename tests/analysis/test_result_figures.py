@@ -23,7 +23,6 @@ from fvc_lib.analysis.figures.results import (
 from fvc_lib.analysis.figures.roc_and_calibration import (
     binned_shares,
     calibration_figure,
-    pointwise_interval,
     pr_band,
     risk_coverage_figure,
     share_of_fakes,
@@ -34,7 +33,7 @@ from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.cautions import audit_facts
 from fvc_lib.metrics.calibration import equal_width_edges, expected_calibration_error
 from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import draw_group_counts, group_codes
+from fvc_lib.metrics.intervals import GroupCounts, draw_half_samples, group_codes, interval_ends
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.errors import DataError
@@ -90,12 +89,18 @@ def test_bins_of_groups_are_those_of_rows_to_the_bit() -> None:
     labels, scores, groups, _ = sample(3)
     found = binned_shares(labels, scores, groups, replicates=50, seed=1)
     group_of_row, num_groups = group_codes(groups, labels.size)
-    weights = next(draw_group_counts(labels, group_of_row, num_groups, replicates=50, seed=1))[:, group_of_row]
+    weights = next(draw_half_samples(labels, group_of_row, num_groups, replicates=50, seed=1))[:, group_of_row]
     bins = np.digitize(scores, equal_width_edges(10)[1:-1])
     inside = bins[:, None] == np.unique(bins)
     with np.errstate(invalid="ignore"):
         shares = (weights @ (inside * labels[:, None])) / (weights @ inside.astype(float))
-    ends = np.array([pointwise_interval(column[:, None], 0.95) for column in shares.T])[..., 0]
+    sizes = [GroupCounts((number,), number) for number in found.num_groups.tolist()]
+    ends = np.array(
+        [
+            interval_ends(found.fake_shares[[place]], shares[:, place][None], (0, 1), of_bin, 0.95)
+            for place, of_bin in enumerate(sizes)
+        ]
+    )[..., 0]
     known = np.isfinite(found.low)
     assert known.any()
     assert np.array_equal(ends[known], np.stack([found.low, found.high], axis=1)[known])

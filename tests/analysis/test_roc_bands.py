@@ -7,7 +7,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from fvc_lib.analysis.figures.roc_and_calibration import pr_band, roc_band, roc_figure
 from fvc_lib.metrics.classification import roc_auc, true_positive_rate_at
 from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.metrics.intervals import group_interval
 
 
 def sample(seed: int, num_rows: int = 60, num_folds: int = 3, num_scores: int = 8) -> tuple[np.ndarray, ...]:
@@ -47,7 +47,7 @@ def test_a_class_of_one_group_has_no_band_as_it_has_no_interval() -> None:
     labels, scores, groups, folds = sample(3)
     groups = np.where(labels == 0, "all reals", groups)
     alone = roc_band(labels, scores, groups, folds, replicates=50)
-    assert cluster_bootstrap(labels, scores, groups, within_folds(roc_auc, folds), replicates=50).replicates == 0
+    assert group_interval(labels, scores, groups, within_folds(roc_auc, folds), replicates=50).replicates == 0
     assert not alone.has_interval
     assert np.isfinite(alone.mean).all()
     assert not pr_band(labels, scores, groups, folds, replicates=50).has_interval

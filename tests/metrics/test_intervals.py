@@ -5,7 +5,9 @@ import statistics
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from scipy import stats
 
+from benchmarks import coverage
 from fvc_lib.metrics import intervals
 from fvc_lib.metrics.calibration import expected_calibration_error
 from fvc_lib.metrics.classification import (
@@ -28,12 +30,13 @@ from fvc_lib.metrics.classification import (
 )
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import (
-    cluster_bootstrap,
-    cluster_bootstrap_many,
-    draw_group_counts,
+    draw_half_samples,
     group_codes,
+    group_interval,
+    group_intervals,
     one_vote_per_group,
 )
+from tests.metrics.interval_oracle import naive_ends
 
 SCORED = (
     roc_auc, average_precision, equal_error_rate, true_positive_rate_at, brier_score, log_loss,
@@ -71,7 +74,7 @@ def clustered(
 @pytest.mark.parametrize("metric", [*SCORED, *DECIDED, mean_score], ids=lambda metric: metric.__name__)
 @pytest.mark.parametrize("folded", [False, True])
 @pytest.mark.parametrize("by_group", [False, True])
-def test_the_ends_are_those_of_naive_resampling_with_the_same_draws(
+def test_the_ends_are_those_of_naive_half_samples_with_the_same_draws(
     metric: Metric, folded: bool, by_group: bool
 ) -> None:
     labels, scores, groups = clustered(3, num_groups=12)
@@ -81,19 +84,30 @@ def test_the_ends_are_those_of_naive_resampling_with_the_same_draws(
     votes = one_vote_per_group(groups) if by_group else None
     codes, num_groups = group_codes(groups, labels.size)
     naive = []
-    for block in draw_group_counts(labels, codes, num_groups, replicates=150, seed=7):
-        for counts in block.astype(int):
-            rows = np.concatenate([np.flatnonzero(groups == g) for g in range(num_groups) for _ in range(counts[g])])
+    for block in draw_half_samples(labels, codes, num_groups, replicates=150, seed=7):
+        for half in block.astype(bool):
+            rows = np.flatnonzero(half[codes])
             over = within_folds(metric, folds[rows]) if folded else metric
             weights = np.ones(rows.size) if votes is None else votes[rows]
             naive.append(float(over(labels[rows], scores[rows], weights)))
     over = within_folds(metric, folds) if folded else metric
-    interval = cluster_bootstrap(
-        labels, scores, groups, over, row_weights=votes, replicates=150, seed=7, confidence=0.9
-    )
-    np.testing.assert_allclose([interval.low, interval.high], np.nanquantile(naive, [0.05, 0.95]), atol=1e-12)
+    interval = group_interval(labels, scores, groups, over, row_weights=votes, replicates=150, seed=7, confidence=0.9)
     assert interval.value == over(labels, scores, np.ones(labels.size) if votes is None else votes)
-    assert (interval.replicates, interval.num_groups, interval.num_rows) == (150, 12, 46)
+    if folded and metric not in SCORED[:4]:  # such a mean over folds has no known bounds
+        scale = "plain"
+    else:
+        scale = {"log_loss": "log", "mean_score": "plain"}.get(metric.__name__, "logit")
+    value, drawn, half = interval.value, np.array(naive), metric is matthews_correlation and scale == "logit"
+    if half:  # a correlation lies between -1 and 1
+        value, drawn = (1 + value) / 2, (1 + drawn) / 2
+    ends = naive_ends(value, drawn, 10, scale=scale, confidence=0.9)
+    low, high = (2 * end - 1 if half else end for end in ends)
+    assert interval.high == pytest.approx(high, abs=1e-12)
+    if metric is expected_calibration_error and not folded:
+        assert interval.low <= low
+    else:
+        assert interval.low == pytest.approx(low, abs=1e-12)
+    assert (interval.replicates, interval.num_groups, interval.num_rows) == (np.isfinite(naive).sum(), 12, 46)
 
 
 @given(
@@ -113,8 +127,8 @@ def test_what_metrics_share_is_what_each_computes_from_weights(
     votes = one_vote_per_group(groups) if by_group else np.ones(labels.size)
     got = intervals.replicate_values(labels, measures, groups, row_weights=votes, replicates=9, seed=seed)
     codes, num_groups = group_codes(groups, labels.size)
-    blocks = draw_group_counts(labels, codes, num_groups, replicates=9, seed=seed)
-    weights = np.concatenate([counts[:, codes] for counts in blocks]) * votes
+    blocks = draw_half_samples(labels, codes, num_groups, replicates=9, seed=seed)
+    weights = np.concatenate([halves[:, codes] for halves in blocks]) * votes
     for number, (metric, values) in enumerate(measures):
         np.testing.assert_allclose(got.values[number], metric(labels, values, votes), atol=1e-12)
         if got.replicates.size:
@@ -126,13 +140,12 @@ def test_whether_there_are_enough_reals_is_decided_on_the_sample_and_not_in_each
     labels = np.repeat([0, 1], 60)
     labels, groups = np.append(labels, np.zeros(40, dtype=int)), np.append(groups, np.repeat(np.arange(60, 80), 2))
     scores = np.random.default_rng(3).normal(labels * 2.0)
-    resolved, anyhow = cluster_bootstrap_many(
-        labels, [(true_positive_rate_at_1_percent, scores), (at_1_percent_anyhow, scores)], groups, replicates=200
-    )
-    assert resolved == anyhow
-    assert resolved.replicates == 200
+    measures = [(true_positive_rate_at_1_percent, scores), (at_1_percent_anyhow, scores)]
+    resolved, anyhow = intervals.replicate_values(labels, measures, groups, replicates=200).replicates
+    assert np.array_equal(resolved, anyhow)
+    assert np.isfinite(resolved).all()
     one_too_few = labels.argsort()[1:]
-    few = cluster_bootstrap(
+    few = group_interval(
         labels[one_too_few], scores[one_too_few], groups[one_too_few], true_positive_rate_at_1_percent, replicates=50
     )
     assert np.isnan([few.value, few.low, few.high]).all()
@@ -145,7 +158,7 @@ def test_one_fold_with_too_few_reals_leaves_the_whole_undefined() -> None:
         folds = np.where(np.arange(300) < reals_of_first, 0, 1)
         folds[275:] = 0
         metric = within_folds(true_positive_rate_at_1_percent, folds)
-        interval = cluster_bootstrap(labels, scores, np.arange(300), metric, replicates=50)
+        interval = group_interval(labels, scores, np.arange(300), metric, replicates=50)
         assert np.isfinite([interval.value, interval.low, interval.high]).tolist() == [defined] * 3
         assert interval.replicates == 50 * defined
 
@@ -156,55 +169,139 @@ def test_with_one_vote_per_group_copies_change_neither_value_nor_interval() -> N
     more = [np.repeat(column, copies) for column in (labels, scores, groups)]
     for metric in (roc_auc, brier_score):
         one, other = (
-            cluster_bootstrap(y, s, g, metric, row_weights=one_vote_per_group(g), replicates=200)
+            group_interval(y, s, g, metric, row_weights=one_vote_per_group(g), replicates=200)
             for y, s, g in ((labels, scores, groups), more)
         )
         np.testing.assert_allclose([other.value, other.low, other.high], [one.value, one.low, one.high], rtol=1e-9)
-        assert cluster_bootstrap(*more, metric, replicates=200).value != pytest.approx(one.value, abs=1e-4)
+        assert group_interval(*more, metric, replicates=200).value != pytest.approx(one.value, abs=1e-4)
 
 
 def test_the_order_of_rows_does_not_matter_and_the_seed_does() -> None:
     labels, scores, groups = clustered(2)
     order = np.random.default_rng(0).permutation(labels.size)
-    first = cluster_bootstrap(labels, scores, groups, roc_auc, replicates=200, seed=5)
-    assert cluster_bootstrap(labels[order], scores[order], groups[order], roc_auc, replicates=200, seed=5) == first
-    assert cluster_bootstrap(labels, scores, groups, roc_auc, replicates=200, seed=6) != first
+    first = group_interval(labels, scores, groups, roc_auc, replicates=200, seed=5)
+    assert group_interval(labels[order], scores[order], groups[order], roc_auc, replicates=200, seed=5) == first
+    assert group_interval(labels, scores, groups, roc_auc, replicates=200, seed=6) != first
 
 
 @given(st.lists(st.tuples(st.integers(0, 7), st.integers(0, 1)), min_size=2, max_size=40), st.integers(0, 99))
-def test_every_replicate_draws_as_many_groups_and_keeps_each_stratum(rows: list[tuple[int, int]], seed: int) -> None:
+def test_every_half_sample_holds_half_of_the_groups_of_each_stratum(rows: list[tuple[int, int]], seed: int) -> None:
     labels = np.array([label for _, label in rows])
     codes, num_groups = group_codes([group for group, _ in rows], labels.size)
-    blocks = list(draw_group_counts(labels, codes, num_groups, replicates=9, seed=seed))
-    counts = np.concatenate(blocks)
-    assert counts.shape == (9, num_groups)
+    halves = np.concatenate(list(draw_half_samples(labels, codes, num_groups, replicates=9, seed=seed)))
+    assert halves.shape == (9, num_groups)
+    assert np.isin(halves, (0, 1)).all()
     strata = intervals.strata_of_groups(labels, codes, num_groups)
     assert sorted(np.concatenate(strata).tolist()) == list(range(num_groups))
     for members in strata:
-        assert (counts[:, members].sum(axis=1) == members.size).all()
+        assert (np.abs(halves[:, members].sum(axis=1) - members.size / 2) <= 0.5).all()
+
+
+@pytest.mark.parametrize("number", [2, 3, 7, 20])
+def test_the_spread_of_half_samples_is_the_standard_error_of_a_mean(number: int) -> None:
+    values = np.random.default_rng(number).normal(size=number)
+    found = group_interval([1] * number, values, np.arange(number), mean_score, replicates=20_000)
+    reach = stats.t.ppf(0.975, number - 1) * values.std(ddof=1) / np.sqrt(number)
+    assert found.high - found.value == pytest.approx(reach, rel=0.03)
+    assert found.value - found.low == pytest.approx(reach, rel=0.03)
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 1)), min_size=2, max_size=30))
 def test_no_stratum_of_one_group_where_both_classes_have_two(rows: list[tuple[int, int]]) -> None:
     labels = np.array([label for _, label in rows])
     codes, num_groups = group_codes([group for group, _ in rows], labels.size)
-    if intervals._groups_per_class(labels, codes, num_groups).min() >= 2:
+    if min(intervals.count_groups(labels, codes).per_class) >= 2:
         assert all(members.size > 1 for members in intervals.strata_of_groups(labels, codes, num_groups))
 
 
-def test_intervals_cover_the_truth_about_as_often_as_they_say_and_row_intervals_do_not() -> None:
-    # The true AUC of clustered(): a difference of 1 over the SD of the difference of two rows of different groups.
-    spread = np.sqrt(2 * (1.0**2 + 0.5**2))
-    truth = statistics.NormalDist().cdf(1 / spread)
-    trials, by_group, by_row = 150, 0, 0
-    for trial in range(trials):
-        labels, scores, groups = clustered(1000 + trial, num_groups=40)
-        grouped = cluster_bootstrap(labels, scores, groups, roc_auc, replicates=300, seed=trial)
-        rows = cluster_bootstrap(labels, scores, np.arange(labels.size), roc_auc, replicates=300, seed=trial)
-        by_group += grouped.low <= truth <= grouped.high
-        by_row += rows.low <= truth <= rows.high
-    assert 0.88 <= by_group / trials <= 0.99
-    assert by_row / trials < 0.80
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 1), st.integers(0, 6)), min_size=4, max_size=40),
+    st.integers(0, 99),
+)
+def test_no_interval_lacks_its_own_value(rows: list[tuple[int, int, int]], seed: int) -> None:
+    groups, labels, scores = (np.array(column) for column in zip(*rows, strict=True))
+    scores = scores / 6
+    measures = [(metric, scores) for metric in (*SCORED, mean_score)]
+    measures += [(metric, decide(scores, 0.5)) for metric in DECIDED]
+    measures += [(within_folds(metric, groups % 2), scores) for metric in SCORED]
+    for found in group_intervals(labels, measures, groups, replicates=20, seed=seed):
+        if np.isfinite(found.low):
+            assert found.low <= found.value <= found.high
+
+
+@pytest.mark.parametrize("number", [20, 80])
+def test_a_real_and_its_nearly_equal_fake_in_each_group(number: int) -> None:
+    """A bootstrap pairs a drawn-twice real with its own fake more often; here all its intervals miss the truth."""
+    generator = np.random.default_rng(number)
+    truth = statistics.NormalDist().cdf(0.004 / (0.15 * np.sqrt(2)))
+    for seed in range(20):
+        base = generator.normal(0.5, 0.15, number)
+        scores = np.concatenate([base, base + 0.004 + generator.normal(0, 0.0005, number)])
+        labels, groups = np.repeat([0, 1], number), np.tile(np.arange(number), 2)
+        found = group_interval(labels, scores, groups, roc_auc, replicates=200, seed=seed)
+        assert found.low <= found.value <= found.high
+        assert found.low <= truth <= found.high
+
+
+@pytest.mark.parametrize(("pairs", "comparisons"), [(False, 10), (True, 5)])
+def test_perfect_separation_has_a_one_sided_bound(pairs: bool, comparisons: int) -> None:
+    labels = np.repeat([0, 1], 10)
+    groups = np.tile(np.arange(10), 2) if pairs else np.arange(20)
+    scores = labels + np.arange(20) / 100
+    for metric, value in ((roc_auc, 1.0), (average_precision, 1.0), (equal_error_rate, 0.0)):
+        found = group_interval(labels, scores, groups, metric, replicates=50)
+        unseen = 1 - 0.05 ** (1 / comparisons)
+        ends = (1 - unseen, 1.0) if value else (0.0, unseen)
+        assert found.value == value
+        assert (found.low, found.high) == pytest.approx(ends)
+
+
+def test_a_class_of_few_groups_decides_the_degrees_of_freedom() -> None:
+    assert intervals.GroupCounts((10, 10), 20).degrees_of_freedom == pytest.approx(18)
+    assert intervals.GroupCounts((30, 30), 30).degrees_of_freedom == 29  # pairs
+    assert intervals.GroupCounts((3, 100), 103).degrees_of_freedom == pytest.approx(2.1, abs=0.1)
+    assert intervals.GroupCounts((7,), 7).degrees_of_freedom == 6
+
+
+@pytest.mark.parametrize(
+    "design",
+    [
+        coverage.Design(pairs=False, correlation=0.0, uneven=False, groups=30),
+        coverage.Design(pairs=False, correlation=0.7, uneven=True, auc=0.9),
+        coverage.Design(pairs=True, correlation=0.9, uneven=False, groups=20),
+        coverage.Design(pairs=True, correlation=0.99, uneven=False, auc=0.7, groups=60),
+        coverage.Design(pairs=True, correlation=0.5, uneven=True, auc=0.9, groups=60),
+    ],
+    ids=str,
+)
+def test_intervals_of_the_auc_hold_the_truth_about_as_often_as_they_say(design: coverage.Design) -> None:
+    share, _ = coverage.auc_coverage(design, 300)
+    assert 0.90 <= share <= 0.995  # 95 % and three standard deviations of 300 samples, and the excess of small samples
+
+
+def test_intervals_of_other_metrics_and_of_differences_hold_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "_MANY", 40_000)
+    shares = coverage.other_coverage(coverage.Design(pairs=True, correlation=0.5, uneven=False), 150)
+    assert {name: share for name, share in shares.items() if share < 0.89} == {}
+    assert {"difference of roc_auc", "average_precision", "expected_calibration_error", "r2"} <= shares.keys()
+
+
+def test_the_standard_error_is_obuchowskis() -> None:
+    labels, (scores,), groups = coverage.Design(True, 0.5, uneven=True, groups=400).sample(np.random.default_rng(1))
+    auc, error = coverage.obuchowski(labels, scores, groups)
+    drawn = intervals.replicate_values(labels, [(roc_auc, scores)], groups, replicates=4000)
+    assert drawn.values[0] == pytest.approx(auc)
+    assert drawn.replicates[0].std() == pytest.approx(error, rel=0.05)
+
+
+def test_intervals_of_rows_instead_of_groups_are_too_narrow() -> None:
+    spread = np.sqrt(2 * (1.0**2 + 0.5**2))  # of the difference of two rows of different groups
+    truth, held = statistics.NormalDist().cdf(1 / spread), 0
+    for trial in range(100):
+        labels, scores, _ = clustered(1000 + trial, num_groups=40)
+        rows = group_interval(labels, scores, np.arange(labels.size), roc_auc, replicates=200, seed=trial)
+        held += rows.low <= truth <= rows.high
+    assert held < 80
 
 
 @pytest.mark.parametrize(
@@ -216,7 +313,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say_and_row_intervals_
     ],
 )
 def test_one_group_of_a_class_gives_a_value_without_ends(labels: list[int], groups: list[str]) -> None:
-    interval = cluster_bootstrap(labels, [0.1, 0.4, 0.3, 0.8], groups, roc_auc, replicates=100)
+    interval = group_interval(labels, [0.1, 0.4, 0.3, 0.8], groups, roc_auc, replicates=100)
     assert np.isfinite(interval.value)
     assert np.isnan([interval.low, interval.high]).all()
     assert interval.replicates == 0
@@ -225,18 +322,19 @@ def test_one_group_of_a_class_gives_a_value_without_ends(labels: list[int], grou
 def test_replicates_where_a_fold_lacks_a_class_are_left_out_and_counted() -> None:
     # Each fold has one group of each class: many draws leave no fold with both.
     labels, groups, folds = np.array([0, 1, 0, 1]), np.array([0, 1, 2, 3]), np.array([0, 0, 1, 1])
-    interval = cluster_bootstrap(labels, [0.1, 0.8, 0.6, 0.4], groups, within_folds(roc_auc, folds), replicates=400)
+    interval = group_interval(labels, [0.1, 0.8, 0.6, 0.4], groups, within_folds(roc_auc, folds), replicates=400)
     assert 0 < interval.replicates < 400
-    assert (interval.low, interval.high) == (0.0, 1.0)
+    assert interval.low < 0.01
+    assert interval.high > 0.99
 
 
 @pytest.mark.parametrize(("replicates", "confidence"), [(0, 0.95), (10, 0.0), (10, 1.0), (10, 95.0)])
 def test_requests_without_sense_are_refused(replicates: int, confidence: float) -> None:
     labels, scores, groups = clustered(0)
     with pytest.raises(ValueError, match=r"replicates|confidence"):
-        cluster_bootstrap(labels, scores, groups, roc_auc, replicates=replicates, confidence=confidence)
+        group_interval(labels, scores, groups, roc_auc, replicates=replicates, confidence=confidence)
 
 
 def test_a_group_too_few_is_refused() -> None:
     with pytest.raises(ValueError, match="groups"):
-        cluster_bootstrap([0, 1], [0.1, 0.2], ["a"], roc_auc)
+        group_interval([0, 1], [0.1, 0.2], ["a"], roc_auc)

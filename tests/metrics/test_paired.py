@@ -10,16 +10,15 @@ from scipy import stats
 from fvc_lib.metrics.classification import decide, f1, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import (
-    cluster_bootstrap,
-    draw_group_counts,
+    draw_half_samples,
     group_codes,
+    group_interval,
     one_vote_per_group,
     replicate_values,
 )
 from fvc_lib.metrics.paired_difference import (
     corrected_resampled_t,
     holm,
-    p_value_beyond_replicates,
     paired_difference,
 )
 
@@ -37,41 +36,44 @@ def two_models(seed: int, *, gain: float = 0.0, num_groups: int = 30, per_group:
     return labels, *(1 / (1 + np.exp(-score)) for score in scores), groups
 
 
-def paired_cluster_bootstrap(labels, first, second, groups, metric, *, second_metric=None, confidence=0.95, **draws):
+def paired_over_groups(labels, first, second, groups, metric, *, second_metric=None, confidence=0.95, **draws):
     measures = [(metric, first), (second_metric or metric, second)]
     return paired_difference(replicate_values(labels, measures, groups, **draws), 0, 1, confidence=confidence)
 
 
 @pytest.mark.parametrize("by_group", [False, True])
 @pytest.mark.parametrize("folded", [False, True])
-def test_the_difference_is_that_of_naive_resampling_with_the_same_draws(folded: bool, by_group: bool) -> None:
+def test_the_difference_is_that_of_naive_half_samples_with_the_same_draws(folded: bool, by_group: bool) -> None:
     labels, first, second, groups = two_models(0, gain=0.5, num_groups=12)
     first, second = np.round(first, 1), np.round(second, 1)  # ties
     folds = groups % 3
     base = one_vote_per_group(groups) if by_group else np.ones(labels.size)
     codes, num_groups = group_codes(groups, labels.size)
     naive = []
-    for block in draw_group_counts(labels, codes, num_groups, replicates=120, seed=3):
-        for counts in block.astype(int):
-            rows = np.repeat(np.arange(labels.size), counts[codes])
+    for block in draw_half_samples(labels, codes, num_groups, replicates=120, seed=3):
+        for half in block.astype(bool):
+            rows = np.flatnonzero(half[codes])
             metric = within_folds(roc_auc, folds[rows]) if folded else roc_auc
             one, other = (metric(labels[rows], scores[rows], base[rows]) for scores in (first, second))
             naive.append(float(other - one))
     metric = within_folds(roc_auc, folds) if folded else roc_auc
-    found = paired_cluster_bootstrap(
+    found = paired_over_groups(
         labels, first, second, groups, metric, row_weights=base, replicates=120, seed=3, confidence=0.9
     )
-    np.testing.assert_allclose([found.low, found.high], np.quantile(naive, [0.05, 0.95]), atol=1e-12)
-    assert found.value == pytest.approx(float(metric(labels, second, base) - metric(labels, first, base)), abs=1e-12)
-    rarer = min((np.array(naive) <= 1e-12).sum(), (np.array(naive) >= -1e-12).sum())
-    assert found.p_value == pytest.approx(min(1, 2 * (rarer + 1) / 121))
-    assert (found.replicates, found.num_groups, found.num_rows) == (120, 12, 36)
+    value = float(metric(labels, second, base) - metric(labels, first, base))
+    assert found.value == pytest.approx(value, abs=1e-12)
+    defined = np.array(naive)[np.isfinite(naive)]
+    error = np.sqrt(((defined - value) ** 2).mean())
+    reach = stats.t.ppf(0.95, 10) * error  # 6 groups of each class: Welch's degrees of freedom
+    np.testing.assert_allclose([found.low, found.high], [value - reach, value + reach], atol=1e-12)
+    assert found.p_value == pytest.approx(max(2 * stats.t.sf(abs(value) / error, 10), 2 / 2**12))
+    assert (found.replicates, found.num_groups, found.num_rows) == (defined.size, 12, 36)
 
 
 def test_what_both_models_find_hard_cancels() -> None:
     labels, first, second, groups = two_models(2, gain=0.6, num_groups=60)
-    paired = paired_cluster_bootstrap(labels, first, second, groups, roc_auc, replicates=400)
-    alone = [cluster_bootstrap(labels, scores, groups, roc_auc, replicates=400) for scores in (first, second)]
+    paired = paired_over_groups(labels, first, second, groups, roc_auc, replicates=400)
+    alone = [group_interval(labels, scores, groups, roc_auc, replicates=400) for scores in (first, second)]
     unpaired_width = math.hypot(*(interval.high - interval.low for interval in alone))
     assert paired.high - paired.low < 0.8 * unpaired_width
 
@@ -79,9 +81,9 @@ def test_what_both_models_find_hard_cancels() -> None:
 def test_the_models_may_decide_by_different_thresholds_and_metrics() -> None:
     labels, first, second, groups = two_models(5)
     decisions = decide(first, 0.3), decide(second, 0.7)
-    found = paired_cluster_bootstrap(labels, *decisions, groups, f1, replicates=100)
+    found = paired_over_groups(labels, *decisions, groups, f1, replicates=100)
     assert found.value == pytest.approx(f1(labels, decisions[1]) - f1(labels, decisions[0]))
-    other_folds = paired_cluster_bootstrap(
+    other_folds = paired_over_groups(
         labels, first, first, groups, within_folds(roc_auc, groups % 2 * 0), replicates=100,
         second_metric=within_folds(roc_auc, groups // 2 % 3),
     )  # fmt: skip
@@ -93,7 +95,7 @@ def test_without_a_difference_p_is_rarely_small_and_with_one_it_mostly_is() -> N
     trials = 60
     small = {
         gain: sum(
-            paired_cluster_bootstrap(*two_models(100 + trial, gain=gain), roc_auc, replicates=200).p_value <= 0.05
+            paired_over_groups(*two_models(100 + trial, gain=gain), roc_auc, replicates=200).p_value <= 0.05
             for trial in range(trials)
         )
         for gain in (0.0, 1.5)
@@ -104,7 +106,7 @@ def test_without_a_difference_p_is_rarely_small_and_with_one_it_mostly_is() -> N
 
 
 def test_one_group_of_a_class_gives_a_difference_without_ends() -> None:
-    found = paired_cluster_bootstrap([0, 0, 1], [0.1, 0.5, 0.3], [0.1, 0.2, 0.3], ["a", "b", "c"], roc_auc)
+    found = paired_over_groups([0, 0, 1], [0.1, 0.5, 0.3], [0.1, 0.2, 0.3], ["a", "b", "c"], roc_auc)
     assert found.value == 0.5
     assert np.isnan([found.low, found.high, found.p_value]).all()
     assert found.replicates == 0
@@ -114,7 +116,7 @@ def test_one_group_of_a_class_gives_a_difference_without_ends() -> None:
 def test_requests_without_sense_are_refused(request_: dict) -> None:
     labels, first, second, groups = two_models(0)
     with pytest.raises(ValueError, match=r"replicates|confidence|weights"):
-        paired_cluster_bootstrap(labels, first, second, groups, roc_auc, **request_)
+        paired_over_groups(labels, first, second, groups, roc_auc, **request_)
 
 
 def test_the_corrected_t_is_nadeau_and_bengios() -> None:
@@ -176,14 +178,16 @@ def test_what_is_no_p_value_is_refused(p_values: list) -> None:
 def test_a_sure_difference_has_a_p_value_that_many_pairs_can_be_corrected_for():
     labels, worse, better, groups = two_models(0, gain=1.0, num_groups=300)
     drawn = replicate_values(labels, [(roc_auc, worse), (roc_auc, better)], groups, replicates=100)
-    plain = paired_difference(drawn, 0, 1).p_value
-    assert plain == pytest.approx(2 / 101)
-    assert p_value_beyond_replicates(drawn, 0, 1) < 0.001
-    assert p_value_beyond_replicates(drawn, 1, 0) == p_value_beyond_replicates(drawn, 0, 1)
+    found, swapped = paired_difference(drawn, 0, 1), paired_difference(drawn, 1, 0)
+    assert found.p_value < 0.001
+    assert (swapped.p_value, swapped.low, swapped.high) == (found.p_value, -found.high, -found.low)
+    assert paired_difference(drawn, 0, 0).p_value == 1
 
 
-def test_where_replicates_lie_on_both_sides_of_zero_they_alone_decide():
-    labels, one, other, groups = two_models(1)
-    drawn = replicate_values(labels, [(roc_auc, one), (roc_auc, other)], groups, replicates=100)
-    assert p_value_beyond_replicates(drawn, 0, 1) == paired_difference(drawn, 0, 1).p_value > 0.05
-    assert p_value_beyond_replicates(drawn, 0, 0) == 1
+def test_a_difference_that_no_half_sample_changes_is_not_certain():
+    labels, groups = np.repeat([0, 1], 5), np.arange(10)
+    drawn = replicate_values(labels, [(roc_auc, np.zeros(10)), (roc_auc, labels)], groups, replicates=50)
+    found = paired_difference(drawn, 0, 1)
+    assert found.value == 0.5
+    assert found.low == pytest.approx(0.5 - (1 - 0.05 ** (1 / 5)))
+    assert found.p_value == 2 / 2**10

@@ -8,7 +8,7 @@ import pytest
 from fvc_lib.corpus.copies.perceptual_hash import perceptual_hash
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.metrics.intervals import group_interval
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import AUGMENTED, GROUP_LINKS
 from fvc_lib.tasks.leakage_audit import leakage_audit
@@ -162,10 +162,8 @@ def test_what_a_split_by_row_would_have_claimed_is_computed_from_these_predictio
     audit = leakage_audit(tables.index(folds), folds, predictions, LINKS, CONFIG)
     labels, groups = controls.fake_labels(predictions), predictions["group_id"].to_list()
     metric = within_folds(roc_auc, predictions["fold"])
-    honest = cluster_bootstrap(labels, predictions["score"], groups, metric, replicates=200)
-    by_video = cluster_bootstrap(
-        labels, predictions["score"], predictions["video_id"].to_list(), metric, replicates=200
-    )
+    honest = group_interval(labels, predictions["score"], groups, metric, replicates=200)
+    by_video = group_interval(labels, predictions["score"], predictions["video_id"].to_list(), metric, replicates=200)
     assert of(audit, "auc_by_group")["number"] == honest.value
     assert of(audit, "interval_by_row")["number"] == pytest.approx(
         (honest.high - honest.low) / (by_video.high - by_video.low)

@@ -10,7 +10,7 @@ from fvc_lib.analysis.read.headline import Verdict, judge, overall_scores
 from fvc_lib.corpus.protocols.protocol import folds_tested, make_protocol
 from fvc_lib.metrics.classification import balanced_accuracy, brier_score, f1, roc_auc, weighted_metric
 from fvc_lib.metrics.cross_validation import measure_over_folds, within_folds
-from fvc_lib.metrics.intervals import cluster_bootstrap, replicate_values
+from fvc_lib.metrics.intervals import group_interval, replicate_values
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.run_paths import RunPaths
@@ -81,7 +81,7 @@ def test_rank_metrics_stay_within_folds_and_decisions_are_counted_together(
 
 
 def test_the_interval_is_that_of_the_same_value(results: pl.DataFrame, predictions: pl.DataFrame) -> None:
-    interval = cluster_bootstrap(
+    interval = group_interval(
         controls.fake_labels(predictions),
         predictions["score"],
         predictions["group_id"].to_list(),

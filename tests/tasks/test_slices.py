@@ -8,7 +8,7 @@ import pytest
 from fvc_lib.analysis.figures.results import slices_figure
 from fvc_lib.metrics.classification import balanced_accuracy, roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.metrics.intervals import group_interval
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.tasks.video import controls
@@ -46,7 +46,7 @@ def test_a_slice_s_numbers_are_those_of_its_videos_alone(tables, folds, predicti
     assert table["slice_by"].unique().to_list() == ["codec"]
     part = predictions.filter(pl.Series(codecs) == "vp9")
     labels, decided = controls.fake_labels(part), (part["score"] >= part["threshold"]).cast(pl.Int64).to_numpy()
-    auc = cluster_bootstrap(
+    auc = group_interval(
         labels, part["score"], part["group_id"].to_list(), within_folds(roc_auc, part["fold"]), replicates=200
     )
     got = number(table, "codec", "vp9", "roc_auc")

@@ -208,7 +208,7 @@ def cautions(audit: Audit, *, has_groups: bool, found: Sequence[Suspicion], note
             "No real-versus-real floor: that needs two sources of reals (real_source) with "
             f"{FEWEST_GROUPS_OF_A_SOURCE} groups each. Nothing says whether a detector knows where videos come from."
         )
-    lines += interval_cautions(audit.num_groups, None, None)
+    lines += interval_cautions(*audit.compared(audit.detectors[0]))
     return lines
 
 
@@ -405,9 +405,7 @@ def latex_table(audit: Audit) -> str:
         "true_positive_rate_at_1_percent",
     )  # fmt: skip
     heads = ("AUC", r"pAUC$_{0.1}$", "AP", "EER", r"TPR@1\%")
-    where = (
-        f"{audit.num_videos:,} videos in {audit.num_groups:,} groups; {level} cluster-bootstrap intervals over groups"
-    )
+    where = f"{audit.num_videos:,} videos in {audit.num_groups:,} groups; {level} intervals over groups"
     lines = [
         r"% \usepackage{booktabs}",
         r"\begin{table}",

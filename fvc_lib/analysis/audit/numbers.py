@@ -6,7 +6,7 @@ set against each other on those that all of them answered.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -22,7 +22,7 @@ from fvc_lib.analysis.read.headline import (
     METADATA_ONLY,
 )
 from fvc_lib.metrics import agreement
-from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide, roc_auc
+from fvc_lib.metrics.classification import SHARE, FloatArray, IntArray, Metric, decide, roc_auc
 from fvc_lib.metrics.cross_validation import (
     DECISION_METRICS,
     METRICS,
@@ -32,13 +32,13 @@ from fvc_lib.metrics.cross_validation import (
 )
 from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE, SourceFloor, real_source_floor, shuffled_label_aucs
 from fvc_lib.metrics.intervals import (
+    GroupCounts,
     Interval,
     ReplicateValues,
-    draw_group_counts,
+    draw_half_samples,
     group_codes,
+    intervals_of,
     one_vote_per_group,
-    percentile_intervals,
-    percentiles,
     replicate_values,
 )
 from fvc_lib.metrics.operating_points import (
@@ -53,7 +53,6 @@ from fvc_lib.metrics.operating_points import (
 from fvc_lib.metrics.paired_difference import (
     holm,
     is_above_control,
-    p_value_beyond_replicates,
     paired_difference,
 )
 from fvc_lib.services.errors import UsageError
@@ -222,7 +221,7 @@ def audit_scores(
         found = [_measures(column, rows, how) for column in columns.values()]
         measures = [measure for each in found for measure in each.all]
         drawn = _drawn(rows, [*measures, *((roc_auc, column) for column in both.values())], how)
-        ends = iter(percentile_intervals(drawn, how.confidence))
+        ends = iter(intervals_of(drawn, how.confidence))
         for name, each in zip(columns, found, strict=True):
             for metric in each.metrics:
                 numbers.append((name, metric, *next(ends).row()))
@@ -330,11 +329,14 @@ def _drawn(
 
 def _some(drawn: ReplicateValues, numbers: Sequence[int]) -> ReplicateValues:
     chosen = np.array(numbers, dtype=np.int64)
-    return ReplicateValues(drawn.values[chosen], drawn.replicates[chosen], drawn.num_groups, drawn.num_rows)
+    return replace(
+        drawn, values=drawn.values[chosen], replicates=drawn.replicates[chosen], bounds=drawn.bounds[chosen],
+        is_distance=drawn.is_distance[chosen],
+    )  # fmt: skip
 
 
 def _named(names: Sequence[str], drawn: ReplicateValues | None, how: Settings) -> pl.DataFrame:
-    found = percentile_intervals(drawn, how.confidence) if drawn else ()
+    found = intervals_of(drawn, how.confidence) if drawn else ()
     rows = [(name, *each.row()[:3]) for name, each in zip(names, found, strict=bool(drawn))]
     return pl.DataFrame(rows, schema=_NAMED, orient="row")
 
@@ -418,7 +420,7 @@ def _slices(
         if len(values) < 2:
             continue
         cuts = [sliced_class(rows.labels, column, of_row, sliced_label=label) for column in columns.values()]
-        blocks = draw_group_counts(rows.labels, codes, num_groups, replicates=how.replicates, seed=how.seed)
+        blocks = draw_half_samples(rows.labels, codes, num_groups, replicates=how.replicates, seed=how.seed)
         parts = []
         for counts in blocks:
             weights = counts[:, codes]
@@ -426,9 +428,16 @@ def _slices(
         replicates = np.concatenate(parts, axis=2)  # (D, S, R)
         plain = np.ones((1, rows.labels.size))
         for number, (name, cut, measures) in enumerate(zip(columns, cuts, found, strict=True)):
-            drawn = ReplicateValues(cut.aucs(plain)[:, 0], replicates[number], num_groups, rows.labels.size)
-            for place, interval in enumerate(percentile_intervals(drawn, how.confidence)):
-                yield _slice_row(name, by, values[place], interval, of_row == place, rows, measures)
+            aucs, others = cut.aucs(plain)[:, 0], len(set(rows.groups[rows.labels != label].tolist()))
+            for place, value in enumerate(values):
+                own = len(set(rows.groups[of_row == place].tolist()))
+                sizes = GroupCounts((own, others), num_groups)
+                one, unlike = [place], np.zeros(1, dtype=bool)
+                drawn = ReplicateValues(
+                    aucs[one], replicates[number][one], np.array([SHARE]), unlike, sizes, rows.labels.size
+                )
+                (interval,) = intervals_of(drawn, how.confidence)
+                yield _slice_row(name, by, value, interval, of_row == place, rows, measures)
     values, of_row = slices_of(videos["corpus"], np.ones(rows.labels.size, dtype=bool))
     for place, value in enumerate(values if len(values) > 1 else ()):
         inside = of_row == place
@@ -436,7 +445,7 @@ def _slices(
             continue
         part = Rows(rows.places[inside], rows.labels[inside], rows.groups[inside], None)
         drawn = _drawn(part, [(roc_auc, column[inside]) for column in columns.values()], how)
-        ends = percentile_intervals(drawn, how.confidence)
+        ends = intervals_of(drawn, how.confidence)
         for name, measures, interval in zip(columns, found, ends, strict=True):
             yield _slice_row(name, "corpus", value, interval, inside, rows, measures)
 
@@ -485,7 +494,7 @@ def _differences(names: Sequence[str], drawn: ReplicateValues | None, how: Setti
         return pl.DataFrame(schema=_DIFFERENCES)
     pairs = list(combinations(range(len(names)), 2))
     found = [paired_difference(drawn, one, other, confidence=how.confidence) for one, other in pairs]
-    p_values = [p_value_beyond_replicates(drawn, one, other) for one, other in pairs]
+    p_values = [each.p_value for each in found]
     adjusted = holm(p_values)
     rows = [
         (names[one], names[other], each.value, each.low, each.high, p, corrected, bool(corrected <= 1 - how.confidence))
@@ -536,7 +545,7 @@ def _controls(
                 *((within_folds(roc_auc, folds[each][part.places]), scores[part.places, each]) for each in columns),
                 *((roc_auc, table[part.places, member]) for member in members),
             ]
-            ends = [each.row()[:3] for each in percentile_intervals(_drawn(part, measured, how), how.confidence)]
+            ends = [each.row()[:3] for each in intervals_of(_drawn(part, measured, how), how.confidence)]
             own = dict(zip(members, ends[len(columns) :], strict=True))
             found += [
                 (names[member], sources[each], *ends[number], part.places.size, *own[member])
@@ -549,12 +558,12 @@ def _controls(
 def _shuffled(
     table: FloatArray, names: Sequence[str], labels: IntArray, groups: npt.NDArray[np.object_], how: Settings
 ) -> pl.DataFrame:
-    rows = []
+    rows, tail = [], (1 - how.confidence) / 2
     for answered, members in _by_pattern(table).items():
         part = np.flatnonzero(np.frombuffer(answered, dtype=bool))
         found = shuffled_label_aucs(labels[part], table[part][:, members], groups[part], num=_SHUFFLES, seed=how.seed)
         rows += [
-            (names[member], float(np.mean(aucs)), *percentiles(aucs, how.confidence))
+            (names[member], float(np.mean(aucs)), *np.nanquantile(aucs, [tail, 1 - tail]))
             for member, aucs in zip(members, found, strict=True)
         ]
     return pl.DataFrame(rows, schema=_NAMED, orient="row").fill_nan(None)
@@ -589,6 +598,6 @@ def _aucs(
         measured = [(roc_auc, table[part.places, member]) for member in members]
         votes = one_vote_per_group(part.groups) if one_vote_each else None
         drawn = _drawn(part, measured, how, votes)
-        found = percentile_intervals(drawn, how.confidence)
+        found = intervals_of(drawn, how.confidence)
         rows += [(names[member], *each.row()[:3]) for member, each in zip(members, found, strict=True)]
     return pl.DataFrame(rows, schema=_NAMED, orient="row")

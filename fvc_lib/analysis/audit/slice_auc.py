@@ -1,4 +1,4 @@
-"""The AUC of every slice of one class against the whole other class, in all bootstrap replicates at once.
+"""The AUC of every slice of one class against the whole other class, in all half-samples at once.
 
 One detector's scores are ranked once. A slice's AUC is the mean, over its own videos, of the share of the other class
 that they stand on the right side of; so all slices share the same cumulative sums.

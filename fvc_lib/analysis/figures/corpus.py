@@ -198,7 +198,7 @@ def group_lookup_figure(scores: pl.DataFrame) -> go.Figure:
     figure = theme.figure(
         f"Recognising the group, and nothing else, scores an AUC of {said} where folds are dealt that way",
         f"n = {count_text(int(scores['num_rows'][0]), 'labelled source')} in "
-        f"{count_text(int(scores['num_groups'][0]), 'group')}; lines: interval of a bootstrap over groups",
+        f"{count_text(int(scores['num_groups'][0]), 'group')}; lines: interval over groups",
         height=270,
     )
     values = scores["value"].to_list()

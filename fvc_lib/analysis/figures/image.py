@@ -215,7 +215,7 @@ def _target_finding(
         claim += f"; always saying the mean is off by {number_text(mean.value, 1)}{in_unit}"
     images, groups = predictions["image_id"].n_unique(), predictions["group_id"].n_unique()
     counted = f"n = {count_text(images, 'test image')} in {count_text(groups, 'group')}"
-    return claim, f"{counted}; {confidence:.0%} cluster-bootstrap interval over groups"
+    return claim, f"{counted}; {confidence:.0%} intervals over groups"
 
 
 def _thinned(rows: pl.DataFrame) -> pl.DataFrame:

@@ -216,7 +216,7 @@ def _counts(results: pl.DataFrame, confidence: float) -> str:
     rows = rows if rows.height else results.filter(pl.col("scope") == BY_VIDEO)
     num_videos, num_groups = (rows if rows.height else results).select("num_videos", "num_groups").row(0)
     counted = f"n = {count_text(num_videos, 'video')} in {count_text(num_groups, 'group')}"
-    return f"{counted}; bars: {confidence:.0%} cluster-bootstrap intervals over groups"
+    return f"{counted}; bars: {confidence:.0%} intervals over groups"
 
 
 # --- The result by platform, codec, length and the like: where it holds, where it does not, and where nobody knows
@@ -304,7 +304,7 @@ def _slice_subtitle(rows: pl.DataFrame, confidence: float) -> str:
     num_small = int(rows["is_small"].sum())
     return (
         f"n = {count_text(_num_videos(rows), 'video')} in {count_text(rows.height, 'slice')}, {num_small} "
-        f"of them small (pale: few groups of a class); bars: {confidence:.0%} cluster bootstrap over groups, not "
+        f"of them small (pale: few groups of a class); bars: {confidence:.0%} intervals over groups, not "
         "adjusted for how many slices are looked at"
     )
 
@@ -346,7 +346,7 @@ def audit_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figur
         f"Split by row, merely recognising groups would have claimed an AUC of {by_row['value']:.3f}; "
         f"split by group it gets {by_group['value']:.3f}",
         f"n = {count_text(by_row['num_videos'], 'video')} in {count_text(by_row['num_groups'], 'group')}; the gap "
-        f"is what a split by row lets leak; bars: {confidence:.0%} cluster bootstrap over groups",
+        f"is what a split by row lets leak; bars: {confidence:.0%} intervals over groups",
         height=290,
     )
     points = []
@@ -421,7 +421,7 @@ def _pairs_finding(comparison: Comparison) -> str:
 def _pairs_subtitle(comparison: Comparison, num_shown: int) -> str:
     sizes = sorted({(pair.difference.num_rows, pair.difference.num_groups) for pair in comparison.pairs})
     parts = [f"n = {count_text(rows, 'video')} in {count_text(groups, 'group')}" for rows, groups in sizes]
-    parts.append(f"bars: {comparison.confidence:.0%} cluster bootstrap over groups, same draws for both runs")
+    parts.append(f"bars: {comparison.confidence:.0%} intervals over groups, same draws for both runs")
     parts.append("p adjusted for all pairs (Holm)")
     if num_shown < len(comparison.pairs):
         parts.append(f"the first {num_shown} of {len(comparison.pairs)} pairs")

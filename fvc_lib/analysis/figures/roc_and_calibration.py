@@ -25,7 +25,7 @@ from fvc_lib.metrics import calibration, classification
 from fvc_lib.metrics.calibration import RiskCoverage
 from fvc_lib.metrics.classification import ConfusionCurve, FloatArray, IntArray, Metric, RankedRows
 from fvc_lib.metrics.cross_validation import within_folds
-from fvc_lib.metrics.intervals import draw_group_counts, group_codes
+from fvc_lib.metrics.intervals import GroupCounts, count_groups, draw_half_samples, group_codes, interval_ends
 
 GRID_POINTS = 201
 _HALF = 0.5
@@ -71,7 +71,7 @@ def curve_band(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> CurveBand:
-    """The folds' curves averaged, with a band of a cluster bootstrap over groups. ``roc_band`` and ``pr_band`` use it.
+    """The folds' curves averaged, with a band over groups. ``roc_band`` and ``pr_band`` use it.
 
     Vertical averaging: T. Fawcett, "An introduction to ROC analysis", Pattern Recognition Letters 27 (2006). ``labels``
     are int (N,), 1 is fake, ``scores`` float (N,), ``folds`` int (N,); ``area`` is the metric that is the area under
@@ -89,34 +89,25 @@ def curve_band(
     if not usable:  # one class in every fold: one pooled curve says more than none
         rows = [np.arange(checked.size)]
     group_of_row, num_groups = group_codes(groups, checked.size)
-    blocks = draw_group_counts(checked, group_of_row, num_groups, replicates=replicates, seed=seed)
+    blocks = draw_half_samples(checked, group_of_row, num_groups, replicates=replicates, seed=seed)
     # Sorted once: a block of draws from very many groups is a single one.
     ranked = [classification.rank_rows(checked, values, of_fold) for of_fold in rows]
     drawn = [_mean_curves(counts, group_of_row, ranked, grid, heights) for counts in blocks]
-    low, high = pointwise_interval(np.concatenate(drawn), confidence)
-    if min(np.unique(group_of_row[checked == label]).size for label in (0, 1)) < _FEWEST_GROUPS:
+    mean = _mean_curves(np.ones((1, num_groups)), group_of_row, ranked, grid, heights)[0]
+    sizes = count_groups(checked, group_of_row)
+    low, high = interval_ends(mean, np.concatenate(drawn).T, classification.SHARE, sizes, confidence)
+    if len(sizes.per_class) < 2 or min(sizes.per_class) < _FEWEST_GROUPS:
         low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
     own = [heights(each.curve(np.ones((1, each.rows.size))), grid)[0] for each in ranked] if usable else []
     return CurveBand(
         grid,
-        _mean_curves(np.ones((1, num_groups)), group_of_row, ranked, grid, heights)[0],
+        mean,
         low,
         high,
         float((within_folds(area, fold_of_row) if usable else area)(checked, values)),
         tuple(usable),
         np.array(own).reshape(-1, grid.size),
     )
-
-
-def pointwise_interval(drawn: FloatArray, confidence: float) -> tuple[FloatArray, FloatArray]:
-    """Lower and upper ends (G,) of replicates (R, G), those with a NaN left out; NaN with fewer than two."""
-    usable = drawn[np.isfinite(drawn).all(axis=1)]
-    if len(usable) < 2:
-        unknown = np.full(drawn.shape[1], np.nan)
-        return unknown, unknown
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(usable, [tail, 1 - tail], axis=0)
-    return low, high
 
 
 def _mean_curves(
@@ -173,7 +164,7 @@ def share_of_fakes(labels: IntArray, scores: FloatArray, weights: FloatArray) ->
 def roc_figure(
     predictions: pl.DataFrame, *, replicates: int = 2000, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """The ROC curve averaged over folds, each fold's own behind it, with a cluster-bootstrap band over groups."""
+    """The ROC curve averaged over folds, each fold's own behind it, with a band over groups."""
     if predictions["label"].n_unique() < 2:
         return theme.nothing_to_show("ROC curve", "Predictions of both classes are needed; none or one is recorded.")
     band = roc_band(*_columns(predictions), replicates=replicates, seed=seed, confidence=confidence)
@@ -227,7 +218,7 @@ def _within(metric: Metric, predictions: pl.DataFrame, band: CurveBand) -> float
 
 def _curve_figure(predictions: pl.DataFrame, band: CurveBand, confidence: float, finding: str, hover: str) -> go.Figure:
     """The band, over it the folds' own curves, and over them their mean."""
-    note = f"band: {confidence:.0%} pointwise cluster bootstrap over groups"
+    note = f"band: {confidence:.0%} pointwise, over groups"
     note = note if band.has_interval else "too few groups for a band"
     figure = theme.figure(finding, f"{videos_and_groups(predictions)}; curves compare within folds; {note}", height=460)
     if band.has_interval:
@@ -266,7 +257,7 @@ def binned_shares(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> BinnedShares:
-    """The share of fakes in each bin of one width, with a cluster-bootstrap interval over groups.
+    """The share of fakes in each bin of one width, with an interval over groups.
 
     A replicate draws groups as the intervals of the metrics do; a bin that it leaves empty has no share in it.
     """
@@ -281,9 +272,14 @@ def binned_shares(
         np.stack([np.bincount(group_of_row, weights=column, minlength=num_groups) for column in columns.T], axis=1)
         for columns in (inside * labels[:, None], inside)
     )
-    blocks = draw_group_counts(labels, group_of_row, num_groups, replicates=replicates, seed=seed)
+    blocks = draw_half_samples(labels, group_of_row, num_groups, replicates=replicates, seed=seed)
     shares = np.concatenate([classification.divide(counts @ fakes, counts @ videos) for counts in blocks])
-    ends = [pointwise_interval(column[:, None], confidence) for column in shares.T]
+    own = classification.divide(fakes.sum(0), videos.sum(0))
+    sizes = [GroupCounts((int(number),), int(number)) for number in in_bin]
+    ends = [
+        interval_ends(own[[place]], shares[:, place][None], classification.SHARE, of_bin, confidence)
+        for place, of_bin in enumerate(sizes)
+    ]
     low, high = (np.array([end[side][0] for end in ends]) for side in (0, 1))
     known = in_bin >= _FEWEST_GROUPS
     return BinnedShares(
@@ -308,7 +304,7 @@ def calibration_figure(
     figure = theme.figure(
         f"A score is off the share of fakes by {now:.2f} on average; before its temperature by {then:.2f}",
         f"{videos_and_groups(predictions)}; {shares.counts.size} of {num_bins} bins hold videos, the larger the point "
-        f"the more; bars: {confidence:.0%} cluster bootstrap, none for a bin of one group; the error (ECE) is biased "
+        f"the more; bars: {confidence:.0%} intervals, none for a bin of one group; the error (ECE) is biased "
         "upwards when bins hold few",
         height=460,
     )
@@ -374,15 +370,16 @@ def risk_coverage_figure(
     everything, half = float(curve.risks[-1]), float(_risk_at(curve, np.array([_HALF]))[0])
     group_of_row, num_groups = group_codes(predictions["group_id"].to_list(), labels.size)
     drawn = []
-    for counts in draw_group_counts(labels, group_of_row, num_groups, replicates=replicates, seed=seed):
+    for counts in draw_half_samples(labels, group_of_row, num_groups, replicates=replicates, seed=seed):
         for of_group in counts.astype(np.int64):
             rows = np.repeat(np.arange(labels.size), of_group[group_of_row])
             drawn.append(_risk_at(calibration.risk_coverage(labels[rows], scores[rows], thresholds[rows]), _GRID))
-    low, high = pointwise_interval(np.array(drawn), confidence)
+    sizes = GroupCounts((num_groups,), num_groups)
+    low, high = interval_ends(_risk_at(curve, _GRID), np.array(drawn).T, classification.SHARE, sizes, confidence)
     figure = theme.figure(
         _finding(everything, half),
         f"{videos_and_groups(predictions)}; sure: far from the fold's threshold; area {curve.area:.3f}; "
-        f"band: {confidence:.0%} pointwise cluster bootstrap over groups{_sampled(curve.risks.size)}",
+        f"band: {confidence:.0%} pointwise, over groups{_sampled(curve.risks.size)}",
     )
     if np.isfinite(low).all():
         figure.add_trace(band_trace(_GRID, low, high))

@@ -62,8 +62,8 @@ def targets_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Fig
     mean = f"; mean over targets {interval_text(over_all.value, over_all.low, over_all.high)}" if over_all else ""
     figure = theme.figure(
         finding,
-        f"n = {count_text(len(targets), 'target')}{mean}; hollow: its best control; bars: {confidence:.0%} cluster "
-        "bootstrap over groups, not adjusted for how many targets are looked at",
+        f"n = {count_text(len(targets), 'target')}{mean}; hollow: its best control; bars: {confidence:.0%} "
+        "intervals over groups, not adjusted for how many targets are looked at",
         height=150 + 92 * len(targets),
     )
     points = []

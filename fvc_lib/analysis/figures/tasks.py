@@ -135,7 +135,7 @@ def _subtitle(
     text = (
         f"n = {wording.count_text(num_samples, *counted)} of the test part in {wording.count_text(num_groups, 'group')}"
     )
-    return f"{text}; bars: {confidence:.0%} cluster-bootstrap intervals over groups"
+    return f"{text}; bars: {confidence:.0%} intervals over groups"
 
 
 def _named(name: str, model: Score, control: Score | None) -> list[tuple[str, Score]]:

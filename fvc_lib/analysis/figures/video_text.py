@@ -157,7 +157,7 @@ def _ranks_panel(selection: Selection) -> Shown:
 @PANELS.register_panel("caption metrics", at=56, tasks=("video_text",))
 def _caption_metrics_panel(selection: Selection) -> Shown:
     table = metric_and_control_table(table_of(selection, "task_results"), ["captions"])
-    confidence = f"{confidence_of(selection):.0%} cluster-bootstrap intervals over groups"
+    confidence = f"{confidence_of(selection):.0%} intervals over groups"
     return HtmlTable(table, caption=f"Captions of the test part, with {confidence}") if table.height else NOTHING
 
 

@@ -29,7 +29,7 @@ from fvc_lib.analysis import wording
 from fvc_lib.analysis.memory.findings import memory_facts, run_memory
 from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
 from fvc_lib.analysis.read import headline as headlines
-from fvc_lib.analysis.read.cautions import FEW_GROUPS_TOLD, audit_facts
+from fvc_lib.analysis.read.cautions import audit_facts
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline, Score, Verdict
 from fvc_lib.analysis.read.naming import run_parameters, trial_text
 from fvc_lib.analysis.read.records import read_tables, run_status
@@ -84,7 +84,6 @@ def _environment() -> jinja2.Environment:
     }  # fmt: skip
     environment.globals |= {
         "interval_bar": interval_bar, "standing_class": standing_class, "dishonest": DISHONEST_CONTROLS,
-        "few_groups_told": FEW_GROUPS_TOLD,
     }  # fmt: skip
     return environment
 

@@ -20,11 +20,6 @@ _OF_PARAMETERS = (
     ("shuffle_labels", True, "Labels were shuffled by group on purpose: anything but chance would be a leak."),
     ("canonical", True, "Every video was re-encoded by one recipe before it was decoded or measured."),
 )
-FEW_GROUPS = 100  # from here on intervals hold what they promise to within two or three in a hundred
-FEW_GROUPS_TOLD = (
-    "Simulated with groups of uneven sizes, intervals meant to hold the truth 95 times in 100 held it 88 times with 20 "
-    "groups, 91 times with 40 and 93 times with 380."
-)
 
 
 def parameter_cautions(parameters: Mapping[str, object]) -> tuple[str, ...]:
@@ -67,20 +62,15 @@ def run_cautions(run: RunPaths) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, (*told, *of_fake_voices(run)))))
 
 
-def interval_cautions(num_groups: int | None, low: float | None, high: float | None) -> tuple[str, ...]:
-    """What must be known of a number's interval over groups; nothing where it may be taken as it stands.
-
-    The shares are those of ``metrics.intervals.cluster_bootstrap``.
-    """
-    told = []
-    if low is not None and low == high:
-        told.append(
-            "An interval without width is no certainty: no draw of these groups changes the number, others may."
-        )
-    if num_groups is not None and num_groups < FEW_GROUPS:
-        few = f"{count_text(num_groups, 'group')} {'is' if num_groups == 1 else 'are'} few"
-        told.append(f"{few}: intervals come out too narrow (docs/numbers.md).")
-    return tuple(told)
+def interval_cautions(value: float | None, low: float | None, high: float | None) -> tuple[str, ...]:
+    """Return what to know of a number's interval over groups; nothing where it may be taken as it stands."""
+    if low is None or high is None:
+        return ()
+    if low == high:
+        return ("An interval without width is no certainty: no draw of these groups changes the number, others may.",)
+    if value in (low, high):
+        return ("No mistake was seen, so the interval is a one-sided bound: it follows from the number of groups.",)
+    return ()
 
 
 def weaker_than_one_answer(results_frame: pl.DataFrame, operating_point: str = "") -> tuple[str, ...]:

@@ -143,7 +143,7 @@ def latex_table(found: DetectorComparison) -> str:
     by_name = {pair.second: pair for pair in found.differences}
     caption = (
         rf"\caption{{Detectors on the same folds. AUC: mean over seeds with {100 * found.confidence:.0f}\% "
-        r"cluster-bootstrap interval over groups; min--max over seeds is a spread, no interval; $\Delta$: paired "
+        r"intervals over groups; min--max over seeds is a spread, no interval; $\Delta$: paired "
         r"difference from the first row, $p$ corrected by Holm. Bold: best, and shown to differ from all others; "
         rf"underlined: best, not shown.{''.join(f' {latex_text(each)}' for each in found.of_runs)}}}"
     )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fvc_lib.analysis.read import run_comparison
-from fvc_lib.analysis.read.cautions import interval_cautions, run_cautions
+from fvc_lib.analysis.read.cautions import run_cautions
 from fvc_lib.analysis.read.headline import ReportHeadline, run_headline
 from fvc_lib.analysis.read.naming import ensemble_text, run_parameters, run_task, told_apart, trial_text
 from fvc_lib.analysis.read.queries import memory_peaks, training_summary
@@ -25,7 +25,7 @@ from fvc_lib.analysis.wording import (
     number_text,
 )  # fmt: skip
 from fvc_lib.metrics.declaration import direction
-from fvc_lib.metrics.intervals import Interval, ReplicateValues, percentile_intervals
+from fvc_lib.metrics.intervals import Interval, ReplicateValues, intervals_of
 from fvc_lib.metrics.paired_difference import CorrectedT, paired_difference
 from fvc_lib.services.atomic_files import AnyPath, as_mapping, read_json_object, sha256_of_json
 from fvc_lib.services.config import DECLARED, RunConfig
@@ -211,7 +211,7 @@ def compare_detectors(
     )
     main, _ = drawn[metrics[0]]
     against = [_pair(detectors, main, 0, number, confidence) for number in range(1, len(detectors))]
-    cautions = [*interval_cautions(main.num_groups, None, None), *_cautions(detectors)]
+    cautions = _cautions(detectors)
     if isinstance(first := readings[0], Refusal):
         cautions.insert(0, f"{first.runs[0]}, the first run, is left out: the reference is {names[0]}.")
     trials = {each.name: trial_text(vars(each.config)) for each in detectors}
@@ -334,11 +334,12 @@ def _drawn(
     drawn = run_comparison.replicates_of(runs, metric, replicates=replicates, seed=seed)
     ends = np.cumsum([len(readings) for readings in detectors])
     parts = [np.arange(end - len(readings), end) for end, readings in zip(ends, detectors, strict=True)]
-    means = ReplicateValues(
-        np.array([drawn.values[part].mean() for part in parts]),
-        np.array([drawn.replicates[part].mean(0) for part in parts]),
-        drawn.num_groups,
-        drawn.num_rows,
+    means = replace(
+        drawn,
+        values=np.array([drawn.values[part].mean() for part in parts]),
+        replicates=np.array([drawn.replicates[part].mean(0) for part in parts]),
+        bounds=drawn.bounds[: len(parts)],
+        is_distance=drawn.is_distance[: len(parts)],
     )
     return means, [drawn.values[part].tolist() for part in parts]
 
@@ -360,7 +361,7 @@ def _detector(
         tuple(reading.judged for reading in readings),
         tuple(reading.config.seed for reading in readings),
         tuple(reading.headline for reading in readings),
-        {metric: percentile_intervals(means, confidence)[number] for metric, (means, _) in drawn.items()},
+        {metric: intervals_of(means, confidence)[number] for metric, (means, _) in drawn.items()},
         {metric: (min(values[number]), max(values[number])) for metric, (_, values) in drawn.items()},
         Cost(
             peak_rss_bytes=peaks["peak_rss_bytes"].max(),  # type: ignore[arg-type]

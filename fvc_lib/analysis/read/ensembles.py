@@ -16,7 +16,7 @@ from fvc_lib.analysis.read.naming import run_parameters, trial_text
 from fvc_lib.analysis.read.protocols import protocol_name
 from fvc_lib.analysis.read.run_comparison import Comparison, PairComparison, Refusal
 from fvc_lib.analysis.wording import clean_text, count_text, interval_text, number_text, source_name
-from fvc_lib.metrics.intervals import percentile_intervals
+from fvc_lib.metrics.intervals import intervals_of
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.records.ensembles import FoldRule, is_ensemble
@@ -137,7 +137,7 @@ def against_members(
         raise DataError(judged.reason)
     runs = [judged, *(each.judged for each in found.readings)]
     drawn = run_comparison.replicates_of(runs, metric, replicates=replicates, seed=seed)
-    intervals = percentile_intervals(drawn, confidence)
+    intervals = intervals_of(drawn, confidence)
     order = sorted(range(1, len(intervals)), key=lambda place: -intervals[place].value)
     pairs = [run_comparison.pair_of(runs, drawn, place, 0, metric, confidence) for place in order]
     told = run_comparison.adjusted(pairs, metric, confidence)

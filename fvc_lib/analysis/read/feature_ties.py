@@ -5,7 +5,7 @@ import numpy.typing as npt
 import polars as pl
 
 from fvc_lib.metrics.classification import roc_auc
-from fvc_lib.metrics.intervals import cluster_bootstrap
+from fvc_lib.metrics.intervals import group_interval
 
 Values = npt.NDArray[np.float64]
 
@@ -63,7 +63,7 @@ def auc_interval(values: pl.Series, labels: pl.Series, groups: pl.Series) -> tup
     if len(set(fakes.tolist())) < 2 or groups.filter(known).n_unique() < 3:
         return None
     scores = values.filter(known).cast(pl.Float64).to_numpy()
-    found = cluster_bootstrap(fakes, scores, groups.filter(known).to_numpy(), roc_auc, replicates=500, seed=0)
+    found = group_interval(fakes, scores, groups.filter(known).to_numpy(), roc_auc, replicates=500, seed=0)
     return found.value, found.low, found.high
 
 

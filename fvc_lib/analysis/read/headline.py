@@ -9,7 +9,6 @@ from typing import Literal
 import polars as pl
 
 from fvc_lib.analysis.read.cautions import (
-    FEW_GROUPS,
     audit_failures,
     interval_cautions,
     leakage_audit_of,
@@ -235,11 +234,6 @@ class ReportHeadline:
         return next((score for score in self.scores if score.source == "model" and score.value is not None), None)
 
     @property
-    def has_few_groups(self) -> bool:
-        """Whether intervals over its groups are known to come out too narrow."""
-        return self.num_groups is not None and self.num_groups < FEW_GROUPS
-
-    @property
     def sentences(self) -> tuple[str, ...]:
         """The verdict and what to know beside it."""
         return (self.verdict.sentence, *self.cautions)
@@ -321,7 +315,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
     measured = measured_scores(run)
     status = run_status(run)
     model = next((score for score in measured.scores if score.source == "model" and score.value is not None), None)
-    of_scores = (*measured.cautions, *interval_cautions(measured.num_groups, model.low, model.high)) if model else ()
+    of_scores = (*measured.cautions, *interval_cautions(model.value, model.low, model.high)) if model else ()
     chance = measured.measure.chance
     if model and chance is not None and model.high is not None and model.high < chance:
         below = f"The whole interval lies below chance ({chance:g}): "

@@ -5,11 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from fvc_lib.analysis.read.cautions import interval_cautions, run_cautions
+from fvc_lib.analysis.read.cautions import run_cautions
 from fvc_lib.analysis.read.naming import run_parameters, trial_text
 from fvc_lib.analysis.wording import count_text, interval_text, metric_name
 from fvc_lib.metrics.cross_validation import measure_over_folds
-from fvc_lib.metrics.intervals import percentile_intervals, replicate_values
+from fvc_lib.metrics.intervals import intervals_of, replicate_values
 from fvc_lib.metrics.paired_difference import holm, paired_difference
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import ROBUSTNESS_RESULTS, check_table, column_types
@@ -39,7 +39,7 @@ def robustness_results(
     Args:
         scored: ROBUSTNESS; with a column ``target`` of several, numbers are the plain mean over them.
         strengths: in words, by level.
-        replicates: of the cluster bootstrap over groups.
+        replicates: half-samples of the groups.
         seed: of its draws.
         confidence: of every interval.
         run: whose networks scored, for the column ``trial``.
@@ -90,7 +90,7 @@ def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) 
     ]
     labels = (both["label"] == "fake").cast(pl.Int64).to_numpy()
     drawn = replicate_values(labels, measures, both["group_id"].to_list(), replicates=replicates, seed=seed)
-    intervals, found = percentile_intervals(drawn, confidence), {}
+    intervals, found = intervals_of(drawn, confidence), {}
     for number, metric in enumerate(METRICS):
         first, second = 2 * number, 2 * number + 1
         paired = paired_difference(drawn, first, second, confidence=confidence)
@@ -181,7 +181,6 @@ def findings(results: pl.DataFrame, confidence: float = 0.95, run: RunPaths | No
             f"The {name} undisturbed is not above 0.5 by its interval: a detector that tells nothing has nothing to "
             "lose, and small losses here are no robustness."
         )
-    said += interval_cautions(min(before["num_groups"], default=0), None, None) if before.height else []
     failed = levels.filter(pl.col("num_failed") > 0)
     if failed.height:
         listed = ", ".join(f"{row['level']} {row['num_failed']}" for row in failed.iter_rows(named=True))

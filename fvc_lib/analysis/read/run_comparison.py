@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from fvc_lib.analysis.read import naming
-from fvc_lib.analysis.read.cautions import audit_failures, interval_cautions
+from fvc_lib.analysis.read.cautions import audit_failures
 from fvc_lib.analysis.read.naming import run_parameters, run_task, trial_text
 from fvc_lib.analysis.read.protocols import protocol_text
 from fvc_lib.analysis.read.records import run_status
@@ -22,7 +22,7 @@ from fvc_lib.analysis.wording import clean_text, count_text, interval_text, metr
 from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.metrics.cross_validation import METRICS, fold_values, measure_over_folds
 from fvc_lib.metrics.declaration import direction
-from fvc_lib.metrics.intervals import Interval, ReplicateValues, percentile_intervals, replicate_values
+from fvc_lib.metrics.intervals import Interval, ReplicateValues, intervals_of, replicate_values
 from fvc_lib.metrics.paired_difference import (
     CorrectedT,
     PairedDifference,
@@ -231,7 +231,7 @@ def compare(
 ) -> Comparison:
     """Compare every two of ``runs`` that were judged on the same videos, labels, groups and folds; reads only.
 
-    The difference is that of the number in the results (scope "all"), with a cluster-bootstrap interval over groups and
+    The difference is that of the number in the results (scope "all"), with an interval over groups and
     a p-value from the same draws for all runs (``metrics.paired_difference``), Holm's adjustment over all pairs, and
     Nadeau and Bengio's corrected t over the folds. The intervals speak of other videos, not of other trainings: each
     run was trained once. A run given twice counts once. Two runs with equal scores hold one training: no pair.
@@ -251,7 +251,7 @@ def compare(
     pairs: list[PairComparison] = []
     for together in (runs_alike for runs_alike in sets if len(runs_alike) > 1):
         drawn = replicates_of(together, metric, replicates=replicates, seed=seed)
-        intervals = percentile_intervals(drawn, confidence)
+        intervals = intervals_of(drawn, confidence)
         values |= {run.name: interval for run, interval in zip(together, intervals, strict=True)}
         for one, other in itertools.combinations(range(len(together)), 2):
             if together[one].predictions["score"].equals(together[other].predictions["score"]):
@@ -426,21 +426,12 @@ def _pair_lines(comparison: Comparison) -> list[str]:
 def _remarks(comparison: Comparison) -> list[str]:
     if not comparison.pairs:
         return []
-    remarks = [
+    return [
         "",
-        f"Intervals and p: cluster bootstrap over groups, {comparison.replicates:,} replicates, same draws for both.",
+        f"Intervals and p: {comparison.replicates:,} half-samples of the groups, the same for both.",
         "t: corrected for overlapping training parts (Nadeau and Bengio).",
         "This speaks of other videos, not of other trainings: each run was trained once.",
     ]
-    remarks += interval_cautions(min(pair.difference.num_groups for pair in comparison.pairs), None, None)
-    num_tests = sum(math.isfinite(pair.difference.p_value) for pair in comparison.pairs)
-    least = num_tests * 2 / (comparison.replicates + 1)
-    if least > 1 - comparison.confidence:
-        remarks.append(
-            f"With {comparison.replicates:,} replicates and {num_tests} pairs no Holm p can be below {least:.3f}, so "
-            "nothing can be shown: ask for more replicates or fewer runs."
-        )
-    return remarks
 
 
 def _fakes(predictions: pl.DataFrame) -> IntArray:

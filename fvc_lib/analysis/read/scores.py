@@ -107,7 +107,7 @@ def latex_results(results: pl.DataFrame, confidence: float, cautions: Sequence[s
         r"% \usepackage{booktabs}",
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{counted}{100 * confidence:g}\% cluster-bootstrap intervals over groups{mean}.",
+        rf"\caption{{{counted}{100 * confidence:g}\% intervals over groups{mean}.",
         " ".join(
             [
                 r"--: undefined, or not resolved by the number of reals. *: what a split by row would claim.",

@@ -1,8 +1,8 @@
 """From the test part's predictions to the results of task image: every number with an interval, a control beside it.
 
 The controls know the training part only. ``majority_class`` calls every picture the most frequent training class, and
-ranks the classes by how frequent they are; ``mean_predictor`` says each target's training mean. A bootstrap draws
-whole groups, so what an interval covers is which groups the model is tested on; it takes the trained model as it is.
+ranks the classes by how frequent they are; ``mean_predictor`` says each target's training mean. An interval rests
+on draws of whole groups, so what it covers is which groups the model is tested on; it takes the trained model as it is.
 """
 
 from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ from fvc_lib.corpus.protocols.matched import Tells
 from fvc_lib.corpus.protocols.protocol import training_rows
 from fvc_lib.metrics.classification import FloatArray, IntArray
 from fvc_lib.metrics.cross_validation import measure_over_folds
-from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
+from fvc_lib.metrics.intervals import Interval, group_interval
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tasks import KFOLD
@@ -287,7 +287,7 @@ def auc_within_folds(scored: pl.DataFrame, unit: str, config: RunConfig) -> Inte
     """
     targets = scored["target"].to_numpy() if "target" in scored.columns and scored["target"].n_unique() > 1 else None
     metric, scores = measure_over_folds("roc_auc", scored["score"].to_numpy(), 0.5, scored["fold"].to_numpy(), targets)
-    return cluster_bootstrap(
+    return group_interval(
         fake_labels(scored),
         scores,
         scored[unit].to_list(),

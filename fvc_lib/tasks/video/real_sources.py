@@ -21,7 +21,7 @@ import polars as pl
 from fvc_lib.corpus.protocols.protocol import TrainingRows, training_rows
 from fvc_lib.metrics.classification import FloatArray, IntArray, roc_auc, weighted_metric
 from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE, leans_by_chance, mean_lean
-from fvc_lib.metrics.intervals import Interval, cluster_bootstrap
+from fvc_lib.metrics.intervals import Interval, group_interval
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import LABELS
@@ -173,7 +173,7 @@ def margin_over_floor(
         below: FloatArray = of_floor(sources, floor_values, weights[:, where])  # type: ignore[operator]
         return above - below
 
-    return cluster_bootstrap(
+    return group_interval(
         fake_labels(scored),
         values,
         scored["group_id"].to_list(),

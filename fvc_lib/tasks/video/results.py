@@ -28,7 +28,7 @@ from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide, divide, weighted_metric
 from fvc_lib.metrics.cross_validation import METRICS, PROBABILITY_METRICS, measure_over_folds
 from fvc_lib.metrics.declaration import UNCALIBRATED
-from fvc_lib.metrics.intervals import cluster_bootstrap_many, one_vote_per_group
+from fvc_lib.metrics.intervals import group_intervals, one_vote_per_group
 from fvc_lib.metrics.operating_points import confusion_at, operating_point
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
@@ -255,7 +255,7 @@ def interval_rows(
         scope: ``ALL_FOLDS`` or ``ALL_BY_GROUP``.
     """
     groups = scored["group_id"].to_list()
-    intervals = cluster_bootstrap_many(
+    intervals = group_intervals(
         fake_labels(scored),
         measures,
         groups,

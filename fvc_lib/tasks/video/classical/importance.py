@@ -19,8 +19,8 @@ import safetensors.numpy
 
 from fvc_lib.detectors.classical.model import Part
 from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.metrics.classification import FloatArray, roc_auc
-from fvc_lib.metrics.intervals import cluster_bootstrap, percentiles, replicate_values
+from fvc_lib.metrics.classification import ANY_NUMBER, FloatArray, roc_auc
+from fvc_lib.metrics.intervals import ReplicateValues, group_interval, interval_ends, replicate_values
 from fvc_lib.metrics.paired_difference import paired_difference
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, command_text
@@ -195,12 +195,11 @@ class _StoredModels:
         labels, groups = fake_labels(scored), scored["group_id"].to_list()
         replicates = min(config.bootstrap_replicates, _MOST_REPLICATES)
 
-        def drawn(scores: Sequence[FloatArray]) -> tuple[FloatArray, FloatArray]:
+        def drawn(scores: Sequence[FloatArray]) -> ReplicateValues:
             measures = [measured("roc_auc", scored.with_columns(score=pl.Series(each))) for each in scores]
-            found = replicate_values(labels, measures, groups, replicates=replicates, seed=config.seed)
-            return found.values, found.replicates
+            return replicate_values(labels, measures, groups, replicates=replicates, seed=config.seed)
 
-        self._drawn: Callable[[Sequence[FloatArray]], tuple[FloatArray, FloatArray]] = drawn
+        self._drawn: Callable[[Sequence[FloatArray]], ReplicateValues] = drawn
 
     def scores(self, values: FloatArray, folds: Collection[int] | None = None) -> FloatArray:
         """Float64 (N,) calibrated, of ``values`` (N, F), each video by its own fold's model."""
@@ -225,10 +224,10 @@ class _StoredModels:
         for family in dict.fromkeys(self.table.families):
             columns = np.flatnonzero(self.families_of == family)
             dealt = [self._dealt(columns, generator) for _ in range(_DEALINGS)]
-            values, replicates = self._drawn([whole, *dealt])
-            lost = replicates[0] - replicates[1:].mean(0) if replicates.size else np.empty(0)
-            low, high = percentiles(lost[np.isfinite(lost)], self.config.confidence)
-            rows.append((family, len(columns), values[0] - values[1:].mean(), low, high))
+            drawn = self._drawn([whole, *dealt])
+            value, lost = (each[:1] - each[1:].mean(0) for each in (drawn.values, drawn.replicates))
+            low, high = interval_ends(value, lost, ANY_NUMBER, drawn.groups, self.config.confidence)
+            rows.append((family, len(columns), value[0], low[0], high[0]))
         frame = pl.DataFrame(rows, schema=_FAMILIES, orient="row").fill_nan(None)
         return frame.sort("auc_lost", "family", descending=[True, False], nulls_last=True)
 
@@ -284,7 +283,7 @@ def _described(
         known = ~np.isnan(values)
         found: tuple[float | None, ...] = (None, None, None)
         if len(set(is_second[known].tolist())) == 2:
-            found = cluster_bootstrap(
+            found = group_interval(
                 is_second[known], values[known], both.filter(pl.Series(known))["group_id"].to_list(), roc_auc,
                 replicates=config.bootstrap_replicates, seed=config.seed, confidence=confidence,
             ).row()[:3]  # fmt: skip
