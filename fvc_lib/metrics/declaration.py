@@ -122,5 +122,5 @@ declare("median_rank", "Median rank", "lower", "Half of the queries have their f
 declare("mean_rank", "Mean rank", "lower", "Mean rank of the first match.")
 declare(
     "mean_positive_similarity", "Mean similarity of what belongs together", "higher",
-    "Mean cosine similarity of pairs that match.",
+    "Mean dot product of pairs that match; their mean cosine where embeddings have norm 1.",
 )  # fmt: skip

@@ -59,7 +59,7 @@ class DirectionMetrics:
     mean_rank: float
     mrr: float
     ndcg: float  # mean, of all positives over the whole ranking
-    mean_positive_similarity: float  # over all pairs of a query and a positive
+    mean_positive_similarity: float  # dot product, over all pairs of a query and a positive
     num_queries: int  # with at least one positive
     num_candidates: int  # rows that were searched
     query_indices: IntArray  # int64 (num_queries,): the row of each such query,
@@ -98,7 +98,10 @@ def retrieval_metrics(
     memory_bytes: int = MEMORY_BYTES,
     log: Callable[[str], None] | None = None,
 ) -> RetrievalMetrics:
-    """Recall, ranks, MRR and NDCG from videos to texts and from texts to videos.
+    """Return recall, ranks, MRR and NDCG from videos to texts and from texts to videos, by dot products.
+
+    A similarity is the dot product of two rows as they are. Nothing is normalised: divide each row by its norm first
+    where cosines are meant, else a long row is near to everything.
 
     Equal texts must be one row of ``text_embeddings`` with many videos, which are all right: the r-th best of a query's
     positives has rank r plus the wrong candidates at least as similar. Two equal rows are two candidates, and as a tie

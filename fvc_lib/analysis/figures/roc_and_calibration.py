@@ -5,7 +5,7 @@ folds and averaged vertically, each weighing its pairs of a fake and a real: the
 within folds. Bands are pointwise, from the same draws of groups as the intervals of the metrics.
 
 ``predictions`` are one run's rows of ``tables.PREDICTIONS``; ``replicates``, ``seed`` and ``confidence`` are those of
-the bootstrap over groups.
+the half-samples of the groups.
 """
 
 from collections.abc import Callable, Sequence

@@ -324,8 +324,8 @@ def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
         config: number of folds, replicates, confidence and seed.
 
     Returns:
-        ``split value low high num_rows num_groups``; the value is the AUC within folds, its ends are of a bootstrap
-        over groups.
+        ``split value low high num_rows num_groups``; the value is the AUC within folds, its ends are over
+        groups.
 
     Raises:
         DataError: fewer groups with a label than folds.

@@ -1,7 +1,7 @@
 """From what was written of the test part to the results of task video_text: intervals, and a control beside each.
 
 ``chance`` is what a ranking drawn at random is expected to score, computed and not drawn: every order of the candidates
-is as likely. ``most_frequent_caption`` writes the most frequent training text under every video. A bootstrap draws
+is as likely. ``most_frequent_caption`` writes the most frequent training text under every video. An interval rests on
 whole groups, so an interval covers which groups the model is tested on; it takes the trained model as it is.
 """
 
