@@ -36,12 +36,12 @@ def change_predictions(run: RunPaths, changed: Callable[[pl.DataFrame], pl.DataF
 
 @pytest.fixture
 def two_runs(make_run: MakeRun) -> list[RunPaths]:
-    return [make_run(name="run_a", skill=1.6), make_run(name="run_b", skill=2.6)]
+    return [make_run(name="run_a", skill=0.8), make_run(name="run_b", skill=3.0)]
 
 
 @pytest.fixture
 def three_runs(two_runs: list[RunPaths], make_run: MakeRun) -> list[RunPaths]:
-    return [*two_runs, make_run(name="run_c", seed=1, skill=1.6)]
+    return [*two_runs, make_run(name="run_c", seed=1, skill=0.8)]
 
 
 def test_the_difference_is_that_of_the_runs_numbers_second_minus_first(two_runs: list[RunPaths]) -> None:
@@ -117,7 +117,7 @@ def test_a_shown_difference_is_said_with_its_interval_and_p(two_runs: list[RunPa
 
 
 def test_no_difference_shown_is_not_called_equality(two_runs: list[RunPaths], make_run: MakeRun) -> None:
-    copy = make_run(name="run_copy", skill=1.6)
+    copy = make_run(name="run_copy", skill=0.8)
     change_predictions(copy, lambda predictions: predictions.with_columns(pl.col("score") * 0.999))
     (pair,) = compare([two_runs[0], copy], replicates=200).pairs
     assert not pair.is_shown

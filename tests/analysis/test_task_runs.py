@@ -55,7 +55,6 @@ def test_the_one_number_is_the_tasks_own_beside_its_control(task: str, task_run:
     assert headline.num_samples == 30
     assert headline.measure.circumstances(30, 15).startswith(JUDGED[task])
     assert "forensic" not in headline.measure.circumstances(30, 15)
-    assert any("few" in caution for caution in headline.cautions)
     assert any("synthetic" in caution for caution in headline.cautions)
     assert not any("fakes" in caution for caution in headline.cautions)
 

@@ -140,7 +140,7 @@ def test_scores_that_follow_the_source_of_a_real_have_a_high_floor_and_others_no
         expected += pairs * roc_auc(web[part].astype(int), (noise + 0.45 * web)[part])
         weights += pairs
     assert recognises.value == pytest.approx(expected / weights, abs=1e-12)
-    assert recognises.low > 0.8
+    assert recognises.low > 0.7
     reverse = real_sources.real_source_floor(index, tables.predictions(folds, 0.96 - noise - 0.45 * web), config)
     ends = [(each.value, each.low, each.high) for each in (reverse, recognises)]
     assert ends[0] == pytest.approx(ends[1])
@@ -170,7 +170,7 @@ def test_folds_that_lean_different_ways_do_not_cancel_and_chance_is_no_lean(tabl
     floor, one_way = both(noise + 0.5 * (web ^ (fold % 2 == 0)) * (fold < 4))  # two folds each way, and one of chance
     assert one_way.value < 0.65
     assert floor.value > 0.85
-    assert floor.low > 0.7
+    assert floor.low > 0.6
     blind = [both(np.random.default_rng(seed).uniform(0.1, 0.9, folds.height)) for seed in range(40)]
     shown = [sum(each.low > 0.5 or each.high < 0.5 for each in of) for of in zip(*blind, strict=True)]
     assert shown[0] <= shown[1] + 2  # hardly oftener than in one direction for all folds

@@ -563,7 +563,7 @@ def _shuffled(
         part = np.flatnonzero(np.frombuffer(answered, dtype=bool))
         found = shuffled_label_aucs(labels[part], table[part][:, members], groups[part], num=_SHUFFLES, seed=how.seed)
         rows += [
-            (names[member], float(np.mean(aucs)), *np.nanquantile(aucs, [tail, 1 - tail]))
+            (names[member], float(np.mean(aucs)), *np.quantile(aucs, [tail, 1 - tail]))
             for member, aucs in zip(members, found, strict=True)
         ]
     return pl.DataFrame(rows, schema=_NAMED, orient="row").fill_nan(None)
