@@ -20,7 +20,7 @@ from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.corpus.samples.forgeries import Region
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import FOLDS, INDEX, RESULTS, read_table
-from fvc_lib.tasks.video.verdicts.maps import GRAD_CAM, EvidenceMap, maps_of
+from fvc_lib.tasks.video.verdicts.occlusion import occlusion_map
 from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
 from fvc_lib.video.decode.clip import decode_clip
 
@@ -75,7 +75,7 @@ def test_shuffled_labels_score_chance(folder):
 def maps_of_planted_changes(run: RunPaths, corpus: Path) -> pl.DataFrame:
     """One row per map of a fake of which a region was changed, by the network that had not seen it, one fake a group.
 
-    Of ``method``: ``shown``; ``hit``, the share of the highest tile that lies in the region; ``iou`` of the region and
+    ``shown``; ``hit``, the share of the highest tile that lies in the region; ``iou`` of the region and
     as large a part of the picture, the highest first. By chance ``share`` and ``chance_iou``.
     """
     networks = RunNetworks(run, held=None)
@@ -101,19 +101,18 @@ def maps_of_planted_changes(run: RunPaths, corpus: Path) -> pl.DataFrame:
         picture = np.s_[:, box.top : box.top + box.height, box.left : box.left + box.width]
         inside[picture] = True
         changed[picture] = Region((top, left), (bottom, right), height, width).masks(frames, box.height, box.width)
-        rows += [found_by(each, inside, changed) for each in maps_of(networks, [fold], decoded.frames)]
+        found = occlusion_map(networks, [fold], decoded.frames[None])
+        if found.deletion is not None:
+            rows.append({"shown": not found.why_hidden} | agreement(found.values, inside, changed))
     return pl.DataFrame(rows)
 
 
-def found_by(map_: EvidenceMap, inside: np.ndarray, changed: np.ndarray) -> dict[str, object]:
-    values = map_.values
+def agreement(values: np.ndarray, inside: np.ndarray, changed: np.ndarray) -> dict[str, object]:
     highest = values == values.max()
     least = max(np.sort(values[inside])[-int(changed.sum())], 1e-9)
     marked = (values >= least) & inside
     share, size = changed.sum() / inside.sum(), marked.sum() / inside.sum()
     return {
-        "method": map_.method,
-        "shown": map_.shown,
         "hit": (highest & changed).sum() / highest.sum(),
         "share": share,
         "iou": (marked & changed).sum() / (marked | changed).sum(),
@@ -126,8 +125,7 @@ def test_maps_that_pass_their_checks_point_at_the_region_that_was_changed(model,
     own = ("-p", "model", model, "-p", "epochs", "24", "-p", "shuffled_label_control", "false")
     run = request.getfixturevalue("learned") if model == "frame_cnn" else run_demo(folder, *own)
     found = maps_of_planted_changes(run, folder / "data" / "sample_corpus").filter("shown")
-    print(found.group_by("method").agg(pl.len(), pl.col("hit", "share", "iou", "chance_iou").mean()))
-    assert found.filter(method=GRAD_CAM).height >= 4
-    for (method,), maps in found.group_by("method"):
-        assert maps["hit"].mean() > 2 * maps["share"].mean(), method
-        assert maps["iou"].mean() > 1.8 * maps["chance_iou"].mean(), method
+    print(found.height, found.select(pl.col("hit", "share", "iou", "chance_iou").mean()))
+    assert found.height >= 2
+    assert found["hit"].mean() > 2 * found["share"].mean()
+    assert found["iou"].mean() > 1.8 * found["chance_iou"].mean()

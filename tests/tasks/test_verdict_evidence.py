@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fvc_lib.analysis.figures.evidence.when import Known, extremes
-from fvc_lib.analysis.pages.video_page import when_section
-from fvc_lib.command_line.verdicts.pages import page_name, sections_of, write_video_pages
+from fvc_lib.analysis.pages.video_page import Known, extremes
+from fvc_lib.command_line.verdicts.pages import page_name, page_parts, write_video_pages
 from fvc_lib.detectors.network import head_of
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths
@@ -53,31 +52,25 @@ def test_the_curve_is_higher_where_a_video_was_changed(detector, tmp_path):
     first, last = begin / 25, end / 25
     inside = (found.begins >= first) & (found.ends <= last + 1e-9)
     outside = (found.ends <= first) | (found.begins >= last)
-    assert found.mean[inside].min() > found.mean[outside].max() + 0.1
+    mean = found.scores.mean(1)
+    assert mean[inside].min() > mean[outside].max() + 0.1
     most, least = extremes(found.begins, found.ends, found.scores, found.middles)
     assert first <= (most[0].begin + most[0].end) / 2 <= last
     assert least[0].end <= first or least[0].begin >= last
     assert found.scores.shape == (7, 2)
-    assert found.notes[0].startswith("Each of the 7 windows shows 4 frames of about 0.4")
+    assert found.note.startswith("Each of the 7 windows shows 4 frames of about 0.4")
+    assert "together they show 33 %" in found.note
 
 
-def test_a_still_and_a_short_video_say_why_there_is_no_curve(detector, tmp_path):
+def test_a_still_and_a_short_video_have_no_curve(detector, tmp_path):
     write_video(tmp_path / "still.mp4", draw_clip("still", 0, True)[:1])
     write_video(tmp_path / "short.mp4", draw_clip("short", 0, True))
-    told = []
-    for name in ("still", "short"):
+    for name, note in (("still", "A still"), ("short", "Too short")):
         with decoded(detector.networks, tmp_path / f"{name}.mp4", "") as video:
             found = score_windows(detector.networks, (0,), video)
-        told += found.notes
-        page = when_section(
-            found.begins, found.ends, found.scores, found.middles, found.seconds, KNOWN, notes=found.notes, limit=""
-        )
-        assert "<svg" not in page.html
-        assert found.notes[0] in page.html
-    assert told == [
-        "A still: the video has one frame, so there is no when.",
-        "Too short for a curve: of its 4 frames a window needs 4.",
-    ]
+        parts = page_parts(evidence.FileEvidence(windows=found), KNOWN)
+        assert parts["over_time"] is None
+        assert parts["over_time_note"].startswith(note)
 
 
 def test_a_video_with_nothing_to_judge_gets_no_answer_and_says_why(detector, tmp_path):
@@ -100,12 +93,6 @@ def test_a_video_with_nothing_to_judge_gets_no_answer_and_says_why(detector, tmp
         assert row["verdict"] == "undecided"
         assert reason in row["reasons"]
     assert not any(reason in moving["reasons"] for _, reason in shown.values())
-    found = evidence.file_evidence(detector.networks, detector.known, rows[0], map_minutes=0)
-    assert found.footage.black_share == 1
-    found = evidence.file_evidence(detector.networks, detector.known, moving, map_minutes=0)
-    assert found.footage.cuts.tolist() == pytest.approx([20 / 25], abs=0.1)
-    (when,) = (each for each in sections_of(found, KNOWN) if each.title == "When")
-    assert when.html.count('class="cut"') == 1
 
 
 KNOWN = Known(np.array([0.1, 0.2]), np.array([0.8, 0.9]))
@@ -153,11 +140,9 @@ def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, dete
     assert not re.search(r"(src|href)=\"(?!data:|#|\.\./verdicts\.html)", hostile.partition("<body>")[2])
     assert len(hostile) < 1_000_000
     assert '<svg class="curve"' in hostile
-    for title in ("What the video is", "Where it says it comes from"):
+    for title in ("Frames", "Score over time", "Where it says it comes from"):
         assert hostile.count(f"<h2>{title}</h2>") == 1
     assert "stream 0" in hostile
-    assert "cannot be said: 12 groups are too few, at least 49 are needed" in hostile
-    assert "cannot be said" not in known
     assert "The whole video: DataError" in gone
     assert "no such file" in gone
     assert '<svg class="curve"' not in gone
@@ -200,9 +185,7 @@ def test_judging_and_pages_tell_how_far_they_are_and_at_which_part_of_which_file
     assert list(dict.fromkeys(part for part, _, _ in parts)) == [
         "decoding the whole video",
         "judging windows over the whole video",
-        "looking for cuts, stills and black frames",
-        "looking for traces, and for the nearest of the run's videos",
-        "making maps of where it looks fake",
+        "mapping where it looks fake",
     ]
     assert all(done <= total for _, done, total in parts)
     assert told[0] == (0, 1, "clip.mp4: decoding the whole video")
@@ -232,7 +215,7 @@ def test_feature_distance_is_of_the_forward_pass_that_scores_and_is_computed_onc
 def test_one_part_that_fails_costs_itself_alone(run, detector, monkeypatch):
     own = detector.known.rows.row(0, named=True)
     path = run.root.parents[2] / "corpus" / own["path"]
-    row = {"path": path_to_text(path), "sha256": own["content_sha256"], "score": own["score"] - 0.1}
+    row = {"path": path_to_text(path), "sha256": own["content_sha256"], "score": own["score"]}
 
     def broken(*_: object) -> None:
         raise ValueError("<b>no</b>")
@@ -241,6 +224,4 @@ def test_one_part_that_fails_costs_itself_alone(run, detector, monkeypatch):
     found = evidence.file_evidence(detector.networks, detector.known, row, map_minutes=0)
     assert found.windows is None
     assert found.clips.shape == (1, 4, 3, 24, 24)
-    other, failed = found.failures
-    assert other.startswith(f"Decoded again the file gets the score {own['score']:.3f}, and not")
-    assert failed == "When: ValueError: <b>no</b>"
+    assert found.failures == ("Score over time: ValueError: <b>no</b>",)

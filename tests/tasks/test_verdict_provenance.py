@@ -1,19 +1,17 @@
-"""What a file says of where it comes from: signed manifests that hold, that do not, and none; traces; hostile files."""
+"""What a file says of where it comes from: signed manifests, metadata, hostile files."""
 
 from __future__ import annotations
 
 import datetime
 import json
 import sys
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import av
 import pytest
 
-from fvc_lib.tasks.video.verdicts import provenance
-from fvc_lib.tasks.video.verdicts.provenance import provenance_of, read_file
+from fvc_lib.tasks.video.verdicts.provenance import provenance_from, provenance_of, read_file
 
 
 @pytest.fixture(scope="module")
@@ -143,17 +141,17 @@ def test_a_file_without_a_manifest_and_one_that_is_no_video_say_so(make_video, t
     ],
 )  # fmt: skip
 def test_a_manifest_with_missing_parts_makes_no_claim_that_its_state_does_not_allow(store):
-    said = provenance._said(store, ())
-    assert said.claims == ()
-    assert said.sentences
+    found = provenance_from({"manifest": store, "metadata": []})
+    assert found.claims == ()
+    assert len(found.sentences) == 2
 
 
-def test_without_the_library_traces_are_there_and_what_is_missing_is_said(monkeypatch, make_video, tmp_path):
+def test_without_the_library_metadata_are_there_and_what_is_missing_is_said(monkeypatch, make_video, tmp_path):
     monkeypatch.setitem(sys.modules, "c2pa", None)
     found = read_file(str(make_video(tmp_path / "a.mp4", 1)))
-    assert found["has_library"] is False
+    assert "c2pa-python" in found["problem"]
     assert json.loads(json.dumps(found)) == found
-    assert dict(found["traces"])["container"] == "QuickTime / MOV"
+    assert dict(found["metadata"])["container"] == "QuickTime / MOV"
 
 
 def test_tags_of_a_file_are_short_plain_text_and_not_too_many(tmp_path):
@@ -166,23 +164,9 @@ def test_tags_of_a_file_are_short_plain_text_and_not_too_many(tmp_path):
         for _ in range(3):
             container.mux(stream.encode(av.VideoFrame(32, 32, "yuv420p")))
         container.mux(stream.encode())
-    traces = read_file(str(path))["traces"]
-    assert len(traces) <= 40
-    assert all(len(value) <= 300 and "\n" not in value for _, value in traces)
-
-
-def test_frames_and_seconds_are_stated_of_the_track_that_is_judged(tmp_path):
-    """A still of ten seconds before a film of one: what was judged of it is not called cut off."""
-    path = tmp_path / "tracks.mp4"
-    with av.open(path, "w") as container:
-        still = container.add_stream("mjpeg", rate=Fraction(1, 10), width=32, height=32, pix_fmt="yuvj420p")
-        film = container.add_stream("libx264", rate=25, width=32, height=32)
-        container.mux(still.encode(av.VideoFrame(32, 32, "yuvj420p")))
-        for _ in range(25):
-            container.mux(film.encode(av.VideoFrame(32, 32, "yuv420p")))
-        container.mux([*still.encode(), *film.encode()])
-    stated = read_file(str(path))["stated"]
-    assert stated == {"stated_frames": 25, "stated_seconds": 1.0}
+    metadata = read_file(str(path))["metadata"]
+    assert len(metadata) <= 40
+    assert all(len(value) <= 300 and "\n" not in value for _, value in metadata)
 
 
 def test_a_file_that_is_gone_or_empty_costs_itself_alone(tmp_path):
@@ -190,4 +174,4 @@ def test_a_file_that_is_gone_or_empty_costs_itself_alone(tmp_path):
     for path in (tmp_path / "gone.mp4", tmp_path / "empty.mp4"):
         found = provenance_of(path)
         assert found.state == ""
-        assert dict(found.traces).keys() == {"not readable"}
+        assert dict(found.metadata).keys() == {"not readable"}

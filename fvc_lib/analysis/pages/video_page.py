@@ -1,209 +1,241 @@
-"""A video's own page: verdict, score beside known ones, reasons, evidence and limits; whole in one small file."""
+"""The page of one judged video: verdict, score next to known ones, reasons, evidence and limits, in one small file.
 
+Drawings are SVG without scripts. Plotly's script alone weighs 4.8 MB, and a page is handed on by itself.
+"""
+
+import base64
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from fvc_lib.analysis.figures.evidence import what, when, where
-from fvc_lib.analysis.figures.evidence.when import Known
-from fvc_lib.analysis.pages.report import page, render, stamp_of
+from fvc_lib.analysis.figures import theme
+from fvc_lib.analysis.figures.gallery import thumbnail
+from fvc_lib.analysis.pages.report import page, render
 from fvc_lib.services.atomic_files import write_text
 
-_MOST_FRAMES = 12
-_FRAME_SIDE = 160
+Floats = npt.NDArray[np.floating]
+Pixels = npt.NDArray[np.uint8]
+
+_MAX_TICKS = 300  # known videos of one label; of more, quantiles are drawn
+_MAX_FRAMES, _FRAME_SIDE = 12, 160
+_UNDER_CURVE, _UNDER_SIDE = 8, 112  # frames below the curve, and pixels of their longer side
+_EXTREMES = 3  # stretches with the highest and with the lowest scores
+_MAX_HEATED, _HEATED_SIDE, _MAX_OPACITY = 4, 168, 0.72
 
 
 @dataclass(frozen=True)
-class Section:
-    """One kind of evidence: a heading, and HTML whose text from outside is escaped."""
+class Known:
+    """Out-of-fold scores of the run's reals and fakes, and the scores at which the rule answers; None: at none.
 
-    title: str
-    html: Markup
+    Attributes:
+        reals, fakes: float64, of the run's videos.
+        real_to: up to this score of all networks the rule says real.
+        fake_from: from this score of all networks it says fake.
+    """
+
+    reals: Floats
+    fakes: Floats
+    real_to: float | None = None
+    fake_from: float | None = None
 
 
-def write_video_page(
-    path: Path,
-    row: Mapping[str, Any],
-    known: Known,
-    sections: Sequence[Section],
-    *,
-    stamp: str,
-    prior: str = "",
-    standing: str = "",
-    failures: Sequence[str] = (),
-    limits: Sequence[str] = (),
-    card: str = "",
-    overview: str = "",
-) -> None:
+def write_video_page(path: Path, row: Mapping[str, Any], known: Known, *, stamp: str, **parts: Any) -> None:
     """Write the page of one video, whole or not at all.
 
     Args:
         path: of the page.
         row: of VERDICTS, with a score.
-        known: what the score is set beside.
-        sections: in their order.
-        stamp: what the page is of; see ``is_there``.
-        prior: share of fakes for which the row's probability is, as it is shown; empty: it has none.
-        standing: the sentence of a run that is not shown to be above its controls; empty: it is.
-        failures: what could not be found out, a sentence each.
-        limits: of the method, likewise.
-        card: of the model, Markdown, shown as text.
-        overview: where the page of all verdicts is, relative to this one; empty: there is none.
+        known: what the score is set next to.
+        stamp: identifies the content, for ``report.stamp_of``.
+        parts: of the template ``video.html``: ``frames``, ``over_time``, ``heat_map``, ``provenance`` as the functions
+            below give them; ``prior``, ``standing``, ``notes``, ``limits``, ``card`` and ``overview``.
 
     Raises:
         OSError: it cannot be written.
     """
     name = Path(row["path"]).name
     body = render(
-        "video.html", name=name, row=row, known=known, prior=prior, sections=sections, standing=standing,
-        failures=failures, limits=limits, overview=overview, card=Markup.escape(card),
-        fakes=when.ticks_svg(known.fakes, "fake"), reals=when.ticks_svg(known.reals, "real"),
-        own=when.score_svg(row["score"], row["score_low"], row["score_high"], row["verdict"]),
+        "video.html", name=name, row=row, known=known, **parts,
+        fakes=ticks_svg(known.fakes, "fake"), reals=ticks_svg(known.reals, "real"),
+        own=score_svg(row["score"], row["score_low"], row["score_high"], row["verdict"]),
         about={"File": name, "SHA-256": row["sha256"], "Model": row["model_id"]},
     )  # fmt: skip
     write_text(path, page(f"{row['verdict']}: {name}", body, stamp=stamp))
 
 
-def is_there(path: Path, stamp: str) -> bool:
-    """Whether the page is there and of the same."""
-    return stamp_of(path) == stamp
-
-
-def frames_section(clips: npt.NDArray[np.uint8]) -> Section:
-    """The frames of ``clips``, uint8 (N, T, 3, H, W), or as many of them as there is room for."""
+def frame_pictures(clips: Pixels) -> dict[str, Any]:
+    """Return some frames of ``clips``, uint8 (N, T, 3, H, W), as pictures, and their number."""
     frames = clips.reshape(-1, *clips.shape[2:])
-    chosen = np.unique(np.linspace(0, len(frames) - 1, min(_MOST_FRAMES, len(frames))).round().astype(int))
-    pictures = [when.data_uri(frames[number], _FRAME_SIDE) for number in chosen]
-    return Section("Frames", render("video_frames.html", pictures=pictures, num_frames=len(frames)))
+    chosen = np.unique(np.linspace(0, len(frames) - 1, min(_MAX_FRAMES, len(frames))).round().astype(int))
+    return {"pictures": [data_uri(frames[number], _FRAME_SIDE) for number in chosen], "number": len(frames)}
 
 
-def footage_section(sentences: Sequence[str]) -> Section:
-    """What the video consists of."""
-    return Section("What the video is", render("video_footage.html", sentences=sentences))
+def data_uri(frame: Pixels, side: int) -> str:
+    """Return a frame, uint8 (3, H, W), as a JPEG whose longer side has ``side`` pixels."""
+    return f"data:image/jpeg;base64,{base64.b64encode(thumbnail(frame.transpose(1, 2, 0), side)).decode()}"
 
 
-def provenance_section(sentences: Sequence[str], claims: Sequence[str], traces: Sequence[tuple[str, str]]) -> Section:
-    """What the file says of itself; ``traces`` are names and values, folded where they are many."""
-    html = render("video_provenance.html", sentences=sentences, claims=claims, traces=traces, folded=len(traces) > 8)
-    return Section("Where it says it comes from", html)
+# --- The score next to known ones
 
 
-def when_section(
-    begins: when.Floats,
-    ends: when.Floats,
-    scores: when.Floats,
-    middles: when.Pixels,
-    seconds: float,
-    known: Known,
-    *,
-    notes: Sequence[str],
-    limit: str,
-    cuts: Sequence[float] = (),
-) -> Section:
-    """The curve of windows (W,) with scores (W, K), ``cuts`` in seconds; of a single window its notes alone."""
-    values: dict[str, Any] = dict.fromkeys(("curve", "under", "ticks", "most", "least"), ())
-    if len(begins) > 1:
-        most, least = when.extremes(begins, ends, scores, middles)
-        values = {
-            "curve": when.curve_svg(begins, ends, scores, seconds, known, cuts),
-            "under": when.under_curve(begins, ends, middles, seconds),
-            "ticks": [_clock(share * seconds, seconds) for share in (0, 0.25, 0.5, 0.75, 1)],
-            "most": most,
-            "least": least,
-        }
-    dashed = known.fake_from is not None or known.real_to is not None
-    html = render(
-        "video_when.html",
-        notes=notes,
-        limit=limit,
-        several=scores.shape[1] > 1,
-        cuts=len(cuts),
-        dashed=dashed,
-        **values,
+def ticks_svg(scores: Floats, label: str) -> Markup:
+    """Draw a tick for each known score."""
+    shown = scores if len(scores) <= _MAX_TICKS else np.quantile(scores, np.linspace(0, 1, _MAX_TICKS))
+    lines = "".join(f'<line x1="{x:.2%}" x2="{x:.2%}" y1="3" y2="17"/>' for x in np.sort(shown))
+    return Markup(
+        f'<svg role="img" aria-label="{len(scores)} known {label}s between 0 and 1" '
+        f'stroke="{theme.LABEL_COLORS[label]}" stroke-opacity=".55">{lines}</svg>'
     )
-    return Section("When", html)
 
 
-class MapLike(Protocol):
-    """A map (``tasks/video/verdicts/maps.py``); curves are there wherever it is shown."""
-
-    @property
-    def method(self) -> str:
-        """Its name."""
-
-    @property
-    def meaning(self) -> str:
-        """What a high value says."""
-
-    @property
-    def values(self) -> npt.NDArray[np.float32]:
-        """(T, H, W) in [0, 1]."""
-
-    @property
-    def top(self) -> float | None:
-        """What 1 stands for, in logits."""
-
-    @property
-    def deletion(self) -> where.CurveLike | None:
-        """What is marked deleted first."""
-
-    @property
-    def insertion(self) -> where.CurveLike | None:
-        """What is marked brought back first."""
-
-    @property
-    def why_not(self) -> str:
-        """Why it is not shown; empty: it is."""
-
-    def check_sentences(self) -> Sequence[str]:
-        """What its checks found."""
+def score_svg(score: float, low: float | None, high: float | None, verdict: str) -> Markup:
+    """Draw the score as a dot on its range over the networks."""
+    color = theme.LABEL_COLORS.get(verdict, theme.MODEL)
+    low, high = score if low is None else low, score if high is None else high
+    style = f'stroke="{color}" stroke-width="4" stroke-opacity=".4"'
+    line = f'<line x1="{low:.2%}" x2="{high:.2%}" y1="12" y2="12" {style}/>'
+    dot = f'<circle cx="{score:.2%}" cy="12" r="7" fill="{color}" stroke="#fff" stroke-width="1.5"/>'
+    axis = '<line x1="0" x2="100%" y1="12" y2="12" stroke="#c9cdd2"/>'
+    label = f"score {score:.3f}, networks from {low:.3f} to {high:.3f}"
+    return Markup(f'<svg role="img" aria-label="{label}" overflow="visible">{axis}{line}{dot}</svg>')
 
 
-def where_section(clip: when.Pixels, maps: Sequence[MapLike], *, note: str, limit: str) -> Section:
-    """Those of ``maps`` that are shown, over frames of ``clip`` uint8 (T, 3, H, W), and why others are not."""
-    shown = []
-    for each in maps:
-        if not each.why_not and each.deletion is not None and each.insertion is not None:
-            curves = [
-                (name, where.check_curve(curve, f"{each.method}: {name}"))
-                for name, curve in (("deleted", each.deletion), ("brought back", each.insertion))
-            ]
-            shown.append((each, where.heat_frames(clip, each.values), curves))
-    hidden = [each for each in maps if each.why_not]
-    html = render(
-        "video_where.html", shown=shown, hidden=hidden, num_frames=len(clip), scale=where.scale_svg(), note=note,
-        limit=limit,
-    )  # fmt: skip
-    return Section("Where", html)
+# --- The score over time
 
 
-_MOST_FEATURES = 12  # that are not folded away
+@dataclass(frozen=True)
+class Stretch:
+    """One window: its number, seconds, score with the range over networks, and its middle frame as a data URI."""
+
+    number: int
+    begin: float
+    end: float
+    score: float
+    low: float
+    high: float
+    picture: str
 
 
-def what_section(
-    frames: Sequence[what.FrameLike],
-    features: Sequence[what.FeatureLike],
-    *,
-    num_reals: int,
-    notes: Sequence[str],
-    limit: str,
-) -> Section:
-    """Panels of ``frames``, this video's first, and ``features`` among ``num_reals``, the most extreme first."""
-    rows = [(each, what.quantile_svg(each.quantile)) for each in features]
-    html = render(
-        "video_what.html", frames=frames, panels=what.panel_rows([each.panels for each in frames]),
-        shown=rows[:_MOST_FEATURES], folded=rows[_MOST_FEATURES:], num_reals=num_reals, notes=notes, limit=limit,
-    )  # fmt: skip
-    return Section("What it shows", html)
+def over_time(begins: Floats, ends: Floats, scores: Floats, middles: Pixels, seconds: float, known: Known) -> Any:
+    """Return the parts of the score over time; None where there is a single window.
+
+    Args:
+        begins: (W,), seconds.
+        ends: (W,), seconds.
+        scores: (W, K), by each network.
+        middles: uint8 (W, 3, H, W), the middle frame of each window.
+        seconds: length of the video.
+        known: whose bounds are drawn.
+    """
+    if len(begins) < 2:
+        return None
+    most, least = extremes(begins, ends, scores, middles)
+    moments = (np.arange(_UNDER_CURVE) + 0.5) / _UNDER_CURVE * seconds
+    nearest = np.abs((begins + ends)[:, None] / 2 - moments).argmin(0)
+    return {
+        "curve": curve_svg(begins, ends, scores, seconds, known),
+        "several": scores.shape[1] > 1,
+        "bounded": known.fake_from is not None or known.real_to is not None,
+        "under": [data_uri(middles[number], _UNDER_SIDE) for number in nearest],
+        "ticks": [_clock(share * seconds, seconds) for share in (0, 0.25, 0.5, 0.75, 1)],
+        "most": most,
+        "least": least,
+    }
+
+
+def curve_svg(begins: Floats, ends: Floats, scores: Floats, seconds: float, known: Known) -> Markup:
+    """Draw scores (W, K) over time: their mean, their range and the bounds of the rule; 1 is at the top.
+
+    A link to ``#window-3`` marks the fourth window.
+    """
+    x = 1000 * np.concatenate([[0.0], (begins + ends) / 2, [seconds]]) / seconds
+    mean, low, high = (np.pad(100 * (1 - each), 1, "edge") for each in (scores.mean(1), scores.min(1), scores.max(1)))
+
+    def points(ys: Floats, xs: Floats = x) -> str:
+        return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(xs, ys, strict=True))
+
+    marks = "".join(
+        f'<rect id="window-{number}" x="{1000 * begin / seconds:.1f}" width="{1000 * (end - begin) / seconds:.1f}" '
+        'y="0" height="100"/>'
+        for number, (begin, end) in enumerate(zip(begins, ends, strict=True))
+    )
+    grid = "".join(f'<line class="grid" x1="0" x2="1000" y1="{y}" y2="{y}"/>' for y in (0, 50, 100))
+    bounds = "".join(
+        f'<line class="bound" stroke="{theme.LABEL_COLORS[label]}" x1="0" x2="1000" y1="{100 * (1 - at):.1f}" '
+        f'y2="{100 * (1 - at):.1f}"/>'
+        for label, at in (("fake", known.fake_from), ("real", known.real_to))
+        if at is not None
+    )
+    band = f'<polygon points="{points(np.append(low, high[::-1]), np.append(x, x[::-1]))}"/>'
+    label = f"scores over {seconds:.1f} seconds, from {scores.mean(1).min():.2f} to {scores.mean(1).max():.2f}"
+    return Markup(
+        f'<svg class="curve" role="img" aria-label="{label}" viewBox="0 0 1000 100" preserveAspectRatio="none">'
+        f'{grid}{band}{bounds}<polyline points="{points(mean)}"/>{marks}</svg>'
+    )
+
+
+def extremes(begins: Floats, ends: Floats, scores: Floats, middles: Pixels) -> tuple[list[Stretch], list[Stretch]]:
+    """Return the windows with the highest scores and those with the lowest, in that order; none overlap."""
+    mean = scores.mean(1)
+    middle = (mean.min() + mean.max()) / 2  # so that the two halves of an even curve share no window
+
+    def chosen(among: npt.NDArray[np.bool_], order: Floats, taken: Sequence[int]) -> list[int]:
+        found: list[int] = []
+        for number in np.argsort(order, kind="stable").tolist():
+            others = (*found, *taken)
+            if among[number] and all(ends[number] <= begins[o] or ends[o] <= begins[number] for o in others):
+                found.append(number)
+        return found[:_EXTREMES]
+
+    most = chosen(mean >= middle, -mean, [])
+    least = chosen(mean < middle, mean, most)
+
+    def stretch(n: int) -> Stretch:
+        low, high = float(scores[n].min()), float(scores[n].max())
+        return Stretch(
+            n, float(begins[n]), float(ends[n]), float(mean[n]), low, high, data_uri(middles[n], _FRAME_SIDE)
+        )
+
+    return [stretch(n) for n in most], [stretch(n) for n in least]
 
 
 def _clock(seconds: float, whole: float) -> str:
-    """``1.5 s`` in a short video, ``12:05`` in a long one."""
-    if whole < 60:
-        return f"{seconds:.1f} s"
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+    """Return ``1.5 s`` in a short video and ``12:05`` in a long one."""
+    return f"{seconds:.1f} s" if whole < 60 else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+# --- The map
+
+
+def heat_map(clip: Pixels, values: Floats, top: float) -> dict[str, Any]:
+    """Return frames of a clip without and with the map over them.
+
+    Args:
+        clip: uint8 (T, 3, H, W).
+        values: (T, H, W) in [0, 1].
+        top: the drop of the logit that 1 stands for.
+    """
+    begins = [0, *(np.flatnonzero((values[1:] != values[:-1]).any((1, 2))) + 1), len(values)]
+    middles = [(first + end - 1) // 2 for first, end in itertools.pairwise(begins)]
+    chosen = np.unique(np.linspace(0, len(middles) - 1, min(_MAX_HEATED, len(middles))).round().astype(int))
+    frames = [
+        (n + 1, data_uri(clip[n], _HEATED_SIDE), data_uri(heated(clip[n], values[n]), _HEATED_SIDE))
+        for n in (int(middles[place]) for place in chosen)
+    ]
+    most = heated(np.full((3, 1, 1), 136, np.uint8), np.ones((1, 1))).ravel()
+    color = "#" + "".join(f"{part:02x}" for part in most)
+    return {"frames": frames, "num_frames": len(clip), "top": top, "color": color}
+
+
+def heated(frame: Pixels, values: Floats) -> Pixels:
+    """Return a frame, uint8 (3, H, W), in grey under a colour that is the more opaque, the higher the map (H, W) is."""
+    color = np.array([int(theme.FAKE[place : place + 2], 16) for place in (1, 3, 5)])[:, None, None]
+    cover = _MAX_OPACITY * values[None]
+    grey = frame.mean(0, keepdims=True)
+    return np.asarray((grey * (1 - cover) + color * cover).round().clip(0, 255), np.uint8)

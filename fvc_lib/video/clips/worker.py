@@ -19,7 +19,7 @@ from fvc_lib.video.clips.store import crop_code, decode_code
 from fvc_lib.video.decode.clip import decode_clip
 from fvc_lib.video.decode.source import UnreadableVideo, VideoError, sha256_of_video
 from fvc_lib.video.decode.views import CropError, SeenClip, decode_view
-from fvc_lib.video.decode.windows import decode_windows, packed
+from fvc_lib.video.decode.windows import decode_windows
 from fvc_lib.video.reencode import is_reencoded, recipe_named, reencode, reencoded
 
 
@@ -67,7 +67,7 @@ def make_windows(item: dict[str, Any]) -> dict[str, Any]:
         item: as for ``make_original``; ``target`` is raw uint8 (F, 3, S, S).
 
     Returns:
-        The fields of ``Windows``, arrays as lists (``middle`` as ``packed``), and ``num_stored``, F; or what is wrong,
+        The fields of ``Windows``, arrays as lists, and ``num_stored``, F; or what is wrong,
         as ``make_original``.
     """
     view, side, num_stored = View(**item["view"]), item["fixed_size"], 0
@@ -90,7 +90,7 @@ def make_windows(item: dict[str, Any]) -> dict[str, Any]:
     except OSError as error:
         return {"write_error": [error.errno, error.strerror, error.filename or item["target"]]}
     lists = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in vars(found).items()}
-    return {**lists, "middle": packed(found.middle), "num_stored": num_stored}
+    return {**lists, "num_stored": num_stored}
 
 
 def as_indexed(item: dict[str, Any]) -> Path:

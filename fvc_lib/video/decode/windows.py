@@ -10,11 +10,9 @@ Frames are decoded once, in order (``plan.py``). Only those that a window shows 
 but where something is looked for in the picture of each window (``View.crop``).
 """
 
-import base64
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from av.video.frame import VideoFrame
@@ -29,7 +27,6 @@ from fvc_lib.video.decode.source import VideoSource, open_video
 
 STRETCH_SECONDS = 0.5
 MOST_WINDOWS = 200
-MIDDLE_SIDE = 256  # pixels of a frame's middle each way, at most
 MOST_BYTES = 512 << 20  # of all windows' frames together; they lie on a disk
 
 # A frame as the detector sees it, uint8 (3, S, S); given its number among those that are stored.
@@ -49,7 +46,6 @@ class Windows:
             its last.
         seconds: of the whole video.
         content: left, top, width and height in pixels of the picture in a stored frame; around it are black bars.
-        middle: uint8 (h, w), of the frame in the middle of the video what ``middle_luma`` gives.
     """
 
     num_source_frames: int
@@ -60,7 +56,6 @@ class Windows:
     ends: Seconds
     seconds: float
     content: tuple[int, int, int, int]
-    middle: Pixels
 
 
 def window_places(view: View, num_frames: int, num_source_frames: int, seconds: float, side: int) -> IntArray:
@@ -111,37 +106,7 @@ def _planned(view: View, num_frames: int, side: int, times: Seconds) -> Windows:
     # Each window is cropped by what is found in it.
     stored = np.arange(places.size).reshape(places.shape) if view.crop else shared
     ends = np.append(from_begin, seconds)[places[:, -1] + 1]
-    return Windows(n, places, stored, len(clips), from_begin[places[:, 0]], ends, seconds, (0, 0, side, side), _NONE)
-
-
-_NONE = np.empty((0, 0), np.uint8)
-
-
-def middle_luma(frame: VideoFrame) -> Pixels:
-    """uint8 (h, w): the luma in the middle of a frame at native resolution, at most 256 pixels each way.
-
-    As coded, neither turned nor its levels changed, where it is of 8 bit and in a plane of its own; of other formats
-    what they are converted to. It begins at multiples of 16 pixels, where coding blocks do, and ends at one of 8.
-    """
-    kind = frame.format
-    as_coded = kind.name.startswith(("yuv", "gray")) and kind.is_planar | (len(kind.components) == 1)
-    as_coded = as_coded and kind.components[0].bits == 8 and frame.planes[0].line_size > 0
-    plane = (frame if as_coded else frame.reformat(format="gray")).planes[0]
-    pixels = np.frombuffer(memoryview(plane), np.uint8)
-    rows = pixels[: len(pixels) // plane.line_size * plane.line_size].reshape(-1, plane.line_size)
-    height, width = (min(MIDDLE_SIDE, side // 8 * 8) for side in (frame.height, frame.width))
-    top, left = ((side - part) // 32 * 16 for side, part in ((frame.height, height), (frame.width, width)))
-    return rows[top : top + height, left : left + width].copy()
-
-
-def packed(pixels: Pixels) -> list[Any]:
-    """``pixels``, uint8 (h, w), as JSON."""
-    return [*pixels.shape, base64.b64encode(pixels.tobytes()).decode()]
-
-
-def unpacked(said: list[Any]) -> Pixels:
-    """What ``packed`` was given."""
-    return np.frombuffer(base64.b64decode(said[2]), np.uint8).reshape(said[:2])
+    return Windows(n, places, stored, len(clips), from_begin[places[:, 0]], ends, seconds, (0, 0, side, side))
 
 
 class _Windows:
@@ -156,8 +121,8 @@ class _Windows:
         self, opened: VideoSource, found: Windows, view: View, side: int, decoded_side: int, store: StoreFrame
     ) -> None:
         self.found, self.box = found, Box(0, 0, 0, 0)
-        self._places, self._middle = np.unique(found.places), found.num_source_frames // 2
-        self.wanted = {self._middle, *self._places.tolist()}
+        self._places = np.unique(found.places)
+        self.wanted = set(self._places.tolist())
         self._view, self._side, self._decoded_side, self._store = view, side, decoded_side, store
         self._opened, self._converter, self._has_begun = opened, FrameConverter(decoded_side, None), False
         self._pictures: dict[int, Pixels] = {}
@@ -168,10 +133,6 @@ class _Windows:
         if place is None or place not in self.wanted:
             return
         self.wanted.discard(place)
-        if place == self._middle:
-            self.found = replace(self.found, middle=middle_luma(frame))
-            if place not in self._places:
-                return
         if not self._has_begun:  # only a decoded frame tells the aspect ratio where the container does not
             self._has_begun, self._converter.sample_aspect_ratio = True, self._opened.sample_aspect_ratio
             self.box = box = self._converter.content_box(frame)

@@ -58,7 +58,6 @@ from fvc_lib.tasks.bundle_folder import (
 from fvc_lib.tasks.stored_answer import StoredAnswer
 from fvc_lib.tasks.video.classical.judging import described_in
 from fvc_lib.tasks.video.own_weights import SEEN_BEFORE, SEEN_FILE, seen_by_networks
-from fvc_lib.tasks.video.traces import KnownTraces, RealQuantiles
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
 from fvc_lib.tasks.video.verdicts.forms import INPUT, OUTPUT, SUFFIXES, check_packages, clips_to_compare, write_form
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
@@ -71,9 +70,9 @@ FORMAT = 5
 # Format 3 lacks how forensic features are spread over the reals; format 4 stored answers.
 _READ = (3, 4, 5)
 _CALIBRATION, _LOOKS, _RANGES = "calibration.parquet", "looks.parquet", "training_ranges.json"
-_FEATURES, _QUANTILES = "features.safetensors", "forensic_quantiles.safetensors"
+_FEATURES = "features.safetensors"
 _ALWAYS = (_CALIBRATION, _LOOKS, _RANGES)
-_PARTS = parts_of((*_ALWAYS, SEEN_FILE, _FEATURES, _QUANTILES), r"(fold_\d{1,4}|final)")
+_PARTS = parts_of((*_ALWAYS, SEEN_FILE, _FEATURES), r"(fold_\d{1,4}|final)")
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -226,8 +225,6 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
     known = KnownVideos.of(paths, sorted(networks.outcomes), final_temperature=temperature)
     if (distance := distance_of(networks, known)) is not None:
         safetensors.numpy.save_file(distance.arrays(), folder / _FEATURES)
-    if (quantiles := KnownTraces(networks, known).quantiles) is not None and quantiles.percentiles:
-        safetensors.numpy.save_file(quantiles.arrays(), folder / _QUANTILES)
     write_digests(folder)
     return record
 
@@ -372,11 +369,3 @@ class BundleNetworks(Networks):
             UsageError: a file that no export writes.
         """
         return read_arrays(self.folder, _FEATURES, lambda arrays: FeatureDistance.of_arrays(arrays, self.judges))
-
-    def quantiles(self) -> RealQuantiles | None:
-        """How forensic features are spread over the run's reals; None where the bundle does not say.
-
-        Raises:
-            UsageError: a file that no export writes.
-        """
-        return read_arrays(self.folder, _QUANTILES, RealQuantiles.of_arrays)

@@ -40,8 +40,14 @@ from fvc_lib.tasks.video.verdicts.scoring import (
     score_clips,
     scratch_folder,
 )
-from fvc_lib.tasks.video.verdicts.shots import is_black, is_frozen, too_few
-from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, KnownFootage, index_of_files
+from fvc_lib.tasks.video.verdicts.unfamiliar import (
+    Familiar,
+    KnownFootage,
+    index_of_files,
+    is_black,
+    is_frozen,
+    too_few,
+)
 from fvc_lib.video.clips.clip_file import Pixels
 from fvc_lib.video.reencode import recipe_named
 

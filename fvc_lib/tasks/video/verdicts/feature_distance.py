@@ -51,12 +51,10 @@ class FoldReference:
     Attributes:
         features: float32 (N, F), by the network of the fold.
         groups: int64 (N,), the same number for the same group in all folds.
-        names: the videos' ids, N; none where a bundle does not know them.
     """
 
     features: Features
     groups: npt.NDArray[np.int64]
-    names: tuple[str, ...] = ()
 
     @cached_property
     def _scaling(self) -> tuple[Floats, Floats]:
@@ -83,23 +81,6 @@ class FoldReference:
                 f"{self.features.shape[1]}: they are another network's."
             )
         return _to_nearest(_distances(self._scaled(features), self._known))
-
-    def relative(self, features: Features) -> dict[str, float]:
-        """By name how far each is from a new video, features (1, F), where 1 is ``_to_one`` in the median."""
-        far = _distances(self._scaled(features), self._known)[0]
-        return dict(zip(self.names, (far / self._to_one).tolist(), strict=False))
-
-    @cached_property
-    def _to_one(self) -> float:
-        """Median distance of ``MOST_VIDEOS`` at most to the one nearest video of another group; 1 without any."""
-        places = np.linspace(0, len(self.groups) - 1, min(len(self.groups), MOST_VIDEOS)).astype(np.int64)
-        nearest = np.empty(0)
-        for some in np.array_split(places, 10):  # forensic features are known of any number of videos
-            far = _distances(self._known[some], self._known)
-            far[self.groups[some][:, None] == self.groups] = np.inf
-            nearest = np.append(nearest, far.min(1))
-        nearest = nearest[np.isfinite(nearest)]
-        return float(np.median(nearest)) or 1.0 if nearest.size else 1.0
 
     def _scaled(self, features: Features) -> Floats:
         mean, deviation = self._scaling
@@ -287,10 +268,7 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
             _logger.warning("%s: %s; the features will be computed again", path, error)
     groups = np.unique(tested["group_id"].to_numpy(), return_inverse=True)[1].astype(np.int64)
     folds = tested["fold"].to_numpy()
-    named = {fold: tuple(tested.filter(fold=fold)["video_id"]) for fold in set(folds.tolist())}
-    return FeatureDistance(
-        {int(f): FoldReference(of, groups[folds == int(f)], named[int(f)]) for f, of in features.items()}
-    )
+    return FeatureDistance({int(f): FoldReference(of, groups[folds == int(f)]) for f, of in features.items()})
 
 
 def _stored(path: Path) -> dict[str, Features] | None:

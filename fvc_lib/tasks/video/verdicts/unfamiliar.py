@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Self
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -135,6 +136,49 @@ class Familiar:
 def _shown(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
+
+# --- Nothing to judge
+
+_GRID = 16  # cells per side of a frame that are compared
+_BLACK = 20.0  # grey levels of 255: a black frame is darker than this on average, and
+_FLAT = 8.0  # no cell of it is further from the average
+_FROZEN = 2.0  # grey levels between the frames of a still in any cell; the noise of encoders stays below
+
+
+def too_few(num_frames: int, num_sampled: int) -> str:
+    """Return the reason for a video with fewer frames than a network sees."""
+    return (
+        f"It has {num_frames} frame{'s' * (num_frames != 1)} and the networks look at {num_sampled}, so some are shown "
+        "to them more than once."
+    )
+
+
+def is_black(clips: npt.NDArray[np.uint8]) -> bool:
+    """Return whether all frames of ``clips``, uint8 (N, T, 3, H, W), are black."""
+    cells = (_cells(frame) for frame in clips.reshape(-1, *clips.shape[2:]))
+    return all(each.mean() < _BLACK and np.abs(each - each.mean()).max() < _FLAT for each in cells)
+
+
+def is_frozen(clips: npt.NDArray[np.uint8]) -> bool:
+    """Return whether no cell changes between the frames of ``clips``, uint8 (N, T, 3, H, W)."""
+    frames = clips.reshape(-1, *clips.shape[2:])
+    lowest = highest = _cells(frames[0])
+    for cells in map(_cells, frames[1:]):
+        lowest, highest = np.minimum(lowest, cells), np.maximum(highest, cells)
+        if (highest - lowest).max() >= _FROZEN:  # mostly so at the second frame
+            return False
+    return True
+
+
+def _cells(frame: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
+    """Return means of luma (BT.601) over a grid, float64 (G, G) in grey levels; G is smaller for a tiny frame."""
+    luma = np.tensordot(np.array([0.299, 0.587, 0.114]), frame, 1)
+    rows, columns = (np.array_split(np.arange(side), min(_GRID, side)) for side in luma.shape)
+    above = np.stack([luma[part].mean(0) for part in rows])
+    return np.asarray(np.stack([above[:, part].mean(1) for part in columns], axis=1))
+
+
+# --- Copies
 
 _PAIRED = 50  # of more videos that show one footage all count as shown, so that time does not grow with them
 
