@@ -22,6 +22,7 @@ from fvc_lib.services.atomic_files import size_of
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
+from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.run_paths import RunPaths, find_run
 from fvc_lib.services.tasks import DEFAULT_TASK, STAGES
@@ -128,6 +129,7 @@ def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
     found = [find_run(runs_dir or Path(config.runs_dir), name) for name in runs]
     if len({run.root for run in found}) < 2:
         raise UsageError(f"compare: got {len({run.root for run in found})} run, wanted two or more different ones.")
+    refuse_damaged(*(run.root for run in found), logs=False)
     compared = run_comparison.compare(
         found, metric=metric, replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence
     )
@@ -478,6 +480,7 @@ def export_when_asked(run: RunPaths, config: RunConfig) -> None:
 def _export(run: RunPaths, tracking_uri: str | None) -> None:
     from fvc_lib.analysis.mlflow.export import default_tracking_uri, export_run
 
+    refuse_damaged(run.root)
     # Beside the folder of runs that this one is in, also when it was named by its path.
     report = export_run(run, tracking_uri=tracking_uri or default_tracking_uri(run.root.parent.parent))
     for line in report.lines():

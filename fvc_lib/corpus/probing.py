@@ -5,7 +5,6 @@ it, and for that a decoder that crashes or hangs on one file costs that file alo
 """
 
 import hashlib
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from fvc_lib.services.atomic_files import AnyPath, path_from_text, sha256_of_jso
 from fvc_lib.services.code.code_version import code_hash
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.services.stage_logs import JsonLines
+from fvc_lib.services.stage_logs import JsonLines, checked_row
 from fvc_lib.video.decode.clip import Clip, VideoProbe, decode_clip, probe_video
 from fvc_lib.video.decode.source import RefusedVideo, VideoError, pictures_in, sha256_of_video, size_of_video
 from fvc_lib.video.decode.still_image import ImageFacts, StillImageError, examine_image
@@ -219,7 +218,7 @@ def probe_files(
             results[path] = kind.read(path, said)
             state = states[path]
             if state is not None and ("reason" not in said or said["reason"] in _LASTING):
-                lines.append({"version": version, **state, "path": path, **said})
+                lines.append({"version": version, **state, "path": path, **said}, digest=True)
             if progress is not None:
                 progress(len(results), len(states))
             if stop is not None and stop():
@@ -243,7 +242,7 @@ def file_state(path: Path) -> dict[str, int] | None:
 def _read_known(
     kind: FileKind[Result], version: str, store: Path, states: Mapping[str, dict[str, int] | None]
 ) -> dict[str, Result]:
-    """Earlier results of files in these states; torn, foreign and outdated lines are passed over, a later line wins.
+    """Earlier results of files in these states; damaged, foreign and outdated lines are passed over, a later wins.
 
     What is known of other files or of earlier states is not held in memory.
     """
@@ -253,7 +252,7 @@ def _read_known(
     with store.open("rb") as stream:
         for line in stream:
             try:
-                row = json.loads(line)
+                row = checked_row(line)
                 state = {"size_bytes": row["size_bytes"], "mtime_ns": row["mtime_ns"]}
                 if row["version"] == version and states.get(row["path"]) == state:
                     known[row["path"]] = kind.read(row["path"], row)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fvc_lib.detectors.weights import LoadedWeights
+from fvc_lib.detectors.weights import LoadedWeights, refuse_nan
 from fvc_lib.services.atomic_files import content_digest, read_json_object
 from fvc_lib.services.errors import UsageError
 
@@ -63,6 +63,7 @@ def from_folder(
             f"model_weights {str(folder)!r} does not fit a {model}: {'; '.join(problems)}. They would be random: give "
             "the folder of a whole network of this kind, and num_frames and fixed_size as it was made for."
         )
+    refuse_nan(network.state_dict(), "model_weights", folder)
     own_class = {name for name in network.state_dict() if class_layer and name.startswith(class_layer)}
     left_out = tuple(sorted({*unexpected, *own_class}))
     return network, LoadedWeights(str(folder), content_digest(folder), licence, left_out)

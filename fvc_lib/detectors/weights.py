@@ -181,7 +181,14 @@ def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tenso
             document = document[name]
     if not isinstance(document, dict) or not document or not all(isinstance(v, Tensor) for v in document.values()):
         raise UsageError(f"{field} {str(path)!r}: wanted tensors by name, as network.state_dict() gives them.")
+    refuse_nan(document, field, path)
     return {str(name).removeprefix("module."): tensor for name, tensor in document.items()}
+
+
+def refuse_nan(weights: Mapping[str, Tensor], field: str, path: Path) -> None:
+    """Raise ``UsageError`` where a tensor of ``weights``, read from ``path``, holds NaN."""
+    if bad := checkpoint_files.tensors_with_nan(weights):
+        raise UsageError(f"{field} {str(path)!r}: NaN in {bad}. Download the file again, or give other weights.")
 
 
 def _some(names: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from io import FileIO
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -203,7 +204,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     """Weights by name, as ``write_weights_with_digest`` wrote them; raises as ``verify``."""
     verify(path)
     try:
-        return safetensors.torch.load_file(path)
+        weights = safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
         raise DamagedCheckpointError(f"{str(path)!r} holds no weights: {error}.") from error
     except (OSError, RuntimeError, MemoryError) as error:
@@ -211,6 +212,15 @@ def load_weights(path: Path) -> dict[str, Tensor]:
             f"{str(path)!r} is what was written and still cannot be read: {error}. Is there enough memory? Give more, "
             "then resume."
         ) from error
+    if bad := tensors_with_nan(weights):
+        raise DamagedCheckpointError(f"{str(path)!r} holds NaN in {bad}: these are no weights of a trained model.")
+    return weights
+
+
+def tensors_with_nan(weights: Mapping[str, Any]) -> str:
+    """Return the names of up to five tensors that hold NaN; empty where none does. Infinity may be a mask's."""
+    tensors = ((name, value) for name, value in weights.items() if isinstance(value, Tensor))
+    return ", ".join(islice((name for name, tensor in tensors if tensor.isnan().any()), 5))
 
 
 def copied_to_cpu(value: Any, into: Any = None) -> Any:
@@ -510,6 +520,8 @@ class CheckpointFolder:
             checkpoint = Checkpoint(path, **{name: document[name] for name in names})
         except (KeyError, TypeError) as error:
             raise DamagedCheckpointError(f"{str(path)!r} is no training checkpoint of ours: {error!r}.") from error
+        if bad := tensors_with_nan({**checkpoint.best_model, **atomic_files.as_mapping(checkpoint.state.get("model"))}):
+            raise DamagedCheckpointError(f"{str(path)!r} holds NaN in {bad}.")
         if stamped.is_of_another_network(self._binding):
             raise CheckpointMismatchError(
                 other_network(f"the checkpoint {str(path)!r}", stamped.network, self._binding.network, self._anew)

@@ -14,6 +14,7 @@ from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import DECLARED, DEFAULTS, EARLIER_DEFAULTS, ENVIRONMENT, RunConfig, require_known
 from fvc_lib.services.config_fields import RETIRED, read_yaml
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK, TASKS
@@ -40,10 +41,11 @@ def read_params_file(path: AnyPath, *, typed: bool = True) -> dict[str, Any]:
 
     Raises:
         UsageError: it cannot be read, holds no mapping, or (a user's) a name or value that no field takes.
+        DataError: it is a run's, and damaged.
     """
     origin = f"params file {str(path)!r}"
     try:
-        values = read_yaml(Path(path).read_text(encoding="utf-8"), origin, typed=typed)
+        values = read_yaml(undamaged_content(Path(path)).decode(), origin, typed=typed)
     except OSError as error:
         raise UsageError(f"{origin}: {error.strerror}. Give an existing YAML file.") from error
     except UnicodeDecodeError as error:

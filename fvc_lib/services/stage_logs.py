@@ -4,6 +4,7 @@ JSON lines, one writer per file, readable while they grow and after any crash.
 """
 
 import errno
+import hashlib
 import json
 import logging
 import math
@@ -15,7 +16,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from fvc_lib.services.memory.budget import ProcessTree, memory_budget, reset_high_water
 from fvc_lib.services.memory.policy import DeviceMemory, EventDetail, memory_advice, ran_out_in
@@ -30,6 +31,19 @@ _DISK_TROUBLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG})
 _DRAINED_AT_ONCE = 256
 # Built once: json.dumps makes an encoder for every call that does not use its defaults.
 _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+
+
+def _with_digest(body: bytes) -> bytes:
+    """A line of JSON, of which ``body`` is all but the closing brace, with the beginning of its SHA-256."""
+    return body + b',"digest":"' + hashlib.sha256(body).hexdigest()[:16].encode() + b'"}'
+
+
+def checked_row(line: bytes) -> dict[str, Any]:
+    """Return the row of a line that was appended with its digest; ``ValueError`` where it is torn or damaged."""
+    if _with_digest(line.rpartition(b',"digest":"')[0]) != line.rstrip(b"\n"):
+        raise ValueError("the line is not what was written")
+    row: dict[str, Any] = json.loads(line)
+    return row
 
 
 class _Closing:
@@ -81,9 +95,10 @@ class JsonLines(_Closing):
         """Lines the disk has not taken yet."""
         return len(self._waiting)
 
-    def append(self, row: Mapping[str, object]) -> None:
-        """Write ``row`` as one line. NaN and infinities are refused: they are not JSON."""
-        self.append_lines((_ENCODER.encode(row).encode() + b"\n",))
+    def append(self, row: Mapping[str, object], *, digest: bool = False) -> None:
+        """Write ``row`` as one line, on request with its digest (``checked_row``). NaN and infinities are refused."""
+        line = _ENCODER.encode(row).encode()
+        self.append_lines(((_with_digest(line[:-1]) if digest else line) + b"\n",))
 
     def append_lines(self, lines: Sequence[bytes]) -> None:
         """Write ready-made ``lines``, each one JSON object in ASCII with its line feed, in one go."""

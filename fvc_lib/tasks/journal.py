@@ -3,7 +3,6 @@ nothing is found twice. Shards of the files write a journal each, and the folder
 """
 
 import errno
-import json
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
@@ -15,7 +14,7 @@ from fvc_lib.corpus.probing import file_state
 from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries
 from fvc_lib.services.isolated_workers import SUSPECTS
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.stage_logs import JsonLines
+from fvc_lib.services.stage_logs import JsonLines, checked_row
 from fvc_lib.video.decode.source import VideoError, sha256_of_video
 
 JOURNAL = "findings.jsonl"
@@ -71,9 +70,9 @@ class Journal(Generic[Found]):
                     place += len(line)
 
     def _row(self, line: bytes) -> dict[str, Any] | None:
-        """Of this model; torn and foreign lines are passed over."""
+        """Of this model; torn, damaged and foreign lines are passed over: the file is judged again."""
         try:
-            row: dict[str, Any] = json.loads(line)
+            row = checked_row(line)
             return row if row["by"] == self._identity and isinstance(row["path"], str) else None
         except (ValueError, KeyError, TypeError, RecursionError):
             return None
@@ -101,7 +100,7 @@ class Journal(Generic[Found]):
         """Remember what would be found again."""
         if found.lasts and (state := self._states[found.path]) is not None:
             said = {name: value for name, value in asdict(found).items() if name not in ("path", "lasts") and value}
-            self._lines.append({"by": self._identity, "path": found.path, "state": state, "finding": said})
+            self._lines.append({"by": self._identity, "path": found.path, "state": state, "finding": said}, digest=True)
 
     def close(self) -> None:
         """Flush to the disk."""

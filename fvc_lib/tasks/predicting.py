@@ -26,6 +26,7 @@ from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.parameters import run_config
+from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import TASKS
 from fvc_lib.tasks.bundle_folder import NOT_STATED, Standing
@@ -296,6 +297,7 @@ def predictor_of(paths: RunPaths, standing: Standing = NOT_STATED) -> Predictor:
         UsageError: its task has nothing of the kind, or the run is not finished.
         FvcError: what it stored is damaged.
     """
+    refuse_damaged(paths.root, logs=False)
     config = run_config(paths)
     answers = predictor_class(config.task)
     stage = TASKS[config.task].training_stage.name

@@ -45,6 +45,7 @@ from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory.budget import peak_rss_bytes
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
+from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.tasks import FOLD_TRAINING, REAL_SOURCES, SHUFFLED_LABELS
@@ -237,15 +238,19 @@ def outcome_to_json(outcome: TrainingOutcome[Any]) -> str:
     return adapter.dump_json(outcome, indent=2, ensure_ascii=True).decode() + "\n"
 
 
-def outcome_from_json(text: str, record: type[R]) -> TrainingOutcome[R]:
+def outcome_from_json(text: str | bytes, record: type[R]) -> TrainingOutcome[R]:
     """What ``outcome_to_json`` gave, of networks of which ``record`` is told."""
     return _adapter(record).validate_json(text)
 
 
 def read_outcome(path: Path, record: type[R]) -> TrainingOutcome[R] | None:
-    """The outcome in ``path``; None when there is none, or none that this version understands."""
+    """Return the outcome in ``path``; None when there is none, or none that this version understands.
+
+    Raises:
+        DataError: the record of its stage has another digest of it.
+    """
     try:
-        return outcome_from_json(path.read_text(), record)
+        return outcome_from_json(undamaged_content(path), record)
     except (OSError, ValidationError):
         return None
 
@@ -446,6 +451,8 @@ def train(
     if found:
         return replace(outcome_from_json(found, record), train_anew=anew)
 
+    if not ranks.rank:  # it lists files that are written from here on
+        paths.stage_checkpoint(stage, fold).unlink(missing_ok=True)
     asked = stop is not None and stop()  # first of all, because from then on a signal only sets a flag
     if any(wish for (wish,) in ranks.meet("begin", asked)):
         raise StoppedError("stopped as asked before training; resume the run to go on.")

@@ -21,6 +21,7 @@ from fvc_lib.analysis.pages.display import figure_bundle
 from fvc_lib.analysis.read.naming import run_labels, run_parameters, run_task
 from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves, memory_samples, results, task_results
 from fvc_lib.services.config import RunConfig
+from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.registry import Registry
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import TASKS
@@ -51,8 +52,14 @@ class Selection:
 
 
 def default_selection(runs_dir: Path, run: str | None = None) -> Selection:
-    """The named run (or the newest) in detail, beside the newest others; ``UsageError``: no such run."""
+    """Return the named run (or the newest) in detail, beside the newest others.
+
+    Raises:
+        UsageError: no such run.
+        DataError: a file of it is damaged.
+    """
     chosen = find_run(runs_dir, run or "latest")
+    refuse_damaged(chosen.root)
     others = [
         other for other in reversed(list_runs(runs_dir)) if other.experiment == chosen.experiment and other != chosen
     ]

@@ -20,7 +20,7 @@ from fvc_lib.analysis.read.records import Answer, LogFile
 from fvc_lib.analysis.read.sql import ask, connect_shared
 from fvc_lib.analysis.wording import count_text
 from fvc_lib.services.atomic_files import message_text, path_to_text
-from fvc_lib.services.records.digests import log_damage
+from fvc_lib.services.records.digests import damage_of
 
 _BLOCK_BYTES = 1 << 23  # stays in the caches, and its memory is used again: fresh pages cost more than parsing
 _TOLD_LINES = 3
@@ -143,7 +143,7 @@ def _blocks(files: Sequence[LogFile], problems: dict[int, str]) -> Iterator[arro
     for owner, file in enumerate(files):
         line = 1
         try:
-            if damage := log_damage(file.path):
+            if damage := damage_of(file.path):
                 problems[owner] = f"{message_text(damage)} Its good lines are shown and may be wrong."
             for piece in _whole_lines(file.path):
                 if parts and size + len(piece) > _BLOCK_BYTES:

@@ -9,7 +9,7 @@ from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import as_text, path_to_text, read_json_object
 from fvc_lib.services.config import DECLARED, DEFAULTS, EARLIER_DEFAULTS, NOT_HASHED
 from fvc_lib.services.config_fields import RETIRED
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import FvcError
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.records.digests import document_damage
 from fvc_lib.services.records.ensembles import RECORD as ENSEMBLE_RECORD
@@ -23,7 +23,7 @@ def run_parameters(run: RunPaths) -> dict[str, object]:
         return {}
     try:
         return read_params_file(run.params_yaml)
-    except UsageError:
+    except FvcError:
         return {}
 
 

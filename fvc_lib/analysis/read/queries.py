@@ -22,8 +22,9 @@ from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, read_json_object
 from fvc_lib.services.config import NOT_HASHED
 from fvc_lib.services.config_fields import RETIRED
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.parameters import read_params_file
+from fvc_lib.services.records.digests import damage_of
 from fvc_lib.services.run_paths import CHECKPOINT_FOLDERS, RunPaths
 from fvc_lib.services.tasks import CONTROL_TRAININGS, FOLD_TRAINING
 
@@ -62,6 +63,9 @@ def training_summary(runs: Sequence[RunPaths]) -> Answer:
     notes = []
     for run, run_id in zip(runs, _names(runs), strict=True):
         for path, stage, fold in _trainings(run):
+            if damage := damage_of(path):
+                notes.append(damage)
+                continue
             outcome = read_json_object(path)
             trainings = {"model": outcome.get("training"), **{name: outcome.get(name) for name in CONTROL_TRAININGS}}
             if not isinstance(trainings["model"], dict):
@@ -141,7 +145,7 @@ def _parameters(run: RunPaths, notes: list[str]) -> dict[str, str] | None:
         if path.stat().st_size > _MAX_BYTES:
             raise UsageError(f"it has more than {_MAX_BYTES:,} bytes")
         return {str(name): _text(value) for name, value in read_params_file(path).items()}
-    except (UsageError, OSError, RecursionError, ValueError) as error:
+    except (FvcError, OSError, RecursionError, ValueError) as error:
         notes.append(f"{path_to_text(path)} was left out: {error}")
         return None
 

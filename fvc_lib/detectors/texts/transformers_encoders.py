@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fvc_lib.detectors.packages import mend_torchvision
 from fvc_lib.detectors.transformers_folders import quiet
+from fvc_lib.detectors.weights import refuse_nan
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.errors import UsageError
 
@@ -118,6 +119,7 @@ def _loaded_encoder(folder: str) -> Any:
             f"text_encoder: {len(missing)} weights are missing in {folder!r}, the first {missing[0]!r}; they would be "
             "random. Give the folder of a whole model of this kind."
         )
+    refuse_nan(model.state_dict(), "text_encoder", Path(folder))
     return model
 
 

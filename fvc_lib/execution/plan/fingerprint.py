@@ -7,7 +7,7 @@ moved, never deleted, and never shown as current.
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from fvc_lib.services.code.code_version import code_behind, helpers_hash, notebo
 from fvc_lib.services.config import DECLARED, RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import values_unsaid
-from fvc_lib.services.records.digests import content_hash, left_by_stage
+from fvc_lib.services.records.digests import content_hash, is_log, listed, read_document, write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tar_patterns import fixed_folder, is_pattern, tars_of
 from fvc_lib.services.tasks import STAGES, TASKS
@@ -36,12 +36,10 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class StageRecord:
-    """Written when a stage has finished: its fingerprint and the content of its outputs and of what tells of it."""
+    """Written when a stage has finished: its fingerprint, and size and digest of each file that it wrote."""
 
-    fingerprint: Fingerprint
-    outputs: dict[str, str]
-    logs: dict[str, dict[str, object]] = field(default_factory=dict)  # no reason to repeat it, but readers are told
-    rewrites_noted: bool = True  # a table that is written interactively later is noted here: another digest is damage
+    fingerprint: Fingerprint | None  # None: of a straight pass, which tracks nothing
+    files: dict[str, dict[str, Any]]  # by path in the run folder, ``num_bytes`` and ``sha256``
 
 
 def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunConfig) -> Fingerprint:
@@ -70,29 +68,30 @@ def _inputs(task: Task, run: RunPaths, config: RunConfig) -> list[Path]:
     return [*task.stage.inputs(run, task.fold), *written]
 
 
-def record_finished(task: Task, fingerprint: Fingerprint, run: RunPaths) -> None:
-    """Write the record that ``task`` is finished."""
-    outputs = _hashes(task.stage.outputs(run, task.fold), run)
-    record = StageRecord(fingerprint, outputs, left_by_stage(_logs(run, task), run.root))
-    write_json(run.stage_checkpoint(task.stage.name, task.fold), asdict(record))
+def record_finished(task: Task, fingerprint: Fingerprint | None, run: RunPaths) -> None:
+    """Write the record that ``task`` is finished, with all that it wrote and a later command reads.
+
+    Checkpoints have digests of their own.
+    """
+    folder = run.training_checkpoints(task.stage.name, task.fold)
+    of_training = sorted(folder.rglob("*.json")) if task.stage.trains else []
+    files = listed([*task.stage.outputs(run, task.fold), *of_training, *_logs(run, task)], run.root)
+    write_document(run.stage_checkpoint(task.stage.name, task.fold), asdict(StageRecord(fingerprint, files)))
 
 
 def read_record(path: Path) -> StageRecord | None:
-    """The record at ``path``; None where there is none, or it is not one of ours or of another version."""
+    """The record at ``path``; None where there is none, or it is damaged, of a straight pass or of another version."""
     try:
-        document = json.loads(path.read_text())
-        record = StageRecord(Fingerprint(**document["fingerprint"]), document["outputs"])
-    except (OSError, ValueError, KeyError, TypeError):
+        document = read_document(path)
+        return StageRecord(Fingerprint(**document["fingerprint"]), document["files"])
+    except (KeyError, TypeError):
         return None
-    then = record.fingerprint
-    parts = (then.parameters, then.inputs, then.helpers, record.outputs)
-    return record if all(isinstance(part, dict) for part in parts) else None
 
 
 def reason_to_run(task: Task, now: Fingerprint, run: RunPaths) -> str | None:
     """Why ``task`` has to run, in words; None when it is finished and nothing it depended on has changed."""
     record = read_record(run.stage_checkpoint(task.stage.name, task.fold))
-    if record is None:
+    if record is None or record.fingerprint is None:
         return "not finished yet"
     then = record.fingerprint
     unsaid = values_unsaid(task.stage.tasks[0])  # of parameters that one of the two records is too old, or new, for
@@ -109,8 +108,10 @@ def reason_to_run(task: Task, now: Fingerprint, run: RunPaths) -> str | None:
         return "the notebook's code changed"
     if then.helpers != now.helpers:
         return f"code changed: {_some(_differing(then.helpers, now.helpers))}"
+    known = {name: each["sha256"] for name, each in record.files.items() if not is_log(name)}
     outputs = _hashes(task.stage.outputs(run, task.fold), run)
-    stale = sorted(name for name, digest in record.outputs.items() if outputs.get(name) != digest)
+    there = outputs | {name: digest for name in known if (digest := content_hash(run.root / name))}
+    stale = sorted(name for name, digest in there.items() if known.get(name) != digest)
     return f"output missing or changed: {', '.join(stale)}" if stale else None
 
 

@@ -30,7 +30,7 @@ from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, utc_now,
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory.budget import memory_budget
-from fvc_lib.services.records.digests import document_damage, undamaged_file, write_document
+from fvc_lib.services.records.digests import content_hash, document_damage, undamaged_file, write_document
 from fvc_lib.services.records.redaction import Redactor
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, new_run
@@ -342,7 +342,7 @@ def begin_run(
     corpus = corpus_record(config)
     digest = run_hash(config, corpus)
     run = new_run(Path(config.runs_dir), config.experiment, digest)
-    write_text(run.params_yaml, config.to_yaml())
+    write_text(run.params_yaml, params := config.to_yaml())
     network = DETECTORS.file_of(config.model)
     if network is not None and network.is_file():  # what was trained can be read where the run is, too
         write_bytes(run.networks / network.name, network.read_bytes())
@@ -358,6 +358,7 @@ def begin_run(
         "config_hash": digest,
         "corpus": corpus | _indexed(run),
         "params": config.model_dump(mode="json"),
+        "params_sha256": [_sha256(params)],
         **({"chosen": chosen} if chosen else {}),
         "contents": content_chosen(config),
         "repeat": repeat_commands(code, run.params_yaml, run.code_patch, command=needed),
@@ -398,15 +399,23 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits
             raise DataError(f"{run.run_json}: not a run's record: {error!r}. Start a new run.") from error
         if "code_differs" in now and code.patch:
             write_bytes(_patch_path(run, code), code.patch)
-        write_text(run.params_yaml, config.to_yaml())
+        # Whichever of the two files a kill leaves is accepted.
+        record["params_sha256"] = [_sha256(params := config.to_yaml()), content_hash(run.params_yaml)]
         write_document(run.run_json, record)
+        write_text(run.params_yaml, params)
     return clauses
 
 
 def _read(run: RunPaths) -> dict[str, Any]:
-    """``run.json``; where it is damaged it says so for good (``damaged``, when that was seen), whoever writes it."""
-    record: dict[str, Any] = json.loads(run.run_json.read_text())
-    return {"damaged": utc_now(), **record} if document_damage(run.run_json, record) else record
+    """``run.json``; ``DataError`` where it is damaged."""
+    record: dict[str, Any] = json.loads(run.run_json.read_bytes())
+    if damage := document_damage(run.run_json, record):
+        raise DataError(f"{damage} Or begin a new run.")
+    return record
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def record_corpus(run: RunPaths) -> None:

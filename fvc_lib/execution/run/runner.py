@@ -55,7 +55,7 @@ def run_task(
     """
     task, run, config = at_work.task, at_work.run, at_work.config
     fingerprint.begin_training_state(run, task, config)
-    # A straight pass tracks nothing: neither what a stage depended on nor that it was finished.
+    # A straight pass tracks nothing of what a stage depended on: its record holds digests alone.
     before = fingerprint.fingerprint_of(task, at_work.notebook, run, config) if config.use_mlops_pipeline else None
     at_work.execute(stage)
     if stage.exit_code == 0:
@@ -63,8 +63,8 @@ def run_task(
     stage.finished_utc = utc_now()
     if stage.exit_code == 0:
         record_corpus(run)
-    if stage.exit_code == 0 and before is not None and not taken_over():
-        if fingerprint.fingerprint_of(task, at_work.notebook, run, config) == before:
+    if stage.exit_code == 0 and not taken_over():
+        if before is None or fingerprint.fingerprint_of(task, at_work.notebook, run, config) == before:
             fingerprint.record_finished(task, before, run)
         else:
             say(f"  {task.key}: its code or inputs changed while it ran; --resume repeats it")

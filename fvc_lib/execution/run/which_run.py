@@ -38,7 +38,7 @@ from fvc_lib.services import config as configuration, parameters
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json, utc_now
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS, is_hub_id, local_weights, read_yaml
-from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import CONTROL_TRAININGS, DEFAULT_TASK, STAGES, TASK_OF_STAGE, TASKS
@@ -426,7 +426,7 @@ def _task_of(paths: RunPaths) -> str | None:
     """What a run is about; None where its parameters cannot be read."""
     try:
         return run_config(paths).task
-    except UsageError:
+    except FvcError:
         return None
 
 

@@ -6,13 +6,13 @@ was trained lies in its members. Its record is written last, so that a folder wi
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fvc_lib.services.atomic_files import AnyPath, path_from_text, read_json_object, sha256_of_file
+from fvc_lib.services.atomic_files import AnyPath, path_from_text, sha256_of_file
 from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.services.records.digests import document_damage
+from fvc_lib.services.records.digests import read_document
 from fvc_lib.services.run_paths import RunPaths, find_run
 
 RECORD = "ensemble.json"
@@ -99,14 +99,14 @@ def read_ensemble(folder: Path) -> EnsembleRecord:
         DataError: the record or a file is damaged, or of another version.
     """
     path = folder / RECORD
-    document: dict[str, Any] = read_json_object(path)
+    document = read_document(path)
     again = "Make the ensemble again: run_notebooks.py ensemble RUN RUN..."
-    if not document or document_damage(path, document) or "document_sha256" not in document:
+    if not document:
         raise DataError(f"{path}: is missing or damaged. {again}")
     if document.get("format") != FORMAT:
         raise DataError(f"{path}: has format {document.get('format')!r}, and this version reads {FORMAT}. {again}")
     try:
-        record = EnsembleRecord.model_validate({k: v for k, v in document.items() if k != "document_sha256"})
+        record = EnsembleRecord.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         raise DataError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}. {again}") from error

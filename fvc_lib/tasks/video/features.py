@@ -7,9 +7,11 @@ begins at another place of the list and leaves out what is there.
 """
 
 import importlib.metadata
+import io
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.recipe import code_of_network
-from fvc_lib.video.clips.clip_file import Pixels, Shape
+from fvc_lib.video.clips.clip_file import DIGEST_BYTES, Pixels, Shape, check_digest, write_with_digest
 from fvc_lib.video.clips.store import ClipStore, check_clip_name, note_use
 
 _logger = logging.getLogger(__name__)
@@ -75,7 +77,13 @@ class FeatureSource:
             size_bytes = self.path(clip).stat().st_size
         except FileNotFoundError:
             return False
-        return size_bytes == 128 + 4 * self.feature_shape[0] * self.feature_shape[1]  # numpy's header is 128 bytes
+        content = 128 + 4 * self.feature_shape[0] * self.feature_shape[1]  # numpy's header is 128 bytes
+        return size_bytes == content + DIGEST_BYTES
+
+    @cached_property
+    def _checked(self) -> set[Clip]:
+        """Those that this process has read: a file is checked at its first reading."""
+        return set()
 
     def features(self, clips: Sequence[Clip]) -> Tensor:
         """Float32 (B, T', F); ``DataError`` where a file is missing or damaged."""
@@ -83,6 +91,9 @@ class FeatureSource:
         for number, clip in enumerate(clips):
             path = self.path(clip)
             try:
+                if clip not in self._checked:
+                    check_digest(path)
+                    self._checked.add(clip)
                 found[number] = np.load(path, allow_pickle=False)
             except (OSError, ValueError) as error:
                 raise DataError(f"features {str(path)!r}: {error}. Delete the file, and resume the run.") from error
@@ -208,7 +219,8 @@ def _compute(
             continue
         for clip, features in zip(todo, found.numpy() if found is not None else (), strict=True):
             with atomic_output(featured.path(clip)) as temporary, temporary.open("wb") as stream:
-                np.save(stream, features, allow_pickle=False)
+                np.save(content := io.BytesIO(), features, allow_pickle=False)
+                write_with_digest(stream, content.getvalue())
         done += len(some)
         progress(there + done, len(clips))
         if done * 10 // len(missing) > said:

@@ -24,7 +24,7 @@ from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import LeakageError, UsageError
 from fvc_lib.services.parameters import run_config
-from fvc_lib.services.records.digests import document_damage
+from fvc_lib.services.records.digests import read_document
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, INDEX, SEEN, read_table
@@ -78,8 +78,7 @@ class _Bundle:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        digests = read_json_object(folder / "digests.json")
-        files = None if document_damage(folder / "digests.json", digests) else digests.get("files")
+        files = read_document(folder / "digests.json").get("files")
         self._digests: dict[str, Any] = files if isinstance(files, dict) else {}
         record = read_json_object(self._file("bundle.json"))
         params, folds, self.name = record.get("params"), record.get("folds"), str(record.get("run_id"))

@@ -9,7 +9,6 @@ What is scored is appended to a file per level at once, so a killed sweep goes o
 the recipe, the weights and the decoding are what it was made with.
 """
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -25,7 +24,7 @@ from fvc_lib.corpus.samples.videos import corpus_root
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
 from fvc_lib.services.errors import DataError, UsageError, command_text, did_you_mean
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.stage_logs import JsonLines
+from fvc_lib.services.stage_logs import JsonLines, checked_row
 from fvc_lib.services.tables import INDEX, PREDICTIONS, ROBUSTNESS, frame_of, read_table, write_table
 from fvc_lib.tasks.video.verdicts.scoring import FileToScore, RunNetworks, score_files
 from fvc_lib.video.reencode import RECIPES
@@ -167,7 +166,7 @@ def _scored_level(
                 "logit": each.logits.get(video["fold"]),
                 "failure": each.failure or None,
             }
-            lines.append(row)
+            lines.append(row, digest=True)
             known[video["video_id"]] = row
             tell(len(known))
     return known
@@ -192,7 +191,7 @@ def _known(paths: RunPaths, level: str, identity: str) -> dict[str, Mapping[str,
         return found
     for line in content.splitlines():
         try:
-            row = json.loads(line)
+            row = checked_row(line)
             if row["identity"] == identity:
                 found[row["video_id"]] = {name: row[name] for name in _SCORED}
         except (ValueError, LookupError, TypeError):

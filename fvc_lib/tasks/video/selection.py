@@ -19,6 +19,7 @@ from fvc_lib.metrics.calibration import fit_temperature, probabilities
 from fvc_lib.metrics.classification import balanced_accuracy, check_labels, decide, log_loss
 from fvc_lib.metrics.operating_points import operating_point, threshold_at
 from fvc_lib.services.atomic_files import read_json_object, write_json
+from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.run_paths import RunPaths
 
 if TYPE_CHECKING:
@@ -222,7 +223,7 @@ def record_selection(folder: Path, found: RecordedSelection) -> RecordedSelectio
 def read_selection(folder: Path) -> RecordedSelection | None:
     """The record in the folder of a training's checkpoints; None where there is none, or none that can be read."""
     try:
-        return TypeAdapter(RecordedSelection).validate_json((folder / SELECTION).read_bytes())
+        return TypeAdapter(RecordedSelection).validate_json(undamaged_content(folder / SELECTION))
     except (OSError, ValidationError):
         return None
 

@@ -18,6 +18,7 @@ from fvc_lib.metrics.intervals import intervals_over_groups
 from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.run_paths import RunPaths
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def read_embeddings(path: Path) -> "dict[str, Tensor]":
     import safetensors.torch  # with torch
 
     try:
-        tensors: dict[str, Tensor] = safetensors.torch.load(path.read_bytes())
+        tensors: dict[str, Tensor] = safetensors.torch.load(undamaged_content(path))
     except (OSError, safetensors.SafetensorError) as error:
         raise DataError(f"{path}: cannot be read as embeddings: {error}. Run 20_video_text again.") from error
     return tensors

@@ -1,9 +1,14 @@
-"""One clip as a file: uint8 pixels behind numpy's plain ``.npy`` header, of which there is exactly one per shape."""
+"""One clip as a file: numpy's plain ``.npy`` header, of which there is exactly one per shape; uint8 pixels; SHA-256.
 
+NumPy reads such a file as any other: it ignores what follows the pixels.
+"""
+
+import hashlib
 import io
 import os
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +17,7 @@ from fvc_lib.services.atomic_files import AnyPath, atomic_output
 
 Pixels = npt.NDArray[np.uint8]
 Shape = tuple[int, int, int, int]
+DIGEST_BYTES = 32
 
 
 @lru_cache(maxsize=32)
@@ -23,7 +29,7 @@ def clip_header(shape: Shape) -> bytes:
 
 
 def clip_file_bytes(shape: Shape) -> int:
-    """The size of the file of a clip of ``shape``."""
+    """The size of header and pixels of a clip of ``shape``."""
     return len(clip_header(shape)) + int(np.prod(shape))
 
 
@@ -35,8 +41,28 @@ def write_clip_file(path: AnyPath, frames: Pixels) -> None:
     """
     height, width = frames.shape[2:]
     with atomic_output(path) as temporary, temporary.open("wb") as stream:
-        stream.write(clip_header((frames.shape[0], 3, height, width)))
-        stream.write(np.ascontiguousarray(frames).data)
+        write_with_digest(stream, clip_header((frames.shape[0], 3, height, width)), np.ascontiguousarray(frames).data)
+
+
+def write_with_digest(stream: BinaryIO, *parts: bytes | memoryview) -> None:
+    """Write ``parts`` and their SHA-256, as ``check_digest`` wants it."""
+    digest = hashlib.sha256()
+    for part in parts:
+        stream.write(part)
+        digest.update(part)
+    stream.write(digest.digest())
+
+
+def check_digest(path: AnyPath) -> None:
+    """Check that a cached file ends with the SHA-256 of what comes before.
+
+    Raises:
+        OSError: as the file system gave it.
+        ValueError: it does not.
+    """
+    content = memoryview(Path(path).read_bytes())
+    if hashlib.sha256(content[:-DIGEST_BYTES]).digest() != content[-DIGEST_BYTES:]:
+        raise ValueError("the file is damaged: it is not what was written (SHA-256)")
 
 
 def map_clip_file(path: AnyPath, shape: Shape) -> Pixels:

@@ -6,7 +6,6 @@ original is there, and no more videos than a few are in hand at once.
 """
 
 import csv
-import json
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,7 @@ from fvc_lib.services.clip_settings import PLAIN_VIEW
 from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.isolated_workers import Answer, available_cores, run_isolated
 from fvc_lib.services.memory.workers import CROP_BYTES
+from fvc_lib.services.records.digests import read_document
 from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, frame_of, write_table
 from fvc_lib.video.augmentations import apply_augmentation, draw_augmentation
 from fvc_lib.video.clips.clip_file import Pixels
@@ -150,7 +150,7 @@ def write_seen(store: ClipStore, index: pl.DataFrame, path: AnyPath) -> pl.DataF
             continue
         beside = store.seen_path(video_id)
         try:
-            seen = [asdict(SeenClip(**each)) for each in json.loads(beside.read_bytes())["clips"]]
+            seen = [asdict(SeenClip(**each)) for each in read_document(beside)["clips"]]
         except (OSError, ValueError, TypeError, LookupError) as error:
             raise DataError(f"{str(beside)!r}: {error}. Delete the file and run 03_augmentation again.") from error
         video = {"video_id": video_id, "group_id": group_id, "label": label, "path": source}

@@ -27,9 +27,10 @@ from typing import Any, Literal
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_file, sweep_temporaries, write_text
+from fvc_lib.services.atomic_files import AnyPath, atomic_output, sha256_of_file, sweep_temporaries
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import available_cores
+from fvc_lib.services.records.digests import read_document, write_document
 from fvc_lib.services.tables import AUGMENTED
 from fvc_lib.video.clips import store as clip_store
 from fvc_lib.video.clips.clip_file import Pixels, Shape, check_part, clip_file_bytes, clip_header
@@ -117,7 +118,7 @@ def write_shards(
     manifest = ShardManifest(shape=store.shape, settings_hash=store.settings_hash, shards=tuple(entries))
     for stray in set(folder.glob("clips-*.tar")) - {folder / entry.name for entry in entries}:
         stray.unlink(missing_ok=True)
-    write_text(folder / MANIFEST, manifest.model_dump_json() + "\n")
+    write_document(folder / MANIFEST, manifest.model_dump(mode="json"))
     return folder
 
 
@@ -129,7 +130,10 @@ def read_manifest(folder: AnyPath) -> ShardManifest:
     """
     path = Path(folder) / MANIFEST
     try:
-        manifest = ShardManifest.model_validate_json(path.read_bytes())
+        document = read_document(path)
+        if not document and path.stat():
+            raise ValueError("it is damaged")
+        manifest = ShardManifest.model_validate_json(json.dumps(document))
         clips = [clip for shard in manifest.shards for clip in shard.clips]
         for clip in clips:
             clip_store.check_clip_name(*clip)

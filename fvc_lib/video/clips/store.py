@@ -20,8 +20,10 @@ from fvc_lib.services.code.code_version import code_hash
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CROPS
 from fvc_lib.video.clips.clip_file import (
+    DIGEST_BYTES,
     Pixels,
     Shape,
+    check_digest,
     check_part,
     check_pixels,
     clip_file_bytes,
@@ -145,7 +147,7 @@ class ClipStore:
             size_bytes = self.clip_path(video_id, augmentation_index).stat().st_size
         except FileNotFoundError:
             return False
-        return size_bytes == clip_file_bytes(self.shape)
+        return size_bytes == clip_file_bytes(self.shape) + DIGEST_BYTES
 
     def read(self, video_id: str, augmentation_index: int) -> Pixels:
         """The clip as a read-only memory map, uint8 (T, 3, S, S).
@@ -179,11 +181,19 @@ class ClipStore:
         check_pixels(frames, self.shape)
         write_clip_file(self.clip_path(video_id, augmentation_index), frames)
 
+    @cached_property
+    def _checked(self) -> set[int]:
+        """Hashes of the names of clips that this process has read: a file is checked at its first reading."""
+        return set()
+
     @contextlib.contextmanager
     def _naming(self, video_id: str, augmentation_index: int) -> Iterator[Path]:
         """The clip's path; what is wrong with the file becomes an error that names it and the remedy."""
-        path = self.clip_path(video_id, augmentation_index)
+        path, name = self.clip_path(video_id, augmentation_index), hash((video_id, augmentation_index))
         try:
+            if name not in self._checked:
+                check_digest(path)
+                self._checked.add(name)
             yield path
         except OSError as error:
             raise DataError(f"clip {str(path)!r}: {error.strerror}. Run 03_augmentation again.") from error

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.clip_settings import PLAIN_VIEW, View
 from fvc_lib.services.errors import UsageError
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.video.clips.clip_file import Pixels, write_clip_file
 from fvc_lib.video.clips.store import crop_code, decode_code
 from fvc_lib.video.decode.clip import decode_clip
@@ -53,7 +53,7 @@ def make_original(item: dict[str, Any]) -> dict[str, Any]:
         return {"crop_error": f"{item['source']!r}: {error}"}
     try:
         if item["seen"]:  # before the clip: one that is there has it
-            write_json(Path(item["seen"]), {"clips": [asdict(each) for each in seen]})
+            write_document(Path(item["seen"]), {"clips": [asdict(each) for each in seen]})
         write_clip_file(Path(item["target"]), frames)
     except OSError as error:
         return {"write_error": [error.errno, error.strerror, error.filename or item["target"]]}

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fvc_lib.services.atomic_files import AnyPath, path_from_text, read_json_object, sweep_temporaries, write_json
+from fvc_lib.services.atomic_files import AnyPath, path_from_text, sweep_temporaries
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import Answer, run_isolated
 from fvc_lib.services.memory.workers import FEATURE_BYTES
+from fvc_lib.services.records.digests import read_document, write_document
 from fvc_lib.services.tables import FEATURES, write_table
 from fvc_lib.video.features.family import FeatureFamily, families_named
 from fvc_lib.video.features.worker import code_of, code_of_samples
@@ -59,14 +60,14 @@ class FeatureStore:
 
     def read(self, content_sha256: str, families: Sequence[FeatureFamily], codes: dict[str, str]) -> _Kept:
         """What is kept of a video and was measured by the code ``codes``; a damaged file counts as none."""
-        kept = read_json_object(self.path(content_sha256))
+        kept = read_document(self.path(content_sha256))
         lengths = {family.name: len(family.columns()) for family in families if family.name in kept}
         return {name: kept[name] for name in lengths if _is_whole(kept[name], codes[name], lengths[name])}
 
     def add(self, content_sha256: str, measured: _Kept) -> None:
         """Keep more of a video, beside what other families gave."""
         path = self.path(content_sha256)
-        write_json(path, {**read_json_object(path), **measured})
+        write_document(path, {**read_document(path), **measured})
 
 
 def _is_whole(entry: Any, code: str, length: int) -> bool:

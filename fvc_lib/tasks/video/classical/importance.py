@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import safetensors.numpy
 
 from fvc_lib.detectors.classical.model import Part
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import ANY_NUMBER, FloatArray, roc_auc
 from fvc_lib.metrics.intervals import ReplicateValues, group_interval, interval_ends, replicate_values
 from fvc_lib.metrics.paired_difference import paired_difference
+from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, command_text
 from fvc_lib.services.registry import DETECTORS
@@ -39,7 +39,6 @@ _FAMILIES_LOOKED_INTO = 3
 SHOWN_FEATURES, SHOWN_CURVES = 12, 4
 _GRID = np.linspace(0.05, 0.95, 15)
 _MOST_REPLICATES = 500
-_WEIGHTS = "best_model.safetensors"
 
 _FAMILIES = {
     "family": pl.String, "features": pl.Int64, "auc_lost": pl.Float64, "low": pl.Float64, "high": pl.Float64,
@@ -183,10 +182,10 @@ class _StoredModels:
         self._folds = []
         for fold in scored["fold"].unique().sort():
             rows, chosen = np.flatnonzero(scored["fold"] == fold), read_selection(paths.fold_checkpoints(fold))
-            path = paths.fold_checkpoints(fold) / _WEIGHTS
+            path = paths.fold_checkpoints(fold) / BEST
             if chosen is None or not path.is_file():
                 raise DataError(f"{str(path)!r}: fold {fold} has no model, or no record of what was chosen for it.")
-            arrays = safetensors.numpy.load_file(path)
+            arrays = {name: each.numpy() for name, each in load_weights(path).items()}
             self._folds.append((int(fold), rows, arrays, chosen.selection))
         given = scored["score"].to_numpy()
         if not np.allclose(self.scores(self.values), given, atol=1e-6):

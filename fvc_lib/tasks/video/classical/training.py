@@ -32,12 +32,13 @@ from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.training_state import MetricSink, weights_digest
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide, roc_auc
-from fvc_lib.services.atomic_files import read_json_object, sha256_of_json, write_json, write_text
+from fvc_lib.services.atomic_files import sha256_of_json, write_text
 from fvc_lib.services.checkpoint_files import BEST, load_weights, write_weights_with_digest
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, StoppedError, command_text
 from fvc_lib.services.memory.budget import peak_rss_bytes
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
+from fvc_lib.services.records.digests import read_document, write_document
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.tables import LABELS, PREDICTIONS, VALIDATION_PREDICTIONS, write_table
@@ -130,6 +131,7 @@ def train_on_features(
     found = read_outcome(folder / "outcome.json", TrainingSummary)
     if found is not None and found.fingerprint == fingerprint and paths.predictions(fold).exists():
         return replace(found, train_anew=command_text("--force", STAGE[:2], "--resume", paths.root))
+    paths.stage_checkpoint(STAGE, fold).unlink(missing_ok=True)  # it lists files that are written from here on
     every = {"": read.clips, **read.controls}
     _logger.info("%s: %s", stage_key(STAGE, fold), kind.sentences())
     recording = recorded_allocations(paths.memory_profiles(STAGE, fold), torch.device("cpu"))
@@ -365,12 +367,12 @@ class _Fitter:
             self.progress(done, planned + 1)
 
     def _done(self) -> dict[str, Any]:
-        note = read_json_object(self.folder / _FIT)
+        note = read_document(self.folder / _FIT)
         return note if note.get("fingerprint") == self.fingerprint else {}
 
     def _note(self, losses: list[float], weights: str = "") -> None:
         shown = [loss if math.isfinite(loss) else None for loss in losses]
-        write_json(self.folder / _FIT, {"fingerprint": self.fingerprint, "losses": shown, "weights": weights})
+        write_document(self.folder / _FIT, {"fingerprint": self.fingerprint, "losses": shown, "weights": weights})
 
     def _stored(self, done: Mapping[str, Any]) -> Arrays:
         """The model that an earlier attempt fitted; nothing where it did not, or its file is damaged."""

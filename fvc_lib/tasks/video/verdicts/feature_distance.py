@@ -22,10 +22,10 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+import torch
 
-from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
+from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.checkpoint_files import load_weights, write_weights_with_digest
 from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.progress import Tell, silent
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
@@ -240,7 +240,8 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
         return None
     store = networks.store
     key = [tested.rows(), {fold: networks.weights(fold) for fold in networks.judges}, store.decode_hash]
-    path = Path(networks.config.cache_dir) / "feature_distance" / f"{networks.name}_{sha256_of_json(key)[:16]}.npz"
+    name = f"{networks.name}_{sha256_of_json(key)[:16]}.safetensors"
+    path = Path(networks.config.cache_dir) / "feature_distance" / name
     features = _stored(path)
     if features is None:
         if not all(store.has(video_id, 0) for video_id in tested["video_id"]):
@@ -261,9 +262,7 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
                 return None
             features[str(fold)] = np.concatenate([each[0] for each in found])
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_output(path) as temporary:
-                save_file(features, temporary)
+            write_weights_with_digest(path, {name: torch.from_numpy(each) for name, each in features.items()}, {})
         except OSError as error:  # a cache that cannot be written costs time, and no verdict
             _logger.warning("%s: %s; the features will be computed again", path, error)
     groups = np.unique(tested["group_id"].to_numpy(), return_inverse=True)[1].astype(np.int64)
@@ -273,8 +272,8 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
 
 def _stored(path: Path) -> dict[str, Features] | None:
     try:
-        return dict(load_file(path))
-    except (OSError, SafetensorError):
+        return {name: each.numpy() for name, each in load_weights(path).items()}
+    except FvcError:
         return None
 
 

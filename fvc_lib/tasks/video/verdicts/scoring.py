@@ -44,6 +44,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, StoppedError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.parameters import resolve_config, run_config
+from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FINAL_VALIDATION, PREDICTIONS, read_table
@@ -342,6 +343,7 @@ class RunNetworks(Networks):
     def __init__(
         self, paths: RunPaths, folds: Collection[int] | None = None, *, held: int | None = 1, final: bool = False
     ) -> None:
+        refuse_damaged(paths.root, logs=False)
         self.paths, config = paths, run_config(paths)
         if config.task != DEFAULT_TASK:
             raise UsageError(f"{paths.run_id} is of task {config.task}; videos are scored by runs of {DEFAULT_TASK}.")
