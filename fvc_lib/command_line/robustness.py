@@ -17,6 +17,7 @@ from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill, ke
 from fvc_lib.services.config_fields import split_names
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
+from fvc_lib.services.records.digests import listed, write_document
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run
 from fvc_lib.services.tasks import DEFAULT_TASK, ROBUSTNESS
 
@@ -101,7 +102,9 @@ def _execute(run: RunPaths, parameters: dict[str, object]) -> int:
         progress_path(run, ROBUSTNESS, None).unlink(missing_ok=True)
     outcome = request.outcome
     if outcome is not None and outcome.ok:
-        request.record.replace(run.executed_notebook(ROBUSTNESS))
+        request.record.replace(record := run.executed_notebook(ROBUSTNESS))
+        files = listed([run.robustness, run.robustness_results, record], run.root)
+        write_document(run.stage_checkpoint(ROBUSTNESS), {"files": files})
         return 0
     why = f"{outcome.error.name}: {outcome.error.message}" if outcome and outcome.error else "its kernel died"
     click.echo(f"error: {why}\n  its record: {request.record}\n  to go on: {_again(run, parameters)}", err=True)

@@ -57,8 +57,8 @@ class Stage:
             tells more.
         worker_bytes: what each worker process takes that it decodes or measures with, by the configuration; 0: none.
         report_rank: sections of a report are sorted by it.
-        beside: files for readers alone, which a run of an earlier version may lack: the stage's record has their
-            digests, so that damage is told, and a stage that is repeated takes them along.
+        beside: files that not every run has: the stage's record lists them, and a stage that is repeated takes them
+            along.
         when: whether a run with this configuration (``RunConfig``) has it.
         when_words: which runs have it, the end of a sentence, where not all of its tasks have.
         needs_when: further stages that come before it, and for which configurations it reads what they write.
@@ -192,6 +192,7 @@ _VIDEO = TaskSpec(
             schemas=("AUGMENTED",),
             kernel_bytes=510_000_000,  # with torch, which the model's file imports
             worker_bytes=lambda config: CROP_BYTES if config.crop else WORKER_BYTES,
+            beside=lambda run, _: (run.seen_clips,),
             when=lambda config: not _is_forensic(config),  # such a model sees no clips
             when_words="whose model sees clips",
         ),
@@ -220,7 +221,7 @@ _VIDEO = TaskSpec(
             kernel_bytes=870_000_000,
             report_rank=2,
             needs_when={FORENSIC_FEATURES: _is_forensic},
-            beside=lambda run, fold: (run.validation_predictions(0 if fold is None else fold),),
+            beside=lambda run, fold: (run.validation_predictions(fold or 0), run.clip_scores(fold or 0)),
         ),
         Stage(
             FINAL_TRAINING,
@@ -292,6 +293,7 @@ _IMAGE = TaskSpec(
             kernel_bytes=930_000_000,
             worker_bytes=lambda _: WORKER_BYTES,
             report_rank=0,
+            beside=lambda run, _: (run.batch_size_sweep,),
         ),
     ),
     trainer="train_images",
@@ -333,6 +335,7 @@ _VIDEO_TEXT = TaskSpec(
             kernel_bytes=1_030_000_000,  # with an effective batch of 32 pairs at once
             worker_bytes=lambda _: WORKER_BYTES,
             report_rank=0,
+            beside=lambda run, _: (run.embeddings,),
         ),
     ),
     trainer="train_video_text",

@@ -252,7 +252,7 @@ def checked_files(folder: Path, always: Collection[str], parts: re.Pattern[str])
         raise refused(folder, f"{DIGESTS} is larger than {MOST_JSON_BYTES:,} bytes")
     files = read_document(path).get("files")
     if not isinstance(files, dict) or not all(isinstance(each, str) for each in files.values()):
-        raise refused(folder, f"{DIGESTS} is missing or not what was written: damaged, or changed")
+        raise refused(folder, f"{DIGESTS} is missing or damaged: it is not what was written")
     there = set(files_in(folder))
     for name in sorted(there):
         if name.endswith(".json") and (folder / name).stat().st_size > MOST_JSON_BYTES:

@@ -24,7 +24,7 @@ from fvc_lib.execution.plan.stages import Task, tasks_in_order
 from fvc_lib.services import tables
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.parameters import run_config
-from fvc_lib.services.records.digests import log_damage
+from fvc_lib.services.records.digests import damage_of
 from fvc_lib.services.run_paths import RunPaths
 from tests.analysis.conftest import notebook
 from tests.analysis.task_runs import write_image_run, write_video_text_run
@@ -160,6 +160,7 @@ def test_compare_refuses_a_run_with_a_damaged_table(make_run: Callable[..., RunP
 
 
 def test_a_table_written_interactively_is_read_and_repeated_on_resume(run: RunPaths) -> None:
+    run.protocol.write_bytes(b"a table")
     task = next(task for task in finish(run) if task.key == "02_folds")
     folds = tables.read_table(run.folds, tables.FOLDS)
 
@@ -192,29 +193,12 @@ def test_a_table_for_readers_alone_is_named_when_damaged_and_repeats_no_stage_wh
     assert reason_to_run(task, NOTHING, run) is None
 
 
-def test_a_table_rewritten_under_a_version_that_did_not_note_it_is_read_with_a_warning(
-    run: RunPaths, caplog: pytest.LogCaptureFixture
-) -> None:
-    folds = tables.read_table(run.folds, tables.FOLDS)
-    finish(run)
-    record = run.stage_checkpoint("02_folds")
-    document = json.loads(record.read_text())
-    assert document.pop("rewrites_noted") is True
-    record.write_text(json.dumps(document))
-    run.folds.write_bytes(b"")
-    folds.reverse().write_parquet(run.folds)
-
-    for _ in range(2):
-        assert tables.read_table(run.folds, tables.FOLDS).equals(folds.reverse())
-    assert [line.split(": ", 1)[1][:36] for line in caplog.messages] == ["is not as stage 02_folds left it. Th"]
-
-
 def test_of_a_folds_damaged_log_the_command_is_said_to_repeat_all_folds(run: RunPaths) -> None:
     finish(run)
     log = run.metrics("04_fold_training", 1)
     flip(log, random.Random(0))
-    assert "To have it anew, repeat 04_fold_training, with all its folds: " in log_damage(log)
-    assert log_damage(log).endswith("--only 04_fold_training")
+    assert "repeat 04_fold_training, with all its folds: " in damage_of(log)
+    assert damage_of(log).endswith("--only 04_fold_training")
 
 
 def test_a_copied_and_a_recordless_run_are_read_as_before(run: RunPaths, tmp_path: Path) -> None:
@@ -225,7 +209,7 @@ def test_a_copied_and_a_recordless_run_are_read_as_before(run: RunPaths, tmp_pat
     flip(copied.results, random.Random(1))
     with pytest.raises(DataError, match="--only 05_kfold_results"):
         tables.read_table(copied.results, tables.RESULTS)
-    for torn in ("{", "[]", json.dumps({"outputs": []}), json.dumps({"outputs": {"kfold_results.feather": None}})):
+    for torn in ("{", "[]", json.dumps({"files": []}), json.dumps({"files": {"kfold_results.feather": None}})):
         run.stage_checkpoint("05_kfold_results").write_text(torn)
         assert tables.read_table(run.results, tables.RESULTS).equals(flip_free)
 

@@ -26,6 +26,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.memory.budget import MemoryBudget
 from fvc_lib.services.memory.measured_steps import StepMeasurement
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow
 from fvc_lib.tasks.video.dry_run_memory import step_request
 from fvc_lib.tasks.video.task import VideoTask
@@ -152,7 +153,7 @@ def test_the_next_fold_decides_the_same_without_measuring_whatever_was_measured_
     for entry in document["measurements"].values():
         assert sorted(entry["found"]["failures"]) == ["4"]
         entry["found"]["failures"] = {}
-    store.write_text(json.dumps(document))
+    write_document(store, document)
     second = check(request, MemoryBudget(8 << 30, "8 GiB"), store)
     assert (second.micro_batch, second.reused) == (2, True)
     assert check(replace(request, micro_batch=1), MemoryBudget(8 << 30, "8 GiB"), store).micro_batch == 1
@@ -169,7 +170,7 @@ def test_a_measurement_that_is_cut_short_does_not_replace_a_richer_one(tmp_path)
     for entry in document["measurements"].values():  # as an earlier child left it that came further
         steps = entry["found"]["step_bytes"]
         steps["4"] = steps["2"] + 1000
-    store.write_text(json.dumps({**document, "decisions": {}}))
+    write_document(store, {**document, "decisions": {}})
     report = check(request, store=store)
     assert (report.micro_batch, report.reused) == (8, False)
     assert sorted(report.found.step_bytes) == [1, 2, 4]

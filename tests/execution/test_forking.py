@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.execution.plan import fingerprint as finished_stages
-from fvc_lib.execution.run.record import begin_run
+from fvc_lib.execution.run.record import begin_run, record_resumption
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.execution.run.which_run import LATEST, Inheritance, inheritance, take_over
 from fvc_lib.services.config import RunConfig
@@ -207,7 +207,7 @@ def test_a_fork_trains_anew_what_a_network_in_a_user_s_file_learned_before_the_f
     file = tmp_path / "my_net.py"
     file.write_text("class MyNet: ...\n")
     config = project.config.model_copy(update={"model": f"{file}:MyNet"})
-    ancestor.params_yaml.write_text(config.to_yaml())
+    record_resumption(ancestor, config, command="with another network")
     for task in (planned.task for planned in project.plan(ancestor)):
         finished_stages.begin_training_state(ancestor, task, config)
     _, taken = inherited(ancestor, project, bootstrap_replicates=100)

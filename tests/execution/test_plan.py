@@ -20,11 +20,11 @@ from fvc_lib.execution.plan.stages import (
 )
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.records import digests
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, read_table, write_table
 from fvc_lib.services.tasks import STAGES, TASKS, Stage
@@ -194,7 +194,7 @@ def test_an_older_record_names_only_parameters_that_differ_from_what_it_was_made
     run, training = RunPaths(tmp_path / "run"), next(task for task in tasks_in_order(RunConfig()) if task.stage.trains)
     said = {"seed": 0, "augmentations": ["flip"], "clear_cache_training_batches": None, "ema_decay": 0.5}
     record = fingerprint.StageRecord(fingerprint.Fingerprint(said, {}, "", {}, ""), {})
-    write_json(run.stage_checkpoint(training.stage.name, training.fold), asdict(record))
+    write_document(run.stage_checkpoint(training.stage.name, training.fold), asdict(record))
 
     # Of fields newer than the record: model and num_frames had other defaults, and ema_decay counts where it is set.
     newer = {"canonical": False, "dev_groups": 0, "target_corpora": [], "folds_seed": None, "num_frames": 6}

@@ -5,6 +5,8 @@ import fcntl
 import hashlib
 import json
 import os
+import random
+import re
 import subprocess
 import sys
 import threading
@@ -18,7 +20,8 @@ from fvc_lib.execution.run.lock import NO_LOCKS
 from fvc_lib.execution.run.record import CodeState, begin_run, record_corpus, record_resumption, run_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.records.digests import run_damage
+from fvc_lib.services.parameters import run_config
+from fvc_lib.services.records.digests import read_document, run_damage, write_document
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
 
@@ -37,22 +40,39 @@ def edit_record(run: RunPaths, path: str, value: object) -> None:
     record = json.loads(run.run_json.read_text())
     section, name = path.split(".")
     record["attempts"][-1][section][name] = value
-    run.run_json.write_text(json.dumps(record))
+    write_document(run.run_json, record)
 
 
-def test_what_a_version_without_digests_added_is_no_damage_and_is_said(run, config):
-    record = json.loads(run.run_json.read_text())
-    record |= {"attempts": [*record["attempts"], {**record["attempts"][0], "command": "an older checkout's"}]}
-    record |= {"bit_equal_resume": False, "bit_equal_resume_because": ["torch 2.13.0 -> 2.12.0"]}
-    run.run_json.write_text(json.dumps(record))
-    (said,) = run_damage(run.root)
-    assert "another version of the code, without digests, added to it" in said
-    record_resumption(run, config, command="third")
-    assert "damaged" not in json.loads(run.run_json.read_text())
+@pytest.mark.fault(40)
+@pytest.mark.parametrize("name", ["run.json", "params.yaml"])
+def test_a_flipped_bit_of_the_record_or_the_parameters_is_refused_by_name(run, config, name):
+    path, chance = run.root / name, random.Random(name)
+    whole = path.read_bytes()
+    assert run_damage(run.root) == []
+    key = whole.find(b'"document_sha256"')  # under another name the digest checks nothing, and nothing else is wrong
+    places = [place for place in range(len(whole)) if not key <= place < key + 17]
+    for _ in range(30):
+        place, bit = chance.choice(places), 1 << chance.randrange(8)
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+        if name == "params.yaml":
+            with pytest.raises(DataError, match=re.escape(str(path))):
+                run_config(run)
+        else:
+            with pytest.raises(DataError, match=re.escape(str(path))):
+                record_resumption(run, config, command="second")
+        assert any(str(path) in each for each in run_damage(run.root))
+    path.write_bytes(whole)
     assert run_damage(run.root) == []
 
-    edit_record(run, "code.commit", "another")
-    assert "is not what was written there: damaged" in run_damage(run.root)[0]
+
+@pytest.mark.fault(40)
+def test_parameters_are_whole_whichever_file_a_kill_left_when_a_resumption_changed_them(run, config):
+    before = run.params_yaml.read_bytes()
+    record_resumption(run, config.model_copy(update={"num_workers": 1}), command="second")
+    assert run_config(run).num_workers == 1
+    run.params_yaml.write_bytes(before)  # killed before it was replaced
+    assert run_damage(run.root) == []
+    assert run_config(run).num_workers == config.num_workers
 
 
 def test_an_equal_resume_adds_an_attempt_and_withdraws_nothing(run, config):
@@ -143,7 +163,7 @@ def test_an_attempt_that_noted_no_processor_differs_in_nothing(run, config):
     record = json.loads(run.run_json.read_text())
     for name in ("processor", "omp_num_threads"):
         del record["attempts"][0]["hardware"][name]
-    run.run_json.write_text(json.dumps(record))
+    write_document(run.run_json, record)
     assert [c for c in record_resumption(run, config, command="second") if not c.startswith("threads")] == []
 
 
@@ -238,9 +258,9 @@ def test_the_corpus_is_recorded_with_a_fingerprint_of_its_contents_once_it_is_in
 def test_an_older_record_without_a_corpus_gets_one_and_a_broken_one_stays(run):
     record = json.loads(run.run_json.read_text())
     del record["corpus"]
-    run.run_json.write_text(json.dumps(record))
+    write_document(run.run_json, record)
     record_corpus(run)
-    assert json.loads(run.run_json.read_text()) == record
+    assert read_document(run.run_json).keys() == record.keys() - {"document_sha256"}
     run.index.parent.mkdir(parents=True, exist_ok=True)
     pl.DataFrame({"content_sha256": ["a"]}).write_parquet(run.index)
     record_corpus(run)

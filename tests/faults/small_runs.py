@@ -20,6 +20,7 @@ from fvc_lib.execution.plan.stages import Task
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.checkpoint_files import BEST
+from fvc_lib.services.records.digests import is_log
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tasks import STAGES
 
@@ -176,8 +177,8 @@ def untruths(run: RunPaths) -> Iterator[tuple[str, str]]:
             continue
         if not run.executed_notebook(task.stage.name, task.fold).is_file():
             yield task.key, "is called done, and its notebook is not there"
-        for name, digest in json.loads(record.read_text())["outputs"].items():
-            if sha256_of_file(run.root / name) != digest:
+        for name, listed in json.loads(record.read_text())["files"].items():
+            if not is_log(name) and sha256_of_file(run.root / name) != listed["sha256"]:
                 yield task.key, f"is called done, and {name} is not what it wrote"
     unfinished = [key for key, stage in status.stages.items() if stage.state != "done"]
     if status.state == "done" and unfinished:

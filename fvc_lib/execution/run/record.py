@@ -342,7 +342,7 @@ def begin_run(
     corpus = corpus_record(config)
     digest = run_hash(config, corpus)
     run = new_run(Path(config.runs_dir), config.experiment, digest)
-    write_text(run.params_yaml, params := config.to_yaml())
+    write_text(run.params_yaml, config.to_yaml())
     network = DETECTORS.file_of(config.model)
     if network is not None and network.is_file():  # what was trained can be read where the run is, too
         write_bytes(run.networks / network.name, network.read_bytes())
@@ -358,7 +358,7 @@ def begin_run(
         "config_hash": digest,
         "corpus": corpus | _indexed(run),
         "params": config.model_dump(mode="json"),
-        "params_sha256": [_sha256(params)],
+        "params_sha256": [content_hash(run.params_yaml)],
         **({"chosen": chosen} if chosen else {}),
         "contents": content_chosen(config),
         "repeat": repeat_commands(code, run.params_yaml, run.code_patch, command=needed),
@@ -400,9 +400,9 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits
         if "code_differs" in now and code.patch:
             write_bytes(_patch_path(run, code), code.patch)
         # Whichever of the two files a kill leaves is accepted.
-        record["params_sha256"] = [_sha256(params := config.to_yaml()), content_hash(run.params_yaml)]
-        write_document(run.run_json, record)
-        write_text(run.params_yaml, params)
+        digest = hashlib.sha256(config.to_yaml().encode("utf-8", "surrogateescape")).hexdigest()
+        write_document(run.run_json, {**record, "params_sha256": [digest, content_hash(run.params_yaml)]})
+        write_text(run.params_yaml, config.to_yaml())
     return clauses
 
 
@@ -412,10 +412,6 @@ def _read(run: RunPaths) -> dict[str, Any]:
     if damage := document_damage(run.run_json, record):
         raise DataError(f"{damage} Or begin a new run.")
     return record
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def record_corpus(run: RunPaths) -> None:

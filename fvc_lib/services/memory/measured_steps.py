@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fvc_lib.services.atomic_files import write_json
+from fvc_lib.services.records.digests import read_document, write_document
 
 _logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def read_steps(path: Path | None) -> StoredSteps:
         from pydantic import TypeAdapter  # the engine itself needs torch and numpy alone
 
         try:
-            return TypeAdapter(StoredSteps).validate_json(path.read_bytes())
+            return TypeAdapter(StoredSteps).validate_python(read_document(path))
         except (OSError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             _logger.warning("%s: not a preflight file (%s); measuring again", path, reason)
@@ -67,6 +67,6 @@ def keep_steps(path: Path | None, measurements: Mapping[str, MeasuredStep], deci
     stored.measurements.update(measurements)
     stored.decisions.update(decisions)
     try:
-        write_json(path, asdict(stored))
+        write_document(path, asdict(stored))
     except OSError as error:
         _logger.warning("%s: not written (%s); the next fold measures again", path, error.strerror or error)

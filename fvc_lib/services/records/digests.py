@@ -25,6 +25,7 @@ from fvc_lib.services.atomic_files import (
     write_json,
 )
 from fvc_lib.services.errors import DataError, command_text
+from fvc_lib.services.tasks import ROBUSTNESS
 
 # A file changed again within so short a time after it was hashed might show the same times.
 _SETTLED_NS = 2_000_000_000
@@ -98,13 +99,15 @@ class _Listed:
             )
         stage = self.record.stem.removeprefix("stage_")
         name, _, fold = stage.rpartition("_fold_")
-        if not is_log(self.name):
-            # Of several folds only the damaged one: the plan finds it by its digest.
-            again = command_text("--resume", self.root, *([] if fold.isdecimal() else ["--only", stage]))
-            return f"{told} stage {stage} {why} Repeat that stage: {again}"
-        again = command_text("--resume", self.root, "--only", name if fold.isdecimal() else stage)
-        what = f"repeat {name}, with all its folds" if fold.isdecimal() else "repeat it"
-        return f"{told} stage {stage} {why} No result rests on it: delete it, or {what}: {again}"
+        told = f"{told} stage {stage} {why}"
+        if stage == ROBUSTNESS:
+            return f"{told} Repeat it: {command_text('robustness', self.root)}"
+        only = ["--only", name if fold.isdecimal() else stage]
+        if is_log(self.name):
+            what = f"repeat {name}, with all its folds" if fold.isdecimal() else "repeat it"
+            return f"{told} No result rests on it: delete it, or {what}: {command_text('--resume', self.root, *only)}"
+        # Of several folds only the damaged one: the plan finds it by its digest.
+        return f"{told} Repeat that stage: {command_text('--resume', self.root, *([] if fold.isdecimal() else only))}"
 
 
 def _listed_in(root: Path) -> Iterator[_Listed]:
@@ -182,7 +185,10 @@ def document_damage(path: Path, document: Mapping[str, Any]) -> str:
     """Say what is wrong with ``document``, read from ``path``; empty where nothing is known to be."""
     known = {name: value for name, value in document.items() if name != _OWN}
     if _OWN in document and document[_OWN] != sha256_of_json(known):
-        return f"{path}: is not what was written there: damaged, or changed by hand. Put a copy back in its place."
+        return (
+            f"{path}: is not what was written there: damaged, or changed by hand. Put a copy back in its place. Any but "
+            "run.json may be deleted instead; --resume goes on without it."
+        )
     return ""
 
 
@@ -214,8 +220,8 @@ def run_damage(root: Path, *, logs: bool = True) -> list[str]:
             found.append(document_damage(path, json.loads(path.read_bytes())))
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-            found.append(f"{path}: cannot be read ({type(error).__name__}): what it said is left out.")
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            found.append(f"{path}: cannot be read: damaged, or changed by hand. What it said is left out.")
     damaged = {each for each in _listed_in(root) if (logs or not is_log(each.name)) and each.is_damaged()}
     if damaged:  # a stage may have replaced its record and files since
         found += [each.damage() for each in _listed_in(root) if each in damaged and each.is_damaged()]

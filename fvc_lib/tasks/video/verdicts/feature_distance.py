@@ -221,10 +221,10 @@ class FeatureDistance:
 def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> FeatureDistance | None:
     """Of the run's own tested videos, from the clips that are stored; None: not known.
 
-    It is not where some clips are gone or damaged, where the network has no head, and where there is no network.
+    It is not where some clips are gone, where the network has no head, and where there is no network.
 
     So many groups, in an order that depends on nothing but their names, as have at most ``MOST_VIDEOS`` videos. What
-    was computed once lies in the cache. ``tell`` is told how far that is.
+    was computed once lies in the cache. ``tell`` is told how far that is. Raises ``DataError`` for a damaged clip.
     """
     if networks.measurer is not None:
         return None
@@ -250,14 +250,11 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
         _logger.info("features of %d of the run's videos are computed, once", tested.height)
         for fold in tested["fold"].unique().sort().to_list():
             names = tested.filter(fold=fold)["video_id"].to_list()
-            try:
-                found = []
-                for name in names:
-                    tell("looking at the run's own videos, once", done, tested.height)
-                    found.append(_features(networks, fold, name))
-                    done += 1
-            except FvcError:  # a clip that is damaged, or a network without a head
-                return None
+            found = []
+            for name in names:
+                tell("looking at the run's own videos, once", done, tested.height)
+                found.append(_features(networks, fold, name))
+                done += 1
             if not all(found):
                 return None
             features[str(fold)] = np.concatenate([each[0] for each in found])

@@ -1,0 +1,256 @@
+"""Row 40: one flipped bit in any kind of file that a later command reads; the command names the file, or redoes it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from click.testing import CliRunner
+
+import run_notebooks
+from fvc_lib.analysis.dashboard.panels import default_selection
+from fvc_lib.corpus.probing import VIDEO_FILES, probe_files
+from fvc_lib.execution.plan.fingerprint import Fingerprint, reason_to_run, record_finished
+from fvc_lib.execution.plan.stages import tasks_in_order
+from fvc_lib.execution.run.record import begin_run
+from fvc_lib.services.checkpoint_files import BEST
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.parameters import run_config
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import JsonLines
+from fvc_lib.services.tables import AUGMENTED, INDEX, read_table
+from fvc_lib.tasks.journal import Journal
+from fvc_lib.tasks.video.features import FeatureSource
+from fvc_lib.tasks.video.robustness import _known
+from fvc_lib.tasks.video.verdicts.detector import Finding
+from fvc_lib.video.clips.clip_file import write_with_digest
+from fvc_lib.video.clips.making import make_clips, write_seen
+from fvc_lib.video.clips.shards import ClipShards, write_shards
+from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.features.measuring import FeatureStore, measure_features
+from tests.kits.scored_run import trained_run
+
+NOTHING = Fingerprint({}, {}, "", {}, "")
+FLIPS = 4
+# A file of a finished run, and the commands that must name it. The plan of a resumption repeats what is not listed.
+READERS = {
+    "tables/index.parquet": ("report", "compare", "export", "predict"),
+    "tables/folds.parquet": ("report", "compare", "export", "predict"),
+    "tables/predictions_fold_0.parquet": ("report", "compare", "export", "predict"),
+    "tables/validation_predictions_fold_1.parquet": ("report", "compare", "export", "predict"),
+    "tables/augmented_metadata.csv": ("report", "compare", "export", "predict"),
+    "checkpoints/fold_0/outcome.json": ("report", "compare", "export", "predict"),
+    "checkpoints/fold_1/selection.json": ("report", "compare", "export", "predict"),
+    "checkpoints/stage_04_fold_training_fold_0.json": ("report", "compare", "export", "predict"),
+    f"checkpoints/fold_1/{BEST}": ("export", "predict"),
+    "params.yaml": ("report", "compare", "export", "predict", "resume"),
+    "run.json": ("report", "compare", "export", "predict", "resume"),
+    "metrics/04_fold_training_fold_0.jsonl": ("report",),
+}
+
+
+@contextmanager
+def flipped(path: Path, chance: random.Random, *, apart: bytes = b"") -> Iterator[None]:
+    """One bit of the file turned round, not inside of the text ``apart``; put back at the end."""
+    whole = path.read_bytes()
+    start = whole.find(apart) if apart else -1
+    places = [place for place in range(len(whole)) if start < 0 or not start <= place < start + len(apart)]
+    place, bit = chance.choice(places), 1 << chance.randrange(8)
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ bit]) + whole[place + 1 :])
+    try:
+        yield
+    finally:
+        path.write_bytes(whole)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("flipped")
+
+
+@pytest.fixture(scope="module")
+def run(home: Path) -> RunPaths:
+    """A run of two trained folds with the records that the runner leaves."""
+    made = trained_run(home)
+    begun = begin_run(run_config(made).model_copy(update={"runs_dir": str(home / "begun")}), command="first")
+    for name in ("run.json", "params.yaml", "status.json"):
+        shutil.copyfile(begun.root / name, made.root / name)
+    for task in tasks_in_order(run_config(made)):
+        if all(path.is_file() for path in task.stage.outputs(made, task.fold)[:1]):
+            record_finished(task, NOTHING, made)
+    return made
+
+
+def ask(command: str, run: RunPaths, home: Path, folder: Path) -> tuple[int, str]:
+    """The command's exit code and what it said."""
+    other = home / "runs" / "default" / "run_20260102_000000_00000000"
+    if not other.exists():
+        shutil.copytree(run.root, other)
+    video = next((home / "corpus" / "real").glob("*.mp4"))
+    arguments = {
+        "report": ["report", str(run.root)],
+        "compare": ["compare", str(run.root), str(other)],
+        "export": ["export", str(run.root), "--to", str(folder / "bundle")],
+        "predict": ["predict", str(run.root), str(video), "--out", str(folder / "verdicts")],
+        "resume": ["--resume", str(run.root), "--dry-run"],
+    }[command]
+    done = CliRunner().invoke(run_notebooks.main, arguments)
+    return done.exit_code, done.output
+
+
+@pytest.mark.fault(40)
+@pytest.mark.parametrize("name", READERS)
+def test_a_flipped_bit_of_a_run_is_refused_by_name(run, home, tmp_path, monkeypatch, name):
+    monkeypatch.setenv("FVC_RUNS_DIR", str(home / "runs"))
+    ask("resume", run, home, tmp_path)  # makes the other run, whole
+    chance, path = random.Random(f"flips {name}"), run.root / name
+    for number in range(FLIPS):
+        # The own digest's name: under another one nothing is checked, and nothing else is wrong either.
+        with flipped(path, chance, apart=b'"document_sha256"'):
+            for command in READERS[name]:
+                code, said = ask(command, run, home, tmp_path / str(number))
+                assert code in (1, 2, 3), (command, said)
+                assert path.name in said, (command, said)
+                assert "Traceback" not in said, (command, said)
+                assert "UnicodeDecodeError" not in said, (command, said)
+            if name not in (f"checkpoints/fold_1/{BEST}",):
+                with pytest.raises(DataError, match=path.name):
+                    default_selection(home / "runs", run.run_id)
+    assert not (tmp_path / "0" / "bundle").exists()
+
+
+@pytest.mark.fault(40)
+@pytest.mark.parametrize("name", ["outcome.json", "selection.json", "validation_predictions_fold_0.parquet"])
+def test_a_resumption_repeats_the_fold_whose_files_are_damaged(run, name):
+    task = next(task for task in tasks_in_order(run_config(run)) if task.key == "04_fold_training_fold_0")
+    (path,) = [each for each in (run.fold_checkpoints(0) / name, run.tables / name) if each.exists()]
+    assert reason_to_run(task, NOTHING, run) is None
+    with flipped(path, random.Random(name)):
+        assert path.name in reason_to_run(task, NOTHING, run)
+    assert reason_to_run(task, NOTHING, run) is None
+
+
+# --- Cached files
+
+
+@pytest.fixture
+def index(run: RunPaths) -> pl.DataFrame:
+    return read_table(run.index, INDEX)
+
+
+@pytest.mark.fault(40)
+def test_a_flipped_bit_of_a_cached_clip_is_refused_by_name_at_its_first_reading(run, index):
+    config, chance = run_config(run), random.Random("clips")
+    store = ClipStore.of(config)
+    path = store.clip_path(index["video_id"][0], 0)
+    frames = np.empty(store.shape, np.uint8)
+    for _ in range(20):
+        with flipped(path, chance):
+            again = ClipStore.of(config)
+            with pytest.raises(DataError, match=path.name):
+                again.read(path.stem, 0)
+            with pytest.raises(DataError, match=path.name):
+                again.load(path.stem, 0, frames)
+    assert np.array_equal(np.load(path), store.read(path.stem, 0))
+
+
+@pytest.mark.fault(40)
+def test_a_flipped_bit_of_cached_features_is_refused_by_name(tmp_path):
+    chance, clip = random.Random("features"), ("abcd", 0, 0)
+    source = FeatureSource(None, tmp_path, (2, 3))
+    path = source.path(clip)
+    path.parent.mkdir()
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.save(tmp_path / "plain.npy", values)
+    with path.open("wb") as stream:
+        write_with_digest(stream, (tmp_path / "plain.npy").read_bytes())
+    assert source.has_features(clip)
+    assert source.features([clip]).equal(torch.from_numpy(values)[None])
+    for _ in range(20):
+        with flipped(path, chance), pytest.raises(DataError, match=path.name):
+            FeatureSource(None, tmp_path, (2, 3)).features([clip])
+
+
+@pytest.mark.fault(40)
+def test_a_flipped_bit_of_a_shard_or_its_manifest_is_refused_by_name(run, index, home):
+    chance, store = random.Random("shards"), ClipStore.of(run_config(run))
+    folder = write_shards(store, read_table(run.augmented_metadata, AUGMENTED))
+    for path in (folder / "manifest.json", folder / "clips-000000.tar"):
+        for _ in range(10):
+            with flipped(path, chance, apart=b'"document_sha256"'), pytest.raises(DataError, match=path.name):
+                ClipShards(folder).verify()
+
+
+@pytest.mark.fault(40)
+def test_a_flipped_bit_of_what_a_clip_shows_is_refused_by_name(run, index, home, tmp_path):
+    config = run_config(run).model_copy(update={"cache_dir": str(tmp_path), "frame_fit": "crop"})
+    store, chance = ClipStore.of(config), random.Random("seen")
+    make_clips(store, index, home / "corpus", 0, None, workers=1)
+    path = store.seen_path(index["video_id"][0])
+    for _ in range(10):
+        with flipped(path, chance), pytest.raises(DataError, match=path.name):
+            write_seen(store, index, tmp_path / "seen.csv")
+
+
+@pytest.mark.fault(40)
+def test_measured_features_and_facts_with_a_flipped_bit_are_made_again_and_equal(run, index, home, tmp_path):
+    chance, table, cache = random.Random("measured"), tmp_path / "features.parquet", tmp_path / "cache"
+
+    def measured() -> bytes:
+        measure_features(index, home / "corpus", "colour", cache, table, workers=1)
+        return table.read_bytes()
+
+    whole = measured()
+    path = FeatureStore(cache).path(index["content_sha256"][0])
+    paths = index["path"].to_list()
+    known, _ = probe_files(VIDEO_FILES, home / "corpus", paths, cache, workers=1)
+    (facts,) = cache.glob("probes_*.jsonl")
+    for _ in range(3):
+        with flipped(path, chance):
+            assert measured() == whole
+        with flipped(facts, chance):
+            again, num_known = probe_files(VIDEO_FILES, home / "corpus", paths, cache, workers=1)
+            assert again == known
+            assert num_known >= len(paths) - 2  # a line feed that is none makes one line of two
+
+
+# --- Journals
+
+
+@pytest.mark.fault(40)
+def test_no_finding_with_a_flipped_bit_is_taken_from_a_journal(tmp_path):
+    videos, chance = [tmp_path / f"{number}.mp4" for number in range(3)], random.Random("findings")
+    for video in videos:
+        video.write_bytes(video.name.encode())
+    journal = Journal(tmp_path, "a model", Finding)
+    journal.known(videos)
+    findings = {str(v): Finding(path=str(v), sha256=v.stem, logits=(0.25, -0.5)) for v in videos}
+    for each in findings.values():
+        journal.append(each)
+    journal.close()
+    for _ in range(60):
+        with flipped(tmp_path / "findings.jsonl", chance):
+            again = Journal(tmp_path, "a model", Finding)
+            found = again.known(videos)
+            again.close()
+        assert len(found) < len(findings)
+        assert all(findings[name] == each for name, each in found.items())
+
+
+@pytest.mark.fault(40)
+def test_no_robustness_score_with_a_flipped_bit_is_taken(tmp_path):
+    paths, chance = RunPaths(tmp_path), random.Random("robustness")
+    row = {"identity": "i", "video_id": "v", "score": 0.25, "logit": -1.0, "failure": None}
+    with JsonLines(paths.robustness_scores("jpeg_50")) as lines:
+        lines.append(row, digest=True)
+    assert _known(paths, "jpeg_50", "i")["v"]["score"] == 0.25
+    for _ in range(60):
+        with flipped(paths.robustness_scores("jpeg_50"), chance):
+            assert _known(paths, "jpeg_50", "i") == {}
