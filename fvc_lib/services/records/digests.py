@@ -181,22 +181,27 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
     write_json(path, {**known, _OWN: sha256_of_json(known)})
 
 
+def _is_whole(document: Mapping[str, Any]) -> bool:
+    try:
+        return bool(document.get(_OWN) == sha256_of_json({k: v for k, v in document.items() if k != _OWN}))
+    except ValueError:  # a number beyond all floats
+        return False
+
+
 def document_damage(path: Path, document: Mapping[str, Any]) -> str:
     """Say what is wrong with ``document``, read from ``path``; empty where nothing is known to be."""
-    known = {name: value for name, value in document.items() if name != _OWN}
-    if _OWN in document and document[_OWN] != sha256_of_json(known):
-        return (
-            f"{path}: is not what was written there: damaged, or changed by hand. Put a copy back in its place. Any but "
-            "run.json may be deleted instead; --resume goes on without it."
-        )
-    return ""
+    if _OWN not in document or _is_whole(document):
+        return ""
+    return (
+        f"{path}: is not what was written there: damaged, or changed by hand. Put a copy back in its place. Any but "
+        "run.json may be deleted; --resume then goes on without it."
+    )
 
 
 def read_document(path: Path) -> dict[str, Any]:
     """Return what ``write_document`` wrote to ``path``; empty where it is missing, damaged or has no digest."""
     document = read_json_object(path)
-    damaged = _OWN not in document or bool(document_damage(path, document))
-    return {} if damaged else {name: value for name, value in document.items() if name != _OWN}
+    return {name: value for name, value in document.items() if name != _OWN} if _is_whole(document) else {}
 
 
 # --- A whole run

@@ -130,10 +130,7 @@ def read_manifest(folder: AnyPath) -> ShardManifest:
     """
     path = Path(folder) / MANIFEST
     try:
-        document = read_document(path)
-        if not document and path.stat():
-            raise ValueError("it is damaged")
-        manifest = ShardManifest.model_validate_json(json.dumps(document))
+        manifest = ShardManifest.model_validate_json(json.dumps(read_document(path) if path.stat() else {}))
         clips = [clip for shard in manifest.shards for clip in shard.clips]
         for clip in clips:
             clip_store.check_clip_name(*clip)
