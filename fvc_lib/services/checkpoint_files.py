@@ -520,7 +520,8 @@ class CheckpointFolder:
             checkpoint = Checkpoint(path, **{name: document[name] for name in names})
         except (KeyError, TypeError) as error:
             raise DamagedCheckpointError(f"{str(path)!r} is no training checkpoint of ours: {error!r}.") from error
-        if bad := tensors_with_nan({**checkpoint.best_model, **atomic_files.as_mapping(checkpoint.state.get("model"))}):
+        trained = atomic_files.as_mapping(checkpoint.state.get("model"))
+        if bad := tensors_with_nan(checkpoint.best_model) or tensors_with_nan(trained):
             raise DamagedCheckpointError(f"{str(path)!r} holds NaN in {bad}.")
         if stamped.is_of_another_network(self._binding):
             raise CheckpointMismatchError(

@@ -4,9 +4,8 @@ Videos are named by ``video_id`` (from content, so it is the same in any folder 
 ``group_id`` where a group is known, which has no default: rows of one group never sit on both sides of a split. Labels
 are ``real`` and ``fake`` here and 0 and 1 only inside a model.
 
-A stage that has finished left the SHA-256 of each of its tables in its record (``checkpoints/stage_*.json``); every
-read compares with it, because many a flipped bit still makes a table that fits its schema. Records of versions that
-did not note there which tables were written interactively since can tell no damage: of those there is a warning.
+The record of a finished stage (``checkpoints/stage_*.json``) lists the SHA-256 of each of its tables. Every read
+compares with it, because a table with a flipped bit may still fit its schema.
 """
 
 import io

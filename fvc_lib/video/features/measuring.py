@@ -61,21 +61,13 @@ class FeatureStore:
     def read(self, content_sha256: str, families: Sequence[FeatureFamily], codes: dict[str, str]) -> _Kept:
         """What is kept of a video and was measured by the code ``codes``; a damaged file counts as none."""
         kept = read_document(self.path(content_sha256))
-        lengths = {family.name: len(family.columns()) for family in families if family.name in kept}
-        return {name: kept[name] for name in lengths if _is_whole(kept[name], codes[name], lengths[name])}
+        named = (family.name for family in families)
+        return {name: kept[name] for name in named if name in kept and kept[name][0] == codes[name]}
 
     def add(self, content_sha256: str, measured: _Kept) -> None:
         """Keep more of a video, beside what other families gave."""
         path = self.path(content_sha256)
         write_document(path, {**read_document(path), **measured})
-
-
-def _is_whole(entry: Any, code: str, length: int) -> bool:
-    if not isinstance(entry, list) or len(entry) != 2 or entry[0] != code:
-        return False
-    values = entry[1]
-    fits = isinstance(values, list) and len(values) == length
-    return fits and all(value is None or isinstance(value, int | float) for value in values)
 
 
 def measure_features(

@@ -6,6 +6,7 @@ import pytest
 
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_file
 from fvc_lib.services.errors import FvcError
+from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.tables import FEATURES, read_table
 from fvc_lib.video.features import measuring
 from fvc_lib.video.features.family import families_named
@@ -83,13 +84,13 @@ def test_only_what_is_missing_is_measured(tmp_path, corpus):
     assert measure_features(index, root, "sharpness", cache, path).measured == 1
     kept = FeatureStore(cache).path(content)
     entry = json.loads(kept.read_text())
-    assert list(entry) == ["sharpness"]
+    assert list(entry) == ["sharpness", "document_sha256"]
     entry["sharpness"][1][0] = 7.5  # would be another number if it was measured again
-    kept.write_text(json.dumps(entry))
+    write_document(kept, entry)
     assert measure_features(index, root, "sharpness,colour", cache, path).measured == 1
     assert read_table(path, FEATURES)["sharpness_laplacian_mean"].to_list() == [7.5]
     entry["sharpness"][0] = "other code"
-    kept.write_text(json.dumps(entry))
+    write_document(kept, entry)
     assert measure_features(index, root, "sharpness", cache, path).measured == 1
     assert read_table(path, FEATURES)["sharpness_laplacian_mean"][0] != 7.5
 
