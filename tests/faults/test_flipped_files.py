@@ -50,9 +50,10 @@ READERS = {
     "checkpoints/fold_1/selection.json": ("report", "compare", "export", "predict"),
     "checkpoints/stage_04_fold_training_fold_0.json": ("report", "compare", "export", "predict"),
     f"checkpoints/fold_1/{BEST}": ("export", "predict"),
-    "params.yaml": ("report", "compare", "export", "predict", "resume"),
-    "run.json": ("report", "compare", "export", "predict", "resume"),
-    "metrics/04_fold_training_fold_0.jsonl": ("report",),
+    "params.yaml": ("report", "compare", "export", "predict", "resume", "fork", "robustness"),
+    "run.json": ("report", "compare", "export", "predict", "resume", "fork", "robustness"),
+    "metrics/04_fold_training_fold_0.jsonl": ("report", "export-mlflow"),
+    "status.json": ("report", "compare", "predict", "resume", "export-mlflow"),
 }
 
 
@@ -100,6 +101,9 @@ def ask(command: str, run: RunPaths, home: Path, folder: Path) -> tuple[int, str
         "export": ["export", str(run.root), "--to", str(folder / "bundle")],
         "predict": ["predict", str(run.root), str(video), "--out", str(folder / "verdicts")],
         "resume": ["--resume", str(run.root), "--dry-run"],
+        "fork": ["--resume", str(run.root), "--fork", "-p", "epochs", "2", "--dry-run"],
+        "robustness": ["robustness", str(run.root)],
+        "export-mlflow": ["export-mlflow", str(run.root)],
     }[command]
     done = CliRunner().invoke(run_notebooks.main, arguments)
     return done.exit_code, done.output

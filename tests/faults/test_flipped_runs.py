@@ -27,7 +27,7 @@ KINDS = {
     "records": ("checkpoints/stage_*.json",),
     "notebooks": ("notebooks/*.ipynb",),
     "logs": ("metrics/*.jsonl", "memory/*.jsonl", "memory/events/*.jsonl"),
-    "documents": ("run.json", "status.json", "status/*.json"),
+    "documents": ("run.json", "params.yaml", "status.json", "status/*.json"),
 }
 
 

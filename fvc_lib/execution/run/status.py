@@ -116,7 +116,7 @@ def read_status(run: RunPaths) -> RunStatus:
         ) from error
     else:
         if damage := document_damage(run.status_json, document):
-            raise DataError(f"{damage} Delete it, then --resume: what is finished stands in the stages' own records.")
+            raise DataError(damage)
     status.stages.update(read_parts(run))
     if status.shared:
         follow_tasks(status)

@@ -121,11 +121,13 @@ def _listed_in(root: Path) -> Iterator[_Listed]:
 
 
 def _listed_as(path: Path) -> _Listed | None:
-    """What the run that ``path`` lies in lists of it; None where no record does."""
+    """What the run that ``path`` lies in lists of it; None where no record does. Raises as ``undamaged_file``."""
     root = next((folder for folder in path.absolute().parents if (folder / "run.json").is_file()), None)
     if root is None:
         return None
     name = str(path.absolute().relative_to(root))
+    if name == PARAMS and (damage := _damage_of_document(root / "run.json")):
+        raise DataError(damage)  # which has its digest
     return next((each for each in _listed_in(root) if each.name == name), None)
 
 
@@ -149,7 +151,7 @@ def undamaged_file(path: Path) -> Iterator[BinaryIO]:
     """Open ``path``, checked: what is read is what was compared, also when another file takes its place meanwhile.
 
     Raises:
-        DataError: a record lists it with another digest; the message names the file and the remedy.
+        DataError: a record lists it with another digest, or is damaged itself; the message names file and remedy.
         OSError: it cannot be read.
     """
     for _ in range(2):  # between the two looks a stage may have replaced it
@@ -179,6 +181,15 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
     """Replace ``path`` with ``document`` as JSON with its own digest in it, atomically."""
     known = {name: value for name, value in document.items() if name != _OWN}
     write_json(path, {**known, _OWN: sha256_of_json(known)})
+
+
+def _damage_of_document(path: Path) -> str:
+    try:
+        return document_damage(path, json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return ""
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return f"{path}: cannot be read: damaged, or changed by hand. What it said is left out."
 
 
 def _is_whole(document: Mapping[str, Any]) -> bool:
@@ -219,14 +230,7 @@ def recorded_files(root: Path) -> list[Path]:
 
 def run_damage(root: Path, *, logs: bool = True) -> list[str]:
     """Say what is wrong with the files of the run in ``root``, with or without its ``logs``."""
-    found = []
-    for path in _documents(root):
-        try:
-            found.append(document_damage(path, json.loads(path.read_bytes())))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            found.append(f"{path}: cannot be read: damaged, or changed by hand. What it said is left out.")
+    found = [_damage_of_document(path) for path in _documents(root)]
     damaged = {each for each in _listed_in(root) if (logs or not is_log(each.name)) and each.is_damaged()}
     if damaged:  # a stage may have replaced its record and files since
         found += [each.damage() for each in _listed_in(root) if each in damaged and each.is_damaged()]
