@@ -164,6 +164,7 @@ def test_a_cell_cannot_take_a_built_in_network_s_name(run_cell, name):
 def test_a_recorded_name_is_never_a_cell_s(run_cell, tmp_path):
     run = begin_run(config_of(model="frame_cnn", runs_dir=str(tmp_path / "runs")), command="test")
     run.params_yaml.write_text(run.params_yaml.read_text().replace("frame_cnn", "mine"))
+    run.run_json.write_text("{}")  # without the digest of the parameters
     run_cell(CELL)
     with pytest.raises(UsageError, match="model 'mine': what the record means by it is not installed here"):
         run_config(run)
