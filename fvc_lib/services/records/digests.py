@@ -25,7 +25,6 @@ from fvc_lib.services.atomic_files import (
     write_json,
 )
 from fvc_lib.services.errors import DataError, command_text
-from fvc_lib.services.tasks import ROBUSTNESS
 
 # A file changed again within so short a time after it was hashed might show the same times.
 _SETTLED_NS = 2_000_000_000
@@ -100,7 +99,7 @@ class _Listed:
         stage = self.record.stem.removeprefix("stage_")
         name, _, fold = stage.rpartition("_fold_")
         told = f"{told} stage {stage} {why}"
-        if stage == ROBUSTNESS:
+        if stage == "09_robustness":
             return f"{told} Repeat it: {command_text('robustness', self.root)}"
         only = ["--only", name if fold.isdecimal() else stage]
         if is_log(self.name):
