@@ -92,9 +92,10 @@ class _Listed:
         told = f"{self.root / self.name}: is not what"
         why = f"wrote: damaged, or changed since (SHA-256 in {self.record.relative_to(self.root)})."
         if self.name == PARAMS:
+            other = command_text("--resume", self.root, "--fork", "-p", "NAME", "VALUE")
             return (
-                f"{told} the run {why} A value is changed with --resume RUN -p NAME VALUE, or with --fork. Put the "
-                "file back as it was (run.json has the values under params), or begin a new run."
+                f"{told} the run {why} Put the file back as it was (run.json has the values under params), or begin a "
+                f"new run. To change a value: {other}"
             )
         stage = self.record.stem.removeprefix("stage_")
         name, _, fold = stage.rpartition("_fold_")
