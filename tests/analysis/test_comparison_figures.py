@@ -45,7 +45,7 @@ def test_names_are_text(comparison: Comparison) -> None:
 
 
 def test_one_pair_has_its_finding_as_title(make_run: MakeRun) -> None:
-    runs = [make_run(name="run_a", skill=1.6), make_run(name="run_b", skill=2.6)]
+    runs = [make_run(name="run_a", skill=0.8), make_run(name="run_b", skill=2.8)]
     compared = compare(runs, replicates=400)
     figure = difference_figure(compared)
     assert figure.layout.title.text.replace("<br>", " ").startswith("run_b is above run_a by 0.")

@@ -9,6 +9,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 import polars as pl
 import pytest
+import yaml
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
@@ -89,7 +90,7 @@ def test_recorded_intervals_are_shown_as_what_they_are_and_a_leak_spoils_the_sta
     run = runs[0]
     selection = Selection((run,))
     assert "bars: 95%" in shown("controls", selection).layout.title.subtitle.text
-    run.params_yaml.write_text(run.params_yaml.read_text() + "\nconfidence: 0.8\n")
+    run.params_yaml.write_text(yaml.safe_dump({**yaml.safe_load(run.params_yaml.read_text()), "confidence": 0.8}))
     for name in ("controls", "slices"):
         assert "bars: 80%" in shown(name, selection).layout.title.subtitle.text.replace("<br>", " ")
     assert "is above its best control" in shown("controls", selection).layout.title.text.replace("<br>", " ")

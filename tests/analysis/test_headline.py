@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import polars as pl
 import pytest
+import yaml
 from nbformat.v4 import new_markdown_cell, new_notebook, writes
 
 from fvc_lib.analysis.dashboard.panels import default_selection, panels
@@ -423,9 +424,8 @@ def test_a_number_on_a_leaking_official_split_claims_nothing(run: RunPaths, reco
     said = "7 groups lie in several parts of the corpus's own split."
     named = pl.DataFrame([("official_split_leaks", 7, None, said, None)], schema=audit.schema, orient="row")
     tables.write_table(pl.concat([audit, named]) if recorded else audit, tables.LEAKAGE_AUDIT, run.leakage_audit)
-    write_text(
-        run.params_yaml, f"{run.params_yaml.read_text() if run.params_yaml.exists() else ''}\nprotocol: official\n"
-    )
+    asked = yaml.safe_load(run.params_yaml.read_text()) if run.params_yaml.exists() else {}
+    write_text(run.params_yaml, yaml.safe_dump({**asked, "protocol": "official"}))
     headline = run_headline(run)
     assert headline.verdict.standing == "not shown"
     assert (said if recorded else "What the official split leaks is not recorded.") in headline.verdict.sentence

@@ -258,17 +258,6 @@ def test_a_step_that_is_not_taken_moves_no_average():
     assert all(tensor.equal(before[name]) for name, tensor in average["weights"].items())
 
 
-def test_a_checkpoint_without_an_average_begins_one_and_with_one_it_may_end():
-    model = layers()
-    plain, averaging = stepper_of(model), stepper_of(model, ema_decay=0.5)
-    some_steps(model, plain, 1)
-    averaging.load_state_dict(plain.state_dict())
-    some_steps(model, averaging, 1)
-    assert averaging.state_dict()["average"]["steps"] == 1
-    plain.load_state_dict(averaging.state_dict())
-    assert "average" not in plain.state_dict()
-
-
 def test_the_best_epoch_is_that_of_the_averaged_weights(make_engine, tmp_path):
     """Validation and the best model see the average; what is trained on are the weights themselves."""
     state = make_engine(ema_decay=0.9).fit()

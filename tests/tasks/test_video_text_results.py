@@ -90,7 +90,8 @@ def test_every_number_stands_beside_its_control(run):
     assert value["most_frequent_caption", "captions", "exact_match"] == 0.0
     assert value["most_frequent_caption", "captions", "token_f1"] == pytest.approx(2 / 3)
     row = found["model", "video_to_text", "recall@1"]
-    assert (row["low"], row["high"], row["num_samples"], row["num_groups"]) == (0.5, 1.0, 4, 2)
+    assert row["low"] <= row["value"] <= row["high"]
+    assert (row["num_samples"], row["num_groups"]) == (4, 2)
     assert found["model", "text_to_video", "recall@1"]["num_samples"] == 3
     for name in {metric for source, _, metric in found if source == "model"} - {"mean_positive_similarity"}:
         assert any(source != "model" and metric == name for source, _, metric in found), name
