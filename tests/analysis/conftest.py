@@ -202,7 +202,8 @@ def write_memory(run: RunPaths, fold: int) -> None:
             used = 420 + 14 * fold + 300 * (1 - np.exp(-second / 6)) + 20 * np.sin(second)
             lines.append(
                 {
-                    "timestamp": 1_741_083_300 + second, "phase": "train" if second > 4 else "setup",
+                    "timestamp": 1_741_083_300.0 + second, "elapsed_seconds": float(second),
+                    "phase": "train" if second > 4 else "setup",
                     "epoch": second // 8, "batch_idx": None, "global_step": second, "allocated_mb": used,
                     "reserved_mb": used, "max_allocated_mb": used, "total_memory_mb": 2000, "usage_percent": used / 20,
                     "free_mb": 2000 - used, "device": "cpu", "rank": 0, "rss_mb": used - 30,

@@ -19,7 +19,6 @@ class StoryWriter:
     budget_mb: float = 2000.0
     wall: float = 1_741_083_300.0
     clock: float = 0.0
-    timed: bool = True  # whether the sampler's clock is written; old logs lack it
 
     def sample(
         self,
@@ -84,9 +83,8 @@ class StoryWriter:
         self.wall, self.clock = self.wall + seconds, self.clock + seconds
 
     def _stamp(self, phase: str, epoch: int | None, step: int | None) -> dict[str, object]:
-        clock = {"elapsed_seconds": round(self.clock, 3)} if self.timed else {}
         position = {"phase": phase, "epoch": epoch, "batch_idx": step, "global_step": step}
-        return {"timestamp": round(self.wall, 3), **clock, **position}
+        return {"timestamp": round(self.wall, 3), "elapsed_seconds": round(self.clock, 3), **position}
 
     @staticmethod
     def _append(path: Path, line: dict[str, object]) -> None:

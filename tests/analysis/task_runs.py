@@ -255,7 +255,15 @@ def write_rest(run: RunPaths, task: str, stage: str) -> None:
         "allocated_mb": 400.0, "reserved_mb": 400.0, "max_allocated_mb": 400.0, "total_memory_mb": 2000,
         "usage_percent": 20.0, "free_mb": 1600.0, "device": "cpu", "rank": 0, "rss_mb": 400.0,
     }  # fmt: skip
-    lines = [{**sample, "timestamp": sample["timestamp"] + second, "rss_mb": 400.0 + second} for second in range(5)]
+    lines = [
+        {
+            **sample,
+            "timestamp": sample["timestamp"] + second,
+            "elapsed_seconds": float(second),
+            "rss_mb": 400.0 + second,
+        }
+        for second in range(5)
+    ]
     write_text(run.memory(stage), "".join(json.dumps(line) + "\n" for line in lines))
     done = {"state": "done", "attempts": 1, "duration_seconds": 60.0, "peak_rss_bytes": 405_000_000, "exit_code": 0}
     write_json(

@@ -64,7 +64,7 @@ def test_a_torn_log_is_explained_and_what_is_lost_is_counted(troubled: RunPaths)
     log.write_bytes(log.read_bytes()[:-40] + b"\n" + bytes(500) + b"\n" + b'{"timestamp":1}{"timestamp":2}\n')
     shown = report(log)
     assert shown.exit_code == 0
-    assert "3 lines of 73 could not be read" in shown.stdout
+    assert "3 lines of run_x/04_fold_training_fold_0.jsonl could not be read" in shown.stdout
 
 
 @pytest.mark.parametrize(

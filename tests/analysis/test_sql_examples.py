@@ -4,7 +4,7 @@ from pathlib import Path
 import polars as pl
 
 from fvc_lib.analysis.read import queries
-from fvc_lib.analysis.read.sql import SQL_EXAMPLES, Limits, ask_bounded
+from fvc_lib.analysis.read.sql import SQL_EXAMPLES, ask_user_query
 from fvc_lib.services import tables
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
@@ -22,7 +22,7 @@ def test_every_example_answers_its_question_over_real_runs(make_run: Callable[..
     of_other_tasks = [write_image_run(tmp_path), write_video_text_run(tmp_path)]
     runs = {name: [run, other, *(of_other_tasks if name in OF_OTHER_TASKS else ())] for name in queries.SQL_TABLES}
     frames = {name: read(runs[name]).frame for name, read in queries.SQL_TABLES.items()}
-    answers = {each.name: ask_bounded(each.sql, frames, None, Limits())[0] for each in SQL_EXAMPLES}
+    answers = {each.name: ask_user_query(each.sql, frames) for each in SQL_EXAMPLES}
     empty = [name for name, rows in answers.items() if rows.is_empty()]
     assert set(empty) <= {"What training chose"}  # these runs keep no outcome.json
     predictions = frames["predictions"]

@@ -21,8 +21,8 @@ def test_every_reader_of_the_logs_gives_the_answer_of_ours(tmp_path):
 
 def test_a_wrong_answer_and_a_slow_one_are_told():
     wrong = replace(RESULT, answer=(1000.0, 2.5, 3.0))
-    found = problems({"fvc, logs": replace(RESULT, curves_seconds=2.0), "polars": wrong}, judge_time=True)
+    found = problems({"fvc, logs": replace(RESULT, curves_seconds=2.5), "polars": wrong}, judge_time=True)
     assert found == [
         "polars answers (1000.0, 2.5, 3.0), fvc (1000.0, 2.0, 3.0)",
-        "fvc, logs took 2.000 s, allowed 1.5 s",
+        "fvc, logs took 2.500 s, allowed 2.0 s",
     ]

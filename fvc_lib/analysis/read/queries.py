@@ -1,12 +1,10 @@
-"""Typed questions to any number of runs, answered by DuckDB as polars frames.
+"""Questions to any number of runs, answered as polars frames.
 
-Every query takes the runs it is about, reads what they have (also while they run) and says in the answer's notes what
-could not be read. A run folder that was copied in simply counts; ``run_id`` is what ``naming.run_names`` calls a run
-among those asked for.
+Each query reads what the runs have recorded, also while they run. Its notes name what could not be read. ``run_id`` is
+the name from ``naming.run_names``.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,53 +14,57 @@ import polars as pl
 
 from fvc_lib.analysis.read.logs import METRIC_LINES, curves, read_events, read_log_lines, read_samples
 from fvc_lib.analysis.read.naming import run_names
-from fvc_lib.analysis.read.records import Answer, entries, log_files, read_tables
-from fvc_lib.analysis.read.sql import Limits, ask, ask_isolated
+from fvc_lib.analysis.read.records import Answer, LogFile, log_files, read_tables
+from fvc_lib.analysis.read.sql import MAX_ROWS, ask, ask_user_query
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import path_to_text, read_json_object
+from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object
 from fvc_lib.services.config import NOT_HASHED
-from fvc_lib.services.config_fields import RETIRED
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.records.digests import damage_of
 from fvc_lib.services.run_paths import CHECKPOINT_FOLDERS, RunPaths
 from fvc_lib.services.tasks import CONTROL_TRAININGS, FOLD_TRAINING
 
-_PREDICTIONS = re.compile(r"^predictions_fold_(?P<fold>\d+)\.parquet$")
-
 
 def learning_curves(
     runs: Sequence[RunPaths], *, metrics: Sequence[str] = (), phases: Sequence[str] = (), folds: Sequence[int] = ()
 ) -> Answer:
-    """The metric log of ``runs``; empty ``metrics``, ``phases`` or ``folds`` mean all of them.
+    """Return the metric logs of ``runs``, narrowed to ``metrics``, ``phases`` and ``folds`` where these are given.
 
-    ``run_id stage fold phase metric step epoch value flag attempt ts`` ordered by step within each curve; ``value`` is
-    null where ``flag`` says nan, inf or -inf. Of the same (stage, step, metric, phase, fold) logged several times, as
-    after a resume, the last attempt counts, and within an attempt the last line.
+    Columns: ``run_id stage fold phase metric step epoch value flag attempt ts``, in step order within each curve.
+    ``value`` is null where ``flag`` is nan, inf or -inf. A step that was logged again after a resume appears once, with
+    the last attempt's last line.
     """
-    runs = sorted(runs, key=lambda run: (path_to_text(run.run_id), run.root))
-    files = [file for run, name in zip(runs, run_names(runs), strict=True) for file in log_files(run, "metrics", name)]
-    lines = read_log_lines(files, METRIC_LINES)
+    lines = read_log_lines(_logs(runs, "metrics"), METRIC_LINES)
     wanted = {"metric": metrics, "phase": phases, "fold": folds}
     chosen = [pl.col(column).is_in(list(values)) for column, values in wanted.items() if values]
-    frame = curves(lines)
-    frame = frame.filter(*chosen) if chosen else frame
-    run_ids = pl.Series("run_id", [path_to_text(file.run_id) for file in files], dtype=pl.String)
-    return Answer(frame.select(run_ids.gather(frame["file_number"]), pl.exclude("file_number")), lines.notes)
+    frame = curves(lines.frame)
+    return Answer(frame.filter(*chosen) if chosen else frame, lines.notes)
+
+
+_PYTHON_TYPES: Mapping[pl.DataType, Any] = {pl.String(): str, pl.Int64(): int, pl.Float64(): float | int}
+_TRAININGS = pl.Schema(
+    {
+        "run_id": pl.String(), "stage": pl.String(), "fold": pl.Int64(), "trained": pl.String(), "model": pl.String(),
+        "device": pl.String(), "epochs": pl.Int64(), "best_epoch": pl.Int64(), "threshold": pl.Float64(),
+        "temperature": pl.Float64(), "steps": pl.Int64(), "nonfinite_steps": pl.Int64(), "micro_batch": pl.Int64(),
+        "seconds": pl.Float64(), "num_train_samples": pl.Int64(), "num_validation_samples": pl.Int64(),
+        "num_test_samples": pl.Int64(), "peak_rss_bytes": pl.Int64(), "peak_device_bytes": pl.Int64(),
+    }
+)  # fmt: skip
 
 
 def training_summary(runs: Sequence[RunPaths]) -> Answer:
-    """How each finished training went, one row for the model and one for each control, as ``trained`` tells.
+    """Return one row per finished training, the controls' trainings included: the columns of ``_TRAININGS``.
 
-    ``run_id stage fold trained model device epochs best_epoch threshold temperature steps nonfinite_steps micro_batch
-    seconds num_train_samples num_validation_samples num_test_samples peak_rss_bytes peak_device_bytes``; samples are
-    videos, images, or pairs of a video and a text. A stage without folds has a null fold; what a record does not tell,
-    or not in this type, is null.
+    ``trained`` is ``model`` or the name of a control. Samples are videos, images, or pairs of a video and a text.
+    Values that are missing or of another type are null.
     """
-    rows: list[dict[str, Any]] = []
-    notes = []
+    rows, notes = [], []
+    stages = {folder: stage for stage, folder in CHECKPOINT_FOLDERS.items()}
     for run, run_id in zip(runs, _names(runs), strict=True):
-        for path, stage, fold in _trainings(run):
+        outcomes = (run.root / "checkpoints").glob("*/outcome.json")
+        for path in sorted(outcomes, key=lambda path: path.parent.name.removeprefix("fold_").zfill(9)):
             if damage := damage_of(path):
                 notes.append(damage)
                 continue
@@ -71,236 +73,182 @@ def training_summary(runs: Sequence[RunPaths]) -> Answer:
             if not isinstance(trainings["model"], dict):
                 notes.append(f"{path_to_text(path)} holds no finished training.")
                 continue
+            name = path_to_text(path.parent.name)
+            fold = name.removeprefix("fold_")
+            place = (
+                {"stage": FOLD_TRAINING, "fold": int(fold)} if fold.isdecimal() else {"stage": stages.get(name, name)}
+            )
             for trained, record in trainings.items():
                 if isinstance(record, dict):
-                    told = {**outcome, **record}
+                    known = {**outcome, **record, **place, "run_id": run_id, "trained": trained}
                     for part in ("train", "validation", "test"):
-                        told[f"num_{part}_samples"] = told.get(f"num_{part}_videos", told.get(f"num_{part}"))
-                    history = record.get("history")
-                    told["epochs"] = len(history) if isinstance(history, list) else None
-                    told |= {"run_id": run_id, "stage": stage, "fold": fold, "trained": trained}
-                    rows.append({name: _of_type(told.get(name), kind) for name, kind in _TRAININGS.items()})
+                        known[f"num_{part}_samples"] = known.get(f"num_{part}_videos", known.get(f"num_{part}"))
+                    known["epochs"] = len(known["history"]) if isinstance(known.get("history"), list) else None
+                    values = ((name, known.get(name), _PYTHON_TYPES[kind]) for name, kind in _TRAININGS.items())
+                    rows.append({name: value if isinstance(value, kind) else None for name, value, kind in values})
     return Answer(pl.DataFrame(rows, schema=_TRAININGS), tuple(notes))
 
 
-def _trainings(run: RunPaths) -> list[tuple[Path, str, int | None]]:
-    """Record, stage and fold of each finished training, folds in order; without a fold, the stage has none."""
-    names = [folder.name for folder in entries(run, "checkpoints")]
-    folds = sorted(int(match[1]) for name in names if (match := _FOLD.match(name)))
-    found: list[tuple[Path, str, int | None]] = [(run.fold_outcome(fold), FOLD_TRAINING, fold) for fold in folds]
-    stages = {folder: stage for stage, folder in CHECKPOINT_FOLDERS.items()}
-    others = (stages.get(name, name) for name in names if not _FOLD.match(name))
-    found += [(run.stage_outcome(stage), path_to_text(stage), None) for stage in others]
-    return [each for each in found if each[0].is_file()]
-
-
-def _of_type(value: Any, kind: pl.DataType) -> Any:
-    if kind == pl.String:
-        return value if isinstance(value, str) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) >= 2**63:
-        return None
-    return value if kind == pl.Float64 or isinstance(value, int) else None
-
-
-_FOLD = re.compile(r"^fold_(0|[1-9]\d{0,8})$")
-_TRAININGS = pl.Schema(
-    {
-        **dict.fromkeys(("run_id", "stage"), pl.String()), "fold": pl.Int64(),
-        **dict.fromkeys(("trained", "model", "device"), pl.String()),
-        **dict.fromkeys(("epochs", "best_epoch"), pl.Int64()),
-        **dict.fromkeys(("threshold", "temperature"), pl.Float64()),
-        **dict.fromkeys(("steps", "nonfinite_steps", "micro_batch"), pl.Int64()), "seconds": pl.Float64(),
-        **dict.fromkeys(("num_train_samples", "num_validation_samples", "num_test_samples"), pl.Int64()),
-        **dict.fromkeys(("peak_rss_bytes", "peak_device_bytes"), pl.Int64()),
-    }
-)  # fmt: skip
-
-
-_PARAMETERS = pl.Schema(
-    {"parameter": pl.String, "run_id": pl.String, "value": pl.String, "changes_numbers": pl.Boolean}
-)
-
-_MAX_BYTES = 1_000_000  # ours are of some kilobytes; YAML can grow a thousandfold when read
+_PARAMETERS = {"parameter": pl.String, "run_id": pl.String, "value": pl.String, "changes_numbers": pl.Boolean}
 
 
 def read_parameters(runs: Sequence[RunPaths]) -> Answer:
-    """Every parameter of every run in ``params.yaml``'s own order, with the columns of ``parameter_differences``."""
-    rows: list[tuple[str, str, str | None, bool]] = []
-    notes: list[str] = []
-    found = [_parameters(run, notes) for run in runs]
-    run_ids = list(map(path_to_text, run_names(runs)))
-    names = dict.fromkeys(name for each in found if each is not None for name in each)
-    for name in names:
-        for run_id, each in zip(run_ids, found, strict=True):
-            if each is not None:
-                rows.append((name, run_id, each.get(name), name not in NOT_HASHED | RETIRED.keys()))
+    """Return every parameter of every run, in the order of ``params.yaml``: ``parameter run_id value changes_numbers``.
+
+    ``value`` is null for a run that lacks the parameter. ``changes_numbers`` is false for parameters that only say
+    where and how to work, such as folders.
+    """
+    notes, values = [], {}
+    for run, run_id in zip(runs, _names(runs), strict=True):
+        try:
+            values[run_id] = read_params_file(run.params_yaml) if run.params_yaml.is_file() else None
+        except (FvcError, OSError) as error:
+            notes.append(f"{path_to_text(run.params_yaml)} was left out: {error}")
+    known = {run_id: as_mapping(each) for run_id, each in values.items() if each is not None}
+    names = dict.fromkeys(name for each in known.values() for name in each)
+    rows = [
+        (name, run_id, _value_text(each[name]) if name in each else None, name not in NOT_HASHED)
+        for name in names
+        for run_id, each in known.items()
+    ]
     return Answer(pl.DataFrame(rows, schema=_PARAMETERS, orient="row"), tuple(notes))
 
 
-def _parameters(run: RunPaths, notes: list[str]) -> dict[str, str] | None:
-    path = run.params_yaml
-    if not path.is_file():
-        return None
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise UsageError(f"it has more than {_MAX_BYTES:,} bytes")
-        return {str(name): _text(value) for name, value in read_params_file(path).items()}
-    except (FvcError, OSError, RecursionError, ValueError) as error:
-        notes.append(f"{path_to_text(path)} was left out: {error}")
-        return None
-
-
-def _text(value: Any) -> str:
-    """A value as it would be typed; one that no parameter has, such as nested lists, by its type's name alone."""
-    if isinstance(value, str):
-        return value
-    items = value if isinstance(value, list) else [value]
-    if not all(item is None or isinstance(item, (str, int, float)) for item in items):
-        return f"({type(value).__name__})"
-    return json.dumps(value, ensure_ascii=False)
+def _value_text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
-    """The parameters that are not the same in all ``runs``: ``parameter run_id value changes_numbers``.
-
-    ``value`` is null where a run knows no such parameter; ``changes_numbers`` is false for those that say only where
-    and how.
-    """
-    found = read_parameters(runs)
-    differing = pl.col("value").n_unique().over("parameter") > 1  # to lack it is a value too
-    return Answer(found.frame.filter(differing), found.notes)
+    """Return the rows of ``read_parameters`` whose values are not the same in all ``runs``."""
+    parameters = read_parameters(runs)
+    differing = pl.col("value").n_unique().over("parameter") > 1
+    return Answer(parameters.frame.filter(differing), parameters.notes)
 
 
 def memory_samples(runs: Sequence[RunPaths]) -> Answer:
-    """Every memory sample of ``runs``; ``logs.read_samples`` tells the columns."""
-    named = zip(runs, run_names(runs), strict=True)
-    return read_samples([file for run, name in named for file in log_files(run, "memory", name)])
+    """Return the memory samples of ``runs``, with the columns of ``logs.read_samples``."""
+    return read_samples(_logs(runs, "memory"))
 
 
 def memory_events(runs: Sequence[RunPaths]) -> Answer:
-    """What happened to the memory of ``runs``; ``logs.read_events`` tells the columns."""
-    named = zip(runs, run_names(runs), strict=True)
-    files = [file for run, name in named for file in log_files(run, "memory/events", name)]
-    return read_events(files, memory_samples(runs).frame)
+    """Return the memory events of ``runs``, with the columns of ``logs.read_events``."""
+    return read_events(_logs(runs, "memory/events"), memory_samples(runs).frame)
 
 
 def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
-    """The highest memory of each stage: ``run_id stage fold num_samples peak_rss_bytes peak_device_bytes``.
+    """Return the highest memory of each stage: ``run_id stage fold num_samples peak_rss_bytes peak_device_bytes``.
 
-    The log's megabytes are 1e6 bytes. On a CPU ``allocated_mb`` is the process with its children, which is what a job's
-    limit counts; ``peak_device_bytes`` is null without an accelerator. Every phase counts, measuring beforehand too.
+    All phases count. On a CPU the process is counted with its children, as a job's limit does; ``peak_device_bytes`` is
+    null without an accelerator.
     """
     samples = memory_samples(runs)
-    query = """
-        SELECT run_id, stage, fold, count(*) AS num_samples,
-               CAST(max(greatest(rss_mb, CASE WHEN on_cpu THEN greatest(allocated_mb, max_allocated_mb) END))
-                    * 1000000 AS BIGINT) AS peak_rss_bytes,
-               CAST(max(CASE WHEN NOT on_cpu THEN greatest(allocated_mb, max_allocated_mb) END)
-                    * 1000000 AS BIGINT) AS peak_device_bytes
-        FROM (SELECT *, coalesce(device, 'cpu') LIKE 'cpu%' AS on_cpu FROM samples)
-        GROUP BY run_id, stage, fold ORDER BY run_id, stage, fold
-    """
-    return Answer(ask(query, {"samples": samples.frame}), samples.notes)
+    on_cpu = pl.col("device").fill_null("cpu").str.starts_with("cpu")
+    allocated = pl.max_horizontal("allocated_mb", "max_allocated_mb")
+    process = pl.max_horizontal("rss_mb", pl.when(on_cpu).then(allocated))
+    peaks = samples.frame.group_by("run_id", "stage", "fold", maintain_order=True).agg(
+        num_samples=pl.len().cast(pl.Int64),
+        peak_rss_bytes=(process.max() * 1e6).cast(pl.Int64),
+        peak_device_bytes=(pl.when(~on_cpu).then(allocated).max() * 1e6).cast(pl.Int64),
+    )
+    return Answer(peaks, samples.notes)
 
 
 def results(runs: Sequence[RunPaths]) -> Answer:
-    """The results tables of ``runs`` (``tables.RESULTS`` with ``run_id`` in front); runs without one add no rows."""
+    """Return the results of ``runs``: ``tables.RESULTS`` with ``run_id`` in front."""
     return _stored("results")(runs)
 
 
 def task_results(runs: Sequence[RunPaths]) -> Answer:
-    """The same of runs without folds (``tables.TASK_RESULTS``)."""
+    """Return the results of runs without folds: ``tables.TASK_RESULTS`` with ``run_id`` in front."""
     return _stored("task_results")(runs)
 
 
 def fold_table(runs: Sequence[RunPaths]) -> Answer:
-    """Of the model one row per run and fold: ``run_id fold num_videos num_groups`` and one column per metric."""
-    found = results(runs)
-    query = """
-        SELECT run_id, CAST(regexp_extract(scope, '^fold_([0-9]+)$', 1) AS BIGINT) AS fold,
-               num_videos, num_groups, metric, value
-        FROM results WHERE source = 'model' AND regexp_full_match(scope, 'fold_[0-9]+')
-    """
-    rows = ask(query, {"results": found.frame})
-    metrics = rows["metric"].unique(maintain_order=True).to_list()
-    wide = rows.pivot(
-        "metric", index=["run_id", "fold", "num_videos", "num_groups"], values="value", on_columns=metrics
+    """Return the model's metrics by run and fold: ``run_id fold num_videos num_groups`` and a column per metric."""
+    stored = results(runs)
+    rows = stored.frame.filter(source="model").with_columns(
+        fold=pl.col("scope").str.extract(r"^fold_([0-9]+)$").cast(pl.Int64)
     )
-    return Answer(wide.sort("run_id", "fold"), found.notes)
+    rows = rows.drop_nulls("fold")
+    metrics = rows["metric"].unique(maintain_order=True).to_list()
+    keys = ["run_id", "fold", "num_videos", "num_groups"]
+    wide = rows.pivot("metric", index=keys, values="value", on_columns=metrics)
+    return Answer(wide.sort("run_id", "fold"), stored.notes)
 
 
 def predictions(runs: Sequence[RunPaths]) -> Answer:
-    """Outer-fold predictions of ``runs`` (``tables.PREDICTIONS`` with ``run_id`` in front), folds in order."""
+    """Return the outer-fold predictions of ``runs``, folds in order: ``tables.PREDICTIONS`` with ``run_id``."""
     files = []
-    for name, run in zip(_names(runs), runs, strict=True):
-        # Listed and matched in Python: a glob would read a folder's own brackets as a pattern.
-        found = ((_PREDICTIONS.match(path.name), path) for path in entries(run, "tables"))
-        matched = sorted((int(match["fold"]), path) for match, path in found if match)
-        files += [(name, path) for _, path in matched]
+    for run_id, run in zip(_names(runs), runs, strict=True):
+        numbers = (
+            path.stem.removeprefix("predictions_fold_") for path in run.tables.glob("predictions_fold_*.parquet")
+        )
+        files += [(run_id, run.predictions(fold)) for fold in sorted(int(each) for each in numbers if each.isdecimal())]
     return read_tables(files, tables.PREDICTIONS)
 
 
 def compare_runs(runs: Sequence[RunPaths]) -> Answer:
-    """The model's ROC AUC over all folds, one row per run, in the order of ``runs``:
-    ``run_id metric value low high fold_mean fold_std num_videos num_groups``.
+    """Return the model's ROC AUC over all folds, one row per run in the order of ``runs``.
+
+    Columns: ``run_id metric value low high fold_mean fold_std num_videos num_groups``.
     """
-    found = results(runs)
-    query = """
-        SELECT run_id, metric, value, low, high, fold_mean, fold_std, num_videos, num_groups FROM results
-        WHERE source = 'model' AND scope = 'all' AND metric = 'roc_auc'
-        ORDER BY list_position($runs, run_id)
-    """
-    return Answer(ask(query, {"results": found.frame}, {"runs": _names(runs)}), found.notes)
+    stored = results(runs)
+    columns = ["run_id", "metric", "value", "low", "high", "fold_mean", "fold_std", "num_videos", "num_groups"]
+    return Answer(stored.frame.filter(source="model", scope="all", metric="roc_auc").select(columns), stored.notes)
 
 
 def index_counts(run: RunPaths, by: str) -> Answer:
-    """Videos and groups of the index by label and one column: ``label value num_videos num_groups total_bytes``.
+    """Count the videos and groups of the index by label and the column ``by``.
 
-    ``by`` is a column of ``tables.INDEX``, or ``size`` for ``width x height``.
-
-    Raises:
-        ValueError: ``by`` is no such column.
+    Columns: ``label value num_videos num_groups total_bytes``. ``by`` is a column of ``tables.INDEX``, or ``size`` for
+    width x height.
     """
-    known = (*tables.INDEX.columns, "size")
-    if by not in known:
-        raise ValueError(f"by: got {by!r}, wanted one of {', '.join(known)}.")
-    found = SQL_TABLES["videos"]([run])
-    query = """
-        SELECT label, coalesce(value, 'not known') AS value, count(*) AS num_videos,
-               count(DISTINCT group_id) AS num_groups, CAST(sum(size_bytes) AS BIGINT) AS total_bytes
-        FROM videos GROUP BY label, value ORDER BY num_videos DESC, value, label
-    """
+    videos = SQL_TABLES["videos"]([run])
     value = pl.format("{} × {}", "width", "height") if by == "size" else pl.col(by).cast(pl.String)
-    videos = found.frame.select("label", "group_id", "size_bytes", value.alias("value"))
-    return Answer(ask(query, {"videos": videos}), found.notes)
+    counts = videos.frame.group_by("label", value.fill_null("not known").alias("value")).agg(
+        num_videos=pl.len().cast(pl.Int64),
+        num_groups=pl.col("group_id").n_unique().cast(pl.Int64),
+        total_bytes=pl.col("size_bytes").sum(),
+    )
+    return Answer(counts.sort(-pl.col("num_videos"), "value", "label"), videos.notes)
 
 
 def fold_balance(run: RunPaths) -> Answer:
-    """How the outer folds came out: ``fold label num_videos num_groups``."""
-    found = SQL_TABLES["folds"]([run])
-    query = """
-        SELECT fold, label, count(*) AS num_videos, count(DISTINCT group_id) AS num_groups
-        FROM folds GROUP BY fold, label ORDER BY fold, label DESC
-    """
-    return Answer(ask(query, {"folds": found.frame}), found.notes)
+    """Count the videos and groups of each outer fold: ``fold label num_videos num_groups``."""
+    folds = SQL_TABLES["folds"]([run])
+    counts = folds.frame.group_by("fold", "label").agg(
+        num_videos=pl.len().cast(pl.Int64), num_groups=pl.col("group_id").n_unique().cast(pl.Int64)
+    )
+    return Answer(counts.sort("fold", "label", descending=[False, True]), folds.notes)
 
 
 def augmentation_counts(run: RunPaths) -> Answer:
-    """How often each operation was drawn: ``operation num_clips share`` of the ``num_augmented`` clips made."""
-    found = SQL_TABLES["clips"]([run])
-    made = found.frame.filter(pl.col("augmentation_index") > 0)
-    drawn = [_operation_names(text) for text in made["operations"]]
-    unread = sum(names is None for names in drawn)
-    rows = pl.DataFrame(
-        {"operation": [name for names in drawn for name in sorted(names or ())]}, schema={"operation": pl.String}
-    )
-    query = """
-        SELECT operation, count(*) AS num_clips, $total AS num_augmented, count(*) / $total AS share
-        FROM drawn GROUP BY operation ORDER BY num_clips DESC, operation
+    """Count the clips that each operation was drawn for: ``operation num_clips num_augmented share``.
+
+    ``num_augmented`` is the number of augmented clips; ``share`` is the ratio of the two.
     """
-    counts = ask(query, {"drawn": rows}, {"total": made.height})
-    notes = (*found.notes, f"{unread} of {made.height} clips name no operation.") if unread else found.notes
-    return Answer(counts, notes)
+    clips = SQL_TABLES["clips"]([run])
+    query = """
+        WITH made AS (
+            SELECT clip_id, TRY_CAST(operations AS JSON) AS operations, count(*) OVER () AS num_augmented
+            FROM clips WHERE augmentation_index > 0
+        ), drawn AS (
+            SELECT DISTINCT clip_id, num_augmented, unnest(operations->>'$[*].name') AS operation FROM made
+        )
+        SELECT operation, count(*) AS num_clips, num_augmented, count(*) / num_augmented AS share
+        FROM drawn GROUP BY operation, num_augmented ORDER BY num_clips DESC, operation
+    """
+    return Answer(ask(query, {"clips": clips.frame}), clips.notes)
+
+
+_READERS: Mapping[str, Callable[[Path], pl.DataFrame]] = {
+    ".parquet": pl.read_parquet, ".feather": pl.read_ipc, ".jsonl": pl.read_ndjson,
+    # Ids of digits stay text, as in the runs' tables.
+    ".csv": lambda path: pl.read_csv(
+        path, infer_schema_length=None,
+        schema_overrides={name: pl.String for name in pl.read_csv(path, n_rows=0).columns if name.endswith("_id")},
+    ),
+}  # fmt: skip
 
 
 def ask_sql(
@@ -309,61 +257,40 @@ def ask_sql(
     parameters: Mapping[str, object] | None = None,
     *,
     files: Mapping[str, Path | str] | None = None,
-    limits: Limits = Limits(),  # noqa: B008  # frozen
 ) -> Answer:
-    """Any SQL that reads, over ``runs``, each table with ``run_id``: those of ``SQL_TABLES``, and your own ``files``.
+    """Answer any SQL query over the tables of ``runs`` (``SQL_TABLES``) and over ``files``.
 
-    ``files`` are Parquet, Feather, CSV or JSONL files by the name that the query calls each. They are read before
-    DuckDB begins, which runs without access to files, network or extensions: nothing but these tables and files can be
-    read, and nothing written. A query that takes more time or memory than ``limits`` is stopped; of more rows only the
-    first are returned, and a note says so.
+    ``files`` are Parquet, Feather, CSV or JSONL files by table name. The query can read nothing else and write nothing.
+    It may take 60 s and 2 GB; at most 100,000 rows are returned, and a note says if there are more.
 
     Raises:
-        ValueError: it is not one statement that reads, or two of its columns share a name.
-        duckdb.Error: it is wrong, or was stopped; DuckDB's message says where or why.
-        UsageError: a file is missing, unreadable or of another kind, or is called like a table.
+        ValueError: the query returns no rows, or a column has a type that polars lacks.
+        duckdb.Error: the query is wrong or exceeded a limit.
+        UsageError: a file is missing, unreadable or of another kind.
     """
-    own = {name: _own_file(name, Path(path)) for name, path in (files or {}).items()}
-    # A table that the query nowhere names is there, with its columns, and is not read: one may be of a million rows.
-    words = set(re.findall(r"\w+", query.lower()))
-    all_named = not words.isdisjoint({"query", "query_table"})
-    answers = {name: read(runs if all_named or name in words else ()) for name, read in SQL_TABLES.items()}
+    # A table that the query does not name stays empty: it may have a million rows. ``query_table`` may name any.
+    text = query.lower()
+    answers = {name: read(runs if name in text or "query" in text else ()) for name, read in SQL_TABLES.items()}
     frames = {name: answer.frame for name, answer in answers.items()}
-    rows, more = ask_isolated(query, frames | own, parameters, limits)
+    for name, path in (files or {}).items():
+        try:
+            frames[name] = _READERS[Path(path).suffix.lower()](Path(path))
+        except KeyError:
+            raise UsageError(f"files: got {str(path)!r}, wanted a file that ends in {', '.join(_READERS)}.") from None
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise UsageError(f"files: {path_to_text(str(path))} cannot be read: {error}") from error
+    rows = ask_user_query(query, frames, parameters)
     notes = dict.fromkeys(note for answer in answers.values() for note in answer.notes)
-    cut = (f"Only the first {limits.max_rows:,} rows are shown.",) if more else ()
-    return Answer(rows, (*notes, *cut))
+    cut = [f"Only the first {MAX_ROWS:,} rows are shown."] if rows.height > MAX_ROWS else []
+    return Answer(rows.head(MAX_ROWS), (*notes, *cut))
 
 
-def _read_csv(path: Path) -> pl.DataFrame:
-    """Columns called ``..._id`` stay text, as in the runs' tables: an id of digits would lose its zeros as a number."""
-    names = pl.scan_csv(path).collect_schema().names()
-    texts = {name: pl.String for name in names if name.endswith("_id")}
-    return pl.read_csv(path, schema_overrides=texts, infer_schema_length=None)
-
-
-_READERS: Mapping[str, Callable[[Path], pl.DataFrame]] = {
-    ".parquet": pl.read_parquet, ".feather": pl.read_ipc, ".arrow": pl.read_ipc,
-    ".csv": _read_csv, ".jsonl": pl.read_ndjson, ".ndjson": pl.read_ndjson,
-}  # fmt: skip
-
-
-def _own_file(name: str, path: Path) -> pl.DataFrame:
-    if name.lower() in SQL_TABLES or not name.isidentifier():
-        raise UsageError(
-            f"files: got the name {name!r}, wanted a word that no table of the runs has; call it otherwise."
-        )
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None or not path.is_file():
-        raise UsageError(f"files: {name!r}: {path_to_text(path)} is no file that ends in {', '.join(_READERS)}.")
-    try:
-        return reader(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise UsageError(f"files: {name!r}: {path_to_text(path)} cannot be read: {error}") from error
+def _logs(runs: Sequence[RunPaths], folder: str) -> list[LogFile]:
+    return [file for run, name in zip(runs, run_names(runs), strict=True) for file in log_files(run, folder, name)]
 
 
 def _stored(name: str, schema: str = "") -> Callable[[Sequence[RunPaths]], Answer]:
-    """Reads of each run the table that ``RunPaths`` calls ``name``, by the schema of that name in ``tables``."""
+    """Return a reader of the table ``RunPaths.<name>``, whose schema is ``tables.<SCHEMA>``."""
     wanted: pa.DataFrameSchema = getattr(tables, (schema or name).upper())
     return lambda runs: read_tables(zip(_names(runs), (getattr(run, name) for run in runs), strict=True), wanted)
 
@@ -387,10 +314,3 @@ SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {
     **{name: _stored(name) for name in ("target_predictions", "batch_size_sweep", "video_texts")},
     **{name: _stored(name) for name in ("retrieval_ranks", "captions")},
 }
-
-
-def _operation_names(text: str) -> set[str] | None:
-    try:
-        return {str(operation["name"]) for operation in json.loads(text)}
-    except (ValueError, TypeError, KeyError):
-        return None

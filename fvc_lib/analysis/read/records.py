@@ -51,14 +51,8 @@ class LogFile:
 
 def log_files(run: RunPaths, folder: str, name: str | None = None) -> list[LogFile]:
     """The JSONL files right in ``folder`` of ``run``, not below it; the run is called ``name`` (None: its id)."""
-    paths = entries(run, folder)
-    return [LogFile.named(path, name or run.run_id) for path in paths if path.suffix == ".jsonl"]
-
-
-def entries(run: RunPaths, folder: str) -> list[Path]:
-    """What lies in ``folder`` of ``run``, by name; nothing where there is no such folder."""
-    where = run.root / folder
-    return sorted(where.iterdir()) if where.is_dir() else []
+    paths = sorted((run.root / folder).glob("*.jsonl"))
+    return [LogFile.named(path, name or run.run_id) for path in paths if path.is_file()]
 
 
 def read_tables(paths: Iterable[tuple[str, Path]], schema: pa.DataFrameSchema, without: Collection[str] = ()) -> Answer:
