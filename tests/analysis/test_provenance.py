@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.analysis.pages.report import provenance_html
+from fvc_lib.analysis.pages.provenance import provenance_html
 from fvc_lib.services.run_paths import RunPaths
 
 ATTEMPT = {
@@ -35,8 +35,8 @@ def test_code_machine_and_the_commands_that_repeat_it_are_shown(run):
     run.code_patch.write_text("diff")
     html = write(run, ATTEMPT, repeat=["git checkout aaa", "python run_notebooks.py --params '<p>.yaml'"])
     for text in (
-        "a" * 40, 'href="code.patch"', "big.py (2.0 MB)", "node1", "8, OMP_NUM_THREADS=4", "NVIDIA H200",
-        "64.00 GB, limited to 8.00 GB by SLURM_MEM_PER_NODE", "job id 12, array task id 3", "3.11.7 (CPython main)",
+        "a" * 40, 'href="code.patch"', "big.py (2.0 MB)", "node1", "<dt>Cores</dt><dd>8</dd>", "NVIDIA H200",
+        "64.00 GB, limited to 8.00 GB by SLURM_MEM_PER_NODE", "job id 12, array task id 3", "<dd>3.11.7</dd>",
         "2026-01-02 03:04 UTC", "not installed",
         '<pre id="repeat">git checkout aaa &amp;&amp;\npython run_notebooks.py --params &#39;&lt;p&gt;',
     ):  # fmt: skip
@@ -54,7 +54,7 @@ def test_a_changed_checkout_without_its_patch_is_warned_of_and_a_clean_one_prais
 def test_the_machine_of_a_submitted_run_is_the_first_job_s(run):
     login = {**ATTEMPT, "submits": True, "slurm": None, "hardware": {"host": "login", "cores": 2, "processor": "Old"}}
     html = write(run, login, ATTEMPT)
-    assert "8, OMP_NUM_THREADS=4" in html
+    assert "<dt>Cores</dt><dd>8</dd>" in html
     assert "Old" not in html
 
 
@@ -72,7 +72,7 @@ def test_slurms_figures_stand_beside_ours(run):
     run.slurm.mkdir()
     job = {"job_id": "12_0", "task": key, "state": "COMPLETED", "max_rss_bytes": 712_000_000, "elapsed_seconds": 18.0}
     lost = {"job_id": "12_1", "task": "other", "state": "OUT_OF_MEMORY", "max_rss_bytes": None, "elapsed_seconds": None}
-    (run.slurm / "accounting.json").write_text(json.dumps({"jobs": [job, lost, 3]}))
+    (run.slurm / "accounting.json").write_text(json.dumps({"jobs": [job, lost]}))
     html = write(run, ATTEMPT)
     row = html[html.index("12_0") : html.index("12_1")]
     assert row.index("712 MB") < row.index("738 MB")

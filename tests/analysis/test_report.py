@@ -1,11 +1,11 @@
+"""The report of a run and the page of each record: whole, offline, and true about what is missing."""
+
+import json
+import os
 import re
-import shutil
-import subprocess
-import threading
-from collections.abc import Callable, Iterator
-from html.parser import HTMLParser
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import unquote
 
 import nbformat
 import pytest
@@ -15,53 +15,28 @@ from fvc_lib.analysis.figures.results import controls_figure
 from fvc_lib.analysis.figures.roc_and_calibration import roc_figure
 from fvc_lib.analysis.figures.training import learning_curves_figure
 from fvc_lib.analysis.pages.display import figure_bundle
-from fvc_lib.analysis.pages.report import write_report, write_run_report
+from fvc_lib.analysis.pages.report import records_of, write_record_pages, write_report, write_run_report
 from fvc_lib.analysis.pages.runs_index import write_runs_index
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.run_paths import RunPaths
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+def loads_of(path: Path) -> list[str]:
+    """Whatever makes a browser fetch something beyond the page itself."""
+    html = path.read_text(encoding="utf-8")
+    found = re.findall(r'<[^>]*\b(?:src|srcset|poster|action)="([^"]*)"', html)
+    found += re.findall(r'<(?:link|base|image|use)[^>]*href="([^"]*)"', html)
+    found += re.findall(
+        r"@import[^;]*|url\((?!data:)[^)]*", "".join(re.findall(r"<style>.*?</style>", html, re.DOTALL))
+    )
+    return [each for each in found if not each.startswith("data:")]
 
 
-class Loads(HTMLParser):
-    """Everything in a page that makes a browser fetch something, and its sections and buttons."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loads: list[str] = []
-        self.styles = ""
-        self.open_sections: list[bool] = []
-        self._in_style = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        values = {name: value or "" for name, value in attrs}
-        loading = ("src", "srcset", "poster", "data", "background", "xlink:href", "action")
-        self.loads += [values[name] for name in loading if name in values]
-        if tag in ("link", "base", "image", "use") and "href" in values:
-            self.loads.append(values["href"])
-        self.styles += values.get("style", "")
-        self._in_style = tag == "style"
-        if tag == "details" and values.get("class") == "section":
-            self.open_sections.append("open" in values)
-
-    def handle_data(self, data: str) -> None:
-        self.styles += data if self._in_style else ""
-        self._in_style = False
-
-
-def parse(path: Path) -> Loads:
-    parser = Loads()
-    parser.feed(path.read_text(encoding="utf-8"))
-    return parser
-
-
-def assert_offline(path: Path) -> None:
-    page = parse(path)
-    assert [load for load in page.loads if not load.startswith("data:")] == []
-    assert "@import" not in page.styles
-    assert "url(" not in page.styles.replace("url(data:", "")
+def open_sections(path: Path) -> list[bool]:
+    sections = re.findall(r'<details class="section"[^>]*>', path.read_text(encoding="utf-8"))
+    return ["open" in each for each in sections]
 
 
 def save(path: Path, *cells: object) -> Path:
@@ -70,8 +45,12 @@ def save(path: Path, *cells: object) -> Path:
     return path
 
 
+def cell(source: str, *outputs: object, status: str = "completed") -> object:
+    return new_code_cell(source, outputs=list(outputs), metadata={"papermill": {"status": status}})
+
+
 def shown(*bundles: dict) -> object:
-    return new_code_cell("show()", outputs=[new_output("display_data", data=bundle) for bundle in bundles])
+    return cell("show()", *(new_output("display_data", data=bundle) for bundle in bundles))
 
 
 @pytest.fixture
@@ -79,60 +58,132 @@ def notebooks(run: RunPaths) -> list[Path]:
     predictions = queries.predictions([run]).frame
     results = [controls_figure(queries.results([run]).frame), roc_figure(predictions, replicates=20)]
     curves = learning_curves_figure(queries.learning_curves([run]).frame)
+    results_cells = (new_markdown_cell("# Results <b>\n\n$a<b$"), shown(*map(figure_bundle, results)))
     return [
-        save(
-            run.executed_notebook("05_kfold_results"),
-            new_markdown_cell("# Results <b>\n\n$a<b$"),
-            shown(*map(figure_bundle, results)),
-        ),
-        save(
-            run.executed_notebook("06_analysis_dashboard"), new_markdown_cell("# Curves"), shown(figure_bundle(curves))
-        ),
+        save(run.executed_notebook("05_kfold_results"), *results_cells),
+        save(run.executed_notebook("06_analysis_dashboard"), new_markdown_cell("# C"), shown(figure_bundle(curves))),
         save(run.executed_notebook("02_folds"), new_markdown_cell("# Folds\n\n[a link](https://example.org/x)")),
     ]
 
 
-def test_the_report_holds_everything_and_loads_nothing(run: RunPaths, notebooks: list[Path]) -> None:
+def test_the_report_holds_everything_but_plotly_and_loads_nothing_else(run: RunPaths, notebooks: list[Path]) -> None:
     write_report(notebooks, run.report_html, title="T <script>alert(1)</script>", headline=run_headline(run))
     html = run.report_html.read_text(encoding="utf-8")
-    assert_offline(run.report_html)
-    assert html.count("* plotly.js v") == 1
+    assert loads_of(run.report_html) == ["plotly.min.js"]
+    assert len(html) < 300_000
     assert html.count('<div class="figure"') == 3
-    assert "T &lt;script&gt;alert(1)&lt;/script&gt;" in html
     assert "<script>alert" not in html
-    assert parse(run.report_html).open_sections == [True, False, False]
+    assert open_sections(run.report_html) == [True, False, False]
     score = run_headline(run).model_score
     for text in (f"{score.value:.3f}", f"{score.low:.3f}, {score.high:.3f}", "above control", "795 MB", "3 min 05 s"):
         assert text in html, text
+    write_report(notebooks, run.report_html, title="T <script>alert(1)</script>", headline=run_headline(run))
+    assert run.report_html.read_text(encoding="utf-8") == html
 
 
-def test_the_same_notebooks_give_the_same_bytes(run: RunPaths, notebooks: list[Path]) -> None:
-    write_report(notebooks, run.report_html, title="T", headline=run_headline(run))
-    first = run.report_html.read_bytes()
-    write_report(notebooks, run.report_html, title="T", headline=run_headline(run))
-    assert run.report_html.read_bytes() == first
-
-
-def test_one_notebook_alone_without_figures_is_small(run: RunPaths, notebooks: list[Path]) -> None:
-    output = run.reports / "02_folds.html"
-    write_report(notebooks[2:], output, title="Folds")
-    assert_offline(output)
-    assert output.stat().st_size < 60_000
-    assert "https://example.org/x" in output.read_text(encoding="utf-8")  # a link to follow is no load
+def test_all_pages_of_a_run_share_one_plotly_and_pages_without_figures_need_none(
+    run: RunPaths, notebooks: list[Path]
+) -> None:
+    write_run_report(run)
+    assert [path.relative_to(run.root) for path in run.root.rglob("plotly*")] == [Path("plotly.min.js")]
+    wanted = {
+        "02_folds": [],
+        "05_kfold_results": ["../../plotly.min.js"],
+        "06_analysis_dashboard": ["../../plotly.min.js"],
+    }
+    assert {key: loads_of(run.record_html(key)) for key in wanted} == wanted
+    assert run.record_html("02_folds").stat().st_size < 60_000
 
 
 def test_a_failed_run_says_so_first_and_opens_the_failed_section(run: RunPaths, notebooks: list[Path]) -> None:
     error = new_output("error", ename="ValueError", evalue="<no> codec", traceback=["\x1b[31mValueError\x1b[0m"])
-    failed = save(
-        run.partial_notebook("03_augmentation"), new_markdown_cell("# A"), new_code_cell("x", outputs=[error])
-    )
+    failed = save(run.partial_notebook("03_augmentation"), new_markdown_cell("# A"), cell("x", error))
     stages = {"03_augmentation": {"state": "failed", "error": {"name": "ValueError", "message": "<no> codec"}}}
     write_json(run.status_json, {"state": "failed", "stages": stages})
     write_report([*notebooks, failed], run.report_html, title="T", headline=run_headline(run))
     html = run.report_html.read_text(encoding="utf-8")
-    assert "The run is not complete (state: failed)." in html
+    assert "state: failed" in html
     assert html.count("ValueError: &lt;no&gt; codec") == 3  # the alarm, the section's, and the output itself
-    assert parse(run.report_html).open_sections == [True, False, False, True]
+    assert open_sections(run.report_html) == [True, False, False, True]
+
+
+@pytest.fixture
+def died(run: RunPaths) -> Path:
+    """The partial record of a stage whose kernel was killed in its second cell, with a link to a log."""
+    log = run.logs / "outputs" / "03_augmentation" / "cell_01_stdout.txt"
+    log.parent.mkdir(parents=True)
+    log.write_text("flood")
+    link = new_output("display_data", {"text/html": f'<a href="{os.path.relpath(log, run.notebooks)}">more</a>'})
+    error = new_output("error", ename="KernelDied", evalue="killed by SIGKILL", traceback=["KernelDied: SIGKILL"])
+    stages = {"03_augmentation": {"state": "failed", "next_setting": "-p batch_size 2", "job_id": "12_0"}}
+    run.status_json.write_text(json.dumps({"state": "failed", "stages": stages}))
+    cells = (
+        cell("a", link),
+        cell("b", error, status="failed"),
+        cell("c", status="pending"),
+        cell("d", status="pending"),
+    )
+    return save(run.partial_notebook("03_augmentation"), new_markdown_cell("# Augmentation"), *cells)
+
+
+def test_a_record_whose_kernel_died_says_so_and_what_never_ran(run: RunPaths, died: Path) -> None:
+    assert write_record_pages(run) == {}
+    html = run.record_html("03_augmentation").read_text(encoding="utf-8")
+    alarm = html[html.index('<p class="alarm">') :].partition("</p>")[0]
+    for fact in ("KernelDied: killed by SIGKILL", "2 code cells of 4 never ran", "-p batch_size 2"):
+        assert fact in alarm
+    assert "slurm job 12_0" in html
+    notebook = nbformat.read(died, as_version=4)
+    banner = new_markdown_cell("<b>Failed: killed by the system</b>", metadata={"tags": ["papermill-error-cell-tag"]})
+    notebook.cells.insert(0, banner)
+    nbformat.write(notebook, died)
+    write_record_pages(run)
+    alarms = run.record_html("03_augmentation").read_text(encoding="utf-8").split('class="alarm">')[1:]
+    assert "SIGKILL" not in alarms[0].partition("</p>")[0]  # the record says it below
+    assert "killed by the system" in alarms[1]
+
+
+def test_links_work_from_every_page(run: RunPaths, died: Path) -> None:
+    write_run_report(run)
+    write_runs_index(run.root.parent.parent)
+    for path in (run.record_html("03_augmentation"), run.report_html):
+        links = re.findall(r'<a [^>]*href="([^"]*)"', path.read_text(encoding="utf-8"))
+        local = [path.parent / unquote(link) for link in links if not link.startswith(("#", "http"))]
+        assert [link for link in local if not link.exists()] == []
+        assert [link.read_text() for link in local if "logs" in link.parts] == ["flood"]
+
+
+def test_a_page_is_written_again_where_its_record_or_the_end_of_its_task_changed(run: RunPaths) -> None:
+    keys = ("02_folds", "03_augmentation", "05_kfold_results")
+    for key in keys:
+        save(run.executed_notebook(key), cell("x"))
+    write_record_pages(run)
+    before = [run.record_html(key).stat().st_ino for key in keys]
+    save(run.executed_notebook("05_kfold_results"), cell("other"))
+    status = json.loads(run.status_json.read_text())
+    status["stages"]["03_augmentation"]["state"] = "interrupted"
+    write_json(run.status_json, status)
+    write_record_pages(run)
+    same = [run.record_html(key).stat().st_ino == inode for key, inode in zip(keys, before, strict=True)]
+    assert same == [True, False, False]
+    assert "state-interrupted" in run.record_html("03_augmentation").read_text(encoding="utf-8")
+
+
+def test_of_two_records_of_a_task_the_newer_counts(run: RunPaths) -> None:
+    old, new = (save(path("02_folds"), cell("x")) for path in (run.executed_notebook, run.partial_notebook))
+    os.utime(old, ns=(1, 1))
+    assert records_of(run) == {"02_folds": new}
+    os.utime(new, ns=(0, 0))
+    assert records_of(run) == {"02_folds": old}
+
+
+def test_a_record_that_cannot_be_read_is_named_and_does_not_hide_the_others(run: RunPaths) -> None:
+    save(run.executed_notebook("05_kfold_results"), new_markdown_cell("# Fine"))
+    run.partial_notebook("03_augmentation").write_text('{"cells": [')
+    write_run_report(run)
+    html = run.report_html.read_text(encoding="utf-8")
+    assert "03_augmentation.partial.ipynb" in html
+    assert ">Fine<" in html
 
 
 def test_the_index_lists_every_run_and_links_what_is_there(make_run: Callable[..., RunPaths]) -> None:
@@ -147,150 +198,10 @@ def test_the_index_lists_every_run_and_links_what_is_there(make_run: Callable[..
         run.report_html.write_text("<p>here</p>")
     index = write_runs_index(runs[0].root.parent.parent)
     html = index.read_text(encoding="utf-8")
-    assert_offline(index)
+    assert loads_of(index) == []
     links = re.findall(r'<a href="([^"]+)"', html)
     assert links == ["a%20b%23%3Ci%3E%27%25/run_20250401_000000_%3Fx/report.html", f"demo/{runs[0].run_id}/report.html"]
     assert html.index("_new") < html.index("_?x") < html.index(runs[0].run_id)
     assert "a b#&lt;i&gt;&#39;%" in html
     assert html.count("not above control</span>") == 1
     assert "<script" not in html
-
-
-def test_the_index_of_an_empty_folder_says_so(tmp_path: Path) -> None:
-    assert "No run has been started here yet" in write_runs_index(tmp_path).read_text(encoding="utf-8")
-
-
-class Browser:
-    """Chromium without a window: the page after its scripts have run, and what it had to complain about."""
-
-    def __init__(self, profile: Path) -> None:
-        self._profile = profile
-
-    def open(
-        self, path: Path, size: str = "1300,2600", until: Callable[[str], bool] = lambda dom: True
-    ) -> tuple[str, list[str]]:
-        """On a busy machine a page's time may be over before the last frame was drawn: ``until`` gives it more."""
-        for budget_ms in (8000, 60_000, 240_000):
-            dom, complaints = self._opened(path, size, budget_ms)
-            if until(dom):
-                break
-        return dom, complaints
-
-    def _opened(self, path: Path, size: str, budget_ms: int) -> tuple[str, list[str]]:
-        command = [
-            str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-            "--disable-background-networking", "--disable-component-update", "--disable-sync",
-            "--disable-dev-shm-usage", f"--user-data-dir={self._profile}", f"--window-size={size}",
-            f"--virtual-time-budget={budget_ms}", "--enable-logging=stderr", "--dump-dom", path.as_uri(),
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, timeout=120, check=True)
-        log = done.stderr.decode("utf-8", "replace")
-        return done.stdout.decode("utf-8", "replace"), [line for line in log.splitlines() if "CONSOLE" in line]
-
-
-def is_drawn(html: str) -> bool:
-    """Whether plotly has drawn a figure in it."""
-    return 'class="main-svg"' in html
-
-
-@pytest.fixture
-def browser(tmp_path: Path) -> Browser:
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine: the page is not looked at in a browser")
-    return Browser(tmp_path / "profile")
-
-
-@pytest.fixture
-def canary() -> Iterator[tuple[str, list[str]]]:
-    """The address of a server, and every path it was asked for."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(404)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-@pytest.mark.long
-def test_a_browser_draws_every_figure_without_complaint(run: RunPaths, notebooks: list[Path], browser: Browser) -> None:
-    write_report(notebooks, run.report_html, title="T", headline=run_headline(run))
-    shut, complaints = browser.open(run.report_html, until=lambda dom: dom.count('<svg class="main-svg"') >= 2)
-    assert complaints == []
-    assert shut.count('<svg class="main-svg"') >= 2
-    assert 'id="s2-figure-1-data"' in shut
-    assert not re.search(r'id="s2-figure-1" [^>]*data-drawn', shut)  # its section is closed
-    opened = run.root / "opened.html"
-    html = run.report_html.read_text(encoding="utf-8")
-    opened.write_text(html.replace('<details class="section"', '<details open class="section"'), encoding="utf-8")
-
-    def figures(dom: str) -> list[str]:
-        names = ("s1-figure-1", "s1-figure-2", "s2-figure-1")
-        return [dom.split(f'id="{name}"', 1)[1].split(f'id="{name}-data"', 1)[0] for name in names]
-
-    dom, complaints = browser.open(opened, "1300,5000", until=lambda dom: all(map(is_drawn, figures(dom))))
-    assert complaints == []
-    for figure in figures(dom):
-        assert is_drawn(figure)
-        width = re.search(r'class="main-svg"[^>]* width="(\d+)', figure)
-        assert width
-        assert 700 < int(width[1]) < 1300
-
-
-def test_a_browser_runs_and_fetches_nothing_that_a_notebook_smuggled_in(
-    run: RunPaths, browser: Browser, canary: tuple[str, list[str]]
-) -> None:
-    address, asked = canary
-    smuggled = (
-        f"<img src='{address}/img.png'><script>document.title='owned'</script><script src='{address}/x.js'></script>"
-        f"<link rel=stylesheet href='{address}/x.css'><style>@import '{address}/y.css';</style>"
-        f"<p style=\"background:url('{address}/bg.png')\">x</p><iframe src='{address}/frame'></iframe>"
-    )
-    figure = {
-        "data": [{"y": [1, 2]}],
-        "layout": {"images": [{"source": f"{address}/plot.png", "x": 0, "y": 1, "sizex": 1, "sizey": 1}]},
-    }
-    cells = [
-        new_markdown_cell(f"# N\n\n{smuggled}\n\n![x]({address}/md.png)"),
-        shown({"text/html": smuggled}, {"application/javascript": "document.title='owned'"}),
-        shown({"image/svg+xml": f"<svg xmlns='http://www.w3.org/2000/svg'><image href='{address}/svg.png'/></svg>"}),
-        shown({"application/vnd.plotly.v1+json": figure}),
-    ]
-    write_report([save(run.executed_notebook("05_kfold_results"), *cells)], run.report_html, title="honest")
-    dom, _ = browser.open(run.report_html, until=is_drawn)
-    assert asked == []
-    assert "<title>honest</title>" in dom
-    assert is_drawn(dom)
-
-
-@pytest.mark.long
-def test_a_browser_shows_a_record_and_the_index_from_files_and_asks_nobody_for_anything(
-    run: RunPaths, notebooks: list[Path], browser: Browser, canary: tuple[str, list[str]]
-) -> None:
-    address, asked = canary
-    with_image = new_markdown_cell(f"# Curves\n\n![x]({address}/md.png)\n\n[a link]({address}/link)")
-    curves = learning_curves_figure(queries.learning_curves([run]).frame)
-    save(run.executed_notebook("06_analysis_dashboard"), with_image, shown(figure_bundle(curves)))
-    write_run_report(run)
-    write_runs_index(run.root.parent.parent)
-    record, complaints = browser.open(run.record_html("06_analysis_dashboard"), until=is_drawn)
-    assert complaints == []
-    assert record.count('<svg class="main-svg"') >= 1
-    assert '<a href="../../report.html">' in record
-    index, complaints = browser.open(run.root.parent.parent / "index.html")
-    assert complaints == []
-    assert run.run_id in index
-    for key in ("02_folds", "05_kfold_results", "06_analysis_dashboard"):
-        assert f'href="demo/{run.run_id}/notebooks/reports/{key}.html">{key[:2]}</a>' in index
-    assert asked == []

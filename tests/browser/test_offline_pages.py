@@ -5,10 +5,15 @@ The run they tell of has names that would like to be markup, script or SQL; see 
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output, writes
 
+from fvc_lib.analysis.pages.report import write_report
 from tests.browser.conftest import OpenFile
 from tests.browser.offline import cut_tables, draw_all, figures, flaws, settle
 from tests.browser.runs import FOREIGN, HOSTILE, Runs
@@ -83,3 +88,45 @@ def test_links_between_the_pages_lead_where_they_say(open_file: OpenFile, runs: 
     section.click()
     page.wait_for_function("id => document.querySelector(id).open", arg=section.get_attribute("href"))
     assert watched.trouble() == []
+
+
+@pytest.fixture
+def canary() -> Iterator[tuple[str, list[str]]]:
+    """The address of a server, and every path it was asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
+
+
+def test_nothing_that_a_notebook_smuggled_in_runs_or_is_fetched(open_file: OpenFile, canary, tmp_path: Path) -> None:
+    address, asked = canary
+    smuggled = (
+        f"<img src='{address}/img.png'><script>document.title='owned'</script><script src='{address}/x.js'></script>"
+        f"<link rel=stylesheet href='{address}/x.css'><style>@import '{address}/y.css';</style>"
+        f"<p style=\"background:url('{address}/bg.png')\">x</p><iframe src='{address}/frame'></iframe>"
+    )
+    image = {"source": f"{address}/plot.png", "x": 0, "y": 1, "sizex": 1, "sizey": 1}
+    bundles = (
+        {"text/html": smuggled},
+        {"application/javascript": "document.title='owned'"},
+        {"image/svg+xml": f"<svg xmlns='http://www.w3.org/2000/svg'><image href='{address}/svg.png'/></svg>"},
+        {"application/vnd.plotly.v1+json": {"data": [{"y": [1, 2]}], "layout": {"images": [image]}}},
+    )
+    outputs = [new_output("display_data", data=bundle) for bundle in bundles]
+    cells = [new_markdown_cell(f"# N\n\n{smuggled}\n\n![x]({address}/md.png)"), new_code_cell("x", outputs=outputs)]
+    notebook = tmp_path / "05_kfold_results.ipynb"
+    notebook.write_text(writes(new_notebook(cells=cells)))
+    write_report([notebook], tmp_path / "report.html", title="honest")
+    watched = open_file(tmp_path / "report.html")
+    draw_all(watched.page)
+    assert asked == []
+    assert watched.page.title() == "honest"

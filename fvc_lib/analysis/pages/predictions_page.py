@@ -7,7 +7,7 @@ import polars as pl
 from markupsafe import Markup
 
 from fvc_lib.analysis.figures.gallery import Card, card_html
-from fvc_lib.analysis.pages.report import page, render
+from fvc_lib.analysis.pages.page import page, render
 from fvc_lib.analysis.read.headline import run_headline, run_verdict, task_scores
 from fvc_lib.analysis.read.naming import run_parameters, run_task
 from fvc_lib.analysis.read.records import read_tables

@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.gallery import thumbnail
-from fvc_lib.analysis.pages.report import page, render
+from fvc_lib.analysis.pages.page import page, render
 from fvc_lib.services.atomic_files import write_text
 
 Floats = npt.NDArray[np.floating]

@@ -147,8 +147,8 @@ def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
     process = pl.max_horizontal("rss_mb", pl.when(on_cpu).then(allocated))
     peaks = samples.frame.group_by("run_id", "stage", "fold", maintain_order=True).agg(
         num_samples=pl.len().cast(pl.Int64),
-        peak_rss_bytes=(process.max() * 1e6).cast(pl.Int64),
-        peak_device_bytes=(pl.when(~on_cpu).then(allocated).max() * 1e6).cast(pl.Int64),
+        peak_rss_bytes=(process.max() * 1e6).round().cast(pl.Int64),
+        peak_device_bytes=(pl.when(~on_cpu).then(allocated).max() * 1e6).round().cast(pl.Int64),
     )
     return Answer(peaks, samples.notes)
 

@@ -55,6 +55,16 @@ def log_files(run: RunPaths, folder: str, name: str | None = None) -> list[LogFi
     return [LogFile.named(path, name or run.run_id) for path in paths if path.is_file()]
 
 
+def as_list(value: object) -> list[Any]:
+    """Return ``value`` if it is a list, else an empty one."""
+    return value if isinstance(value, list) else []
+
+
+def as_number(value: object) -> float | None:
+    """Return ``value`` if it is a number, else None."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def read_tables(paths: Iterable[tuple[str, Path]], schema: pa.DataFrameSchema, without: Collection[str] = ()) -> Answer:
     """All tables that exist among ``paths`` (run id, file), stacked, with ``run_id`` in front.
 

@@ -3,6 +3,10 @@
   const draw = (div) => {
     if (div.dataset.drawn) return;
     div.dataset.drawn = "yes";
+    if (typeof Plotly === "undefined") {
+      div.textContent = "This figure needs the file plotly.min.js, which is not where this page expects it.";
+      return;
+    }
     const spec = JSON.parse(document.getElementById(div.id + "-data").textContent);
     const buttons = [["toImage", "zoom2d", "pan2d", "resetScale2d"]];
     const options = { displaylogo: false, responsive: false, modeBarButtons: buttons };

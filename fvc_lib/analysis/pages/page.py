@@ -1,0 +1,117 @@
+"""The frame of all offline pages: templates, style, scripts and what a page may load.
+
+Templates print values as one clean, escaped line, unless they are HTML already.
+"""
+
+import base64
+import functools
+import hashlib
+import math
+import re
+from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+from pygments.formatters.html import HtmlFormatter
+
+from fvc_lib.analysis import wording
+from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, Score, Verdict
+from fvc_lib.services.atomic_files import write_text
+
+TEMPLATES = Path(__file__).with_name("templates")
+PLOTLY_FILE = "plotly.min.js"  # one file for all pages of a folder
+_HEAD_CHARACTERS = 4000
+
+
+def render(template: str, **values: object) -> Markup:
+    """Return the HTML of ``template`` with ``values``."""
+    return Markup(_environment().get_template(template).render(**values))
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        trim_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda value: value if hasattr(value, "__html__") else wording.clean_text(value),
+    )
+    environment.filters |= {
+        "interval": lambda score: wording.interval_text(score.value, score.low, score.high),
+        "number": wording.number_text, "bytes": wording.bytes_text, "duration": wording.duration_text,
+        "source_name": wording.source_name, "count": wording.count_text, "short": _short,
+    }  # fmt: skip
+    environment.globals |= {
+        "interval_bar": interval_bar, "standing_class": standing_class, "dishonest": DISHONEST_CONTROLS,
+    }  # fmt: skip
+    return environment
+
+
+def _short(title: str) -> str:
+    """Return ``Fold training, fold 2`` of ``Fold training: can a network tell fakes it has never seen?, fold 2``."""
+    name, _, rest = title.partition(": ")
+    fold = re.search(r", fold \d+$", rest)
+    return name + (fold[0] if fold else "")
+
+
+def standing_class(verdict: Verdict) -> str:
+    """Return the CSS class for the colour of a verdict."""
+    return {"above control": "above", "not above control": "below"}.get(verdict.standing, "")
+
+
+def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a41") -> Markup:
+    """Draw a value with its interval on a scale from 0 to 1, with a mark for ``control``; empty without a value."""
+    if score.value is None or not math.isfinite(score.value):
+        return Markup()
+    ends = (score.value, score.low, score.high, control)
+    middle, low, high, mark = (min(max(score.value if end is None else end, 0.0), 1.0) for end in ends)
+    return render(
+        "interval_bar.html", middle=f"{middle:.2%}", low=f"{low:.2%}", high=f"{high:.2%}", mark=f"{mark:.2%}",
+        has_control=control is not None, color=color, score=score,
+    )  # fmt: skip
+
+
+def page(title: str, body: Markup, scripts: tuple[str, ...] = (), *, stamp: str = "", plotly: str = "") -> str:
+    """Return a whole HTML document.
+
+    Args:
+        title: of the document, plain text.
+        body: its content.
+        scripts: run after the body, embedded.
+        stamp: kept in the head, for ``stamp_of``.
+        plotly: address of plotly.js relative to the page; empty: the page has no figure.
+    """
+    style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
+    style += str(HtmlFormatter(style="default").get_style_defs(".highlight"))
+    return render(
+        "page.html", title=title, body=body, scripts=[Markup(text) for text in scripts], stamp=stamp, plotly=plotly,
+        policy=content_policy(scripts, loads_plotly=bool(plotly)), style=Markup(style),
+    )  # fmt: skip
+
+
+def content_policy(scripts: tuple[str, ...], *, loads_plotly: bool = False) -> str:
+    """Return a Content-Security-Policy that allows exactly ``scripts``, and scripts next to the page if asked."""
+    allowed = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts]
+    allowed += ["'self'", "file:"] if loads_plotly else []
+    return (
+        f"default-src 'none'; script-src {' '.join(allowed) or repr('none')}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def stamp_of(path: Path) -> str | None:
+    """Return the stamp in the head of a page, or None."""
+    if not path.is_file():
+        return None
+    with path.open(encoding="utf-8", errors="replace") as stream:
+        found = re.search(r'<meta name="fvc-stamp" content="([^"]*)"', stream.read(_HEAD_CHARACTERS))
+    return found[1] if found else None
+
+
+def share_plotly(folder: Path) -> None:
+    """Write plotly.js into ``folder``, unless this version is there."""
+    path, script = folder / PLOTLY_FILE, get_plotlyjs()
+    if not path.is_file() or path.stat().st_size != len(script.encode()):
+        write_text(path, script)
