@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.analysis.dashboard.verdict_desk import Judged, verdict_desk
-from fvc_lib.analysis.pages.report import stamp_of
+from fvc_lib.analysis.pages.page import stamp_of
 from fvc_lib.analysis.pages.video_page import Known, frame_pictures, heat_map, over_time, write_video_page
 from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.analysis.wording import interval_text
