@@ -52,7 +52,7 @@ def write_video_page(path: Path, row: Mapping[str, Any], known: Known, *, stamp:
         path: of the page.
         row: of VERDICTS, with a score.
         known: what the score is set next to.
-        stamp: identifies the content, for ``report.stamp_of``.
+        stamp: identifies the content, for ``page.stamp_of``.
         parts: of the template ``video.html``: ``frames``, ``over_time``, ``heat_map``, ``provenance`` as the functions
             below give them; ``prior``, ``standing``, ``notes``, ``limits``, ``card`` and ``overview``.
 
