@@ -133,7 +133,7 @@ def _is_needed(run: RunPaths) -> bool:
 
 
 def _remove_run(run: RunPaths, last_change: float) -> bool:
-    with run_lock(run, say=lambda _: None, on_lost=lambda _: None, to_make_room=True):
+    with run_lock(run):
         if _last_change(run) != last_change or _is_needed(run):
             return False
         moved = _moved(run.root)
@@ -142,7 +142,7 @@ def _remove_run(run: RunPaths, last_change: float) -> bool:
 
 
 def _remove_superseded(run: RunPaths) -> None:
-    with run_lock(run, say=lambda _: None, on_lost=lambda _: None, to_make_room=True):
+    with run_lock(run):
         _delete(run.superseded, keep=_STAY_SUPERSEDED)
 
 

@@ -1,8 +1,6 @@
 """Commands that look at runs and change nothing of them."""
 
-import os
 import tempfile
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -197,47 +195,18 @@ def index(runs_dir: Path | None) -> None:
     help="Check for these parameters: folders, device, memory.",
 )  # fmt: skip
 @click.option("-p", "--parameters", "values", nargs=2, multiple=True, metavar="NAME VALUE", help="Likewise, one.")
-@click.option(
-    "--benchmark",
-    is_flag=True,
-    help="Also try with tiny trainings what a run relies on; on this device, in one or two minutes.",
-)
 @click.pass_context
-def doctor(
-    context: click.Context, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...], benchmark: bool
-) -> None:
-    """Check Python, torch and its devices, codecs, disks, memory, limits, SLURM and installed versions.
+def doctor(context: click.Context, params_files: tuple[Path, ...], values: tuple[tuple[str, str], ...]) -> None:
+    """Check packages, torch and its devices, codecs, disks, memory and SLURM.
 
-    Takes a few seconds, changes nothing, and says below each trouble what to do. Exit code 1 when something would keep
-    a run from working; warnings alone are 0.
-
-    With --benchmark the device (the best one; -p device cpu: another) is tried as well, and each promise that a
-    training relies on is printed as pass, fail or skip: mixed precision, running out of memory at every place, the
-    predicted peak, going on to the same bits after a kill, two ranks. A fail is exit code 1.
+    Takes a few seconds and changes nothing. Below each problem stands its remedy. Exit code 1 if a run would fail.
     """
     from fvc_lib.execution.doctor import diagnose, exit_code, lines
-    from fvc_lib.services.memory.policy import allocator_environment
 
-    config = ask(params_files, (), values, {}).config
-    if benchmark:
-        os.environ |= allocator_environment()  # before torch starts, as a run's kernels have it
-    findings = diagnose(config)
+    findings = diagnose(ask(params_files, (), values, {}).config)
     for line in lines(findings):
         click.echo(line)
-    broken = 0
-    if benchmark:
-        from fvc_lib.engine.promises import device_promises as promises
-
-        click.echo(f"\n{promises.machine(config.device)}")
-        said = Counter[str]()
-        for outcome in promises.try_promises(config.device):
-            click.echo(outcome.line())
-            said[outcome.verdict] += 1
-        broken, verdict = said["fail"], "A training here may rely on them."
-        if broken:
-            verdict = "What each of these says may happen to a training here: report them with the line of the device."
-        click.echo(f"\n{said['pass']} promises kept, {said['skip']} skipped, {broken} broken. {verdict}")
-    context.exit(exit_code(findings) or int(broken > 0))
+    context.exit(exit_code(findings))
 
 
 @click.command(short_help="List the networks for videos, or tell all of one.")

@@ -1,19 +1,10 @@
-"""Whether this machine can do what is wanted: one finding per thing looked at, and for each trouble what to do.
+"""Check whether this machine can run FVC, and name a remedy for each problem."""
 
-Nothing here may crash or hang: what could take the process down runs in a child, and a check that fails or takes too
-long is itself a finding.
-"""
-
-import fcntl
-import io
-import os
 import platform
 import re
 import shutil
 import tempfile
-import threading
-import time
-import tomllib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -21,471 +12,224 @@ from pathlib import Path
 from typing import Any, Literal
 
 import psutil
+from filelock import FileLock, SoftFileLock
 
-import fvc_lib
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.run.lock import NO_LOCKS
-from fvc_lib.execution.run.record import code_state, gpus, slurm_job
+from fvc_lib.execution.run.record import code_state, gpus
 from fvc_lib.execution.slurm.queue import SlurmError, has_command, output_of
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.isolated_workers import Answer, available_cores, run_isolated
+from fvc_lib.services.isolated_workers import available_cores, run_isolated
 from fvc_lib.services.memory.budget import memory_budget
-from fvc_lib.services.tasks import TASKS
 
-State = Literal["ok", "warning", "problem"]
-CHILD_SECONDS = 45.0
-PATIENCE_SECONDS = 60.0
-_LITTLE_DISK_BYTES, _NO_DISK_BYTES = 5_000_000_000, 500_000_000
+CHILD_SECONDS = 60.0
 _INSTALL = "python -m pip install --requirement requirements.lock (with make: make setup)"
+_TRAINING_BYTES = 900_000_000  # one training of the smallest network
+_LITTLE_DISK_BYTES, _NO_DISK_BYTES = 5_000_000_000, 500_000_000
+_DECODERS = {
+    "h264": ("h264",), "hevc": ("hevc",), "vp9": ("vp9", "libvpx-vp9"), "av1": ("libdav1d", "libaom-av1", "av1"),
+    "mpeg4": ("mpeg4",),
+}  # fmt: skip
+_SAMPLE_ENCODERS = ("libx264", "mpeg4", "libvpx-vp9")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check.
 
-    name: str  # what
-    state: State  # ok; a warning, with which a run works but worse; a problem, with which it fails or lies
-    found: str  # what is there, in words
-    remedy: str = ""  # what to do; empty only where all is well
-
-    def __post_init__(self) -> None:
-        if self.state != "ok" and not self.remedy:
-            raise ValueError(f"{self.name}: a {self.state} needs a remedy")
-
-
-def ok(name: str, found: str) -> Finding:
-    """All is well."""
-    return Finding(name, "ok", found)
-
-
-def warning(name: str, found: str, remedy: str) -> Finding:
-    """A run works, but worse than it could."""
-    return Finding(name, "warning", found, remedy)
-
-
-def problem(name: str, found: str, remedy: str) -> Finding:
-    """A run fails, or says what is not so."""
-    return Finding(name, "problem", found, remedy)
-
-
-def diagnose(
-    config: RunConfig, *, checkout: Path = CHECKOUT, patience_seconds: float = PATIENCE_SECONDS
-) -> list[Finding]:
-    """Look at everything a run with ``config`` needs; takes a few seconds and changes nothing.
-
-    ``checkout`` is where ``requirements.lock`` lies; ``patience_seconds`` are for all checks together, which run at the
-    same time.
+    With a warning a run works, but worse than it could; with a problem it fails. Only ok needs no ``remedy``.
     """
-    checks: dict[str, Callable[[], list[Finding]]] = {
-        "Python": lambda: [ok("Python", f"{platform.python_version()} ({platform.python_implementation()})")],
-        "packages": lambda: packages(checkout),
-        "code": lambda: [code(checkout)],
-        "torch": lambda: torch(config),
-        "codecs": lambda: codecs(config),
-        "disk": lambda: disks(config),
-        "memory": lambda: [memory(config)],
-        "processors": lambda: [processors()],
-        "shared memory": lambda: [shared_memory(config)],
-        "SLURM": lambda: slurm(),
-    }
-    found: dict[str, list[Finding]] = {}
 
-    def look(name: str) -> None:
+    name: str
+    state: Literal["ok", "warning", "problem"]
+    found: str
+    remedy: str = ""
+
+
+def diagnose(config: RunConfig) -> list[Finding]:
+    """Return what a run with ``config`` finds on this machine. Takes a few seconds and changes nothing."""
+    checks: dict[str, Callable[[RunConfig], Iterator[Finding]]] = {
+        "packages": packages, "code": code, "torch": torch, "codecs": codecs, "disk": disks, "memory": memory,
+        "SLURM": slurm,
+    }  # fmt: skip
+    findings = [Finding("Python", "ok", f"{platform.python_version()}, {available_cores()} cores")]
+    for name, check in checks.items():
         try:
-            found[name] = checks[name]()
-        except Exception as error:  # noqa: BLE001 - a doctor that dies of one ailment says nothing of the others
-            what = f"could not be looked at: {type(error).__name__}: {error}"
-            found[name] = [warning(name, what, "report this; the other findings stand")]
-
-    # Daemons: a disk that hangs must not keep the command from ending.
-    threads = [threading.Thread(target=look, args=(name,), daemon=True) for name in checks]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + patience_seconds
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    hangs = "a disk or a device does not answer; look at what hangs there, then try again"
-    return [each for name in checks for each in found.get(name, [warning(name, "no answer in time", hangs)])]
+            findings += check(config)
+        except Exception as error:  # noqa: BLE001 - the other checks still count
+            findings.append(Finding(name, "warning", f"check failed: {type(error).__name__}: {error}", "report this"))
+    return findings
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
-    """For the terminal: a line for each finding, below a trouble what to do, and at the end what it comes to."""
-    width = max((len(finding.name) for finding in findings), default=0)
+    """Return the terminal's lines: one per finding, its remedy below it, and the sum."""
+    width = max(len(finding.name) for finding in findings)
     shown = []
     for finding in findings:
-        sign = "PROBLEM" if finding.state == "problem" else finding.state
+        sign = finding.state.upper() if finding.state == "problem" else finding.state
         shown.append(f"{sign:<7}  {finding.name:<{width}}  {finding.found}")
         if finding.remedy:
             shown.append(f"{'':<{width + 11}}-> {finding.remedy}")
-    counts = {state: sum(finding.state == state for finding in findings) for state in ("problem", "warning")}
-    if not any(counts.values()):
-        return [*shown, "", "Nothing stands in the way of a run."]
-    how_many = ", ".join(f"{count} {state}{'s' if count > 1 else ''}" for state, count in counts.items() if count)
-    end = "A run would fail or lie; mend this first." if counts["problem"] else "A run will work."
-    return [*shown, "", f"{how_many}. {end}"]
+    counts = Counter(finding.state for finding in findings)
+    verdict = "A run would fail; solve the problems first." if counts["problem"] else "A run will work."
+    return [*shown, "", f"Problems: {counts['problem']}, warnings: {counts['warning']}. {verdict}"]
 
 
 def exit_code(findings: Sequence[Finding]) -> Literal[0, 1]:
-    """1 when there is a problem; warnings are none."""
+    """Return 1 if there is a problem; warnings do not count."""
     return 1 if any(finding.state == "problem" for finding in findings) else 0
 
 
-# The machine: disks, memory, processors, limits and SLURM.
-
-
-def disks(config: RunConfig) -> list[Finding]:
-    """Each folder that is written: whether it can be, its space, its locks."""
-    folders = {"runs": config.runs_dir, "clips": config.cache_dir}
-    if not config.corpus:
-        folders["sample corpus"] = config.data_dir
-    return [_disk(f"disk for {name}", Path(folder).absolute()) for name, folder in folders.items()]
-
-
-def _disk(name: str, folder: Path) -> Finding:
-    other = "choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR, FVC_DATA_DIR"
-    there, where = folder, str(folder)
-    try:
-        there = next(each for each in (folder, *folder.parents) if each.exists() or each.is_symlink())
-        where += "" if there == folder else f" (to be made in {there})"
-        if not there.is_dir():
-            what = "is no folder" if there.exists() else "is a link to nowhere"
-            return problem(name, f"{where}: {there} {what}", other)
-        locks = _locks_work(there)
-    except OSError as error:
-        return problem(
-            name, f"{where}: cannot be written: {error.strerror}", f"get the right to write there, or {other}"
-        )
-    free = shutil.disk_usage(there).free
-    found = f"{where}: {free / 1e9:.1f} GB free"
-    if free < _NO_DISK_BYTES:
-        return problem(name, found, f"make room, or {other}")
-    if not locks:
-        remedy = "runs are then told apart by a heartbeat alone: never start one twice at the same moment"
-        return warning(name, f"{found}, without file locks", remedy)
-    if free < _LITTLE_DISK_BYTES:
-        return warning(name, found, f"checkpoints and clips take room: make more, or {other}")
-    return ok(name, f"{found}, writable, locks work")
-
-
-def _locks_work(folder: Path) -> bool:
-    """Whether a lock keeps a second one out, tried on a file that is gone afterwards.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".fvc-doctor-") as first, Path(first.name).open("rb") as second:
-        first.write(b"x")
-        first.flush()
-        os.fsync(first.fileno())
-        try:
-            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError as error:
-            if error.errno in NO_LOCKS:
-                return False
-            raise
-    return False
-
-
-def memory(config: RunConfig) -> Finding:
-    """The budget and who sets it, what is free now, and swap."""
-    budget, now, swap = memory_budget(config.mem_gb), psutil.virtual_memory(), psutil.swap_memory()
-    found = (
-        f"{budget.total_bytes / 1e9:.2f} GB may be used ({budget.origin}), {now.available / 1e9:.2f} GB are free now"
-    )
-    found += f", {swap.used / 1e9:.2f} GB of swap are used" if swap.used else ""
-    needed = TASKS[config.task].training_stage.kernel_bytes
-    more = "ask for more memory (mem_gb, --mem in SLURM, the container's limit)"
-    if budget.total_bytes < needed:
-        return problem("memory", f"{found}; the smallest training takes about {needed / 1e9:.1f} GB", more)
-    if budget.total_bytes < 2 * needed or now.available < needed:
-        return warning("memory", found, f"end what else runs here, or {more}")
-    return ok("memory", found)
-
-
-def processors() -> Finding:
-    """Cores, a container's share of their time counted, and the threads that torch will start."""
-    cores, threads = available_cores(), os.environ.get("OMP_NUM_THREADS", "")
-    found = f"{cores} cores may be used" + (f", OMP_NUM_THREADS={threads}" if threads else "")
-    if threads.isdecimal() and int(threads) > cores:
-        remedy = f"export OMP_NUM_THREADS={cores}, or ask for more cores"
-        return warning("processors", f"{found}: {threads} threads would wait for each other", remedy)
-    return ok("processors", found)
-
-
-def shared_memory(config: RunConfig, folder: Path = Path("/dev/shm")) -> Finding:
-    """Room for the batches that loader processes hand over."""
-    name = "shared memory"
-    if not config.num_workers:
-        return ok(name, "not needed without loader processes")
-    clip = 3 * config.clips.num_frames * config.clips.side**2
-    needed = (2 * config.num_workers + 1) * config.effective_batch_size * clip
-    remedy = "-p num_workers 0, or a larger /dev/shm (docker: --shm-size)"
-    try:
-        free = shutil.disk_usage(folder).free
-    except OSError as error:
-        return warning(name, f"{folder}: {error.strerror}", remedy)
-    found = f"{free / 1e6:,.0f} MB free in {folder}, {needed / 1e6:,.0f} MB needed by loader processes"
-    return problem(name, found, remedy) if needed > free else ok(name, found)
-
-
-def slurm() -> list[Finding]:
-    """The job this is in, and the partitions."""
-    job = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in (slurm_job() or {}).items())
-    findings = [ok("SLURM job", job)] if job else []
-    if not has_command("sbatch"):
-        return [*findings, ok("SLURM", "not on this machine; --executor slurm is for a cluster's login node")]
-    try:
-        answer = output_of(["sinfo", "--noheader", "--format=%P %a, %l, %D nodes of %c cores and %m MB, %G"])
-    except SlurmError as error:
-        remedy = "runs here work without it; for --executor slurm ask the site whether its controller is up"
-        return [*findings, warning("SLURM", str(error).splitlines()[0], remedy)]  # sinfo's first line is the cause
-    return [*findings, ok("SLURM", "; ".join(answer.replace(", (null)", "").splitlines()[:8]) or "no partition")]
-
-
-# What is installed: packages, the code itself, torch with its devices, and the codecs.
-
-
-def packages(checkout: Path) -> list[Finding]:
-    """Whether what ``fvc_lib`` requires is installed, as ``requirements.lock`` names it, and ``fvc_lib`` is here."""
-    return [_requirements(checkout), _lock_drift(checkout), _own_package(checkout)]
-
-
-def _lock_drift(checkout: Path) -> Finding:
-    name, path = "locked versions", checkout / "requirements.lock"
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        return warning(name, f"{path}: {error.strerror}", "take requirements.lock from the project's checkout")
-    wanted = dict(line.strip().split("==", 1) for line in text.splitlines() if "==" in line and line[0] != "#")
-    installed = {package: _installed(package) for package in wanted}
-    drift = [
-        f"{package} {version} instead of {wanted[package]}" if version else f"{package} is not installed"
-        for package, version in installed.items()
-        if version is None or version.split("+")[0] != wanted[package].split("+")[0]
-    ]
-    if not drift:
-        return ok(name, f"all {len(wanted)} are installed as locked")
-    found = ", ".join(drift[:6]) + (f" and {len(drift) - 6} more" if len(drift) > 6 else "")
-    return warning(name, found, f"what was tested is what the lock names: {_INSTALL}")
-
-
-def _requirements(checkout: Path) -> Finding:
-    name, path = "required packages", checkout / "pyproject.toml"
-    try:
-        wanted = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["dependencies"]
-    except (OSError, ValueError, LookupError) as error:
-        return warning(name, f"{path}: {error}", "take pyproject.toml from the project's checkout")
-    missing = [each for each in wanted if _installed(re.split(r"[^\w.-]", each)[0]) is None]
+def packages(config: RunConfig) -> Iterator[Finding]:
+    """Compare the installed packages with those that FVC requires and with the locked versions."""
+    required = [re.split(r"[^\w.-]", text)[0] for text in metadata.requires("fvc_lib") or () if "extra ==" not in text]
+    lock = CHECKOUT / "requirements.lock"
+    lines = lock.read_text().splitlines() if lock.is_file() else []
+    locked = dict(line.split("==", 1) for line in lines if re.match(r"[\w.-]+==", line))
+    found = {name: _version(name) for name in {**dict.fromkeys(required), **locked}}
+    other = [f"{name} {found[name]}, not {locked[name]}" for name in locked if found[name] not in (locked[name], None)]
+    missing = [name for name in required if found[name] is None]
     if missing:
-        return problem(name, f"not installed: {', '.join(missing)}", _INSTALL)
-    return ok(name, f"all {len(wanted)} are installed")
+        yield Finding("packages", "problem", f"not installed: {', '.join(missing)}", _INSTALL)
+    elif other:
+        yield Finding("packages", "warning", f"not as locked: {', '.join(other)}", _INSTALL)
+    else:
+        yield Finding("packages", "ok", f"all {len(found)} are installed")
 
 
-def _own_package(checkout: Path) -> Finding:
-    name, installed, mend = "fvc_lib", _installed("fvc_lib"), "python -m pip install --no-deps --editable ."
-    if checkout.resolve() != CHECKOUT:
-        return problem(name, f"imported from {CHECKOUT}, while the checkout is {checkout}", f"in the checkout: {mend}")
-    if installed is None:
-        return warning(name, "this checkout, not installed: only its own folder can import it", mend)
-    if installed != fvc_lib.__version__:
-        return warning(name, f"installed as {installed}, the code says {fvc_lib.__version__}", mend)
-    return ok(name, f"{installed}, this checkout")
-
-
-def _installed(package: str) -> str | None:
+def _version(package: str) -> str | None:
     try:
-        return metadata.version(package)
+        return metadata.version(package).split("+")[0]
     except metadata.PackageNotFoundError:
         return None
 
 
-def code(checkout: Path) -> Finding:
-    """Whether a run can record which code it ran."""
-    state = code_state(checkout)
+def code(config: RunConfig) -> Iterator[Finding]:
+    """Check whether a run can record the version of the code."""
+    state = code_state()
     if state.commit is None:
-        remedy = "install git and work in a clone, so that a run's record names its code"
-        return warning("code", f"no commit can be recorded: {state.problem}", remedy)
-    changed = "changed since; runs keep the patch" if state.changed_since_commit else "unchanged"
-    lacks = f", which is not whole: {'; '.join(state.left_out)}" if state.left_out else ""
-    return ok("code", f"commit {state.commit[:12]}, {changed}{lacks}")
-
-
-def torch(config: RunConfig) -> list[Finding]:
-    """torch, and each of its devices, tried in child processes: a driver may hang or crash where torch is sound."""
-    (answer,) = tried("torch_build", [None])
-    if answer.failure:
-        return [problem("torch", f"cannot be imported: {answer.detail}", f"install it anew: {_INSTALL}")]
-    facts = answer.value
-    build = f"CUDA {facts['cuda']}" if facts["cuda"] else f"ROCm {facts['hip']}" if facts["hip"] else "CPU"
-    findings = [ok("torch", f"{facts['version']}, built for {build}")]
-    (answer,) = tried("torch_devices", [None])
-    facts |= answer.value if not answer.failure else {"devices": {"cpu": ""}, "cuda_error": None}
-    unused = config.device == "cpu"  # no training comes near the other devices
-    if answer.failure:
-        what = f"torch is sound, but asking the driver for devices failed: {answer.detail}"
-        grave = warning if unused else problem
-        findings.append(grave("devices", what, "mend the device's driver, or keep away from it: -p device cpu"))
-    remedy = "install a torch build or a driver for this device, or keep away from it: -p device cpu"
-    for (name, about), each in zip(facts["devices"].items(), tried("try_device", list(facts["devices"])), strict=True):
-        grave = warning if unused and name != "cpu" else problem
-        if each.failure:
-            findings.append(grave(f"device {name}", f"{about}took the process down: {each.detail}", remedy))
-        elif each.value:
-            findings.append(grave(f"device {name}", f"{about}a small product failed: {each.value}", remedy))
-        else:
-            findings.append(ok(f"device {name}", f"{about}a small product and its gradient are right"))
-    return findings if answer.failure else [*findings, *_missing_devices(config, facts, build)]
-
-
-def _missing_devices(config: RunConfig, facts: dict[str, Any], build: str) -> Iterator[Finding]:
-    devices, shown, error = " ".join(facts["devices"]), gpus(), facts["cuda_error"]
-    if shown and "cuda" not in devices:
-        remedy = "install torch's CUDA build of the same version from PyTorch's own index"
-        if error:
-            remedy = "install NVIDIA's driver for that CUDA version, or a torch build for the older one"
-        why = error or f"torch is built for {build}"
-        yield warning("GPU", f"{', '.join(sorted(set(shown)))} lies idle: {why}", remedy)
-    elif facts["cuda"] and "cuda" not in devices:
-        yield ok("GPU", f"none is to be seen ({error or 'none'}); training uses the CPU")
-    if config.device not in ("auto", "cpu") and config.device not in devices:
-        remedy = "-p device auto: auto takes what is there"
-        yield problem("device", f"device={config.device} is asked for and is not here", remedy)
-
-
-def codecs(config: RunConfig) -> list[Finding]:
-    """PyAV's decoders, tried, and the encoders that write the sample corpus."""
-    (answer,) = tried("pyav_build", [None])
-    if answer.failure:
-        return [problem("PyAV", f"cannot be imported: {answer.detail}", _INSTALL)]
-    facts = answer.value
-    findings = [ok("PyAV", f"{facts['version']}" + (f", ffmpeg {facts['ffmpeg']}" if facts["ffmpeg"] else ""))]
-    remedy = "videos in these codecs would be rejected; install PyAV's own wheel: pip install --force-reinstall av"
-    answers = dict(zip(_CODECS, tried("try_codec", list(_CODECS)), strict=True))
-    crashed = [f"{codec} took the process down: {each.detail}" for codec, each in answers.items() if each.failure]
-    bad = [f"{codec} {each.value}" for codec, each in answers.items() if each.value and each.value[0] != "("]
-    if crashed:
-        findings.append(problem("decoders", "; ".join([*crashed, *bad]), remedy))
-    elif bad:
-        findings.append(warning("decoders", "; ".join(bad), remedy))
+        yield Finding("code", "warning", f"no commit: {state.problem}", "work in a git clone to have commits recorded")
     else:
-        findings.append(ok("decoders", ", ".join(f"{codec} {each.value}".strip() for codec, each in answers.items())))
-    lacking = [name for name in SAMPLE_ENCODERS if name not in facts["encoders"]]
-    if lacking and not config.corpus:
-        remedy = "install PyAV's own wheel (pip install --force-reinstall av), or give a corpus: -p corpus PATH"
-        findings.append(problem("sample corpus", f"cannot be written without {', '.join(lacking)}", remedy))
-    return findings
+        changed = "changed since; runs keep the patch" if state.changed_since_commit else "unchanged"
+        yield Finding("code", "ok", f"commit {state.commit[:12]}, {changed}")
 
 
-# What is tried in a child process: imports and calls that may crash, hang or not be there at all.
+def torch(config: RunConfig) -> Iterator[Finding]:
+    """Import torch and compute on each device, in a child process: a broken driver may crash or hang it."""
+    (answer,) = run_isolated(
+        f"{__name__}:probe_torch", [config.device], workers=1, timeout_seconds=CHILD_SECONDS, memory_bytes=None
+    )
+    if answer.failure:
+        remedy = f"install torch again: {_INSTALL}; if only a GPU fails: -p device cpu"
+        yield Finding("torch", "problem", f"import or a device failed: {answer.detail}", remedy)
+        return
+    facts = answer.value
+    yield Finding("torch", "ok", f"{facts['version']}, built for {facts['build']}")
+    remedy = "install a torch build or a driver for this device, or avoid it: -p device cpu"
+    for name, error in facts["devices"].items():
+        state: Literal["ok", "problem"] = "problem" if error else "ok"
+        yield Finding(f"device {name}", state, error or "computes correctly", remedy if error else "")
+    shown = sorted(set(gpus()))
+    if config.device != "cpu" and shown and not any(name.startswith("cuda") for name in facts["devices"]):
+        reason = facts["error"] or f"torch is built for {facts['build']}"
+        yield Finding("GPU", "warning", f"{', '.join(shown)} is not used: {reason}", remedy)
+    if config.device != "auto" and not any(name.startswith(config.device) for name in facts["devices"]):
+        yield Finding("device", "problem", f"{config.device} is not available", "-p device auto uses what is here")
 
-# By codec: its decoders, of which one is enough, and the encoder that writes what they are tried on.
-_CODECS = {
-    "h264": (("h264",), "libx264"),
-    "hevc": (("hevc",), "libx265"),
-    "vp9": (("vp9", "libvpx-vp9"), "libvpx-vp9"),
-    "av1": (("libdav1d", "libaom-av1", "av1"), "libsvtav1"),
-    "mpeg4": (("mpeg4",), "mpeg4"),
-}
-SAMPLE_ENCODERS = ("libx264", "mpeg4", "libvpx-vp9")  # what the sample corpus is written with
 
-
-def tried(function: str, items: Sequence[str | None], seconds: float | None = None) -> list[Answer]:
-    """What ``function`` of this module answers to each of ``items`` in a child process, or how that ended."""
-    seconds = CHILD_SECONDS if seconds is None else seconds
-    name = f"{__name__}:{function}"
-    return list(run_isolated(name, items, workers=1, timeout_seconds=seconds, memory_bytes=None))
-
-
-def torch_build(_: None) -> dict[str, Any]:
-    """Version and build of torch; no driver is asked."""
+def probe_torch(device: str) -> dict[str, Any]:
+    """Return torch's version and build, why it finds no GPU, and the error of each device; empty if it computes."""
     import torch
 
-    return {
-        "version": torch.__version__, "cuda": torch.version.cuda, "hip": getattr(torch.version, "hip", None),
-    }  # fmt: skip
-
-
-def torch_devices(_: None) -> dict[str, Any]:
-    """The devices that torch finds, each with what is to be said of it, and why it finds no GPU."""
-    import torch
-
-    error, devices = None, {"cpu": ""}
-    if torch.version.cuda or getattr(torch.version, "hip", None):
+    names, error = ["cpu"], ""
+    if device != "cpu" and (torch.version.cuda or torch.version.hip):
         try:
-            torch.cuda.init()  # type: ignore[no-untyped-call]  # torch is half typed
-            for name in (f"cuda:{number}" for number in range(torch.cuda.device_count())):
-                found = torch.cuda.get_device_properties(name)
-                memory = f"{found.total_memory / 1e9:.1f} GB"
-                devices[name] = f"{found.name}, {memory}, capability {found.major}.{found.minor}, "
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            names += [f"cuda:{number}" for number in range(torch.cuda.device_count())]
         except (RuntimeError, AssertionError) as caught:
             error = str(caught).partition("\n")[0]
-    if torch.backends.mps.is_available():
-        devices["mps"] = ""
-    return {"devices": devices, "cuda_error": error}
+    if device != "cpu" and torch.backends.mps.is_available():
+        names.append("mps")
+    errors = {}
+    for name in names:
+        try:
+            values = torch.ones(64, 64, device=name, requires_grad=True)
+            (values @ values).sum().backward()  # type: ignore[no-untyped-call]
+            right = values.grad is not None and bool((values.grad == 128).all().item())
+            errors[name] = "" if right else "computes a wrong product"
+        except RuntimeError as caught:
+            errors[name] = str(caught).partition("\n")[0]
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}"
+    is_cpu = not (torch.version.cuda or torch.version.hip)
+    return {"version": torch.__version__, "build": "CPU" if is_cpu else build, "error": error, "devices": errors}
 
 
-def try_device(name: str) -> str:
-    """Why a product and its gradient fail on a device; empty where they are right."""
-    import torch
-
-    try:
-        values = torch.ones(64, 64, device=name, requires_grad=True)
-        (values @ values).sum().backward()  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
-        return str(error).partition("\n")[0]
-    right = values.grad is not None and bool((values.grad == 128).all().item())
-    return "" if right else "a product of ones came out wrong"
-
-
-def pyav_build(_: None) -> dict[str, Any]:
-    """Version of PyAV, and which encoders of the sample corpus it has."""
+def codecs(config: RunConfig) -> Iterator[Finding]:
+    """Check PyAV's decoders, and the encoders of the sample corpus."""
     import av
 
-    encoders = [name for name in SAMPLE_ENCODERS if _has_codec(name, "w")]
-    return {"version": av.__version__, "ffmpeg": getattr(av, "ffmpeg_version_info", None), "encoders": encoders}
+    remedy = "install PyAV's own wheel: python -m pip install --force-reinstall av"
+    missing = [codec for codec, names in _DECODERS.items() if not av.codec.codecs_available.intersection(names)]
+    if missing:
+        yield Finding("codecs", "warning", f"videos in {', '.join(missing)} would be rejected", remedy)
+    elif not config.corpus and not av.codec.codecs_available.issuperset(_SAMPLE_ENCODERS):
+        yield Finding("codecs", "problem", f"the sample corpus needs {', '.join(_SAMPLE_ENCODERS)}", remedy)
+    else:
+        yield Finding("codecs", "ok", f"PyAV {av.__version__}: {', '.join(_DECODERS)}")
 
 
-def try_codec(codec: str) -> str:
-    """Whether a codec's decoder is there, and reads what was just written; empty where it does."""
-    decoders, encoder = _CODECS[codec]
-    if not any(_has_codec(name, "r") for name in decoders):
-        return "is missing"
-    if not _has_codec(encoder, "w"):
-        return "(not tried: no encoder)"
-    error = _round_trip(encoder)
-    return f"fails: {error}" if error else ""
+def disks(config: RunConfig) -> Iterator[Finding]:
+    """Check that each folder of a run can be written and locked, and how much space it has."""
+    folders = {"runs": config.runs_dir, "clips": config.cache_dir, "sample corpus": config.data_dir}
+    other = "choose another folder: FVC_RUNS_DIR, FVC_CACHE_DIR, FVC_DATA_DIR"
+    for what, text in folders.items():
+        name, folder = f"disk for {what}", Path(text).absolute()
+        there = next(each for each in (folder, *folder.parents) if each.exists())
+        try:
+            with tempfile.TemporaryDirectory(dir=there, prefix=".fvc-doctor-") as trial:
+                lock = FileLock(Path(trial, "lock"))
+                with lock:
+                    locks = not isinstance(lock, SoftFileLock)
+        except OSError as error:
+            yield Finding(name, "problem", f"{folder}: cannot be written: {error.strerror}", other)
+            continue
+        free = shutil.disk_usage(there).free
+        found = f"{folder}: {free / 1e9:.1f} GB free"
+        if free < _NO_DISK_BYTES:
+            yield Finding(name, "problem", found, f"make room, or {other}")
+        elif free < _LITTLE_DISK_BYTES:
+            yield Finding(name, "warning", found, f"make room for checkpoints and clips, or {other}")
+        elif not locks:
+            yield Finding(name, "warning", f"{found}, no file locks", "after a crash of the host delete run.lock")
+        else:
+            yield Finding(name, "ok", found)
 
 
-def _has_codec(name: str, mode: Literal["r", "w"]) -> bool:
-    import av
+def memory(config: RunConfig) -> Iterator[Finding]:
+    """Compare the memory that may be used with that of the smallest training, and /dev/shm with a loader's batches."""
+    budget, free = memory_budget(config.mem_gb), psutil.virtual_memory().available
+    found = f"{budget.total_bytes / 1e9:.2f} GB may be used ({budget.origin}), {free / 1e9:.2f} GB are free"
+    more = "ask for more memory (mem_gb, SLURM's --mem, the container's limit), or end other programs"
+    if budget.total_bytes < _TRAINING_BYTES:
+        yield Finding("memory", "problem", f"{found}; the smallest training takes {_TRAINING_BYTES / 1e9:.1f} GB", more)
+    elif min(free, budget.total_bytes / 2) < _TRAINING_BYTES:
+        yield Finding("memory", "warning", found, more)
+    else:
+        yield Finding("memory", "ok", found)
+    if config.num_workers and Path("/dev/shm").is_dir():
+        clip_bytes = 3 * config.clips.num_frames * config.clips.side**2
+        needed = (2 * config.num_workers + 1) * config.effective_batch_size * clip_bytes
+        if (free := shutil.disk_usage("/dev/shm").free) < needed:
+            found = f"{free / 1e6:,.0f} MB free, {needed / 1e6:,.0f} MB needed by {config.num_workers} loaders"
+            yield Finding("shared memory", "problem", found, "-p num_workers 0, or a larger /dev/shm (--shm-size)")
 
+
+def slurm(config: RunConfig) -> Iterator[Finding]:
+    """Show the partitions of the cluster, if there is one."""
+    if not has_command("sbatch"):
+        yield Finding("SLURM", "ok", "not on this machine; --executor slurm needs a cluster's login node")
+        return
     try:
-        av.codec.Codec(name, mode)
-    except ValueError:
-        return False
-    return True
-
-
-def _round_trip(encoder: str) -> str:
-    """Why four small pictures could not be written and read again; empty when they could."""
-    import av
-    import numpy as np
-
-    try:
-        content = io.BytesIO()
-        with av.open(content, "w", format="matroska") as output:
-            stream: Any = output.add_stream(encoder, rate=4)
-            stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
-            for shade in (0, 80, 160, 240):
-                picture = av.VideoFrame.from_ndarray(np.full((64, 64, 3), shade, np.uint8), format="rgb24")
-                output.mux(stream.encode(picture))
-            output.mux(stream.encode())
-        content.seek(0)
-        with av.open(content, "r") as source:
-            count = len(list(source.decode(video=0)))
-    except (av.FFmpegError, ValueError) as error:
-        return str(error)
-    return "" if count == 4 else f"wrote 4 pictures and read {count}"
+        answer = output_of(["sinfo", "--noheader", "--format=%P %a, %l, %D nodes of %c cores and %m MB, %G"])
+        yield Finding("SLURM", "ok", "; ".join(answer.replace(", (null)", "").splitlines()[:8]) or "no partition")
+    except SlurmError as error:
+        yield Finding("SLURM", "warning", str(error).splitlines()[0], "runs here work; ask the site about SLURM")

@@ -1,7 +1,6 @@
-"""What a device is held to (``doctor --benchmark``, ``make test-gpu``), on the CPU; and that nothing else is needed."""
+"""What a device is held to (``make test-gpu``), on the CPU; and that nothing else is needed."""
 
 import importlib
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,15 +10,12 @@ import pytest
 import safetensors
 import safetensors.torch
 import torch
-from click.testing import CliRunner
 
-from fvc_lib.command_line.commands import doctor
 from fvc_lib.detectors.own.frame_cnn import FrameCnn
 from fvc_lib.engine.device import STEM_CLIPS, accelerated, build_optimizer, resolve_device
 from fvc_lib.engine.promises import device_promises as promises
 from fvc_lib.engine.promises.device_promises import Outcome, try_promises
 from fvc_lib.engine.promises.trainings import Lab, weight_distance
-from fvc_lib.execution.doctor import Finding
 from fvc_lib.services.errors import StoppedError
 
 GPU = Path(__file__).parents[1] / "gpu"
@@ -46,30 +42,6 @@ def test_the_cpu_keeps_those_that_take_longer(words):
 def test_a_promise_of_another_device_is_skipped_and_says_whose_it_is():
     (outcome,) = try_promises("cpu", "TF32")
     assert (outcome.verdict, outcome.found) == ("skip", "a promise about cuda")
-
-
-def test_doctor_tries_a_device_with_the_allocator_of_a_run_and_counts_the_verdicts(monkeypatch):
-    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_MPS_LOW_WATERMARK_RATIO")
-    for name in names:
-        monkeypatch.setenv(name, "set, so that it is put back")
-        monkeypatch.delenv(name)
-    found = {}
-
-    def tells_its_environment(lab):
-        found.update({name: os.environ.get(name) for name in names})
-        return "1 s"
-
-    def looks_before(config):
-        assert os.environ.get(names[0]), "torch may start here"
-        return [Finding("torch", "ok", "fine")]
-
-    monkeypatch.setattr("fvc_lib.execution.doctor.diagnose", looks_before)  # tests/execution/test_doctor.py has it
-    monkeypatch.setattr(promises, "PROMISES", {"kept": (tells_its_environment, ("cpu",)), "other": (None, ("mps",))})
-    shown = CliRunner().invoke(doctor, ["--benchmark", "-p", "device", "cpu"]).output
-    assert found == dict(zip(names, ("expandable_segments:True", "1.0", "0.9"), strict=True))
-    assert "pass  kept: 1 s" in shown
-    assert "skip  other: a promise about mps" in shown
-    assert "1 promises kept, 1 skipped, 0 broken." in shown
 
 
 def test_a_result_that_is_not_equal_is_a_broken_promise(monkeypatch):

@@ -115,7 +115,7 @@ def test_parameters_are_checked_before_any_cell_runs(run, tmp_path, parameters, 
 
 
 def test_a_run_that_is_worked_on_and_a_notebook_of_no_stage_are_refused(run, tmp_path):
-    with run_lock(run), pytest.raises(UsageError, match="another process is at work on this run"):
+    with run_lock(run), pytest.raises(UsageError, match="another process works on this run"):
         execute(tmp_path, "1")
     with pytest.raises(UsageError, match="no single stage called"):
         execute(tmp_path, "1", stage="my_notebook")

@@ -1,6 +1,5 @@
 """``run.json``: what was asked, and that a resume elsewhere no longer claims to be bit for bit the same."""
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -9,14 +8,12 @@ import random
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from fvc_lib.execution.run import record as run_record
-from fvc_lib.execution.run.lock import NO_LOCKS
 from fvc_lib.execution.run.record import CodeState, begin_run, record_corpus, record_resumption, run_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -307,24 +304,6 @@ for part in "ab":
     assert [job.returncode for job in jobs] == [0] * 4
     commands = [attempt["command"] for attempt in json.loads(run.run_json.read_text())["attempts"]]
     assert sorted(commands) == sorted(["first", *(f"{name}{part}" for name in names for part in "ab")])
-
-
-@pytest.mark.parametrize("number", sorted(NO_LOCKS), ids=errno.errorcode.__getitem__)
-def test_where_the_disk_has_no_locks_nothing_is_lost_either(run, config, monkeypatch, number):
-    def no_locks(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
-    monkeypatch.setattr(run_record, "PATIENCE_SECONDS", 600)  # here it is not about who is given up
-    threads = [
-        threading.Thread(target=record_resumption, args=(run, config), kwargs={"command": f"job {number}"})
-        for number in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(json.loads(run.run_json.read_text())["attempts"]) == 9
 
 
 def test_who_holds_the_record_for_ever_is_waited_for_and_then_named(run, config, monkeypatch):

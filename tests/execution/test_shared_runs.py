@@ -1,7 +1,6 @@
 """Several jobs on one run, each with tasks of its own: who may run what, and a status true whoever wrote it last."""
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -11,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fvc_lib.execution.run.lock import is_worked_on, run_lock
+from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -23,7 +22,7 @@ HOLD = """
     from pathlib import Path
     from fvc_lib.execution.run.lock import run_lock
     from fvc_lib.services.run_paths import RunPaths
-    with run_lock(RunPaths(Path(sys.argv[1])), sys.argv[2:], interval_seconds=0.1):
+    with run_lock(RunPaths(Path(sys.argv[1])), sys.argv[2:]):
         print("held", flush=True)
         time.sleep(60)
 """
@@ -113,78 +112,6 @@ def test_a_job_that_fails_or_stops_is_the_state_of_the_whole_run(project):
     status = read_status(run)
     assert (status.state, status.stages["folds_fold_1"].attempts) == ("waiting", 1)
     assert [key for key, stage in status.stages.items() if stage.state == "done"] == ["one", "folds_fold_0"]
-
-
-@pytest.mark.fault(26)
-def test_jobs_hold_their_tasks_against_each_other_and_against_a_runner(project):
-    run = project.begin()
-    with job(run, "folds_fold_0") as other:
-        assert is_worked_on(run)
-        for lock in (lambda: run_lock(run), lambda: run_lock(run, FOLDS)):
-            with pytest.raises(UsageError, match=f"folds_fold_0 of this run .process {other.pid} "), lock():
-                pytest.fail("two at once")
-        with run_lock(run, ["folds_fold_1", "last"]):
-            pass
-    assert not is_worked_on(run)
-    with run_lock(run), pytest.raises(UsageError, match=f"work on this run .process {os.getpid()} "):
-        project.execute(run, only_tasks=FOLDS)
-    with run_lock(run, FOLDS):
-        assert is_worked_on(run)
-
-
-@pytest.mark.fault(26)
-def test_of_a_runner_and_a_job_at_the_same_moment_never_both_begin(project):
-    run = project.begin()
-    script = """
-        import random, sys, time
-        from pathlib import Path
-        from fvc_lib.execution.run.lock import run_lock
-        from fvc_lib.services.errors import UsageError
-        from fvc_lib.services.run_paths import RunPaths
-        run = RunPaths(Path(sys.argv[1])); inside = run.root / "inside"
-        print("ready", flush=True)
-        sys.stdin.readline()
-        entered = 0
-        while entered < 10:  # who is refused tries again; when the other has ended, nobody refuses any more
-            try:
-                with run_lock(run, say=len) if sys.argv[2] == "run" else run_lock(run, ["one"], say=len):
-                    inside.mkdir()  # fails when the other is in
-                    time.sleep(0.002)
-                    inside.rmdir()
-                entered += 1
-            except UsageError:
-                time.sleep(random.uniform(0, 0.006))  # else two may refuse each other again and again
-    """
-    both = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(script), str(run.root), which],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for which in ("run", "task")
-    ]  # fmt: skip
-    for process in both:
-        process.stdout.readline()
-    for process in both:
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    told = [process.communicate(timeout=600) for process in both]
-    assert [process.returncode for process in both] == [0, 0], told
-
-
-@pytest.mark.fault(25)
-def test_a_job_begun_again_elsewhere_passes_over_the_claim_of_its_dead_predecessor(project):
-    run = project.begin()
-    project.execute(run, only_tasks=frozenset({"one"}))
-    lock = run.task_lock("folds_fold_0")
-    claim = {"pid": 77, "host": "far-1", "started_utc": "2026-01-01T00:00:00Z", "interval_seconds": 0.1, "beat": 3}
-    lock.write_text(json.dumps(claim))
-    code, _, shown = project.execute(run, only_tasks=FOLDS)
-    assert code == 0
-    assert "folds_fold_0: process 77 on far-1, since 2026-01-01T00:00:00Z, was killed or lost its machine" in shown
-    assert lock.read_text() == ""
-    lock.write_text(json.dumps(claim))
-    assert project.execute(run)[1].state == "done"  # a runner does the same, and nobody watches for it twice
-    assert lock.read_text() == ""
 
 
 @pytest.mark.fault(25)

@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+from filelock import FileLock, Timeout
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.fingerprint import content_chosen, corpus_record
-from fvc_lib.execution.run.lock import NO_LOCKS
 from fvc_lib.execution.run.status import RunState, RunStatus
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, utc_now, write_bytes, write_text
 from fvc_lib.services.config import RunConfig
@@ -311,7 +310,7 @@ def _gpus_by_program() -> list[str]:
     return re.findall(r"^[^:\n]*: *(.+?) *(?: \(UUID.*)?$", done.stdout, re.MULTILINE)
 
 
-# Noting an attempt takes milliseconds; who holds the record for longer has died, or its disk has.
+# Noting an attempt takes milliseconds.
 PATIENCE_SECONDS = 20.0
 
 
@@ -500,27 +499,20 @@ def _patch_path(run: RunPaths, code: CodeState) -> Path:
 
 @contextmanager
 def _record_held(run: RunPaths) -> Iterator[None]:
-    """Hold ``run.json`` against other processes; the system lets go of it when this one dies."""
-    lock: BaseFileLock = FileLock(run.run_json.with_name("run.json.lock"), fallback_to_soft=False)
+    """Hold ``run.json`` against other processes.
+
+    Raises:
+        DataError: another process has held it for ``PATIENCE_SECONDS``.
+    """
+    lock = FileLock(run.run_json.with_name("run.json.lock"), timeout=PATIENCE_SECONDS, poll_interval=0.02)
     try:
-        _acquire(lock, run)
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-        # There are no locks: whoever made this file, of another name than the one that could not be locked, holds it.
-        lock = SoftFileLock(run.run_json.with_name("run.json.held"))
-        _acquire(lock, run)
+        lock.acquire()
+    except Timeout as error:
+        raise DataError(
+            f"{run.run_json}: another process has been writing it for {PATIENCE_SECONDS:.0f} s. If its host is down, "
+            f"delete {error.lock_file}."
+        ) from error
     try:
         yield
     finally:
         lock.release()
-
-
-def _acquire(lock: BaseFileLock, run: RunPaths) -> None:
-    try:
-        lock.acquire(timeout=PATIENCE_SECONDS, poll_interval=0.02)
-    except Timeout as error:
-        raise DataError(
-            f"{run.run_json}: another process has been writing it for {PATIENCE_SECONDS:.0f} s. If none is alive, its "
-            f"host or disk hangs: try again, from that host, or delete {error.lock_file}."
-        ) from error

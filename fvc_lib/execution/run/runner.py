@@ -42,13 +42,10 @@ from fvc_lib.services.run_paths import RunPaths
 # All that one task does in its thread: from what it depends on, by way of its notebook, to the record of its end.
 
 
-def run_task(
-    at_work: TaskRun, stage: StageStatus, say: Callable[[str], None], taken_over: Callable[[], bool]
-) -> StageStatus:
+def run_task(at_work: TaskRun, stage: StageStatus, say: Callable[[str], None]) -> StageStatus:
     """Run the notebook, check what it wrote and record that it is finished; returns ``stage`` as it ended.
 
-    ``say`` gets each line for the terminal; where ``taken_over`` says that another process has the run by now, nothing
-    is recorded.
+    ``say`` gets each line for the terminal.
 
     Raises:
         OSError: the run folder cannot be read or written.
@@ -63,7 +60,7 @@ def run_task(
     stage.finished_utc = utc_now()
     if stage.exit_code == 0:
         record_corpus(run)
-    if stage.exit_code == 0 and not taken_over():
+    if stage.exit_code == 0:
         if before is None or fingerprint.fingerprint_of(task, at_work.notebook, run, config) == before:
             fingerprint.record_finished(task, before, run)
         else:
@@ -250,7 +247,6 @@ class Runner:
         self._signals: list[int] = []
         self._first_signal = 0.0  # on the monotonic clock
         self._forwarded = 0
-        self._taken_over = False
         self._exit_codes: list[int] = []  # of tasks that did not succeed, as they ended
         self._errors: list[BaseException] = []  # of threads: what a kernel does is no exception here
         self._said: set[str] = set()
@@ -265,10 +261,9 @@ class Runner:
             UsageError: another process is at work on this run.
             OSError: the run folder cannot be written; the status says so where it still can.
         """
-        locked = run_lock(self.run, self._only_tasks, say=self.terminal.line, on_lost=self._lost)
-        with self._signals_noted(), locked:
+        with self._signals_noted(), run_lock(self.run, self._only_tasks):
             plan = make_plan()
-            self._book = StatusBook(self.run, self._only_tasks, may_write=lambda: not self._taken_over)
+            self._book = StatusBook(self.run, self._only_tasks)
             self._book.begin(plan)
             # Before anything runs: a redo that fails half-way must not leave the old numbers standing as the run's own.
             make_room(self.run, plan)
@@ -277,7 +272,7 @@ class Runner:
                 exit_code = self._run_tasks(plan)
             finally:
                 self._book.finish(exit_code)
-            return 1 if self._taken_over else exit_code  # not 75: nobody is to requeue what another host works on
+            return exit_code
 
     def _run_tasks(self, plan: Sequence[PlannedTask]) -> int:
         schedule = Schedule(plan, straight=not self.config.use_mlops_pipeline)
@@ -373,7 +368,7 @@ class Runner:
             said=self._said,
         )
         self._running[task.key] = at_work
-        future = pool.submit(run_task, at_work, stage, self.terminal.line, lambda: self._taken_over)
+        future = pool.submit(run_task, at_work, stage, self.terminal.line)
         future.add_done_callback(lambda ended: self._events.put((at_work, ended)))
 
     def _ended(self, at_work: TaskRun, future: Future[StageStatus], schedule: Schedule) -> None:
@@ -416,7 +411,7 @@ class Runner:
             self._forwarded += 1
             for at_work in self._running.values():
                 at_work.signal(number)
-            if self._running and self._forwarded == 1 and not self._taken_over:
+            if self._running and self._forwarded == 1:
                 name, count = signal.Signals(number).name, len(self._running)
                 what = "the running task saves and leaves" if count == 1 else f"{count} running tasks save and leave"
                 self.terminal.line(f"  {name}: {what}; a second signal stops at once")
@@ -435,12 +430,6 @@ class Runner:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _lost(self, message: str) -> None:
-        """Another host took the run over while this process stood still: leave, and write nothing of its any more."""
-        self._taken_over = True
-        self.terminal.line(message)
-        os.kill(os.getpid(), signal.SIGTERM)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Only noted here, and the main thread woken: it may be anywhere, between two tasks as well."""

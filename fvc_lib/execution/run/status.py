@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -171,16 +171,12 @@ STATE_OF_EXIT: dict[int, RunState] = {75: "requeue", 130: "interrupted", 143: "i
 class StatusBook:
     """The status as the process at work on a run keeps it; used from one thread.
 
-    ``run`` is locked by this process. ``own`` are the keys of the tasks it has; None: the whole run. ``may_write`` is
-    asked before each write: false once another process has taken the run over.
+    ``run`` is locked by this process. ``own`` are the keys of the tasks it has; None: the whole run.
     """
 
-    def __init__(
-        self, run: RunPaths, own: frozenset[str] | None = None, may_write: Callable[[], bool] = lambda: True
-    ) -> None:
+    def __init__(self, run: RunPaths, own: frozenset[str] | None = None) -> None:
         self._run = run
         self._own = own
-        self._may_write = may_write
         self._status = read_status(run)
         self._before = self._status.duration_seconds or 0.0
         self._started = time.monotonic()
@@ -212,8 +208,6 @@ class StatusBook:
 
     def publish(self) -> None:
         """Write the document until no task's file has changed meanwhile."""
-        if not self._may_write():
-            return
         parts = read_parts(self._run)
         while True:
             self._merge(parts)
@@ -252,8 +246,7 @@ class StatusBook:
         return self._own is None or key in self._own
 
     def _write_part(self, key: str) -> None:
-        if self._may_write():
-            write_part(self._run, key, self._status.stages[key])
+        write_part(self._run, key, self._status.stages[key])
 
     def _merge(self, parts: dict[str, StageStatus]) -> None:
         status = self._status
