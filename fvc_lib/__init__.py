@@ -1,9 +1,7 @@
 """FVC: learn to tell real videos from fake ones, and say honestly how well it can."""
 
-import sys
 from collections.abc import Callable
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +24,4 @@ else:
         if name not in {"execute_notebook", "nb_kernel_name", "nb_language"}:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         # Put together, because a whole name in a text counts as an import: every notebook would depend on the engine.
-        return getattr(_engine().FvcEngine, name)
-
-    def _engine() -> object:
-        return import_module(f"{__name__}.execution.kernel.engine")
-
-    # Typed in a terminal papermill reads the notebook before it asks the engine for anything.
-    _typed = sys.argv[1:] if "papermill" in sys.modules else []
-    if "--engine=fvc" in _typed or ("--engine", "fvc") in pairwise(_typed):
-        sys.excepthook = lambda *error: _engine().end_of_command(*error)
+        return getattr(import_module(f"{__name__}.execution.papermill_engine").FvcEngine, name)

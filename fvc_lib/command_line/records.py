@@ -13,12 +13,10 @@ from typing import Any
 import click
 from tqdm import tqdm
 
-from fvc_lib import CHECKOUT
 from fvc_lib.analysis.wording import clean_text
 from fvc_lib.command_line.run_command import NOTEBOOKS
-from fvc_lib.execution.run.exit_codes import EXIT_OF_ERROR
 from fvc_lib.execution.run.session import WRITE_INTERVAL_SECONDS, read_progress
-from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill, kernel_environment
+from fvc_lib.execution.run.task import kernel_environment
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE
 
@@ -48,16 +46,14 @@ def execute_record(
         OSError: the folder cannot be written.
     """
     from fvc_lib.analysis.pages.report import write_report  # plotly takes a second to load
+    from fvc_lib.execution.papermill_engine import KernelRequest, execute  # as does papermill
 
     record, kernels = folder / f"{name}.ipynb", list[int]()
-    path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
     request = KernelRequest(
         record=record,
-        root=folder,
         folder=NOTEBOOKS,
         environment={
             **kernel_environment(os.environ),
-            "PYTHONPATH": path,
             "FVC_RUNS_DIR": runs_dir,
             **({ATTEMPT_VARIABLE: "1"} if progress else {}),
         },
@@ -70,17 +66,15 @@ def execute_record(
             stopped = stack.enter_context(_stoppable(kernels))
         if progress:
             stack.enter_context(_shown(progress))
-        execute_with_papermill(NOTEBOOKS / record.name, dict(parameters), request)
-    if stopped and (request.outcome is None or not request.outcome.ok):
+        outcome = execute(NOTEBOOKS / record.name, parameters, request)
+    if stopped and outcome.exit_code:
         raise StoppedError(f"{stopped[0].name}: stopped; what was found is kept, and the same command goes on")
     lines = answer.read_text(encoding="utf-8", errors="replace").splitlines() if answer and answer.is_file() else []
     write_report([record], page, title=title, answer=lines[:1])
-    outcome = request.outcome
-    if outcome is None or not outcome.ok:
-        why = f"{outcome.error.name}: {outcome.error.message}" if outcome and outcome.error else "its kernel died"
+    if outcome.exit_code:
+        why = f"{outcome.error.name}: {outcome.error.message}" if outcome.error else "its kernel died"
         click.echo(f"error: {what} was not made: {why}\n  its record: {record}", err=True)
-        return EXIT_OF_ERROR.get(outcome.error.name, 1) if outcome and outcome.error else 1
-    return 0
+    return outcome.exit_code
 
 
 @contextmanager

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import click
 
-from fvc_lib import CHECKOUT
 from fvc_lib.command_line import commands
 from fvc_lib.command_line.run_command import NOTEBOOKS
-from fvc_lib.execution.run.exit_codes import EXIT_OF_ERROR
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.session import progress_path, read_progress
-from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill, kernel_environment
+from fvc_lib.execution.run.task import kernel_environment
 from fvc_lib.services.config_fields import split_names
 from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
@@ -79,15 +77,14 @@ def robustness(
 
 def _execute(run: RunPaths, parameters: dict[str, object]) -> int:
     """Run the notebook into the run's own records; returns the exit code."""
+    from fvc_lib.execution.papermill_engine import KernelRequest, execute  # papermill takes a second to load
+
     config = run_config(run)
-    path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
     request = KernelRequest(
         record=run.partial_notebook(ROBUSTNESS),
-        root=run.root,
         folder=NOTEBOOKS,
-        environment={**kernel_environment(os.environ), "PYTHONPATH": path, ATTEMPT_VARIABLE: "1"},
+        environment={**kernel_environment(os.environ), ATTEMPT_VARIABLE: "1"},
         log=run.stage_log(ROBUSTNESS),
-        on_start=lambda _: None,
     )
     settings = {"bootstrap_replicates": config.bootstrap_replicates, "confidence": config.confidence}
     ended = threading.Event()
@@ -95,20 +92,19 @@ def _execute(run: RunPaths, parameters: dict[str, object]) -> int:
     teller = threading.Thread(target=_tell, args=(run, ended), daemon=True)
     teller.start()
     try:
-        execute_with_papermill(NOTEBOOKS / f"{ROBUSTNESS}.ipynb", {**parameters, **settings}, request)
+        outcome = execute(NOTEBOOKS / f"{ROBUSTNESS}.ipynb", {**parameters, **settings}, request)
     finally:
         ended.set()
         teller.join()
         progress_path(run, ROBUSTNESS, None).unlink(missing_ok=True)
-    outcome = request.outcome
-    if outcome is not None and outcome.ok:
+    if not outcome.exit_code:
         request.record.replace(record := run.executed_notebook(ROBUSTNESS))
         files = listed([run.robustness, run.robustness_results, record], run.root)
         write_document(run.stage_checkpoint(ROBUSTNESS), {"files": files})
         return 0
-    why = f"{outcome.error.name}: {outcome.error.message}" if outcome and outcome.error else "its kernel died"
+    why = f"{outcome.error.name}: {outcome.error.message}" if outcome.error else "its kernel died"
     click.echo(f"error: {why}\n  its record: {request.record}\n  to go on: {_again(run, parameters)}", err=True)
-    return EXIT_OF_ERROR.get(outcome.error.name, 1) if outcome and outcome.error else 1
+    return outcome.exit_code
 
 
 def _told(run: RunPaths) -> list[str]:

@@ -18,7 +18,7 @@ import psutil
 import torch
 
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.distributed.ranks import ProcessRanks, RankPlace, Ranks, loopback, rank_place
+from fvc_lib.engine.distributed.ranks import ProcessRanks, RankLostError, RankPlace, Ranks, loopback, rank_place
 from fvc_lib.engine.distributed.reports import Launch, Progress, RankReports, end_with_parent, reports_of
 from fvc_lib.engine.training_state import MetricSink, NoMetrics
 from fvc_lib.services.config import RunConfig
@@ -26,7 +26,6 @@ from fvc_lib.services.errors import FvcError, StoppedError, UsageError
 from fvc_lib.services.memory.budget import SHARE_VARIABLE, MemoryShare, memory_budget
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.parameters import read_params_file, resolve_config
-from fvc_lib.services.records.redaction import Redactor
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, stage_key
 from fvc_lib.services.stage_logs import MemorySampler, MetricLog
 from fvc_lib.services.tasks import FOLD_TRAINING, TASKS, TRAINING_STAGES
@@ -120,7 +119,7 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
         _logger.error("%s", error)
         if reports is not None:
             reports.failed(error)
-        return error.exit_code
+        return 1 if isinstance(error, RankLostError) else error.exit_code
     except BaseException as error:
         _logger.exception("an error that this program does not know")
         if reports is not None:
@@ -129,18 +128,10 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
     return 0
 
 
-class _RedactedFormatter(logging.Formatter):
-    """Log lines without the secrets of the environment."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """One record, its traceback included."""
-        return Redactor().text(super().format(record))
-
-
 def _begin(place: RankPlace, launch: Launch | None) -> RankReports | None:
     """Set up logging, and what ties this rank to the process that started it."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_RedactedFormatter(f"[rank {place.rank}] %(levelname)s: %(message)s"))
+    handler.setFormatter(logging.Formatter(f"[rank {place.rank}] %(levelname)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     if launch is None:
         if "TORCHELASTIC_RUN_ID" in os.environ:  # else whoever started this one may go away: a shell, say

@@ -265,14 +265,6 @@ def test_an_empty_or_torn_run_is_exported_as_far_as_it_is_readable(tmp_path, uri
     assert [point[1:] for point in fold(uri, 0)["points"]] == [(1, 0, "1.5")]
 
 
-def test_secrets_are_neither_exported_nor_said(short_run, uri, monkeypatch):
-    monkeypatch.setenv("MY_API_TOKEN", "hunter2hunter2")
-    short_run.params_yaml.write_text("corpus: s3://hunter2hunter2/x\n")
-    report = export_run(short_run, tracking_uri=uri)
-    assert "hunter2" not in json.dumps(stored(uri))
-    assert "hunter2" not in "\n".join(report.lines())
-
-
 def test_a_server_that_is_away_is_said_without_its_password(short_run, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     address = "http://me:pass1@127.0.0.1:9"

@@ -18,13 +18,12 @@ from typing import Any
 import nbformat
 import pytest
 
+from fvc_lib.execution.papermill_engine import KernelOutcome, KernelRequest, execute
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan
 from fvc_lib.execution.plan.stages import Notebook, read_notebook
-from fvc_lib.execution.run.exit_codes import KernelOutcome
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.runner import Runner, Terminal
 from fvc_lib.execution.run.status import RunStatus, read_status
-from fvc_lib.execution.run.task import KernelRequest, execute_with_papermill
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths, list_runs
@@ -67,13 +66,10 @@ def table_stage(name: str, needs: tuple[str, ...] = (), per_fold: bool = False) 
     return Stage(name, needs, inputs, outputs, per_fold, trains=per_fold)
 
 
-def execute_notebook(source: Path, folder: Path, parameters: dict[str, Any], **options: Any) -> KernelOutcome:
+def execute_notebook(source: Path, folder: Path, parameters: dict[str, Any]) -> KernelOutcome:
     """Run one notebook as the runner does, without a run: ``record.ipynb`` and ``log`` in ``folder``."""
-    options = {"environment": dict(os.environ), "log": folder / "log", "on_start": lambda pid: None, **options}
-    request = KernelRequest(folder / "record.ipynb", folder, folder, **options)
-    execute_with_papermill(source, parameters, request)
-    assert request.outcome is not None
-    return request.outcome
+    request = KernelRequest(folder / "record.ipynb", folder, dict(os.environ), folder / "log")
+    return execute(source, parameters, request)
 
 
 @dataclass

@@ -136,10 +136,10 @@ def test_without_any_run_one_begins(tmp_path, monkeypatch):
     assert read_status(run).stages["01_data_index"].error.name == "MissingOutput"
 
 
-@pytest.mark.parametrize("first", ["fvc_lib.execution.kernel.engine", "papermill"])
+@pytest.mark.parametrize("first", ["fvc_lib.execution.papermill_engine", "papermill"])
 def test_whatever_is_imported_first_papermill_knows_the_engine(first):
     code = (
-        f"import {first}\nfrom fvc_lib.execution.kernel.engine import FvcEngine\n"
+        f"import {first}\nfrom fvc_lib.execution.papermill_engine import FvcEngine\n"
         "from papermill.engines import papermill_engines\nassert papermill_engines.get_engine('fvc') is FvcEngine\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
@@ -171,80 +171,12 @@ def test_papermill_imports_beside_code_older_than_what_was_installed(installed, 
 def test_papermill_takes_the_engine_from_the_entry_point_only_when_it_is_used(installed):
     used = (
         "import sys, papermill, nbformat\nfrom papermill.engines import papermill_engines as engines\n"
-        "assert 'fvc_lib.execution' not in sys.modules\n"
+        "assert 'fvc_lib.execution' not in sys.modules\nassert sys.excepthook is sys.__excepthook__\n"
         "assert engines.nb_language('fvc', nbformat.v4.new_notebook(), 'python') == 'python'\n"
         "taken = engines.get_engine('fvc').execute_notebook\n"
-        "from fvc_lib.execution.kernel.engine import FvcEngine\nassert taken == FvcEngine.execute_notebook\n"
+        "from fvc_lib.execution.papermill_engine import FvcEngine\nassert taken == FvcEngine.execute_notebook\n"
     )
     python_beside(installed, Path.cwd(), used)
-
-
-def typed(folder, *arguments, before=()):
-    """``papermill --engine fvc ARGUMENTS`` in a terminal; returns the exit code, what it printed, and its errors."""
-    options = ["-m", "papermill", "--engine", "fvc", "--no-progress-bar", "-k", "python3", "-l", "python"]
-    command = [*before, sys.executable, *options, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
-    return done.returncode, done.stdout, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("out", "given", "said"),
-    [
-        ("out.ipynb", ("seeed", 1), "'seeed' is no parameter of it. Did you mean 'seed'?"),
-        ("missing/out.ipynb", ("seed", 3), "cannot be written: No such file or directory. Nothing has run."),
-    ],
-)
-def test_a_wrong_request_typed_in_a_terminal_gets_a_sentence_and_no_traceback(run, tmp_path, out, given, said):
-    source = write_notebook(tmp_path / f"{STAGE}.ipynb", ["1"], PARAMETERS)
-    code, printed, errors = typed(tmp_path, source, out, "-p", *given)
-    assert (code, printed) == (1, "")
-    assert said in errors.splitlines()[-1]
-    assert "Traceback" not in errors
-    assert STAGE not in read_status(run).stages
-
-
-def test_a_notebook_that_is_not_there_or_is_none_gets_sentences_and_no_traceback(tmp_path):
-    code, printed, errors = typed(tmp_path, "04_fold_trainings.ipynb", "out.ipynb")
-    assert (code, printed) == (1, "")
-    assert "Traceback" not in errors
-    what, ran, wanted = errors.splitlines()[-3:]
-    assert what == "error: notebook '04_fold_trainings.ipynb': No such file or directory."
-    assert ran.strip() == "Nothing has run."
-    assert str(Path.cwd() / "notebooks") in wanted
-    assert "Did you mean '04_fold_training'" in wanted
-    (tmp_path / "broken.ipynb").write_text("no notebook")
-    code, _, errors = typed(tmp_path, "broken.ipynb", "out.ipynb")
-    assert code == 1
-    assert "Traceback" not in errors
-    assert "error: notebook 'broken.ipynb': " in errors
-
-
-def test_an_output_that_is_there_and_read_only_is_refused_before_anything_runs(run, tmp_path):
-    source = write_notebook(tmp_path / f"{STAGE}.ipynb", ["1"], PARAMETERS)
-    (tmp_path / "out.ipynb").write_text("kept")
-    (tmp_path / "out.ipynb").chmod(0o444)
-    # What root may do beyond a file's mode is laid down, so that it stands before the file as any other user.
-    code, printed, errors = typed(tmp_path, source, "out.ipynb", before=["setpriv", "--bounding-set", "-all"])
-    assert (code, printed) == (1, "")
-    assert "cannot be written: Permission denied. Nothing has run." in errors.splitlines()[-1]
-    assert (tmp_path / "out.ipynb").read_text() == "kept"
-    assert STAGE not in read_status(run).stages
-
-
-def test_an_unforeseen_error_of_a_cell_is_three_lines_and_its_traceback_is_in_record_and_log(run, tmp_path):
-    source = write_notebook(tmp_path / f"{STAGE}.ipynb", ["def deep():\n    return {}['frames']\ndeep()"], PARAMETERS)
-    code, printed, errors = typed(tmp_path, source, "out.ipynb")
-    assert code == 1
-    what, where, further = printed.splitlines()[-3:]
-    assert "what happened: KeyError: 'frames' (cell In [" in what
-    assert str(run.partial_notebook(STAGE)) in where
-    assert f"--resume {run.root}" in further
-    assert "return {}" not in printed + errors
-    assert "Traceback (most" not in errors
-    assert "return {}['frames']" in run.stage_log(STAGE).read_text()
-    assert "return {}" in run.partial_notebook(STAGE).read_text()
-    assert "return {}" in (tmp_path / "out.ipynb").read_text()
 
 
 def test_the_marker_of_the_banner_is_papermills():

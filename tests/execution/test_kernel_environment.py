@@ -26,7 +26,7 @@ def test_nothing_the_user_has_set_is_replaced():
     environment = kernel_environment(user)
     assert {name: environment[name] for name in user} == user
     assert "PYTORCH_ALLOC_CONF" not in environment
-    assert environment.keys() - user.keys() - KERNEL_ENVIRONMENT.keys() == {NAMES[2], NAMES[3]}
+    assert environment.keys() - user.keys() - KERNEL_ENVIRONMENT.keys() == {NAMES[2], NAMES[3], "PYTHONPATH"}
     assert kernel_environment({}).keys() >= KERNEL_ENVIRONMENT.keys()
 
 

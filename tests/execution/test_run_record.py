@@ -327,11 +327,3 @@ def test_changed_code_leaves_its_patch_and_other_code_on_resume_a_second_one(con
     assert record["attempts"][1]["code_differs"] == {"patch_sha256": digests}
     assert run.code_patch.with_name(f"code_{digests[1][:8]}.patch").read_bytes() == b"two"
     assert record["repeat"][:2] == ["git checkout abc", f"git apply --whitespace=nowarn {run.code_patch}"]
-
-
-def test_a_secret_that_was_typed_is_not_recorded(config, monkeypatch):
-    monkeypatch.setenv("SITE_API_KEY", "s3cret-value")
-    run = begin_run(config, command="run --key s3cret-value", prepare=lambda _: {"noted": ["with s3cret-value"]})
-    record_resumption(run, config, command="run again s3cret-value")
-    assert "s3cret-value" not in run.run_json.read_text()
-    assert run.run_json.read_text().count("[secret]") == 3

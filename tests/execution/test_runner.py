@@ -191,26 +191,6 @@ def test_a_signal_reaches_the_stage_which_stops_and_can_go_on(make_project):
     assert "--resume" in shown
 
 
-@pytest.mark.fault(25, 26)
-def test_a_runner_whose_run_was_taken_over_leaves_and_writes_nothing_of_the_new_owners(make_project):
-    """It stood still for too long, and a process on another host took it for dead."""
-    session = "from fvc_lib.execution.run.session import open_stage\nstage = open_stage('two', globals())"
-    project = make_project(one=[ONE], two=[session, SLOW, TWO])
-    run = project.begin()
-    runner = start_runner(run, project)
-    wait_for((run.tables / "slow.started").exists, "the second stage to start")
-    claim = {"pid": 77, "host": "far-1", "started_utc": "2026-01-01T00:00:00Z", "interval_seconds": 5.0, "beat": 1}
-    lock = run.root / "run.lock"
-    lock.write_bytes(json.dumps(claim).encode().ljust(511) + b"\n")
-    theirs = run.status_json.read_bytes()
-    shown, _ = runner.communicate(timeout=PATIENCE_SECONDS)
-    assert runner.returncode == 1, shown  # not 75, which would have a cluster requeue it
-    assert "taken over by process 77 on far-1" in shown
-    assert run.status_json.read_bytes() == theirs
-    assert json.loads(lock.read_bytes()) == claim
-    assert not run.stage_checkpoint("two").exists()
-
-
 def test_a_redo_that_fails_leaves_no_old_result_standing(finished):
     project, run = finished
     path = project.folder / "one.ipynb"

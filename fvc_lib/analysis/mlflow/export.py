@@ -42,7 +42,6 @@ from fvc_lib.analysis.wording import clean_text, count_text, interval_text, sour
 from fvc_lib.services.atomic_files import as_mapping, as_text, path_to_text, read_json_object, sha256_of_json
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.records.digests import run_damage
-from fvc_lib.services.records.redaction import REPLACEMENT, Redactor
 from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.tables import csv_for_people
 from fvc_lib.services.tasks import FOLD_TRAINING
@@ -148,7 +147,7 @@ def _whole(run: RunPaths, run_id: str, times: Times, curves: pl.DataFrame, table
     files = [run.report_html, run.params_yaml, run.run_json, run.status_json, run.code_patch]
     if not run.report_html.is_file():
         notes.append("There is no report.html yet: `run_notebooks.py report` writes it; export again after it.")
-    artifacts = {path.name: _without_secrets(path.read_bytes()) for path in files if path.is_file()}
+    artifacts = {path.name: path.read_bytes() for path in files if path.is_file()}
     for name, frame in frames.items():
         if not frame.is_empty():  # as CSV, which MLflow's pages show as a table
             artifacts[f"tables/{name}.csv"] = csv_for_people(frame.drop("run_id", strict=False)).encode()
@@ -168,7 +167,7 @@ def _fold(run: RunPaths, fold: int, stage: object, times: Times, curves: pl.Data
     params |= {name: outcome[name] for name in ("model", "num_parameters", "device") if name in outcome}
     points = [_log_points(logged, own[0], FOLD_TRAINING), _result_points(table, own[1], fold)]
     tags = {"fvc.fold": str(fold), "fvc.state": str(state or "not recorded")}
-    artifacts = {path.name: _without_secrets(path.read_bytes())} if path.is_file() else {}
+    artifacts = {path.name: path.read_bytes()} if path.is_file() else {}
     return _content(f"fold {fold}", state, own, params, tags, points, artifacts, [])
 
 
@@ -216,15 +215,9 @@ def key_of(*parts: str) -> str:
 
 
 def stored_text(value: object) -> str:
-    """``value`` as it is stored: JSON unless it is a text; no secrets, no lone surrogates, no NUL."""
+    """``value`` as it is stored: JSON unless it is a text; no lone surrogates, no NUL."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
-    shown = Redactor().text(text).encode("utf-8", "backslashreplace").decode()
-    return shown.replace("\x00", "\\x00")
-
-
-def _without_secrets(content: bytes) -> bytes:
-    """A run's files hold none of the secrets of the process that wrote them; those of this one may be others."""
-    return Redactor().text(content.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    return text.encode("utf-8", "backslashreplace").decode().replace("\x00", "\\x00")
 
 
 # --- Points: key, step, timestamp and value
@@ -421,7 +414,7 @@ def export_run(run: RunPaths, *, tracking_uri: str) -> ExportReport:
         num_points=sum(each.points.height for each in contents) if is_new else 0,
         num_artifacts=sum(len(each.artifacts) for each in contents) if is_new else 0,
         num_replaced=len(others),
-        notes=tuple(map(Redactor().text, notes)),
+        notes=tuple(notes),
     )
 
 
@@ -491,6 +484,9 @@ _ALWAYS = {
 _UNLESS_SET = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3", "MLFLOW_HTTP_REQUEST_TIMEOUT": "60"}
 # A pool would keep connections open to a file that nobody talks to any more.
 _FOR_SQLITE = {"MLFLOW_SQLALCHEMYSTORE_POOLCLASS": "NullPool"}
+
+
+REPLACEMENT = "[secret]"
 
 
 class TrackingError(FvcError):
@@ -564,13 +560,13 @@ def _without(text: str, uri: str) -> str:
         parts = urlsplit(uri)
         user, password = parts.username, parts.password
     except ValueError:
-        return Redactor().text(text.replace(uri, REPLACEMENT))
+        return text.replace(uri, REPLACEMENT)
     query = parts.query if parts.scheme != "sqlite" else ""
     info = parts.netloc.rpartition("@")[0]
     found = {secret for secret in (info, password, user if password is None else None, query) if secret}
     for secret in sorted(found, key=lambda secret: (-len(secret), secret)):
         text = text.replace(secret, REPLACEMENT)
-    return Redactor().text(text)
+    return text
 
 
 @contextmanager

@@ -48,9 +48,13 @@ class RankLostError(FvcError):
     A rank leaves with 1; a stage that lost a node with 75, so that its job is requeued.
     """
 
+    exit_code = 75
+
 
 class RankEndedError(RankLostError):
     """A rank was ended by a signal, or without a reason, on a machine that lives: it may well happen again."""
+
+    exit_code = 1
 
 
 class RankFailedError(FvcError):

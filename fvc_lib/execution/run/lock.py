@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, SoftFileLock, Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
@@ -59,7 +59,7 @@ def _of_tasks(run: RunPaths) -> list[Path]:
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
     path.parent.mkdir(exist_ok=True)
-    lock = FileLock(path, timeout=_PATIENCE_SECONDS)
+    lock: BaseFileLock = FileLock(path, timeout=_PATIENCE_SECONDS)
     try:
         lock.acquire()
     except Timeout as error:

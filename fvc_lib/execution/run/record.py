@@ -30,7 +30,6 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory.budget import memory_budget
 from fvc_lib.services.records.digests import content_hash, document_damage, undamaged_file, write_document
-from fvc_lib.services.records.redaction import Redactor
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, new_run
 
@@ -70,11 +69,10 @@ class _GitError(Exception):
     """Git is missing, took too long or refused; the text is its own."""
 
 
-def code_state(checkout: Path = CHECKOUT, redactor: Redactor | None = None) -> CodeState:
-    """The state of ``checkout``; what git cannot tell is None, with the reason.
+def code_state(checkout: Path = CHECKOUT) -> CodeState:
+    """Return the state of ``checkout``; what git cannot tell is None, with the reason.
 
-    ``redactor`` takes secrets out of the patch (none: those of this process's environment). Of one beyond 4 MiB there
-    is only a note.
+    A patch of more than 4 MiB is left out.
     """
     try:
         if Path(_text(checkout, "rev-parse", "--show-toplevel")).resolve() != checkout.resolve():
@@ -95,10 +93,7 @@ def code_state(checkout: Path = CHECKOUT, redactor: Redactor | None = None) -> C
     if len(patch) > _LARGEST_PATCH_BYTES:
         left_out.append(f"the patch itself: {len(patch) / 1e6:.1f} MB, more than {_LARGEST_PATCH_BYTES / 1e6:.1f} MB")
         patch = b""
-    shown = (redactor or Redactor()).text(patch.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
-    if shown != patch:
-        left_out.append("secrets were taken out of the patch, so it may not apply")
-    return replace(state, patch=shown, left_out=tuple(left_out))
+    return replace(state, patch=patch, left_out=tuple(left_out))
 
 
 def _patch(checkout: Path) -> tuple[bytes, list[str]]:
@@ -365,7 +360,7 @@ def begin_run(
         "attempts": [_attempt(command, code, submits)],
     }
     # Last: a folder without run.json is a run that never began, and is listed nowhere.
-    write_document(run.run_json, Redactor().tree(record))
+    write_document(run.run_json, record)
     return run
 
 
@@ -387,7 +382,7 @@ def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits
         DataError: ``run.json`` is not readable, or another process has been holding it for too long.
     """
     code = code_state()
-    now = Redactor().tree(_attempt(command, code, submits))
+    now = _attempt(command, code, submits)
     last_attempt(run)
     with _record_held(run):
         try:

@@ -79,7 +79,7 @@ def _check_outputs(at_work: TaskRun, stage: StageStatus) -> None:
         stage.error = StageError(name=type(error).__name__, message=str(error))
         name, fold = task.stage.name, task.fold
         run.executed_notebook(name, fold).replace(run.partial_notebook(name, fold))
-        tell_end(run, task, stage, at_work.redactor)
+        tell_end(run, task, stage)
 
 
 # What a run says on the terminal: live lines where someone watches, plain lines where a log is written.

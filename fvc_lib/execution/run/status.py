@@ -30,11 +30,12 @@ StageState = Literal["pending", "running", "done", "failed", "interrupted"]
 
 
 class StageError(BaseModel):
-    """The error that ended a stage, and the number in the ``In [n]`` of the cell it came from."""
+    """The error that ended a stage."""
 
     name: str
     message: str
-    cell: int | None = None
+    cell: int | None = None  # the number in its ``In [n]``
+    exit_code: int | None = None  # of its class, where that is one of ours
 
 
 class StageStatus(BaseModel):

@@ -4,7 +4,6 @@ Knows nothing of plans, locks or ``status.json``: whoever runs it does (``run.ru
 """
 
 import json
-import logging
 import os
 import platform
 import re
@@ -15,23 +14,23 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.stages import Notebook, Task
 from fvc_lib.execution.run import exit_codes
-from fvc_lib.execution.run.exit_codes import KernelOutcome
 from fvc_lib.execution.run.session import Progress, progress_path, read_progress
 from fvc_lib.execution.run.status import StageStatus
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory.budget import ProcessTree, control_groups
 from fvc_lib.services.memory.policy import allocator_environment
-from fvc_lib.services.records.redaction import Redactor
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
+
+if TYPE_CHECKING:
+    from fvc_lib.execution.papermill_engine import KernelOutcome
 
 # How often the system killed for memory, and watching a kernel from outside.
 
@@ -96,21 +95,6 @@ class KernelWatch:
             self.peak_rss_bytes = max(self.peak_rss_bytes, held.tree_bytes, held.high_water_bytes)
             if self._stop.wait(SAMPLE_INTERVAL_SECONDS):
                 return
-
-
-@dataclass
-class KernelRequest:
-    """What the runner has the papermill engine do beside running the cells."""
-
-    record: Path  # the executed copy, never more than a fraction of a second behind
-    root: Path  # the folder from which files are named in texts, the run's
-    folder: Path  # the kernel's working directory
-    environment: Mapping[str, str]  # the kernel's whole environment
-    log: Path  # gets what the kernel process and native libraries write past the notebook; appended to, bounded
-    on_start: Callable[[int], None]  # called with the kernel's process id
-    overflow: Path | None = None  # folder for outputs that the record cannot hold; None: beside the log
-    redactor: Redactor | None = None  # hides secrets in all that is written; None: those of ``environment``
-    outcome: KernelOutcome | None = None  # set by the engine
 
 
 # How fast a task goes and when it will be done, from what its progress said in this attempt.
@@ -200,12 +184,12 @@ KERNEL_ENVIRONMENT = {
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # else ipykernel's debugger writes a warning into the first cell
 }
 LOSS_SECONDS = 2.0
-_ENGINE = "fvc_lib.execution.kernel.engine"
 
 
 def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` and what a kernel needs beside it before torch starts there; what the user has set stands."""
-    return {**KERNEL_ENVIRONMENT, **allocator_environment(environ), **environ}
+    """Return ``environ`` with the allocator's settings, which count before torch starts, and this code on the path."""
+    path = os.pathsep.join(filter(None, [str(CHECKOUT), environ.get("PYTHONPATH")]))
+    return {**KERNEL_ENVIRONMENT, **allocator_environment(environ), **environ, "PYTHONPATH": path}
 
 
 @dataclass(frozen=True)
@@ -244,7 +228,6 @@ class TaskRun:
         self._attempt = attempt
         self._extra = dict(extra_environment or {})
         self._watch = KernelWatch()
-        self.redactor = Redactor({**os.environ, **self._extra})
         self._signals: list[int] = []
         self._started = time.monotonic()
         name, fold = task.stage.name, task.fold
@@ -277,11 +260,9 @@ class TaskRun:
         if stage.exit_code == 0:
             self.run.partial_notebook(name, fold).replace(self.run.executed_notebook(name, fold))
             return
-        events = self.run.memory_events(name, fold)
-        environ = {**os.environ, **self._extra}
         reads = self.config.with_batches(self.notebook.parameters)
-        stage.next_setting = exit_codes.next_setting(stage, self.config, reads, events, environ)
-        exit_codes.tell_end(self.run, self.task, stage, self.redactor)
+        stage.next_setting = exit_codes.next_setting(stage, self.config, reads, {**os.environ, **self._extra})
+        exit_codes.tell_end(self.run, self.task, stage)
 
     def signal(self, number: int) -> None:
         """The first asks the kernel to save and leave, a second kills it. Terminal signals never reach the kernel."""
@@ -314,33 +295,28 @@ class TaskRun:
             self._last_loss = row.get("value") if row is not None and row.get("metric") == "loss" else None
         return self._last_loss
 
-    def _run_kernel(self) -> KernelOutcome:
+    def _run_kernel(self) -> "KernelOutcome":
+        from fvc_lib.execution.papermill_engine import KernelRequest, execute  # papermill takes a second to load
+
         name, fold = self.task.stage.name, self.task.fold
-        self.run.logs.mkdir(exist_ok=True)
-        # The code that the record speaks of, whatever is installed in this interpreter; children of the kernel as well.
-        path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
-        attempt = {ATTEMPT_VARIABLE: str(self._attempt)}
-        given = {"PYTHONPATH": path, **attempt, "FVC_RUNS_DIR": self.config.runs_dir, **self._extra}
+        given = {ATTEMPT_VARIABLE: str(self._attempt), "FVC_RUNS_DIR": self.config.runs_dir, **self._extra}
         request = KernelRequest(
             record=self.run.partial_notebook(name, fold),
-            root=self.run.root,
             folder=self.notebook.path.parent,
             environment={**kernel_environment(os.environ), **given},
             log=self.run.stage_log(name, fold),
             on_start=self._kernel_started,
-            overflow=self.run.output_overflow(name, fold),
-            redactor=self.redactor,
         )
         try:
-            execute_with_papermill(self.notebook.path, self._parameters(), request)
+            return execute(self.notebook.path, self._parameters(), request)
         finally:
             self._watch.stop()
-        if request.outcome is None:
-            raise RuntimeError(f"{self.notebook.path}: papermill ended without the engine fvc")
-        return request.outcome
 
     def _kernel_started(self, pid: int) -> None:
         self._watch.start(pid)
+        with suppress(OSError):  # when memory ends, Linux shall kill a kernel before its runner
+            score = Path(f"/proc/{pid}/oom_score_adj")
+            score.write_text(str(max(500, int(score.read_text()))))
         if self._signals:  # it came while the kernel started, which cannot handle one yet
             self._watch.signal_kernel(signal.SIGKILL)
 
@@ -349,25 +325,6 @@ class TaskRun:
         if self.task.fold is not None:
             values["fold"] = self.task.fold
         return {name: values[name] for name in self.notebook.parameters if name in values}
-
-
-def execute_with_papermill(notebook: Path, parameters: Mapping[str, object], request: KernelRequest) -> None:
-    """Have papermill run ``notebook`` with ``parameters`` in the engine ``fvc``, which fills ``request.outcome``."""
-    import papermill  # here: it loads its engines, ours among them, and ours imports the runner
-
-    import_module(_ENGINE)  # registers itself, also where the package is not installed
-    # It calls a parameter unknown whose annotation it cannot read (``float | None``); ours were checked before.
-    logging.getLogger("papermill").setLevel(logging.ERROR)
-    papermill.execute_notebook(
-        str(notebook).replace("{", "{{").replace("}", "}}"),  # papermill puts parameters into paths
-        None,  # the record is the request's
-        parameters=dict(parameters),
-        engine_name="fvc",
-        kernel_name="python3",
-        language="python",
-        progress_bar=False,
-        request=request,
-    )
 
 
 def job_id(environ: Mapping[str, str]) -> str | None:

@@ -1,0 +1,306 @@
+"""Run one notebook in one kernel: the engine ``fvc`` of papermill, and the call that uses it.
+
+papermill injects the parameters, nbclient runs the cells. Unlike papermill's own engine, this one checks parameters
+again before anything runs, replaces the record atomically, never calls a cell completed that did not run, limits what a
+cell may show, and returns how the kernel ended.
+
+The runner calls it with a ``KernelRequest``. ``papermill --engine fvc`` has none: then the engine finds the run that
+the parameters name and lets the runner execute this one task, so that a run folder looks the same either way.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import shlex
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import Popen
+from typing import Any, BinaryIO
+
+import nbformat
+import papermill
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import ensure_event_loop
+from nbclient.exceptions import CellExecutionError, DeadKernelError
+from nbformat import NotebookNode
+from papermill.clientwrap import PapermillNotebookClient
+from papermill.engines import NBClientEngine, NotebookExecutionManager, papermill_engines
+from papermill.exceptions import PapermillException, PapermillExecutionError
+
+from fvc_lib.execution.plan.stages import Notebook, check_parameters, notebook_of, stage_named
+from fvc_lib.services.atomic_files import temporary_of, write_bytes
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.registry import DETECTORS
+from fvc_lib.services.run_paths import stage_key
+
+START_TIMEOUT_SECONDS = 300  # importing from a cold shared file system takes minutes
+LAST_OUTPUTS_SECONDS = 30  # after a cell's reply
+SAVE_SECONDS = 5
+SHOWN_BYTES, PRINTED_BYTES = 4_000_000, 200_000  # of one cell in its record
+LONGEST_MESSAGE = 4_000
+_PENDING, _FAILED = NotebookExecutionManager.PENDING, NotebookExecutionManager.FAILED
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LOG = logging.getLogger("fvc.kernel")
+_LOG.addHandler(logging.NullHandler())  # else Python prints nbclient's warnings between the lines of progress
+_LOG.propagate = False
+
+
+@dataclass(frozen=True)
+class CellError:
+    """The exception that ended a notebook.
+
+    ``exit_code`` is the attribute of that name of its class, None where it has none.
+    """
+
+    name: str
+    message: str
+    cell: int  # the number in its ``In [n]``
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class KernelOutcome:
+    """How an execution ended: ``error`` if a cell raised, ``died`` if the kernel ended by itself."""
+
+    error: CellError | None = None
+    died: bool = False
+    return_code: int | None = None  # of the kernel's process; negative for a signal
+    never_started: str | None = None  # why no cell could run
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a command that runs this notebook alone."""
+        return 1 if self.died else 0 if self.error is None else self.error.exit_code or 1
+
+
+@dataclass
+class KernelRequest:
+    """What to execute, and where its record and log go; the engine sets ``outcome``."""
+
+    record: Path
+    folder: Path  # the kernel's working directory
+    environment: Mapping[str, str]  # all of the kernel's
+    log: Path  # what the kernel's process writes past the notebook is appended
+    on_start: Callable[[int], None] = lambda pid: None
+    outcome: KernelOutcome | None = None
+
+
+def execute(notebook: Path, parameters: Mapping[str, object], request: KernelRequest) -> KernelOutcome:
+    """Execute ``notebook`` with ``parameters`` as ``request`` says, and return how it ended.
+
+    Raises:
+        UsageError: a parameter that the notebook does not have, or of the wrong type.
+        OSError: the record or the log cannot be written.
+    """
+    # papermill calls a parameter unknown if it cannot read its annotation (``float | None``); ours are checked.
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    with contextlib.suppress(PapermillExecutionError):  # the outcome has the error
+        papermill.execute_notebook(
+            str(notebook).replace("{", "{{").replace("}", "}}"),  # papermill formats paths with the parameters
+            None,
+            parameters=dict(parameters),
+            engine_name="fvc",
+            kernel_name="python3",
+            language="python",
+            progress_bar=False,
+            request=request,
+        )
+    assert request.outcome is not None
+    return request.outcome
+
+
+class FvcEngine(NBClientEngine):  # type: ignore[misc]  # papermill ships no types
+    """The engine ``fvc``."""
+
+    @classmethod
+    def execute_notebook(
+        cls, nb: NotebookNode, kernel_name: str, *, input_path: str, request: KernelRequest | None = None, **_: Any
+    ) -> NotebookNode:
+        """Check the parameters that papermill has injected into ``nb``, then execute it; returns the record.
+
+        Raises:
+            UsageError: a parameter that the notebook does not have, or of the wrong type.
+            PapermillException: without a ``request``: the kernel died.
+        """
+        notebook, given = notebook_of(nb, Path(input_path)), nb.metadata.papermill.get("parameters", {})
+        if isinstance(given.get("model"), str):  # a class in a cell that has not run yet
+            DETECTORS.find_cell(given["model"], [cell.source for cell in nb.cells if cell.cell_type == "code"])
+        parameters = check_parameters(notebook, given)
+        if request is None:
+            return _run_in_its_run(notebook, parameters)
+        record = Record(nb, request.record)
+        record.notebook_start()
+        try:
+            request.outcome = _execute_cells(record, request)
+        finally:
+            record.notebook_complete()
+        return nb
+
+
+papermill_engines.register("fvc", FvcEngine)
+
+
+def _run_in_its_run(notebook: Notebook, parameters: Mapping[str, Any]) -> NotebookNode:
+    """Execute one task of the run that ``parameters`` name, as the runner does; returns its record."""
+    from fvc_lib.execution.plan.plan import make_plan
+    from fvc_lib.execution.run.record import record_resumption
+    from fvc_lib.execution.run.runner import Runner
+    from fvc_lib.execution.run.which_run import run_to_work_on
+
+    stage = stage_named(notebook.name)
+    if stage.name != notebook.name:
+        raise UsageError(f"{notebook.path}: engine fvc runs notebooks of stages; for others leave --engine fvc out.")
+    command = shlex.join(["papermill", *sys.argv[1:]])
+    run, config, is_new = run_to_work_on(notebook, parameters, command)
+    fold = int(parameters.get("fold", notebook.parameters["fold"])) if stage.per_fold else None
+    if fold is not None and fold >= config.num_trainings:
+        raise UsageError(f"fold: got {fold}, and {run.run_id} has folds 0 to {config.num_trainings - 1}.")
+    if not is_new:
+        for difference in record_resumption(run, config, command=command):
+            print(f"warning: this attempt differs from the one before: {difference}", file=sys.stderr)
+    print(f"run {run.root}")
+    notebooks, key = {stage.name: notebook}, stage_key(stage.name, fold)
+    exit_code = Runner(run, config, notebooks).execute(
+        lambda: make_plan(notebooks, config, run, only=stage, tasks=frozenset({key}))
+    )
+    path = run.partial_notebook(stage.name, fold) if exit_code else run.executed_notebook(stage.name, fold)
+    record: NotebookNode = nbformat.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    if exit_code and not any(out.output_type == "error" for cell in record.cells for out in cell.get("outputs", [])):
+        raise PapermillException(f"{key} did not run to its end; its record says why: {path}")
+    return record
+
+
+class Record(NotebookExecutionManager):  # type: ignore[misc]
+    """The executed notebook and its file, which is replaced atomically at each change of a cell and as it goes on."""
+
+    def __init__(self, notebook: NotebookNode, path: Path) -> None:
+        super().__init__(notebook, str(path), progress_bar=False, autosave_cell_every=SAVE_SECONDS)
+        notebook.metadata.papermill["output_path"] = str(path).replace(".partial.ipynb", ".ipynb")
+
+    def save(self, **_: Any) -> None:
+        """Replace the file. A full disk does not end the work; the last save, in ``notebook_complete``, raises."""
+        with contextlib.suppress(OSError):
+            temporary = temporary_of(Path(self.output_path))
+            temporary.write_bytes(self._content())  # not fsynced: a power cut ends the kernel as well
+            temporary.replace(self.output_path)
+        self.last_save_time = self.now()
+
+    def notebook_complete(self, **_: Any) -> None:
+        """Note the end and replace the file; cells that never ran stay pending."""
+        self.end_time = self.now()
+        duration = (self.end_time - self.start_time).total_seconds()
+        self.nb.metadata.papermill.update(end_time=self.end_time.isoformat(), duration=duration)
+        write_bytes(self.output_path, self._content())
+
+    def _content(self) -> bytes:
+        return (json.dumps(self.nb, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+
+
+class KernelManager(AsyncKernelManager):
+    """Start a kernel of this interpreter on sockets in ``folder``, and keep its process."""
+
+    process: Popen[bytes]
+
+    def __init__(self, folder: str, on_start: Callable[[int], None]) -> None:
+        super().__init__(connection_file=f"{folder}/k.json", transport="ipc", ip=f"{folder}/s")
+        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        self._kernel_spec = KernelSpec(argv=command, language="python")
+        self._on_start = on_start
+
+    async def _async_launch_kernel(self, kernel_cmd: list[str], **options: Any) -> None:
+        await super()._async_launch_kernel(kernel_cmd, **options)
+        self.process = self.provisioner.process  # type: ignore[union-attr]
+        self._on_start(self.process.pid)
+
+
+class Client(PapermillNotebookClient):  # type: ignore[misc]
+    """Run the cells, and keep what each shows within its limits; ``log`` gets what is printed beyond them."""
+
+    def __init__(self, record: Record, manager: KernelManager, log: BinaryIO) -> None:
+        options = {"startup_timeout": START_TIMEOUT_SECONDS, "iopub_timeout": LAST_OUTPUTS_SECONDS, "log": _LOG}
+        super().__init__(record, km=manager, raise_on_iopub_timeout=False, coalesce_streams=True, **options)
+        self.error: CellError | None = None
+        self._overflow, self._used = log, Counter[bool]()
+
+    def execute_cell(self, cell: NotebookNode, cell_index: int) -> None:
+        """Run one cell.
+
+        Raises:
+            CellExecutionError: it raised an exception, which ``error`` has.
+            DeadKernelError: the kernel's process ended.
+        """
+        self._used.clear()
+        try:
+            super().execute_cell(cell, cell_index)
+        except CellExecutionError as error:
+            self.error = CellError(
+                error.ename, error.evalue[:LONGEST_MESSAGE], cell.execution_count or 0, self._exit_code()
+            )
+            self._overflow.write(_COLOUR.sub("", error.traceback + "\n").encode("utf-8", "replace"))
+            raise
+        except DeadKernelError:
+            self.nb_man.cell_exception(cell, cell_index)
+            raise
+
+    def output(
+        self, outs: list[NotebookNode], msg: dict[str, Any], display_id: str | None, cell_index: int
+    ) -> NotebookNode | None:
+        """Append an output of a cell; beyond the cell's limits it goes into the log, or is left out with a note."""
+        content, is_printed = msg["content"], msg["msg_type"] == "stream"
+        size = len(content["text"]) if is_printed else len(json.dumps(content, default=str))
+        before, limit = self._used[is_printed], PRINTED_BYTES if is_printed else SHOWN_BYTES
+        self._used[is_printed] += size
+        if before + size <= limit or msg["msg_type"] == "error":
+            shown: NotebookNode | None = super().output(outs, msg, display_id, cell_index)
+            return shown
+        if is_printed:
+            self._overflow.write(content["text"].encode("utf-8", "replace"))
+        if before <= limit:  # the first that is left out
+            where = f"the log has the rest: {Path(self._overflow.name).name}" if is_printed else "the rest is not kept"
+            note = f"\n[too much for this record; {where}]\n"
+            outs.append(nbformat.v4.new_output("stream", name="stderr", text=note))
+        return None
+
+    def _exit_code(self) -> int | None:
+        """Ask the kernel for the exit code of the exception that it has just raised."""
+        asked = {"exit_code": "getattr(__import__('sys').last_value, 'exit_code', None)"}
+        reply = self.wait_for_reply(self.kc.execute("", silent=True, user_expressions=asked))
+        answer = reply["content"].get("user_expressions", {}).get("exit_code", {}).get("data", {}).get("text/plain", "")
+        return int(answer) if answer.isdecimal() else None
+
+
+def _execute_cells(record: Record, request: KernelRequest) -> KernelOutcome:
+    """Start a kernel, run the cells until one raises, and end the kernel and what it has started."""
+    request.log.parent.mkdir(parents=True, exist_ok=True)
+    # Sockets of the system have short names, and others may not open those in a private folder.
+    short = "/tmp" if len(tempfile.gettempdir()) > 80 else None
+    with tempfile.TemporaryDirectory(prefix="fvc-", dir=short) as folder, request.log.open("ab") as log:
+        manager = KernelManager(folder, request.on_start)
+        client = Client(record, manager, log)
+        # No startup files of the user's, and no profile that several kernels create.
+        environment = {**request.environment, "IPYTHONDIR": folder}
+        options = {"cwd": str(request.folder), "env": environment, "stdout": log, "stderr": log}
+        try:
+            client.execute(cleanup_kc=True, **options)
+            return KernelOutcome(client.error)
+        except RuntimeError as error:
+            never_started = all(cell.metadata.papermill["status"] == _PENDING for cell in record.nb.cells)
+            if not never_started and not isinstance(error, DeadKernelError):
+                raise
+            return KernelOutcome(None, True, manager.process.wait(), str(error) if never_started else None)
+        finally:
+            with contextlib.suppress(OSError, AttributeError):  # workers that outlived it
+                os.killpg(manager.process.pid, signal.SIGKILL)
+            loop = ensure_event_loop()  # nbclient has used it, and leaves it open
+            if not loop.is_running():
+                loop.run_until_complete(asyncio.sleep(0))  # what was cancelled ends
+                loop.close()
