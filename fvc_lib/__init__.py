@@ -24,4 +24,4 @@ else:
         if name not in {"execute_notebook", "nb_kernel_name", "nb_language"}:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         # Put together, because a whole name in a text counts as an import: every notebook would depend on the engine.
-        return getattr(import_module(f"{__name__}.execution.papermill_engine").FvcEngine, name)
+        return getattr(import_module(f"{__name__}.execution.papermill_entry").FvcEngine, name)

@@ -118,7 +118,7 @@ def test_no_start_loads_pandera_nothing_that_learns_not_torch_and_early_stages_f
     """Each takes a second to load, in every kernel."""
     early = [(name, ("torch", "sklearn", "nbconvert")) for name in STAGES_BEFORE_LEARNING]
     last = ("services.tables", ("polars",))  # shows that what is loaded is seen
-    starts = [(name, ("pandera",)) for name in ("command_line.main", "execution.papermill_engine")]
+    starts = [(name, ("pandera",)) for name in ("command_line.main", "execution.papermill_entry")]
     checks = [*starts, *early, *((name, ("torch",)) for name in NOT_LEARNING), last]
     assert loaded_too_early(checks) == ["polars loaded by services.tables"]
 

@@ -1,11 +1,8 @@
-"""Run one notebook in one kernel: the engine ``fvc`` of papermill, and the call that uses it.
+"""Run one notebook in one kernel, with papermill.
 
 papermill injects the parameters, nbclient runs the cells. Unlike papermill's own engine, this one checks parameters
 again before anything runs, replaces the record atomically, never calls a cell completed that did not run, limits what a
 cell may show, and returns how the kernel ended.
-
-The runner calls it with a ``KernelRequest``. ``papermill --engine fvc`` has none: then the engine finds the run that
-the parameters name and lets the runner execute this one task, so that a run folder looks the same either way.
 """
 
 import asyncio
@@ -14,7 +11,6 @@ import json
 import logging
 import os
 import re
-import shlex
 import signal
 import sys
 import tempfile
@@ -34,20 +30,18 @@ from nbclient.exceptions import CellExecutionError, DeadKernelError
 from nbformat import NotebookNode
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, NotebookExecutionManager, papermill_engines
-from papermill.exceptions import PapermillException, PapermillExecutionError
+from papermill.exceptions import PapermillExecutionError
 
-from fvc_lib.execution.plan.stages import Notebook, check_parameters, notebook_of, stage_named
+from fvc_lib.execution.plan.stages import Notebook, check_parameters, notebook_of
 from fvc_lib.services.atomic_files import temporary_of, write_bytes
-from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS
-from fvc_lib.services.run_paths import stage_key
 
 START_TIMEOUT_SECONDS = 300  # importing from a cold shared file system takes minutes
 LAST_OUTPUTS_SECONDS = 30  # after a cell's reply
 SAVE_SECONDS = 5
 SHOWN_BYTES, PRINTED_BYTES = 4_000_000, 200_000  # of one cell in its record
 LONGEST_MESSAGE = 4_000
-_PENDING, _FAILED = NotebookExecutionManager.PENDING, NotebookExecutionManager.FAILED
+_ENGINE = "fvc_kernel"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _LOG = logging.getLogger("fvc.kernel")
 _LOG.addHandler(logging.NullHandler())  # else Python prints nbclient's warnings between the lines of progress
@@ -108,7 +102,7 @@ def execute(notebook: Path, parameters: Mapping[str, object], request: KernelReq
             str(notebook).replace("{", "{{").replace("}", "}}"),  # papermill formats paths with the parameters
             None,
             parameters=dict(parameters),
-            engine_name="fvc",
+            engine_name=_ENGINE,
             kernel_name="python3",
             language="python",
             progress_bar=False,
@@ -118,25 +112,15 @@ def execute(notebook: Path, parameters: Mapping[str, object], request: KernelReq
     return request.outcome
 
 
-class FvcEngine(NBClientEngine):  # type: ignore[misc]  # papermill ships no types
-    """The engine ``fvc``."""
+class KernelEngine(NBClientEngine):  # type: ignore[misc]  # papermill ships no types
+    """The engine that ``execute`` uses."""
 
     @classmethod
     def execute_notebook(
-        cls, nb: NotebookNode, kernel_name: str, *, input_path: str, request: KernelRequest | None = None, **_: Any
+        cls, nb: NotebookNode, kernel_name: str, *, input_path: str, request: KernelRequest, **_: Any
     ) -> NotebookNode:
-        """Check the parameters that papermill has injected into ``nb``, then execute it; returns the record.
-
-        Raises:
-            UsageError: a parameter that the notebook does not have, or of the wrong type.
-            PapermillException: without a ``request``: the kernel died.
-        """
-        notebook, given = notebook_of(nb, Path(input_path)), nb.metadata.papermill.get("parameters", {})
-        if isinstance(given.get("model"), str):  # a class in a cell that has not run yet
-            DETECTORS.find_cell(given["model"], [cell.source for cell in nb.cells if cell.cell_type == "code"])
-        parameters = check_parameters(notebook, given)
-        if request is None:
-            return _run_in_its_run(notebook, parameters)
+        """Check the parameters that papermill has injected into ``nb``, then execute it; returns it."""
+        checked_parameters(nb, Path(input_path))
         record = Record(nb, request.record)
         record.notebook_start()
         try:
@@ -146,37 +130,19 @@ class FvcEngine(NBClientEngine):  # type: ignore[misc]  # papermill ships no typ
         return nb
 
 
-papermill_engines.register("fvc", FvcEngine)
+papermill_engines.register(_ENGINE, KernelEngine)
 
 
-def _run_in_its_run(notebook: Notebook, parameters: Mapping[str, Any]) -> NotebookNode:
-    """Execute one task of the run that ``parameters`` name, as the runner does; returns its record."""
-    from fvc_lib.execution.plan.plan import make_plan
-    from fvc_lib.execution.run.record import record_resumption
-    from fvc_lib.execution.run.runner import Runner
-    from fvc_lib.execution.run.which_run import run_to_work_on
+def checked_parameters(notebook: NotebookNode, path: Path) -> tuple[Notebook, dict[str, Any]]:
+    """Return what the parameters cell has, and the values that papermill was given, each of its parameter's type.
 
-    stage = stage_named(notebook.name)
-    if stage.name != notebook.name:
-        raise UsageError(f"{notebook.path}: engine fvc runs notebooks of stages; for others leave --engine fvc out.")
-    command = shlex.join(["papermill", *sys.argv[1:]])
-    run, config, is_new = run_to_work_on(notebook, parameters, command)
-    fold = int(parameters.get("fold", notebook.parameters["fold"])) if stage.per_fold else None
-    if fold is not None and fold >= config.num_trainings:
-        raise UsageError(f"fold: got {fold}, and {run.run_id} has folds 0 to {config.num_trainings - 1}.")
-    if not is_new:
-        for difference in record_resumption(run, config, command=command):
-            print(f"warning: this attempt differs from the one before: {difference}", file=sys.stderr)
-    print(f"run {run.root}")
-    notebooks, key = {stage.name: notebook}, stage_key(stage.name, fold)
-    exit_code = Runner(run, config, notebooks).execute(
-        lambda: make_plan(notebooks, config, run, only=stage, tasks=frozenset({key}))
-    )
-    path = run.partial_notebook(stage.name, fold) if exit_code else run.executed_notebook(stage.name, fold)
-    record: NotebookNode = nbformat.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    if exit_code and not any(out.output_type == "error" for cell in record.cells for out in cell.get("outputs", [])):
-        raise PapermillException(f"{key} did not run to its end; its record says why: {path}")
-    return record
+    Raises:
+        UsageError: a parameter that the notebook does not have, or of the wrong type.
+    """
+    found, given = notebook_of(notebook, path), notebook.metadata.papermill.get("parameters", {})
+    if isinstance(given.get("model"), str):  # a class in a cell that has not run yet
+        DETECTORS.find_cell(given["model"], [cell.source for cell in notebook.cells if cell.cell_type == "code"])
+    return found, check_parameters(found, given)
 
 
 class Record(NotebookExecutionManager):  # type: ignore[misc]
@@ -293,7 +259,9 @@ def _execute_cells(record: Record, request: KernelRequest) -> KernelOutcome:
             client.execute(cleanup_kc=True, **options)
             return KernelOutcome(client.error)
         except RuntimeError as error:
-            never_started = all(cell.metadata.papermill["status"] == _PENDING for cell in record.nb.cells)
+            never_started = all(
+                cell.metadata.papermill["status"] == NotebookExecutionManager.PENDING for cell in record.nb.cells
+            )
             if not never_started and not isinstance(error, DeadKernelError):
                 raise
             return KernelOutcome(None, True, manager.process.wait(), str(error) if never_started else None)

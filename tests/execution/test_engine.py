@@ -136,10 +136,10 @@ def test_without_any_run_one_begins(tmp_path, monkeypatch):
     assert read_status(run).stages["01_data_index"].error.name == "MissingOutput"
 
 
-@pytest.mark.parametrize("first", ["fvc_lib.execution.papermill_engine", "papermill"])
+@pytest.mark.parametrize("first", ["fvc_lib.execution.papermill_entry", "papermill"])
 def test_whatever_is_imported_first_papermill_knows_the_engine(first):
     code = (
-        f"import {first}\nfrom fvc_lib.execution.papermill_engine import FvcEngine\n"
+        f"import {first}\nfrom fvc_lib.execution.papermill_entry import FvcEngine\n"
         "from papermill.engines import papermill_engines\nassert papermill_engines.get_engine('fvc') is FvcEngine\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
@@ -174,7 +174,7 @@ def test_papermill_takes_the_engine_from_the_entry_point_only_when_it_is_used(in
         "assert 'fvc_lib.execution' not in sys.modules\nassert sys.excepthook is sys.__excepthook__\n"
         "assert engines.nb_language('fvc', nbformat.v4.new_notebook(), 'python') == 'python'\n"
         "taken = engines.get_engine('fvc').execute_notebook\n"
-        "from fvc_lib.execution.papermill_engine import FvcEngine\nassert taken == FvcEngine.execute_notebook\n"
+        "from fvc_lib.execution.papermill_entry import FvcEngine\nassert taken == FvcEngine.execute_notebook\n"
     )
     python_beside(installed, Path.cwd(), used)
 

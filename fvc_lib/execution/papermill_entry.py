@@ -1,0 +1,63 @@
+"""The engine ``fvc`` of ``papermill --engine fvc``: one task of a run, executed as the runner does it.
+
+It finds the run that the notebook's parameters name, so that a run folder looks the same either way.
+"""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat import NotebookNode
+from papermill.engines import Engine, papermill_engines
+from papermill.exceptions import PapermillException
+
+from fvc_lib.execution.papermill_engine import checked_parameters
+from fvc_lib.execution.plan.plan import make_plan
+from fvc_lib.execution.plan.stages import stage_named
+from fvc_lib.execution.run.record import record_resumption
+from fvc_lib.execution.run.runner import Runner
+from fvc_lib.execution.run.which_run import run_to_work_on
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.run_paths import stage_key
+
+
+class FvcEngine(Engine):  # type: ignore[misc]  # papermill ships no types
+    """The engine of the entry point ``papermill.engine``."""
+
+    @classmethod
+    def execute_notebook(cls, nb: NotebookNode, kernel_name: str, *, input_path: str, **_: Any) -> NotebookNode:
+        """Execute one task of the run that the parameters name; returns its record.
+
+        Raises:
+            UsageError: a parameter that the notebook does not have or of the wrong type, or no such run.
+            PapermillException: the kernel died.
+        """
+        notebook, parameters = checked_parameters(nb, Path(input_path))
+        stage = stage_named(notebook.name)
+        if stage.name != notebook.name:
+            raise UsageError(f"{notebook.path}: engine fvc runs notebooks of stages; for others leave it out.")
+        command = shlex.join(["papermill", *sys.argv[1:]])
+        run, config, is_new = run_to_work_on(notebook, parameters, command)
+        fold = int(parameters.get("fold", notebook.parameters["fold"])) if stage.per_fold else None
+        if fold is not None and fold >= config.num_trainings:
+            raise UsageError(f"fold: got {fold}, and {run.run_id} has folds 0 to {config.num_trainings - 1}.")
+        if not is_new:
+            for difference in record_resumption(run, config, command=command):
+                print(f"warning: this attempt differs from the one before: {difference}", file=sys.stderr)
+        print(f"run {run.root}")
+        notebooks, key = {stage.name: notebook}, stage_key(stage.name, fold)
+        exit_code = Runner(run, config, notebooks).execute(
+            lambda: make_plan(notebooks, config, run, only=stage, tasks=frozenset({key}))
+        )
+        path = run.partial_notebook(stage.name, fold) if exit_code else run.executed_notebook(stage.name, fold)
+        record: NotebookNode = nbformat.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        shown = [output for cell in record.cells for output in cell.get("outputs", [])]
+        if exit_code and not any(output.output_type == "error" for output in shown):  # else papermill raises it
+            raise PapermillException(f"{key} did not run to its end; its record says why: {path}")
+        return record
+
+
+papermill_engines.register("fvc", FvcEngine)
