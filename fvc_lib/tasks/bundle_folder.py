@@ -65,6 +65,7 @@ class NetworkRecord(Strict):
 
     name: str
     code: str
+    functions: dict[str, str]
     licence: str
     weights_licence: str
     begun_with_sha256: str

@@ -31,8 +31,8 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import TASKS
 from fvc_lib.tasks.bundle_folder import NOT_STATED, Standing
 from fvc_lib.tasks.journal import BLOCK_FILES
-from fvc_lib.tasks.recipe import TrainingOutcome, code_of_network, read_outcome
-from fvc_lib.tasks.stored_answer import Question, StoredAnswer, still_says
+from fvc_lib.tasks.network_code import changed_functions, functions_of, own_code
+from fvc_lib.tasks.recipe import TrainedClass, TrainingOutcome, read_outcome
 from fvc_lib.video.clips.clip_file import Pixels
 
 _logger = logging.getLogger(__name__)
@@ -104,8 +104,7 @@ class Trained:
         config: its configuration; what it names lies on this machine.
         weights: the file of its best weights, with their digest beside.
         digest: of these weights (``weights_digest``), as the training noted it; empty of earlier versions.
-        network, code: name of its class, and hex SHA-256 of that code; empty where not known.
-        answer: what it said of generated samples when it was trained; None: not stored.
+        network: the class that was trained.
         known: in which part a file of the run is, by the hash of its content.
         remedy: what to do where something of it is damaged or has changed, a sentence.
         standing: where it stands beside its controls.
@@ -115,9 +114,7 @@ class Trained:
     config: RunConfig
     weights: Path
     digest: str
-    network: str
-    code: str
-    answer: StoredAnswer | None
+    network: TrainedClass
     known: Mapping[str, str]
     remedy: str
     standing: Standing = NOT_STATED
@@ -130,35 +127,39 @@ class Trained:
             raise FvcError(f"{str(self.weights)!r}: is not what the test part was judged by. {self.remedy}")
         return state
 
-    def built(self, build: Callable[[], nn.Module], question: Question) -> tuple[nn.Module, tuple[str, ...]]:
-        """The network that ``build`` gives with these weights, in evaluation mode on the CPU; and a sentence where its
-        code has changed.
+    def built(self, build: Callable[[], nn.Module]) -> tuple[nn.Module, tuple[str, ...]]:
+        """Return the network of ``build`` with these weights, on the CPU in evaluation mode, and cautions.
 
-        ``question`` is the one that it was asked when it was trained.
+        A caution names the functions of the library that have changed since the training.
 
         Raises:
-            UsageError: the network's code has changed since its training and it says something else, or these are
-                another network's weights.
+            UsageError: the user's own code has changed since the training, or the weights are another network's.
             FvcError: the weights are damaged or another training's.
         """
         state = self.state
         with forked_random_state(0, torch.device("cpu")):
             network = build().eval()
-        is_changed = bool(self.code) and code_of_network(network) != self.code
-        remedy = f"Bring that code back. {self.remedy}" if is_changed else self.remedy
         try:
             network.load_state_dict(state)
         except RuntimeError as error:
-            told = f"the code of {self.network} is not what it was when it was trained, and " * is_changed
             raise UsageError(
-                f"{self.name}: {told}its weights are not of this network ({' '.join(str(error).split())[:300]}). "
-                f"{remedy}"
+                f"{self.name}: its weights do not fit the network {self.network.name} of this version "
+                f"({' '.join(str(error).split())[:300]}). {self.remedy}"
             ) from error
-        if not is_changed:
-            return network, ()
-        told = still_says(self.answer, lambda: question.answer(network), code=self.network, of=self.name, remedy=remedy)
-        _logger.warning(told)
-        return network, (told,)
+        return network, cautions_on_code(self.name, self.network, network, self.remedy)
+
+
+def cautions_on_code(name: str, trained: TrainedClass, network: nn.Module, remedy: str) -> tuple[str, ...]:
+    """Return a caution where the library's part of the network ``trained`` has changed; else nothing.
+
+    Raises:
+        UsageError: the user's own part has changed.
+    """
+    functions = functions_of(network)
+    changed = changed_functions(trained.functions, functions)
+    if changed and own_code(functions) != trained.code:
+        raise UsageError(f"{name}: the code of {trained.name} has changed since its training ({changed}). {remedy}")
+    return (f"{name} was trained by other code than this version's. What differs: {changed}.",) if changed else ()
 
 
 class Predictor:
@@ -172,12 +173,10 @@ class Predictor:
         trained: what it is made of.
         columns: of the answer.
         notes: what the answers can be held to, beside the run's results.
-        answer: what its network says of generated samples; None where that is not finite.
         cautions: sentences on code or decoding that is not the run's.
     """
 
     kind: ClassVar[Kind]
-    answer: StoredAnswer | None
     own_files: ClassVar[tuple[str, ...]]
 
     def __init__(self, trained: Trained) -> None:
@@ -197,11 +196,10 @@ class Predictor:
         """What weights, and what is compared with, take in memory."""
         return self.trained.weights.stat().st_size
 
-    def _build(self, build: Callable[[], nn.Module], question: Question) -> nn.Module:
+    def _build(self, build: Callable[[], nn.Module]) -> nn.Module:
         """The network in evaluation mode on its device; raises as ``Trained.built``."""
-        network, remarks = self.trained.built(build, question)
+        network, remarks = self.trained.built(build)
         self.cautions += remarks
-        self.answer = self.trained.answer or question.answer(network)
         return network.to(self.compute.device)
 
     @classmethod
@@ -307,9 +305,7 @@ def predictor_of(paths: RunPaths, standing: Standing = NOT_STATED) -> Predictor:
         config=config,
         weights=paths.stage_training(stage) / BEST,
         digest=outcome.training.best_weights,
-        network=outcome.network.name if outcome.network else "",
-        code=outcome.network.code if outcome.network else "",
-        answer=outcome.answer,
+        network=outcome.network,
         known=dict(answers.files_of_run(paths).select("content_sha256", "part").iter_rows()),
         remedy=f"Train again: {command_text('--force', stage[:2], '--resume', paths.root)}",
         standing=standing,

@@ -42,7 +42,7 @@ from fvc_lib.tasks.bundle_folder import (
     write_params,
 )
 from fvc_lib.tasks.predicting import Predictor, Trained, outcome_of, predictor_class, predictor_of
-from fvc_lib.tasks.stored_answer import StoredAnswer
+from fvc_lib.tasks.recipe import TrainedClass
 from fvc_lib.tasks.video.verdicts.forms import SUFFIXES, check_packages
 
 FORMAT = 1
@@ -73,7 +73,6 @@ class PredictorRecord(Strict):
     decode_hash: Digest
     params: dict[str, Any]
     weights: Digest
-    answer: StoredAnswer | None
     network: NetworkRecord
     corpus: SplitRecord
     standing: Standing
@@ -125,7 +124,7 @@ def _fill(folder: Path, paths: RunPaths, predictor: Predictor, card: str) -> Non
     name = getattr(config, TASKS[config.task].network)
     spec = None if BACKBONES.is_own(name) else DETECTORS.get(name)
     trained = outcome_of(paths).network
-    weights_licence = (trained.weights_licence if trained else "") or (spec.weights_licence if spec else "")
+    weights_licence = trained.weights_licence or (spec.weights_licence if spec else "")
     record = PredictorRecord(
         format=FORMAT,
         made_with=made_with(),
@@ -134,13 +133,13 @@ def _fill(folder: Path, paths: RunPaths, predictor: Predictor, card: str) -> Non
         decode_hash=predictor.decode_hash,
         params=params,
         weights=weights_digest(state),
-        answer=predictor.answer,
         network=NetworkRecord(
-            name=trained.name if trained else "",
-            code=trained.code if trained else "",
+            name=trained.name,
+            code=trained.code,
+            functions=dict(trained.functions),
             licence=spec.licence if spec else "not stated" if ":" in name else "this project's",
             weights_licence=weights_licence,
-            begun_with_sha256=trained.weights_sha256 if trained else "",
+            begun_with_sha256=trained.weights_sha256,
             paper=spec.paper if spec else "",
         ),
         corpus=SplitRecord(
@@ -187,9 +186,7 @@ def open_predictor_bundle(folder: Path, *, allow_code: bool = False) -> Predicto
         config=config.model_copy(update=places),
         weights=weights,
         digest=record.weights,
-        network=network.name,
-        code=network.code,
-        answer=record.answer,
+        network=TrainedClass(network.name, "", network.code, 0, functions=network.functions),
         known=dict(read_bundle_table(folder, _KNOWN, KNOWN_FILES).iter_rows()),
         remedy="Get the bundle again from whoever exported it, or export it anew.",
         standing=record.standing,

@@ -4,22 +4,18 @@ Read the data, plan memory, train the network (and its controls), look at the te
 is learned, chosen, scored and written a task says with a ``Training``.
 """
 
-import ast
 import copy
 import inspect
 import logging
-import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Generic, Self, TypedDict, TypeVar, cast
 
 import torch
 from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
-from torch import nn
 
 from fvc_lib.detectors.network import Trunk, loaded_weights_of
 from fvc_lib.engine.device import peak_device_bytes, training_device
@@ -32,16 +28,14 @@ from fvc_lib.engine.task import Accumulator, SampleSet, Task
 from fvc_lib.engine.training_state import NAN_AS_TEXT, MetricSink, TrainingRecord, TrainingState, weights_digest
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
 from fvc_lib.services.checkpoint_files import (
-    BEST,
     CheckpointBinding,
     CheckpointFolder,
     CheckpointMismatchError,
-    load_weights,
     other_network,
 )
 from fvc_lib.services.code.user_files import module_of
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text
+from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory.budget import peak_rss_bytes
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
@@ -49,7 +43,7 @@ from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.tasks import FOLD_TRAINING, REAL_SOURCES, SHUFFLED_LABELS
-from fvc_lib.tasks.stored_answer import Question, StoredAnswer, still_says
+from fvc_lib.tasks.network_code import functions_of, own_code
 
 Progress = Callable[[int, int], None]
 R = TypeVar("R", bound=TrainingRecord)
@@ -68,12 +62,13 @@ class TrainedClass:
     Attributes:
         name: of its class, with the module.
         file: where the class stands; empty where that is not known.
-        code: hex SHA-256 over the code of its class and its parts' classes, comments and torch's own left out.
+        code: hex SHA-256 of its functions outside of the library (``own_code``); empty without any.
         num_parameters: trained at any time.
         num_frozen: parameters that are not.
         weights, weights_sha256, weights_licence: what it began with, where that was a publisher's file or folder.
         left_out: names in that file which the network does not have: its publisher's class layer.
         notes: in what it is not the network that its publisher describes; of a user's file what and where it is.
+        functions: digests by name (``functions_of``), by which changed code is named.
     """
 
     name: str
@@ -86,6 +81,7 @@ class TrainedClass:
     weights_licence: str = ""
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    functions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -104,9 +100,11 @@ class TrainedClass:
         frozen = sum(parameter.numel() for parameter in model.parameters()) - number
         loaded = loaded_weights_of(model)
         notes = tuple(note for part in model.modules() if isinstance(part, Trunk) for note in part.notes)
+        found = functions_of(model)
         trained = cls(
-            f"{module_of(kind)}.{kind.__qualname__}", file, code_of_network(model), number, frozen, notes=notes
-        )
+            f"{module_of(kind)}.{kind.__qualname__}", file, own_code(found), number, frozen, notes=notes,
+            functions=found,
+        )  # fmt: skip
         if loaded is None:
             return trained
         return replace(
@@ -141,28 +139,6 @@ def note_of_own_file(name: str) -> tuple[str, ...]:
     return (f"the network is {kind} of {file.name} (SHA-256 {digest[:12]}, licence: {licence})",)
 
 
-def code_of_network(model: nn.Module) -> str:
-    """Hex SHA-256 over the code of its class and its parts' classes, comments and torch's own left out."""
-    parts = sorted({f"{module_of(part)}.{part.__qualname__}": part for part in map(type, model.modules())}.items())
-    return sha256_of_json([[name, _code_of(part)] for name, part in parts if not name.startswith("torch.")])
-
-
-def _code_of(kind: type) -> list[str]:
-    """Of each of the class's own functions, and of the classes that it inherits from."""
-    found = []
-    for each in kind.__mro__:
-        if each.__module__.partition(".")[0] in ("torch", "builtins", "typing", "abc"):
-            continue
-        for name, function in sorted(vars(each).items()):
-            if inspect.isfunction(function):
-                try:
-                    text = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
-                except (OSError, SyntaxError):  # not in any file
-                    text = function.__code__.co_code.hex()
-                found.append(f"{name}: {text}")
-    return found
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingOutcome(Generic[R]):
     """One finished training: a value, and the file whose presence means that it is finished.
@@ -184,9 +160,7 @@ class TrainingOutcome(Generic[R]):
         fingerprint: of the parameters and data it was made with.
         num_ranks: processes that shared the training, of the attempt that finished it.
         finished_utc: ISO 8601; empty for outcomes of older versions.
-        network: its class; None for outcomes of older versions.
-        answer: what the model says of generated samples, by which it is known again when its code has changed; None for
-            outcomes of older versions.
+        network: the class that was trained.
         train_anew: the command for it, where this is an earlier training's outcome and nothing was trained now; not in
             the file.
     """
@@ -212,15 +186,16 @@ class TrainingOutcome(Generic[R]):
     fingerprint: str
     num_ranks: int = 1
     finished_utc: str = ""
-    network: TrainedClass | None = None
-    answer: StoredAnswer | None = None
+    network: TrainedClass
     train_anew: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
 
     def sentence(self) -> str:
         """What was trained, and whether that was now or earlier."""
-        kind = f" ({self.network.name.rpartition('.')[2]})" if self.network else ""
-        network = f"{self.model}{kind}, {self.num_parameters:,} parameters, on {self.device}, ranks: {self.num_ranks}"
-        more = self.network.sentences() if self.network else ""
+        kind = self.network.name.rpartition(".")[2]
+        network = (
+            f"{self.model} ({kind}), {self.num_parameters:,} parameters, on {self.device}, ranks: {self.num_ranks}"
+        )
+        more = self.network.sentences()
         if not self.train_anew:
             return (
                 f"{network}; {self.training.steps} steps in {self.training.seconds:.1f} s{'. ' if more else ''}{more}"
@@ -339,7 +314,6 @@ class Training(Generic[R]):
     finish: Callable[[Sequence[TrainedNetwork]], Finished[R]]
     # What ``finish`` has written; a training is finished when its outcome and these are there.
     outputs: Sequence[Path] = ()
-    question: Question | None = None  # that the model is asked when it is trained; its answer is in the outcome
     peak_bytes_before: int | None = None  # predicted of what this process computed first, such as a trunk's features
 
     @property
@@ -496,9 +470,6 @@ def train(
     def written_outcome() -> str:
         done.write()
         records = dict(zip((each.name for each in training.networks), done.records, strict=True))
-        answer, best = None, trained[0].state.best_model
-        if training.question is not None:
-            answer = training.question.answer_of_trained(training.task.build_model, best, stage_key(stage, fold))
         outcome = TrainingOutcome(
             stage=stage,
             fold=fold,
@@ -515,7 +486,6 @@ def train(
             num_ranks=ranks.size,
             finished_utc=datetime.now(UTC).isoformat(timespec="seconds"),
             network=kind,
-            answer=answer,
             **training.sizes,
         )
         text = outcome_to_json(outcome)
@@ -534,18 +504,9 @@ def _finished(outcome_file: Path, training: Training[R], kind: TrainedClass, rec
     outcome = read_outcome(outcome_file, record)
     if outcome is None or outcome.fingerprint != training.fingerprint:
         return ""
-    if outcome.network is not None and (outcome.network.name, outcome.network.code) != (kind.name, kind.code):
+    if (outcome.network.name, outcome.network.code) != (kind.name, kind.code):
         what = f"the stored result {str(outcome_file)!r}"
-        refusal = CheckpointMismatchError(other_network(what, outcome.network.identity, kind.identity, anew))
-        if training.question is None or outcome.answer is None:
-            raise refusal
-        try:
-            weights, build = load_weights(outcome_file.with_name(BEST)), training.task.build_model
-            asked = partial(training.question.answer_of_trained, build, weights, what)
-            told = still_says(outcome.answer, asked, code=outcome.network.name, of=what, remedy="")
-        except (FvcError, OSError) as error:
-            raise refusal from error
-        _logger.warning(told)
+        raise CheckpointMismatchError(other_network(what, outcome.network.identity, kind.identity, anew))
     return outcome_to_json(outcome) if all(map(Path.exists, training.outputs)) else ""
 
 

@@ -10,7 +10,7 @@ from fvc_lib.engine.training_state import EpochRecord, TrainingRecord
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.tasks.recipe import TrainingOutcome, outcome_to_json
+from fvc_lib.tasks.recipe import TrainedClass, TrainingOutcome, outcome_to_json
 from fvc_lib.tasks.video.summary import TrainingSummary
 
 TRAINING = {
@@ -64,7 +64,7 @@ def stage_outcome(**changes: Any) -> TrainingOutcome[TrainingRecord]:
     told = TrainingOutcome(
         stage="10_image_recognition", model="small_resnet", num_parameters=9, device="cpu", num_train=48,
         num_validation=8, num_test=14, training=record, predicted_peak_bytes=None, peak_rss_bytes=5 * 10**8,
-        peak_device_bytes=None, fingerprint="f",
+        peak_device_bytes=None, fingerprint="f", network=TrainedClass("net", "", "", 9),
     )  # fmt: skip
     return replace(told, **changes)
 

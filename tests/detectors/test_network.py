@@ -23,7 +23,7 @@ from fvc_lib.services.code.user_files import module_of
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import DETECTORS
-from fvc_lib.tasks.recipe import code_of_network
+from fvc_lib.tasks.network_code import functions_of
 
 MY_NET = """
 import torch
@@ -228,7 +228,7 @@ def test_equally_named_modules_beside_two_users_files_are_each_ones_own(tmp_path
             number,
         )
         assert module_of(type(network.head)) == "parts.wide"
-        codes.append(code_of_network(network))
+        codes.append(functions_of(network))
     assert codes[0] == codes[2] != codes[1]
     assert not {"helper", "later", "parts", "parts.deep"} & sys.modules.keys()
 

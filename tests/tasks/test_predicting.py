@@ -125,23 +125,16 @@ def test_what_cannot_be_asked_is_refused_before_anything_is_written(pictures, tm
     assert not (tmp_path / "out").exists()
 
 
-def test_a_network_of_changed_code_answers_where_it_says_what_it_said_and_is_refused_else(
-    pictures, monkeypatch, caplog
-):
+def test_answers_by_changed_code_of_the_library_name_it(pictures, monkeypatch):
+    assert predictor_of(pictures[0]).cautions == ()
     before = ImageModel.forward
-
-    def same(self, images):
-        return before(self, images)
 
     def other(self, images):
         return {name: each + 0.01 for name, each in before(self, images).items()}
 
-    monkeypatch.setattr(ImageModel, "forward", same)
-    predictor_of(pictures[0])
-    assert "says what it said then" in caplog.text
     monkeypatch.setattr(ImageModel, "forward", other)
-    with pytest.raises(UsageError, match=r"ImageModel is not what it was.*says something else.*[Tt]rain again"):
-        predictor_of(pictures[0])
+    (caution,) = predictor_of(pictures[0]).cautions
+    assert "ImageModel.forward" in caution
 
 
 def test_where_no_file_is_read_that_is_an_error_with_its_table(pictures, tmp_path):
@@ -150,7 +143,7 @@ def test_where_no_file_is_read_that_is_an_error_with_its_table(pictures, tmp_pat
     assert "gone.png" in rows[0]["failure"]
 
 
-def test_a_run_says_of_its_test_videos_what_it_stored(tmp_path, monkeypatch, caplog):
+def test_a_run_says_of_its_test_videos_what_it_stored(tmp_path, monkeypatch):
     paths, root = caption_run(tmp_path)
     pairs = read_table(paths.video_texts, VIDEO_TEXTS)
     test = pairs.filter(pl.col("part") == "test")
@@ -190,5 +183,4 @@ def test_a_run_says_of_its_test_videos_what_it_stored(tmp_path, monkeypatch, cap
 
     forward = VideoTextNetwork.forward
     monkeypatch.setattr(VideoTextNetwork, "forward", lambda self, *given: forward(self, *given))
-    predictor_of(paths)
-    assert "VideoTextNetwork is not what it was when it was trained. Asked about generated samples" in caplog.text
+    assert "VideoTextNetwork.forward" in predictor_of(paths).cautions[0]

@@ -199,7 +199,7 @@ def test_a_pickle_or_weights_of_another_network_are_refused(copy, tmp_path, monk
         load_detector(sealed(copy))
     from fvc_lib.engine.training_state import weights_digest
 
-    with pytest.raises(UsageError, match=rf"weights are not of this network.*{name}"):
+    with pytest.raises(UsageError, match=rf"weights do not fit.*{name}"):
         load_detector(edited(copy, weights=weights_digest(safetensors.torch.load_file(path))))
     path.write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(FvcError, match=r"network.safetensors"):
@@ -230,7 +230,7 @@ def test_a_record_that_no_export_writes_is_refused(copy, changes, why):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"classes": []}, "weights are not of this network"),
+        ({"classes": []}, "weights do not fit"),
         ({"means": [0.0]}, "do not belong together"),
         ({"means": [0.0, float("nan")]}, "do not belong together"),
         ({"classes": 7}, "does not name the classes"),
@@ -280,7 +280,7 @@ def test_another_decoder_is_told_of_where_answers_are_given(copy):
     assert "decoded by other code" in told
 
 
-def test_an_own_encoder_is_copied_and_its_code_runs_only_where_allowed(tmp_path):
+def test_an_own_encoder_is_copied_and_its_code_runs_only_where_allowed(tmp_path, monkeypatch):
     code = """
 import torch
 
@@ -301,6 +301,8 @@ class MyEncoder(torch.nn.Module):
     video = next(corpus.rglob("*.mp4"))
     said = load_detector(run.root).predict(video, workers=1)
     (tmp_path / "my_net.py").unlink()
+    for name in [name for name in sys.modules if name.startswith("fvc_user_my_net_")]:
+        monkeypatch.delitem(sys.modules, name)  # as in a new process
     with pytest.raises(UsageError, match=r"its model is code, network/my_net.py.*allow_code=True"):
         load_detector(to)
     assert load_detector(to, allow_code=True).predict(video, workers=1) == said

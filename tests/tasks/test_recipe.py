@@ -21,6 +21,7 @@ from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks import recipe
+from fvc_lib.tasks.network_code import changed_functions, functions_of, own_code
 from fvc_lib.tasks.recipe import (
     Finished,
     Network,
@@ -32,7 +33,6 @@ from fvc_lib.tasks.recipe import (
     settings_of,
     sizes_of,
 )
-from fvc_lib.tasks.stored_answer import Question
 from fvc_lib.tasks.video.summary import TrainingSummary
 from tests.kits.rank_kit import run_ranks
 from tests.kits.selection_kit import recorded_selection
@@ -129,7 +129,7 @@ def train(root: Path, config: RunConfig, **arguments: Any):
     training = Training(
         stage=STAGE, model_name="linear", settings=settings_of(config, 5, 2), networks=[Network(task, "line")],
         parameters={name: getattr(config, name) for name in bound}, sizes=sizes_of(12, 5, 7), finish=finish,
-        outputs=arguments.pop("outputs", ()), question=arguments.pop("question", None),
+        outputs=arguments.pop("outputs", ()),
     )  # fmt: skip
     outcome = recipe.train(
         STAGE, None, paths, config, lambda ranks: training, TrainingRecord, metric_log=log, **arguments
@@ -212,25 +212,24 @@ def test_a_stored_result_of_another_network_is_not_returned(tmp_path, monkeypatc
         train(tmp_path / "run", config)
 
 
-def test_a_stored_result_of_changed_code_that_says_the_same_is_returned(tmp_path, monkeypatch, caplog):
-    config, asked = config_of(tmp_path), Question({"x": torch.ones(2, 1)}, lambda network, sample: network(sample["x"]))
-    train(tmp_path / "run", config, question=asked)
-
+def test_a_docstring_changes_no_code_and_changed_functions_are_named(tmp_path):
     def forward(self, x):
-        return nn.Linear.forward(self, 1 * x)
+        """Say something else."""
+        return super().forward(x)
 
-    monkeypatch.setattr(Straight, "forward", forward)
-    assert train(tmp_path / "run", config, question=asked)[0].train_anew
-    assert "says what it said then" in caplog.text
-    with pytest.raises(CheckpointMismatchError, match="whose code has changed since"):
-        train(tmp_path / "run", config)
+    class Shown(nn.Linear):
+        pass
 
-    def steeper(self, x):
-        return nn.Linear.forward(self, 3 * x)
-
-    monkeypatch.setattr(Straight, "forward", steeper)
-    with pytest.raises(CheckpointMismatchError, match="whose code has changed since"):
-        train(tmp_path / "run", config, question=asked)
+    digests = []
+    for function in (Straight.forward, forward, Steep.forward):
+        Shown.forward = function
+        digests.append(functions_of(Shown(1, 1)))
+    assert digests[0] == digests[1]
+    assert own_code(digests[0])
+    assert changed_functions(digests[0], digests[2]).endswith("Shown.forward")
+    assert changed_functions({}, digests[2]) == ""
+    (name,) = digests[0]
+    assert own_code({f"fvc_lib.{name}": "1"}) == ""
 
 
 def test_an_unfinished_training_of_another_network_is_not_gone_on_with(tmp_path, monkeypatch):
@@ -257,17 +256,6 @@ def test_a_rank_that_would_train_another_network_than_who_started_it_refuses(tmp
     with pytest.raises(UsageError, match=r"would train .*Straight in .*Steep in .*num_ranks 1"):
         train(tmp_path / "run", config, begun_with=other)
     assert train(tmp_path / "run", config, begun_with=own)[0].training.steps == 9
-
-
-def test_a_stored_result_that_does_not_name_its_network_is_returned(tmp_path):
-    outcome, _, _ = train(tmp_path / "run", config_of(tmp_path))
-    file = RunPaths(tmp_path / "run").stage_outcome(STAGE)
-    document = json.loads(file.read_text())
-    del document["network"], document["training"]["initial_weights"], document["training"]["best_weights"]
-    file.write_text(json.dumps(document))
-    again, _, _ = train(tmp_path / "run", config_of(tmp_path), network=Steep)
-    assert again.train_anew
-    assert again.training.history == outcome.training.history
 
 
 def test_every_rank_has_all_predictions_and_one_writes(tmp_path):
@@ -302,7 +290,7 @@ def test_an_outcome_with_an_epoch_that_was_not_finite_can_be_read_back():
     outcome = TrainingOutcome(
         fold=0, model="m", num_parameters=3, device="cpu", num_train=4, num_train_samples=8, num_validation=2,
         num_test=2, training=training, predicted_peak_bytes=None, peak_rss_bytes=1, peak_device_bytes=None,
-        fingerprint="f",
+        fingerprint="f", network=recipe.TrainedClass("m", "", "", 3),
     )  # fmt: skip
     text = outcome_to_json(outcome)
     assert '"NaN"' in text

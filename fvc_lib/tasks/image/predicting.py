@@ -30,7 +30,6 @@ from fvc_lib.tasks.image.data import ImageDataset, ImageLabels, ImageRecords, de
 from fvc_lib.tasks.image.task import Calibration, ImageTask
 from fvc_lib.tasks.image.training import calibration_file, labels_file, read_image_parts
 from fvc_lib.tasks.predicting import Finding, Picture, Predictor, Trained, no_picture
-from fvc_lib.tasks.stored_answer import drawn_pixels
 from fvc_lib.tasks.video.verdicts.forms import ClipsToCompare, write_form
 from fvc_lib.tasks.video.verdicts.scoring import scratch_folder
 from fvc_lib.video.decode.still_image import UnreadableImage
@@ -54,7 +53,7 @@ class ImagePredictor(Predictor):
         nothing = ImageRecords((), (), (), np.empty(0, np.int64), np.empty((0, len(labels.targets))))
         dataset = ImageDataset(Path(), nothing, labels, self.config.image_size)
         self.task = ImageTask(dataset, dataset, self.config)
-        self.network = self._build(self.task.build_model, self.task.question())
+        self.network = self._build(self.task.build_model)
         self.notes = _notes(labels, calibration)
         self._targets = [f"{n} ({u})" if u else n for n, u in zip(labels.targets, labels.units, strict=True)]
         types = {name: pl.String() if name in _TEXTS else pl.Float64() for name in _CLASS if labels.classes}
@@ -195,7 +194,8 @@ def _pictures_to_compare(paths: RunPaths, config: RunConfig) -> ClipsToCompare:
         dataset = ImageDataset(root, parts.test, parts.labels, config.image_size)
         seen = [dataset[number].tensors["image"].numpy() for number in range(min(_COMPARED, len(dataset)))]
     except (FvcError, OSError):
-        return ClipsToCompare(drawn_pixels(1, config.image_size)[:, 0].numpy(), are_real=False, what="pictures")
+        drawn = np.random.default_rng(0).integers(0, 256, (2, 3, config.image_size, config.image_size), np.uint8)
+        return ClipsToCompare(drawn, are_real=False, what="pictures")
     return ClipsToCompare(np.stack(seen), are_real=True, what="pictures")
 
 

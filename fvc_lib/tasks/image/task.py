@@ -19,7 +19,6 @@ from fvc_lib.metrics.regression import regression_scores
 from fvc_lib.services.config import RunConfig
 from fvc_lib.tasks.class_losses import class_losses
 from fvc_lib.tasks.image.data import ImageDataset, ImageLabels
-from fvc_lib.tasks.stored_answer import Question, drawn_pixels
 
 _UNRANKED = 0  # of a picture without a class, or with scores that are not finite
 
@@ -216,11 +215,6 @@ class ImageTask:
         """``class_logits`` (B, C) and ``values`` (B, T), the latter scaled as ``ImageLabels`` says."""
         outputs: Outputs = model(batch.tensors["image"])
         return outputs
-
-    def question(self) -> Question:
-        """By which a trained network is known again, of ``image`` uint8 (1, 3, S, S)."""
-        pictures = drawn_pixels(1, self.config.image_size)[:, 0]
-        return Question({"image": pictures}, lambda network, sample: network(sample["image"]))
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
         """The sum over the pictures; each weighs 1."""

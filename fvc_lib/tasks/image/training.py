@@ -166,7 +166,6 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
         networks=[Network(task, parts.fingerprint)],
         sizes=recipe.sizes_of(len(parts.train), len(parts.validation), len(parts.test)),
         finish=recipe.record_alone,
-        question=task.question(),
     )
 
 

@@ -29,7 +29,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.mixing import MixSettings
-from fvc_lib.tasks.recipe import code_of_network
+from fvc_lib.tasks.network_code import functions_of
 from fvc_lib.video.clips.clip_file import DIGEST_BYTES, Pixels, Shape, check_digest, write_with_digest
 from fvc_lib.video.clips.store import ClipStore, check_clip_name, note_use
 
@@ -178,7 +178,7 @@ def _identity(trunk: Trunk, source: Any, config: RunConfig, device: torch.device
     versions = [[package, importlib.metadata.version(package)] for package in packages]
     pixels = [trunk.normalised.mean.flatten().tolist(), trunk.normalised.deviation.flatten().tolist()]
     # Beside its classes also what they call; and devices round otherwise.
-    code = [code_of_network(trunk), *(code_hash(each, _DETECTORS) for each in DETECTORS.declared_in(config.model))]
+    code = [functions_of(trunk), *(code_hash(each, _DETECTORS) for each in DETECTORS.declared_in(config.model))]
     return sha256_of_json(
         [source.settings_hash, config.identity("model"), weights, pixels, code, versions, device.type]
     )

@@ -34,7 +34,6 @@ from fvc_lib.services.tables import (
 from fvc_lib.services.tasks import FINAL_TRAINING, FOLD_TRAINING
 from fvc_lib.tasks.mixing import MixSettings
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome, train
-from fvc_lib.tasks.stored_answer import clip_question
 from fvc_lib.tasks.video import data
 from fvc_lib.tasks.video.classical.training import FeatureLook, look_at_features, train_on_features
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource, FoldClips
@@ -172,7 +171,6 @@ def fold_training(
         },
         finish=finish,
         outputs=[_table(paths, fold)],
-        question=clip_question(config),
         peak_bytes_before=peak_bytes,
     )
 

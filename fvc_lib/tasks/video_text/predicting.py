@@ -23,7 +23,7 @@ from fvc_lib.services.tables import KNOWN_TEXTS, PARTS, VIDEO_TEXTS, frame_of, r
 from fvc_lib.tasks.bundle_folder import read_arrays, read_bundle_table, refused
 from fvc_lib.tasks.predicting import Finding, Picture, Predictor, Trained, no_picture
 from fvc_lib.tasks.video.verdicts.scoring import FileToScore, decoded_files, scratch_folder
-from fvc_lib.tasks.video_text.training import network_plan, text_question, text_tensors, tokenizer_file
+from fvc_lib.tasks.video_text.training import network_plan, text_tensors, tokenizer_file
 from fvc_lib.video.clips.clip_file import Pixels, load_clip_file
 from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.decode.source import VideoError, sha256_of_video
@@ -49,7 +49,7 @@ class VideoTextPredictor(Predictor):
         super().__init__(trained)
         self._tokenizer, self.texts = tokenizer, texts
         self._plan = plan = network_plan(self.config, tokenizer.vocabulary_size)
-        network = self._build(lambda: VideoTextNetwork(plan), text_question(self.config, tokenizer))
+        network = self._build(lambda: VideoTextNetwork(plan))
         assert isinstance(network, VideoTextNetwork)
         self.network = network
         self._filler = text_tensors(self.config, tokenizer, [_FILLER])

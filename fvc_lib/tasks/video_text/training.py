@@ -33,12 +33,10 @@ from fvc_lib.services.tables import CAPTIONS, PARTS, RETRIEVAL_RANKS, VIDEO_TEXT
 from fvc_lib.services.tasks import VIDEO_TEXT as STAGE
 from fvc_lib.tasks import recipe
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
-from fvc_lib.tasks.stored_answer import Question, drawn_pixels
 from fvc_lib.tasks.video.data import ClipSource
 from fvc_lib.tasks.video_text import task as video_text
 from fvc_lib.tasks.video_text.task import RetrievalSet, VideoTextOutputs, VideoTextTask
 
-_ASKED_TEXTS = ("a person opens a door", "two dogs run along the water, and one of them stops")
 _logger = logging.getLogger(__name__)
 
 
@@ -231,7 +229,6 @@ def split_training(parts: "VideoTextParts", config: RunConfig) -> Training[Train
         networks=[Network(task, fingerprint)],
         sizes=recipe.sizes_of(*(parts.of(part).height for part in ("train", "validation", "test"))),
         finish=recipe.record_alone,
-        question=text_question(config, parts.tokenizer),
     )
 
 
@@ -274,18 +271,6 @@ def text_tensors(config: RunConfig, tokenizer: TextTokenizer, texts: Sequence[st
     folder = _encoder_folder(config)
     beside = encoder_tensors(folder, texts, config.max_text_tokens) if folder else {}
     return {"tokens": tokenizer.encode(texts, config.max_text_tokens)} | dict(beside)
-
-
-def text_question(config: RunConfig, tokenizer: TextTokenizer) -> Question:
-    """By which a trained network is known again: generated clips beside two fixed texts."""
-    clips = config.clips
-    frames = drawn_pixels(clips.num_frames, clips.side)
-    samples = {"frames": frames, **text_tensors(config, tokenizer, _ASKED_TEXTS)}
-    if config.masked_weight:
-        hidden = torch.zeros(frames.shape[:2], dtype=torch.bool)
-        hidden[:, 0] = True
-        samples["hidden"] = hidden
-    return Question(samples, lambda network, sample: network(sample))
 
 
 def _beside(pairs: pl.DataFrame, config: RunConfig) -> dict[str, Tensor]:

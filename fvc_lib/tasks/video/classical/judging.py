@@ -1,10 +1,7 @@
 """New files and models on features: the same numbers measured of a file, or a trunk and a line on what it says."""
 
-import ast
-import inspect
 import json
 import logging
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,13 +16,11 @@ from torch import Tensor, nn
 
 from fvc_lib.detectors.classical.model import Arrays, ClassicalModel, FloatArray
 from fvc_lib.detectors.network import Detector, build_detector
-from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory.workers import FEATURE_BYTES
 from fvc_lib.services.registry import DETECTORS
-from fvc_lib.tasks.stored_answer import Rows, StoredAnswer, answer_about
 from fvc_lib.tasks.video.classical.embeddings import trunk_config
 from fvc_lib.video.features.family import families_named
 from fvc_lib.video.features.measuring import MEASURE_FUNCTION, TIMEOUT_SECONDS
@@ -34,15 +29,6 @@ from fvc_lib.video.reencode import TIMEOUT_SECONDS as REENCODE_SECONDS
 
 _MODELS = "fvc_lib.detectors.classical"
 _logger = logging.getLogger(__name__)
-
-
-def code_of(model: ClassicalModel) -> str:
-    """Hex SHA-256 over its module and those of ours beside it that this uses, comments left out."""
-    own = sys.modules[type(model).__module__]
-    used = {getattr(each, "__module__", None) or "" for each in vars(own).values()}
-    beside = {name for name in used if name.rpartition(".")[0] == _MODELS and name != f"{_MODELS}.model"}
-    modules = [sys.modules[name] for name in sorted({own.__name__, *beside})]
-    return sha256_of_json([ast.unparse(ast.parse(inspect.getsource(module))) for module in modules])
 
 
 def description(config: RunConfig, settings: Mapping[str, float], names: Sequence[str]) -> dict[str, Any]:
@@ -72,12 +58,6 @@ class FittedModel:
         """Float64 (N,) of N videos' features by name; one that is not there is missing."""
         rows = [[each.get(name, np.nan) for name in self.names] for each in measured]
         return self.model.logits(self.arrays, np.array(rows, np.float32).astype(np.float64))
-
-    def answer(self, rows: Rows) -> StoredAnswer | None:
-        """What it says of ``rows``, by which it is known again when its code has changed; None of rows of others."""
-        if {len(row) for row in rows} != {len(self.names)}:
-            return None
-        return answer_about(rows, lambda values: self.model.logits(self.arrays, values))
 
 
 def fitted_model(path: Path, state: Mapping[str, Tensor], config: RunConfig) -> FittedModel:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Unpack
@@ -51,10 +50,9 @@ from fvc_lib.tasks.recipe import (
     outcome_to_json,
     read_outcome,
 )
-from fvc_lib.tasks.stored_answer import StoredAnswer, clip_question, mixed_rows
 from fvc_lib.tasks.video import data
 from fvc_lib.tasks.video.classical.embeddings import embeddings_of
-from fvc_lib.tasks.video.classical.judging import FittedModel, code_of, description, probe
+from fvc_lib.tasks.video.classical.judging import description
 from fvc_lib.tasks.video.classical.table import read_features, refuse_settings
 from fvc_lib.tasks.video.data import FoldClips
 from fvc_lib.tasks.video.selection import RecordedSelection, record_selection, select_calibration, settings_text
@@ -127,7 +125,7 @@ def train_on_features(
     folder, parameters = paths.training_checkpoints(STAGE, fold), training_parameters(config, fold)
     model: ClassicalModel = DETECTORS.get(config.model).build()  # type: ignore[misc]  # a model on features has it
     kind = described(model, config, read.source)
-    fingerprint = sha256_of_json([parameters, read.clips.fingerprint, kind.code])
+    fingerprint = sha256_of_json([parameters, read.clips.fingerprint])
     found = read_outcome(folder / "outcome.json", TrainingSummary)
     if found is not None and found.fingerprint == fingerprint and paths.predictions(fold).exists():
         return replace(found, train_anew=command_text("--force", STAGE[:2], "--resume", paths.root))
@@ -143,7 +141,7 @@ def train_on_features(
             observer = ControlMemory(memory, name) if name else memory
             fitter = _Fitter(
                 model, read.source, clips, config, folder / name, ControlLog(log, name) if name else log, observer,
-                sha256_of_json([parameters, clips.fingerprint, kind.code]), stop,
+                sha256_of_json([parameters, clips.fingerprint]), stop,
                 _part(progress, number, len(every)),
             )  # fmt: skip
             fitted[name] = fitter.fit()
@@ -179,7 +177,6 @@ def train_on_features(
         fingerprint=fingerprint,
         finished_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         network=replace(kind, num_parameters=_num_parameters(fitted[""].arrays)),
-        answer=_answer(model, config, read, fitted[""].arrays),
     )
     write_text(folder / "outcome.json", outcome_to_json(outcome))
     return outcome
@@ -232,16 +229,7 @@ def described(model: ClassicalModel, config: RunConfig, source: Any) -> TrainedC
     fitters = fitters or {"sklearn": "scikit-learn"}
     by = ", ".join(f"{name} {import_module(package).__version__}" for package, name in fitters.items())
     note = f"{len(source.names):,} features of {', '.join(families)}; fitted by {by} in one piece, on the CPU"
-    return TrainedClass(
-        f"{kind.__module__}.{kind.__qualname__}", inspect.getfile(kind), code_of(model), 0, notes=(note,)
-    )
-
-
-def _answer(model: ClassicalModel, config: RunConfig, read: FeatureFold, arrays: Arrays) -> StoredAnswer | None:
-    if config.of_features == "forensic":
-        return FittedModel(model, arrays, read.source.names).answer(mixed_rows(read.source.of(read.clips.train)))
-    build = partial(probe, config, config.model_weights, arrays)
-    return clip_question(config).answer_of_trained(build, None, config.model)
+    return TrainedClass(f"{kind.__module__}.{kind.__qualname__}", inspect.getfile(kind), "", 0, notes=(note,))
 
 
 def _num_parameters(arrays: Arrays) -> int:

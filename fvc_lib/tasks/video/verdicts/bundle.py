@@ -55,7 +55,7 @@ from fvc_lib.tasks.bundle_folder import (
     write_digests,
     write_params,
 )
-from fvc_lib.tasks.stored_answer import StoredAnswer
+from fvc_lib.tasks.recipe import TrainedClass
 from fvc_lib.tasks.video.classical.judging import described_in
 from fvc_lib.tasks.video.own_weights import SEEN_BEFORE, SEEN_FILE, seen_by_networks
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
@@ -66,9 +66,7 @@ from fvc_lib.tasks.video.verdicts.unfamiliar import TrainingRanges, index_of_fil
 
 _logger = logging.getLogger(__name__)
 
-FORMAT = 5
-# Format 3 lacks how forensic features are spread over the reals; format 4 stored answers.
-_READ = (3, 4, 5)
+FORMAT = 6
 _CALIBRATION, _LOOKS, _RANGES = "calibration.parquet", "looks.parquet", "training_ranges.json"
 _FEATURES = "features.safetensors"
 _ALWAYS = (_CALIBRATION, _LOOKS, _RANGES)
@@ -77,14 +75,13 @@ _Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class FoldRecord(Strict):
-    """One fold: its weights' digest (``weights_digest``), how its logits become scores and decisions, and an answer."""
+    """One fold: its weights' digest (``weights_digest``), and how its logits become scores and decisions."""
 
     weights: Digest
     prior_logit: _Number
     temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     threshold: Annotated[float, Field(ge=0, le=1)]
     base_rate: Annotated[float, Field(gt=0, lt=1)] | None = None
-    answer: StoredAnswer | None = None  # None as well of a network that is not here
 
 
 class CorpusRecord(Strict):
@@ -181,7 +178,6 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
             temperature=network.temperature,
             threshold=network.threshold,
             base_rate=network.base_rate,
-            answer=networks.answer(fold) if fold in networks.judges else None,
         )
         for fold, network in networks.folds.items()
     }
@@ -198,11 +194,12 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
         operating_point=config.operating_point,
         params=params,
         network=NetworkRecord(
-            name=trained.name if trained else "",
-            code=trained.code if trained else "",
+            name=trained.name,
+            code=trained.code,
+            functions=dict(trained.functions),
             licence=spec.licence,
-            weights_licence=(trained.weights_licence if trained else "") or spec.weights_licence,
-            begun_with_sha256=trained.weights_sha256 if trained else "",
+            weights_licence=trained.weights_licence or spec.weights_licence,
+            begun_with_sha256=trained.weights_sha256,
             paper=spec.paper,
         ),
         folds=[records[fold] for fold in sorted(networks.outcomes)],
@@ -285,7 +282,7 @@ class BundleNetworks(Networks):
         if (task := task_of_bundle(self.folder)) != DEFAULT_TASK:
             raise UsageError(f"bundle {str(folder)!r}: is of task {task}, and gives no verdicts.")
         self.digest = checked_files(self.folder, _ALWAYS, _PARTS)
-        self.record = read_record(BundleRecord, self.folder, _READ)
+        self.record = read_record(BundleRecord, self.folder, (FORMAT,))
         final = self.record.final
         records = dict(enumerate(self.record.folds)) if final is None else {FINAL: final}
         for fold in records:
@@ -302,9 +299,7 @@ class BundleNetworks(Networks):
                     temperature=each.temperature,
                     threshold=each.threshold,
                     base_rate=each.base_rate,
-                    name=network.name,
-                    code=network.code,
-                    answer=each.answer,
+                    trained=TrainedClass(network.name, "", network.code, 0, functions=network.functions),
                 )
                 for fold, each in records.items()
             },

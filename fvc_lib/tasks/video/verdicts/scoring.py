@@ -49,12 +49,11 @@ from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FINAL_VALIDATION, PREDICTIONS, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING
-from fvc_lib.tasks.recipe import TrainingOutcome, code_of_network, read_outcome
-from fvc_lib.tasks.stored_answer import StoredAnswer, clip_question, still_says
+from fvc_lib.tasks.predicting import cautions_on_code
+from fvc_lib.tasks.recipe import TrainedClass, TrainingOutcome, read_outcome
 from fvc_lib.tasks.video.classical.judging import (
     FeatureMeasurer,
     FittedModel,
-    code_of as code_of_model,
     fitted_model,
     probe,
 )
@@ -81,8 +80,7 @@ class FoldNetwork:
         threshold: from this score on a video is called fake.
         base_rate: share of fakes at which its scores are probabilities: that of the inner validation videos; None: not
             known, or they were of one class.
-        name, code: of its class, and hex SHA-256 of that code; empty where not known.
-        answer: what it said of generated samples when it was trained; None: not stored.
+        trained: its class.
     """
 
     path: Path
@@ -91,9 +89,7 @@ class FoldNetwork:
     temperature: float
     threshold: float
     base_rate: float | None = None
-    name: str = ""
-    code: str = ""
-    answer: StoredAnswer | None = None
+    trained: TrainedClass | None = None
 
 
 _MEASURED_AT_ONCE = 64  # files whose features are measured together
@@ -245,11 +241,7 @@ class Networks:
     def fitted(self, fold: int) -> FittedModel:
         """The model of ``fold`` on forensic features; raises as ``logits``."""
         if fold not in self._fitted:
-            path = self.folds[fold].path
-            found = fitted_model(path, self._state(fold), self.config)
-            rows = stored.rows if (stored := self.folds[fold].answer) is not None else ()
-            self._check_code(fold, code_of_model(found.model), lambda: found.answer(rows))
-            self._fitted[fold] = found
+            self._fitted[fold] = fitted_model(self.folds[fold].path, self._state(fold), self.config)
         return self._fitted[fold]
 
     def network(self, fold: int) -> nn.Module:
@@ -275,19 +267,17 @@ class Networks:
         """
         state, wanted = self._state(fold), self.folds[fold]
         if self.config.of_features:
-            model = DETECTORS.get(self.config.model).build()  # type: ignore[misc]
             network = probe(self.config, self._built_with, {name: each.numpy() for name, each in state.items()}).eval()
-            self._check_code(fold, code_of_model(model), lambda: clip_question(self.config).answer(network))
             return network.to(self.compute.device)
         own = OwnWeights(wanted.path, self._built_with, f"{self.name}, {name_of(fold)}")
         with forked_random_state(0, torch.device("cpu")):
-            try:
-                network = build_detector(self.config, own).eval()
-            except UsageError:
-                other = build_detector(self.config, replace(own, path=None))
-                self._check_code(fold, code_of_network(other), lambda: None)
-                raise
-        self._check_code(fold, code_of_network(network), lambda: clip_question(self.config).answer(network))
+            network = build_detector(self.config, own).eval()
+        if wanted.trained is not None:
+            remedy = "Bring that code back, or train again."
+            for caution in cautions_on_code(self.name, wanted.trained, network, remedy):
+                if caution not in self.remarks:
+                    self.remarks.append(caution)
+                    _logger.warning(caution)
         return network.to(self.compute.device)
 
     def _state(self, fold: int) -> dict[str, Tensor]:
@@ -299,29 +289,6 @@ class Networks:
                 f"{self._damaged(fold)}"
             )
         return state
-
-    def answer(self, fold: int) -> StoredAnswer | None:
-        """What ``fold`` said when it was trained; of an earlier version's run what its network says now.
-
-        None of a model on features of an earlier version. Raises as ``logits``.
-        """
-        if (stored := self.folds[fold].answer) is not None or self.measurer is not None:
-            return stored
-        network, device = self.network(fold), self.compute.device
-        try:
-            return clip_question(self.config).answer(network.cpu())
-        finally:
-            network.to(device)
-
-    def _check_code(self, fold: int, code: str, answer: Callable[[], StoredAnswer | None]) -> None:
-        """Where the code has changed: go on where the network answers as it did, and raise ``UsageError`` else."""
-        wanted = self.folds[fold]
-        if wanted.code and code != wanted.code:
-            remedy, part = "Bring that code back, or train anew.", name_of(fold)
-            told = still_says(wanted.answer, answer, code=wanted.name, of=self.name, remedy=remedy, part=part)
-            if told not in self.remarks:
-                self.remarks.append(told)
-                _logger.warning(told)
 
 
 def name_of(fold: int) -> str:
@@ -406,7 +373,7 @@ def held_back(paths: RunPaths, folds: Collection[int]) -> float:
 
 
 def _fold_network(folder: Path, outcome: TrainingOutcome[TrainingSummary]) -> FoldNetwork:
-    training, network = outcome.training, outcome.network
+    training = outcome.training
     chosen = training.selection
     return FoldNetwork(
         path=folder / BEST,
@@ -415,9 +382,7 @@ def _fold_network(folder: Path, outcome: TrainingOutcome[TrainingSummary]) -> Fo
         temperature=training.temperature,
         threshold=training.threshold,
         base_rate=chosen.num_fake / chosen.num_videos if chosen.num_real and chosen.num_fake else None,
-        name=network.name if network else "",
-        code=network.code if network else "",
-        answer=outcome.answer,
+        trained=outcome.network,
     )
 
 
