@@ -1,42 +1,107 @@
-"""What a run says of the machine and the versions it worked with, and how it is repeated."""
+"""What a run records of its code, versions and machine, and how it is repeated."""
 
 import os
 import shlex
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
 
-import torch
+import pytest
 
-from fvc_lib.execution.run.record import CodeState, gpus, hardware, repeat_commands, slurm_job, versions
+from fvc_lib.execution.run import record
+from fvc_lib.execution.run.record import CodeState, code_state, gpus, hardware, repeat_commands, slurm_job, versions
 
-
-def test_versions_are_those_that_are_imported():
-    found = versions()
-    assert found["torch"] == metadata.version("torch")
-    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-    build = str(found["torch_build"])
-    assert f"git_version {torch.version.git_version[:12]}" in build
-    assert (f"cuda {torch.version.cuda}" in build) == (torch.version.cuda is not None)
+NAMES = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
 
 
-def test_hardware_is_this_machines():
-    found = hardware({"OMP_NUM_THREADS": "3"})
+def git(folder: Path, *arguments: str) -> str:
+    environment = {**os.environ, **NAMES, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+    command = ["git", "-C", str(folder), "-c", "init.defaultBranch=main", *arguments]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, bytes]]:
+    files = [p for p in sorted(folder.rglob("*")) if p.is_file() and ".git/objects" not in str(p)]
+    return {str(p): (p.stat().st_mtime_ns, p.read_bytes()) for p in files}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkout"
+    (folder / "lib").mkdir(parents=True)
+    (folder / "lib" / "engine.py").write_text("rate = 1\n" * 20)
+    (folder / "gone.py").write_text("x = 1\n")
+    (folder / "staged.py").write_text("y = 1\n")
+    (folder / "weights.bin").write_bytes(bytes(range(256)))
+    (folder / ".gitignore").write_text("ignored.py\n")
+    git(folder, "init", "-q")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "first")
+    return folder
+
+
+def change(checkout: Path) -> None:
+    """A change of each kind."""
+    (checkout / "lib" / "engine.py").write_text("rate = 2\n" * 20)
+    (checkout / "gone.py").unlink()
+    (checkout / "staged.py").write_text("y = 2\n")
+    git(checkout, "add", "staged.py")
+    (checkout / "weights.bin").write_bytes(bytes(range(255, -1, -1)))
+    (checkout / "new [1] ü\n.py").write_text("new = True\n")
+    (checkout / "ignored.py").write_text("not = here\n")
+    (checkout / "video.mp4").write_bytes(b"0" * 1000)
+
+
+def test_the_patch_makes_the_commit_into_the_code_that_ran_and_leaves_the_checkout_as_it_is(checkout, tmp_path):
+    assert code_state(checkout) == CodeState(git(checkout, "rev-parse", "HEAD").strip(), "main", False)
+    change(checkout)
+    before = files_of(checkout)
+    state = code_state(checkout)
+    assert files_of(checkout) == before
+    again = tmp_path / "again"
+    git(tmp_path, "clone", "-q", str(checkout), str(again))
+    (tmp_path / "code.patch").write_bytes(state.patch)
+    git(again, "apply", str(tmp_path / "code.patch"))
+    here = {p.name: p.read_bytes() for p in checkout.rglob("*") if p.is_file() and ".git/" not in str(p)}
+    there = {p.name: p.read_bytes() for p in again.rglob("*") if p.is_file() and ".git/" not in str(p)}
+    assert there == {name: content for name, content in here.items() if name not in {"ignored.py", "video.mp4"}}
+
+
+def test_where_git_cannot_tell_nothing_is_claimed(tmp_path, checkout, monkeypatch):
+    change(checkout)
+    monkeypatch.setattr(record, "_LARGEST_PATCH_BYTES", 50)
+    large = code_state(checkout)
+    assert (large.changed_since_commit, large.patch, bool(large.problem)) == (True, b"", True)
+    assert code_state(tmp_path / "missing").commit is None
+    assert code_state(checkout / "lib") == CodeState(problem="not a git checkout of its own")
+    monkeypatch.setenv("GIT_DIR", str(tmp_path))
+    assert code_state(checkout).commit is not None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    without = code_state(checkout)
+    assert (without.commit, without.changed_since_commit, bool(without.problem)) == (None, None, True)
+
+
+def test_a_worktree_with_a_detached_head_is_read_as_well(checkout, tmp_path):
+    git(checkout, "worktree", "add", "-q", "--detach", str(tmp_path / "tree"))
+    (tmp_path / "tree" / "more.py").write_text("z = 1\n")
+    state = code_state(tmp_path / "tree")
+    assert (state.branch, b"more.py" in state.patch) == (None, True)
+
+
+def test_versions_and_hardware_are_this_machines():
+    assert versions()["torch"] == metadata.version("torch")
+    assert versions()["python"] == ".".join(map(str, sys.version_info[:3]))
+    found = hardware({"OMP_NUM_THREADS": "3", "SLURM_MEM_PER_NODE": "1"})
     assert found["omp_num_threads"] == "3"
     assert 1 <= int(str(found["cores"])) <= int(str(found["cores_of_machine"]))
-    assert 0 < int(str(found["memory_limit_bytes"])) <= int(str(found["memory_bytes"]))
-    limited = hardware({"SLURM_MEM_PER_NODE": "1"})
-    assert (limited["memory_limit_bytes"], limited["memory_limit_from"]) == (1 << 20, "SLURM_MEM_PER_NODE")
-    assert not set(os.environ.get("USER", "nobody-").split()) & set(map(str, found.values()))
-
-
-def test_slurms_job_is_told_and_outside_of_one_there_is_none():
+    assert (found["memory_limit_bytes"], found["memory_limit_from"]) == (1 << 20, "SLURM_MEM_PER_NODE")
     environ = {"SLURM_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NTASKS": ""}
     assert slurm_job(environ) == {"job_id": "12", "array_task_id": "3", "nodes": "n[1-2]"}
     assert slurm_job({"SLURM_CLUSTER_NAME": "site"}) is None
 
 
-def test_accelerators_are_named_by_the_drivers_files_or_by_nvidia_smi(tmp_path, monkeypatch):
+def test_gpus_are_named_by_the_drivers_files_or_by_nvidia_smi(tmp_path, monkeypatch):
     for number in (1, 2):
         file = tmp_path / f"proc/driver/nvidia/gpus/0000:0{number}:00.0/information"
         file.parent.mkdir(parents=True)
@@ -53,8 +118,7 @@ def test_accelerators_are_named_by_the_drivers_files_or_by_nvidia_smi(tmp_path, 
 
 def test_the_commands_that_repeat_a_run_survive_a_shell():
     params, patch = Path("/runs/my run's/params.yaml"), Path("/runs/my run's/code.patch")
-    code = CodeState("abc", "main", True, b"diff")
-    commands = repeat_commands(code, params, patch, environ={"OMP_NUM_THREADS": "2"})
+    commands = repeat_commands(CodeState("abc", "main", True, b"diff"), params, patch, environ={"OMP_NUM_THREADS": "2"})
     assert [shlex.split(command) for command in commands] == [
         ["git", "checkout", "abc"],
         ["git", "apply", "--whitespace=nowarn", str(patch)],

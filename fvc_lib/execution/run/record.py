@@ -1,8 +1,7 @@
-"""``run.json`` and ``params.yaml``: what was asked, with which code, versions and hardware, and how to repeat it."""
+"""``run.json`` and ``params.yaml``: parameters, code, versions and hardware of a run, and how to repeat it."""
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import platform
@@ -14,7 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from filelock import FileLock, Timeout
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.fingerprint import content_chosen, corpus_record
 from fvc_lib.execution.run.status import RunState, RunStatus
-from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, utc_now, write_bytes, write_text
+from fvc_lib.services.atomic_files import sha256_of_json, utc_now, write_bytes, write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.memory.budget import memory_budget
@@ -33,25 +32,35 @@ from fvc_lib.services.records.digests import content_hash, document_damage, unda
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths, new_run
 
-# Which code a run works with: the commit of this checkout, and as a patch what is changed since.
-
-# Of the files that git does not know, those that can change what a run does.
-_CODE = ("*.py", "*.pyi", "*.ipynb", "*.yaml", "*.yml", "*.toml", "*.lock", "*.cfg", "*.sh", "*.sbatch", "Makefile")
-_LARGEST_FILE_BYTES = 1 << 20
+PATIENCE_SECONDS = 20.0  # for another process that writes run.json, which takes milliseconds
+_GIT_SECONDS, _GPU_SECONDS = 20.0, 10.0
 _LARGEST_PATCH_BYTES = 4 << 20
-_SECONDS = 20.0
+# Files that can change what a run does, of those that git does not track.
+_CODE = ("*.py", "*.pyi", "*.ipynb", "*.yaml", "*.yml", "*.toml", "*.lock", "*.cfg", "*.sh", "*.sbatch", "Makefile")
+RECORDED_PACKAGES = (
+    "fvc_lib", "av", "duckdb", "ipykernel", "jupyter_client", "nbclient", "nbconvert", "nbformat", "numpy",
+    "pandera", "papermill", "plotly", "polars", "psutil", "pyarrow", "pydantic", "safetensors", "scikit-learn", "scipy",
+    "torch", "torchvision",
+)  # fmt: skip
+# Other versions of these, another processor or another number of threads add numbers in another order.
+BITS_DEPEND_ON = ("python", "numpy", "torch")
+_SLURM = {
+    "job_id": "SLURM_JOB_ID", "array_job_id": "SLURM_ARRAY_JOB_ID", "array_task_id": "SLURM_ARRAY_TASK_ID",
+    "job_name": "SLURM_JOB_NAME", "cluster": "SLURM_CLUSTER_NAME", "partition": "SLURM_JOB_PARTITION",
+    "nodes": "SLURM_JOB_NODELIST", "tasks": "SLURM_NTASKS", "cpus_per_task": "SLURM_CPUS_PER_TASK",
+    "restarts": "SLURM_RESTART_COUNT",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class CodeState:
-    """The code as it is now."""
+    """The version of the code: a commit, and the patch of what has changed since."""
 
     commit: str | None = None  # full hash of HEAD; None outside a git checkout
-    branch: str | None = None  # its name; None when HEAD is detached
-    changed_since_commit: bool | None = None  # whether anything differs from the commit; None outside a git checkout
-    patch: bytes = b""  # what ``git apply`` makes the commit into this code with; empty when nothing is changed
-    left_out: tuple[str, ...] = ()  # what the patch does not hold, each with the reason
-    problem: str | None = None  # why git could not tell, in its own words
+    branch: str | None = None  # None if HEAD is detached
+    changed_since_commit: bool | None = None
+    patch: bytes = b""  # for ``git apply``; of more than 4 MiB it is left out
+    problem: str | None = None  # why something is missing
 
     @property
     def patch_sha256(self) -> str | None:
@@ -59,158 +68,83 @@ class CodeState:
         return hashlib.sha256(self.patch).hexdigest() if self.patch else None
 
     def record(self) -> dict[str, object]:
-        """For ``run.json``: all but the patch itself."""
-        known = asdict(self)
-        del known["patch"]
-        return {**known, "left_out": list(self.left_out), "patch_sha256": self.patch_sha256}
+        """Return all but the patch itself, for ``run.json``."""
+        known = {name: value for name, value in vars(self).items() if name != "patch"}
+        return {**known, "patch_sha256": self.patch_sha256}
 
 
 class _GitError(Exception):
-    """Git is missing, took too long or refused; the text is its own."""
+    """Git is missing, took too long or refused."""
 
 
 def code_state(checkout: Path = CHECKOUT) -> CodeState:
-    """Return the state of ``checkout``; what git cannot tell is None, with the reason.
-
-    A patch of more than 4 MiB is left out.
-    """
+    """Return the state of the code in ``checkout``, and why if git cannot tell it."""
     try:
         if Path(_text(checkout, "rev-parse", "--show-toplevel")).resolve() != checkout.resolve():
             return CodeState(problem="not a git checkout of its own")
-        commit = _text(checkout, "rev-parse", "HEAD")
-        # What a user has set for their own eyes must not hide a change from the record.
-        changed = bool(_git(checkout, "status", "--porcelain", "--untracked-files=normal", "--ignore-submodules=none"))
-        branch = _text(checkout, "rev-parse", "--abbrev-ref", "HEAD")
-    except _GitError as error:
-        return CodeState(problem=str(error))
-    state = CodeState(commit, None if branch == "HEAD" else branch, changed)
-    if not changed:
-        return state
-    try:
-        patch, left_out = _patch(checkout)
+        commit, branch = _text(checkout, "rev-parse", "HEAD"), _text(checkout, "rev-parse", "--abbrev-ref", "HEAD")
+        # The user's own settings must not hide a change.
+        status = _git(checkout, "status", "--porcelain", "--untracked-files=normal", "--ignore-submodules=none")
+        patch = _patch(checkout) if status else b""
     except (_GitError, OSError) as error:
-        return replace(state, problem=f"no patch: {error}")
-    if len(patch) > _LARGEST_PATCH_BYTES:
-        left_out.append(f"the patch itself: {len(patch) / 1e6:.1f} MB, more than {_LARGEST_PATCH_BYTES / 1e6:.1f} MB")
-        patch = b""
-    return replace(state, patch=patch, left_out=tuple(left_out))
+        return CodeState(problem=str(error))
+    is_large = len(patch) > _LARGEST_PATCH_BYTES
+    problem = f"the patch has {len(patch) / 1e6:.1f} MB and is left out" if is_large else None
+    return CodeState(commit, None if branch == "HEAD" else branch, bool(status), b"" if is_large else patch, problem)
 
 
-def _patch(checkout: Path) -> tuple[bytes, list[str]]:
-    """The difference from HEAD, staged or not, with new files of code; and the files that are too large for it.
-
-    The checkout is not touched: new files are added to a temporary copy of its index.
-    """
-    listed = _git(checkout, "ls-files", "--others", "--exclude-standard", "-z", "--", *_CODE)
-    new = [os.fsdecode(name) for name in listed.split(b"\0") if name]
-    changed = _git(checkout, "diff", "HEAD", "--name-only", "--no-ext-diff", "--no-renames", "-z").split(b"\0")
-    large = {
-        name: size
-        for name in {*new, *(os.fsdecode(each) for each in changed if each)}
-        if (size := _size_bytes(checkout / name)) > _LARGEST_FILE_BYTES
-    }
-    added = b"\0".join(os.fsencode(name) for name in new if name not in large)
-    with tempfile.TemporaryDirectory() as folder:
-        index, objects = Path(folder) / "index", Path(folder) / "objects"
-        objects.mkdir()
-        # With its time: by that git knows which files may have changed within the second they were added in.
+def _patch(checkout: Path) -> bytes:
+    """Return the difference from HEAD, staged or not, with untracked files of code."""
+    untracked = _git(checkout, "ls-files", "--others", "--exclude-standard", "-z", "--", *_CODE)
+    with tempfile.TemporaryDirectory() as folder:  # the checkout's own index stays as it is
+        index = Path(folder, "index")
+        # With its time, by which git knows files that changed in the second they were added.
         shutil.copy2(checkout / _text(checkout, "rev-parse", "--git-path", "index"), index)
-        elsewhere = {
-            "GIT_INDEX_FILE": str(index),
-            "GIT_OBJECT_DIRECTORY": str(objects),
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(
-                (checkout / _text(checkout, "rev-parse", "--git-path", "objects")).resolve()
-            ),
-        }
-        if added:
+        if untracked:
             add = ("--literal-pathspecs", "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul")
-            _git(checkout, *add, environment=elsewhere, given=added)
+            _git(checkout, *add, index=index, given=untracked)
         plain = ("--binary", "--no-color", "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/")
-        but = [f":(exclude,top,literal){name}" for name in large]
-        patch = _git(checkout, "diff", "HEAD", *plain, "--", ":/", *but, environment=elsewhere)
-    return patch, [f"{path_to_text(name)} ({size / 1e6:.1f} MB)" for name, size in sorted(large.items())]
-
-
-def _size_bytes(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:  # deleted since the commit
-        return 0
+        return _git(checkout, "diff", "HEAD", *plain, index=index)
 
 
 def _text(checkout: Path, *arguments: str) -> str:
     return os.fsdecode(_git(checkout, *arguments)).strip()
 
 
-def _git(checkout: Path, *arguments: str, environment: Mapping[str, str] | None = None, given: bytes = b"") -> bytes:
-    # What the caller's own git command has set must not lead to another repository.
+def _git(checkout: Path, *arguments: str, index: Path | None = None, given: bytes = b"") -> bytes:
+    # Variables of a git command that started this process must not lead to another repository.
     environ = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environ |= {} if index is None else {"GIT_INDEX_FILE": str(index)}
     command = ["git", "--no-optional-locks", "-C", str(checkout), *arguments]
     try:
-        done = subprocess.run(
-            command,
-            input=given,
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-            env={**environ, **(environment or {})},
-        )
+        done = subprocess.run(command, input=given, capture_output=True, timeout=_GIT_SECONDS, check=False, env=environ)
     except (OSError, subprocess.SubprocessError) as error:
-        raise _GitError(f"git could not be asked: {error}") from error
+        raise _GitError(f"git cannot be used: {error}") from error
     if done.returncode:
         raise _GitError((done.stderr.decode("utf-8", "replace").strip().splitlines() or ["git failed"])[0])
     return done.stdout
 
 
-# On what an attempt at a run works: versions, hardware, host and SLURM job; and how to repeat it.
-
-RECORDED_PACKAGES = (
-    "fvc_lib", "av", "duckdb", "ipykernel", "jupyter_client", "nbclient", "nbconvert", "nbformat", "numpy",
-    "pandera", "papermill", "plotly", "polars", "psutil", "pyarrow", "pydantic", "safetensors", "scikit-learn", "scipy",
-    "torch", "torchvision",
-)  # fmt: skip
-# Other versions of these, another processor or another number of threads add numbers up in another order.
-BITS_DEPEND_ON = ("python", "numpy", "torch")
-_TORCH_BUILD = re.compile(r"^(cuda|hip|git_version)\b[^=\n]*= *'([^'\n]+)'", re.MULTILINE)
-_SLURM = {
-    "job_id": "SLURM_JOB_ID",
-    "array_job_id": "SLURM_ARRAY_JOB_ID",
-    "array_task_id": "SLURM_ARRAY_TASK_ID",
-    "job_name": "SLURM_JOB_NAME",
-    "cluster": "SLURM_CLUSTER_NAME",
-    "partition": "SLURM_JOB_PARTITION",
-    "nodes": "SLURM_JOB_NODELIST",
-    "tasks": "SLURM_NTASKS",
-    "cpus_per_task": "SLURM_CPUS_PER_TASK",
-    "restarts": "SLURM_RESTART_COUNT",
-}
-_GPU_SECONDS = 10.0
-
-
 def versions() -> dict[str, str | None]:
-    """Of Python and of what the numbers or the record depend on; None for what is not installed."""
-    found: dict[str, str | None] = {
-        "python": platform.python_version(),
-        "python_build": f"{platform.python_implementation()} {' '.join(platform.python_build())}, "
-        f"{platform.python_compiler()}",
-    }
+    """Return the versions of Python and of ``RECORDED_PACKAGES``; None for what is not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
     for name in RECORDED_PACKAGES:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = None
-    return {**found, "torch_build": _torch_build()}
+    return found
 
 
 def hardware(environ: Mapping[str, str] | None = None) -> dict[str, object]:
-    """Processor, cores, memory and who limits it, accelerators; torch is not loaded for it."""
+    """Return processor, cores, memory with its limit, and GPUs; torch is not loaded for it."""
     environ = os.environ if environ is None else environ
     budget = memory_budget(environ=environ)
     return {
         "host": socket.gethostname(),
         "machine": platform.machine(),
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or None,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "cores_of_machine": os.cpu_count(),
         "omp_num_threads": environ.get("OMP_NUM_THREADS"),
@@ -223,27 +157,45 @@ def hardware(environ: Mapping[str, str] | None = None) -> dict[str, object]:
 
 
 def slurm_job(environ: Mapping[str, str] | None = None) -> dict[str, str] | None:
-    """What SLURM says of the job this process is in; None outside one."""
+    """Return the SLURM job of this process; None outside one."""
     environ = os.environ if environ is None else environ
     found = {name: environ[variable] for name, variable in _SLURM.items() if environ.get(variable)}
     return found if "job_id" in found else None
 
 
 def gpus(root: Path = Path("/")) -> list[str]:
-    """The names of NVIDIA's accelerators that this machine shows, of its driver's files or else of ``nvidia-smi``."""
+    """Return the names of NVIDIA GPUs, from the driver's files or else from ``nvidia-smi``."""
     listed = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-    found = [name for path in listed if (name := _field(path, "Model"))]
-    return found or _gpus_by_program()
+    if found := [name for path in listed if (name := _field(path, "Model"))]:
+        return found
+    try:  # lines such as "GPU 0: NVIDIA H200 (UUID: GPU-...)"
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_GPU_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
+        return []
+    return re.findall(r"^[^:\n]*: *(.+?) *(?: \(UUID.*)?$", done.stdout, re.MULTILINE)
+
+
+def _field(path: Path, name: str) -> str | None:
+    """Return the value in the first line of ``path`` that begins with ``name``."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    values = (line.partition(":")[2].strip() for line in lines if line.startswith(name))
+    return next((value for value in values if value), None)
 
 
 def repeat_commands(
     code: CodeState, params: Path, patch: Path, *, command: str = "", environ: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Shell commands that bring a run about again, from any checkout of the project.
+    """Return shell commands that repeat a run from any checkout of the project.
 
-    ``params`` are its resolved parameters, ``patch`` is where the patch of its code lies, and ``command`` what to run
-    where that takes more than parameters (a fork). The number of threads, on which the last bits depend, is the
-    environment's.
+    Args:
+        code: its code.
+        params: the file of its parameters.
+        patch: the file of the patch.
+        command: what to run where that takes more than parameters, as a fork does.
+        environ: has the number of threads, on which the last bits depend; None: this process's.
     """
     threads = (os.environ if environ is None else environ).get("OMP_NUM_THREADS")
     run = command or f"python run_notebooks.py --params {shlex.quote(str(params))}"
@@ -255,62 +207,20 @@ def repeat_commands(
 
 
 def bits_depend_on(attempt: Mapping[str, Any]) -> dict[str, object]:
-    """What a sum of floats depends on besides its numbers, as far as is known before torch has started."""
-    recorded, machine = attempt["versions"], attempt["hardware"]
-    of_job = (attempt.get("slurm") or {}).get("cpus_per_task")
-    threads = machine.get("omp_num_threads") or of_job or machine["cores"]
+    """Return the versions and hardware of an attempt on which the last bits of a sum depend."""
+    machine = attempt["hardware"]
+    threads = machine["omp_num_threads"] or (attempt["slurm"] or {}).get("cpus_per_task") or machine["cores"]
     return {
-        **{name: recorded.get(name) for name in BITS_DEPEND_ON},
+        **{name: attempt["versions"][name] for name in BITS_DEPEND_ON},
         "threads": str(threads),
         "machine": machine["machine"],
-        # Attempts of an earlier version did not note these: that is no difference.
-        **({"processor": machine["processor"]} if machine.get("processor") else {}),
-        **({"accelerators": ", ".join(sorted(set(machine["gpus"]))) or "none"} if "gpus" in machine else {}),
+        "processor": machine["processor"],
+        "accelerators": ", ".join(sorted(set(machine["gpus"]))) or "none",
     }
 
 
-def _torch_build() -> str | None:
-    """CUDA or ROCm version and commit of the installed torch, from its own file; importing it takes seconds."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return None
-    try:
-        text = (Path(spec.origin).parent / "version.py").read_text()
-    except OSError:
-        return None
-    return ", ".join(f"{name} {value[:12]}" for name, value in _TORCH_BUILD.findall(text)) or None
-
-
-def _processor() -> str | None:
-    """The model's name; the same library picks other instructions on another model."""
-    return _field(Path("/proc/cpuinfo"), "model name") or platform.processor() or None
-
-
-def _field(path: Path, name: str) -> str | None:
-    """The value in the first line of ``path`` that begins with ``name``."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return None
-    values = (line.partition(":")[2].strip() for line in lines if line.startswith(name))
-    return next((value for value in values if value), None)
-
-
-def _gpus_by_program() -> list[str]:
-    # "GPU 0: NVIDIA H200 (UUID: GPU-...)": the serial number says nothing about a result.
-    try:
-        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=_GPU_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
-        return []
-    return re.findall(r"^[^:\n]*: *(.+?) *(?: \(UUID.*)?$", done.stdout, re.MULTILINE)
-
-
-# Noting an attempt takes milliseconds.
-PATIENCE_SECONDS = 20.0
-
-
 def run_hash(config: RunConfig, corpus: Mapping[str, str] | None = None) -> str:
-    """Over what a run's configuration can change and what its ``corpus_record`` says: equal on any machine."""
+    """Return the hash of a configuration and of the run's ``corpus_record``; the same on any machine."""
     return sha256_of_json([config.config_hash, corpus or corpus_record(config)])
 
 
@@ -325,9 +235,13 @@ def begin_run(
 ) -> RunPaths:
     """Create a run folder with its record, parameters, patch of the code and first status.
 
-    ``command`` is what was typed, ``state`` what the status says until somebody works on it. ``prepare`` is called with
-    the new folder before it counts as a run, and what it returns is recorded as well. ``chosen`` says why a parameter
-    that was asked for as ``auto`` has its value. ``submits``: the work is left to jobs.
+    Args:
+        config: the run's parameters.
+        command: the command that was typed.
+        prepare: called with the new folder before it counts as a run; its result is recorded as well.
+        state: the status until a process works on the run.
+        chosen: why a parameter given as ``auto`` has its value.
+        submits: whether jobs do the work.
 
     Raises:
         UsageError: the experiment's name is not one folder name.
@@ -338,7 +252,7 @@ def begin_run(
     run = new_run(Path(config.runs_dir), config.experiment, digest)
     write_text(run.params_yaml, config.to_yaml())
     network = DETECTORS.file_of(config.model)
-    if network is not None and network.is_file():  # what was trained can be read where the run is, too
+    if network is not None and network.is_file():  # so that the run folder has the code of what was trained
         write_bytes(run.networks / network.name, network.read_bytes())
     RunStatus(run_id=run.run_id, state=state, started_utc=utc_now()).write(run)
     prepared = {} if prepare is None else prepare(run)
@@ -359,70 +273,74 @@ def begin_run(
         **prepared,
         "attempts": [_attempt(command, code, submits)],
     }
-    # Last: a folder without run.json is a run that never began, and is listed nowhere.
-    write_document(run.run_json, record)
+    write_document(run.run_json, record)  # last: a folder without run.json is not a run
     return run
 
 
 def record_resumption(run: RunPaths, config: RunConfig, *, command: str, submits: bool = False) -> list[str]:
-    """Add an attempt to ``run.json``, and keep what it changed (memory, device, workers) in ``params.yaml``.
+    """Add an attempt to ``run.json``, and its parameters (memory, device, workers) to ``params.yaml``.
 
-    Where versions, processor or threads differ from the last attempt that worked, the attempt's ``differs`` holds
-    ``{name: [before, now]}`` and the record no longer claims that the resumed run is bit for bit the undisturbed one:
-    ``bit_equal_resume`` is false, for good, with every reason in ``bit_equal_resume_because``. Another commit or patch
-    stands in ``code_differs``; a new patch lies beside the first one. An attempt that only ``submits`` jobs computes
-    nothing: its machine is compared with no other.
-
-    Several jobs may do this at once, on several hosts.
+    If versions, processor or threads differ from the last attempt that worked, the attempt's ``differs`` has
+    ``{name: [before, now]}``, and ``bit_equal_resume`` becomes false for good: the run no longer claims to equal an
+    undisturbed one bit for bit. ``code_differs`` has another commit or patch; the patch is kept next to the first one.
+    An attempt that only ``submits`` jobs computes nothing and is not compared. Several jobs may call this at once.
 
     Returns:
-        The differences, one readable clause each; for a warning.
+        The differences in words.
 
     Raises:
-        DataError: ``run.json`` is not readable, or another process has been holding it for too long.
+        DataError: ``run.json`` cannot be read, or another process has held it for too long.
     """
     code = code_state()
     now = _attempt(command, code, submits)
-    last_attempt(run)
     with _record_held(run):
-        try:
-            record = _read(run)
-            clauses = _note_differences(record, now)
-            record["attempts"].append(now)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise DataError(f"{run.run_json}: not a run's record: {error!r}. Start a new run.") from error
+        record = _read(run)
+        clauses = _note_differences(record, now)
+        record["attempts"].append(now)
         if "code_differs" in now and code.patch:
-            write_bytes(_patch_path(run, code), code.patch)
-        # Whichever of the two files a kill leaves is accepted.
+            name = f"{run.code_patch.stem}_{(code.patch_sha256 or '')[:8]}{run.code_patch.suffix}"
+            write_bytes(run.code_patch.with_name(name), code.patch)
+        # A kill may leave either of the two files, and both are accepted.
         digest = hashlib.sha256(config.to_yaml().encode("utf-8", "surrogateescape")).hexdigest()
         write_document(run.run_json, {**record, "params_sha256": [digest, content_hash(run.params_yaml)]})
         write_text(run.params_yaml, config.to_yaml())
     return clauses
 
 
+def record_corpus(run: RunPaths) -> None:
+    """Add the corpus's fingerprint to ``run.json`` once the run has an index; leave a damaged record as it is."""
+    with contextlib.suppress(OSError, DataError), _record_held(run):
+        record = _read(run)
+        corpus = record["corpus"] | _indexed(run)
+        if corpus != record["corpus"]:
+            write_document(run.run_json, {**record, "corpus": corpus})
+
+
+def last_attempt(run: RunPaths) -> dict[str, Any]:
+    """Return the last attempt in ``run.json``.
+
+    Raises:
+        DataError: it cannot be read.
+    """
+    attempt: dict[str, Any] = _read(run)["attempts"][-1]
+    return attempt
+
+
 def _read(run: RunPaths) -> dict[str, Any]:
-    """``run.json``; ``DataError`` where it is damaged."""
-    record: dict[str, Any] = json.loads(run.run_json.read_bytes())
+    try:
+        record: dict[str, Any] = json.loads(run.run_json.read_bytes())
+        bits_depend_on(record["attempts"][-1])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise DataError(f"{run.run_json}: not a run's record: {error!r}. Start a new run.") from error
     if damage := document_damage(run.run_json, record):
         raise DataError(f"{damage} Or begin a new run.")
     return record
 
 
-def record_corpus(run: RunPaths) -> None:
-    """Add to ``run.json`` what the run's index says of the corpus; a record that cannot be read stays as it is."""
-    with contextlib.suppress(OSError, ValueError, DataError), _record_held(run):
-        record = _read(run)
-        corpus = record.get("corpus", {}) | _indexed(run)
-        if corpus != record.get("corpus", {}):
-            write_document(run.run_json, {**record, "corpus": corpus})
-
-
 def _indexed(run: RunPaths) -> dict[str, object]:
-    """``fingerprint``, over the contents of the files in the run's index, whatever they are called, and their number.
+    """Return the ``fingerprint`` of the contents in the run's index, their number, and of videos their ``corpora``.
 
-    Of videos also ``corpora``: what the corpora that they are from are called.
-
-    Nothing where there is no index yet, or one of annotations only.
+    Empty without an index, or with one of annotations only.
     """
     import polars as pl
 
@@ -436,47 +354,27 @@ def _indexed(run: RunPaths) -> dict[str, object]:
     return {}
 
 
-def last_attempt(run: RunPaths) -> dict[str, Any]:
-    """What ``run.json`` holds of the last attempt.
-
-    Raises:
-        DataError: it is not readable.
-    """
-    try:
-        attempt: dict[str, Any] = _read(run)["attempts"][-1]
-        bits_depend_on(attempt)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DataError(f"{run.run_json}: not a run's record: {error!r}. Start a new run.") from error
-    return attempt
-
-
 def _note_differences(record: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Write the differences between attempts into both; return those that the bits depend on, in words.
 
-    The code is compared with the last attempt's, the machine with that of the last attempt that worked.
+    The code is compared with the last attempt, the machine with the last attempt that worked.
     """
-    last = record["attempts"][-1]
-    worked = [each for each in record["attempts"] if not each.get("submits")]
+    last, worked = record["attempts"][-1], [each for each in record["attempts"] if not each["submits"]]
     before = bits_depend_on(worked[-1]) if worked and not now["submits"] else {}
     then = bits_depend_on(now)
-    differs = {name: [before[name], then[name]] for name in then if name in before and before[name] != then[name]}
+    differs = {name: [before[name], then[name]] for name in before if before[name] != then[name]}
     clauses = [f"{name} {old} -> {new}" for name, (old, new) in differs.items()]
     if differs:
         now["differs"] = differs
         record["bit_equal_resume"] = False
         record["bit_equal_resume_because"] = [*record.get("bit_equal_resume_because", []), *clauses]
-    code = {
-        name: [last.get("code", {}).get(name), now["code"].get(name)]
-        for name in ("commit", "patch_sha256")
-        if last.get("code", {}).get(name) != now["code"].get(name)
-    }
-    if code:
-        now["code_differs"] = code
+    codes = {name: [last["code"][name], now["code"][name]] for name in ("commit", "patch_sha256")}
+    if other := {name: pair for name, pair in codes.items() if pair[0] != pair[1]}:
+        now["code_differs"] = other
     return clauses
 
 
-def _attempt(command: str, code: CodeState, submits: bool) -> dict[str, object]:
-    """When, how, with which code and on what machine an attempt began; ``submits``: it leaves the work to jobs."""
+def _attempt(command: str, code: CodeState, submits: bool) -> dict[str, Any]:
     return {
         "started_utc": utc_now(),
         "command": command,
@@ -486,10 +384,6 @@ def _attempt(command: str, code: CodeState, submits: bool) -> dict[str, object]:
         "hardware": hardware(),
         "slurm": slurm_job(),
     }
-
-
-def _patch_path(run: RunPaths, code: CodeState) -> Path:
-    return run.code_patch.with_name(f"{run.code_patch.stem}_{(code.patch_sha256 or '')[:8]}{run.code_patch.suffix}")
 
 
 @contextmanager
