@@ -35,7 +35,7 @@ define resolve
 		| LC_ALL=C sort > build/lock/$(1).txt
 endef
 
-.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm test-gpu bench-gpu golden honesty fuzz faults kills cluster-kills collisions lint format bench bench-quick bench-clips bench-index bench-scale bench-training bench-detectors bench-preflight bench-pipeline bench-coverage bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
+.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm test-gpu bench-gpu golden honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-scale bench-training bench-detectors bench-preflight bench-pipeline bench-coverage bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -104,7 +104,7 @@ test-runs: $(STAMP)  ## Run the tests of whole runs and commands, which take ten
 test-long: setup-mlflow  ## Run the tests that take longer and have no target of their own
 	$(RUN) -m pytest -n auto --dist worksteal -m "long and not fault and not slurm" --ignore tests/test_honesty.py \
 		--ignore tests/test_run_kills.py --ignore tests/video/test_fuzz.py --ignore tests/corpus/test_index_scale.py \
-		--ignore tests/slurm/test_cluster_kills.py --ignore tests/golden
+		--ignore tests/golden
 
 test-mlflow: setup-mlflow  ## Export runs to a real MLflow server; installs MLflow into .venv
 	$(RUN) -m pytest -n 2 --dist worksteal -m "mlflow and not long"
@@ -139,10 +139,6 @@ faults: $(STAMP)  ## Try every fault that FVC promises to survive, 200 random ki
 
 kills: $(STAMP)  ## Kill the demo's runner and its kernels 20 times each at random moments, about 20 minutes
 	$(RUN) -m pytest -s -m long tests/test_run_kills.py
-
-cluster-kills: $(STAMP)  ## Kill shards, a node and a rank of whole runs on a real Slurm; CLIPS=60 for some minutes, 2000 without
-	tests/slurm/install.sh
-	FVC_CLUSTER_CLIPS=$(or $(CLIPS),2000) $(RUN) -m pytest -s -m long tests/slurm/test_cluster_kills.py
 
 collisions: $(STAMP)  ## Four runs with eight kernels each at once, five times, about five minutes
 	$(RUN) -m pytest -m long tests/execution/test_parallel_tasks.py

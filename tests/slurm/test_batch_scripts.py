@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from fvc_lib import CHECKOUT
@@ -134,13 +133,6 @@ def test_shellcheck_finds_nothing():
     assert done.stdout == ""
 
 
-def test_the_whole_pipeline_is_one_command(home):
-    assert home.run("pipeline.sh", "/a run") == (0, "")
-    assert home.calls() == ["--resume /a run --jobs 1"]
-    home.run("pipeline.sh", "/a run", "3")
-    assert home.calls()[1] == "--resume /a run --jobs 3"
-
-
 def test_a_new_run_is_one_job_that_goes_on_with_its_own_run_when_it_is_requeued(home, tmp_path):
     copy, runs = tmp_path / "spool" / "slurm_script", tmp_path / "runs"  # as sbatch runs it
     copy.parent.mkdir()
@@ -169,27 +161,11 @@ def test_a_shard_that_was_killed_begins_again_and_what_failed_otherwise_does_not
     assert "predict /run /a list.csv --shard 0/3" in home.said()
 
 
-def test_a_command_as_a_job_leaves_with_its_exit_code(home):
-    home.behave(**{"/out": 3})
-    assert home.run("command.sh", "predict", "/run", "--out", "/out")[0] == 3
-    assert home.said()[0] == "predict /run --out /out"
-
-
-def test_several_stages_are_one_command(home):
-    home.run("stages.sh", "/a run", "01_data_index", "02_folds")
-    assert home.calls() == ["--resume /a run --tasks 01_data_index,02_folds"]
-
-
 def test_without_slurm_the_folds_run_one_after_another_or_the_one_that_is_named(home):
     assert home.run("folds.sh", "/run", "04_fold_training", "0", "2", "5")[0] == 0
     assert home.calls() == [f"--resume /run --tasks 04_fold_training_fold_{fold}" for fold in (0, 2, 5)]
     home.run("folds.sh", "/run", "04_fold_training", "4")
     assert home.calls()[3:] == ["--resume /run --tasks 04_fold_training_fold_4"]
-
-
-def test_a_task_of_an_array_runs_its_own_fold(home):
-    home.run("folds.sh", "/run", "04_fold_training", "0", "2", "5", SLURM_ARRAY_TASK_ID="2")
-    assert home.calls() == ["--resume /run --tasks 04_fold_training_fold_2"]
 
 
 def test_one_folds_failure_is_told_and_stops_no_other(home):
@@ -218,18 +194,6 @@ def test_a_signal_is_passed_on_once_and_waited_for(home, name):
     assert home.said() == ["--resume /run --tasks train_fold_0", "ready", name]  # and no second fold was begun
 
 
-def test_a_signal_that_comes_before_the_run_listens_is_kept_until_it_does(home):
-    home.behave(slow=("stage",), deaf=("stage",))
-    process = home.start("stages.sh", "/run", "stage")
-    wait_until(home.said)
-    process.send_signal(signal.SIGUSR1)
-    assert "SIGUSR1: the run saves" in process.stderr.readline()
-    home.let("listen")
-    process.communicate(timeout=300)
-    assert process.returncode == 75
-    assert home.said()[1:] == ["ready", "SIGUSR1"]
-
-
 def test_the_sites_commands_run_before_python_and_their_failure_ends_the_job(home, tmp_path):
     site = tmp_path / "site.conf"
     site.write_text("SETUP='touch \"$FVC_MARK\"; false'\n")
@@ -237,12 +201,6 @@ def test_the_sites_commands_run_before_python_and_their_failure_ends_the_job(hom
     code, said = home.run("stages.sh", "/run", "stage", FVC_SITE=str(site), FVC_MARK=str(mark))
     assert (code, home.calls(), mark.exists()) == (2, [], True)
     assert "SETUP of" in said
-
-
-def test_who_calls_a_script_without_a_run_is_told_how(home):
-    code, said = home.run("folds.sh")
-    assert code == 2
-    assert said.startswith("The folds of one stage")
 
 
 def test_a_job_that_slurm_cannot_requeue_says_so_and_leaves_with_75(home, tmp_path):
@@ -293,63 +251,3 @@ def test_the_end_of_the_time_limit_itself_is_no_cancelling(home, queue, tmp_path
     home.let("save")
     process.communicate(timeout=300)
     assert (tmp_path / "asked").read_text() == "requeue 7\n"
-
-
-def test_the_limit_that_comes_during_the_sites_commands_requeues_as_well(home, queue, tmp_path):
-    site, mark, go_on = tmp_path / "site.conf", tmp_path / "mark", tmp_path / "go_on"
-    site.write_text("""SETUP='touch "$FVC_MARK"; until [ -e "$FVC_GO_ON" ]; do sleep 0.02; done'\n""")
-    places = {"FVC_SITE": str(site), "FVC_MARK": str(mark), "FVC_GO_ON": str(go_on)}
-    process = home.start("stages.sh", "/run", "stage", **queue, **places)
-    wait_until(mark.exists)
-    send(process, signal.SIGUSR1)
-    go_on.touch()
-    process.communicate(timeout=300)
-    assert (process.returncode, home.calls()) == (75, [])
-    assert (tmp_path / "asked").read_text() == "requeue 7\n"
-
-
-def test_ctrl_c_between_folds_begins_no_other(home):
-    home.behave(slow=("train_fold_0",))
-    process = home.start("folds.sh", "/run", "train", "0", "1")
-    wait_until(lambda: "ready" in home.said())
-    process.send_signal(signal.SIGINT)
-    (child,) = psutil.Process(process.pid).children()
-    child.send_signal(signal.SIGTERM)  # stands for the terminal's own signal, which a test has none of
-    process.communicate(timeout=300)
-    assert home.calls() == ["--resume /run --tasks train_fold_0"]
-
-
-@pytest.mark.parametrize(("text", "code"), [("MAX_REQUEUES=\n", 0), ("MAX_REQUEUES=1_0\n", 2)])
-def test_the_bound_of_requeues_is_a_number_or_the_default(home, tmp_path, text, code):
-    site = tmp_path / "site.conf"
-    site.write_text(text)
-    assert home.run("stages.sh", "/run", "stage", FVC_SITE=str(site))[0] == code
-
-
-@pytest.mark.parametrize(
-    ("jobs", "variables", "threads"),
-    [
-        (["2"], {"SLURM_CPUS_PER_TASK": "8"}, "4"),
-        ([], {"SLURM_CPUS_PER_TASK": "8"}, "8"),
-        (["2"], {"SLURM_CPUS_PER_TASK": "8", "OMP_NUM_THREADS": "3"}, "3"),
-        (["2"], {}, "-"),
-    ],
-)
-def test_each_fold_of_one_job_computes_with_its_share_of_the_processors(home, monkeypatch, jobs, variables, threads):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert home.run("pipeline.sh", "RUN", *jobs, **variables)[0] == 0
-    assert (home.folder / "threads").read_text() == threads
-
-
-def test_a_job_s_ranks_may_take_as_long_to_start_as_the_site_says_or_the_environment(home, tmp_path):
-    site = tmp_path / "site.conf"
-    for line, given, told in (
-        ("RANK_START_SECONDS=90\n", {}, "90"),
-        ("RANK_START_SECONDS=90\n", {"FVC_RANK_START_SECONDS": "7"}, "7"),
-        ("RANK_START_SECONDS=\n", {}, "-"),
-        ("", {}, "-"),
-    ):
-        site.write_text(line)
-        code, said = home.run("stages.sh", "run", "01_data_index", FVC_SITE=str(site), **given)
-        assert code == 0, said
-        assert (home.folder / "start_seconds").read_text() == told

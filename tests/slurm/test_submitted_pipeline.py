@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 
 import polars as pl
-import psutil
 import pytest
 
 from fvc_lib import CHECKOUT
@@ -21,8 +20,7 @@ from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import PREDICTIONS, read_table
 from tests.faults.stage_moments import Point, watching
-from tests.kits.many_clips import write_clips
-from tests.slurm.project import log_of, told
+from tests.slurm.project import log_of
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long]
 SMALL = {
@@ -142,74 +140,6 @@ def test_shards_on_two_nodes_leave_the_same_tables_and_clips_although_one_was_ki
     clips = pl.read_csv(run.augmented_metadata)["clip_path"].to_list()
     assert all((there / "cache" / each).read_bytes() == (here / "cache" / each).read_bytes() for each in clips)
     assert len(clips) == 16
-
-
-def test_a_memory_kill_while_clips_are_made_says_so_and_that_fewer_workers_help(cluster, tmp_path):
-    if not cluster.limits_memory:
-        pytest.skip(
-            "no control groups that may be written here: Slurm kills all of a job, which nobody is left to tell"
-        )
-    site, there = tmp_path / "site.conf", tmp_path / "there"
-    site.write_text("CPUS=2\nTIME=00:20:00\nSIGNAL_SECONDS=60\nSHARD_TASKS=1\n")
-    manifest = write_clips(tmp_path / "many", 400)
-    shown_by(start(there, *parameters(manifest, augmentations_per_video=1), "--executor", "slurm", FVC_SITE=str(site)))
-    (run,) = list_runs(there / "runs")
-
-    def workers() -> list[psutil.Process]:
-        if told(run, "03_augmentation").state != "running":
-            return []
-        found = [each for node in cluster.nodes for each in cluster.processes_on(node)]
-        return [each for each in found if any("isolated_workers" in word for word in each.cmdline())]
-
-    cluster.wait_for(lambda: len(workers()) == 2, "two workers that make clips")
-    kernel = workers()[0].parent()
-    assert cluster.run_out_of_memory(kernel)
-    job = submitted_jobs(run)[0].job_id
-    cluster.wait_for(lambda: cluster.state(job) == "OUT_OF_MEMORY", "the job to end")
-    stage = told(run, "03_augmentation")
-    assert (stage.state, stage.exit_code, stage.killed_by) == ("failed", 137, "SIGKILL")
-    assert "out of memory" in stage.reason
-    assert stage.next_setting == "-p workers 1"
-    shown = start(there, "status", str(run.root)).communicate()[0]
-    assert re.search(r"03_augmentation .*killed by SIGKILL.*out of memory", shown, re.DOTALL)
-    assert re.search(rf"to go on: .* --resume '?{re.escape(str(run.root))}'? --executor slurm -p workers 1 ", shown)
-    assert re.search(rf"job {job} .*OUT_OF_MEMORY.*: more by MEMORY", shown)
-    again = ["--resume", "latest", "-p", "workers", "1", "--executor", "slurm"]
-    cluster.wait_for(lambda: not cluster.run("squeue", "-h"), "what rests on it to be given up")
-    shown_by(start(there, *again, FVC_SITE=str(site)))
-    cluster.wait_for(lambda: told(run, "03_augmentation").state == "done", "the clips", seconds=600)
-    assert told(run, "01_data_index").attempts == 1
-
-
-def test_a_sweep_submitted_whole_makes_the_clips_once_and_ends_in_the_comparison(cluster, corpus, tmp_path):
-    site, folder = tmp_path / "site.conf", tmp_path / "there"
-    site.write_text("CPUS=1\nTIME=00:20:00\nSIGNAL_SECONDS=60\nSHARD_TASKS=1\n")
-    values = parameters(corpus, epochs=1, fixed_size=24, num_frames=4)
-    asked = ["sweep", *values, "--over", "model", "frame_cnn,r2plus1d_small", "--executor", "slurm"]
-    shown = shown_by(start(folder, *asked, FVC_SITE=str(site)))
-    assert "2 at work or waiting for jobs; when they have ended, the same command compares" in shown
-    runs = list_runs(folder / "runs")
-    jobs = {run.run_id: submitted_jobs(run) for run in runs}
-    assert len(jobs) == 2
-    own = {job.job_id for each in jobs.values() for job in each}
-
-    def ended() -> bool:
-        states = {facts["JobState"] for job, facts in cluster.jobs().items() if job.partition("_")[0] in own}
-        said = "\n".join(_everything(run, "") for run in runs)
-        assert not {"FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY"} & states, f"{cluster.describe()}\n{said}"
-        return not cluster.run("squeue", "-h")
-
-    cluster.wait_for(ended, "both runs to end", seconds=900)
-    told = [(run.notebooks / "03_augmentation.ipynb").read_text() for run in runs]
-    assert sorted(re.search(r"\d+ clips made, \d+ reused", text)[0] for text in told) == [
-        "0 clips made, 16 reused", "16 clips made, 0 reused",
-    ]  # fmt: skip
-    shown = shown_by(start(folder, *asked, FVC_SITE=str(site)))
-    assert "2 runs on the same folds, 2 of them finished" in shown
-    (page,) = (folder / "runs" / "sweep").glob("comparison_*/comparison.html")
-    table = pl.read_csv(page.with_name("detectors.csv"))
-    assert set(table["detector"]) == {"frame_cnn", "r2plus1d_small"}
-    assert page.with_name("references.bib").is_file()
 
 
 def _everything(run: RunPaths, said: str) -> str:

@@ -16,7 +16,6 @@ from fvc_lib import CHECKOUT
 from fvc_lib.execution.slurm.queue import submitted_jobs
 from fvc_lib.services.run_paths import RunPaths
 from tests.faults.stage_moments import Point, watching
-from tests.kits.predicting_kit import caption_run, picture_run
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
 from tests.slurm.cluster import Cluster
@@ -82,15 +81,3 @@ def test_predict_over_two_nodes_says_to_the_byte_what_it_says_here_although_a_ta
     (inbox / "bad.mp4").write_bytes(b"no video")
     written = ("verdicts.jsonl", "verdicts.csv", "answer.txt")
     ends_as_here(cluster, tmp_path, run, inbox, "30_verdicts", written, "--pages", "0", "--error-rate", "0.3")
-
-
-@pytest.mark.parametrize("made", [picture_run, caption_run])
-def test_predict_of_pictures_and_of_videos_with_texts_over_two_nodes_says_what_it_says_here(cluster, tmp_path, made):
-    run, corpus = made(tmp_path)
-    file = next(path for path in sorted(corpus.rglob("*")) if path.suffix in {".png", ".mp4", ".mkv", ".avi"})
-    (inbox := tmp_path / "my 'inbox'").mkdir()
-    for number in range(12):
-        (inbox / f"{number}{file.suffix}").write_bytes(file.read_bytes() + bytes([number]))
-    (inbox / f"bad{file.suffix}").write_bytes(b"neither")
-    written = ("predictions.jsonl", "predictions.csv", "predictions.html")
-    ends_as_here(cluster, tmp_path, run, inbox, "predictions", written)

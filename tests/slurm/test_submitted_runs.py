@@ -9,13 +9,10 @@ import subprocess
 import sys
 
 import pytest
-from click.testing import CliRunner
 
-from fvc_lib.command_line.commands import status
-from fvc_lib.execution.plan.stages import tasks_in_order
 from fvc_lib.execution.run.status import read_status, status_now
-from fvc_lib.execution.slurm.job_scripts import plan_jobs, script_path
-from fvc_lib.execution.slurm.queue import SlurmError, clips_job, job_states, read_accounting, submit, submitted_jobs
+from fvc_lib.execution.slurm.job_scripts import script_path
+from fvc_lib.execution.slurm.queue import SlurmError, job_states, submitted_jobs
 from fvc_lib.services.errors import UsageError
 from tests.slurm.project import log_of, noted, results, told, undisturbed_chain
 
@@ -76,15 +73,6 @@ def run_by_bash(jobs, run, plain) -> subprocess.Popen[bytes]:
     return subprocess.Popen(["bash", "-c", " && ".join(commands)], env=own)
 
 
-def test_a_whole_run_is_one_job(cluster, project):
-    meet = {"meet": True}
-    run = project.begin(train_fold_0=meet, train_fold_1=meet)  # --jobs 2: both folds at once here as well
-    (job,) = project.submit(run, project.site(), one_job=True)
-    ended_well(cluster, job.job_id)
-    assert read_status(run).state == "done"
-    assert cluster.jobs()[job.job_id]["NumCPUs"] == "2"
-
-
 def test_what_rests_on_a_failed_fold_names_it_and_ends_and_only_the_rest_is_submitted_again(cluster, project):
     run = project.begin(train_fold_0={"fail": True})
     site = project.site()
@@ -133,20 +121,6 @@ def test_before_the_time_limit_a_fold_saves_and_requeues_itself_alone_and_ends_a
     assert results(run)["train_fold_1.txt"].split()[0] == undisturbed_chain("train_fold_1", 10)
 
 
-def test_a_job_requeues_itself_only_so_often(cluster, project):
-    run = project.begin(first={"steps": 3000})
-    job, *_, last = project.submit(run, project.site(max_requeues=1))
-    for start in (1, 2):
-        cluster.wait_for(lambda start=start: len(noted(run, "first", "starts")) == start, "a start")
-        starts_running(cluster, run, "first", job.job_id)
-        cluster.run("scancel", "--signal=USR1", "--batch", job.job_id)
-    cluster.wait_for(lambda: cluster.state(job.job_id) == "FAILED", "the job to give up")
-    assert cluster.jobs()[job.job_id]["ExitCode"] == "75:0"
-    assert "MAX_REQUEUES is 1" in log_of(run, job.job_id)
-    assert told(run, "first").state == "interrupted"
-    cluster.wait_for(lambda: cluster.state(last.job_id) == "CANCELLED", "what rests on it to be given up")
-
-
 def test_a_cancelled_job_saves_and_stays_away_until_it_is_submitted_again(cluster, project):
     run = project.begin(first={"steps": 10, "hold": 5})
     site = project.site()
@@ -161,17 +135,6 @@ def test_a_cancelled_job_saves_and_stays_away_until_it_is_submitted_again(cluste
     assert "requeues itself" not in log_of(run, job.job_id)
     again = project.submit(run, site)
     ended_well(cluster, again[0].job_id, again[-1].job_id)
-    assert noted(run, "first", "steps") == [str(step) for step in range(1, 11)]
-
-
-def test_a_preempted_job_goes_on_where_it_was_once_there_is_room(cluster, project):
-    run = project.begin(first={"steps": 10, "hold": 5})
-    job, *_, last = project.submit(run, project.site(partition="scavenge"))
-    starts_running(cluster, run, "first", job.job_id)
-    urgent = cluster.run("sbatch", "--parsable", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1")
-    ended_well(cluster, urgent)
-    ended_well(cluster, job.job_id, last.job_id)
-    assert len(noted(run, "first", "starts")) == 2
     assert noted(run, "first", "steps") == [str(step) for step in range(1, 11)]
 
 
@@ -195,40 +158,6 @@ def test_a_job_that_takes_more_memory_than_it_asked_for_is_told_as_killed_for_me
         assert state.state != "COMPLETED"
 
 
-def test_jobs_and_folds_that_survived_a_memory_kill_of_a_worker_are_gone_on_from(cluster, project):
-    if not cluster.limits_memory:
-        pytest.skip("no control groups that may be written here: Slurm kills all of a job, not a worker alone")
-    run = project.begin(first={"lose_a_worker": True}, train_fold_0={"lose_a_worker": True})
-    first, train, last = project.submit(run, project.site(memory=700))
-    ended_well(cluster, last.job_id)
-    killed = [first.job_id, f"{train.job_id}_0"]
-    assert [cluster.state(each) for each in killed] == ["OUT_OF_MEMORY"] * 2
-    shown = CliRunner().invoke(status, [str(run.root)]).output
-    for each in killed:
-        assert re.search(
-            rf"job {each} .*OUT_OF_MEMORY.*: a process of it was killed for memory, and its work was", shown
-        )
-    assert "MEMORY_HEADROOM_PERCENT" not in shown
-    assert {stage.state for stage in read_status(run).stages.values()} == {"done"}
-
-
-def test_while_nodes_are_drained_a_job_waits_and_says_why_then_takes_the_one_that_is_back(cluster, project):
-    for node in cluster.nodes:
-        cluster.run("scontrol", "update", f"NodeName={node}", "State=DRAIN", "Reason=cleaning")
-    run = project.begin()
-    job, *_, last = project.submit(run, project.site())
-
-    def reason() -> str:
-        return next(state.reason for state in job_states(run) if state.job_id == job.job_id)
-
-    cluster.wait_for(lambda: "DRAINED" in reason() or "NotAvail" in reason(), "a reason that names the nodes")
-    waiting = {state.job_id: state for state in job_states(run)}
-    assert {waiting[each.job_id].state for each in (job, last)} == {"PENDING"}
-    cluster.run("scontrol", "update", f"NodeName={cluster.nodes[1]}", "State=RESUME")
-    ended_well(cluster, last.job_id)
-    assert {*noted(run, "first", "starts"), *noted(run, "train_fold_0", "starts")} == {cluster.nodes[1]}
-
-
 def test_where_one_job_is_refused_those_before_it_are_cancelled_and_the_site_file_is_named(cluster, project):
     run = project.begin(first={"steps": 3000})
     site = project.site(partition_training="gone")
@@ -242,25 +171,3 @@ def test_where_one_job_is_refused_those_before_it_are_cancelled_and_the_site_fil
     cluster.wait_for(lambda: cluster.state(first) == "CANCELLED", "the first job to be cancelled")
     assert submitted_jobs(run) == []
     assert project.site(python=sys.executable).python == sys.executable
-
-
-def test_a_queue_that_has_forgotten_a_job_and_a_cluster_without_accounting_are_nothing_special(cluster, project):
-    run = project.begin()
-    run.slurm.mkdir()
-    (run.slurm / "submitted.json").write_text('{"jobs": [{"job_id": "4000000", "name": "x", "stages": ["first"]}]}')
-    assert job_states(run) == []
-    assert read_accounting(run) == []
-    assert not (run.slurm / "accounting.json").exists()
-
-
-def test_a_run_s_clips_wait_for_another_run_s_that_are_made_just_now(cluster, project):
-    """As those of a sweep's members do, which are submitted together."""
-    site, runs = project.site(), [project.begin() for _ in range(2)]
-    tasks = tasks_in_order(project.config)[:3]  # of the real pipeline, up to the clips
-    jobs = plan_jobs(tasks, project.config, site, {})
-    submit(jobs, runs[0], site)
-    waited_for = clips_job(runs[0])
-    (second,) = submit(jobs, runs[1], site, after_clips=[waited_for])
-    assert f"Dependency=afterany:{waited_for}(" in cluster.run("scontrol", "show", "job", second.job_id)
-    cluster.run("scancel", waited_for, second.job_id)
-    cluster.wait_for(lambda: not clips_job(runs[0]), "the job to have ended")

@@ -5,26 +5,20 @@ The first is part of ``make test-slurm``, and so of CI; the others are in ``make
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
-from safetensors.torch import load_file
 
-from fvc_lib import CHECKOUT
 from fvc_lib.corpus.images import index_images
 from fvc_lib.corpus.video_texts import index_video_texts
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.execution.run.status import StageStatus, read_status, status_now
+from fvc_lib.execution.run.status import StageStatus, read_status
 from fvc_lib.execution.slurm.job_scripts import plan_jobs, read_site
-from fvc_lib.execution.slurm.queue import SubmittedJob, job_states, submit as slurm_submit, submitted_jobs
+from fvc_lib.execution.slurm.queue import SubmittedJob, submit as slurm_submit, submitted_jobs
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.stage_logs import MetricLog
@@ -33,9 +27,7 @@ from fvc_lib.services.tables import (
     IMAGES,
     LEAKAGE_AUDIT,
     REJECTED,
-    TARGET_PREDICTIONS,
     VIDEO_TEXTS,
-    read_table,
     write_table,
 )
 from fvc_lib.services.tasks import TASK_OF_STAGE
@@ -211,97 +203,3 @@ def test_a_training_over_two_nodes_that_loses_one_is_requeued_and_ends_as_one_on
     assert (stage_of(run, task).attempts, facts["Restarts"], facts["NumNodes"]) == (2, "1", "2")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert_same(run, alone(run, task, tmp_path))
-
-
-@pytest.mark.slurm
-@pytest.mark.parametrize(
-    ("second", "dies", "told"),
-    [
-        ("is killed", "itself", "RankEndedError"),
-        ("waits", "its node", "RankLostError"),
-        ("imports", "itself", "RankEndedError"),
-        ("imports", "its node", "RankLostError"),
-        ("never begins", "itself", "RankEndedError"),
-    ],
-)
-def test_a_rank_killed_on_a_node_that_lives_is_told_from_one_that_went_with_its_node(
-    cluster, tmp_path, second, dies, told
-):
-    """Within a minute, though it had not met the others; where it ended alone, its connection says so at once."""
-    program, node, shown = tmp_path / "launch.py", cluster.nodes[1], tmp_path / "shown"
-    program.write_text(LAUNCH)
-    (tmp_path / "sitecustomize.py").write_text(NEVER_BEGINS if second == "never begins" else "")
-    command = shlex.join([sys.executable, str(program), str(tmp_path / "ranks.log"), "waits", second])
-    cluster.run(
-        "sbatch", "--nodes=2", "--ntasks-per-node=1", "--mem=900M", f"--output={shown}", "--wrap", command,
-        environment={"PYTHONPATH": f"{tmp_path}:{CHECKOUT}", "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-
-    def ranks() -> list[psutil.Process]:
-        here = [each for each in cluster.processes_on(node) if each.name().startswith("python")]
-        return [each for each in here if each.net_connections("tcp")]
-
-    if dies == "its node" or second == "imports":
-        cluster.wait_for(ranks, "the rank to have reported")
-        for process in cluster.processes_on(node) if dies == "its node" else ranks():
-            process.kill()
-    # Less than srun waits for the others of a task that ended.
-    cluster.wait_for(lambda: shown.exists() and "Error: " in shown.read_text(), "the launcher's word", seconds=200)
-    if dies == "its node":
-        cluster.boot(node)
-    text = shown.read_text()
-    assert text.startswith(f"{told}: rank 1 "), (tmp_path / "ranks.log").read_text()
-    assert ("ended by SIGKILL" in text) == (dies == "itself")
-    assert (f"rank 1 on {node}: gone without a word" in text) == (dies == "its node")
-
-
-@pytest.mark.parametrize("task", ["image", "video_text"])
-def test_a_run_from_the_command_line_that_is_requeued_in_mid_training_ends_with_its_report(
-    cluster, place, task, tmp_path
-):
-    mark = tmp_path / "mark"
-    held = watching(tmp_path, (renamed("checkpoint_epoch_001.pt"),), f"hold {mark}")
-    run, (train, last) = submit(place, held)
-    cluster.wait_for(mark.exists, "the first epoch's end")
-    cluster.run("scancel", "--signal=USR1", "--batch", train.job_id)
-    end_well(cluster, run, [train, last])
-    assert (stage_of(run, task).attempts, cluster.jobs()[train.job_id]["Restarts"]) == (2, "1")
-    assert read_status(run).state == "done"
-    assert run.report_html.is_file()
-    assert "bit_equal_resume" not in json.loads(run.run_json.read_text())
-    assert_same(run, alone(run, task, tmp_path))
-
-
-@pytest.mark.parametrize("task", ["image", "video_text"])
-def test_a_training_killed_for_memory_cancels_the_report_and_goes_on_when_it_is_given_more(cluster, place, task):
-    run, (train, last) = submit(place, memory=330)
-    cluster.wait_for(lambda: cluster.state(last.job_id) == "CANCELLED", "the report to be given up")
-    assert cluster.jobs()[train.job_id]["Restarts"] == "0"
-    stage = status_now(run).stages[STAGE_OF_TASK[task]]
-    if cluster.limits_memory:
-        assert (stage.state, stage.exit_code, stage.killed_by) == ("failed", 137, "SIGKILL")
-        assert "memory" in stage.reason
-    else:
-        (state,) = (state for state in job_states(run) if state.job_id == train.job_id)
-        assert state.ended
-    end_well(cluster, run, submit(place)[1])
-    assert stage_of(run, task).attempts == 2
-    assert read_status(run).state == "done"
-
-
-@pytest.mark.parametrize("task", ["image", "video_text"])
-def test_two_ranks_on_one_node_find_what_one_finds(cluster, place, task, tmp_path):
-    values = {**place.values, "epochs": 2, "num_ranks": 2}
-    run, jobs = submit(Place(place.folder, place.corpus, values), memory=5000)
-    end_well(cluster, run, jobs)
-    train = cluster.jobs()[jobs[0].job_id]
-    assert (train["NumTasks"], train["NumNodes"]) == ("2", "1")
-    assert "ranks: 2" in run.executed_notebook(STAGE_OF_TASK[task]).read_text()
-    here = alone(run, task, tmp_path)
-    if task == "image":
-        ours, theirs = (read_table(each.target_predictions, TARGET_PREDICTIONS) for each in (run, here))
-        assert ours["image_id"].to_list() == theirs["image_id"].to_list()
-        assert ours["predicted"].to_list() == pytest.approx(theirs["predicted"].to_list(), rel=1e-3, abs=1e-3)
-    else:
-        ours, theirs = (load_file(each.embeddings) for each in (run, here))
-        assert all(ours[name].allclose(tensor, atol=1e-4) for name, tensor in theirs.items())
