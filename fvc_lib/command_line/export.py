@@ -1,17 +1,12 @@
-"""``run_notebooks.py export``: a finished run's detector as a folder to hand on, with a model card from the record."""
+"""``run_notebooks.py export``: write a finished run's detector as a folder to hand on, with a README."""
 
-import json
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import polars as pl
 
 from fvc_lib import CHECKOUT
-from fvc_lib.command_line.models import standing_of, standing_of_task_run
-from fvc_lib.services.config import RunConfig
+from fvc_lib.command_line.models import standing_of_run
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.records.ensembles import find_run_or_ensemble, is_ensemble, members_of, read_ensemble
@@ -19,14 +14,26 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, PROTOCOLS
 
 if TYPE_CHECKING:
-    from fvc_lib.analysis.read.headline import ReportHeadline
-    from fvc_lib.services.registry import DetectorSpec
+    from fvc_lib.tasks.bundle_folder import Standing
 
-_WORST_SLICES = 5
-# In the card, or in no bundle because it names a place on a machine.
-_SAID_ELSEWHERE = frozenset(
-    {"model", "model_weights", "crop", "head", "l2_normalise", "protocol", "target_corpora", "num_frames", "fixed_size"}
-)
+_PIPELINES = {"video": "video-classification", "image": "image-classification", "video_text": "video-text-to-text"}
+_USES = {
+    "video": (
+        "For a first look at a video by somebody who then looks further, and for research. Not for deciding about a "
+        "person or a publication by the score alone, nor for footage that is staged or out of context. The score is "
+        "the probability of fake where fakes are as frequent as among the run's videos."
+    ),
+    "image": "For pictures like those it was trained on. Not for deciding about a person.",
+    "video_text": "For videos like those it was trained on. Not for deciding about a person.",
+}
+_LIMITS = {
+    "video": (
+        "Videos of the run are recognised by their bytes and get the score of the network that had not seen them; "
+        "near-duplicates of them get none. New generators, platforms and compressions lower the numbers, often by much."
+    ),
+    "image": "Every picture gets a class or a number, also one that shows nothing of the kind.",
+    "video_text": "Every video gets an answer, also one that shows nothing of the kind.",
+}
 
 
 @click.command(short_help="Write a run's detector as a folder to hand on.")
@@ -79,244 +86,140 @@ def export(run: str, to: Path | None, form: str | None, final: bool, runs_dir: P
 
 
 def write_run_bundle(run: RunPaths, target: Path, *, form: str = "", final: bool = False) -> tuple[int, list[str]]:
-    """Write the run's bundle with its model card; the number of networks, and sentences for the terminal.
+    """Write the run's bundle with its README; return the number of networks, and sentences for the terminal.
 
     Raises:
-        UsageError, FvcError, OSError: as ``write_bundle``.
+        UsageError, FvcError, OSError: as ``write_bundle`` and ``write_predictor_bundle``.
         DataError: the run's results are missing or damaged.
     """
-    from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load
+    from fvc_lib.tasks.predictor_bundle import write_predictor_bundle
     from fvc_lib.tasks.video.verdicts.bundle import write_bundle
 
-    if run_config(run).task != DEFAULT_TASK:
-        return _write_task_bundle(run, target, form=form, final=final)
-    headline = _without_places(run_headline(run), run)
-    if headline.notes:
-        raise DataError(f"{run.run_id} is not exported: {' '.join(headline.notes)}")
-    card = model_card(run, headline, final=final)
-    record, told = write_bundle(run, target, standing_of(headline), card, form=form, final=final)
-    return len(record.folds) if record.final is None else 1, [headline.verdict.sentence, *([told] if told else [])]
-
-
-def _write_task_bundle(run: RunPaths, target: Path, *, form: str, final: bool) -> tuple[int, list[str]]:
-    """As ``write_run_bundle``, of a task without verdicts."""
-    from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load
-    from fvc_lib.command_line.task_card import task_card
-    from fvc_lib.tasks.predictor_bundle import write_predictor_bundle
-
-    if final:
-        task = run_config(run).task
+    task, standing, number = run_config(run).task, _exported_standing(run), 1
+    if final and task != DEFAULT_TASK:
         raise UsageError(f"--final: is for runs of task {DEFAULT_TASK}; {run.run_id} is of task {task}. Leave it out.")
-    headline, standing = run_headline(run), standing_of_task_run(run)
-    if headline.notes:
-        raise DataError(f"{run.run_id} is not exported: {' '.join(headline.notes)}")
-    standing = standing.model_copy(update={"sentences": [_without_place(each, run) for each in standing.sentences]})
-    card = task_card(run, standing.sentences, is_above_control=standing.standing == "above control")
-    told = write_predictor_bundle(run, target, standing, card, form=form)
-    return 1, [*standing.sentences[:1], *([told] if told else [])]
+    card = model_card(run, standing, final=final)
+    if task == DEFAULT_TASK:
+        record, written = write_bundle(run, target, standing, card, form=form, final=final)
+        number = len(record.folds) if record.final is None else 1
+    else:
+        written = write_predictor_bundle(run, target, standing, card, form=form)
+    return number, [*standing.sentences[:1], *([written] if written else [])]
 
 
 def write_ensemble(ensemble: RunPaths, target: Path) -> tuple[int, list[str]]:
-    """Write the bundle of an ensemble, with a bundle of each of its runs; returns as ``write_run_bundle``.
+    """Write the bundle of an ensemble, with a bundle of each of its runs; return as ``write_run_bundle``.
 
     Raises:
         UsageError, FvcError, OSError: as ``write_ensemble_bundle``.
         DataError: the results of the ensemble or of a run are missing or damaged.
     """
-    from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load
     from fvc_lib.tasks.video.ensembles.bundle import write_ensemble_bundle
 
     record, parts = read_ensemble(ensemble.root), []
     for run in (ensemble, *members_of(ensemble.root, record)):
-        headline = _without_places(run_headline(run), run)
-        if headline.notes:
-            raise DataError(f"{run.run_id} is not exported: {' '.join(headline.notes)}")
-        parts.append((standing_of(headline), model_card(run, headline)))
+        standing = _exported_standing(run)
+        parts.append((standing, model_card(run, standing)))
     (standing, card), *members = parts
     write_ensemble_bundle(ensemble, target, standing, card, members)
     return len(record.members) * len(record.folds), standing.sentences[:1]
 
 
-def _without_places(headline: "ReportHeadline", run: RunPaths) -> "ReportHeadline":
-    verdict = replace(headline.verdict, sentence=_without_place(headline.verdict.sentence, run))
-    return replace(headline, verdict=verdict, cautions=tuple(_without_place(each, run) for each in headline.cautions))
+def _exported_standing(run: RunPaths) -> "Standing":
+    """Return the run's standing; commands in it name the run instead of folders of this machine."""
+    from fvc_lib.analysis.read.headline import run_headline  # torch and polars take a second to load
+
+    if notes := run_headline(run).notes:
+        raise DataError(f"{run.run_id} is not exported: {' '.join(notes)}")
+    standing, script = standing_of_run(run), str(CHECKOUT / "run_notebooks.py")
+    sentences = [
+        each.replace(script, "run_notebooks.py").replace(str(run.root), run.run_id) for each in standing.sentences
+    ]
+    return standing.model_copy(update={"sentences": sentences})
 
 
-def _without_place(text: str, run: RunPaths) -> str:
-    """Sentences name commands with the folders of this machine: in a bundle the run's id and the script's name do."""
-    return text.replace(str(CHECKOUT / "run_notebooks.py"), "run_notebooks.py").replace(str(run.root), run.run_id)
+def model_card(run: RunPaths, standing: "Standing", *, final: bool = False) -> str:
+    """Return the README of a bundle in the format of the Hugging Face hub: YAML between dashes, then Markdown.
 
-
-def model_card(run: RunPaths, headline: "ReportHeadline", *, final: bool = False) -> str:
-    """The run's model card in the format of the Hugging Face hub: YAML between dashes, then Markdown.
-
-    With ``final`` that of its network of all groups; the numbers are the folds' and said to be.
+    With ``final`` it is that of the network of all groups; the numbers are the folds' and said to be.
     """
-    from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS
-    from fvc_lib.analysis.wording import clean_text, interval_text, metric_name, source_name
-    from fvc_lib.services.registry import DETECTORS
-    from fvc_lib.services.tables import INDEX, RESULTS, SLICES, read_table
-    from fvc_lib.tasks.video.verdicts.final import final_sentences, known_videos_of_final
-    from fvc_lib.tasks.video.verdicts.rule import rule_of
-    from fvc_lib.tasks.video.verdicts.unfamiliar import index_of_files
+    from fvc_lib.analysis.read.headline import run_headline
+    from fvc_lib.analysis.wording import clean_text, interval_text, metric_name, source_name, subject_name
 
-    config, index = run_config(run), read_table(run.index, INDEX)
-    spec, codecs = DETECTORS.get(config.model), index_of_files(run)["codec"].unique()
-    own = DETECTORS.file_of(config.model)
-    model = config.model if own is None else f"{own.name}:{config.model.rpartition(':')[2]}"
-    clips, together = config.clips, is_ensemble(run.root)
-    if together:
-        model, trained = _of_members(run)
-    else:
-        seen = (
-            f"Clips: {clips.num_frames} frames of {clips.side} x {clips.side} pixels, {clips.view.sampling}, "
-            f"{clips.view.crop or clips.view.fit}, {clips.view.clips} of a video."
-        )
-        if config.of_features == "forensic":
-            seen = (
-                f"Forensic features (families: {config.feature_families}), measured at native resolution on places "
-                "spread over each video (docs/features.md); no clips. They say nothing of when or where."
-            )
-        trained = [_trained(run, config, spec), "", seen]
-    names = ", ".join(clean_text(name) for name in sorted(index["corpus"].unique()))
-    counts = {label: index.filter(label=label).height for label in ("real", "fake")}
-    results = read_table(run.results, RESULTS) if run.results.is_file() else pl.DataFrame(schema=_RESULT_COLUMNS)
-    overall = results.filter(pl.col("scope") == "all", pl.col("value").is_not_null())
-    slices = read_table(run.slices, SLICES) if run.slices.is_file() else None
-    above = headline.verdict.standing == "above control"
-    auc = headline.model_score
-    front = [
-        "library_name: fvc",
-        "pipeline_tag: video-classification",
-        "license: other",
-        "license_name: see-below",
-        "tags: [deepfake-detection, video-forensics]",
-    ]
-    if above and auc is not None and not final:  # an index of numbers has no room for a control beside one
-        front += [
-            "model-index:",
-            f"- name: {json.dumps(model)}",
-            "  results:",
-            "  - task: {type: video-classification, name: real or fake video}",
-            f"    dataset: {{type: other, name: {json.dumps(names)}}}",
-            f"    metrics: [{{type: roc_auc, name: ROC AUC of groups not trained on, value: {auc.value:.4f}}}]",
-        ]
-    licence = f"Code of the {'model' if config.of_features else 'network'}: {clean_text(spec.licence)}."
-    if config.model_weights or spec.brings_weights:
-        licence += f" Weights it began with: {clean_text(spec.weights_licence or 'not stated')}."
-    paper = f"Paper: {clean_text(spec.paper)}. Run: {headline.run_id}."
-    number_rows = [
-        f"| {source_name(row['source'])} | {metric_name(row['metric'])} | "
-        f"{interval_text(row['value'], row['low'], row['high'])} |"
-        for row in overall.sort(pl.col("source") != "model", "source", "metric").iter_rows(named=True)
-        if row["source"] == "model" or (row["metric"] == "roc_auc" and row["source"] not in DISHONEST_CONTROLS)
-    ]
-    networks, of_all = f"{config.num_trainings} networks{' of each member' * together}.", list[str]()
-    chosen = "Epoch, temperature and threshold were chosen on inner validation videos."
-    if config.of_features and not together:
-        networks = f"{config.num_trainings} models on features, and no network."
-        chosen = (
-            "Their settings were chosen on inner folds of the training groups, temperature and threshold on inner "
-            "validation videos."
-        )
-    if final:
-        known = known_videos_of_final(run)
-        networks = f"The numbers are of {config.num_trainings} networks, which are not here."
-        of_all = ["## One network of all groups", "", " ".join(final_sentences(known, rule_of())), ""]
+    config, headline = run_config(run), run_headline(run)
+    model = clean_text((headline.model or config.model).rpartition("/")[2])  # of a user's file its name alone
+    answers = "print(rows)" if config.task == DEFAULT_TASK else "print(rows[0].values)"
+    split = "One split: the epoch was chosen on the validation part, and the test part was looked at once."
+    if config.task == DEFAULT_TASK:
+        split = f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}."
+        circumstances = headline.measure.circumstances(headline.num_samples, headline.num_groups)
+        split += f" Epoch, temperature and threshold were chosen on inner validation videos. {circumstances}"
+    numbers = []
+    for each in standing.scores:
+        subject, _, metric = each.metric.rpartition("/")
+        name = f"{clean_text(subject_name(subject))}: {metric_name(metric)}" if subject else metric_name(metric)
+        numbers.append(f"| {source_name(each.source)} | {name} | {interval_text(each.value, each.low, each.high)} |")
     lines = [
-        "---", *front, "---", "",
-        f"# {model}, trained to tell real videos from fake ones", "",
-        f"**{headline.verdict.sentence}**", "",
-        *(f"- {caution}" for caution in headline.cautions), "",
-        *of_all,
+        "---", "library_name: fvc", f"pipeline_tag: {_PIPELINES[config.task]}", "license: other",
+        "license_name: see-below", "---", "",
+        f"# {model}", "",
+        f"**{standing.sentences[0]}**", "", *(f"- {sentence}" for sentence in standing.sentences[1:]), "",
+        *(_final_part(run, config.num_trainings) if final else []),
         "## Use", "",
         "```python", "from fvc_lib import load_detector", "",
-        'rows = load_detector("this folder").predict(["video.mp4"])', "```", "",
-        ("Meant for: a first look at a video by somebody who then looks further, and research. Not meant for: deciding "
-        "about a person or a publication by the score alone, or footage that is staged or out of context, which no "
-        "pixels tell. The score is the probability of fake where fakes are as frequent as in the videos below."), "",
-        "## Data", "",
-        (f"{names}: {counts['real']:,} real and {counts['fake']:,} fake videos in {index['group_id'].n_unique():,} "
-        "groups of videos that belong together. Its licence holds for models trained on it, too, where it says so."),
-        "",
-        (f"Codecs: {', '.join(sorted(map(clean_text, codecs)))}. What the videos are like otherwise: "
-        "`training_ranges.json`; a video that is unlike them is one of which this model is not known to say anything."),
-        "",
-        "## How it was trained and measured", "",
-        (f"Protocol {config.protocol}: {PROTOCOLS[config.protocol].meaning}. {networks} {chosen} "
-        f"{headline.measure.circumstances(headline.num_samples, headline.num_groups)}"), "",
-        *trained, "",
+        'rows = load_detector("this folder").predict(["a file"])', answers, "```", "",
+        _USES[config.task], "",
+        "## Data and training", "",
+        f"Corpus: {clean_text(headline.corpus or 'not recorded')}. {split}", "",
+        *(_members_part(run) if is_ensemble(run.root) else [_training_text(run)]), "",
+        "All settings are in `bundle.json`. The corpus' licence holds for models trained on it, where it says so.", "",
         "## Numbers", "",
         f"With {100 * config.confidence:g} % intervals over groups. Rows that are not the model's are controls.", "",
-        "| of | metric | value |", "|---|---|---|", *number_rows, "",
-        "## Where it fails", "",
-        *_worst_slices(slices), "",
+        "| of | metric | value |", "|---|---|---|", *numbers, "",
         "## Limits", "",
-        ("Videos of the run are recognised by their bytes and have the score of the network that had not seen them; "
-        "copies of them that look alike get no prediction. New generators, platforms and compressions lower the "
-        "numbers, as a rule by much. Numbers of one corpus say nothing of another."), "",
-        "## Licences", "",
-        *(["Those of its members."] if together else [licence, "", paper]), "",
+        f"{_LIMITS[config.task]} Numbers of one corpus say nothing of another.", "",
     ]  # fmt: skip
     return "\n".join(lines)
 
 
-def _of_members(ensemble: RunPaths) -> tuple[str, list[str]]:
-    """What an ensemble is called, and a line on each of its runs."""
-    from fvc_lib.analysis.wording import clean_text
+def _final_part(run: RunPaths, num_networks: int) -> list[str]:
+    from fvc_lib.tasks.video.verdicts.final import final_sentences, known_videos_of_final
+    from fvc_lib.tasks.video.verdicts.rule import rule_of
 
+    sentences = " ".join(final_sentences(known_videos_of_final(run), rule_of()))
+    not_here = f"The numbers are of {num_networks} networks, which are not here."
+    return ["## One network of all groups", "", f"{sentences} {not_here}", ""]
+
+
+def _members_part(ensemble: RunPaths) -> list[str]:
+    """Return a line on each run of an ensemble."""
     record = read_ensemble(ensemble.root)
-    models = [clean_text(member.model) for member in record.members]
-    lines = [
-        f"- `members/{place}`: {models[place]}, seed {member.seed}, weight {record.weight_of_member(place):.3f}; where "
-        "it stands by itself says its own README.md"
+    return [
+        f"- `members/{place}`: {member.model}, seed {member.seed}, weight {record.weight_of_member(place):.3f}; it has "
+        "a README.md of its own"
         for place, member in enumerate(record.members)
     ]
-    return f"{record.method} of {' + '.join(dict.fromkeys(models))}", lines
 
 
-def _trained(run: RunPaths, config: RunConfig, spec: "DetectorSpec") -> str:
-    """Of the network what was trained, and how, as far as it was not as by default."""
+def _training_text(run: RunPaths) -> str:
+    """Return the number of parameters, the notes on the network, and the licences."""
     from fvc_lib.analysis.wording import clean_text
     from fvc_lib.engine.training_state import TrainingRecord
+    from fvc_lib.services.registry import BACKBONES, DETECTORS
+    from fvc_lib.services.tasks import TASKS
     from fvc_lib.tasks.recipe import read_outcome
 
-    unit = " on features of length 1" if config.l2_normalise or spec.l2_normalise else ""
-    said = [f"Head: {config.head or spec.head}{unit}."] if spec.build is None else []
-    outcome = read_outcome(run.fold_outcome(0), TrainingRecord)
-    if outcome is not None and outcome.network is not None:
-        network = outcome.network
-        said.append(f"{network.num_parameters:,} parameters were trained, {network.num_frozen:,} were not.")
-        said += [f"{note[0].upper()}{note[1:]}." for note in map(clean_text, network.notes)]
-    values, fields = (
-        config.values_of(lambda declared: declared.changes in ("weights", "results")),
-        RunConfig.model_fields,
-    )
-    names = [name for name in values if name not in _SAID_ELSEWHERE and getattr(config, name) != fields[name].default]
-    other = [f"{name} {clean_text(values[name])}" for name in names]
-    return " ".join([*said, *([f"Otherwise than by default: {', '.join(other)}."] if other else [])])
-
-
-_RESULT_COLUMNS = {
-    "source": pl.String, "scope": pl.String, "metric": pl.String, "value": pl.Float64, "low": pl.Float64,
-    "high": pl.Float64,
-}  # fmt: skip
-
-
-def _worst_slices(slices: pl.DataFrame | None) -> Sequence[str]:
-    """The slices with the lowest AUC, small ones said to be small."""
-    from fvc_lib.analysis.wording import clean_text, interval_text
-
-    if slices is None or (known := slices.filter(pl.col("metric") == "roc_auc").drop_nulls("number")).is_empty():
-        return ["Not measured: no part of the videos has enough reals and fakes of its own."]
-    rows = known.sort("is_small", "number").head(_WORST_SLICES).iter_rows(named=True)
-    return [
-        "The parts of the data with the lowest ROC AUC within folds:",
-        "",
-        *(
-            f"- {clean_text(row['slice_by'])} {clean_text(row['value'])}: "
-            f"{interval_text(row['number'], row['low'], row['high'])} on {row['num_videos']:,} videos of "
-            f"{row['num_groups']:,} groups{', too few to say much' if row['is_small'] else ''}"
-            for row in rows
-        ),
-    ]
+    config = run_config(run)
+    spec_of_task, name = TASKS[config.task], getattr(config, TASKS[config.task].network)
+    file = run.fold_outcome(0) if config.task == DEFAULT_TASK else run.stage_outcome(spec_of_task.training_stage.name)
+    if (outcome := read_outcome(file, TrainingRecord)) is None:
+        raise DataError(f"{run.run_id}: {file.name} is missing or damaged. Finish the run first.")
+    network, spec = outcome.network, None if BACKBONES.is_own(name) else DETECTORS.get(name)
+    licence = spec.licence if spec else "not stated" if ":" in name else "this project's"
+    text = [f"{network.num_parameters:,} parameters were trained, {network.num_frozen:,} were not."]
+    text += [f"{note[0].upper()}{note[1:]}." for note in map(clean_text, network.notes)]
+    text.append(f"Licence of the network's code: {clean_text(licence)}.")
+    weights = network.weights_licence or (spec.weights_licence if spec and spec.brings_weights else "")
+    text += [f"Licence of the weights that it began with: {clean_text(weights)}."] if weights else []
+    text += [f"Paper: {clean_text(spec.paper)}."] if spec and spec.paper else []
+    return " ".join([*text, f"Run: {clean_text(run.run_id)}."])

@@ -12,7 +12,6 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK
 
 if TYPE_CHECKING:
-    from fvc_lib.analysis.read.headline import ReportHeadline
     from fvc_lib.tasks.bundle_folder import Standing
     from fvc_lib.tasks.predicting import Predictor
     from fvc_lib.tasks.video.verdicts.detector import TrainedDetector
@@ -68,20 +67,19 @@ def load_detector(
     if is_bundle(folder):
         return open_predictor_bundle(folder, allow_code=allow_code)
     run = RunPaths(folder.absolute())
-    return predictor_of(run, standing_of_task_run(run))
+    return predictor_of(run, standing_of_run(run))
 
 
 def verdict_detector(
     path: str | Path, *, allow_code: bool = False, held: int | None = None, final: bool = False
 ) -> "TrainedDetector":
     """As ``load_detector``; ``UsageError`` where the answers are no verdicts."""
-    from fvc_lib.analysis.read.headline import run_headline
     from fvc_lib.tasks.video.verdicts.detector import detector_of, is_run
 
     folder = _folder_of(path)
     if (task := task_of_model(folder)) != DEFAULT_TASK:
         raise UsageError(f"{str(path)!r} is of task {task}, which gives no verdicts. To ask it: predict")
-    standing = standing_of(run_headline(RunPaths(folder.absolute()))) if is_run(folder) else None
+    standing = standing_of_run(RunPaths(folder.absolute())) if is_run(folder) else None
     if is_ensemble(folder):
         from fvc_lib.tasks.video.ensembles.bundle import is_ensemble_bundle, open_ensemble_bundle
         from fvc_lib.tasks.video.ensembles.detector import ensemble_of
@@ -109,33 +107,27 @@ def _folder_of(path: str | Path) -> Path:
     return find_model(resolve_config().runs_dir, str(path)) if is_registered else Path(path).expanduser()
 
 
-def standing_of(headline: "ReportHeadline") -> "Standing":
-    """What a run's report begins with."""
-    from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC
-    from fvc_lib.tasks.bundle_folder import ScoreRecord, Standing
-
-    scores = [
-        ScoreRecord(source=each.source, metric=HEADLINE_METRIC, value=each.value, low=each.low, high=each.high)
-        for each in headline.scores
-        if each.source not in DISHONEST_CONTROLS
-    ]
-    return Standing(standing=headline.verdict.standing, sentences=list(headline.sentences), scores=scores)
-
-
-def standing_of_task_run(run: RunPaths) -> "Standing":
-    """What the report of a run without folds begins with, and every number of it that has an interval."""
+def standing_of_run(run: RunPaths) -> "Standing":
+    """Return the sentences that the report of a run or ensemble begins with, and its numbers next to controls."""
     from fvc_lib.analysis.pages.predictions_page import worth_of
-    from fvc_lib.analysis.read.headline import run_headline
+    from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, run_headline
     from fvc_lib.analysis.read.records import read_tables
     from fvc_lib.services.tables import TASK_RESULTS
     from fvc_lib.tasks.bundle_folder import ScoreRecord, Standing
 
-    rows = read_tables([(run.run_id, run.task_results)], TASK_RESULTS).frame
-    scores = [
-        ScoreRecord(
-            source=row["source"], metric=f"{row['subject']}/{row['metric']}", value=row["value"], low=row["low"],
-            high=row["high"],
-        )
-        for row in rows.filter(~pl.col("subject").str.starts_with("class:")).iter_rows(named=True)
-    ]  # fmt: skip
-    return Standing(standing=run_headline(run).verdict.standing, sentences=list(worth_of(run)), scores=scores)
+    headline = run_headline(run)
+    if run_config(run).task == DEFAULT_TASK:
+        sentences = headline.sentences
+        rows = [
+            (each.source, HEADLINE_METRIC, each.value, each.low, each.high)
+            for each in headline.scores
+            if each.source not in DISHONEST_CONTROLS
+        ]
+    else:
+        sentences = worth_of(run)
+        results = read_tables([(run.run_id, run.task_results)], TASK_RESULTS).frame
+        results = results.filter(~pl.col("subject").str.starts_with("class:"))
+        metric = pl.concat_str("subject", "metric", separator="/")
+        rows = results.select("source", metric, "value", "low", "high").rows()
+    scores = [ScoreRecord(source=s, metric=m, value=v, low=low, high=high) for s, m, v, low, high in rows]
+    return Standing(standing=headline.verdict.standing, sentences=list(sentences), scores=scores)

@@ -281,10 +281,7 @@ def test_export_writes_a_model_card_with_the_standing_first(run, tmp_path):
     card = (tmp_path / "out" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: fvc\n")
     assert card.index("**No result is recorded.**") < card.index("## Data")
-    assert "model-index" not in card
-    assert "6 real and 6 fake videos in 12 groups" in card
-    assert "11,937 parameters were trained, 0 were not. Otherwise than by default: num_folds 2" in card
-    assert "learning_rate 0.01" in card
+    assert "11,937 parameters were trained, 0 were not." in card
     assert str(run.root) not in card + (tmp_path / "out" / "bundle.json").read_text()
     assert load_detector(tmp_path / "out").standing.standing == "no result"
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,8 @@ import polars as pl
 import pytest
 
 from fvc_lib import load_detector
-from fvc_lib.analysis.read.headline import Score, Verdict, run_headline
 from fvc_lib.command_line.export import model_card
+from fvc_lib.command_line.models import standing_of_run
 from fvc_lib.metrics.abstention import left_out_p_values
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
@@ -193,11 +192,7 @@ def test_a_bundle_of_it_has_one_network_and_no_fold_goes_on_from_it(run, bundle)
 
 
 def test_its_card_says_what_it_is_worth_and_gives_it_no_number_of_its_own(run):
-    scores, verdict = (Score("model", 0.9),), Verdict("above control", "The model is above its controls.")
-    headline = replace(run_headline(run), scores=scores, verdict=verdict)
-    assert "model-index" in model_card(run, headline)
-    card = model_card(run, headline, final=True)
-    assert "model-index" not in card
+    card = model_card(run, standing_of_run(run), final=True)
     assert WORTH in card
     assert "The numbers are of 2 networks, which are not here." in card
 

@@ -12,9 +12,9 @@ from typing import Any
 from fvc_lib.analysis.dashboard.verdict_desk import Judged, verdict_desk
 from fvc_lib.analysis.pages.page import stamp_of
 from fvc_lib.analysis.pages.video_page import Known, frame_pictures, heat_map, over_time, write_video_page
-from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.analysis.wording import interval_text
 from fvc_lib.command_line.export import model_card
+from fvc_lib.command_line.models import standing_of_run
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.progress import Report, Tell, not_reported, part_text, silent
 from fvc_lib.services.run_paths import RunPaths
@@ -109,7 +109,7 @@ def _card(model: Path, *, final: bool) -> str:
     if is_bundle(model):
         return (model / CARD).read_text(encoding="utf-8", errors="replace")
     run = RunPaths(model)
-    return model_card(run, run_headline(run), final=final)
+    return model_card(run, standing_of_run(run), final=final)
 
 
 def page_name(number: int, path: str) -> str:
