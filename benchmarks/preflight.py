@@ -27,7 +27,7 @@ import polars as pl
 import psutil
 
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.memory.preflight import StepRequest, preflight
+from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory.budget import ProcessTree, memory_budget, peak_rss_bytes
 from fvc_lib.services.run_paths import RunPaths
@@ -104,13 +104,13 @@ def run_case(case: Case, folder: Path) -> Result:
         gradient_checkpointing=case.gradient_checkpointing,
     )  # fmt: skip
     baseline, started = psutil.Process().memory_info().rss, time.monotonic()
-    report = preflight(request, budget=memory_budget(), baseline_bytes=baseline, store=None)
-    if report.problem or report.predicted_peak_bytes is None:
+    report = preflight(request, budget=memory_budget())
+    if report.problem or report.peak_bytes is None:
         raise SystemExit(report.message())
     seconds = time.monotonic() - started
     with _peak() as peaks:
         train_fold(paths, config, 0, metric_log=_NoMetrics())
-    return Result(baseline, report.predicted_peak_bytes, max(peaks), seconds)
+    return Result(baseline, report.peak_bytes, max(peaks), seconds)
 
 
 @contextmanager

@@ -24,7 +24,6 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import new_run
-from tests.kits.known_memory import with_known_memory
 
 ROOT = Path(__file__).parents[1]
 
@@ -79,7 +78,7 @@ def test_the_list_names_every_notebook_with_its_parameters():
 def test_a_dry_run_shows_the_plan_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = {"runs_dir": str(tmp_path / "runs"), "num_folds": 3}
-    with_known_memory(begin_run(RunConfig(**given), command="test"))
+    begin_run(RunConfig(**given), command="test")
     before = contents(tmp_path)
     values = [text for name, value in given.items() for text in ("-p", name, str(value))]
     done = CliRunner().invoke(run_notebooks.main, ["--dry-run", *values])

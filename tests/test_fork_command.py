@@ -18,7 +18,6 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths, list_runs
-from tests.kits.known_memory import with_known_memory
 
 
 @pytest.fixture
@@ -26,7 +25,7 @@ def run(tmp_path: Path) -> RunPaths:
     folders = {name: str(tmp_path / name) for name in ("runs_dir", "cache_dir", "data_dir")}
     small = {"model": "frame_cnn", "num_frames": 1, "fixed_size": 32, "num_folds": 2}
     config = RunConfig(**folders, **small, epochs=3, memory_preflight=False, experiment="first ones")
-    return with_known_memory(begin_run(config, command="test"))
+    return begin_run(config, command="test")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 from fvc_lib.detectors.frames.backbone import ImageModel, build_backbone
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, PAD
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.memory.preflight import StepRequest, preflight
+from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.engine.task import LossSum, Sample
 from fvc_lib.execution.run.which_run import values_of_another_corpus
 from fvc_lib.services.config import MAY_CHANGE_ON_RESUME, RunConfig
@@ -173,10 +173,11 @@ def test_each_profile_s_step_measures_below_the_one_before(task, model):
     assert all(before > after for before, after in pairwise(taken))
     request = StepRequest(make(config), taken[0], config.effective_batch_size, resolve_device("cpu"))
     plenty = MemoryBudget(1 << 40, "plenty")
-    report = preflight(request, budget=plenty, baseline_bytes=0, store=None, time_limit_seconds=600)
-    measured = report.found.step_bytes
-    steps = [measured[number] for number in taken]
-    assert all(before > after for before, after in pairwise(steps)), measured
+    steps = [
+        preflight(replace(request, micro_batch=number), budget=plenty, time_limit_seconds=600).peak_bytes
+        for number in taken
+    ]
+    assert all(before > after for before, after in pairwise(steps)), steps
 
 
 @pytest.mark.parametrize("model", ["frame_cnn", "r2plus1d"])

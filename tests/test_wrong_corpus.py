@@ -100,7 +100,6 @@ def test_a_wrong_corpus_is_refused_before_anything_is_written_or_tried_out(name,
     def not_yet(*_: object) -> None:
         raise AssertionError("a step was tried out, or a choice was built")
 
-    monkeypatch.setattr("fvc_lib.command_line.run_command.predicted_peaks", not_yet)
     monkeypatch.setattr("fvc_lib.command_line.run_command.run_isolated", not_yet)
     make, code, words = WRONG[name]
     corpus = str(make(tmp_path / "corpus"))

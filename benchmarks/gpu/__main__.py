@@ -37,10 +37,10 @@ from benchmarks.gpu.measures import MEASURES, Figure, order
 from benchmarks.gpu.networks import NETWORKS
 from benchmarks.gpu.trainings import Case, Clock
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.promises.device_promises import machine
 from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.isolated_workers import available_cores
+from tests.gpu.promises import machine
 
 
 class Record:

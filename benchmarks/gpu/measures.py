@@ -21,12 +21,12 @@ from fvc_lib.detectors.own.stems import FORENSIC
 from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice, resolve_device
 from fvc_lib.engine.loading import effective_batches, epoch_order, load_batches
-from fvc_lib.engine.memory.preflight import StepRequest, preflight
-from fvc_lib.engine.promises.trainings import NoisyClips
+from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory import budget as memory_budget
 from fvc_lib.services.memory.budget import MemoryBudget
 from fvc_lib.services.memory.policy import Acceleration
+from tests.gpu.trainings import NoisyClips
 
 _COMPILING_SECONDS = 120.0  # with one thread, as a run compiles
 _MEASURING_SECONDS = 60.0  # of a preflight: a process of its own, and some steps of each size
@@ -207,16 +207,16 @@ def measure_preflight(case: Case, network: str) -> Iterator[Figure]:
     report = preflight(
         StepRequest(task, batch, batch, case.compute),
         budget=budget,
-        baseline_bytes=memory_budget.resident_bytes(),
-        store=None,
     )
-    if report.predicted_peak_bytes is None:
+    if report.peak_bytes is None:
         yield Figure("preflight", f"NOT MEASURED: {report.message()}")
         return
     torch.cuda.reset_peak_memory_stats(device)
+    free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     train(case, network, _PEAK_STEPS, micro_batch=report.micro_batch)
-    measured = torch.cuda.max_memory_allocated(device)
-    predicted = report.predicted_peak_bytes - report.found.first_use_bytes
+    context = max(0, free - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device))
+    measured = torch.cuda.max_memory_allocated(device) + context
+    predicted = report.peak_bytes
     off = predicted / measured - 1
     verdict = "reached" if abs(off) <= 0.25 else "MISSED"
     line = (

@@ -20,13 +20,13 @@ from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice
 from fvc_lib.engine.loading import effective_batches, epoch_order, load_batches
 from fvc_lib.engine.loop import Engine, EngineSettings
-from fvc_lib.engine.promises.trainings import ClipTask, NoisyClips
 from fvc_lib.engine.task import Batch
 from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.memory.policy import PREFETCHED_BATCHES
 from fvc_lib.video.clips.clip_file import load_clip_file, write_clip_file
+from tests.gpu.trainings import ClipTask, NoisyClips
 
 NUM_STORED = 64  # they stay in the system's cache of files, as a store on a local disk does
 LAST_SECONDS = 20.0  # in which a training that was timed ends, and what was found is looked at

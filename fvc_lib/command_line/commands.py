@@ -8,7 +8,6 @@ import click
 
 from fvc_lib.command_line.verdicts.predictions import PAGE
 from fvc_lib.execution.plan.plan import PlannedTask
-from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook
 from fvc_lib.execution.run.exit_codes import what_happened, what_next
 from fvc_lib.execution.run.session import read_progress
@@ -33,10 +32,7 @@ _REMEDY_OF_REASON = {
     "JobHeldUser": ": scontrol release lets it go",
     "InvalidAccount": ": ACCOUNT in slurm/site.conf",
     "InvalidQOS": ": QOS in slurm/site.conf",
-    "OutOfMemory": (
-        ": more by MEMORY or MEMORY_HEADROOM_PERCENT (of shards: SHARD_MEMORY) in slurm/site.conf; for less see its "
-        "stages above"
-    ),
+    "OutOfMemory": ": raise MEMORY in slurm/site.conf; for less see its stages above",
 }
 
 
@@ -359,10 +355,8 @@ def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
             click.echo(f"    {name} = {value!r}  {meaning}")
 
 
-def print_plan(
-    plan: Sequence[PlannedTask], config: RunConfig, run: RunPaths | None, predicted: Mapping[str, PredictedPeak]
-) -> None:
-    """What would run and why, and the memory each task is expected to take."""
+def print_plan(plan: Sequence[PlannedTask], config: RunConfig, run: RunPaths | None) -> None:
+    """Print which tasks would run and why."""
     click.echo(f"task: {config.task}")
     click.echo(f"corpus: {' + '.join([config.corpus or 'the generated sample corpus', *config.more_corpora])}")
     click.echo(f"run: {run.root if run else 'a new folder under ' + str(Path(config.runs_dir) / config.experiment)}")
@@ -371,16 +365,7 @@ def print_plan(
 
         click.echo(f"disk: {disk_sentence(config.recipe, config.cache_dir, run.index if run else None)}")
     for planned in plan:
-        peak = predicted.get(planned.task.stage.name)
-        memory = f"{peak.peak_bytes / 1e9:5.2f} GB" if peak and planned.run else " " * 8
-        click.echo(f"  {'run ' if planned.run else 'skip'}  {planned.task.key:<28} {memory}  {planned.reason}")
-    needed = dict.fromkeys(planned.task.stage.name for planned in plan if planned.run)
-    for origin in dict.fromkeys(predicted[name].origin for name in needed if name in predicted):
-        names = [name for name in needed if name in predicted and predicted[name].origin == origin]
-        click.echo(f"predicted peak of {', '.join(names)}: {origin}")
-    for name in needed:
-        if name in predicted and predicted[name].workers:
-            click.echo(f"workers of {name}: {predicted[name].workers}")
+        click.echo(f"  {'run ' if planned.run else 'skip'}  {planned.task.key:<28} {planned.reason}")
 
 
 def print_fork(ancestor: RunPaths, config: RunConfig, taken: Inheritance) -> None:

@@ -27,7 +27,7 @@ from fvc_lib.execution.plan.plan import read_notebooks
 from fvc_lib.execution.run import which_run
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError, command_text, did_you_mean
-from fvc_lib.services.memory.policy import MORE_MEMORY
+from fvc_lib.services.memory.policy import memory_advice
 from fvc_lib.services.tar_patterns import SUFFIX
 
 EXIT_CODES = (
@@ -50,7 +50,8 @@ def _unforeseen(error: Exception) -> int:
         click.echo(f"The whole traceback could not be written: {failure}", err=True)
     if isinstance(error, MemoryError):
         click.echo(
-            f"Memory ran out in this process. Try {MORE_MEMORY}; --resume latest goes on with the run.", err=True
+            f"Memory ran out in this process. {memory_advice('elsewhere')} --resume latest goes on with the run.",
+            err=True,
         )
         return 137
     click.echo("This is a defect of FVC, please report it; --resume latest goes on with the run.", err=True)
@@ -194,14 +195,8 @@ _REMEDIES = {errno.ENOSPC: _FULL, errno.EDQUOT: _FULL}
     "--tasks", metavar="KEYS",
     help="With --resume RUN: only these tasks or stages, comma-separated, beside other jobs that work on others.",
 )  # fmt: skip
-@click.option(
-    "--profile-memory", is_flag=True,
-    help="Record every allocation of the trainings; the same as -p profile_memory true. Slows them down.",
-)  # fmt: skip
 @click.option("--list", "list_only", is_flag=True, help="List the notebooks with their parameters and stop.")
-@click.option(
-    "--dry-run", is_flag=True, help="Print the plan with reasons and predicted memory, and stop; writes nothing."
-)
+@click.option("--dry-run", is_flag=True, help="Print the plan with reasons, and stop; writes nothing.")
 @click.pass_context
 def main(
     context: click.Context,
@@ -210,7 +205,6 @@ def main(
     yaml_texts: tuple[str, ...],
     values: tuple[tuple[str, str], ...],
     tasks: str | None,
-    profile_memory: bool,
     list_only: bool,
     dry_run: bool,
     **options: Any,
@@ -239,9 +233,7 @@ def main(
         commands.print_notebooks(read_notebooks(NOTEBOOKS))
         return
     typed = {"experiment": options["experiment"]} if options["experiment"] is not None else {}
-    asked = which_run.ask(
-        params_files, yaml_texts, values, {**typed, **({"profile_memory": True} if profile_memory else {})}
-    )
+    asked = which_run.ask(params_files, yaml_texts, values, typed)
     if not options["resume"] and (note := which_run.values_of_another_corpus(params_files, asked.config)):
         click.echo(f"warning: {note}", err=True)
     wanted = Wanted(**options, tasks=None if tasks is None else tuple(filter(None, tasks.split(","))))

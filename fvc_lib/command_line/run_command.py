@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,9 @@ from fvc_lib import CHECKOUT
 from fvc_lib.command_line import commands
 from fvc_lib.execution.plan.fingerprint import note_forced, put_back
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan, read_notebooks
-from fvc_lib.execution.plan.stage_memory import PredictedPeak, WorkersRoom, predicted_peaks
 from fvc_lib.execution.plan.stages import Notebook, refuse_stage_of_another_task, stage_named, task_keys
 from fvc_lib.execution.run import which_run
-from fvc_lib.execution.run.gpus import folds_at_once, ranks_chosen_for_job, ranks_chosen_here, shares_of_ranks
+from fvc_lib.execution.run.gpus import ranks_chosen_for_job, ranks_chosen_here, shares_of_ranks
 from fvc_lib.execution.run.lock import is_task_worked_on, is_worked_on, run_lock
 from fvc_lib.execution.run.record import begin_run, last_attempt, record_resumption
 from fvc_lib.execution.run.runner import Runner, make_room
@@ -35,7 +34,7 @@ from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.parameters import refuse_fields_of_another_task, run_config
 from fvc_lib.services.registry import DETECTORS, IMAGE_LAYOUTS
 from fvc_lib.services.run_paths import RunPaths, find_run, refuse_runs_folder
-from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK, Stage
+from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK
 
 NOTEBOOKS = CHECKOUT / "notebooks"
 Executor = Literal["local", "slurm"]
@@ -123,7 +122,6 @@ class RunCommand:
         self._force = [stage_named(text) for text in wanted.force]
         self._command = shlex.join(["python", "run_notebooks.py", *sys.argv[1:]])
         self.config, self.run, self._submits = asked.config, None, wanted.executor == "slurm"
-        self._at_once: dict[str, PredictedPeak] | None = None
         if not wanted.of_a_run or wanted.fork:
             _refuse_wrong_corpus(asked.config)
         if not wanted.of_a_run:
@@ -198,8 +196,7 @@ class RunCommand:
         ancestor = self.run if self.wanted.fork else None
         plan = self.plan()
         self._refuse_broken_choice(plan)
-        predicted = self._predicted()
-        commands.print_plan(plan, self.config, None if ancestor else self.run, predicted)
+        commands.print_plan(plan, self.config, None if ancestor else self.run)
         self._say_ranks()
         if ancestor is not None:
             changed = which_run.changes(run_config(ancestor), self.config)
@@ -208,7 +205,7 @@ class RunCommand:
         if self._submits:
             run, site = None if ancestor else self.run, read_site()
             run = run or RunPaths(Path(self.config.runs_dir) / self.config.experiment / "run_TO_BE")  # it is not made
-            click.echo(describe(self._slurm_jobs(plan, predicted, site), run, site))
+            click.echo(describe(self._slurm_jobs(plan, site), run, site))
 
     def _refuse_broken_choice(self, plan: Sequence[PlannedTask]) -> None:
         """Find out now what would end the training stage, perhaps hours from here; in another process, because what is
@@ -242,15 +239,12 @@ class RunCommand:
         """Do it, here or as jobs; returns the exit code."""
         if self._submits:
             refuse_silent_cluster()  # before a run begins that would wait for jobs
-        self._refuse()  # before a step is tried out, which takes ten seconds
+        self._refuse()
         plan = self.plan()
         self._refuse_broken_choice(plan)
         self._say_ranks()
         if self._submits:
             return self._submit()
-        # Before a run begins: it may take ten seconds, and may be interrupted.
-        several = (self.wanted.jobs or folds_at_once(self.config)) > 1
-        self._at_once = self._predicted(trains=_trains(plan)) if several else None
         if self.run is None:
             planned = self.plan()
             self.run = begin_run(self.config, command=self._command, chosen=self._chosen)
@@ -261,19 +255,17 @@ class RunCommand:
         return self._run(self.run, self._plan_of_resumed)
 
     def _submit(self) -> int:
-        predicted, plan = self._predicted(), self.plan
+        plan = self.plan
         if self.run is None:
             self.run = begin_run(self.config, command=self._command, state="waiting", chosen=self._chosen, submits=True)
         elif self.wanted.fork:
             self.run = self._begin_fork(self.run)
         else:
             plan = self._plan_of_resumed  # the jobs read the run's parameters, and these may be new ones
-        self._hand_to_slurm(self.run, plan, predicted)
+        self._hand_to_slurm(self.run, plan)
         return 0
 
-    def _hand_to_slurm(
-        self, run: RunPaths, make_plan: Callable[[], Sequence[PlannedTask]], predicted: Mapping[str, PredictedPeak]
-    ) -> None:
+    def _hand_to_slurm(self, run: RunPaths, make_plan: Callable[[], Sequence[PlannedTask]]) -> None:
         """Submit what is left of ``run``, and tell what was submitted and how to watch it.
 
         Raises:
@@ -283,7 +275,7 @@ class RunCommand:
         site = read_site()
         with run_lock(run):
             plan = make_plan()
-            jobs = self._slurm_jobs(plan, predicted, site)
+            jobs = self._slurm_jobs(plan, site)
             # A job goes on with what is unfinished; what is to be repeated must not look finished to it.
             moved = make_room(run, plan)
             leave_to_jobs(run, [planned.task for planned in plan if planned.run])
@@ -300,37 +292,11 @@ class RunCommand:
         watch = f"watch it: {command_text('status', run.root)}"
         click.echo(watch if jobs else "nothing to submit: every task is finished")
 
-    def _slurm_jobs(
-        self, plan: Sequence[PlannedTask], predicted: Mapping[str, PredictedPeak], site: Site
-    ) -> list[SlurmJob]:
+    def _slurm_jobs(self, plan: Sequence[PlannedTask], site: Site) -> list[SlurmJob]:
         tasks = [planned.task for planned in plan if planned.run]
         if self.wanted.one_job:
-            return plan_one_job(tasks, self.config, site, predicted, at_once=self.wanted.jobs or 1)
-        return plan_jobs(tasks, self.config, site, predicted)
-
-    def _predicted(self, *, trains: bool = True) -> dict[str, PredictedPeak]:
-        """The memory that each stage is expected to take, by what is known, else, where it trains, by trying one step
-        out.
-        """
-
-        def measure(config: RunConfig) -> int | None:
-            if not trains or config.of_features:  # a model on features has no step to try out
-                return None
-            from fvc_lib.tasks.video.dry_run_memory import measured_training_peak  # torch takes seconds to load
-
-            click.echo("one training step is tried out to predict its memory; about ten seconds", err=True)
-            return measured_training_peak(config)
-
-        rooms = self._job_of if self._submits else None
-        return predicted_peaks(self.config, None if self.wanted.fork else self.run, measure=measure, rooms=rooms)
-
-    def _job_of(self, stage: Stage) -> WorkersRoom:
-        """The job that has the stage's workers: one of its shards, where it has some."""
-        site, one_job = read_site(), self.wanted.one_job
-        shards = not one_job and site.shard_tasks > 1 and stage.sharded(self.config)
-        memory_mib = (shards and site.shard_memory) or site.memory
-        cpus = site.cpus * ((self.wanted.jobs or 1) if one_job else 1)
-        return WorkersRoom.of_job(self.config, cpus, site.path.name, memory_mib)
+            return plan_one_job(tasks, self.config, site, at_once=self.wanted.jobs or 1)
+        return plan_jobs(tasks, self.config, site)
 
     def _begin_fork(self, ancestor: RunPaths) -> RunPaths:
         """Begin a new run with what is still true of ``ancestor`` under this configuration, and say what that is."""
@@ -371,7 +337,6 @@ class RunCommand:
             self.notebooks,
             jobs=self.wanted.jobs,
             only_tasks=self._tasks,
-            predicted=self._at_once,
         )
         try:
             exit_code = runner.execute(plan)

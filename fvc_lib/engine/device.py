@@ -189,12 +189,9 @@ def _lacks(device: torch.device, acceleration: Acceleration) -> str:
     return ""
 
 
-def resolve_policy(
-    compute: ComputeDevice, *, amp: Literal["auto", "off"] = "auto", clear_cache_batches: int | None = None
-) -> MemoryPolicy:
-    """The memory policy of a training on ``compute``; the arguments are those of ``resolve_memory_policy``."""
-    kind, bf16 = _kind(compute.device), _bf16_supported(compute.device)
-    return resolve_memory_policy(kind, amp=amp, bf16_supported=bf16, clear_cache_batches=clear_cache_batches)
+def resolve_policy(compute: ComputeDevice, *, amp: Literal["auto", "off"] = "auto") -> MemoryPolicy:
+    """Return the memory policy of a training on ``compute``; ``amp`` as in ``resolve_memory_policy``."""
+    return resolve_memory_policy(_kind(compute.device), amp=amp, bf16_supported=_bf16_supported(compute.device))
 
 
 @contextmanager
@@ -444,11 +441,6 @@ def recompute_activations(model: nn.Module) -> None:
         if not isinstance(block.__dict__.get("forward"), _RecomputedForward):
             # On the instance, where nn.Module.__call__ finds it first: wrapping the block would rename its parameters.
             block.__dict__["forward"] = _RecomputedForward(block)
-
-
-def recomputes_activations(model: nn.Module) -> bool:
-    """Whether ``recompute_activations`` was done to ``model``."""
-    return any(isinstance(module.__dict__.get("forward"), _RecomputedForward) for module in model.modules())
 
 
 class _RecomputedForward:

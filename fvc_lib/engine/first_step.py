@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fvc_lib.engine.device import Precision, finish_gradients, resolve_device
-from fvc_lib.engine.memory.training_memory import memory_setup
+from fvc_lib.engine.memory import memory_setup
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.step import BatchTransaction
 from fvc_lib.engine.task import Batch, Task, stack_samples

@@ -33,7 +33,6 @@ from fvc_lib.engine.device import (
     Precision,
     build_optimizer,
     finish_gradients,
-    recomputes_activations,
     release_cached_memory,
     set_learning_rate,
     training_batch_norms,
@@ -298,7 +297,7 @@ class BatchTransaction:
                 "else in memory (micro-batch %d -> %d)", failure.message, work.num_samples, used, smaller,
             )  # fmt: skip
         elif smaller != used:
-            return smaller_micro_batch(failure, used, work.batch, recomputes=recomputes_activations(self._model))
+            return smaller_micro_batch(failure, used, work.batch)
         return smaller or used
 
     def _attempt(self, compute: Callable[[], T]) -> tuple[T | None, MemoryState | None]:
@@ -375,9 +374,7 @@ def comparison_too_large(failure: MemoryState, num_samples: int) -> str:
     )
 
 
-def smaller_micro_batch(
-    failure: MemoryState, micro_batch: int, batch: Batch, *, validation: bool = False, recomputes: bool = False
-) -> int:
+def smaller_micro_batch(failure: MemoryState, micro_batch: int, batch: Batch, *, validation: bool = False) -> int:
     """Half of ``micro_batch``, said in the log.
 
     Raises:
@@ -385,10 +382,9 @@ def smaller_micro_batch(
     """
     if micro_batch <= 1:
         shapes = ", ".join(f"{name} {shape}" for name, shape in sample_shapes(batch).items())
-        advice = memory_advice("validation_sample" if validation else "sample", recomputes=recomputes)
         raise MemoryExhaustedError(
             f"out of memory with a single sample ({shapes}){' in validation' if validation else ''} and "
-            f"{failure.rss_bytes / 1e6:.0f} MB resident: {failure.message}. {advice}"
+            f"{failure.rss_bytes / 1e6:.0f} MB resident: {failure.message}. {memory_advice('sample')}"
         )
     _logger.warning("out of memory (%s): micro-batch %d -> %d", failure.message, micro_batch, micro_batch // 2)
     return micro_batch // 2

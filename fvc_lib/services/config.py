@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 
-from fvc_lib.services import tasks as stages
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.clip_settings import ClipSettings, View, known_fit, known_sampling
 from fvc_lib.services.config_fields import (
@@ -42,18 +41,10 @@ from fvc_lib.services.errors import UsageError, command_text, did_you_mean
 from fvc_lib.services.memory.policy import Acceleration
 from fvc_lib.services.registry import AUGMENTATIONS, BACKBONES, CROPS, DETECTORS, IMAGE_LAYOUTS
 from fvc_lib.services.run_paths import beside_the_code
-from fvc_lib.services.tasks import DEFAULT_TASK, KFOLD, PROTOCOLS, TRAINING_STAGES, known_protocol
+from fvc_lib.services.tasks import DEFAULT_TASK, KFOLD, PROTOCOLS, known_protocol
 
 _VIDEO, _IMAGE, _PAIRS = ("video",), ("image",), ("video_text",)
 _CLIPS, _LABELLED, _SPLIT = ("video", "video_text"), ("video", "image"), ("image", "video_text")
-# Stages whose memory depends on a field
-_INDEX, _AUGMENT = (stages.DATA_INDEX,), (stages.AUGMENTATION,)
-_OF_IMAGES, _OF_PAIRS = (stages.IMAGE_RECOGNITION,), (stages.VIDEO_TEXT,)
-_FOLD_STAGES = (stages.FOLD_ASSIGNMENT, stages.KFOLD_RESULTS)
-_CORPUS_STAGES = (*_INDEX, *_AUGMENT, stages.FORENSIC_FEATURES, *_FOLD_STAGES, *_OF_IMAGES, *_OF_PAIRS)
-_RESULT_STAGES = (stages.KFOLD_RESULTS, *_OF_IMAGES, *_OF_PAIRS)
-_NET_STAGES = (stages.FOLD_TRAINING, stages.FINAL_TRAINING, *_OF_PAIRS)
-_CLIP_STAGES = (*_AUGMENT, *_NET_STAGES)
 # What to give instead where a task does not read a field
 _ONE_SPLIT = "There is one split: split_validation_share and split_test_share say how large its parts are."
 _BY_LABEL = "Labels are shuffled where videos are told real from fake."
@@ -83,7 +74,6 @@ class RunConfig(BaseModel):
         "folder, CSV/Parquet manifest, tar or pattern of tars; empty: the sample corpus",
         hashed=False,
         path=True,
-        memory=_CORPUS_STAGES,
         meaning=_CORPUS_OF,
     )
     more_corpora: Annotated[tuple[str, ...], BeforeValidator(split_names)] = field(
@@ -111,7 +101,7 @@ class RunConfig(BaseModel):
         0.5, "results", "stop the run when more than this share of the listed files is unusable", ge=0, le=1
     )
     near_duplicate_bits: int = field(
-        10, "data", "perceptual hashes closer than this many of 64 bits join groups; 0: off", ge=0, le=32, memory=_INDEX
+        10, "data", "perceptual hashes closer than this many of 64 bits join groups; 0: off", ge=0, le=32
     )
     annotations_only: bool = field(
         False, "results", "index the label tables of a corpus whose videos are not here; only 01 can run", _VIDEO
@@ -131,7 +121,6 @@ class RunConfig(BaseModel):
         "re-encode every video by one recipe before it is decoded or measured: containers then tell nothing",
         _VIDEO,
         later=True,
-        memory=_INDEX,
     )
 
     rescale: Annotated[int, AfterValidator(possible_height)] = field(
@@ -142,7 +131,6 @@ class RunConfig(BaseModel):
         later=True,
         ge=0,
         le=2160,
-        memory=_INDEX,
     )
     # Where a video has fewer, frames are repeated, and that becomes the label: at 25 a second the metadata of generated
     # videos of 8 and filmed ones of 25 to 30 told them apart with AUC 0.98 (0.94 at 10), at 8 with 0.51.
@@ -163,15 +151,12 @@ class RunConfig(BaseModel):
         f"which videos train and which test: {', '.join(PROTOCOLS)}",
         _VIDEO,
         later=True,
-        memory=_FOLD_STAGES,
         instead=_ONE_SPLIT,
     )
     target_corpora: Annotated[tuple[str, ...], BeforeValidator(split_names)] = field(
         (), "weights", "the corpora that cross_corpus tests on, by name; it trains on the others", _VIDEO, later=True
     )
-    num_folds: int = field(
-        5, "weights", "outer folds; each group is tested once", _VIDEO, ge=2, memory=_FOLD_STAGES, instead=_ONE_SPLIT
-    )
+    num_folds: int = field(5, "weights", "outer folds; each group is tested once", _VIDEO, ge=2, instead=_ONE_SPLIT)
     folds_seed: int | None = field(
         None, "weights", "deals the folds, so that other seeds share them; none: seed", _VIDEO, later=True, ge=0
     )
@@ -194,7 +179,6 @@ class RunConfig(BaseModel):
         "frames taken uniformly from each video; 0: as many as the model was made for",
         _CLIPS,
         ge=0,
-        memory=_CLIP_STAGES,
     )
     fixed_size: Annotated[int, AfterValidator(possible_side)] = field(
         0,
@@ -204,7 +188,6 @@ class RunConfig(BaseModel):
         ge=0,
         le=2048,
         variable="FVC_FIXED_SIZE",
-        memory=_CLIP_STAGES,
         instead=_SIDE,
     )
     frame_sampling: Annotated[str, or_empty(known_sampling)] = field(
@@ -229,7 +212,6 @@ class RunConfig(BaseModel):
         ge=1,
         le=64,
         later=True,
-        memory=_AUGMENT,
         instead=_ONE_CLIP,
     )
     crop: Annotated[str, NameIn(CROPS, or_else="")] = field(
@@ -238,19 +220,16 @@ class RunConfig(BaseModel):
         "face (needs the extra faces), or my_crop.py:function: what each clip is cropped to; empty: nothing",
         _VIDEO,
         later=True,
-        memory=_AUGMENT,
         instead=_ONE_CLIP,
     )
     crop_margin: float = field(0.3, "weights", "share by which a crop's side grows", _VIDEO, ge=0, le=4, later=True)
 
     # Augmentation
-    augmentations_per_video: int = field(
-        2, "weights", "augmented clips made of each training video", _VIDEO, ge=0, memory=_AUGMENT
-    )
+    augmentations_per_video: int = field(2, "weights", "augmented clips made of each training video", _VIDEO, ge=0)
     # Not noise, blur, cutout, resampling or repeated frames: they imitate the traces a fake leaves. With all nine
     # operations an earlier network's AUC on the sample corpus fell from 0.97-0.99 to 0.73-0.91.
     augmentations: Annotated[tuple[str, ...], NameIn(AUGMENTATIONS), BeforeValidator(split_names)] = field(
-        ("flip",), "weights", "operations a clip may receive: flip, affine, noise ...", _VIDEO, memory=_AUGMENT
+        ("flip",), "weights", "operations a clip may receive: flip, affine, noise ...", _VIDEO
     )
     augmentation_strength: float = field(1.0, "weights", "scales every operation; 1 is moderate", _VIDEO, ge=0, le=3)
     # Not to be changed on resume: shards are written in a stage that would be skipped as finished.
@@ -260,7 +239,6 @@ class RunConfig(BaseModel):
         "store: a file per clip; shards: tar files, read at any place; stream: each from its beginning to its end",
         _CLIPS,
         resume=False,
-        memory=_AUGMENT,
         instead=_STORE,
     )
     shuffle_buffer: int = field(
@@ -281,7 +259,7 @@ class RunConfig(BaseModel):
 
     # Training
     model: Annotated[str, NameIn(DETECTORS)] = field(
-        "efficientnet_lite0", "weights", "network that sees a video's frames", _CLIPS, memory=_NET_STAGES, instead=_NET
+        "efficientnet_lite0", "weights", "network that sees a video's frames", _CLIPS, instead=_NET
     )
     model_weights: str = field(
         "",
@@ -291,27 +269,22 @@ class RunConfig(BaseModel):
         later=True,
         path=True,
         content=True,
-        memory=_NET_STAGES,
         instead="The weights of a network on images are backbone_weights.",
     )
     allow_download: bool = field(
         False, "nothing", "fetch the network's weights from the hub where they are a name there: organisation/name"
     )
     head: Literal["", "mean", "attention", "gru", "path"] = field(
-        "", "weights", "mean, attention, gru or path; empty: the model's", _VIDEO, later=True, memory=_NET_STAGES
+        "", "weights", "mean, attention, gru or path; empty: the model's", _VIDEO, later=True
     )
     l2_normalise: bool = field(False, "weights", "bring each feature vector to length 1", _VIDEO, later=True)
     tune: Annotated[str, AfterValidator(known_tuning)] = field(
-        "", "weights", "head, norms, last:N, effort or all; empty: the model's", _VIDEO, later=True, memory=_NET_STAGES
+        "", "weights", "head, norms, last:N, effort or all; empty: the model's", _VIDEO, later=True
     )
     epochs: int = field(20, "weights", "at most this many passes over the training part", ge=1)
     # Hashed as ever, because folders are named by the hash; so are device and retrieval_memory_mb.
-    batch_size: int = field(
-        0, "rounding", "samples in memory at once; 0: the network's default", ge=0, hashed=True, memory=TRAINING_STAGES
-    )
-    effective_batch_size: int = field(
-        16, "weights", "samples per optimizer step, reached by accumulation", ge=1, memory=TRAINING_STAGES
-    )
+    batch_size: int = field(0, "rounding", "samples in memory at once; 0: the network's default", ge=0, hashed=True)
+    effective_batch_size: int = field(16, "weights", "samples per optimizer step, reached by accumulation", ge=1)
     learning_rate: float = field(0.003, "weights", "AdamW's peak rate after warm-up, before cosine decay", gt=0)
     weight_decay: float = field(0.01, "weights", "AdamW's decoupled weight decay", ge=0)
     warmup_share: float = field(0.1, "weights", "share of all steps spent warming up linearly", ge=0, lt=1)
@@ -323,7 +296,6 @@ class RunConfig(BaseModel):
         ge=0,
         lt=1,
         later=True,
-        memory=TRAINING_STAGES,
     )
     class_balance: Literal["loss", "sampler", "batch", "none"] = field(
         "loss",
@@ -334,25 +306,20 @@ class RunConfig(BaseModel):
     early_stopping_epochs: int = field(
         6, "weights", "stop after this many epochs without a better validation loss; 0: never", ge=0
     )
-    amp: Literal["auto", "off"] = field(
-        "auto", "weights", "mixed precision where the device has it", memory=TRAINING_STAGES
-    )
+    amp: Literal["auto", "off"] = field("auto", "weights", "mixed precision where the device has it")
     device: Literal["auto", "cuda", "mps", "cpu"] = field(
-        "auto", "rounding", "auto: cuda, else mps, else cpu", hashed=True, memory=TRAINING_STAGES
+        "auto", "rounding", "auto: cuda, else mps, else cpu", hashed=True
     )
     # None is on by itself: on a GPU nothing was measured yet, for what a CPU gains see docs/measurements.md.
     accelerations: Annotated[tuple[Acceleration, ...], BeforeValidator(split_names)] = field(
-        (), "rounding", f"for speed, any of {', '.join(get_args(Acceleration))}: A,B", memory=TRAINING_STAGES
+        (), "rounding", f"for speed, any of {', '.join(get_args(Acceleration))}: A,B"
     )
-    num_workers: int = field(
-        0, "nothing", "loader processes, as cores and memory allow; 0: none", ge=0, memory=TRAINING_STAGES
-    )
+    num_workers: int = field(0, "nothing", "loader processes, as cores and memory allow; 0: none", ge=0)
     num_ranks: Annotated[int, BeforeValidator(number_or_auto)] = field(
         1,
         "rounding",
         "processes, one per GPU where there are any, that share a training; auto: as GPUs allow when the run is made",
         ge=AUTO_RANKS,
-        memory=TRAINING_STAGES,
     )
     max_nonfinite_steps: int = field(
         5, "nothing", "so many steps with a NaN or infinite loss are skipped; one more stops the training", ge=0
@@ -401,16 +368,10 @@ class RunConfig(BaseModel):
 
     # Memory; none of it changes a number beyond rounding
     memory_preflight: bool = field(
-        True, "rounding", "measure one step first, and lower batch_size where it needs to be", memory=TRAINING_STAGES
+        True, "rounding", "measure one step first, and lower batch_size where it needs to be"
     )
     gradient_checkpointing: bool = field(
-        False, "rounding", "compute activations again in the backward pass: less memory", memory=TRAINING_STAGES
-    )
-    clear_cache_batches: int | None = field(
-        None, "nothing", "give cached device memory back every so many batches; none: the device's policy", ge=0
-    )
-    profile_memory: bool = field(
-        False, "nothing", "record every allocation: torch's snapshot on CUDA, memray on CPU", memory=TRAINING_STAGES
+        False, "rounding", "compute activations again in the backward pass: less memory"
     )
 
     # Checkpoints
@@ -419,9 +380,7 @@ class RunConfig(BaseModel):
     keep_checkpoints: int = field(2, "nothing", "epoch checkpoints that stay beside the best and the latest", ge=1)
 
     # Results
-    bootstrap_replicates: int = field(
-        2000, "results", "random half-samples of the groups, for intervals", ge=100, memory=_RESULT_STAGES
-    )
+    bootstrap_replicates: int = field(2000, "results", "random half-samples of the groups, for intervals", ge=100)
     confidence: float = field(0.95, "results", "coverage of every interval", gt=0.5, lt=1)
     tracker: Literal["none", "mlflow"] = field(
         "none", "nothing", "mlflow: export to MLFLOW_TRACKING_URI or mlflow.db in runs_dir", variable="FVC_TRACKER"
@@ -437,9 +396,7 @@ class RunConfig(BaseModel):
     cache_dir: str = field(
         beside_the_code("cache"), "nothing", "samples and probes that runs share", variable="FVC_CACHE_DIR", path=True
     )
-    mem_gb: float | None = field(
-        None, "nothing", "budget in GB; none: the machine's", gt=0, variable="FVC_MEM_GB", memory=TRAINING_STAGES
-    )
+    mem_gb: float | None = field(None, "nothing", "budget in GB; none: the machine's", gt=0, variable="FVC_MEM_GB")
     use_mlops_pipeline: bool = field(
         True, "nothing", "skip and resume stages as a DAG; false: run all in order", variable="USE_MLOPS_PIPELINE"
     )
@@ -448,9 +405,7 @@ class RunConfig(BaseModel):
     image_layout: Annotated[str, NameIn(IMAGE_LAYOUTS, or_else="auto")] = field(
         "auto", "data", "how the corpus of images is laid out; auto: by what lies in it", _IMAGE
     )
-    image_size: int = field(
-        224, "weights", "side in pixels of an image", _IMAGE, ge=16, le=2048, memory=_OF_IMAGES, instead=_SIDE
-    )
+    image_size: int = field(224, "weights", "side in pixels of an image", _IMAGE, ge=16, le=2048, instead=_SIDE)
     targets: Annotated[tuple[str, ...], BeforeValidator(split_names)] = field(
         (), "weights", "numeric columns to predict beside the class; empty: all there are; none: no regression", _IMAGE
     )
@@ -464,16 +419,12 @@ class RunConfig(BaseModel):
         "weights",
         "small_resnet, torchvision:NAME, or a network on frames: efficientnet_lite0, timm:NAME ...",
         _IMAGE,
-        memory=_OF_IMAGES,
         instead=_NET,
     )
     backbone_weights: str = field(
         "", "weights", "file of the backbone's weights; empty: from scratch", _IMAGE, path=True
     )
     regression_weight: float = field(1.0, "weights", "of the regression loss beside the class loss's 1", _IMAGE, ge=0)
-    batch_size_sweep: bool = field(
-        False, "nothing", "measure which batch sizes fit, in child processes", _IMAGE, memory=_OF_IMAGES
-    )
 
     # Videos and texts
     manifest_separator: str = field(",", "data", "between the manifest's columns; any text", _PAIRS, min_length=1)
@@ -483,18 +434,10 @@ class RunConfig(BaseModel):
     )
 
     # Video-text model and losses
-    text_encoder: str = field(
-        "own", "weights", "own: a small transformer; or a transformers model's folder", _PAIRS, memory=_OF_PAIRS
-    )
-    embedding_size: int = field(
-        128, "weights", "numbers in the space that videos and texts share", _PAIRS, ge=8, memory=_OF_PAIRS
-    )
-    text_width: int = field(
-        128, "weights", "numbers per token in the text transformer and the decoder", _PAIRS, ge=16, memory=_OF_PAIRS
-    )
-    text_layers: int = field(
-        2, "weights", "layers of the text transformer, and of the decoder", _PAIRS, ge=1, memory=_OF_PAIRS
-    )
+    text_encoder: str = field("own", "weights", "own: a small transformer; or a transformers model's folder", _PAIRS)
+    embedding_size: int = field(128, "weights", "numbers in the space that videos and texts share", _PAIRS, ge=8)
+    text_width: int = field(128, "weights", "numbers per token in the text transformer and the decoder", _PAIRS, ge=16)
+    text_layers: int = field(2, "weights", "layers of the text transformer, and of the decoder", _PAIRS, ge=1)
     text_heads: int = field(4, "weights", "attention heads; divides text_width", _PAIRS, ge=1)
     contrastive_loss: Literal["softmax", "sigmoid"] = field(
         "softmax", "weights", "softmax as in CLIP, or sigmoid with a bias as in SigLIP", _PAIRS
@@ -513,7 +456,7 @@ class RunConfig(BaseModel):
         (1, 5, 10), "results", "the k of recall@k", _PAIRS
     )
     retrieval_memory_mb: int = field(
-        64, "nothing", "most that retrieval metrics take", _PAIRS, ge=16, hashed=True, resume=False, memory=_OF_PAIRS
+        64, "nothing", "most that retrieval metrics take", _PAIRS, ge=16, hashed=True, resume=False
     )
     training_metrics: bool = field(
         False, "nothing", "measure the training part after each epoch as well: one more pass over it", _PAIRS
@@ -556,11 +499,6 @@ class RunConfig(BaseModel):
     def of_features(self) -> str:
         """What the model sees in place of clips: ``forensic`` or ``embedding``; empty: it is a network on clips."""
         return DETECTORS.of_features(self.model) if self.task == DEFAULT_TASK else ""
-
-    def with_batches(self, fields: Iterable[str]) -> tuple[str, ...]:
-        """Return ``fields``, of a model on features without those that are about batches of clips: it takes none."""
-        unused = ("batch_size", "gradient_checkpointing", "num_workers") if self.of_features else ()
-        return tuple(name for name in fields if name not in unused)
 
     @property
     def has_frozen_trunk(self) -> bool:

@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -27,10 +27,7 @@ class Retired:
 
 
 RETIRED: Mapping[str, Retired] = {
-    "clear_cache_training_batches": Retired(None, "clear_cache_batches"),
-    "clear_cache_validation_batches": Retired(None, "clear_cache_batches"),
     "probe_workers": Retired(0, "workers"),
-    "measure_fits": Retired(True, "batch_size_sweep"),
     "micro_batch_recovery_steps": Retired(
         0, why="After an out-of-memory the micro-batch climbs back by itself: leave it out."
     ),
@@ -58,7 +55,6 @@ class Declaration:
     tasks: tuple[str, ...]  # those of which some stage reads it
     hashed: bool  # whether the run's hash counts it
     resume: bool  # whether a run may be resumed with another value
-    memory: Sequence[str] = ()  # stages whose memory depends on it
     path: bool = False  # whether it names a file or folder
     variable: str = ""  # the environment variable that sets it
     content: bool = False  # whether its value counts by what the file it names holds, not by where that lies

@@ -26,10 +26,12 @@ from typing import Any, Literal
 from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import read_json_object
 from fvc_lib.services.errors import FvcError
-from fvc_lib.services.memory.workers import WORKER_BYTES, PoolBound
+from fvc_lib.services.memory.budget import memory_budget, resident_bytes
 from fvc_lib.services.tasks import PREDICTIONS, VERDICTS
 
 DEFAULT_MEMORY_BYTES = 4 << 30
+# Peak resident memory of a process that decodes or measures 1080p videos: 85 to 140 MB (Linux, x86-64).
+WORKER_BYTES = 150_000_000
 _START_SECONDS = 120.0
 _EXIT_SECONDS = 5.0
 LOOK_SECONDS = 0.5
@@ -120,9 +122,9 @@ def run_isolated(
 ) -> Generator[Answer]:
     """Yield one answer per item, in the order they are finished; closing the iterator ends the children.
 
-    No more children work than the memory budget holds (``PoolBound``). A child of several that is killed may
-    have been killed for the others' memory: half as many work from then on, and its item is tried once more, last
-    and alone.
+    There are as many children as cores, items and the memory budget allow, at least one. A child of several that is
+    killed may have been killed for the others' memory: half as many work from then on, and its item is tried once
+    more, last and alone.
 
     Args:
         function: ``module:name`` of an importable function from one JSON value to one JSON value. An exception in it
@@ -131,7 +133,7 @@ def run_isolated(
         workers: at most so many child processes; 0: one per available core.
         timeout_seconds: for one item, after which its child is killed; or a number for each.
         memory_bytes: address space of a child; none: unlimited.
-        worker_bytes: resident memory that a child is known to take; what they come to counts from then on.
+        worker_bytes: resident memory of a child.
         look: called at least every ``LOOK_SECONDS`` while children are waited for; what it raises ends them.
 
     Raises:
@@ -143,12 +145,13 @@ def run_isolated(
         queue.remove(each)
         yield Answer(each, None, "crashed", SUSPECTS.given_up[_path_of(items[each])])
     seconds = timeout_seconds if isinstance(timeout_seconds, Sequence) else [timeout_seconds] * len(items)
-    bound = PoolBound(workers, available_cores(), worker_bytes, len(queue))
-    pool = [_Worker(function, max(seconds), memory_bytes, look) for _ in range(bound.most)]
+    room = memory_budget().total_bytes - resident_bytes()
+    most = max(1, min(workers or available_cores(), room // worker_bytes))
+    pool = [_Worker(function, max(seconds), memory_bytes, look) for _ in range(min(most, len(queue)))]
     try:
         while queue or any(worker.position is not None for worker in pool):
             look()
-            allowed = bound.now() if queue and queue[0] not in alone else 1
+            allowed = most if queue and queue[0] not in alone else 1
             busy = [worker for worker in pool if worker.position is not None]
             idle = [worker for worker in pool if worker.position is None]
             room = max(0, allowed - len(busy))
@@ -160,12 +163,12 @@ def run_isolated(
                     _note_in_hand(items, pool, position)
                     worker.submit(position, items[position], seconds[position])
                     busy.append(worker)
-            for answer in _collect(busy, bound):
+            for answer in _collect(busy):
                 _note_in_hand(items, pool)
                 killed = answer.failure == "crashed" and answer.detail.startswith("SIGKILL")
                 if killed and len(pool) > 1 and answer.position not in alone:
                     alone.add(answer.position)
-                    bound.halve(len(busy))
+                    most = max(1, min(most, len(busy) // 2))
                     queue.append(answer.position)
                 else:
                     yield answer
@@ -199,11 +202,6 @@ class _Worker:
             self._send(line)
         self.position, self._timeout_seconds = position, timeout_seconds
         self.deadline = time.monotonic() + timeout_seconds
-
-    @property
-    def pid(self) -> int:
-        """The child's; 0 where there is none."""
-        return 0 if self._process is None else self._process.pid
 
     def receive(self) -> Answer | None:
         """The answer, when the output that is ready completes one."""
@@ -316,7 +314,7 @@ def _note_in_hand(items: Sequence[Any], pool: Sequence[_Worker], *begun: int) ->
         SUSPECTS.in_hand([_path_of(items[position]) for position in (*positions, *begun)])
 
 
-def _collect(busy: Sequence[_Worker], bound: PoolBound) -> Iterator[Answer]:
+def _collect(busy: Sequence[_Worker]) -> Iterator[Answer]:
     """Wait until a busy worker has answered, died or run out of time, or until it is time to look around."""
     with selectors.DefaultSelector() as selector:
         for worker in busy:
@@ -324,8 +322,6 @@ def _collect(busy: Sequence[_Worker], bound: PoolBound) -> Iterator[Answer]:
         wait = min(worker.deadline for worker in busy) - time.monotonic()
         ready = [key.data for key, _ in selector.select(min(max(0.0, wait), LOOK_SECONDS))]
     for worker in busy:
-        if worker in ready:
-            bound.saw(worker.pid)
         answer = worker.receive() if worker in ready else worker.expire()
         if answer is not None:
             yield answer

@@ -80,8 +80,6 @@ class RunPaths:
     shards = _Path("shards")  # <stage>/<number>_of_<number>.json: how far each shard of a stage is
     forced = _Path("forced.json")  # stages that --force named, until what they had written has made room
     superseded = _Path("superseded")  # earlier files of stages that ran anew: <number>/ and the names they have here
-    preflight = _Path("memory/preflight.json")  # what one training step took, measured before the first fold trained
-    measured_steps = _Path("memory/batch_size_sweep.json")  # what the batch-size sweep found, while it measures
 
     # Tables that stages talk through, each checked against its schema
     tables = _Path("tables")
@@ -123,19 +121,12 @@ class RunPaths:
     memory = _PathOfStage("memory/{}.jsonl")  # its memory samples
     memory_events = _PathOfStage("memory/events/{}.jsonl")  # what happened to its memory, and what was done
     oom_contexts = _PathOfStage("memory/oom/{}")  # one JSON file per out-of-memory
-    memory_profiles = _PathOfStage("memory/profiles/{}")  # its allocation recordings (profile_memory)
     stage_log = _PathOfStage("logs/{}.log")  # what its kernel and native libraries wrote past the notebook
     output_overflow = _PathOfStage("logs/outputs/{}")  # what it printed or showed beyond what its record holds
     executed_notebook = _PathOfStage("notebooks/{}.ipynb")  # the record of a finished stage
     partial_notebook = _PathOfStage("notebooks/{}.partial.ipynb")  # of one that is running or died
     record_html = _PathOfStage("notebooks/reports/{}.html")  # the offline page of the record
     stage_checkpoint = _PathOfStage("checkpoints/stage_{}.json")  # that it was finished, with its fingerprint
-
-    @property
-    def batch_size_sweep(self) -> Path:
-        """Which batch sizes and resolutions were tried out, where that was asked for; older runs named it otherwise."""
-        path, older = self.tables / "batch_size_sweep.parquet", self.tables / "measured_fits.parquet"
-        return older if older.exists() and not path.exists() else path
 
     def predictions(self, fold: int) -> Path:
         """Outer-fold predictions of one fold."""

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from json.encoder import encode_basestring_ascii
 from pathlib import Path
@@ -20,7 +20,6 @@ from typing import Any, Self
 
 from fvc_lib.services.memory.budget import ProcessTree, memory_budget, reset_high_water
 from fvc_lib.services.memory.policy import DeviceMemory, EventDetail, memory_advice, ran_out_in
-from fvc_lib.services.memory.workers import unwatch, watch
 
 _logger = logging.getLogger(__name__)
 COLUMNS = ("run_id", "ts", "step", "epoch", "phase", "metric", "value", "flag", "fold", "attempt")
@@ -306,11 +305,9 @@ class MemorySampler(_Closing):
         events: Path | None = None,
         mem_gb: float | None = None,
         interval_seconds: float = SAMPLE_INTERVAL_SECONDS,
-        reads: Collection[str] | None = None,  # fields that the stage reads, for advice that can be followed; None: all
     ) -> None:
-        self.budget, self._reads = memory_budget(mem_gb), reads
+        self.budget = memory_budget(mem_gb)
         self.peak_bytes = 0
-        self._workers = 1  # of the pool at work, as it told; none is like one: fewer would not help
         self._opened = time.monotonic()
         self._position: tuple[str, int | None, int | None, int | None] = ("setup", None, None, None)
         self._tree = ProcessTree()
@@ -326,7 +323,6 @@ class MemorySampler(_Closing):
         self.sample()
         self._thread = threading.Thread(target=self._run, name="fvc-memory", daemon=True)
         self._thread.start()
-        watch(self)
 
     def at(
         self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
@@ -345,8 +341,6 @@ class MemorySampler(_Closing):
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
         """Write one line of what happened here to the events file, if there is one."""
-        if isinstance(workers := details.get("workers"), int):
-            self._workers = workers
         row = {**self._stamp(), "kind": kind, "message": message}
         flat = {
             name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
@@ -391,7 +385,6 @@ class MemorySampler(_Closing):
         """Take a last sample and stop; harmless when repeated."""
         if self._closed:
             return
-        unwatch(self)
         self._stop.set()
         self._thread.join()
         with self._lock:
@@ -428,7 +421,7 @@ class MemorySampler(_Closing):
         whose = "this process and its children" if device == "cpu" else device
         message = (
             f"memory of {whose} is at {usage_percent:.0f} %: {used:,.0f} of {budget:,.0f} MB ({origin}). "
-            f"{memory_advice(ran_out_in(self._position[0]), workers=self._workers, reads=self._reads)}"
+            f"{memory_advice(ran_out_in(self._position[0]))}"
         )
         _logger.warning("%s", message)
         self.event(

@@ -529,18 +529,6 @@ TARGET_PREDICTIONS = _table(
     predicted=finite_column(),
 )
 
-BATCH_SIZE_SWEEP = _table(
-    "batch_size_sweep",
-    varied=text_column(checks=pa.Check.isin(("batch_size", "image_size"))),
-    batch_size=pa.Column(pl.Int64, pa.Check.gt(0)),  # images at once
-    image_size=pa.Column(pl.Int64, pa.Check.gt(0)),  # pixels
-    fits=pa.Column(pl.Boolean, nullable=True),  # null: could not be tried, see detail
-    peak_bytes=pa.Column(pl.Int64, pa.Check.ge(0), nullable=True),  # predicted for the whole training process
-    seconds_per_epoch=pa.Column(pl.Float64, pa.Check.ge(0), nullable=True),  # over the training part
-    device=text_column(),
-    detail=text_column(),  # why it does not fit, or could not be measured; else empty
-)
-
 # One row per pair of a video and a text: a text may stand beside many videos, a video beside several texts.
 VIDEO_TEXTS = _table(
     "video_texts",

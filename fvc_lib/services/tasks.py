@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.services.errors import did_you_mean
-from fvc_lib.services.memory.workers import CROP_BYTES, FEATURE_BYTES, WORKER_BYTES
 from fvc_lib.services.run_paths import RunPaths
 
 DATA_INDEX = "01_data_index"
@@ -53,9 +52,6 @@ class Stage:
         trains: it shares its work between ranks, uses GPUs and keeps checkpoints.
         tasks: only runs of these have it.
         schemas: names of schemas in ``services.tables``, one per output in order; none: files of other kinds.
-        kernel_bytes: peak resident memory of its kernel and up to two workers on the sample corpora, where no run
-            tells more.
-        worker_bytes: what each worker process takes that it decodes or measures with, by the configuration; 0: none.
         report_rank: sections of a report are sorted by it.
         beside: files that not every run has: the stage's record lists them, and a stage that is repeated takes them
             along.
@@ -73,8 +69,6 @@ class Stage:
     trains: bool = False
     tasks: tuple[str, ...] = ("video",)
     schemas: tuple[str, ...] = ()
-    kernel_bytes: int = 410_000_000
-    worker_bytes: Callable[[Any], int] = lambda _config: 0
     report_rank: int = 3
     beside: Files = lambda _run, _fold: ()
     when: Callable[[Any], bool] = lambda _config: True
@@ -159,9 +153,6 @@ def _again(stage: str) -> str:
     return f"run_notebooks.py --only {stage.partition('_')[0]} --resume RUN"
 
 
-# Resident memory of a kernel with its children through a whole stage, as status.json has it: the largest of twenty runs
-# on the sample corpus of 80 videos, of nine on the dishes and of four on the captions (Linux, x86-64, Python 3.11,
-# torch 2.13 for CPU), rounded up. The imports are most of it.
 _VIDEO = TaskSpec(
     name="video",
     stages=(
@@ -173,7 +164,6 @@ _VIDEO = TaskSpec(
             sharded=_has_videos,
             schemas=("INDEX", "REJECTED", "GROUP_LINKS", "ANNOTATIONS"),
             beside=lambda run, _: (run.original_index,),
-            worker_bytes=lambda _: WORKER_BYTES,
         ),
         Stage(
             FOLD_ASSIGNMENT,
@@ -181,7 +171,6 @@ _VIDEO = TaskSpec(
             lambda run, _: (run.index,),
             lambda run, _: (run.folds, run.protocol),
             schemas=("FOLDS", "PROTOCOL"),
-            kernel_bytes=290_000_000,
         ),
         Stage(
             AUGMENTATION,
@@ -190,8 +179,6 @@ _VIDEO = TaskSpec(
             lambda run, _: (run.augmented_metadata,),
             sharded=_has_videos,
             schemas=("AUGMENTED",),
-            kernel_bytes=510_000_000,  # with torch, which the model's file imports
-            worker_bytes=lambda config: CROP_BYTES if config.crop else WORKER_BYTES,
             beside=lambda run, _: (run.seen_clips,),
             when=lambda config: not _is_forensic(config),  # such a model sees no clips
             when_words="whose model sees clips",
@@ -203,8 +190,6 @@ _VIDEO = TaskSpec(
             lambda run, _: (run.features,),
             sharded=_has_videos,
             schemas=("FEATURES",),
-            kernel_bytes=500_000_000,
-            worker_bytes=lambda _: FEATURE_BYTES,
             beside=lambda run, _: (run.original_features,),
             when=lambda config: config.forensic_features or _is_forensic(config),
             when_words="with -p forensic_features true, or whose model sees them",
@@ -218,7 +203,6 @@ _VIDEO = TaskSpec(
             sharded=_has_features_to_keep,
             trains=True,
             schemas=("PREDICTIONS",),
-            kernel_bytes=870_000_000,
             report_rank=2,
             needs_when={FORENSIC_FEATURES: _is_forensic},
             beside=lambda run, fold: (run.validation_predictions(fold or 0), run.clip_scores(fold or 0)),
@@ -230,7 +214,6 @@ _VIDEO = TaskSpec(
             lambda run, _: (run.final_validation,),
             trains=True,
             schemas=("FINAL_VALIDATION",),
-            kernel_bytes=870_000_000,
             report_rank=2,
             when=lambda config: config.train_final and not config.of_features,
             when_words="with -p train_final true, whose model sees clips",
@@ -245,7 +228,6 @@ _VIDEO = TaskSpec(
             ),
             lambda run, _: (run.results, run.slices, run.leakage_audit),
             schemas=("RESULTS", "SLICES", "LEAKAGE_AUDIT"),
-            kernel_bytes=400_000_000,
             report_rank=0,
             beside=lambda run, _: (run.scores, run.video_frames),
         ),
@@ -254,7 +236,6 @@ _VIDEO = TaskSpec(
             (KFOLD_RESULTS,),
             lambda run, _: (run.results,),
             lambda run, _: (),
-            kernel_bytes=310_000_000,
             report_rank=1,
         ),
     ),
@@ -290,10 +271,7 @@ _IMAGE = TaskSpec(
                 "IMAGES", "REJECTED", "IMAGE_TARGETS", "LEAKAGE_AUDIT", "IMAGE_PREDICTIONS", "TARGET_PREDICTIONS",
                 "TASK_RESULTS",
             ),
-            kernel_bytes=930_000_000,
-            worker_bytes=lambda _: WORKER_BYTES,
             report_rank=0,
-            beside=lambda run, _: (run.batch_size_sweep,),
         ),
     ),
     trainer="train_images",
@@ -332,8 +310,6 @@ _VIDEO_TEXT = TaskSpec(
             trains=True,
             tasks=("video_text",),
             schemas=("VIDEO_TEXTS", "REJECTED", "LEAKAGE_AUDIT", "RETRIEVAL_RANKS", "CAPTIONS", "TASK_RESULTS"),
-            kernel_bytes=1_030_000_000,  # with an effective batch of 32 pairs at once
-            worker_bytes=lambda _: WORKER_BYTES,
             report_rank=0,
             beside=lambda run, _: (run.embeddings,),
         ),
@@ -371,7 +347,6 @@ _MEMORY_REPORT = Stage(
     lambda run, _: (run.results, run.task_results),
     lambda run, _: (),
     tasks=tuple(TASKS),
-    kernel_bytes=330_000_000,
     report_rank=1,
 )
 STAGES = tuple(

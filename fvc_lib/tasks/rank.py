@@ -23,7 +23,7 @@ from fvc_lib.engine.distributed.reports import Launch, Progress, RankReports, en
 from fvc_lib.engine.training_state import MetricSink, NoMetrics
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, StoppedError, UsageError
-from fvc_lib.services.memory.budget import SHARE_VARIABLE, MemoryShare, memory_budget
+from fvc_lib.services.memory.budget import SHARERS_VARIABLE, memory_sharers
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.parameters import read_params_file, resolve_config
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, stage_key
@@ -100,7 +100,7 @@ def _run(run_dir: Path, stage: str, fold: int | None) -> int:
         paths = RunPaths(run_dir)
         params = RunConfig.model_validate_json(launch.config) if launch else None
         config = params or resolve_config(read_params_file(paths.params_yaml), environ={})
-        _take_share(place, config, launch)
+        _take_share(place, launch)
         attempt = launch.attempt if launch else int(os.environ.get(ATTEMPT_VARIABLE, "1"))
         with (
             _joined(place, config) as ranks,
@@ -146,16 +146,14 @@ def _begin(place: RankPlace, launch: Launch | None) -> RankReports | None:
     return reports
 
 
-def _take_share(place: RankPlace, config: RunConfig, launch: Launch | None) -> None:
-    """Of main memory, with the other ranks on this machine and with the process that started them if that is here."""
+def _take_share(place: RankPlace, launch: Launch | None) -> None:
+    """Share the memory budget with the other ranks of this machine, and with their starter where it runs here."""
     starter = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
     if launch is not None:
         starter = launch.pid if launch.at_first_node and place.rank == place.local_rank else None
     if place.local_size > 1 or (starter is not None and place.size > 1):
-        budget = memory_budget(config.mem_gb)
-        beside = psutil.Process(starter).memory_info().rss if starter is not None else 0
-        share = max(0, budget.total_bytes - beside) // place.local_size
-        os.environ[SHARE_VARIABLE] = MemoryShare(share, place.local_size, budget).as_text()
+        here = place.local_size + (starter is not None)
+        os.environ[SHARERS_VARIABLE] = str(here * memory_sharers())
 
 
 @contextmanager

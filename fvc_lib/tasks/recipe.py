@@ -22,7 +22,7 @@ from fvc_lib.engine.device import peak_device_bytes, training_device
 from fvc_lib.engine.distributed.launch import run_ranks
 from fvc_lib.engine.distributed.ranks import RankEndedError, Ranks
 from fvc_lib.engine.loop import Engine, EngineSettings
-from fvc_lib.engine.memory.training_memory import planned_micro_batch, training_memory
+from fvc_lib.engine.memory import planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.task import Accumulator, SampleSet, Task
 from fvc_lib.engine.training_state import NAN_AS_TEXT, MetricSink, TrainingRecord, TrainingState, weights_digest
@@ -434,15 +434,15 @@ def train(
     _logger.info("%s, attempt %d, on %s", stage_key(stage, fold), attempt, compute.describe())
     trained: list[TrainedNetwork] = []
     with training_memory(paths, config, stage, fold, compute, memory, ranks.rank) as kept:
-        micro_batch, predicted, loaders = ranks.from_leader(
+        micro_batch, predicted = ranks.from_leader(
             "preflight",
             lambda: planned_micro_batch(
-                paths, config, training.task, training.settings, compute, kept.observer, num_ranks=ranks.size, stop=stop
+                config, training.task, training.settings, compute, kept.observer, num_ranks=ranks.size, stop=stop
             ),
         )
         if predicted is not None:
             predicted = max(predicted, training.peak_bytes_before or 0)
-        settings = replace(training.settings, micro_batch=micro_batch, num_workers=loaders)
+        settings = replace(training.settings, micro_batch=micro_batch)
         for number, each in enumerate(training.networks):
             started, name = time.monotonic(), each.name
             metrics = ControlLog(metric_log, name) if name else metric_log

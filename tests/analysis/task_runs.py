@@ -113,24 +113,6 @@ def image_results_of(top1: float = 0.75) -> pl.DataFrame:
     return framed(rows, task_tables.TASK_RESULTS)
 
 
-def sweep_of() -> pl.DataFrame:
-    rows = []
-    for size in (4, 8, 16, 24, 32):
-        fits = True if size < 24 else False if size == 24 else None
-        rows.append(
-            {
-                "varied": "batch_size", "batch_size": size, "image_size": 224, "fits": fits,
-                "peak_bytes": 100_000_000 * size if size < 24 else None,
-                "seconds_per_epoch": 40.0 / size if size < 24 else None, "device": "cpu, 2 cores",
-                "detail": {24: "memory ended: killed", 32: "not tried: 24 images at once did not fit"}.get(size, ""),
-            }
-        )  # fmt: skip
-    rows += [
-        {**rows[1], "varied": "image_size", "image_size": size, "peak_bytes": 900 * size**2} for size in (112, 224)
-    ]
-    return framed(rows, task_tables.BATCH_SIZE_SWEEP)
-
-
 def write_image_run(runs_dir: Path, name: str = "run_20250305_101500_abcdef02", experiment: str = "dishes") -> RunPaths:
     """A finished run of task image, without its records."""
     run = RunPaths(runs_dir / experiment / name)
@@ -141,7 +123,6 @@ def write_image_run(runs_dir: Path, name: str = "run_20250305_101500_abcdef02", 
     write_table(rejected(), tables.REJECTED, run.rejected)
     write_table(image_predictions_of(images), task_tables.IMAGE_PREDICTIONS, run.image_predictions)
     write_table(target_predictions_of(images, targets), task_tables.TARGET_PREDICTIONS, run.target_predictions)
-    write_table(sweep_of(), task_tables.BATCH_SIZE_SWEEP, run.batch_size_sweep)
     write_table(image_results_of(), task_tables.TASK_RESULTS, run.task_results)
     write_rest(run, "image", "10_image_recognition")
     return run

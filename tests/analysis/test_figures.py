@@ -17,6 +17,7 @@ from fvc_lib.analysis.figures.corpus import (
     index_overview_figure,
     label_kinds_figure,
 )
+from fvc_lib.analysis.figures.memory import growth_figure, phase_peaks_figure, stage_timeline_figure
 from fvc_lib.analysis.figures.results import (
     audit_figure,
     controls_figure,
@@ -27,13 +28,11 @@ from fvc_lib.analysis.figures.results import (
 from fvc_lib.analysis.figures.roc_and_calibration import calibration_figure, pr_figure, risk_coverage_figure, roc_figure
 from fvc_lib.analysis.figures.training import (
     learning_curves_figure,
-    memory_figure,
     pipeline_figure,
     pipeline_spans,
     smoothed,
 )
-from fvc_lib.analysis.memory.figures import growth_figure, phase_peaks_figure, stage_timeline_figure
-from fvc_lib.analysis.memory.findings import run_memory
+from fvc_lib.analysis.memory import run_memory
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.records import read_tables
 from fvc_lib.services import tables
@@ -183,11 +182,11 @@ def test_memory_of_a_device_and_of_its_process_are_two_lines(tmp_path: Path) -> 
     writer = StoryWriter(run)
     for used in (2000, 6000, 4000):
         writer.sample(700).sample(used, seconds=0, device="cuda:0", rss_mb=600)
-    figure = memory_figure(run)
+    figure = stage_timeline_figure(run_memory(run))
     lines = {trace.name: list(trace.y) for trace in figure.select_traces({"mode": "lines"})}
     assert lines == {"cuda:0": [2000, 6000, 4000], "process with children": [700, 700, 700]}
     assert title(figure).startswith("Memory of cuda:0 peaks at 6.00 GB of 2.00 GB allowed")
-    assert memory_figure(run, [1]).layout.title.text == "Memory over time: nothing to show"
+    assert stage_timeline_figure(run_memory(run, folds=[1])).layout.title.text == "Memory over time: nothing to show"
     assert queries.memory_peaks([run]).frame["peak_rss_bytes"].item() == 700_000_000
 
 

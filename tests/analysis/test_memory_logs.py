@@ -3,7 +3,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.memory.findings import run_memory
+from fvc_lib.analysis.memory import out_of_memory_table, run_memory
 from fvc_lib.analysis.read import queries
 from fvc_lib.services.memory.policy import DeviceMemory
 from fvc_lib.services.run_paths import RunPaths
@@ -120,6 +120,6 @@ def test_what_the_sampler_writes_is_what_is_read(run: RunPaths) -> None:
     assert set(peaks) == {(place, phase) for place in ("process", "cuda:0") for phase in ("setup", "train")}
     assert (peaks["cuda:0", "setup"]["used_mb"], peaks["cuda:0", "train"]["used_mb"]) == (5, 3)
     assert 10 < peaks["process", "train"]["used_mb"] < 10_000
-    assert found.out_of_memory["done"].to_list() == ["redone with micro-batch 2 instead of 4"] * 2
+    assert out_of_memory_table(found)["next_micro_batch"].to_list() == ["2", "2"]
     assert found.events["epoch"].to_list() == [1, 2]
     assert found.events["attempt"].to_list() == [1, 2]

@@ -115,7 +115,7 @@ def died(run: RunPaths) -> Path:
     log.write_text("flood")
     link = new_output("display_data", {"text/html": f'<a href="{os.path.relpath(log, run.notebooks)}">more</a>'})
     error = new_output("error", ename="KernelDied", evalue="killed by SIGKILL", traceback=["KernelDied: SIGKILL"])
-    stages = {"03_augmentation": {"state": "failed", "next_setting": "-p batch_size 2", "job_id": "12_0"}}
+    stages = {"03_augmentation": {"state": "failed", "advice": "Next, try -p batch_size 2.", "job_id": "12_0"}}
     run.status_json.write_text(json.dumps({"state": "failed", "stages": stages}))
     cells = (
         cell("a", link),

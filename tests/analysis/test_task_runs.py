@@ -175,7 +175,6 @@ OF_A_TASK = {
         "standing": "above control", "classes beside controls": "Top-1 accuracy is 0.750",
         "targets beside the mean": "beside always saying the training mean",
         "confusion": "The most frequent mistake", "classes": "the worst F1 first", "targets": "calories: off by 16.0",
-        "batch sizes that fit": "memory ended: killed",
         "learning curves 2": "Top-1 accuracy ends at 0.750", "runs of the task": "Top-1 accuracy of one run",
     },
     "video_text": {

@@ -12,7 +12,7 @@ from benchmarks.gpu.measures import activity, busy_figure, merged, traced
 from benchmarks.gpu.networks import NETWORKS
 from benchmarks.gpu.trainings import Case, Clock, Rate, train
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.promises.trainings import SmallNet
+from tests.gpu.trainings import SmallNet
 
 # Without the last layer: VideoMAE-base as a classifier (transformers, tubes of 2 x 16 x 16; its attention has no bias
 # for keys) and torchvision's r2plus1d_18.

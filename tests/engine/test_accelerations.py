@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from fvc_lib.engine.device import accelerated, is_compiled, resolve_device
-from fvc_lib.engine.promises.trainings import ClipTask, Greedy, Lab, SmallNet, weight_distance
 from fvc_lib.engine.task import Batch, sent_ahead
 from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.parameters import resolve_config
+from tests.gpu.trainings import ClipTask, Greedy, Lab, SmallNet, weight_distance
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,7 @@ from fvc_lib.engine.device import (
     verify_allocator,
     verify_policy,
 )
-from fvc_lib.engine.memory.training_memory import memory_setup
+from fvc_lib.engine.memory import memory_setup
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.memory.policy import ALLOC_CONF_NAMES, resolve_memory_policy
@@ -43,12 +43,6 @@ def test_determinism_is_asked_for_on_the_cpu_and_taken_back():
     with deterministic_algorithms(torch.device("cpu")):
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_the_policy_is_the_devices_with_the_runs_own_intervals():
-    compute = resolve_device("cpu")
-    policy = resolve_policy(compute, clear_cache_batches=4)
-    assert (policy.device, policy.amp_dtype, policy.clear_cache_validation_batches) == ("cpu", None, 4)
 
 
 def tf32_settings() -> list[object]:

@@ -251,7 +251,7 @@ def test_memory_that_ends_while_loading_ends_with_the_checkpoint_and_what_to_try
     task = draining(tasks())
     task.training_data = Hungry(task.training_data)
     with pytest.raises(
-        MemoryExhaustedError, match=r"after step 2, outside of a forward.*checkpoint stands. Next, try -p num_workers 0"
+        MemoryExhaustedError, match=r"after step 2, outside of a forward.*checkpoint stands. .*-p num_workers 0"
     ):
         make_engine(task=task, memory=observer).fit()
     assert observer.of("out_of_memory")[0]["where"] == "elsewhere"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fvc_lib.engine.memory.training_memory import ControlMemory
+from fvc_lib.engine.memory import ControlMemory
 from fvc_lib.engine.oom_detection import MemoryState, MicroBatchPlan, OutOfMemory
 from fvc_lib.engine.training_state import TrainingState, TrainingWatch
 from fvc_lib.services.memory.policy import NoObserver

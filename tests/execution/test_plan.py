@@ -192,7 +192,7 @@ def test_a_record_of_another_version_is_no_record(finished):
 
 def test_an_older_record_names_only_parameters_that_differ_from_what_it_was_made_with(tmp_path):
     run, training = RunPaths(tmp_path / "run"), next(task for task in tasks_in_order(RunConfig()) if task.stage.trains)
-    said = {"seed": 0, "augmentations": ["flip"], "clear_cache_training_batches": None, "ema_decay": 0.5}
+    said = {"seed": 0, "augmentations": ["flip"], "probe_workers": 0, "ema_decay": 0.5}
     record = fingerprint.StageRecord(fingerprint.Fingerprint(said, {}, "", {}, ""), {})
     write_document(run.stage_checkpoint(training.stage.name, training.fold), asdict(record))
 

@@ -273,4 +273,4 @@ if status["attempts"] == 1:
     assert project.execute(run)[0] == 0
     meanwhile = json.loads((run.tables / "one.txt").read_text())
     assert (meanwhile["state"], meanwhile["attempts"]) == ("running", 2)
-    assert [meanwhile[name] for name in ("killed_by", "duration_seconds", "exit_code", "next_setting")] == [None] * 4
+    assert [meanwhile[name] for name in ("killed_by", "duration_seconds", "exit_code", "advice")] == [None] * 4

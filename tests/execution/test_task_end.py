@@ -11,15 +11,14 @@ import pytest
 
 import fvc_lib
 from fvc_lib.execution.papermill_engine import CellError, KernelOutcome
-from fvc_lib.execution.run.exit_codes import judge, next_setting, what_next
+from fvc_lib.execution.run.exit_codes import advice_after, judge, what_next
 from fvc_lib.execution.run.status import StageError, StageStatus
 from fvc_lib.execution.run.task import TaskRun, job_id, last_metric, metric_text, oom_kills
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.memory.budget import SHARE_VARIABLE, MemoryBudget, MemoryShare
+from fvc_lib.services.memory.budget import SHARERS_VARIABLE
+from fvc_lib.services.memory.policy import memory_advice
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
-
-READS = ("batch_size", "gradient_checkpointing", "num_workers")
 
 
 def test_the_last_whole_lines_of_this_attempt_tell_the_loss(tmp_path):
@@ -38,42 +37,47 @@ def test_the_last_whole_lines_of_this_attempt_tell_the_loss(tmp_path):
 
 
 ENDED = {"state": "failed", "exit_code": 137}
+KILLED = {"oom_kills": 1}
+EXHAUSTED = StageError(name="MemoryExhaustedError", message="", exit_code=1)
 
 
 @pytest.mark.parametrize(
-    ("stage", "values", "reads", "wanted"),
+    ("phase", "stage", "config", "advice"),
     [
-        ({"oom_kills": 1}, {}, READS, "-p batch_size 2"),
-        ({"oom_kills": 1}, {"batch_size": 1}, READS, "-p gradient_checkpointing true"),
-        ({"oom_kills": 1}, {"workers": 6}, ("workers",), "-p workers 3"),
-        ({"oom_kills": 1}, {"workers": 1}, ("workers",), "--mem=6G"),
-        ({"oom_kills": 1, "error": StageError(name="MemoryExhaustedError", message="", exit_code=1)}, {}, READS, None),
-        ({"error": StageError(name="OutOfMemoryError", message=""), "exit_code": 1}, {}, READS, "-p batch_size 2"),
-        ({"peak_rss_bytes": 10**9}, {}, READS, None),  # killed far below the limit
-        ({"exit_code": 138}, {"num_workers": 2}, READS, "-p num_workers 0"),
-        ({"exit_code": 138}, {}, READS, None),
-        ({"state": "interrupted", "exit_code": 75, "oom_kills": 1}, {}, READS, None),
+        ("train", KILLED, {}, "batch"),
+        ("control_validation", KILLED, {}, "batch"),
+        ("train", KILLED, {"model": "forensic_logistic"}, "elsewhere"),
+        ("preflight", KILLED, {}, "preflight"),
+        ("setup", {"peak_rss_bytes": 3 * 10**9}, {}, "elsewhere"),
+        (None, KILLED, {}, "elsewhere"),
+        ("train", {**KILLED, "error": EXHAUSTED}, {}, None),
+        ("train", {"error": StageError(name="OutOfMemoryError", message=""), "exit_code": 1}, {}, "batch"),
+        ("train", {"peak_rss_bytes": 10**9}, {}, None),  # killed far below the limit
+        ("train", {"exit_code": 138}, {"num_workers": 2}, "loaders"),
+        ("train", {"exit_code": 138}, {}, None),
+        ("train", {"state": "interrupted", "exit_code": 75, "oom_kills": 1}, {}, None),
     ],
 )
-def test_after_memory_ran_out_the_next_setting_takes_less(stage, values, reads, wanted):
-    config, ended = RunConfig(mem_gb=4 * 2**30 / 1e9, **values), StageStatus(**{**ENDED, **stage})
-    assert next_setting(ended, config, reads, {}) == wanted
-    environ = {SHARE_VARIABLE: MemoryShare(10**9, 3, MemoryBudget(3 * 10**9, "test")).as_text()}
-    assert next_setting(StageStatus(oom_kills=1, **ENDED), config, reads, environ) == "--jobs 1"
+def test_each_kind_of_death_gets_one_sentence_of_advice(tmp_path, phase, stage, config, advice):
+    samples, ended = tmp_path / "04.jsonl", StageStatus(**{**ENDED, **stage})
+    if phase:
+        samples.write_text('{"phase": "test"}\n' + json.dumps({"phase": phase}) + '\n{"torn')
+    found = advice_after(ended, RunConfig(mem_gb=4, **config), samples, {})
+    assert found == (None if advice is None else memory_advice(advice))
+    told = what_next(RunPaths(tmp_path), ended.model_copy(update={"advice": found}))
+    assert (f"# {found}" in told) == (found is not None)
 
 
-def test_a_model_on_features_has_no_batch_to_name():
-    assert RunConfig(model="forensic_logistic").with_batches((*READS, "workers")) == ("workers",)
-    assert RunConfig(model="r2plus1d_small").with_batches(READS) == READS
+def test_of_folds_that_shared_memory_one_at_a_time_is_advised(tmp_path):
+    ended = StageStatus(**ENDED, **KILLED)
+    assert "--jobs 1" in advice_after(ended, RunConfig(mem_gb=4), tmp_path / "no.jsonl", {SHARERS_VARIABLE: "3"})
 
 
-def test_a_stage_of_a_submitted_run_is_submitted_again_with_less(tmp_path):
+def test_a_stage_of_a_submitted_run_is_submitted_again(tmp_path):
     run = RunPaths(tmp_path)
     run.slurm.mkdir()
-    ended = {"state": "failed", "exit_code": 137, "job_id": "7"}
-    assert " --executor slurm -p workers 1  #" in what_next(run, StageStatus(next_setting="-p workers 1", **ended))
-    assert " --executor" not in what_next(run, StageStatus(next_setting="--jobs 1", **ended))  # of one job's folds
-    assert what_next(run, StageStatus(next_setting="--mem=6G", **ended)).endswith("(MEMORY=6144 in slurm/site.conf)")
+    stage = StageStatus(**ENDED, job_id="7", advice="Next, try more memory.")
+    assert what_next(run, stage).endswith(" --executor slurm  # Next, try more memory.")
 
 
 @pytest.mark.parametrize("error", [StageError(name="OSError", message="[Errno 28] No space left on device: 'x'"), None])

@@ -114,7 +114,7 @@ def test_a_run_with_any_amount_of_memory_ends_equal_or_says_what_helps(whole_run
             assert "ulimit -v unlimited" in shown
         elif limited is budget:
             assert process.returncode == 2, shown
-            assert "The least that can work is about mem_gb" in shown
+            assert "-p mem_gb none" in shown
         elif process.returncode != -9:  # it was the runner that the system killed: nobody is left to say so
             assert process.returncode == 137, shown
             assert "out of memory" in shown

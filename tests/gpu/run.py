@@ -22,8 +22,8 @@ def main(words: list[str] | None = None) -> int:
     import torch
 
     from fvc_lib.engine.device import resolve_device
-    from fvc_lib.engine.promises.device_promises import machine, try_promises
     from fvc_lib.services.errors import UsageError
+    from tests.gpu.promises import machine, try_promises
 
     if asked.device == "auto" and resolve_device().device.type == "cpu":
         print(f"skipped: torch {torch.__version__} finds no GPU on this machine; DEVICE=cpu tries what the CPU can do")

@@ -89,39 +89,3 @@ _TROUBLES = {
     "be_killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "take_64_gib": lambda: torch.zeros(1 << 36, dtype=torch.uint8),
 }
-
-
-class Pictures:
-    """Forty grey pictures of eight pixels."""
-
-    classes = None
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> Sample:
-        return Sample(f"picture{index}", {"image": torch.full((3, 8, 8), index, dtype=torch.uint8)})
-
-
-class PictureTask:
-    """The mean brightness is to be nought; ``trouble`` comes with so many pixels at once."""
-
-    def __init__(self, trouble: str = "raise", from_pixels: int = 1 << 60) -> None:
-        self.training_data = self.validation_data = Pictures()
-        self._trouble, self._from_pixels = trouble, from_pixels
-
-    def build_model(self):
-        layers = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 1, 3), nn.Flatten()]
-        return nn.Sequential(*layers)
-
-    def forward(self, model, batch):
-        images = batch.tensors["image"]
-        if len(images) * images.shape[-1] ** 2 >= self._from_pixels:
-            _TROUBLES[self._trouble]()
-        return {"y": model(images.float() / 255).mean(1)}
-
-    def loss(self, outputs, batch):
-        return LossSum(outputs["y"].square().sum(), torch.tensor(float(len(batch))))
-
-    def new_accumulator(self):
-        raise NotImplementedError

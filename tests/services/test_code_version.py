@@ -157,7 +157,7 @@ def test_the_code_that_runs_a_notebook_is_not_what_the_notebook_depends_on(path)
 
 def test_training_depends_on_its_engine_and_on_the_children_it_starts_by_name():
     behind = modules_behind(notebook_sources(ROOT / "notebooks" / "04_fold_training.ipynb"))
-    assert {"fvc_lib.engine.loop", "fvc_lib.engine.memory.preflight", "fvc_lib.services.tables"} <= set(behind)
+    assert {"fvc_lib.engine.loop", "fvc_lib.engine.preflight", "fvc_lib.services.tables"} <= set(behind)
     assert not any(name.startswith("fvc_lib.corpus.samples.videos") for name in behind)
 
 

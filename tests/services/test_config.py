@@ -221,14 +221,13 @@ def test_a_known_name_of_a_network_is_checked_without_loading_torch():
 
 
 def test_a_run_of_an_earlier_version_still_resolves_and_a_command_learns_the_new_name():
-    old = {"clear_cache_training_batches": 5, "clear_cache_validation_batches": None}
-    assert resolve_config(old, environ={}).clear_cache_batches == 5
-    silent = {**dict.fromkeys(old), "replay_run": "", "micro_batch_recovery_steps": 0}
+    assert resolve_config({"probe_workers": 5}, environ={}).workers == 5
+    silent = {"probe_workers": 0, "replay_run": "", "micro_batch_recovery_steps": 0}
     assert resolve_config(silent, environ={}) == resolve_config({}, environ={})
     with pytest.raises(UsageError, match=r"'replay_run' is no longer there.*leave it out"):
         resolve_config({"replay_run": "run_x"}, environ={})
-    with pytest.raises(UsageError, match="is called clear_cache_batches now"):
-        parse_text_value("clear_cache_training_batches", "5")
+    with pytest.raises(UsageError, match="is called workers now"):
+        parse_text_value("probe_workers", "5")
 
 
 def test_a_stream_counts_in_the_hash_by_its_buffer_and_shards_do_not():

@@ -4,16 +4,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from fvc_lib.services import isolated_workers
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import Answer, run_isolated
-from fvc_lib.services.memory.budget import MemoryBudget, resident_and_peak_bytes
-from fvc_lib.services.memory.workers import unwatch, watch
+from fvc_lib.services.memory.budget import MemoryBudget
 
 MODULE = """
 import ctypes, fcntl, os, time
@@ -171,49 +169,23 @@ def test_works_from_a_script_without_a_main_guard(function: str, tmp_path: Path)
     assert done.stdout == "[1, 2]\n"
 
 
-class Watcher:
-    """A budget, and what it was told of pools."""
-
-    def __init__(self, budget_bytes: int) -> None:
-        self.budget, self.events = MemoryBudget(budget_bytes, "test"), []
-
-    def event(self, kind: str, message: str, **details: object) -> None:
-        self.events.append((kind, details["workers"]))
-
-
-@pytest.fixture
-def watched() -> Iterator[Callable[[int], Watcher]]:
-    """``watched(bytes)``: the budget that pools have beside this process."""
-    watchers: list[Watcher] = []
-
-    def begin(room_bytes: int) -> Watcher:
-        watchers.append(Watcher(resident_and_peak_bytes(os.getpid())[0] + room_bytes))
-        watch(watchers[-1])
-        return watchers[-1]
-
-    yield begin
-    for each in watchers:
-        unwatch(each)
-
-
-def test_no_more_workers_than_memory_holds_and_fewer_once_they_turn_out_larger(function: str, watched: Any) -> None:
-    watcher = watched(450_000_000)
-    items = [["large", 150_000_000]] * 7
-    answers = list(run_isolated(function, items, workers=4, worker_bytes=110_000_000))
-    assert sorted(answer.position for answer in answers) == list(range(7))
-    assert watcher.events == [("workers", 4), ("workers", 2)]
-    late = [answer.value for answer in answers[4:]]  # begun when the first had told how large they are
-    for _, begun, _ in late:
-        assert sum(start <= begun < end for _, start, end in late) <= 2
-
-
-def test_a_worker_killed_beside_others_costs_no_item_and_fewer_work_from_then_on(
-    function: str, watched: Any, tmp_path: Path
+@pytest.mark.parametrize(("room_mb", "workers"), [(1000, 3), (250, 2), (50, 1)])
+def test_no_more_workers_than_asked_for_or_than_memory_holds(
+    function: str, monkeypatch: pytest.MonkeyPatch, room_mb: int, workers: int
 ) -> None:
-    watcher, died = watched(10**10), str(tmp_path / "died")
+    monkeypatch.setattr(isolated_workers, "resident_bytes", lambda: 10**9)
+    monkeypatch.setattr(isolated_workers, "memory_budget", lambda: MemoryBudget(10**9 + room_mb * 10**6, "test"))
+    answers = list(run_isolated(function, [["large", 1]] * 6, workers=3, worker_bytes=10**8))
+    pids = {answer.value[0] for answer in answers}
+    assert len(pids) <= workers
+    begun = [answer.value[1:] for answer in answers]
+    assert all(sum(start <= at < end for start, end in begun) <= workers for at, _ in begun)
+
+
+def test_a_worker_killed_beside_others_costs_no_item(function: str, tmp_path: Path) -> None:
+    died = str(tmp_path / "died")
     answers = by_position(list(run_isolated(function, [["killed", died]] * 4, workers=2)))
     assert [(answer.value, answer.failure) for answer in answers] == [(died, None)] * 4
-    assert watcher.events == [("workers", 2), ("workers", 1)]
     answers = by_position(list(run_isolated(function, [["alone", number] for number in range(3)], workers=3)))
     assert [answer.value for answer in answers] == [0, 1, 2]
     (tmp_path / "died").unlink()

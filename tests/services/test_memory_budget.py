@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fvc_lib.services.memory.budget import memory_budget
+from fvc_lib.services.memory.budget import memory_budget, memory_sharers
 
 
 @pytest.fixture
@@ -37,6 +37,15 @@ def test_what_was_asked_for_counts_where_it_is_smaller_and_not_where_it_is_large
     assert budget(tmp_path, 0.25) == (250_000_000, "mem_gb / FVC_MEM_GB")
     assert budget(tmp_path, 0.25, SLURM_MEM_PER_NODE="100") == (100 << 20, "SLURM_MEM_PER_NODE")
     assert budget(tmp_path, 1e9)[1] == "this machine's memory"
+
+
+def test_the_environment_has_the_limit_of_a_kernel_and_how_many_share_it(tmp_path):
+    assert budget(tmp_path, FVC_MEM_GB="0.25") == (250_000_000, "mem_gb / FVC_MEM_GB")
+    assert budget(tmp_path, 0.5, FVC_MEM_GB="0.25")[0] == 500_000_000
+    assert budget(tmp_path, FVC_MEM_GB="much")[1] == "this machine's memory"
+    shared = {"FVC_MEM_GB": "0.25", "FVC_MEMORY_SHARERS": "5"}
+    assert budget(tmp_path, **shared) == (50_000_000, "1/5 of 0.25 GB (mem_gb / FVC_MEM_GB)")
+    assert [memory_sharers({"FVC_MEMORY_SHARERS": text}) for text in ("5", "", "-1", "0", "x")] == [5, 1, 1, 1, 1]
 
 
 def test_slurms_limit_per_cpu_is_times_the_cpus_it_gave(tmp_path):

@@ -1,56 +1,71 @@
-from dataclasses import replace
+"""One memory policy per kind of device, and the advice after an out-of-memory."""
+
+from typing import get_args
 
 import pytest
 
-from fvc_lib.services.memory.policy import MPS_HIGH, MPS_LOW, MemoryPolicy, resolve_memory_policy
+from fvc_lib.services.memory.policy import (
+    MPS_HIGH,
+    MPS_LOW,
+    MemoryPolicy,
+    RanOut,
+    memory_advice,
+    ran_out_in,
+    resolve_memory_policy,
+)
 
 
-def test_cuda_computes_in_bfloat16_with_tf32_and_clears_only_when_it_must():
-    assert resolve_memory_policy("cuda", environ={}) == MemoryPolicy(
-        device="cuda",
-        amp_dtype="bfloat16",
-        tf32=True,
-        pin_memory=True,
-        allocator={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
-    )
+@pytest.mark.parametrize(
+    ("device", "settings"),
+    [
+        ("cpu", {}),
+        (
+            "cuda",
+            {"amp_dtype": "bfloat16", "tf32": True, "pin_memory": True,
+             "allocator": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}},
+        ),
+        (
+            "mps",
+            {"clear_cache_training_batches": 5, "clear_cache_validation_batches": 3,
+             "allocator": {MPS_HIGH: "1.0", MPS_LOW: "0.9"}},
+        ),
+    ],
+)  # fmt: skip
+def test_each_device_has_its_policy(device, settings):
+    policy = resolve_memory_policy(device, environ={})
+    assert policy == MemoryPolicy(device=device, **settings)
+    assert policy.describe()[0] == f"memory policy: {device}"
+    plain = resolve_memory_policy(device, amp="off", environ={})
+    assert (plain.amp_dtype, plain.tf32) == (None, False)
 
 
 def test_a_cuda_device_without_bfloat16_gets_float16():
     assert resolve_memory_policy("cuda", bf16_supported=False).amp_dtype == "float16"
 
 
-def test_mps_computes_in_float32_and_clears_at_intervals():
-    assert resolve_memory_policy("mps", environ={}) == MemoryPolicy(
-        device="mps",
-        clear_cache_training_batches=5,
-        clear_cache_validation_batches=3,
-        allocator={MPS_HIGH: "1.0", MPS_LOW: "0.9"},
-    )
+@pytest.mark.parametrize(
+    ("ran_out", "named", "not_named"),
+    [
+        ("batch", "-p batch_size 1", "num_frames"),
+        ("sample", "num_frames", "batch_size"),
+        ("comparison", "effective_batch_size", "-p batch_size"),
+        ("optimizer_step", "a smaller model", "gradient_checkpointing"),
+        ("loaders", "-p num_workers 0", "batch_size"),
+        ("preflight", "-p memory_preflight false", "batch_size"),
+        ("elsewhere", "-p workers 1", "batch_size"),
+    ],
+)
+def test_each_kind_of_death_has_one_sentence_of_advice(ran_out, named, not_named):
+    advice = memory_advice(ran_out)
+    assert named in advice
+    assert not_named not in advice
+    assert "mem_gb" in advice
+    assert ran_out in get_args(RanOut)
 
 
-@pytest.mark.parametrize("device", ["cuda", "mps", "cpu"])
-@pytest.mark.parametrize("asked", [0, 7])
-def test_a_number_overrides_the_devices_own_interval_and_none_does_not(device, asked):
-    default = resolve_memory_policy(device)
-    given = resolve_memory_policy(device, clear_cache_batches=asked)
-    assert given == replace(default, clear_cache_training_batches=asked, clear_cache_validation_batches=asked)
-
-
-def test_each_policy_reads_as_lines():
-    assert resolve_memory_policy("cpu", environ={}).describe() == [
-        "memory policy: cpu",
-        "precision: float32",
-        "allocator: as it comes",
-    ]
-    assert resolve_memory_policy("cuda", environ={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"}).describe() == [
-        "memory policy: cuda",
-        "precision: mixed, bfloat16 and float32; TF32 on",
-        "allocator: PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64",
-        "cached memory is given back: after an out-of-memory, between stages",
-        "batches in page-locked memory: yes",
-    ]
-    assert (
-        resolve_memory_policy("mps", environ={})
-        .describe()[3]
-        .endswith("between stages, every 5 training batches, every 3 validation batches")
-    )
+@pytest.mark.parametrize(
+    ("phase", "ran_out"),
+    [("train", "batch"), ("control_validation", "batch"), ("preflight", "preflight"), ("setup", "elsewhere")],
+)
+def test_the_phase_says_what_runs_out(phase, ran_out):
+    assert ran_out_in(phase) == ran_out

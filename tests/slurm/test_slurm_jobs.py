@@ -4,26 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import stages_of, tasks_in_order
-from fvc_lib.execution.slurm.job_scripts import RUNNER_MIB, Site, jobs_of_files, plan_jobs, plan_one_job, render
+from fvc_lib.execution.slurm.job_scripts import Site, jobs_of_files, plan_jobs, plan_one_job, render
 from fvc_lib.execution.slurm.queue import sbatch_command
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import STAGES, Stage
 
-MIB = 1 << 20
 CONFIG = RunConfig(num_folds=3)
-SITE = Site(memory_headroom_percent=50, memory_least=100, memory_unknown=4000)
+SITE = Site(memory=1000)
 
 
 def all_tasks(config: RunConfig = CONFIG, stages=STAGES):
     return tasks_in_order(config, stages)
-
-
-def peak(mib: float) -> PredictedPeak:
-    return PredictedPeak(int(mib * MIB), "measured in a run before")
 
 
 def stage(name: str, *needs: str, per_fold: bool = False) -> Stage:
@@ -31,7 +25,7 @@ def stage(name: str, *needs: str, per_fold: bool = False) -> Stage:
 
 
 def test_the_pipeline_is_a_job_an_array_and_a_job_each_after_the_one_before():
-    before, folds, after = plan_jobs(all_tasks(), CONFIG, SITE, {})
+    before, folds, after = plan_jobs(all_tasks(), CONFIG, SITE)
     assert before.stages == ("01_data_index", "02_folds", "03_augmentation")
     assert (before.folds, before.needs) == (None, ())
     assert (folds.name, folds.folds, folds.needs) == ("04_fold_training", (0, 1, 2), (before.name,))
@@ -41,8 +35,8 @@ def test_the_pipeline_is_a_job_an_array_and_a_job_each_after_the_one_before():
 
 def test_stages_on_files_have_an_array_of_shards_before_them_whose_end_is_waited_for_well_or_not(tmp_path):
     config = CONFIG.model_copy(update={"corpus": "videos", "forensic_features": True, "model": "frame_cnn"})
-    site = Site(shard_tasks=3, shard_time="10", shard_memory=700, signal_seconds=60)
-    probe, index, decode, measure, clips, folds, _ = plan_jobs(all_tasks(config), config, site, {})
+    site = Site(shard_tasks=3, shard_time="10", memory=700, signal_seconds=60)
+    probe, index, decode, measure, clips, folds, _ = plan_jobs(all_tasks(config), config, site)
     assert [(job.name, job.folds, job.shards, job.memory_mib) for job in (probe, decode, measure)] == [
         (f"{name}_shards", (0, 1, 2), 3, 700) for name in ("01_data_index", "03_augmentation", "03b_forensic_features")
     ]
@@ -58,35 +52,33 @@ def test_stages_on_files_have_an_array_of_shards_before_them_whose_end_is_waited
     assert "#SBATCH --time=10\n" in text
     assert f'/shards.sh 3 "$*" shard {tmp_path} 03_augmentation\n' in text
     left = [task for task in all_tasks(config) if task.stage.name == "03_augmentation"]
-    assert [job.name for job in plan_jobs(left, config, site, {})] == [decode.name, "03_augmentation"]
+    assert [job.name for job in plan_jobs(left, config, site)] == [decode.name, "03_augmentation"]
 
 
 def test_clips_that_a_frozen_trunk_sees_have_an_array_of_shards_where_training_gets_its_gpus():
-    site = Site(shard_tasks=3, gpus=1, partition_training="gpu", shard_memory=700, signal_seconds=60)
+    site = Site(shard_tasks=3, gpus=1, partition_training="gpu", memory=700, signal_seconds=60)
     given = {"corpus": "videos", "model": "efficientnet_lite0", "tune": "head", "num_ranks": 2}
     for values in (given, {"corpus": "videos", "model": "embedding_logistic:efficientnet_lite0"}):
         config = CONFIG.model_copy(update=values)
-        *_, clips, shards, folds, _ = plan_jobs(all_tasks(config), config, site, {})
+        *_, clips, shards, folds, _ = plan_jobs(all_tasks(config), config, site)
         assert (shards.name, shards.shards, shards.ranks, shards.gpus) == ("04_fold_training_shards", 3, 1, 1)
         assert clips.name in shards.needs
         assert "#SBATCH --partition=gpu\n" in render(shards, RunPaths(Path("/run")), site)
         assert (folds.name, folds.after) == ("04_fold_training", (shards.name,))
     for values in (given | {"tune": "all"}, given | {"corpus": ""}, given | {"model": "frame_cnn"}):
         config = CONFIG.model_copy(update=values)
-        assert shards.name not in [job.name for job in plan_jobs(all_tasks(config), config, site, {})]
+        assert shards.name not in [job.name for job in plan_jobs(all_tasks(config), config, site)]
 
 
 def test_a_command_about_files_is_an_array_of_shards_and_a_job_after_it_however_that_ends(tmp_path):
     of_files, command = stage("30_verdicts"), ("predict", "/runs/my run", "/out/asked.csv", "--out", "/out")
 
     def jobs_of(num_files: int):
-        return jobs_of_files(
-            of_files, CONFIG, SITE, peak(1000), num_files=num_files, command=command, shard_option="--shard"
-        )
+        return jobs_of_files(of_files, CONFIG, SITE, num_files=num_files, command=command, shard_option="--shard")
 
     array, last = jobs_of(5)
     assert (array.shards, array.folds, last.needs, last.after) == (5, (0, 1, 2, 3, 4), (), (array.name,))
-    assert array.memory_mib == last.memory_mib == 1500 + RUNNER_MIB
+    assert array.memory_mib == last.memory_mib == 1000
     run = RunPaths(tmp_path)
     assert "/shards.sh 5 \"$*\" predict '/runs/my run' /out/asked.csv --out /out --shard\n" in render(array, run, SITE)
     assert "/command.sh predict '/runs/my run' /out/asked.csv --out /out\n" in render(last, run, SITE)
@@ -98,19 +90,19 @@ def test_a_command_about_files_is_an_array_of_shards_and_a_job_after_it_however_
 def test_without_videos_of_the_user_or_with_one_shard_no_stage_has_an_array_of_shards():
     for values, tasks in (({}, 4), ({"corpus": "videos"}, 1), ({"corpus": "labels", "annotations_only": True}, 4)):
         config = CONFIG.model_copy(update=values)
-        assert not any(job.shards for job in plan_jobs(all_tasks(config), config, Site(shard_tasks=tasks), {}))
+        assert not any(job.shards for job in plan_jobs(all_tasks(config), config, Site(shard_tasks=tasks)))
 
 
 def test_the_network_of_all_groups_has_a_job_of_its_own_beside_the_results():
     config = CONFIG.model_copy(update={"train_final": True})
-    jobs = {job.name: job for job in plan_jobs(all_tasks(config), config, SITE, {})}
+    jobs = {job.name: job for job in plan_jobs(all_tasks(config), config, SITE)}
     final = jobs.pop("04b_final_training")
     assert (final.folds, final.trains, final.after) == (None, True, ("04_fold_training",))
-    assert list(jobs.values()) == plan_jobs(all_tasks(), CONFIG, SITE, {})
+    assert list(jobs.values()) == plan_jobs(all_tasks(), CONFIG, SITE)
 
 
 def test_a_job_that_makes_clips_waits_for_another_run_s_that_makes_the_same(tmp_path):
-    before, folds, _ = plan_jobs(all_tasks(), CONFIG, SITE, {})
+    before, folds, _ = plan_jobs(all_tasks(), CONFIG, SITE)
     run, ids = RunPaths(tmp_path), {before.name: "7"}
     assert "--dependency=afterany:41" in sbatch_command(before, run, {}, ["41"])
     assert "--dependency=afterok:7" in sbatch_command(folds, run, ids, ["41"])
@@ -119,15 +111,15 @@ def test_a_job_that_makes_clips_waits_for_another_run_s_that_makes_the_same(tmp_
 
 def test_of_a_partly_finished_run_only_what_is_left_is_planned():
     left = [task for task in all_tasks() if task.stage.name >= "04" and task.fold != 1]
-    folds, after = plan_jobs(left, CONFIG, SITE, {})
+    folds, after = plan_jobs(left, CONFIG, SITE)
     assert (folds.folds, folds.needs) == ((0, 2), ())
     assert (after.needs, after.after) == ((), ("04_fold_training",))
-    assert plan_jobs([], CONFIG, SITE, {}) == []
+    assert plan_jobs([], CONFIG, SITE) == []
 
 
 def test_a_need_that_leads_over_a_finished_stage_still_counts():
     left = [task for task in all_tasks() if task.stage.name in {"01_data_index", "05_kfold_results"}]
-    first, last = plan_jobs(left, CONFIG, SITE, {})
+    first, last = plan_jobs(left, CONFIG, SITE)
     assert last.needs == (first.name,)
 
 
@@ -142,7 +134,7 @@ def test_any_graph_becomes_jobs_in_an_order_that_keeps_every_need():
         stage("g", "a", per_fold=True),
         stage("h", "g", "b"),
     )
-    jobs = plan_jobs(all_tasks(stages=stages), CONFIG, SITE, {}, stages=stages)
+    jobs = plan_jobs(all_tasks(stages=stages), CONFIG, SITE, stages=stages)
     names = [job.name for job in jobs]
     assert sorted(name for job in jobs for name in job.stages) == list("abcdefgh")
     position = {name: number for number, job in enumerate(jobs) for name in job.stages}
@@ -160,55 +152,25 @@ def test_any_graph_becomes_jobs_in_an_order_that_keeps_every_need():
     assert {job.stages for job in jobs if job.folds} == {("b",), ("d",), ("g",)}
 
 
-def test_memory_asked_for_is_the_largest_prediction_of_the_job_and_the_stated_headroom():
-    predicted = {name.name: peak(100) for name in STAGES} | {"02_folds": peak(200), "04_fold_training": peak(1000.5)}
-    before, folds, after = plan_jobs(all_tasks(), CONFIG, SITE, predicted)
-    assert before.memory_mib == 300 + RUNNER_MIB
-    assert folds.memory_mib == 1501 + RUNNER_MIB  # 1500.75 rounded up; one fold's, whatever their number
-    assert after.memory_mib == 150 + RUNNER_MIB
-    assert "02_folds: 0.21 GB (measured in a run before), 50 % more" in before.memory_why
-
-
-def test_memory_that_nobody_can_predict_is_the_sites_and_said_so():
-    before, folds, _ = plan_jobs(all_tasks(), CONFIG, SITE, {"04_fold_training": peak(5000)})
-    assert before.memory_mib == 4000
-    assert "nothing is known of 01_data_index, 02_folds, 03_augmentation" in before.memory_why
-    assert folds.memory_mib == 7500 + RUNNER_MIB
-
-
-def test_what_is_known_counts_where_it_is_more_than_the_sites_guess():
-    before, *_ = plan_jobs(all_tasks(), CONFIG, SITE, {"02_folds": peak(6000)})
-    assert before.memory_mib == 9000 + RUNNER_MIB
-
-
-def test_the_site_may_set_the_least_and_the_whole():
-    least, *_ = plan_jobs(all_tasks(), CONFIG, Site(memory_least=2000), {each.name: peak(1) for each in STAGES})
-    assert least.memory_mib == 2000
-    assert {job.memory_mib for job in plan_jobs(all_tasks(), CONFIG, Site(memory=777), {})} == {777}
-
-
 def test_only_training_gets_gpus_and_ranks():
     config = RunConfig(num_folds=3, num_ranks=4)
-    site = Site(gpus=1, memory_headroom_percent=0, memory_least=1)
-    predicted = {each.name: peak(1000) for each in STAGES}
-    before, folds, after = plan_jobs(all_tasks(config), config, site, predicted)
-    assert [(job.ranks, job.gpus) for job in (before, folds, after)] == [(1, 0), (4, 4), (1, 0)]
-    assert folds.memory_mib == 1000 + RUNNER_MIB  # what is predicted of a task holds all its ranks
+    jobs = plan_jobs(all_tasks(config), config, Site(gpus=1, memory=1000))
+    assert [(job.ranks, job.gpus, job.memory_mib) for job in jobs] == [(1, 0, 1000), (4, 4, 4000), (1, 0, 1000)]
 
 
 def test_trainings_at_once_that_would_share_the_gpus_of_several_nodes_are_refused():
-    config, site = RunConfig(num_folds=3, num_ranks=4), Site(gpus=1, ranks_per_node=2, memory_least=1)
+    config, site = RunConfig(num_folds=3, num_ranks=4), Site(gpus=1, ranks_per_node=2)
     tasks = all_tasks(config)
-    assert plan_one_job(tasks, config, site, {})[0].nodes == 2
-    assert plan_one_job(tasks, config, Site(ranks_per_node=2, memory_least=1), {}, at_once=2)[0].at_once == 2
+    assert plan_one_job(tasks, config, site)[0].nodes == 2
+    assert plan_one_job(tasks, config, Site(ranks_per_node=2), at_once=2)[0].at_once == 2
     with pytest.raises(UsageError, match=r"num_ranks 4 spreads every training over 2 nodes.*would share their GPUs"):
-        plan_one_job(tasks, config, site, {}, at_once=2)
+        plan_one_job(tasks, config, site, at_once=2)
 
 
 @pytest.mark.parametrize(("asked", "at_once"), [(1, 1), (2, 2), (9, 3)])
 def test_one_job_for_all_asks_for_as_many_folds_as_train_at_once(asked, at_once):
-    site = Site(cpus=2, gpus=1, memory_headroom_percent=0, memory_least=1)
-    (job,) = plan_one_job(all_tasks(), CONFIG, site, {each.name: peak(1000) for each in STAGES}, at_once=asked)
+    site = Site(cpus=2, gpus=1, memory=1000)
+    (job,) = plan_one_job(all_tasks(), CONFIG, site, at_once=asked)
     assert (job.at_once, job.cpus, job.gpus) == (at_once, 2 * at_once, at_once)
-    assert job.memory_mib == 1000 * at_once + RUNNER_MIB
+    assert job.memory_mib == 1000 * at_once
     assert job.stages == tuple(each.name for each in stages_of(CONFIG))

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
-import math
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import tasks_in_order
-from fvc_lib.execution.slurm.job_scripts import RUNNER_MIB, Site, plan_jobs, plan_one_job, render, sbatch_quoted
+from fvc_lib.execution.slurm.job_scripts import Site, plan_jobs, plan_one_job, render, sbatch_quoted
 from fvc_lib.execution.slurm.queue import describe
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.memory.budget import KERNEL_BYTES
 from fvc_lib.services.run_paths import RunPaths
 
 CONFIG = RunConfig(num_folds=3)
@@ -23,7 +20,7 @@ SITE = Site(
 
 
 def rendered(site: Site = SITE, config: RunConfig = CONFIG) -> list[str]:
-    return [render(job, RUN, site) for job in plan_jobs(tasks_in_order(config), config, site, {})]
+    return [render(job, RUN, site) for job in plan_jobs(tasks_in_order(config), config, site)]
 
 
 def options(text: str) -> dict[str, str]:
@@ -58,7 +55,7 @@ def test_what_is_not_set_is_not_asked_for():
 
 def test_an_array_has_one_task_per_fold_that_is_left():
     tasks = [task for task in tasks_in_order(RunConfig(num_folds=9)) if task.fold in (0, 2, 3, 4, 7, 8)]
-    (job,) = plan_jobs(tasks, CONFIG, Site(max_array_tasks=2), {})
+    (job,) = plan_jobs(tasks, CONFIG, Site(max_array_tasks=2))
     assert options(render(job, RUN, Site(max_array_tasks=2)))["array"] == "0,2-4,7-8%2"
 
 
@@ -68,12 +65,11 @@ def test_ranks_are_tasks_on_one_node():
 
 
 def test_ranks_that_one_node_does_not_take_are_spread_over_several():
-    site, config = Site(ranks_per_node=2, gpus=1, memory_least=1), RunConfig(num_folds=3, num_ranks=5)
-    predicted = {"04_fold_training": PredictedPeak(KERNEL_BYTES + 5 * (1 << 30), "as tried out")}
-    (job,) = plan_jobs([task for task in tasks_in_order(config) if task.stage.trains], config, site, predicted)
+    site, config = Site(ranks_per_node=2, gpus=1, memory=1000), RunConfig(num_folds=3, num_ranks=5)
+    (job,) = plan_jobs([task for task in tasks_in_order(config) if task.stage.trains], config, site)
     given = options(render(job, RUN, site))
     assert (given["nodes"], given["ntasks"], given["ntasks-per-node"], given["gres"]) == ("3", "5", "2", "gpu:2")
-    assert job.memory_mib == math.ceil(1.25 * (KERNEL_BYTES + 2 * (1 << 30)) / 2**20) + RUNNER_MIB
+    assert job.memory_mib == 2000
 
 
 def test_a_log_of_a_run_with_a_percent_sign_in_its_path_is_no_pattern():
@@ -81,12 +77,12 @@ def test_a_log_of_a_run_with_a_percent_sign_in_its_path_is_no_pattern():
 
 
 def test_one_job_for_all_says_how_many_folds_at_once():
-    (job,) = plan_one_job(tasks_in_order(CONFIG), CONFIG, SITE, {}, at_once=2)
+    (job,) = plan_one_job(tasks_in_order(CONFIG), CONFIG, SITE, at_once=2)
     assert render(job, RUN, SITE).rstrip().endswith("run_1' 2")
 
 
 def test_what_a_batch_script_cannot_hold_is_refused():
-    (job,) = plan_one_job(tasks_in_order(CONFIG), CONFIG, SITE, {})
+    (job,) = plan_one_job(tasks_in_order(CONFIG), CONFIG, SITE)
     with pytest.raises(UsageError, match="line break"):
         render(job, RunPaths(Path("/a\nb/run_1")), SITE)
     with pytest.raises(UsageError, match="backslash"):
@@ -97,7 +93,7 @@ def test_what_a_batch_script_cannot_hold_is_refused():
 
 def test_a_dry_run_shows_scripts_and_commands_and_writes_nothing(tmp_path):
     run = RunPaths(tmp_path / "run_1")
-    shown = describe(plan_jobs(tasks_in_order(CONFIG), CONFIG, SITE, {}), run, SITE)
+    shown = describe(plan_jobs(tasks_in_order(CONFIG), CONFIG, SITE), run, SITE)
     assert shown.count("#!/usr/bin/env bash") == 3
     assert "--dependency=afterok:<id of 01_data_index_to_03_augmentation> --kill-on-invalid-dep=yes" in shown
     assert list(tmp_path.iterdir()) == []

@@ -40,8 +40,7 @@ def test_bash_and_python_read_the_same(tmp_path):
     bash = subprocess.run(["bash", "-c", f'source "$0"; {shown}', path], capture_output=True, text=True, check=True)
     account, time, cpus, memory, extra, setup, python = bash.stdout.split("\0")[:-1]
     assert (site.account, site.time, str(site.cpus), site.setup, site.python) == (account, time, cpus, setup, python)
-    assert memory == ""
-    assert site.memory is None
+    assert (memory, site.memory) == ("", 4096)
     words = subprocess.run(["bash", "-c", f"printf '%s\\0' {extra}"], capture_output=True, text=True, check=True)
     assert site.extra == tuple(words.stdout.split("\0")[:-1])
 

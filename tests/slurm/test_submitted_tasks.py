@@ -32,7 +32,7 @@ from fvc_lib.services.tables import (
 )
 from fvc_lib.services.tasks import TASK_OF_STAGE
 from fvc_lib.tasks.image.results import image_results
-from fvc_lib.tasks.image.training import batch_size_sweep, train_images
+from fvc_lib.tasks.image.training import train_images
 from fvc_lib.tasks.leakage_audit import image_split_audit, video_text_split_audit
 from fvc_lib.tasks.video_text.results import video_text_results
 from fvc_lib.tasks.video_text.training import train_video_text
@@ -123,7 +123,6 @@ def alone(run: RunPaths, task: str, folder: Path) -> RunPaths:
             write_table(images.rejected, REJECTED, paths.rejected)
             audit = image_split_audit(images.images, images.root, config)
             write_table(audit, LEAKAGE_AUDIT, paths.leakage_audit)
-            batch_size_sweep(paths, config)
             train_images(paths, config, metric_log=log)
             image_results(paths, config)
         else:

@@ -20,7 +20,6 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, INDEX, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.video import own_weights
 from fvc_lib.tasks.video.data import read_fold
-from fvc_lib.tasks.video.dry_run_memory import step_request
 from fvc_lib.tasks.video.own_weights import weights_to_go_on_from
 from fvc_lib.tasks.video.training import fold_training, train_fold
 from tests.kits.training import TinyTraining
@@ -207,7 +206,6 @@ def test_model_and_control_train_the_same_after_a_run_from_scratch(from_scratch,
     assert model == control
     assert ("trunk.network.convolution.weight" in model) == (tune == "")
     assert trouble_of_choice(run.config.model_dump(mode="json")) == ""
-    assert step_request(run.config).task.build_model() is not None
 
 
 def test_a_network_that_went_on_from_a_run_has_its_size_and_speed_measured(from_scratch, tables):

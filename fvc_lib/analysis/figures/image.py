@@ -295,10 +295,3 @@ def _targets_panel(selection: Selection) -> Shown:
         return NOTHING
     means = tasks.training_means(table_of(selection, "images"), table_of(selection, "image_targets"))
     return target_scatter_figure(predicted, found, means, confidence=confidence_of(selection))
-
-
-@PANELS.register_panel("batch sizes that fit", at=53, tasks=("image",))
-def _sweep_panel(selection: Selection) -> Shown:
-    sweep = table_of(selection, "batch_size_sweep")
-    caption = "Batch sizes and resolutions that were tried"
-    return HtmlTable(tasks.sweep_shown(sweep), caption=caption, names=tasks.SWEEP_NAMES) if sweep.height else NOTHING

@@ -240,19 +240,6 @@ def class_table(results: pl.DataFrame) -> pl.DataFrame:
     return wide.join(counts, on="class").sort("f1", "class", nulls_last=True)
 
 
-SWEEP_NAMES = {"peak_bytes": "Predicted peak", "epoch_seconds": "Computing per epoch"}
-
-
-def sweep_shown(sweep: pl.DataFrame) -> pl.DataFrame:
-    """What fits the machine: ``varied batch_size image_size fits peak_bytes epoch_seconds remark``."""
-    known = pl.when(pl.col("fits")).then(pl.lit("yes")).otherwise(pl.lit("no"))
-    answer = pl.when(pl.col("fits").is_null()).then(pl.lit("not known")).otherwise(known)
-    return sweep.select(
-        pl.col("varied").str.replace("_", " "), "batch_size", "image_size", answer.alias("fits"), "peak_bytes",
-        pl.col("seconds_per_epoch").alias("epoch_seconds"), pl.col("detail").alias("remark"),
-    )  # fmt: skip
-
-
 def _about(subject: str) -> pl.Expr:
     named = pl.col("subject")
     return named.str.starts_with(subject) if subject.endswith(":") else named == subject

@@ -1,18 +1,15 @@
 """Figures of a run while and after it trains: learning curves, and the time of its stages."""
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
 from plotly.subplots import make_subplots
 
-from fvc_lib.analysis.dashboard.panels import MEMORY, METRICS, MOST_METRICS, NOTHING, PANELS, Selection, Shown
+from fvc_lib.analysis.dashboard.panels import METRICS, MOST_METRICS, NOTHING, PANELS, Selection, Shown
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import of_fold
-from fvc_lib.analysis.memory.figures import stage_timeline_figure
-from fvc_lib.analysis.memory.findings import run_memory
 from fvc_lib.analysis.read.queries import learning_curves, memory_samples
 from fvc_lib.analysis.read.records import NOT_ENDED, run_status, shown_state
 from fvc_lib.analysis.read.sql import ask
@@ -68,11 +65,6 @@ def smoothed(values: pl.Series, smoothing: float) -> pl.Series:
     if not 0 <= smoothing < 1:
         raise ValueError(f"smoothing: got {smoothing}, wanted a number in [0, 1).")
     return values.cast(pl.Float64).ewm_mean(alpha=1 - smoothing, adjust=True)
-
-
-def memory_figure(run: RunPaths, folds: Sequence[int] = ()) -> go.Figure:
-    """The memory of ``run`` over its stages end to end, of ``folds`` alone if given."""
-    return stage_timeline_figure(run_memory(run, folds=folds))
 
 
 def _series_name(row: dict[str, object], among: pl.DataFrame) -> str:
@@ -295,11 +287,6 @@ def _declare_curves(number: int) -> None:
 
 for _number in range(MOST_METRICS):
     _declare_curves(_number)
-
-
-@PANELS.register_panel("memory", at=60, follows=("folds", "highlight"), reads=MEMORY)
-def _memory_panel(selection: Selection) -> Shown:
-    return memory_figure(selection.detailed, selection.folds)
 
 
 @PANELS.register_panel("pipeline", at=61, follows=("highlight",), reads=("status.json", "status", "memory"))

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 import fvc_lib
 from fvc_lib.analysis import wording
-from fvc_lib.analysis.memory.findings import memory_facts, run_memory
+from fvc_lib.analysis.memory import memory_facts, run_memory
 from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
 from fvc_lib.analysis.pages.page import PLOTLY_FILE, TEMPLATES, page, render, share_plotly, stamp_of
 from fvc_lib.analysis.pages.provenance import provenance_html
@@ -240,7 +240,7 @@ def _alarm(rendered: NotebookHtml, stage: Mapping[str, Any]) -> str | None:
     error = as_mapping(stage.get("error"))
     reason = f"{error.get('name')}: {error.get('message')}" if error else stage.get("reason")
     what = wording.clean_text(rendered.error or reason or "It did not come to its end.").rstrip(".")
-    advice = f" Next setting to try: {wording.clean_text(stage['next_setting'])}." if stage.get("next_setting") else ""
+    advice = f" {wording.clean_text(stage['advice'])}" if stage.get("advice") else ""
     return f"{what}.{missing}{advice}"
 
 

@@ -311,6 +311,6 @@ SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {
     **{name: _stored(name) for name in ("rejected", "group_links", "annotations")},
     "clips": _stored("augmented_metadata", "augmented"),
     **{name: _stored(name) for name in ("task_results", "images", "image_targets", "image_predictions")},
-    **{name: _stored(name) for name in ("target_predictions", "batch_size_sweep", "video_texts")},
+    **{name: _stored(name) for name in ("target_predictions", "video_texts")},
     **{name: _stored(name) for name in ("retrieval_ranks", "captions")},
 }

@@ -20,14 +20,12 @@ from fvc_lib.command_line.models import find_model, load_detector, task_of_model
 from fvc_lib.command_line.records import execute_record
 from fvc_lib.command_line.shards import stop_on_signals
 from fvc_lib.command_line.verdicts.predictions import FILES as PREDICTED, find_out_predictions, predict_files
-from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.shards import Shard, ShardAtWork, work_on
 from fvc_lib.execution.slurm.job_scripts import Site, jobs_of_files, read_site
 from fvc_lib.execution.slurm.queue import describe, submission_text, submit
 from fvc_lib.services.atomic_files import path_to_text, write_bytes
 from fvc_lib.services.errors import DataError, UsageError, command_text
-from fvc_lib.services.memory.workers import WORKER_BYTES
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.progress import Report, not_reported
 from fvc_lib.services.records.ensembles import is_ensemble, read_ensemble
@@ -343,11 +341,7 @@ class _Question:
         run = RunPaths(self.folder)
         # Its networks compute, on a GPU where a site has some.
         stage = Stage(self.stage, (), lambda _run, _fold: (), lambda _run, _fold: (), trains=True)
-        peak = PredictedPeak(
-            _PROCESS_BYTES + 2 * self.weights_bytes + site.cpus * WORKER_BYTES,
-            f"a process, {self.weights_bytes / 1e6:,.0f} MB of weights twice, and {site.cpus} workers",
-        )
-        jobs = jobs_of_files(stage, resolve_config(), site, peak, num_files=len(self.files), command=self.command,
+        jobs = jobs_of_files(stage, resolve_config(), site, num_files=len(self.files), command=self.command,
                              shard_option="--shard")  # fmt: skip
         if is_dry:
             click.echo(describe(jobs, run, site))

@@ -287,7 +287,6 @@ def written_by(run: RunPaths, task: Task) -> list[Path]:
         *task.stage.outputs(run, fold),
         *_logs(run, task),
         run.oom_contexts(name, fold),
-        run.memory_profiles(name, fold),
         run.partial_notebook(name, fold),
         *([run.training_checkpoints(name, fold)] if task.stage.trains else []),
     ]

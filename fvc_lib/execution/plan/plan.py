@@ -1,6 +1,6 @@
 """What a command would do and why, worked out before anything is written."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -156,17 +156,7 @@ def _why_again(
     return reason_to_run(task, fingerprint_of(task, notebooks[task.stage.name], run, config), run)
 
 
-# Which task may begin next, and how many at once: the run's DAG, without threads, kernels or files.
-
-
-def most_at_once(needed: Mapping[str, Collection[str]], key: str, among: Collection[str]) -> int:
-    """How many of the tasks ``among`` could ever run at the same time as ``key``, itself counted.
-
-    Those that neither need it nor are needed by it, in however many steps.
-    """
-    apart = {key, *all_needed(needed, key)}
-    apart |= {other for other in among if key in all_needed(needed, other)}
-    return 1 + len(set(among) - apart)
+# Which task may begin next: the run's DAG, without threads, kernels or files.
 
 
 def all_needed(needed: Mapping[str, Collection[str]], key: str) -> set[str]:
@@ -213,12 +203,3 @@ class Schedule:
     def done(self, task: Task) -> None:
         """``task`` has succeeded: what waited for it alone is ready now."""
         del self._left[task.key]
-
-
-def first_that_fits(ready: Iterable[Task], running: Collection[Task], at_once: Mapping[str, int]) -> Task | None:
-    """The first of ``ready`` that may begin beside ``running``; ``at_once`` has each stage's limit by name."""
-    for task in ready:
-        limit = min(at_once[each.stage.name] for each in (task, *running))
-        if len(running) < limit:
-            return task
-    return None

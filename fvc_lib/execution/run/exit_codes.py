@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,8 @@ from fvc_lib.execution.run.status import StageError, StageStatus
 from fvc_lib.services.atomic_files import write_bytes
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, command_text
-from fvc_lib.services.isolated_workers import available_cores
-from fvc_lib.services.memory.budget import MemoryShare, memory_budget
+from fvc_lib.services.memory.budget import memory_budget, memory_sharers
+from fvc_lib.services.memory.policy import memory_advice, ran_out_in
 from fvc_lib.services.run_paths import RunPaths
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 STOPPED = StoppedError.exit_code
 NEVER_STARTED = "KernelNeverStarted"
-_USUAL_BATCH = 4  # of the networks' own batch sizes, 1 to 8, where the configuration leaves it to them
 _LOOK_BYTES = 256_000
 _LONGEST_MESSAGE = 2_000
 _TAIL_CHARACTERS = 4_000
@@ -114,43 +113,37 @@ def _death(return_code: int | None, kills: int | None, peak_bytes: int) -> tuple
     return 138, f"{how}; {counted}" if kills else how
 
 
-def next_setting(
-    stage: StageStatus, config: RunConfig, reads: Collection[str], environ: Mapping[str, str] | None = None
+def advice_after(
+    stage: StageStatus, config: RunConfig, samples: Path, environ: Mapping[str, str] | None = None
 ) -> str | None:
-    """Return the option to try next: one that takes less memory and keeps the result, else more memory.
+    """Return one sentence that says what to change before the next try.
 
     Args:
         stage: how it ended.
         config: the run's.
-        reads: the parameters of its notebook.
-        environ: its kernel's environment, with its share of the memory; None: this process's.
+        samples: its memory log, whose last line has the phase that it died in.
+        environ: its kernel's environment; None: this process's.
 
     Returns:
-        Options for ``run_notebooks.py --resume``, or ``--mem=6G`` for ``sbatch``; None where nothing is to be changed,
-        or the error's own message says it.
+        None where nothing is to be changed, or the error's own message says it.
     """
     environ = os.environ if environ is None else environ
     memory_error = stage.error is not None and "Memory" in stage.error.name
     if stage.state == "interrupted":
         return None
     if stage.exit_code != 137 and not memory_error and not stage.oom_kills:
-        crashed = stage.exit_code == 138 and "num_workers" in reads and config.num_workers > 0
-        return "-p num_workers 0" if crashed else None
-    limit, shared = memory_budget(config.mem_gb, environ=environ).total_bytes, MemoryShare.of(environ) is not None
+        crashed = stage.exit_code == 138 and config.num_workers > 0
+        return memory_advice("loaders") if crashed else None
+    limit = memory_budget(config.mem_gb, environ=environ).total_bytes
     if not stage.oom_kills and not memory_error and (stage.peak_rss_bytes or 0) < limit / 2:
         return None  # killed by a person, it seems
-    if shared:
-        return "--jobs 1"
+    if memory_sharers(environ) > 1:
+        return "Next, train one fold at a time (--jobs 1)."
     if stage.error is not None and stage.error.exit_code is not None:
         return None
-    batch, workers = config.batch_size or _USUAL_BATCH, config.workers or available_cores()
-    if "batch_size" in reads and batch > 1:
-        return f"-p batch_size {batch // 2}"
-    if "gradient_checkpointing" in reads and not config.gradient_checkpointing:
-        return "-p gradient_checkpointing true"
-    if "workers" in reads and workers > 1:
-        return f"-p workers {workers // 2}"
-    return f"--mem={-(-limit * 3 // (2 * 2**30))}G"
+    ran_out = ran_out_in(next((str(row.get("phase")) for row in rows_from_the_end(samples)), ""))
+    # A model on features takes no batches.
+    return memory_advice("elsewhere" if ran_out == "batch" and config.of_features else ran_out)
 
 
 def rows_from_the_end(path: Path) -> Iterator[dict[str, Any]]:
@@ -207,16 +200,12 @@ def where_it_was(stage: StageStatus) -> str:
 
 def what_next(run: RunPaths, stage: StageStatus) -> str:
     """Return one line with the command that goes on; after a usage or data error also the one that forks the run."""
-    setting = stage.next_setting or ""
-    submitted = stage.job_id and run.slurm.is_dir() and "--jobs" not in setting
+    submitted = stage.job_id and run.slurm.is_dir()
     command = command_text("--resume", run.root, *(["--executor", "slurm"] if submitted else []))
-    if stage.state == "interrupted" or (stage.exit_code == 138 and not setting):
+    if stage.state == "interrupted" or (stage.exit_code == 138 and not stage.advice):
         return f"to go on: {command}"
-    if setting.startswith("--mem"):
-        where = f"MEMORY={int(setting[6:-1]) << 10} in slurm/site.conf" if submitted else f"with SLURM {setting}"
-        return f"to go on: {command}  # with more memory ({where})"
-    if setting:
-        return f"to go on: {command} {setting}  # the result stays the same"
+    if stage.advice:
+        return f"to go on: {command}  # {stage.advice}"
     if any(full in what_happened(stage) for full in _DISK_FULL):
         return f"to go on, once there is room on the disk ({command_text('clean')} shows what may go): {command}"
     fork = f"; with another value of what the results depend on, in a new run: {command} --fork -p NAME VALUE"

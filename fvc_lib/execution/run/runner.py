@@ -20,11 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TextIO
 
-import psutil
-
 from fvc_lib.execution.plan import fingerprint
-from fvc_lib.execution.plan.plan import PlannedTask, Schedule, first_that_fits
-from fvc_lib.execution.plan.stage_memory import MemoryShares, PredictedPeak, share_memory
+from fvc_lib.execution.plan.plan import PlannedTask, Schedule
 from fvc_lib.execution.plan.stages import Notebook, Task
 from fvc_lib.execution.run.exit_codes import STOPPED, end_lines, exit_code_of_signals, tell_end
 from fvc_lib.execution.run.gpus import folds_at_once, gpu_groups, most_of_ranks_at_once, on_gpu, training_gpus
@@ -36,7 +33,7 @@ from fvc_lib.services.atomic_files import utc_now, write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import threads_of_a_fold
-from fvc_lib.services.memory.budget import memory_budget
+from fvc_lib.services.memory.budget import LIMIT_VARIABLE, SHARERS_VARIABLE, memory_budget
 from fvc_lib.services.run_paths import RunPaths
 
 # All that one task does in its thread: from what it depends on, by way of its notebook, to the record of its end.
@@ -219,7 +216,6 @@ class Runner:
     Args:
         jobs: at most so many tasks at once; None: as many as ``folds_at_once`` says.
         only_tasks: keys of the tasks to work on, while other jobs may work on others; None: the whole run.
-        predicted: the expected peak memory of one task by stage name; fewer run at once where they would not fit.
     """
 
     def __init__(
@@ -231,7 +227,6 @@ class Runner:
         *,
         jobs: int | None = None,
         only_tasks: frozenset[str] | None = None,
-        predicted: Mapping[str, PredictedPeak] | None = None,
     ) -> None:
         self.run, self.config, self.notebooks = run, config, notebooks
         self.terminal = terminal or Terminal()
@@ -239,7 +234,6 @@ class Runner:
         self._wanted = (jobs or folds_at_once(config)) if config.use_mlops_pipeline else 1
         self._jobs = min(self._wanted, most_of_ranks_at_once(config) or self._wanted)
         self._only_tasks = only_tasks
-        self._predicted = predicted
         self._gpus = training_gpus(config)
         self._dealt: dict[str, tuple[str, ...]] = {}  # GPUs by running training
         self._running: dict[str, TaskRun] = {}
@@ -276,13 +270,13 @@ class Runner:
 
     def _run_tasks(self, plan: Sequence[PlannedTask]) -> int:
         schedule = Schedule(plan, straight=not self.config.use_mlops_pipeline)
-        budget, own_bytes = memory_budget(self.config.mem_gb), psutil.Process().memory_info().rss
-        shares = share_memory(plan, self._jobs, budget, own_bytes, self._predicted)
-        for line in (*shares.lines, *self._idle_gpus(plan)):
+        folds = sum(planned.run and planned.task.stage.per_fold for planned in plan)
+        self._sharers = max(1, min(self._jobs, folds))
+        for line in (*self._shared_memory(), *self._idle_gpus(plan)):
             self.terminal.line(line)
         with ThreadPoolExecutor(self._jobs, thread_name_prefix="fvc-task") as pool:
             try:
-                self._until_all_ended(schedule, shares, pool)
+                self._until_all_ended(schedule, pool)
             finally:
                 for at_work in self._running.values():  # left by an exception: nobody would wait for them any more
                     at_work.signal(signal.SIGTERM)
@@ -290,6 +284,19 @@ class Runner:
         if self._errors:
             raise self._errors[0]
         return self._exit_code(schedule)
+
+    def _shared_memory(self) -> list[str]:
+        """Return the line about folds that share the memory budget; none where one fold trains at a time."""
+        if self._sharers == 1:
+            return []
+        budget = memory_budget(self.config.mem_gb)
+        return [f"up to {self._sharers} folds at once: {budget.divided(self._sharers)} of memory each"]
+
+    def _memory(self, task: Task) -> dict[str, str]:
+        """Return the variables that tell a kernel its memory budget."""
+        limit = {} if self.config.mem_gb is None else {LIMIT_VARIABLE: str(self.config.mem_gb)}
+        sharers = {SHARERS_VARIABLE: str(self._sharers)} if task.stage.per_fold and self._sharers > 1 else {}
+        return limit | sharers
 
     def _idle_gpus(self, plan: Sequence[PlannedTask]) -> list[str]:
         """What to say where GPUs are too few for ``jobs``, or more than the trainings that are left take."""
@@ -305,13 +312,13 @@ class Runner:
         used = f"{trainings * self.config.num_ranks} of {len(self._gpus)} GPUs will train at a time"
         return [f"{used}: -p num_ranks {each} spreads each training over {each} of them"]
 
-    def _until_all_ended(self, schedule: Schedule, shares: MemoryShares, pool: ThreadPoolExecutor) -> None:
+    def _until_all_ended(self, schedule: Schedule, pool: ThreadPoolExecutor) -> None:
         shown = time.monotonic()
         while True:
             self._forward_signals()
-            while (task := self._next(schedule, shares)) is not None:
+            while (task := self._next(schedule)) is not None:
                 schedule.begin(task)
-                self._begin(task, shares, pool)
+                self._begin(task, pool)
             self._book.publish()
             if not self._running:
                 return
@@ -321,11 +328,10 @@ class Runner:
             if end is not None:
                 self._ended(*end, schedule)
 
-    def _next(self, schedule: Schedule, shares: MemoryShares) -> Task | None:
-        if self._signals or self._exit_codes:
+    def _next(self, schedule: Schedule) -> Task | None:
+        if self._signals or self._exit_codes or len(self._running) >= self._jobs:
             return None
-        running = [at_work.task for at_work in self._running.values()]
-        return first_that_fits(schedule.ready(), running, shares.at_once)
+        return next(iter(schedule.ready()), None)
 
     def _show(self) -> None:
         self.terminal.show([at_work.snapshot() for at_work in self._running.values()])
@@ -352,7 +358,7 @@ class Runner:
         self._dealt[task.key] = own
         return {"CUDA_VISIBLE_DEVICES": ",".join(own)}
 
-    def _begin(self, task: Task, shares: MemoryShares, pool: ThreadPoolExecutor) -> None:
+    def _begin(self, task: Task, pool: ThreadPoolExecutor) -> None:
         before = self._book.stage(task.key)
         # What the attempt before came to is not this one's.
         stage = StageStatus(state="running", attempts=before.attempts + 1, reason=before.reason, started_utc=utc_now())
@@ -363,7 +369,7 @@ class Runner:
             task,
             self.notebooks[task.stage.name],
             attempt=stage.attempts,
-            extra_environment={**shares.environment(task), **self._threads(task), **self._own_gpus(task)},
+            extra_environment={**self._memory(task), **self._threads(task), **self._own_gpus(task)},
             say=self.terminal.line,
             said=self._said,
         )

@@ -264,7 +264,7 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
     if attempt is None:  # an interactive notebook leaves the run's own memory log as it is
         name = f"{stage_key(stage, fold)}.interactive_memory"
         log, events = paths.logs / f"{name}.jsonl", paths.logs / f"{name}_events.jsonl"
-    memory = MemorySampler(log, events=events, mem_gb=config.mem_gb, reads=config.with_batches(parameters))
+    memory = MemorySampler(log, events=events, mem_gb=config.mem_gb)
     SUSPECTS.read(paths.shards / stage, stage)
     session = StageSession(
         stage, paths, config, parameters, fold, int(attempt or 1), attempt is not None, memory, given, at_end

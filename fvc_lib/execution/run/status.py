@@ -55,7 +55,7 @@ class StageStatus(BaseModel):
     last_metric: str | None = None  # what it measured last, for example ``loss 0.31 at step 12 of epoch 3``
     killed_by: str | None = None  # the signal that ended the kernel, for example ``SIGKILL``
     oom_kills: int | None = None  # how often the system killed for memory meanwhile
-    next_setting: str | None = None  # what to try next, as options of the command line
+    advice: str | None = None  # what to change before the next try, a sentence
     host: str | None = None  # where it ran
     job_id: str | None = None  # SLURM's, ``123`` or ``123_4``
     error: StageError | None = None  # the exception that ended it

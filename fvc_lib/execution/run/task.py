@@ -249,7 +249,7 @@ class TaskRun:
         outcome = self._run_kernel()
         name, fold = self.task.stage.name, self.task.fold
         kills, peak = self._watch.oom_kills(), self._watch.peak_rss_bytes
-        stage.error = stage.killed_by = stage.next_setting = None
+        stage.error = stage.killed_by = stage.advice = None
         exit_codes.judge(stage, outcome, kills, peak, self.task.stage.outputs(self.run, fold), self._signals)
         stage.duration_seconds = round(time.monotonic() - self._started, 3)
         stage.peak_rss_bytes = peak
@@ -260,8 +260,8 @@ class TaskRun:
         if stage.exit_code == 0:
             self.run.partial_notebook(name, fold).replace(self.run.executed_notebook(name, fold))
             return
-        reads = self.config.with_batches(self.notebook.parameters)
-        stage.next_setting = exit_codes.next_setting(stage, self.config, reads, {**os.environ, **self._extra})
+        environ = {**os.environ, **self._extra}
+        stage.advice = exit_codes.advice_after(stage, self.config, self.run.memory(name, fold), environ)
         exit_codes.tell_end(self.run, self.task, stage)
 
     def signal(self, number: int) -> None:

@@ -5,7 +5,6 @@ Stages in a row share a job, folds are an array, and so are the shards of a stag
 too.
 """
 
-import math
 import os
 import re
 import shlex
@@ -19,11 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.plan import all_needed
-from fvc_lib.execution.plan.stage_memory import PredictedPeak
 from fvc_lib.execution.plan.stages import Task
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, did_you_mean
-from fvc_lib.services.memory.budget import KERNEL_BYTES
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import STAGES, Stage
 
@@ -54,22 +51,18 @@ class Site(BaseModel):
     gpu_type: str = Field("", pattern=r"^[\w.-]*$")
     ranks_per_node: int | None = Field(None, ge=1)
     rank_start_seconds: int = Field(40, ge=1)
-    memory_headroom_percent: float = Field(25, ge=0, le=1000)
-    memory_least: int = Field(1024, ge=1)
-    memory_unknown: int = Field(4096, ge=1)
-    memory: int | None = Field(None, ge=1)
+    memory: int = Field(4096, ge=1)
     max_array_tasks: int | None = Field(None, ge=1)
     shard_tasks: int = Field(8, ge=1, le=10_000)
     shard_time: str = Field("", pattern=rf"^({_TIME})?$")
-    shard_memory: int | None = Field(None, ge=1)
     extra: tuple[str, ...] = ()
     setup: str = ""
     python: str = ""
     path: Path = CHECKOUT / "slurm" / "site.conf"
 
     @field_validator(
-        "signal_seconds", "max_requeues", "cpus", "gpus", "ranks_per_node", "rank_start_seconds", "memory_least",
-        "memory_unknown", "memory", "max_array_tasks", "shard_tasks", "shard_memory", mode="before",
+        "signal_seconds", "max_requeues", "cpus", "gpus", "ranks_per_node", "rank_start_seconds", "memory",
+        "max_array_tasks", "shard_tasks", mode="before",
     )  # fmt: skip
     @classmethod
     def _plain_digits(cls, value: object) -> object:
@@ -192,8 +185,6 @@ def _options(text: str, path: Path) -> tuple[str, ...]:
     return options
 
 
-# The runner beside the kernel, 145 MB, and bash. Writing the report takes it to 290 MB when the kernel is gone.
-RUNNER_MIB = 256
 PIPELINE = "pipeline"
 
 
@@ -205,7 +196,6 @@ class SlurmJob:
     stages: tuple[str, ...]  # in the order they run
     folds: tuple[int, ...] | None  # the tasks of the array, ascending; None: no array
     memory_mib: int  # on one node
-    memory_why: str  # where that number is from, in words
     cpus: int  # of one process
     needs: tuple[str, ...] = ()  # names of the jobs, no arrays, that must have ended well before
     ranks: int = 1  # processes that share one fold's training; 1 where nothing is shared
@@ -224,7 +214,6 @@ def plan_jobs(
     tasks: Sequence[Task],
     config: RunConfig,
     site: Site,
-    predicted: Mapping[str, PredictedPeak],
     *,
     stages: Sequence[Stage] = STAGES,
 ) -> list[SlurmJob]:
@@ -234,8 +223,7 @@ def plan_jobs(
     with one task per fold; so are the shards of a stage, before the job of its notebook, which does what they left.
     What needs an array begins when that has ended, well or not: SLURM calls a fold failed in which a process was killed
     for memory, though it was finished all the same. Where a fold is not finished, the job that needs it says so and
-    ends. A need that leads over stages without tasks (finished ones) counts all the same. A stage may be missing in
-    ``predicted``, the expected peak of each.
+    ends. A need that leads over stages without tasks (finished ones) counts all the same.
     """
     sharded = {stage.name for stage in _stages_of(tasks) if site.shard_tasks > 1 and stage.sharded(config)}
     groups = _groups(tasks, stages, sharded)
@@ -251,11 +239,11 @@ def plan_jobs(
         before = set().union(*before_of.values())
         folds = _folds_of(group[0], tasks) if group[0].per_fold else None
         arrays = [
-            _waiting(_shards_job(stage, config, site, predicted), before_of[stage.name], jobs)
+            _waiting(_shards_job(stage, config, site), before_of[stage.name], jobs)
             for stage in group
             if stage.name in sharded
         ]
-        whole = _waiting(_job(name, group, config, site, predicted, folds=folds), before, jobs)
+        whole = _waiting(_job(name, group, config, site, folds=folds), before, jobs)
         jobs += [*arrays, replace(whole, after=(*whole.after, *(array.name for array in arrays)))]
     return jobs
 
@@ -267,13 +255,11 @@ def _waiting(job: SlurmJob, before: Collection[str], jobs: Sequence[SlurmJob]) -
     return replace(job, needs=needs, after=tuple(each.name for each in named if each.folds is not None))
 
 
-def _shards_job(stage: Stage, config: RunConfig, site: Site, predicted: Mapping[str, PredictedPeak]) -> SlurmJob:
+def _shards_job(stage: Stage, config: RunConfig, site: Site) -> SlurmJob:
     job = _job(
-        f"{stage.name}_shards", [stage], config.model_copy(update={"num_ranks": 1}), site, predicted,
+        f"{stage.name}_shards", [stage], config.model_copy(update={"num_ranks": 1}), site,
         folds=tuple(range(site.shard_tasks)),
     )  # fmt: skip
-    if site.shard_memory is not None:
-        job = replace(job, memory_mib=site.shard_memory, memory_why=f"SHARD_MEMORY of {site.path.name}")
     return replace(job, shards=site.shard_tasks, time=site.shard_time)
 
 
@@ -281,7 +267,6 @@ def jobs_of_files(
     stage: Stage,
     config: RunConfig,
     site: Site,
-    peak: PredictedPeak,
     *,
     num_files: int,
     command: Sequence[str],
@@ -292,19 +277,17 @@ def jobs_of_files(
     """
     shards = min(site.shard_tasks, num_files)
     whole = replace(
-        _job(stage.name, [stage], config.model_copy(update={"num_ranks": 1}), site, {stage.name: peak}),
+        _job(stage.name, [stage], config.model_copy(update={"num_ranks": 1}), site),
         command=tuple(command),
     )
     if shards < 2:
         return [whole]
     few = site.model_copy(update={"shard_tasks": shards})
-    array = _shards_job(stage, config, few, {stage.name: peak})
+    array = _shards_job(stage, config, few)
     return [replace(array, command=(*command, shard_option)), replace(whole, after=(array.name,))]
 
 
-def plan_one_job(
-    tasks: Sequence[Task], config: RunConfig, site: Site, predicted: Mapping[str, PredictedPeak], *, at_once: int = 1
-) -> list[SlurmJob]:
+def plan_one_job(tasks: Sequence[Task], config: RunConfig, site: Site, *, at_once: int = 1) -> list[SlurmJob]:
     """All of ``tasks`` as one job that trains ``at_once`` folds at a time; none where there is nothing to run.
 
     Raises:
@@ -314,7 +297,7 @@ def plan_one_job(
         return []
     used = _stages_of(tasks)
     folds = max((len(_folds_of(stage, tasks)) for stage in used if stage.per_fold), default=1)
-    job = _job(PIPELINE, used, config, site, predicted, at_once=max(1, min(at_once, folds)))
+    job = _job(PIPELINE, used, config, site, at_once=max(1, min(at_once, folds)))
     if job.at_once > 1 and job.nodes > 1 and job.gpus:
         raise UsageError(
             f"--one-job --jobs {at_once}: num_ranks {job.ranks} spreads every training over {job.nodes} nodes, and "
@@ -328,7 +311,6 @@ def _job(
     group: Sequence[Stage],
     config: RunConfig,
     site: Site,
-    predicted: Mapping[str, PredictedPeak],
     *,
     folds: tuple[int, ...] | None = None,
     at_once: int = 1,
@@ -338,13 +320,11 @@ def _job(
     ranks = config.num_ranks if trains else 1
     nodes = -(-ranks // (site.ranks_per_node or ranks))
     on_a_node = -(-ranks // nodes)
-    memory, why = _memory(group, site, predicted, at_once, on_a_node / ranks)
     return SlurmJob(
         name=name,
         stages=tuple(stage.name for stage in group),
         folds=folds,
-        memory_mib=memory,
-        memory_why=why,
+        memory_mib=site.memory * on_a_node * at_once,
         cpus=site.cpus * at_once,
         ranks=ranks,
         nodes=nodes,
@@ -382,38 +362,6 @@ def _stages_of(tasks: Sequence[Task]) -> list[Stage]:
 def _job_name(group: Sequence[Stage]) -> str:
     """``04_fold_training``, or ``01_data_index_to_03_augmentation`` of several."""
     return group[0].name if len(group) == 1 else f"{group[0].name}_to_{group[-1].name}"
-
-
-def _memory(
-    group: Sequence[Stage], site: Site, predicted: Mapping[str, PredictedPeak], copies: int, share: float
-) -> tuple[int, str]:
-    """MiB on one node, rounded up, and why: the largest stage's, of which a fan-out's counts once per process.
-
-    ``share`` of a training's ranks are on one node.
-    """
-    if site.memory is not None:
-        return site.memory, f"MEMORY of {site.path.name}"
-    known = [(stage, predicted[stage.name]) for stage in group if stage.name in predicted]
-    asked, why = 0, ""
-    for stage, peak in known:
-        times = copies if stage.per_fold else 1
-        if stage.trains and share < 1:
-            ranks_bytes = max(0, peak.peak_bytes - KERNEL_BYTES) * share
-            peak = PredictedPeak(KERNEL_BYTES + math.ceil(ranks_bytes), f"{peak.origin}; a node's ranks")
-        mib = math.ceil(times * peak.peak_bytes * (1 + site.memory_headroom_percent / 100) / 2**20) + RUNNER_MIB
-        if mib > asked:
-            held = f"{times} x {peak.peak_bytes / 1e9:.2f} GB" if times > 1 else f"{peak.peak_bytes / 1e9:.2f} GB"
-            asked = mib
-            why = (
-                f"{stage.name}: {held} ({peak.origin}), {site.memory_headroom_percent:g} % more, and {RUNNER_MIB} MiB "
-                "for the runner"
-            )
-    if len(known) < len(group) and asked < site.memory_unknown:
-        unknown = ", ".join(stage.name for stage in group if stage.name not in predicted)
-        return site.memory_unknown, f"MEMORY_UNKNOWN of {site.path.name}: nothing is known of {unknown}"
-    if asked < site.memory_least:
-        return site.memory_least, f"MEMORY_LEAST of {site.path.name}; {why}"
-    return asked, why
 
 
 # A SLURM job written down as a batch script: settings as ``#SBATCH`` lines, then a call of a script of ``slurm/``.
@@ -484,7 +432,6 @@ def _lines(job: SlurmJob, run: RunPaths, site: Site, folder: Path) -> Iterator[s
     """The ``#SBATCH`` lines; those that say nothing are left out."""
     partition = site.partition_training if job.trains and site.partition_training else site.partition
     log = f"{job.name}.%A_%a.out" if job.folds is not None else f"{job.name}.%j.out"
-    yield f"# memory: {_plain(job.memory_why)}"
     options = {
         "job-name": job.name,
         "comment": run.run_id,

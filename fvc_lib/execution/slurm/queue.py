@@ -361,7 +361,7 @@ def submission_text(job: SlurmJob, handed_in: SubmittedJob) -> str:
     """What was submitted, in a line."""
     after = f" after {', '.join(handed_in.after)}" if handed_in.after else ""
     tasks = "" if job.folds is None else f", {len(job.folds)} {'shards' if job.shards else 'folds'}"
-    return f"job {handed_in.job_id}{after}: {job.name}{tasks}, {job.memory_mib} MiB ({job.memory_why})"
+    return f"job {handed_in.job_id}{after}: {job.name}{tasks}, {job.memory_mib} MiB"
 
 
 def _refuse_second_submission(run: RunPaths) -> None:

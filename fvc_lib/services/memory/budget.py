@@ -15,75 +15,58 @@ from typing import Self
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number near 2**63
 # Of control groups of version 2 (above the second nothing is killed, but everything waits), and of version 1.
 _LIMIT_FILES = ("memory.max", "memory.high", "memory.limit_in_bytes")
-SHARE_VARIABLE = "FVC_MEM_SHARE"  # set by the runner for kernels that run at the same time; nobody else sets it
-
-# Of a kernel with all that notebook 04 imports, before its first step: 448.8 to 449.6 MB in five folds (Linux, x86-64,
-# torch 2.13 for CPU, one thread); and of the preflight's process beside it, before its first step: 251 MB.
-KERNEL_BYTES = 450_000_000
-MEASURING_BYTES = 260_000_000
+LIMIT_VARIABLE = "FVC_MEM_GB"  # ``mem_gb``; the runner sets it for kernels and what they start
+# How many processes share the budget; the runner sets it for kernels that run at the same time, a launcher for ranks.
+SHARERS_VARIABLE = "FVC_MEMORY_SHARERS"
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The bytes a run may use and who says so."""
+    """The memory that a run may use."""
 
     total_bytes: int
-    origin: str
+    origin: str  # the limit that sets it, such as ``SLURM_MEM_PER_NODE``
 
     def describe(self) -> str:
-        """Like ``memory budget: 8.00 GB (SLURM_MEM_PER_NODE)``."""
-        return f"memory budget: {self.total_bytes / 1e9:.2f} GB ({self.origin})"
+        """Return a line such as ``memory budget: 8.00 GB (SLURM_MEM_PER_NODE)``."""
+        return f"memory budget: {self}"
+
+    def divided(self, sharers: int) -> Self:
+        """Return the part of one of ``sharers`` processes."""
+        if sharers == 1:
+            return self
+        return type(self)(self.total_bytes // sharers, f"1/{sharers} of {self}")
+
+    def __str__(self) -> str:
+        return f"{self.total_bytes / 1e9:.2f} GB ({self.origin})"
 
 
-@dataclass(frozen=True)
-class MemoryShare:
-    """One kernel's part of a budget that ``sharers`` kernels have together."""
-
-    share_bytes: int
-    sharers: int
-    whole: MemoryBudget
-
-    def as_text(self) -> str:
-        """As it stands in ``SHARE_VARIABLE``."""
-        return f"{self.share_bytes} {self.sharers} {self.whole.total_bytes} {self.whole.origin}"
-
-    @classmethod
-    def of(cls, environ: Mapping[str, str]) -> Self | None:
-        """The share that ``environ`` names; None where there is none."""
-        parts = environ.get(SHARE_VARIABLE, "").split(" ", 3)
-        if len(parts) != 4 or not all(part.isdecimal() for part in parts[:3]):
-            return None
-        share_bytes, sharers, whole_bytes = map(int, parts[:3])
-        return cls(share_bytes, sharers, MemoryBudget(whole_bytes, parts[3]))
-
-    @property
-    def limit(self) -> MemoryBudget:
-        """The share as a limit, with its origin in words."""
-        whole = f"{self.whole.total_bytes / 1e9:.2f} GB ({self.whole.origin})"
-        if self.sharers == 1:
-            return MemoryBudget(self.share_bytes, f"what the runner leaves of {whole}")
-        return MemoryBudget(self.share_bytes, f"1/{self.sharers} of {whole}, shared by {self.sharers} tasks")
+def memory_sharers(environ: Mapping[str, str] | None = None) -> int:
+    """Return how many processes share the memory budget, this one included."""
+    return max(1, _whole((os.environ if environ is None else environ).get(SHARERS_VARIABLE)))
 
 
 def memory_budget(
     mem_gb: float | None = None, *, environ: Mapping[str, str] | None = None, root: Path = Path("/")
 ) -> MemoryBudget:
-    """The smallest of what was asked for (GB = 1e9 bytes), the control groups', SLURM's and the machine's limit.
+    """Return the smallest of ``mem_gb`` (GB = 1e9 bytes), the control groups', SLURM's and the machine's limit.
 
-    A kernel that runs beside others has its share of that (``MemoryShare``) as one more limit.
+    Processes that share the budget (``SHARERS_VARIABLE``) get equal parts of it.
 
-    ``environ`` has SLURM's variables and the share (none: this process's); in ``root`` lie ``proc/self/cgroup`` and
-    ``sys/fs/cgroup``.
+    Args:
+        mem_gb: limit chosen by the user; None: that of the environment, if any.
+        environ: environment with SLURM's variables; None: this process's.
+        root: folder that holds ``proc/self/cgroup`` and ``sys/fs/cgroup``.
     """
-    limits = [MemoryBudget(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine's memory")]
     environ = os.environ if environ is None else environ
+    limits = [MemoryBudget(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine's memory")]
     limits.extend(_slurm_limits(environ))
     limits.extend(_cgroup_limits(root))
-    if mem_gb is not None:
+    if mem_gb is None:
+        mem_gb = _number(environ.get(LIMIT_VARIABLE))
+    if mem_gb:
         limits.append(MemoryBudget(int(mem_gb * 1e9), "mem_gb / FVC_MEM_GB"))
-    if share := MemoryShare.of(environ):
-        limits.append(share.limit)
-    return min(limits, key=lambda limit: limit.total_bytes)
+    return min(limits, key=lambda limit: limit.total_bytes).divided(memory_sharers(environ))
 
 
 def _slurm_limits(environ: Mapping[str, str]) -> Iterator[MemoryBudget]:
@@ -126,6 +109,13 @@ def control_groups(root: Path = Path("/")) -> Iterator[tuple[PurePosixPath, Path
 
 def _whole(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
 
 
 # How much memory a process and its children hold and have held, cheaply enough to be asked every second.

@@ -4,7 +4,7 @@ is not enough.
 
 import gc
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -110,16 +110,6 @@ class MemoryPolicy:
             lines.append(f"batches in page-locked memory: {'yes' if self.pin_memory else 'no'}")
         return lines
 
-    def pinned_bytes(self, batch_bytes: int, num_workers: int) -> int:
-        """Page-locked main memory, at most, of the batches that wait for the device; 0 where none is pinned.
-
-        Each batch that ``num_workers`` loader processes read ahead is copied there once it is loaded, beside the one in
-        use; torch's host allocator takes the next power of two of each.
-        """
-        if not self.pin_memory or batch_bytes <= 0:
-            return 0
-        return (PREFETCHED_BATCHES * num_workers + 1) * (1 << (batch_bytes - 1).bit_length())
-
     def _clearing(self) -> str:
         named = {"training": self.clear_cache_training_batches, "validation": self.clear_cache_validation_batches}
         every = [f"every {batches} {part} batches" for part, batches in named.items() if batches]
@@ -131,16 +121,17 @@ def resolve_memory_policy(
     *,
     amp: Literal["auto", "off"] = "auto",
     bf16_supported: bool = True,
-    clear_cache_batches: int | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> MemoryPolicy:
-    """The policy for one kind of device.
+    """Return the policy for one kind of device.
 
-    ``amp`` ``auto`` is mixed precision and TF32 on CUDA, in float16 where the device is no ``bf16_supported`` one;
-    elsewhere float32, as with ``off``. ``clear_cache_batches`` holds in training and validation; None: the device's
-    default; 0: only after an out-of-memory and between stages.
+    Args:
+        device: the kind.
+        amp: ``auto`` is mixed precision and TF32 on CUDA, float32 elsewhere; ``off`` is float32 everywhere.
+        bf16_supported: whether the device computes in bfloat16; float16 takes its place otherwise.
+        environ: environment with the user's allocator settings; None: this process's.
     """
-    training, validation = _CLEAR_CACHE_BATCHES[device] if clear_cache_batches is None else (clear_cache_batches,) * 2
+    training, validation = _CLEAR_CACHE_BATCHES[device]
     mixed = device == "cuda" and amp == "auto"
     return MemoryPolicy(
         device=device,
@@ -156,9 +147,7 @@ def resolve_memory_policy(
 # What a training tells about its memory, and to whom: the engine knows this protocol and opens no file itself.
 
 EventDetail = str | int | float | bool | None
-# The phases of measuring beforehand, whose memory is not what the work itself needs; "fits" is the sweep of older runs.
-PREFLIGHT, SWEEP = "preflight", "batch_size_sweep"
-MEASURING = (PREFLIGHT, SWEEP, "fits")
+PREFLIGHT = "preflight"  # the phase that measures a step, whose memory the training itself does not need
 
 
 @dataclass(frozen=True)
@@ -188,7 +177,7 @@ class MemoryObserver(Protocol):
     ) -> None:
         """Say where the training is.
 
-        Phases: setup, batch_size_sweep, preflight, train, validation and test, the last three also after a control's
+        Phases: setup, preflight, train, validation and test, the last three also after a control's
         prefix, and report when training is over.
         """
         return
@@ -197,8 +186,7 @@ class MemoryObserver(Protocol):
         """Record that something happened here, in one sentence and in numbers.
 
         Kinds: ``policy``, ``measuring``, ``preflight``, ``out_of_memory``, ``micro_batch`` (it changed),
-        ``step_restored``, ``near_limit``, ``nonfinite``, ``loader_restarted``, ``disk_full``, ``recording``
-        (``profile_memory`` wrote it).
+        ``step_restored``, ``near_limit``, ``nonfinite``, ``loader_restarted``, ``disk_full``.
         """
         return
 
@@ -230,78 +218,29 @@ def frozen_garbage() -> Iterator[None]:
         gc.collect()
 
 
-# What to change when memory runs out: whoever knows what ran out says what is found here. Only what stands under "in a
-# new run" changes the result.
+# What ran out of memory: a training step; one sample alone; a loss that compares all samples of an effective batch; the
+# optimizer's step; loader processes; a step that the preflight measures; anything else.
+RanOut = Literal["batch", "sample", "comparison", "optimizer_step", "loaders", "preflight", "elsewhere"]
 
-# A training step with several samples at once; one sample alone, in training or in validation; the loss that compares
-# all samples of an effective batch; the optimizer's step; anything else in a training (loading, a checkpoint's copy);
-# a stage that trains, before it has any batch; loader processes that are killed; what has no batch in memory;
-# measuring before the training.
-RanOut = Literal[
-    "batch", "sample", "validation_sample", "comparison", "optimizer_step", "elsewhere", "before_training", "loaders",
-    "preparation", "preflight", "batch_size_sweep",
-]  # fmt: skip
-
-MORE_MEMORY = "more memory for the job (mem_gb, or the limit of the job or machine)"
-_SMALLER_SAMPLES = "smaller samples (fixed_size, num_frames, image_size) or a smaller model in a new run"
-_SETTINGS: dict[RanOut, tuple[str, ...]] = {
-    "batch": ("batch_size", "gradient_checkpointing", "num_workers", MORE_MEMORY),
-    "sample": ("gradient_checkpointing", "num_workers", _SMALLER_SAMPLES, MORE_MEMORY),
-    "validation_sample": ("num_workers", _SMALLER_SAMPLES, MORE_MEMORY),
-    "comparison": ("a smaller effective_batch_size, then a smaller embedding_size, in a new run", MORE_MEMORY),
-    "optimizer_step": (MORE_MEMORY, "a smaller model in a new run"),
-    "elsewhere": ("num_workers", MORE_MEMORY),
-    "before_training": ("workers", "num_workers", MORE_MEMORY),
-    "loaders": ("num_workers", MORE_MEMORY),
-    "preparation": ("workers", MORE_MEMORY),
-    "preflight": ("-p memory_preflight false",),
-    "batch_size_sweep": ("-p batch_size_sweep false",),
+_MORE = "more memory (mem_gb, MEMORY in slurm/site.conf, or a larger machine)"
+_REMEDIES: dict[RanOut, str] = {
+    "batch": "-p batch_size 1 or -p gradient_checkpointing true, which leave the result the same",
+    "sample": "smaller samples (num_frames, fixed_size, image_size) in a new run, -p gradient_checkpointing true",
+    "comparison": "a smaller effective_batch_size or embedding_size in a new run",
+    "optimizer_step": "a smaller model in a new run",
+    "loaders": "-p num_workers 0",
+    "preflight": "-p memory_preflight false",
+    "elsewhere": "fewer worker processes (-p workers 1, -p num_workers 0)",
 }
 
 
 def ran_out_in(phase: str) -> RanOut:
-    """Return what runs out of memory in ``phase``, as far as the phase alone tells."""
+    """Return what runs out of memory in a stage's ``phase``."""
     if phase.rpartition("_")[2] in ("train", "validation", "test"):
         return "batch"
-    if phase in MEASURING:
-        return "preflight" if phase == PREFLIGHT else "batch_size_sweep"
-    return "preparation"
+    return "preflight" if phase == PREFLIGHT else "elsewhere"
 
 
-def next_settings(
-    ran_out: RanOut,
-    *,
-    batch_size: int | None = None,
-    recomputes: bool = False,
-    num_workers: int | None = None,
-    workers: int | None = None,
-    reads: Collection[str] | None = None,
-) -> tuple[str, ...]:
-    """The settings that help, the cheapest first; never empty.
-
-    ``batch_size`` is samples in memory at once then, ``num_workers`` loader processes and ``workers`` others, None: not
-    known; ``recomputes``: ``gradient_checkpointing`` is on already; ``reads`` are the fields that the stage reads,
-    None: all.
-    """
-    smaller = f"-p batch_size {batch_size // 2}" if batch_size and batch_size > 1 else ""
-    ways = {
-        "batch_size": smaller if batch_size is not None else "a smaller batch_size",
-        "gradient_checkpointing": "" if recomputes else "-p gradient_checkpointing true",
-        "num_workers": "-p num_workers 0" if num_workers is None or num_workers > 0 else "",
-        "workers": "" if workers == 1 else f"-p workers {max(1, (workers or 2) // 2)}",
-    }
-    found = []
-    for setting in _SETTINGS[ran_out]:
-        if setting not in ways:
-            found.append(setting)
-        elif ways[setting] and (reads is None or setting in reads):
-            found.append(ways[setting])
-    return tuple(found) or (MORE_MEMORY,)
-
-
-def memory_advice(
-    ran_out: RanOut, *, recomputes: bool = False, workers: int | None = None, reads: Collection[str] | None = None
-) -> str:
-    """``next_settings`` as one sentence."""
-    settings = next_settings(ran_out, recomputes=recomputes, workers=workers, reads=reads)
-    return f"Next, try {'; else '.join(settings)}."
+def memory_advice(ran_out: RanOut) -> str:
+    """Return one sentence that says what to change after ``ran_out``."""
+    return f"Next, try {_REMEDIES[ran_out]}; or {_MORE}."

@@ -14,7 +14,7 @@ from fvc_lib.detectors.weights import OwnWeights
 from fvc_lib.engine.device import clips_in_a_pass, resolve_device
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.first_step import FirstStep, first_step
-from fvc_lib.engine.memory.training_memory import planned_micro_batch
+from fvc_lib.engine.memory import planned_micro_batch
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide, roc_auc
@@ -187,9 +187,7 @@ def _with_features(
     def planned() -> int:
         task, settings = _task(source, clips, config), engine_settings(config, clips.fold)
         settings = replace(settings, micro_batch=clips_in_a_pass(compute.device, settings.micro_batch))
-        plan = planned_micro_batch(
-            paths, config, task, settings, compute, work.memory, num_ranks=ranks.size, stop=work.stop
-        )
+        plan = planned_micro_batch(config, task, settings, compute, work.memory, num_ranks=ranks.size, stop=work.stop)
         peaks.append(plan[1])
         return plan[0]
 

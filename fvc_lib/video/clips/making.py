@@ -21,7 +21,6 @@ from fvc_lib.services.atomic_files import AnyPath, path_from_text, sweep_tempora
 from fvc_lib.services.clip_settings import PLAIN_VIEW
 from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.isolated_workers import Answer, available_cores, run_isolated
-from fvc_lib.services.memory.workers import CROP_BYTES
 from fvc_lib.services.records.digests import read_document
 from fvc_lib.services.tables import AUGMENTED, SEEN_CLIPS, frame_of, write_table
 from fvc_lib.video.augmentations import apply_augmentation, draw_augmentation
@@ -32,6 +31,7 @@ from fvc_lib.video.reencode import TIMEOUT_SECONDS as REENCODE_SECONDS
 
 TIMEOUT_SECONDS = 120.0  # for decoding one video; then it is given up
 CROP_ADDRESS_BYTES = 24 << 30  # of one decoding process with a crop
+_CROP_WORKER_BYTES = 1 << 30  # resident, with torch and a network that finds faces
 DECODE_FUNCTION = "fvc_lib.video.clips.worker:make_original"  # run in the worker processes
 
 Row = tuple[Any, ...]
@@ -240,7 +240,7 @@ def decode_limits(store: ClipStore, workers: int, *, recipes: bool = False) -> d
     seconds = REENCODE_SECONDS if recipes else TIMEOUT_SECONDS * store.view.clips
     limits: dict[str, Any] = {"workers": workers, "timeout_seconds": seconds}
     if store.view.crop:  # torch, of whose CUDA build the libraries alone are gigabytes of addresses
-        limits |= {"memory_bytes": CROP_ADDRESS_BYTES, "worker_bytes": CROP_BYTES}
+        limits |= {"memory_bytes": CROP_ADDRESS_BYTES, "worker_bytes": _CROP_WORKER_BYTES}
     return limits
 
 

@@ -18,7 +18,6 @@ import polars as pl
 from fvc_lib.services.atomic_files import AnyPath, path_from_text, sweep_temporaries
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.isolated_workers import Answer, run_isolated
-from fvc_lib.services.memory.workers import FEATURE_BYTES
 from fvc_lib.services.records.digests import read_document, write_document
 from fvc_lib.services.tables import FEATURES, write_table
 from fvc_lib.video.features.family import FeatureFamily, families_named
@@ -117,7 +116,7 @@ def measure_features(
     done = len(videos) - len(todo)
     if progress is not None:
         progress(done, len(videos))
-    limits: dict[str, Any] = {"workers": workers, "worker_bytes": FEATURE_BYTES}
+    limits: dict[str, Any] = {"workers": workers}
     limits["timeout_seconds"] = REENCODE_SECONDS if recipe else TIMEOUT_SECONDS
     with closing(run_isolated(MEASURE_FUNCTION, items, **limits)) as answers:
         for answer in answers:

@@ -19,7 +19,6 @@ from fvc_lib.detectors.network import Detector, build_detector
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.services.memory.workers import FEATURE_BYTES
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.video.classical.embeddings import trunk_config
 from fvc_lib.video.features.family import families_named
@@ -112,7 +111,7 @@ class FeatureMeasurer:
             for path, content in files
         ]
         seconds = REENCODE_SECONDS if self._encoded else TIMEOUT_SECONDS
-        answers = run_isolated(MEASURE_FUNCTION, items, timeout_seconds=seconds, worker_bytes=FEATURE_BYTES)
+        answers = run_isolated(MEASURE_FUNCTION, items, timeout_seconds=seconds)
         with closing(answers):
             for answer in answers:
                 said = answer.value or {}

@@ -12,7 +12,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib import import_module
@@ -26,7 +25,7 @@ import torch
 
 from fvc_lib.corpus.folds import make_folds, most_folds
 from fvc_lib.detectors.classical.model import Arrays, ClassicalModel, Part
-from fvc_lib.engine.memory.training_memory import ControlMemory, recorded_allocations
+from fvc_lib.engine.memory import ControlMemory
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.training_state import MetricSink, weights_digest
 from fvc_lib.metrics.calibration import probabilities
@@ -132,26 +131,24 @@ def train_on_features(
     paths.stage_checkpoint(STAGE, fold).unlink(missing_ok=True)  # it lists files that are written from here on
     every = {"": read.clips, **read.controls}
     _logger.info("%s: %s", stage_key(STAGE, fold), kind.sentences())
-    recording = recorded_allocations(paths.memory_profiles(STAGE, fold), torch.device("cpu"))
-    with recording if config.profile_memory else nullcontext():
-        fitted: dict[str, Fitted] = {}
-        chosen: dict[str, RecordedSelection] = {}
-        inner: dict[str, FloatArray] = {}
-        for number, (name, clips) in enumerate(every.items()):
-            observer = ControlMemory(memory, name) if name else memory
-            fitter = _Fitter(
-                model, read.source, clips, config, folder / name, ControlLog(log, name) if name else log, observer,
-                sha256_of_json([parameters, clips.fingerprint]), stop,
-                _part(progress, number, len(every)),
-            )  # fmt: skip
-            fitted[name] = fitter.fit()
-            chosen[name], inner[name] = fitter.choose(fitted[name])
-        # Only now, when all that was chosen is on the disk, is the outer fold looked at.
-        memory.at("test")
-        scored = {
-            name: _score(model, read.source, clips, fitted[name], chosen[name], ControlLog(log, name) if name else log)
-            for name, clips in every.items()
-        }
+    fitted: dict[str, Fitted] = {}
+    chosen: dict[str, RecordedSelection] = {}
+    inner: dict[str, FloatArray] = {}
+    for number, (name, clips) in enumerate(every.items()):
+        observer = ControlMemory(memory, name) if name else memory
+        fitter = _Fitter(
+            model, read.source, clips, config, folder / name, ControlLog(log, name) if name else log, observer,
+            sha256_of_json([parameters, clips.fingerprint]), stop,
+            _part(progress, number, len(every)),
+        )  # fmt: skip
+        fitted[name] = fitter.fit()
+        chosen[name], inner[name] = fitter.choose(fitted[name])
+    # Only now, when all that was chosen is on the disk, is the outer fold looked at.
+    memory.at("test")
+    scored = {
+        name: _score(model, read.source, clips, fitted[name], chosen[name], ControlLog(log, name) if name else log)
+        for name, clips in every.items()
+    }
     memory.at("report")
     validation = validation_table(fold, read.clips, inner[""], chosen[""])
     write_table(validation, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))

@@ -1,7 +1,7 @@
-"""What a device must keep before a training on it is to be trusted: each promise is tried with real, tiny trainings.
+"""Promises that a device must keep before a training on it can be trusted; each is tried with tiny trainings.
 
-``run_notebooks.py doctor --benchmark`` and ``make test-gpu`` print a line for each: pass, fail or skip, and the
-figures. All that is trained on is generated, and nothing is imported beyond torch, numpy and the engine itself.
+``make test-gpu`` prints a line for each: pass, fail or skip, and figures. All clips are generated, and nothing is
+imported beyond torch, numpy and the engine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -28,18 +28,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice, resolve_device
 from fvc_lib.engine.distributed.ranks import ProcessRanks, loopback
-from fvc_lib.engine.memory.preflight import StepRequest, preflight
 from fvc_lib.engine.oom_detection import is_out_of_memory
-from fvc_lib.engine.promises.trainings import Greedy, Lab, NoisyClips, exact_products, weight_distance
-from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.engine.task import sent_ahead, stack_samples
 from fvc_lib.engine.training_state import TrainingState, weights_digest
-from fvc_lib.metrics.retrieval import retrieval_metrics
 from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory import budget as memory_budget
 from fvc_lib.services.memory.budget import MemoryBudget
 from fvc_lib.services.memory.policy import Acceleration, allocator_in_force
+from tests.gpu.trainings import Greedy, Lab, NoisyClips, exact_products, weight_distance
 
 # Relative differences of weights. Splitting a batch changes gradients by 1e-6 in float32, and AdamW's division by small
 # second moments makes more of that within some steps.
@@ -203,31 +201,15 @@ def squeezed(lab: Lab) -> str:
 @promise("out of memory in cuBLAS' set-up is known for what it is", "cuda")
 def cublas_handles(lab: Lab) -> str:
     """In a process that has none yet, with nothing left of the device."""
-    (found,) = lab.in_child(full_device, "product")
+    (found,) = lab.in_child(full_device)
     return _need(found.startswith("known"), found)
 
 
-@promise("out of memory in NCCL's set-up is known for what it is", "cuda")
-def nccl_setup(lab: Lab) -> str:
-    """As cuBLAS'."""
-    if not torch.distributed.is_nccl_available():
-        raise NotTriedError("this torch has no NCCL")
-    (found,) = lab.in_child(full_device, "nccl")
-    return _need(found.startswith("known"), found)
-
-
-def full_device(lab: Lab, number: int, what: str) -> str:
-    """In a child: what a first product or a first exchange says on a device without memory, and that it works later."""
+def full_device(lab: Lab, number: int) -> str:
+    """In a child: the error of a first product on a device without free memory."""
     device = lab.compute.device
-    matrix, one = torch.ones(256, 256, device=device), torch.ones(1, device=device)
-    if what == "nccl":
-        torch.distributed.init_process_group(
-            "nccl", init_method=f"file://{lab.folder}/nccl", rank=0, world_size=1, device_id=None
-        )
-    # Into memory that is there: else torch's own allocator refuses before cuBLAS is asked.
-    use: Callable[[], Any] = partial(torch.mm, matrix, matrix, out=torch.empty_like(matrix))
-    if what == "nccl":
-        use = partial(torch.distributed.all_reduce, one)
+    matrix = torch.ones(256, 256, device=device)
+    product = torch.empty_like(matrix)  # else torch's own allocator refuses before cuBLAS is asked
     held, piece = [], torch.cuda.mem_get_info(device)[0]
     while piece > 1 << 10:
         try:
@@ -235,17 +217,12 @@ def full_device(lab: Lab, number: int, what: str) -> str:
         except RuntimeError:
             piece //= 2
     try:
-        use()
+        torch.mm(matrix, matrix, out=product)
         torch.cuda.synchronize(device)
-        found = "known: it needs no memory of its own"
     except RuntimeError as error:
         first_line = str(error).partition("\n")[0][:200]
-        found = f"{'known' if is_out_of_memory(error) else 'NOT known'}: {type(error).__name__}: {first_line}"
-    held.clear()
-    torch.cuda.empty_cache()
-    torch.mm(matrix, matrix)
-    torch.cuda.synchronize(device)
-    return found
+        return f"{'known' if is_out_of_memory(error) else 'NOT known'}: {type(error).__name__}: {first_line}"
+    return "known: it needs no memory of its own"
 
 
 @promise("the predicted peak of memory is within 25 % of the measured one")
@@ -259,22 +236,24 @@ def predicted_peak(lab: Lab) -> str:
 
 
 def predict_and_measure(lab: Lab, number: int) -> tuple[int, int, str]:
-    """In a child: predicted and measured peak in bytes, on CUDA of torch's tensors, elsewhere of the process."""
+    """In a child: predicted and measured peak in bytes, on CUDA of the device's memory, elsewhere of the process."""
     device, task = lab.compute.device, lab.large
     cuda, sizes = device.type == "cuda", {"effective_batch_size": 16, "micro_batch": 8}
     probe = devices.device_memory_probe(device)
     budget = MemoryBudget(probe().total_bytes, "the device") if probe and cuda else memory_budget.memory_budget()
-    request = StepRequest(task, sizes["micro_batch"], sizes["effective_batch_size"], lab.compute)
-    report = preflight(request, budget=budget, baseline_bytes=memory_budget.resident_bytes(), store=None)
-    if report.predicted_peak_bytes is None:
+    report = preflight(
+        StepRequest(task, sizes["micro_batch"], sizes["effective_batch_size"], lab.compute), budget=budget
+    )
+    if report.peak_bytes is None:
         raise BrokenPromiseError(report.message())
+    free = torch.cuda.mem_get_info(device)[0] if cuda else 0
     memory_budget.reset_high_water()
     lab.train("predicted", task, lab.compute, **sizes)
-    if cuda:  # what the driver keeps for its context is in the prediction and in no allocator's statistics
-        predicted = report.predicted_peak_bytes - report.found.first_use_bytes
-        return predicted, torch.cuda.max_memory_allocated(device), report.problem
+    if cuda:  # with the driver's context, which is in no allocator's statistics
+        context = free - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device)
+        return report.peak_bytes, torch.cuda.max_memory_allocated(device) + max(0, context), report.problem
     of_driver = torch.mps.driver_allocated_memory() if device.type == "mps" else 0
-    return report.predicted_peak_bytes, memory_budget.peak_rss_bytes() + of_driver, report.problem
+    return report.peak_bytes, memory_budget.peak_rss_bytes() + of_driver, report.problem
 
 
 @promise("a training that is stopped goes on to the same bits")
@@ -314,31 +293,6 @@ def _same_end(state: TrainingState, whole: TrainingState) -> str:
     equal = weights_digest(state.best_model) == weights_digest(whole.best_model)
     found = "weights equal to the bit" if equal else f"weights differ by {weight_distance(state, whole):.1e}"
     return _need(equal and state.history == whole.history, found)
-
-
-@promise("batches come from page-locked memory, and nothing waits for their transfer", "cuda")
-def transfer(lab: Lab) -> str:
-    """While the device computes, the call that sends a batch comes back at once; and alone it takes so long."""
-    device = lab.compute.device
-    batch = stack_samples([NoisyClips(0, 1, 16, 224)[0]] * 16).pin_memory()
-    work = torch.randn(4096, 4096, device=device)
-    _need(devices.resolve_policy(lab.compute).pin_memory, "the policy of CUDA pins no batches")
-    for _ in range(2):  # the first prepares
-        started = devices.finished_at(device)
-        batch.to(device)
-        alone = devices.finished_at(device) - started
-        for _ in range(20):
-            work = torch.mm(work, work).clamp_(-1, 1)
-        started = time.perf_counter()
-        batch.to(device)
-        returned = time.perf_counter() - started
-        devices.finished_at(device)
-    size = sum(tensor.nbytes for tensor in batch.tensors.values())
-    return _need(
-        returned < alone,
-        f"{size / 1e6:.0f} MB in {1e3 * alone:.2f} ms ({size / alone / 1e9:.1f} GB/s); the call came back after "
-        f"{1e3 * returned:.3f} ms",
-    )
 
 
 @promise("a micro-batch that is sent while another is computed is the same", "cuda")
@@ -414,26 +368,6 @@ def one_rank(lab: Lab, rank: int, port: int) -> str:
     digest = weights_digest(lab.engine("ranks", compute=compute, ranks=ranks, micro_batch=4).fit().best_model)
     ranks.close()
     return digest
-
-
-@promise("retrieval between embeddings on the device is exact within its memory limit")
-def retrieval(lab: Lab) -> str:
-    """Against the same embeddings in main memory."""
-    device, limit = lab.compute.device, 32_000_000
-    with forked_random_state(0, torch.device("cpu")):
-        videos = torch.randn(4000, 64)
-        texts = videos + torch.randn(4000, 64)
-    expected = retrieval_metrics(videos.numpy(), texts.numpy(), range(len(videos)), memory_bytes=limit).as_metrics()
-    there = [rows.to(device) for rows in (videos, texts)]
-    held = 0
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        held = torch.cuda.memory_allocated(device)
-    found = retrieval_metrics(there[0], there[1], range(len(videos)), memory_bytes=limit).as_metrics()
-    taken = torch.cuda.max_memory_allocated(device) - held if device.type == "cuda" else 0
-    recall = found["video_to_text/recall@1"]
-    said = f"recall@1 {recall:.4f}" + (f", {taken / 1e6:.1f} MB of the device taken" if device.type == "cuda" else "")
-    return _need(found == expected and taken <= limit, said)
 
 
 def machine(device: str = "auto") -> str:

@@ -1,4 +1,4 @@
-"""What a device is held to (``make test-gpu``), on the CPU; and that nothing else is needed."""
+"""The promises of ``make test-gpu`` on the CPU; they need torch and numpy alone."""
 
 import importlib
 import subprocess
@@ -13,20 +13,18 @@ import torch
 
 from fvc_lib.detectors.own.frame_cnn import FrameCnn
 from fvc_lib.engine.device import STEM_CLIPS, accelerated, build_optimizer, resolve_device
-from fvc_lib.engine.promises import device_promises as promises
-from fvc_lib.engine.promises.device_promises import Outcome, try_promises
-from fvc_lib.engine.promises.trainings import Lab, weight_distance
 from fvc_lib.services.errors import StoppedError
+from tests.gpu import promises
+from tests.gpu.promises import Outcome, try_promises
+from tests.gpu.trainings import Lab, weight_distance
 
-GPU = Path(__file__).parents[1] / "gpu"
+GPU = Path(__file__).parent
 # Beyond torch's own needs, all that the project asks for.
 OTHERS = ("av", "click", "duckdb", "pandera", "polars", "psutil", "pyarrow", "pydantic", "scipy", "sklearn",
           "tqdm", "yaml")  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "words", ["in forward", "in backward", "in optimizer", "in validation", "stopped", "retrieval"]
-)
+@pytest.mark.parametrize("words", ["in forward", "in backward", "in optimizer", "in validation", "stopped"])
 def test_the_cpu_keeps_its_promises(words):
     (outcome,) = try_promises("cpu", words)
     assert outcome.verdict == "pass", outcome.line()

@@ -1,0 +1,348 @@
+"""The memory of a run: its peak, growth from epoch to epoch, every out-of-memory, and how good the prediction was.
+
+Megabytes are 1e6 bytes. Each figure has one definition:
+
+- Memory in use is the resident memory of a stage's process with its children, or what tensors hold on an accelerator.
+- The peak is the highest memory in use over all phases, between two samples as well.
+- The budget is the smallest of ``mem_gb``, the job's limit and the machine's memory.
+- The predicted peak is the preflight's, for training and validation; it is compared with the peak of these phases.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from scipy import stats
+
+from fvc_lib.analysis.read.logs import read_events
+from fvc_lib.analysis.read.queries import memory_samples
+from fvc_lib.analysis.read.records import log_files
+from fvc_lib.analysis.read.sql import ask
+from fvc_lib.analysis.wording import count_text, megabytes_text
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tasks import CONTROL_TRAININGS
+
+PROCESS = "process"  # the place of main memory; an accelerator's is its name, such as ``cuda:0``
+NEAR_LIMIT_PERCENT = 90.0
+_WHOLE_STAGE = "whole_stage"  # the phase of a stage that reports none
+_STAGE = ("run_id", "stage", "fold")
+_TRAINED = r"^([a-z]+_)?(train|validation)$"
+
+MIN_EPOCHS = 5  # with one warm-up epoch left out; fewer orders could be chance more often than once in twenty times
+MIN_MB_PER_EPOCH = 2.0
+MIN_GROWN_SHARE = 0.05
+SIGNIFICANCE = 0.05
+LEAK_RULE = (
+    f"a leak is a slope (Theil-Sen, without the first epoch) of more than {MIN_MB_PER_EPOCH:g} MB per epoch that adds "
+    f"more than {MIN_GROWN_SHARE:.0%} of the peak over all epochs, in the first and the second half as well, with a p "
+    f"value under {SIGNIFICANCE:g} (Kendall's tau)"
+)
+_MOST_POINTS = 1000  # all pairs of a thousand points are half a million slopes
+
+
+@dataclass(frozen=True)
+class MemoryFindings:
+    """The memory of a run's stages; frames may be empty, also while the run goes on.
+
+    Attributes:
+        usage: one row per sample and place, as ``memory_usage`` returns it.
+        events: ``queries.memory_events``.
+        peaks: the highest memory of each stage, phase and place.
+        growth: the growth over the epochs of each training, judged by ``LEAK_RULE``.
+        predictions: predicted and measured peak of each training.
+        notes: lines that could not be read.
+    """
+
+    usage: pl.DataFrame
+    events: pl.DataFrame
+    peaks: pl.DataFrame
+    growth: pl.DataFrame
+    predictions: pl.DataFrame
+    notes: tuple[str, ...] = ()
+
+    @property
+    def peak(self) -> dict[str, Any] | None:
+        """The row of ``peaks`` nearest to its budget, or the highest where no budget is known."""
+        by_usage = pl.col("usage_percent").fill_null(-1)
+        rows = self.peaks.sort(by_usage, "used_mb", descending=True, maintain_order=True)
+        return rows.row(0, named=True) if rows.height else None
+
+    @property
+    def leaks(self) -> pl.DataFrame:
+        """The rows of ``growth`` that are leaks, steepest first."""
+        return self.growth.filter(pl.col("verdict") == "leak").sort("slope_mb", descending=True)
+
+
+def run_memory(run: RunPaths, *, leave_out: Collection[str] = (), folds: Collection[int] = ()) -> MemoryFindings:
+    """Return the findings of a run, without the stages ``leave_out``, of ``folds`` alone if given."""
+    samples = memory_samples([run])
+    events = read_events(log_files(run, "memory/events"), samples.frame)
+    chosen = ~pl.col("stage").is_in(list(leave_out))
+    chosen = chosen & pl.col("fold").is_in(list(folds)) if folds else chosen
+    usage, happened = memory_usage(samples.frame.filter(chosen)), events.frame.filter(chosen)
+    notes = tuple(dict.fromkeys((*samples.notes, *events.notes)))
+    return MemoryFindings(usage, happened, phase_peaks(usage), epoch_growth(usage), predictions(usage, happened), notes)
+
+
+def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per sample and place: ``run_id stage fold attempt line seconds phase epoch batch_idx global_step
+    place used_mb budget_mb usage_percent between``.
+
+    Where the high-water mark rose above the samples, a row with ``between`` true has it, in the phase that lasted until
+    then.
+    """
+    query = """
+        WITH known AS (
+            SELECT *, coalesce(device, 'cpu') LIKE 'cpu%' AS on_cpu FROM samples
+        ), placed AS (
+            SELECT *, CASE WHEN on_cpu THEN 'process' ELSE device END AS place,
+                   coalesce(allocated_mb, rss_mb) AS used_mb
+            FROM known
+        ), followed AS (
+            SELECT *, lag(max_allocated_mb) OVER ordered AS highest_before, lag(phase) OVER ordered AS phase_before,
+                   lag(epoch) OVER ordered AS epoch_before
+            FROM placed WHERE used_mb IS NOT NULL
+            WINDOW ordered AS (PARTITION BY run_id, stage, fold, attempt, place ORDER BY line)
+        ), spread AS (
+            SELECT *, false AS between FROM followed
+            UNION ALL BY NAME
+            SELECT * REPLACE (
+                max_allocated_mb AS used_mb, NULL AS usage_percent, coalesce(phase_before, phase) AS phase,
+                CASE WHEN phase_before IS NULL THEN epoch ELSE epoch_before END AS epoch
+            ), true AS between
+            FROM followed WHERE max_allocated_mb > used_mb AND max_allocated_mb > coalesce(highest_before, 0)
+        )
+        SELECT run_id, stage, fold, attempt, line, seconds, coalesce(phase, 'not recorded') AS phase, epoch, batch_idx,
+               global_step, place, used_mb, total_memory_mb AS budget_mb,
+               coalesce(usage_percent, 100 * used_mb / nullif(total_memory_mb, 0)) AS usage_percent, between
+        FROM spread ORDER BY run_id, stage, fold, place, attempt, line, between DESC
+    """
+    usage = ask(query, {"samples": samples})
+    phaseless = (pl.col("phase") == "setup").all().over(_STAGE) & pl.col("fold").is_null()
+    return usage.with_columns(phase=pl.when(phaseless).then(pl.lit(_WHOLE_STAGE)).otherwise("phase"))
+
+
+def phase_peaks(usage: pl.DataFrame) -> pl.DataFrame:
+    """Return the highest memory of each phase: ``run_id stage fold phase place num_samples used_mb budget_mb
+    usage_percent seconds epoch``, phases in the order they came.
+    """
+    at_peak = ("budget_mb", "usage_percent", "seconds", "epoch")
+    query = f"""
+        SELECT {", ".join(_STAGE)}, phase, place, count(*) FILTER (NOT between) AS num_samples, max(used_mb) AS used_mb,
+               {", ".join(f"arg_max_null({name}, used_mb) AS {name}" for name in at_peak)}
+        FROM usage GROUP BY run_id, stage, fold, phase, place
+        ORDER BY run_id, stage, fold, min(seconds), min(line), place
+    """
+    return ask(query, {"usage": usage})
+
+
+def epoch_medians(usage: pl.DataFrame) -> pl.DataFrame:
+    """Return the median memory of each training epoch: ``run_id stage fold attempt place phase epoch used_mb``."""
+    training = (
+        pl.col("phase").is_in(["train", *(f"{name}_train" for name in CONTROL_TRAININGS)])
+        & pl.col("epoch").is_not_null()
+        & ~pl.col("between")
+    )
+    keys = [*_STAGE, "attempt", "place", "phase", "epoch"]
+    return usage.filter(training).group_by(keys, maintain_order=True).agg(pl.col("used_mb").median()).sort(keys)
+
+
+def epoch_growth(usage: pl.DataFrame) -> pl.DataFrame:
+    """Return the growth of each training: ``run_id stage fold attempt place phase num_epochs slope_mb level_mb
+    verdict``; ``slope_mb`` is per epoch, ``level_mb`` the fitted line at epoch 0.
+    """
+    keys = [*_STAGE, "attempt", "place", "phase"]
+    schema = {name: usage.schema[name] for name in keys} | {
+        "num_epochs": pl.Int64, "slope_mb": pl.Float64, "level_mb": pl.Float64, "verdict": pl.String,
+    }  # fmt: skip
+    rows = [
+        (*key, *judged_growth(points["epoch"].cast(pl.Float64).to_numpy(), points["used_mb"].to_numpy()))
+        for key, points in epoch_medians(usage).group_by(keys, maintain_order=True)
+    ]
+    return pl.DataFrame(rows, schema, orient="row")
+
+
+Numbers = np.ndarray[Any, np.dtype[np.float64]]
+
+
+def judged_growth(epochs: Numbers, used_mb: Numbers) -> tuple[int, float | None, float | None, str]:
+    """Judge memory (n,) over ascending ``epochs`` (n,) by ``LEAK_RULE``.
+
+    Returns:
+        Number of epochs, slope in MB per epoch, fitted level at epoch 0, and "leak", "no leak" or "too few epochs".
+    """
+    if epochs.size < 3:
+        return epochs.size, None, None, "too few epochs"
+    chosen = np.unique(np.linspace(1, epochs.size - 1, _MOST_POINTS).round().astype(int))
+    x, y = epochs[chosen], used_mb[chosen]
+    slope = float(stats.theilslopes(y, x).slope)
+    level = float(np.median(y - slope * x))
+    if epochs.size < MIN_EPOCHS:
+        return epochs.size, slope, level, "too few epochs"
+    enough = max(MIN_MB_PER_EPOCH, MIN_GROWN_SHARE * float(np.max(used_mb)) / float(epochs[-1] - epochs[0]))
+    middle = x.size // 2
+    # A single step grows as a whole, but one of its halves is flat.
+    halves = (slice(0, x.size - middle), slice(middle, None))
+    steady = slope > enough and all(stats.theilslopes(y[half], x[half]).slope > enough for half in halves)
+    leaks = steady and stats.kendalltau(x, y, alternative="greater").pvalue < SIGNIFICANCE
+    return epochs.size, slope, level, "leak" if leaks else "no leak"
+
+
+def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+    """Return predicted and measured peak of each training: ``run_id stage fold attempt place predicted_mb measured_mb
+    error_percent``.
+
+    A training on an accelerator is compared with the accelerator's memory. Measured is null before training begins.
+    """
+    keys = [*_STAGE, "attempt"]
+    predicted = events.filter((pl.col("kind") == "preflight") & pl.col("predicted_peak_mb").is_not_null())
+    predicted = predicted.group_by(keys, maintain_order=True).agg(predicted_mb=pl.col("predicted_peak_mb").last())
+    trained = usage.filter(pl.col("phase").str.contains(_TRAINED))
+    measured = trained.group_by([*keys, "place"]).agg(measured_mb=pl.col("used_mb").max())
+    # An accelerator that was sampled is the one that was meant.
+    measured = measured.sort(pl.col("place") == PROCESS, "place").unique(keys, keep="first")
+    error = 100 * (pl.col("predicted_mb") - pl.col("measured_mb")) / pl.col("measured_mb")
+    joined = predicted.join(measured, on=keys, how="left", nulls_equal=True).with_columns(error_percent=error)
+    return joined.select(*keys, "place", "predicted_mb", "measured_mb", "error_percent").sort(keys)
+
+
+# --- Tables and sentences of figures, notebook, report and dashboard
+
+_NO_SAMPLES = "No memory samples are recorded"
+
+
+def predictions_table(found: MemoryFindings) -> pl.DataFrame:
+    """Return columns ``stage attempt predicted measured off_by``, as text with units."""
+    rows = [
+        (where_text(row), row["attempt"], megabytes_text(row["predicted_mb"]), megabytes_text(row["measured_mb"]),
+         "" if row["error_percent"] is None else f"{row['error_percent']:+.0f}%")
+        for row in found.predictions.iter_rows(named=True)
+    ]  # fmt: skip
+    return _text_table(rows, "stage", "attempt", "predicted", "measured", "off_by")
+
+
+def out_of_memory_table(found: MemoryFindings) -> pl.DataFrame:
+    """Return columns ``stage phase epoch step happened_in asked_for next_micro_batch context_file``, as text."""
+    folder = "memory/oom/"
+    rows = [
+        (where_text(row), phase_text(row["phase"]), row["epoch"], row["global_step"], row["happened_in"],
+         megabytes_text(row["asked_mb"]), row["micro_batch_next"], f"{folder}{row['context_file']}")
+        for row in _out_of_memory(found).iter_rows(named=True)
+    ]  # fmt: skip
+    return _text_table(
+        rows, "stage", "phase", "epoch", "step", "happened_in", "asked_for", "next_micro_batch", "context_file"
+    )
+
+
+def _text_table(rows: Sequence[tuple[object, ...]], *names: str) -> pl.DataFrame:
+    shown = [["" if value is None else str(value) for value in row] for row in rows]
+    return pl.DataFrame(shown, dict.fromkeys(names, pl.String), orient="row")
+
+
+def _out_of_memory(found: MemoryFindings) -> pl.DataFrame:
+    return found.events.filter(pl.col("kind") == "out_of_memory")
+
+
+def where_text(row: Mapping[str, Any]) -> str:
+    """Return ``04_fold_training, fold 2`` for a row with a stage and a fold."""
+    return str(row["stage"]) if row["fold"] is None else f"{row['stage']}, fold {row['fold']}"
+
+
+def phase_text(phase: str | None) -> str:
+    """Return ``control_train`` as ``train (shuffled labels)``, other phases with spaces."""
+    name, _, part = (phase or "not recorded").rpartition("_")
+    return f"{part} ({CONTROL_TRAININGS[name]})" if name in CONTROL_TRAININGS else f"{name} {part}".strip()
+
+
+def peak_sentence(found: MemoryFindings) -> str:
+    """Return the peak, its share of the budget, and where it was."""
+    peak = found.peak
+    if peak is None:
+        return _NO_SAMPLES
+    whose = "Memory" if peak["place"] == PROCESS else f"Memory of {peak['place']}"
+    text = megabytes_text(peak["used_mb"])
+    if peak["budget_mb"] is not None and peak["usage_percent"] is not None:
+        text += f" of {megabytes_text(peak['budget_mb'])} allowed ({peak['usage_percent']:.1f}%)"
+    highest = found.peaks.filter(pl.col("place") == peak["place"])["used_mb"].max()
+    how = "peaks at" if peak["used_mb"] == highest else "is nearest to its budget at"
+    return f"{whose} {how} {text}, in {where_text(peak)}, {phase_text(peak['phase'])}"
+
+
+def limit_sentence(found: MemoryFindings) -> str:
+    """Return whether memory came close to its budget, and in which stages."""
+    over = found.peaks.filter(pl.col("usage_percent") > NEAR_LIMIT_PERCENT)
+    if found.peaks["usage_percent"].is_null().all():
+        return "Whether memory came close to a limit is not known: no budget is recorded"
+    if over.is_empty():
+        return f"Memory was never above {NEAR_LIMIT_PERCENT:.0f}% of its budget"
+    stages = dict.fromkeys(map(where_text, over.iter_rows(named=True)))
+    return f"Memory went above {NEAR_LIMIT_PERCENT:.0f}% of its budget in {'; '.join(stages)}"
+
+
+def growth_sentence(found: MemoryFindings) -> str:
+    """Return whether memory grows from epoch to epoch."""
+    leaks = found.leaks
+    if leaks.height:
+        worst = leaks.row(0, named=True)
+        others = f"; so do {leaks.height - 1} more" if leaks.height > 1 else ""
+        return (
+            f"Memory leaks: {worst['slope_mb']:.1f} MB more with every epoch in {where_text(worst)}, "
+            f"{phase_text(worst['phase'])}{others}"
+        )
+    judged = found.growth.filter(pl.col("verdict") != "too few epochs")
+    if judged.is_empty():
+        most = max(found.growth["num_epochs"].to_list(), default=0)
+        return f"Growth cannot be judged yet: that needs {MIN_EPOCHS} epochs, and {most} are recorded"
+    steepest = judged.sort("slope_mb", descending=True).row(0, named=True)
+    return f"Memory does not leak: at most {steepest['slope_mb']:+.1f} MB per epoch, in {where_text(steepest)}"
+
+
+def out_of_memory_sentence(found: MemoryFindings) -> str:
+    """Return how often memory ran out, and the micro-batch after it."""
+    rows = _out_of_memory(found)
+    if rows.is_empty():
+        return "Memory never ran out"
+    after = rows.filter(pl.col("micro_batch_next") < pl.col("micro_batch"))
+    text = ""
+    if after.height:
+        first, last = max(after["micro_batch"].to_list()), min(after["micro_batch_next"].to_list())
+        text = f": the micro-batch went from {first} down to {last}"
+    stages = count_text(rows.select(_STAGE).n_unique(), "stage")
+    return f"Memory ran out {count_text(rows.height, 'time')} in {stages}{text}"
+
+
+def prediction_sentence(found: MemoryFindings) -> str:
+    """Return how far the preflight's prediction is from the measured peak."""
+    worst = _worst_prediction(found)
+    if worst is None:
+        return "Prediction and measurement cannot be compared: no training was predicted and sampled"
+    return f"The prediction is at most {_off_text(worst)}, in {where_text(worst)}"
+
+
+def _worst_prediction(found: MemoryFindings) -> dict[str, Any] | None:
+    rows = found.predictions.drop_nulls("error_percent").sort(pl.col("error_percent").abs(), descending=True)
+    return rows.row(0, named=True) if rows.height else None
+
+
+def _off_text(prediction: Mapping[str, Any]) -> str:
+    error = prediction["error_percent"]
+    return f"{math.ceil(abs(error))}% {'above' if error > 0 else 'below'} the measured peak"
+
+
+def memory_facts(found: MemoryFindings) -> tuple[tuple[str, str], ...]:
+    """Return name and text of the facts about memory at the head of a report; empty where nothing is recorded."""
+    facts, peak = [], found.peak
+    if peak is not None and peak["budget_mb"] is not None:
+        place = "" if peak["place"] == PROCESS else f" on {peak['place']}"
+        used = f"{peak['usage_percent']:.1f}% used at most{place}"
+        facts.append(("Memory budget", f"{megabytes_text(peak['budget_mb'])}, {used}"))
+    if worst := _worst_prediction(found):
+        facts.append(("Predicted peak", f"{megabytes_text(worst['predicted_mb'])}, {_off_text(worst)}"))
+    if not _out_of_memory(found).is_empty():
+        facts.append(("Out of memory", out_of_memory_sentence(found).removeprefix("Memory ran out ")))
+    if found.leaks.height:
+        facts.append(("Leak", growth_sentence(found).removeprefix("Memory leaks: ")))
+    return tuple(facts)

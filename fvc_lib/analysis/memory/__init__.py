@@ -1,1 +1,0 @@
-"""Where a run's memory went: findings, sentences, figures, the terminal report."""

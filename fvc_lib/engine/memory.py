@@ -1,0 +1,171 @@
+"""The memory of a training: its budget, its micro-batch, the device's settings, and who hears where it stands."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from fvc_lib.engine import device as devices
+from fvc_lib.engine.device import ComputeDevice, device_memory_probe, resolve_device
+from fvc_lib.engine.loop import EngineSettings
+from fvc_lib.engine.preflight import StepRequest, preflight
+from fvc_lib.engine.task import Task
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.memory.budget import MemoryBudget, memory_budget, memory_sharers, resident_bytes
+from fvc_lib.services.memory.policy import (
+    PREFLIGHT,
+    DeviceMemory,
+    EventDetail,
+    MemoryObserver,
+    MemoryPolicy,
+    NoObserver,
+    frozen_garbage,
+)
+from fvc_lib.services.run_paths import RunPaths
+
+_logger = logging.getLogger(__name__)
+
+
+def memory_setup(config: RunConfig) -> list[str]:
+    """Return lines about the device, its precision and its allocator, and which of these settings are active.
+
+    Raises:
+        UsageError: the requested device is not there.
+    """
+    policy = devices.resolve_policy(resolve_device(config.device, config.amp), amp=config.amp)
+    with devices.apply_policy(policy):
+        return [*policy.describe(), *devices.verify_policy(policy)]
+
+
+@dataclass(frozen=True)
+class TrainingMemory:
+    """The memory settings of a training and of the controls trained with it."""
+
+    policy: MemoryPolicy  # of the device
+    observer: MemoryObserver  # hears where the model's training stands
+    oom_folder: Path  # folder of the files about an out-of-memory
+
+    def observer_of(self, name: str) -> MemoryObserver:
+        """Return the observer of the control called ``name``, of the model where that is empty."""
+        return ControlMemory(self.observer, name) if name else self.observer
+
+
+@contextmanager
+def training_memory(
+    paths: RunPaths,
+    config: RunConfig,
+    stage: str,
+    fold: int | None,
+    compute: ComputeDevice,
+    observer: MemoryObserver | None,
+    rank: int = 0,
+) -> Iterator[TrainingMemory]:
+    """Apply the device's memory policy, watch the accelerator and freeze the garbage of set-up until the end."""
+    policy, observer = devices.resolve_policy(compute, amp=config.amp), observer or NoObserver()
+    observer.event("policy", "; ".join(policy.describe()), device=policy.device, amp_dtype=policy.amp_dtype,
+                   tf32=policy.tf32, pin_memory=policy.pin_memory)  # fmt: skip
+    probe = device_memory_probe(compute.device)
+    if probe is not None:
+        observer.watch_device(str(compute.device), probe)
+    with devices.apply_policy(policy), frozen_garbage():
+        folder = paths.oom_contexts(stage, fold)
+        try:
+            yield TrainingMemory(policy, observer, folder / f"rank_{rank}" if rank else folder)  # one writer each
+        finally:
+            devices.release_cached_memory(compute.device)
+            observer.at("report")  # tables and figures are not the training's
+
+
+def planned_micro_batch(
+    config: RunConfig,
+    task: Task,
+    settings: EngineSettings,
+    compute: ComputeDevice,
+    observer: MemoryObserver,
+    *,
+    num_ranks: int = 1,
+    stop: Callable[[], bool] | None = None,
+) -> tuple[int, int | None]:
+    """Return the micro-batch to begin with and the predicted peak in bytes; None where it was not measured.
+
+    The micro-batch is lowered where the budget has too little room. Each of several ranks loads its share of an
+    effective batch and has its share of the budget; one measures for all.
+
+    Raises:
+        StoppedError: ``stop`` returned True while a step was measured.
+        UsageError: this process alone holds more than ``mem_gb``.
+    """
+    if not config.memory_preflight:
+        return settings.micro_batch, None
+    request = StepRequest(
+        task,
+        settings.micro_batch,
+        -(-settings.effective_batch_size // num_ranks),
+        compute,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        num_workers=settings.num_workers,
+        num_ranks=num_ranks,
+        averages=settings.ema_decay > 0,
+    )
+    budget, held = device_budget(config, compute), resident_bytes()
+    if compute.device.type == "cpu" and config.mem_gb is not None and held >= budget.total_bytes:
+        raise UsageError(
+            f"mem_gb {config.mem_gb:g}: this process holds {held / 1e9:.2f} GB before it trains, and may use {budget}. "
+            "Resume the run with a larger -p mem_gb, or with -p mem_gb none."
+        )
+
+    def tell(micro_batch: int) -> None:
+        message = f"memory preflight: measuring a training step with micro-batch {micro_batch}"
+        _logger.info(message)
+        observer.event("measuring", message)
+
+    observer.at(PREFLIGHT)
+    try:
+        report = preflight(request, budget=budget, stop=stop or (lambda: False), tell=tell)
+    finally:
+        observer.at("setup")
+    _logger.log(logging.INFO if report.fits and not report.lowered else logging.WARNING, report.message())
+    observer.event(
+        "preflight",
+        report.message(),
+        predicted_peak_mb=None if report.peak_bytes is None else round(report.peak_bytes / 1e6, 2),
+        budget_mb=round(budget.total_bytes / 1e6, 2),
+        micro_batch_planned=report.micro_batch_planned,
+        micro_batch=report.micro_batch,
+    )
+    # An effective batch smaller than the micro-batch is no reason to plan a smaller one.
+    return report.micro_batch if report.lowered else settings.micro_batch, report.peak_bytes
+
+
+class ControlMemory:
+    """Reports where a control's training stands, under phases of its own such as ``control_train``."""
+
+    def __init__(self, observer: MemoryObserver, name: str) -> None:
+        self._observer = observer
+        self.prefix = f"{name}_"
+
+    def at(self, phase: str, **position: int | None) -> None:
+        """Report ``phase`` with the control's name before it."""
+        self._observer.at(self.prefix + phase, **position)
+
+    def event(self, kind: str, message: str, **details: EventDetail) -> None:
+        """Report an event unchanged."""
+        self._observer.event(kind, message, **details)
+
+    def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
+        """Watch an accelerator."""
+        self._observer.watch_device(device, probe)
+
+
+def device_budget(config: RunConfig, compute: ComputeDevice) -> MemoryBudget:
+    """Return the memory that a training on ``compute`` may use: the accelerator's, elsewhere main memory."""
+    probe = device_memory_probe(compute.device)
+    if probe is None:
+        return memory_budget(config.mem_gb)
+    of_device = MemoryBudget(probe().total_bytes, f"{compute.name}'s memory")
+    if compute.device.type == "cuda":
+        return of_device if config.num_ranks > 1 else of_device.divided(memory_sharers())  # ranks have a GPU each
+    # Apple's GPU uses main memory, whose limits count as well.
+    return min(of_device, memory_budget(config.mem_gb), key=lambda budget: budget.total_bytes)

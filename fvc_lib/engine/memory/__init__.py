@@ -1,1 +1,0 @@
-"""Memory of a training: measured and planned before it starts, observed and recorded while it runs."""

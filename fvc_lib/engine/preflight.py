@@ -1,0 +1,320 @@
+"""Measure a training step in a child process, and lower a micro-batch that the memory budget has no room for.
+
+The child trains two steps with the planned micro-batch, by the engine's own transaction and optimizer step. Where that
+runs out of memory, another child measures half as many samples, and so on. A child may die in place of the training.
+
+Only memory lowers the micro-batch. A measurement that fails for another reason, such as its time limit, leaves the plan
+as it is: the training halves its micro-batch when memory really runs out.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import pickle
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fvc_lib.engine import device as devices
+from fvc_lib.engine.device import ComputeDevice
+from fvc_lib.engine.distributed.ranks import OwnGradients, is_usable
+from fvc_lib.engine.joint_loss import COMPARING
+from fvc_lib.engine.loading import load_batches
+from fvc_lib.engine.oom_detection import OutOfMemory, is_out_of_memory
+from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper
+from fvc_lib.engine.task import Batch, Task
+from fvc_lib.engine.training_state import copy_weights
+from fvc_lib.services.checkpoint_files import copied_to_cpu
+from fvc_lib.services.errors import FvcError, StoppedError
+from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.services.memory import budget as memory_budget
+from fvc_lib.services.memory.budget import MemoryBudget
+from fvc_lib.services.memory.policy import PREFETCHED_BATCHES, memory_advice
+
+_logger = logging.getLogger(__name__)
+TIME_LIMIT_SECONDS = 120.0
+_COMPILING = 5  # times as long where the step is compiled first
+_HEADROOM = 0.05  # share of the budget that a prediction must leave
+_CHILD_BYTES = 260_000_000  # of the measuring process with its imports, before its first step
+_LOADER_BYTES = 60_000_000  # that a loader process does not share with its parent, without its batches
+_LEAST_ROOM_BYTES = 1 << 30
+_STEPS = 2  # the first allocates the optimizer's state, the second meets a heap with holes
+# How a child ends when memory does: killed by the system, aborted by a library, or reading memory that oneDNN could not
+# allocate.
+_MEMORY_DEATHS = ("SIGKILL", "SIGABRT", "SIGBUS", "SIGSEGV")
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """The step that a training takes."""
+
+    task: Task  # must be picklable to be measured
+    micro_batch: int  # samples in memory at once, as planned
+    effective_batch_size: int  # samples per optimizer step; as many are loaded at once
+    compute: ComputeDevice
+    gradient_checkpointing: bool = False
+    num_workers: int = 0  # loader processes
+    num_ranks: int = 1  # processes with as many samples each
+    averages: bool = False  # whether a moving average of the weights is kept
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples in an effective batch, at most those that there are."""
+        return min(self.effective_batch_size, len(self.task.training_data))
+
+    @property
+    def largest_micro_batch(self) -> int:
+        """The planned micro-batch, at most an effective batch."""
+        return max(1, min(self.micro_batch, self.samples_per_step))
+
+
+@dataclass(frozen=True)
+class PreflightReport:
+    """The micro-batch to begin with and the peak memory that it is predicted to need."""
+
+    micro_batch: int
+    micro_batch_planned: int
+    budget: MemoryBudget
+    peak_bytes: int | None  # with ``micro_batch``; None: not measured
+    problem: str = ""  # why it was not measured
+
+    @property
+    def lowered(self) -> bool:
+        """Whether the planned micro-batch does not fit."""
+        return self.micro_batch < self.micro_batch_planned
+
+    @property
+    def fits(self) -> bool:
+        """Whether the predicted peak leaves some of the budget free."""
+        return self.peak_bytes is not None and self.peak_bytes <= (1 - _HEADROOM) * self.budget.total_bytes
+
+    def message(self) -> str:
+        """Return a sentence for the log and the notebook."""
+        chosen = f"micro-batch {self.micro_batch}"
+        if self.lowered:
+            chosen += f" in place of {self.micro_batch_planned}, which does not fit; the effective batch stays the same"
+        if self.peak_bytes is None:
+            return f"memory preflight: not measured ({self.problem}): going on with {chosen}"
+        peak = f"memory preflight: predicted peak {self.peak_bytes / 1e9:.2f} GB with {chosen}"
+        if self.fits:
+            return f"{peak}; budget {self.budget}"
+        return f"{peak}; that is over the budget of {self.budget}, and the training tries it. {memory_advice('sample')}"
+
+
+@dataclass(frozen=True)
+class _Measurement:
+    """The bytes that a training adds to its process, or why they are not known."""
+
+    added_bytes: int | None = None
+    ran_out: str = ""  # how memory ran out
+    problem: str = ""  # any other reason
+
+
+def preflight(
+    request: StepRequest,
+    *,
+    budget: MemoryBudget,
+    time_limit_seconds: float = TIME_LIMIT_SECONDS,
+    stop: Callable[[], bool] = lambda: False,
+    tell: Callable[[int], None] = lambda _size: None,
+) -> PreflightReport:
+    """Choose the largest micro-batch whose measured step fits into ``budget``.
+
+    Call it in the process that is going to train, before it does.
+
+    Args:
+        request: the step as planned.
+        budget: on CUDA the device's memory, elsewhere main memory.
+        time_limit_seconds: for each measurement.
+        stop: asked while it measures.
+        tell: called with each micro-batch before it is measured.
+
+    Raises:
+        StoppedError: ``stop`` returned True.
+    """
+    planned, device = request.largest_micro_batch, request.compute.device
+    devices.give_back_unused()  # memory that an earlier training left free is used again
+    held = torch.cuda.memory_allocated(device) if device.type == "cuda" else memory_budget.resident_bytes()
+    if device.type != "cuda" and budget.total_bytes - held < _CHILD_BYTES:
+        # The budget may be a limit that kills. The least gives the same result.
+        problem = f"the budget of {budget} has no room for a process that measures"
+        return PreflightReport(1, planned, budget, None, problem)
+    size, peak = planned, None
+    while True:
+        tell(size)
+        found = _measured(request, size, budget.total_bytes - held, time_limit_seconds, stop)
+        if found.problem or found.ran_out.startswith(COMPARING):  # a smaller micro-batch compares as many samples
+            problem = found.problem or f"memory ran out {found.ran_out}; {memory_advice('comparison')}"
+            return PreflightReport(size, planned, budget, None, problem)
+        if found.added_bytes is not None:
+            peak = held + found.added_bytes
+            report = PreflightReport(size, planned, budget, peak)
+            if report.fits or size == 1:
+                return report
+        elif size == 1:
+            problem = f"one sample alone ran out of memory: {found.ran_out}; {memory_advice('sample')}"
+            return PreflightReport(1, planned, budget, None, problem)
+        size //= 2
+
+
+def _measured(
+    request: StepRequest, size: int, room_bytes: int, time_limit_seconds: float, stop: Callable[[], bool]
+) -> _Measurement:
+    """Measure a training with ``size`` samples at once in a child process."""
+
+    def look() -> None:
+        if stop():
+            raise StoppedError("stopped as asked while memory was measured; resume the run to go on.")
+
+    device = request.compute.device
+    free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    try:
+        job = pickle.dumps((request, size, torch.get_num_threads(), room_bytes, free_bytes))
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        return _Measurement(problem=f"the task cannot be sent to another process: {error}")
+    if "compile" in request.compute.accelerations:
+        time_limit_seconds *= _COMPILING
+    try:
+        (answer,) = run_isolated(
+            f"{__name__}:measure", [(sys.path, base64.b64encode(job).decode())], workers=1,
+            timeout_seconds=time_limit_seconds, memory_bytes=None, look=look,
+        )  # fmt: skip
+    except StoppedError:
+        raise
+    except (FvcError, OSError) as error:  # the process cannot even be started
+        return _Measurement(problem=str(error))
+    if answer.failure == "crashed" and answer.detail.startswith(_MEMORY_DEATHS):
+        return _Measurement(ran_out=f"the measuring process died with {answer.detail}")
+    if answer.failure:
+        return _Measurement(problem=answer.detail)
+    return _Measurement(ran_out=answer.value) if isinstance(answer.value, str) else _Measurement(answer.value)
+
+
+# --- The child process: a little of the real training. It may die.
+
+
+def measure(item: tuple[list[str], str]) -> int | str:
+    """Return the bytes that a training adds to its process, or how memory ran out.
+
+    Args:
+        item: search path, and the pickled job in base64.
+    """
+    with suppress(OSError):  # when memory ends, the system takes this process before any other; Linux only
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    folders, job = item
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+    request: StepRequest
+    request, size, threads, room_bytes, free_bytes = pickle.loads(base64.b64decode(job))
+    torch.set_num_threads(threads)
+    device = request.compute.device
+    if device.type != "cuda":
+        # Allocations fail here once they exceed the room that the budget leaves, or a GiB. A control group that exceeds
+        # its limit would lose all its processes.
+        _limit_growth(max(_LEAST_ROOM_BYTES, room_bytes - memory_budget.own_bytes()))
+    memory_budget.reset_high_water()
+    before = _held(device)
+    try:
+        batch_bytes = _train_a_little(request, size)
+    except (RuntimeError, MemoryError, StepLostError) as error:
+        if not (isinstance(error, StepLostError) or is_out_of_memory(error)):
+            raise
+        return str(error).partition("\n")[0] or type(error).__name__
+    added = max(0, _held(device, peak=True) - before)
+    if free_bytes is not None:  # the GPU's context is no tensor: only the driver knows its size
+        context: int = free_bytes - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device)
+        return added + max(0, context)
+    loaders: int = request.num_workers * (_LOADER_BYTES + PREFETCHED_BATCHES * batch_bytes)
+    return added + loaders
+
+
+def _held(device: torch.device, *, peak: bool = False) -> int:
+    """Return the bytes that this process holds of what a training runs out of, now or at their peak.
+
+    On CUDA tensors, elsewhere resident memory; on MPS with what the driver keeps, which is main memory as well.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)
+    of_driver = torch.mps.driver_allocated_memory() if device.type == "mps" else 0
+    return of_driver + (memory_budget.peak_rss_bytes() if peak else memory_budget.resident_bytes())
+
+
+def _train_a_little(request: StepRequest, size: int) -> int:
+    """Train two steps as the engine does, and return the bytes of an effective batch.
+
+    The best epoch's weights and a checkpoint's copy lie in memory as well. Each step has at most two micro-batches: the
+    second meets the gradients of the first.
+    """
+    device, batch_bytes = request.compute.device, 0
+    precision = devices.Precision(request.compute)
+    policy = devices.resolve_policy(request.compute, amp="auto" if request.compute.amp_dtype else "off")
+    # TF32 or not decides which kernels convolutions take, and so their workspace.
+    with (
+        devices.apply_policy(policy),
+        devices.deterministic_algorithms(device),
+        devices.cudnn_search(request.compute),
+    ):
+        model = devices.accelerated(request.task.build_model(), request.compute).train()
+        if request.gradient_checkpointing:
+            devices.recompute_activations(model)
+        stepper = Stepper(
+            model, precision, learning_rate=1e-6, weight_decay=0.0, max_gradient_norm=1.0, device=device,
+            ema_decay=0.5 * request.averages, fused="fused_adamw" in request.compute.accelerations,
+        )  # fmt: skip
+        transaction = BatchTransaction(
+            request.task, model, precision, device, report=_refuse, shared=_AllRanksSamples(request),
+            send_ahead="send_ahead" in request.compute.accelerations,
+        )  # fmt: skip
+        also_held: list[Any] = [copy_weights(model)]
+        for batch in _batches(request):
+            batch_bytes = sum(tensor.nbytes for tensor in batch.tensors.values())
+            part = batch.part(0, 2 * size)
+            result = transaction.gradients(part, size, min(size, len(part)))
+            if is_usable(result.loss):
+                stepper.take(result, 1e-6)
+            also_held[1:] = [copied_to_cpu([model.state_dict(), stepper.state_dict()])]
+    return batch_bytes
+
+
+def _refuse(event: OutOfMemory) -> None:
+    """Raise where the transaction would go on with a smaller micro-batch."""
+    where = f"{COMPARING}: " if event.where == "joint_loss" else ""
+    raise MemoryError(f"{where}{event.state.message}")
+
+
+class _AllRanksSamples(OwnGradients):
+    """Other ranks, and the rest of an effective batch, where a loss compares samples.
+
+    Repeats the outputs of the samples at hand until there are as many as all ranks have.
+    """
+
+    def __init__(self, request: StepRequest) -> None:
+        self.num_ranks = request.num_ranks
+        self._num_samples = request.samples_per_step * request.num_ranks
+
+    def everyones(self, value: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return this rank's outputs, repeated."""
+        num_own = max(1, len(next(iter(value["outputs"].values()), ())))
+        return [value] * -(-self._num_samples // num_own)
+
+
+def _limit_growth(room_bytes: int) -> None:
+    if sys.platform == "linux":
+        # The sixth number counts text, data and stack, which RLIMIT_DATA limits.
+        data_pages = int(Path("/proc/self/statm").read_text().split()[5])
+        limit, hard = data_pages * resource.getpagesize() + room_bytes, resource.getrlimit(resource.RLIMIT_DATA)[1]
+        if hard == resource.RLIM_INFINITY or limit < hard:
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+
+
+def _batches(request: StepRequest) -> Iterator[Batch]:
+    """Yield ``_STEPS`` effective batches of the training data, which begins again at its end."""
+    data, size = request.task.training_data, request.samples_per_step
+    numbers = [[row % len(data) for row in range(start, start + size)] for start in range(0, _STEPS * size, size)]
+    return load_batches(data, numbers, num_workers=0)

@@ -1,1 +1,0 @@
-"""What a device must keep before a training on it is to be trusted."""
