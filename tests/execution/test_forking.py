@@ -169,11 +169,11 @@ def test_weights_that_would_not_fit_or_have_seen_other_data_start_anew_with_the_
     _, model = inherited(ancestor, project, model="r2plus1d", epochs=4)
     assert [task.key for task in model.kept] == ["one"]
     assert model.carried == ()
-    assert all("another epochs and model" in why and "epochs 3 -> 4" in why for _, why in model.anew)
+    assert all("another epochs and model" in why and "epochs 3 -> 4" in why for _, why in model.repeated)
     _, data = inherited(ancestor, project, seed=4)
     assert (data.kept, data.carried) == ((), ())
-    assert data.anew[0][1] == "parameters changed: seed 0 -> 4"
-    assert data.anew[1][1] == "after one; its weights come from other data"
+    assert data.repeated[0][1] == "parameters changed: seed 0 -> 4"
+    assert data.repeated[1][1] == "after one; its weights come from other data"
     forked, run = fork(ancestor, project, seed=4)
     assert not run.fold_checkpoints(0).exists()
     assert forked.execute(run)[0] == 0
@@ -188,7 +188,7 @@ def test_a_checkpoint_of_other_code_and_a_fold_without_one_start_anew(project, a
     with monkeypatch.context() as patch:
         patch.setattr(finished_stages, "helpers_hash", lambda sources: "other")
         _, taken = inherited(ancestor, project, bootstrap_replicates=100)
-    whys = [why.partition("; ")[2] for _, why in taken.anew]
+    whys = [why.partition("; ")[2] for _, why in taken.repeated]
     assert whys == ["it had no checkpoint yet", "its checkpoint was made by other code"]
     _, taken = inherited(ancestor, project, bootstrap_replicates=100)
     assert [task.key for task in taken.carried] == ["folds_fold_1"]
@@ -196,7 +196,7 @@ def test_a_checkpoint_of_other_code_and_a_fold_without_one_start_anew(project, a
     assert lines[0] == "  kept: one"
     assert "folds_fold_1" in lines[1]
     assert "goes on" in lines[1]
-    assert "starts anew: not finished yet; it had no checkpoint yet" in lines[2]
+    assert "starts from the beginning: not finished yet; it had no checkpoint yet" in lines[2]
 
 
 @pytest.mark.fault(28)
@@ -214,8 +214,8 @@ def test_a_fork_trains_anew_what_a_network_in_a_user_s_file_learned_before_the_f
     assert [task.key for task in taken.carried] == ["folds_fold_0", "folds_fold_1"]
     file.write_text("class MyNet:\n    wider = True\n")
     _, taken = inherited(ancestor, project, bootstrap_replicates=100)
-    assert {why.partition("; ")[2] for _, why in taken.anew} == {"its checkpoint was made by other code"}
-    assert len(taken.anew) == 2
+    assert {why.partition("; ")[2] for _, why in taken.repeated} == {"its checkpoint was made by other code"}
+    assert len(taken.repeated) == 2
 
 
 def test_the_status_of_a_fork_tells_of_kept_stages_what_they_took(project, ancestor):

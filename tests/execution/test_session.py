@@ -1,9 +1,6 @@
 """An interactive notebook: it works on the newest run, with that run's values, and never changes the run."""
 
-import re
-import resource
 import shlex
-import signal
 import sys
 from pathlib import Path
 
@@ -21,7 +18,7 @@ from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.parameters import resolve_config, run_config
-from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, list_runs
+from fvc_lib.services.run_paths import RunPaths, list_runs
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
@@ -165,22 +162,6 @@ def test_a_training_that_began_interactively_goes_on_headlessly(runs_dir):
     assert not state.exists()
 
 
-def test_a_run_can_be_named_by_a_part_or_a_path(runs_dir, opened):
-    first = begin(runs_dir, epochs=9)
-    begin(runs_dir, epochs=8)
-    assert opened(run_dir=first.run_id).paths == first
-    assert opened(run_dir=str(first.root)).paths == first
-    with pytest.raises(UsageError, match="no run called 'absent'"):
-        opened(run_dir="absent")
-
-
-def test_a_fold_the_run_does_not_have_is_refused(runs_dir, opened):
-    begin(runs_dir, num_folds=3)
-    assert opened(fold=2).fold == 2
-    with pytest.raises(UsageError, match="got 3, wanted 0 to 2"):
-        opened(fold=3)
-
-
 def test_a_check_that_fails_ends_the_stage(runs_dir, opened, capsys):
     session = opened()
     session.check("one is one", True)
@@ -207,53 +188,6 @@ def test_closing_lists_what_was_written(runs_dir, opened):
     assert session.close(session.paths.folds).rows() == [("tables/folds.parquet", 4)]
     assert not session.paths.memory("04_fold_training").exists()  # interactively, the run's own log stays as it is
     assert (session.paths.logs / "04_fold_training.interactive_memory.jsonl").stat().st_size > 0
-
-
-def test_interactively_what_happens_to_memory_is_kept_beside_the_runs_own_events(runs_dir, opened):
-    session = opened(fold=1)
-    session.memory.event("policy", "told")
-    own = session.paths.logs / "04_fold_training_fold_1.interactive_memory_events.jsonl"
-    assert '"message":"told"' in own.read_text()
-    assert not session.paths.memory_events("04_fold_training", 1).exists()
-
-
-def test_headless_the_runs_own_memory_log_and_events_are_written(runs_dir, monkeypatch):
-    run = begin(runs_dir)
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
-    monkeypatch.setenv(ATTEMPT_VARIABLE, "1")
-    try:
-        session = open_stage("04_fold_training", {"run_dir": str(run.root), "fold": 1})
-        session.memory.event("policy", "told")
-        session.close()
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
-    assert '"message":"told"' in run.memory_events("04_fold_training", 1).read_text()
-    assert run.memory("04_fold_training", 1).stat().st_size > 0
-
-
-def test_a_disk_that_was_full_for_the_metric_log_leaves_events(runs_dir, opened):
-    session = opened(fold=1)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with session.metric_log() as log:
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-            for step in range(50):
-                log.log(step=step, epoch=1, phase="train", metrics={"loss": 0.5})
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    events = (session.paths.logs / "04_fold_training_fold_1.interactive_memory_events.jsonl").read_text().splitlines()
-    assert ['"kind":"disk_full"' in event for event in events] == [True, True]
-    assert "none is lost" in events[1]
-
-
-def test_closing_says_the_peak_and_the_budget(runs_dir, opened, capsys):
-    session = opened(mem_gb=0.5)
-    session.close()
-    assert re.search(
-        r"peak memory of this notebook: \d+\.\d\d GB; memory budget: 0\.50 GB \(mem_gb / FVC_MEM_GB\)",
-        capsys.readouterr().out,
-    )
 
 
 def test_a_stage_that_only_looks_opens_while_its_run_is_worked_on(runs_dir):
@@ -284,13 +218,6 @@ def test_a_name_that_no_field_has_is_refused_before_a_run_begins(runs_dir, name)
     cells = ["", 'run_dir: str = ""', f"# Parameters\n{name} = 'videos'\n", "open_stage(...)"]
     with pytest.raises(UsageError, match=f"unknown parameter '{name}'"):
         open_stage("01_data_index", {"run_dir": "", name: "videos", "In": cells})
-    assert not runs_dir.exists()
-
-
-def test_a_field_of_another_task_is_refused_before_a_run_begins(runs_dir):
-    cells = ["", 'run_dir: str = ""', "# Parameters\nimage_size = 64\n", "open_stage(...)"]
-    with pytest.raises(UsageError, match="image_size: read by task image alone"):
-        open_stage("01_data_index", {"run_dir": "", "image_size": 64, "In": cells})
     assert not runs_dir.exists()
 
 

@@ -1,6 +1,5 @@
 """The status is true whoever wrote last: each task's own file over the document, the whole from its tasks."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import RunStatus, StageStatus, follow_tasks, read_status, status_now, write_part
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 
 
@@ -78,8 +76,6 @@ def test_a_run_whose_runner_is_gone_is_not_said_to_run(run):
     assert (status.state, status.stages["a"].state) == ("interrupted", "interrupted")
 
 
-@pytest.mark.parametrize("word", ["interactive", "by hand"])  # the second as earlier versions wrote it
-def test_a_run_begun_interactively_is_not_said_to_run(tmp_path, word):
+def test_a_run_begun_interactively_is_not_said_to_run(tmp_path):
     run = begin_run(RunConfig(runs_dir=str(tmp_path)), command="x", state="interactive")
-    write_document(run.status_json, json.loads(run.status_json.read_text().replace("interactive", word)))
     assert read_status(run).state == status_now(run).state == "interactive"

@@ -41,7 +41,7 @@ def fork(ancestor: TinyTraining, root: str) -> RunPaths:
     """A run folder with the ancestor's tables that carries its fold 0."""
     paths = elsewhere(ancestor, ancestor.paths.root.parent / root)
     RunStatus(run_id=paths.run_id, started_utc="2026-01-01T00:00:00Z").write(paths)
-    taken = Inheritance(kept=(), carried=(TASK,), anew=())
+    taken = Inheritance(kept=(), carried=(TASK,), repeated=())
     take_over(ancestor.paths, paths, taken)
     begin_training_state(paths, TASK, ancestor.config)
     return paths

@@ -1,7 +1,7 @@
-"""The first call of every notebook: which run this is, with which parameters, and what to write to.
+"""Open a stage's notebook: its run, parameters and logs.
 
-Run by the runner, a notebook gets its run folder as a parameter. Opened in JupyterLab it works on the newest run with
-that run's parameters, so that it shows what the headless run showed; a run is never changed into another experiment.
+The runner gives a notebook its run folder as a parameter. In JupyterLab it works on the newest run with that run's
+parameters, so that it shows what the headless run showed.
 """
 
 import gc
@@ -35,7 +35,7 @@ BETWEEN_CELLS_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Progress:
-    """What a task is doing: ``done`` of ``total`` units of ``what``, and with the next one ``part``."""
+    """The progress of a task: ``done`` of ``total`` units of ``what``; ``part`` names the next one."""
 
     what: str
     done: int
@@ -44,12 +44,12 @@ class Progress:
 
 
 def progress_path(run: RunPaths, stage: str, fold: int | None) -> Path:
-    """Where a task leaves its progress."""
+    """Return the path of a task's progress file."""
     return run.logs / f"{stage_key(stage, fold)}.progress.json"
 
 
 def read_progress(path: Path) -> Progress | None:
-    """The latest progress; None before there is any."""
+    """Return the latest progress; None before there is any."""
     try:
         return Progress(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
@@ -57,10 +57,7 @@ def read_progress(path: Path) -> Progress | None:
 
 
 def file_reporter(path: Path, what: str) -> Report:
-    """A callback ``(done, total, part)`` that replaces ``path`` at most twice a second and at the end.
-
-    Not fsynced: losing it in a power cut loses nothing.
-    """
+    """Return a callback ``(done, total, part)`` that replaces ``path`` at most twice a second and at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     last = -WRITE_INTERVAL_SECONDS
 
@@ -78,7 +75,7 @@ def file_reporter(path: Path, what: str) -> Report:
 
 
 def bar_reporter(what: str) -> Report:
-    """A callback ``(done, total, part)`` that draws a bar in a live notebook or terminal."""
+    """Return a callback ``(done, total, part)`` that draws a bar in a live notebook or terminal."""
     from tqdm.auto import tqdm
 
     bar: Any = None
@@ -98,18 +95,18 @@ def bar_reporter(what: str) -> Report:
 
 
 def progress_reporter(run: RunPaths, stage: str, what: str) -> Report:
-    """Of a notebook that is no stage of the run: a bar when live, the task's progress file when a command runs it."""
+    """Return ``reporter_to`` for the progress file of a notebook that is no stage of the run."""
     return reporter_to(progress_path(run, stage, None), what)
 
 
 def reporter_to(path: Path, what: str) -> Report:
-    """A bar when live; when a command runs the notebook, the progress file ``path`` that it watches."""
+    """Return ``bar_reporter`` in a live notebook, else ``file_reporter``, whose ``path`` the command watches."""
     return file_reporter(path, what) if ATTEMPT_VARIABLE in os.environ else bar_reporter(what)
 
 
 @dataclass
 class StageSession:
-    """One notebook at work: its run, configuration and logs."""
+    """One open notebook: its run, configuration and logs."""
 
     stage: str
     paths: RunPaths
@@ -122,13 +119,12 @@ class StageSession:
     cell: Mapping[str, Any] = field(default_factory=dict)  # the values of the parameters cell
     at_end: Callable[[], None] | None = None  # what ``close`` calls; None where the runner records the stage
     stop_requested: bool = False
-    # While a stage polls ``stop`` a signal only sets the flag; otherwise it ends the cell at once.
-    _polling: bool = False
+    _polling: bool = False  # while a stage polls ``stop``, a signal only sets the flag; else it ends the cell
 
     def settings(self) -> pl.DataFrame:
-        """The parameters this notebook reads: columns parameter, value (the run's, which counts), meaning.
+        """Return the notebook's parameters: columns parameter, value (the run's, which counts), meaning.
 
-        Where the parameters cell says something else, a column ``in_the_cell`` between them shows that.
+        A column ``in_the_cell`` has other values of the parameters cell, if there are any.
         """
         values = self.config.model_dump(mode="json")
         used = [_as_text(values[name]) for name in self.parameters]
@@ -143,9 +139,12 @@ class StageSession:
         return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
 
     def read(self, table: str, fold: int | None = None, without: Collection[str] = ()) -> pl.DataFrame:
-        """A table of the run (by its name in ``RunPaths``, such as ``index`` or ``predictions``), checked.
+        """Read a table of the run and check it against its schema.
 
-        ``fold``: whose, where there is one per fold; None: this notebook's. ``without``: columns that are left out.
+        Args:
+            table: its name in ``RunPaths``, such as ``index`` or ``predictions``.
+            fold: the fold, if there is one table per fold; None: this notebook's.
+            without: columns to leave out.
 
         Raises:
             DataError: it is missing or damaged.
@@ -155,7 +154,7 @@ class StageSession:
         return tables.read_table(self._path(table, fold), getattr(tables, _schema(table)), without)
 
     def write(self, table: str, rows: pl.DataFrame) -> None:
-        """Write a table of the run, checked against its schema; arguments and errors as of ``read``."""
+        """Write a table of the run after checking it against its schema; see ``read``."""
         from fvc_lib.services import tables
 
         tables.write_table(rows, getattr(tables, _schema(table)), self._path(table, None))
@@ -166,7 +165,7 @@ class StageSession:
         return path
 
     def metric_log(self) -> MetricLog:
-        """This stage's metric log, opened for appending."""
+        """Open this stage's metric log for appending."""
         path = self.paths.metrics(self.stage, self.fold)
         return MetricLog(
             path,
@@ -177,13 +176,13 @@ class StageSession:
         )
 
     def progress(self, what: str) -> Report:
-        """A callback ``(done, total)``: a bar when live, a line on the runner's terminal when headless."""
+        """Return a callback ``(done, total)``: a bar when live, a line on the runner's terminal when headless."""
         if self.headless:
             return file_reporter(progress_path(self.paths, self.stage, self.fold), what)
         return bar_reporter(what)
 
     def stop(self) -> bool:
-        """Whether the stage was asked to stop; asking makes signals set a flag instead of ending the cell."""
+        """Return whether the stage is to stop; from the first call on, signals set a flag and end no cell."""
         self._polling = True
         return self.stop_requested
 
@@ -191,7 +190,7 @@ class StageSession:
         """Show that ``claim`` holds, or end the stage.
 
         Raises:
-            DataError: it does not; nothing that follows would be true.
+            DataError: it does not.
         """
         if not holds:
             raise DataError(f"check failed: {claim}. The record above shows the values; nothing after it was run.")
@@ -213,11 +212,11 @@ class StageSession:
         )
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Signal handler: note the wish to stop, and end the cell that runs; between two cells it ends the next."""
+        """Handle a signal: end the running cell, or between two cells the next one."""
         self.stop_requested = True
         if self._polling:
             return
-        if not _in_a_cell(frame):  # an exception here would take the place of the kernel's answer: nobody would go on
+        if not _in_a_cell(frame):  # an exception here would replace the kernel's answer, and the run would hang
             again = threading.Timer(BETWEEN_CELLS_SECONDS, os.kill, (os.getpid(), number))
             again.daemon = True
             again.start()
@@ -277,14 +276,14 @@ def open_stage(stage: str, namespace: Mapping[str, Any], *, only_looks: bool = F
 
 
 def _in_a_cell(frame: FrameType | None) -> bool:
-    """Whether ``frame`` was called from the user's code, whose namespace is ``__main__``, not the kernel's own."""
+    """Return whether ``frame`` was called from a cell, whose namespace is ``__main__``."""
     while frame is not None and frame.f_globals is not vars(sys.modules["__main__"]):
         frame = frame.f_back
     return frame is not None
 
 
 def _schema(table: str) -> str:
-    """The name in ``services.tables`` of the schema of ``table``."""
+    """Return the name in ``services.tables`` of the schema of ``table``."""
     others = {"augmented_metadata": "AUGMENTED", "original_index": "INDEX", "original_features": "FEATURES"}
     return others.get(table, table.upper())
 

@@ -1,9 +1,8 @@
-"""Shards of a stage: which files each has, how far each is, and which files ended it.
+"""Shards of a stage: the files of each, its progress, and the files that ended it.
 
-What a shard finds out is kept where the stage's notebook looks first: probe results, clips and features, by content. So
-the notebook's tables cannot depend on how many shards there were or which of them were finished, and a shard that died
-begins again at what is missing. What is recorded here says how far it is, and nothing depends on it but this: files at
-which a shard died again and again are done alone, and one at which it died alone twice is given up.
+A shard stores its results by content where the stage's notebook looks first: probe results, clips and features. So the
+notebook's tables do not depend on the shards, and a shard that died does only what is missing. A file at which a shard
+died twice in a row is then done alone; one at which it died alone twice is rejected.
 """
 
 import hashlib
@@ -34,10 +33,10 @@ class Shard:
 
     @classmethod
     def named(cls, text: str) -> Self:
-        """``3/16``, counted from 0, read back.
+        """Parse a text such as ``3/16``, counted from 0.
 
         Raises:
-            UsageError: it is no such thing.
+            UsageError: it is no such text.
         """
         number, _, of = text.partition("/")
         if not (number.isdecimal() and of.isdecimal() and int(number) < int(of)):
@@ -45,7 +44,7 @@ class Shard:
         return cls(int(number), int(of))
 
     def has(self, text: str) -> bool:
-        """Whether the file that ``text`` names, its path or content hash, is of this shard; it is of exactly one."""
+        """Return whether a file, by its path or content hash, belongs to this shard; it belongs to exactly one."""
         digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
         return int.from_bytes(digest[:8], "big") % self.of == self.number
 
@@ -55,7 +54,7 @@ class Shard:
 
 @dataclass
 class ShardRecord:
-    """How far one shard is, of its last start; ``files`` are paths as workers are given them."""
+    """The progress of one shard since its last start; ``files`` are paths as workers get them."""
 
     state: Literal["running", "done", "stopped", "failed"] = "stopped"
     done: int = 0
@@ -70,7 +69,7 @@ class ShardRecord:
 
 
 def record_path(run: RunPaths, stage: str, shard: Shard) -> Path:
-    """Where a shard leaves its record."""
+    """Return the path of a shard's record."""
     return run.shards / stage / f"{shard}.json"
 
 
@@ -79,7 +78,7 @@ def _lock_key(stage: str, shard: Shard) -> str:
 
 
 def read_shard(path: Path) -> ShardRecord:
-    """The record in ``path``; one that is missing or damaged is that of a shard that has not begun."""
+    """Return the record in ``path``; if it is missing or damaged, that of a shard that has not begun."""
     try:
         return ShardRecord(**read_json_object(path))
     except TypeError:
@@ -87,7 +86,7 @@ def read_shard(path: Path) -> ShardRecord:
 
 
 class ShardAtWork:
-    """The record of the shard that this process works on; ``report`` is told how far it is."""
+    """The record of the shard that this process works on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -105,7 +104,7 @@ class ShardAtWork:
         self._write()
 
     def report(self, done: int, total: int, part: str = "") -> None:
-        """So many files are done, of so many; which ``part`` of the work the next is at is not put down."""
+        """Record how many files are done; ``part`` is ignored."""
         del part
         if total != self._now.total:  # the first report, or of the next kind of work
             self._started, self._now.known = time.monotonic(), done
@@ -114,13 +113,13 @@ class ShardAtWork:
             self._write()
 
     def note_in_hand(self, files: Sequence[str]) -> None:
-        """These files are being worked on; who dies now died of one of them."""
+        """Record the files that are being processed; if the process dies now, one of them killed it."""
         self._now.in_hand = list(files)
         if self._now.deaths:
             self._write()
 
     def end(self, state: Literal["done", "stopped", "failed"]) -> ShardRecord:
-        """Put down how it ended."""
+        """Record how it ended."""
         self._now.state, self._now.in_hand = state, []
         if state == "done":
             self._now.deaths, self._now.alone, self._now.died_alone, self._now.done = 0, [], [], self._now.total
@@ -128,7 +127,6 @@ class ShardAtWork:
         return self._now
 
     def _write(self) -> None:
-        """Not fsynced: what a power cut loses is how far it was."""
         self._written = time.monotonic()
         self._now.seconds = round(self._written - self._started, 3)
         temporary = temporary_of(self._path)
@@ -138,7 +136,7 @@ class ShardAtWork:
 
 @contextmanager
 def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
-    """Hold a shard, and keep its record while this process works on it.
+    """Lock a shard and keep its record while this process works on it.
 
     Raises:
         UsageError: another process has it, or the whole run.
@@ -162,14 +160,14 @@ def work_on(run: RunPaths, stage: str, shard: Shard) -> Iterator[ShardAtWork]:
 
 
 def recorded_shards(run: RunPaths) -> dict[str, int]:
-    """How many shards the files of each stage were last dealt out to, as far as one has begun."""
+    """Return how many shards each stage last had, of stages with a shard that has begun."""
     paths = sorted(run.shards.glob("*/[!.]*_of_*.json"), key=lambda path: path.stat().st_mtime)
     named = [(path.parent.name, path.stem.partition("_of_")[2]) for path in paths]
     return {stage: int(of) for stage, of in named if of.isdecimal()}
 
 
 def shards_line(run: RunPaths, stage: str, of: int) -> str:
-    """How far the shards of a stage are, in a line: how many are done, files a second, the time that is left."""
+    """Return one line on the shards of a stage: how many are done, files per second, time left."""
     shards = [Shard(number, of) for number in range(of)]
     records = [read_shard(record_path(run, stage, shard)) for shard in shards]
     begun = [record for record in records if record.total or record.state == "done"]  # one may have no file

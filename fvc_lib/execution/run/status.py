@@ -1,10 +1,7 @@
-"""``status.json``: the truth about every stage, readable at any moment.
+"""``status.json``: the state of every stage, readable at any moment.
 
-Each task has a file of its own (``status/<key>.json``), written by whoever runs it and nobody else; ``status.json`` is
-all of them in one document beside what holds for the whole run. Where the two differ the task's own file counts, so
-``read_status`` is true whoever wrote the document last.
-
-Who writes when: one process its own tasks' files, and the document made of everybody's.
+Each task has its own file (``status/<key>.json``), which only the process that runs it writes. ``status.json`` has them
+all in one document, and the state of the whole run. If the two differ, the task's own file counts.
 """
 
 import json
@@ -14,7 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stages import Task
@@ -39,7 +36,7 @@ class StageError(BaseModel):
 
 
 class StageStatus(BaseModel):
-    """One task's truth, of its last attempt. Times are UTC and inform; durations come from a monotonic clock."""
+    """The state of one task's last attempt. Times are UTC; durations come from a monotonic clock."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -62,11 +59,7 @@ class StageStatus(BaseModel):
 
 
 class RunStatus(BaseModel):
-    """The whole run's truth.
-
-    Attributes:
-        state: where it stands; while ``shared`` it follows from the tasks' states, as do the fields after it.
-    """
+    """The state of a run; if it is ``shared``, ``state`` and the fields after it follow from the tasks."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -83,13 +76,8 @@ class RunStatus(BaseModel):
     shared: bool = False  # jobs work on it, each on tasks of its own; no process has it as a whole
     stages: dict[str, StageStatus] = Field(default_factory=dict)
 
-    @field_validator("state", mode="before")
-    @classmethod
-    def _as_it_is_called_now(cls, value: object) -> object:
-        return "interactive" if value == "by hand" else value
-
     def stage(self, key: str) -> StageStatus:
-        """The status of task ``key``, made when it is new."""
+        """Return the status of task ``key``; add it if it is new."""
         return self.stages.setdefault(key, StageStatus())
 
     def write(self, run: RunPaths) -> None:
@@ -98,7 +86,7 @@ class RunStatus(BaseModel):
 
 
 def read_status(run: RunPaths) -> RunStatus:
-    """The run's status: the document, and over it each task's own file.
+    """Return the run's status: the document, updated by each task's own file.
 
     Raises:
         DataError: missing or not ours; names the file.
@@ -109,7 +97,7 @@ def read_status(run: RunPaths) -> RunStatus:
     except FileNotFoundError as error:
         if not run.run_json.is_file():
             raise DataError(f"{run.root}: no run: it has neither status.json nor run.json.") from error
-        # Lost, and nothing depends on it: what is finished stands in the stages' own records.
+        # Nothing depends on it: the stages' own records tell which are finished.
         status = RunStatus(run_id=run.run_id, state="interrupted", started_utc=utc_now())
     except (OSError, ValueError, TypeError, ValidationError) as error:
         raise DataError(
@@ -125,7 +113,7 @@ def read_status(run: RunPaths) -> RunStatus:
 
 
 def read_parts(run: RunPaths) -> dict[str, StageStatus]:
-    """Each task's own file, by key; one that cannot be read is left out: then the document has the last that could."""
+    """Return the status of each task's own file, by key; damaged files are left out."""
     found = {}
     for path in sorted(run.task_status("").parent.glob("[!.]*.json")):
         try:
@@ -143,7 +131,7 @@ def write_part(run: RunPaths, key: str, stage: StageStatus) -> None:
 
 
 def follow_tasks(status: RunStatus) -> None:
-    """Set what holds for the whole of a ``shared`` run from its tasks' states."""
+    """Set the state of a ``shared`` run from its tasks' states."""
     stages = list(status.stages.values())
     if not stages:
         return
@@ -170,9 +158,11 @@ STATE_OF_EXIT: dict[int, RunState] = {75: "requeue", 130: "interrupted", 143: "i
 
 
 class StatusBook:
-    """The status as the process at work on a run keeps it; used from one thread.
+    """The status of a run, kept by the process that works on it; for one thread.
 
-    ``run`` is locked by this process. ``own`` are the keys of the tasks it has; None: the whole run.
+    Args:
+        run: locked by this process.
+        own: the keys of its tasks; None: the whole run.
     """
 
     def __init__(self, run: RunPaths, own: frozenset[str] | None = None) -> None:
@@ -183,11 +173,11 @@ class StatusBook:
         self._started = time.monotonic()
 
     def stage(self, key: str) -> StageStatus:
-        """A copy of what was last put down of a task."""
+        """Return a copy of a task's status."""
         return self._status.stage(key).model_copy(deep=True)
 
     def begin(self, plan: Sequence[PlannedTask]) -> None:
-        """Put down that this process begins on ``plan``."""
+        """Write that this process begins to work on ``plan``."""
         status = self._status
         if any(stage.attempts for stage in status.stages.values()):
             status.attempt += 1
@@ -203,24 +193,24 @@ class StatusBook:
         self.publish()
 
     def put(self, key: str, stage: StageStatus) -> None:
-        """Put down where a task of this process is; ``publish`` tells it to who reads the document."""
+        """Write the status of a task of this process into its own file; ``publish`` adds it to the document."""
         self._status.stages[key] = stage.model_copy(deep=True)
         self._write_part(key)
 
     def publish(self) -> None:
-        """Write the document until no task's file has changed meanwhile."""
+        """Write the document, again if a task's file has changed meanwhile."""
         parts = read_parts(self._run)
         while True:
             self._merge(parts)
             self._status.write(self._run)
-            # In a run that is shared another job may have replaced its file between the two, and the document before.
+            # In a shared run another job may have written its file and the document in between.
             again = read_parts(self._run) if self._status.shared else parts
             if again == parts:
                 return
             parts = again
 
     def finish(self, exit_code: int) -> None:
-        """Put down that this process leaves the run, and how."""
+        """Write how this process leaves the run."""
         status = self._status
         if not status.shared:
             all_done = all(stage.state == "done" for stage in status.stages.values())
@@ -239,7 +229,7 @@ class StatusBook:
             stage.error = stage.exit_code = None
         elif planned.finished_before and (before is None or self._has(key)):
             stage.state, stage.reason = "done", None
-        # What no process has begun on stands in the document alone, unless a file from before says otherwise.
+        # A task that no process has begun is in the document alone, unless it has a file from before.
         if (self._has(key) or planned.redo) and (self._own is not None or self._run.task_status(key).exists()):
             self._write_part(key)
 
@@ -261,10 +251,7 @@ class StatusBook:
 
 
 def leave_to_jobs(run: RunPaths, tasks: Iterable[Task]) -> None:
-    """Put down that ``run`` waits for jobs that will each work on some of ``tasks``.
-
-    For whoever holds the run's lock: nobody is at work on it, so what a task's file says of an attempt before is over.
-    """
+    """Write that ``run`` waits for jobs that will work on ``tasks``. The caller holds the run's lock."""
     status = read_status(run)
     for task in tasks:
         stage = status.stage(task.key)
@@ -277,7 +264,7 @@ def leave_to_jobs(run: RunPaths, tasks: Iterable[Task]) -> None:
 
 
 def status_now(run: RunPaths) -> RunStatus:
-    """The status, corrected where a process said it was at work and is gone without a word.
+    """Return the status; what is said to run but whose process has gone is interrupted.
 
     Raises:
         DataError: there is none.

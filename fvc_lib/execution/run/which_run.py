@@ -1,13 +1,12 @@
-"""Which run a command or a notebook works on: one resumed, forked, or begun from a notebook, and with which parameters.
+"""Find the run that a command or notebook works on: resumed, forked, or begun from a notebook.
 
-A run is never changed into another experiment. A fork is a new run under a changed configuration: what still holds is
-copied from a run that is only read, the rest begins anew, and a training goes on from its checkpoint only where
-everything it depends on is the same. An interactive notebook works on the newest
-run with that run's parameters; a headless stage does not depend on this module, so mending it repeats no training.
+A run is never changed into another experiment. A fork is a new run with changed parameters: it copies the finished
+stages that the change does not touch, and a training goes on from its checkpoint only if all that it depends on is the
+same. An interactive notebook works on the newest run with that run's parameters.
 """
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import begin_run, record_corpus
 from fvc_lib.execution.run.status import RunState, StageStatus, read_status, write_part
 from fvc_lib.services import config as configuration, parameters
-from fvc_lib.services.atomic_files import atomic_output, sha256_of_json, utc_now
+from fvc_lib.services.atomic_files import sha256_of_json, utc_now
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS, is_hub_id, local_weights, read_yaml
 from fvc_lib.services.errors import FvcError, UsageError, command_text
@@ -52,60 +51,71 @@ Change = tuple[object, object]
 
 @dataclass(frozen=True)
 class Inheritance:
-    """What a fork takes over."""
+    """The tasks of a fork by what becomes of them."""
 
-    kept: tuple[Task, ...]  # finished tasks that still hold, copied with all they wrote
-    carried: tuple[Task, ...]  # trainings that go on from the checkpoint they had come to
-    anew: tuple[tuple[Task, str], ...]  # other tasks, each with the reason
+    kept: tuple[Task, ...]  # finished and still valid: copied with all they wrote
+    carried: tuple[Task, ...]  # trainings that go on from their checkpoint
+    repeated: tuple[tuple[Task, str], ...]  # the others, each with the reason
 
     def lines(self) -> list[str]:
-        """For the terminal: what becomes of each task."""
+        """Return the terminal's lines."""
         kept = ", ".join(task.key for task in self.kept) or "nothing"
         carried = [f"  {task.key:<28} goes on from its checkpoint" for task in self.carried]
-        return [f"  kept: {kept}", *carried, *(f"  {task.key:<28} starts anew: {why}" for task, why in self.anew)]
+        repeated = [f"  {task.key:<28} starts from the beginning: {why}" for task, why in self.repeated]
+        return [f"  kept: {kept}", *carried, *repeated]
 
 
 def inheritance(ancestor: RunPaths, plan: Sequence[PlannedTask], changed: Mapping[str, Change]) -> Inheritance:
-    """What a fork of ``ancestor`` would take over; nothing is written.
+    """Return what a fork of ``ancestor`` would take over; nothing is written.
 
-    ``plan`` is made for ``ancestor`` under the new configuration, without any stage asked for by name; ``changed`` has
-    the parameters that differ.
+    Args:
+        ancestor: the run to fork.
+        plan: made for ``ancestor`` with the new configuration, without any stage asked for by name.
+        changed: the parameters that differ.
     """
     stale, config = {planned.task.stage.name for planned in plan if planned.run}, parameters.run_config(ancestor)
     kept = tuple(planned.task for planned in plan if not planned.run)
-    carried, anew = [], []
+    carried, repeated = [], []
     for planned in plan:
         task = planned.task
         if not planned.run:
             continue
-        folder = ancestor.training_checkpoints(task.stage.name, task.fold)
-        obstacle = _obstacle(folder, task, stale, changed, config) if task.stage.trains else ""
+        obstacle = _obstacle(ancestor, task, stale, changed, config) if task.stage.trains else ""
         if task.stage.trains and not obstacle:
             carried.append(task)
         else:
-            anew.append((task, "; ".join(filter(None, (planned.reason, obstacle)))))
-    return Inheritance(kept, tuple(carried), tuple(anew))
+            repeated.append((task, "; ".join(filter(None, (planned.reason, obstacle)))))
+    return Inheritance(kept, tuple(carried), tuple(repeated))
 
 
 def take_over(ancestor: RunPaths, fork: RunPaths, taken: Inheritance) -> None:
     """Copy into the new folder ``fork`` what it takes over from ``ancestor``, which is only read."""
     before, status = read_status(ancestor), read_status(fork)
+    paths = [path for task in taken.kept for path in written_by(ancestor, task)]
     for task in taken.kept:
-        for path in written_by(ancestor, task):
-            _copy(path, fork.root / path.relative_to(ancestor.root))
         if task.key in before.stages:
             status.stages[task.key] = before.stages[task.key]
     for task in taken.carried:
-        _carry_training(ancestor, fork, task)
-        metrics = ancestor.metrics(task.stage.name, task.fold)
-        _copy(metrics, fork.metrics(task.stage.name, task.fold))
+        folder = ancestor.training_checkpoints(task.stage.name, task.fold)
+        controls = [folder / name for name in CONTROL_TRAININGS] if task.fold is not None else []
+        checkpoints = [path for each in (folder, *controls) for path in _checkpoints(each)]
+        paths += [folder / "code.json", ancestor.metrics(task.stage.name, task.fold), *checkpoints]
+        paths += [path.with_name(f"{path.name}.sha256") for path in checkpoints]
         # Attempts go on counting: of two lines of one step in the metric log the later attempt's counts.
         status.stage(task.key).attempts = before.stage(task.key).attempts
+    for path in paths:
+        target = fork.root / path.relative_to(ancestor.root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            shutil.copytree(path, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.tmp"))
+        elif path.is_file():
+            shutil.copyfile(path, target)
     status.write(fork)
 
 
-def _obstacle(folder: Path, task: Task, stale: set[str], changed: Mapping[str, Change], config: RunConfig) -> str:
-    """Why the fold's training cannot go on from ``folder``; empty when it can."""
+def _obstacle(run: RunPaths, task: Task, stale: set[str], changed: Mapping[str, Change], config: RunConfig) -> str:
+    """Return why a training cannot go on from its checkpoint; empty if it can."""
+    folder = run.training_checkpoints(task.stage.name, task.fold)
     if not _checkpoints(folder):
         return "it had no checkpoint yet"
     if stale.intersection(task.stage.reads(config)):
@@ -117,48 +127,18 @@ def _obstacle(folder: Path, task: Task, stale: set[str], changed: Mapping[str, C
     return ""
 
 
-def _carry_training(ancestor: RunPaths, fork: RunPaths, task: Task) -> None:
-    """Copy the checkpoints of the model and of a fold's controls, and the note of the code that made them."""
-    source, target = (run.training_checkpoints(task.stage.name, task.fold) for run in (ancestor, fork))
-    _copy(source / "code.json", target / "code.json")
-    for name in ("", *(CONTROL_TRAININGS if task.fold is not None else ())):
-        for path in _checkpoints(source / name):
-            for each in (path, path.with_name(f"{path.name}.sha256")):
-                _copy(each, target / name / each.name)
-
-
 def _checkpoints(folder: Path) -> list[Path]:
     return sorted(path for pattern in _CHECKPOINTS for path in folder.glob(pattern))
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file or all files of a folder, where there are any; what a killed writer left half-written stays."""
-    for path in _files(source):
-        with atomic_output(target / path.relative_to(source)) as temporary:
-            shutil.copyfile(path, temporary)
-
-
-def _files(path: Path) -> Iterator[Path]:
-    if path.is_file():
-        yield path
-    elif path.is_dir():
-        yield from (each for each in sorted(path.rglob("*")) if each.is_file() and not each.name.endswith(".tmp"))
-
-
-# What a command's parameters mean for a run that is there already: resumed with them, refused, or forked.
-
-
 @dataclass(frozen=True)
 class Asked:
-    """What the command gave: the names it set anywhere, the environment included, and the configuration they make.
+    """The parameters that a command was given."""
 
-    ``written`` are those whose value comes from the command line or a params file, and so was meant for this command.
-    """
-
-    names: frozenset[str]
-    written: frozenset[str]
+    names: frozenset[str]  # set anywhere, the environment included
+    written: frozenset[str]  # on the command line or in a params file: meant for this command
     config: RunConfig
-    chosen: str = ""  # why num_ranks is what it is, where it was given as auto and is a number already
+    chosen: str = ""  # why num_ranks has its value, if it was given as auto
 
 
 def ask(
@@ -167,7 +147,7 @@ def ask(
     values: Sequence[tuple[str, str]],
     options: Mapping[str, Any],
 ) -> Asked:
-    """What a command's params files, YAML texts, names with values, and options of their own come to.
+    """Return the parameters that a command's params files, YAML texts, names with values and options give.
 
     Raises:
         UsageError: an unknown name, a value that is not of its type, or a file that cannot be read.
@@ -192,9 +172,9 @@ def ask(
 
 
 def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) -> str:
-    """A sentence where values and corpus are not for each other; else empty.
+    """Return a warning if the values do not suit the corpus; else an empty text.
 
-    Said of the params file for the built-in corpus on another one, and of the pretrained default on the built-in one.
+    So do a demo's params file on another corpus, and the pretrained default network on the built-in corpus.
     """
     task = TASKS[config.task]
     path = CHECKOUT / "params" / f"{task.params}.yaml"
@@ -216,9 +196,12 @@ def values_of_another_corpus(params_files: Sequence[Path], config: RunConfig) ->
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """``config`` with every path absolute, as seen from here: a kernel works in the folder of the notebooks.
+    """Return ``config`` with absolute paths, because a kernel works in the notebooks' folder.
 
-    ``UsageError`` where weights are to come from the hub and may not, or cannot; else they are fetched now.
+    Weights of the hub are fetched now.
+
+    Raises:
+        UsageError: weights of the hub may not or cannot be fetched.
     """
     for name in ("model_weights", "backbone_weights"):
         if is_hub_id(named := getattr(config, name)):
@@ -238,9 +221,9 @@ def _absolute(path: str) -> str:
 
 
 def config_to_resume(run: RunPaths, asked: Asked, arguments: Sequence[str]) -> RunConfig:
-    """The run's own configuration, with what may change from one attempt to the next as it is asked for now.
+    """Return the run's configuration, with those changes that are allowed between attempts.
 
-    ``num_ranks auto`` was answered when the run was made: it keeps its number.
+    ``num_ranks auto`` keeps the number that it had when the run was made.
 
     Raises:
         UsageError: a parameter was given that differs from the run's own and could change its numbers; the message
@@ -262,7 +245,7 @@ def config_to_resume(run: RunPaths, asked: Asked, arguments: Sequence[str]) -> R
 
 
 def config_of_fork(run: RunPaths, asked: Asked) -> RunConfig:
-    """The run's own configuration with everything that was asked for, for a new run beside it.
+    """Return the run's configuration with all changes, for a new run.
 
     Raises:
         UsageError: nothing differs, or the run is being worked on.
@@ -283,13 +266,13 @@ def config_of_fork(run: RunPaths, asked: Asked) -> RunConfig:
 
 
 def _with_written(own: RunConfig, asked: Asked) -> RunConfig:
-    """``own`` with the values given for this command, and with the environment's where that may differ by machine."""
+    """Return ``own`` with this command's values, and with the environment's where machines may differ."""
     names = (asked.written | (asked.names & MAY_CHANGE_ON_RESUME)) - OF_THE_FOLDER
     return own.model_copy(update={name: getattr(asked.config, name) for name in names})
 
 
 def changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
-    """(old, new) JSON values by name; where a run lies is no change."""
+    """Return (old, new) JSON values by name, except of the folder."""
     before, after = own.model_dump(mode="json"), wanted.model_dump(mode="json")
     names = [name for name in before if name not in OF_THE_FOLDER]
     changed = [name for name in names if before[name] != after[name] and own.identity(name) != wanted.identity(name)]
@@ -297,18 +280,18 @@ def changes(own: RunConfig, wanted: RunConfig) -> dict[str, Change]:
 
 
 def in_words(changed: Mapping[str, Change]) -> str:
-    """``epochs 3 -> 5; model 'frame_cnn' -> 'r2plus1d'``."""
+    """Return such as ``epochs 3 -> 5; model 'frame_cnn' -> 'r2plus1d'``."""
     return "; ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
 
 
-# The run that a notebook works on which run_notebooks.py did not start.
-
-
 def find_or_begin(stage: str, run_dir: str, given: dict[str, Any], only_looks: bool) -> tuple[RunPaths, RunConfig]:
-    """The run that an opened notebook works on: the one named, else the newest of its task, else a new one.
+    """Return the run that an interactive notebook works on, and its configuration.
 
-    ``run_dir`` is the parameters cell's (empty: the newest; ``new``: a new one), ``given`` the cell's other values and
-    the task. A notebook that ``only_looks`` begins no run, and may look at one that is worked on.
+    Args:
+        stage: the notebook's name.
+        run_dir: of the parameters cell; empty: the newest run of its task, else a new one; ``new``: a new one.
+        given: the cell's other values, and the task.
+        only_looks: begin no run, and accept one that is worked on.
 
     Raises:
         UsageError: no such run; it is being worked on; a value was edited that differs from the run's own; or the
@@ -350,7 +333,7 @@ def find_or_begin(stage: str, run_dir: str, given: dict[str, Any], only_looks: b
 def _begin(
     config: RunConfig, given: Iterable[str], command: str, state: RunState = "running"
 ) -> tuple[RunPaths, RunConfig]:
-    """Begin the run of a notebook, which does one training at a time; ``given`` are the names that it has values of."""
+    """Begin the run of a notebook, which trains one fold at a time; ``given`` are the names of its values."""
     parameters.refuse_fields_of_another_task(config, given)
     config, chosen = ranks_chosen_here(with_absolute_paths(config), jobs=1)
     print(chosen, end="\n" if chosen else "")
@@ -358,7 +341,6 @@ def _begin(
 
 
 def _reads_of(name: str) -> tuple[str, ...]:
-    """The stages whose tables the notebook ``name`` works on."""
     return next((stage.needs for stage in STAGES if stage.name == name), ())
 
 
@@ -396,10 +378,12 @@ def _refuse_edited(stage: str, paths: RunPaths, config: RunConfig, given: Mappin
 
 
 def run_to_work_on(notebook: Notebook, parameters: Mapping[str, Any], command: str) -> tuple[RunPaths, RunConfig, bool]:
-    """The run that ``papermill --engine fvc`` works on, its configuration, and whether it has just begun.
+    """Return the run that ``papermill --engine fvc`` works on, its configuration, and whether it is new.
 
-    ``parameters`` are the checked values that papermill was given: ``run_dir`` as in ``find_or_begin``, fields of the
-    configuration as ``run_notebooks.py --resume`` takes them. ``command`` is what was typed, for the run's record.
+    Args:
+        notebook: the stage's notebook.
+        parameters: the checked values that papermill was given; ``run_dir`` as in ``find_or_begin``.
+        command: the command that was typed, for the run's record.
 
     Raises:
         UsageError: no such run, or a value was given that differs from the run's own and could change its numbers.
@@ -423,7 +407,7 @@ def run_to_work_on(notebook: Notebook, parameters: Mapping[str, Any], command: s
 
 
 def _task_of(paths: RunPaths) -> str | None:
-    """What a run is about; None where its parameters cannot be read."""
+    """Return the task of a run; None if its parameters cannot be read."""
     try:
         return run_config(paths).task
     except FvcError:
@@ -435,16 +419,15 @@ def _as_text(value: object) -> str:
 
 
 def values_to_begin_with(given: Mapping[str, Any]) -> tuple[RunConfig, str]:
-    """The configuration of a run that an interactive notebook begins, and a sentence where it is not the cell's.
+    """Return the configuration of a run that a notebook begins, and a sentence if it is not the cell's.
 
-    A cell that nobody edited, without a corpus, means the built-in one: it gets the values that the task's demo has.
-
+    An unedited cell without a corpus gets the values of the task's demo, for the built-in corpus.
     """
     asked = resolve_config(given)
     defaults = resolve_config({"task": asked.task}, environ={})
-    told = resolve_config(given, environ={})
+    in_cell = resolve_config(given, environ={})
     path = CHECKOUT / "params" / f"{TASKS[asked.task].params}.yaml"
-    edited = [name for name in given if getattr(told, name) != getattr(defaults, name)]
+    edited = [name for name in given if getattr(in_cell, name) != getattr(defaults, name)]
     if edited or asked.corpus or not path.is_file():
         return asked, ""
     values = parameters.read_params_file(path)
@@ -457,9 +440,9 @@ def values_to_begin_with(given: Mapping[str, Any]) -> tuple[RunConfig, str]:
 
 
 def note_interactive_training(run: RunPaths, stage: str, fold: int | None, config: RunConfig) -> None:
-    """Before an interactive training begins: note its code, without which the runner would begin it anew.
+    """Record the code of an interactive training before it begins, so that the runner can go on with it.
 
-    A training that has begun stays as it is, whatever code it was begun with: nothing is set aside.
+    A training that has begun is left alone.
 
     Raises:
         OSError: the run folder cannot be written.
@@ -469,15 +452,14 @@ def note_interactive_training(run: RunPaths, stage: str, fold: int | None, confi
         begin_training_state(run, task, config)
 
 
-# papermill, with any engine, puts a cell of this comment behind the parameters cell.
-_INJECTED = "# Parameters"
+_INJECTED = "# Parameters"  # papermill puts a cell with this comment after the parameters cell
 
 
 def refuse_unknown_parameters(stage: str, inputs: Sequence[str]) -> None:
-    """Refuse names in papermill's cell among ``inputs``, the cells run so far, that no field and no stage has.
+    """Refuse unknown names in papermill's cell among ``inputs``, the cells that have run.
 
     Raises:
-        UsageError: such a name; the message has the nearest field.
+        UsageError: a name that no field and no stage has; the message has the nearest field.
     """
     for cell in inputs:
         for name in parse_parameters(cell, Path(f"{stage}.ipynb")) if cell.startswith(_INJECTED) else ():
@@ -488,10 +470,10 @@ def refuse_unknown_parameters(stage: str, inputs: Sequence[str]) -> None:
 def end_of_notebook(
     run: RunPaths, stage: str, fold: int | None, config: RunConfig, inputs: Sequence[str]
 ) -> Callable[[], None]:
-    """Return the function to call at the end of a notebook that no runner executes: it records the finished stage.
+    """Return the function to call at the end of an interactive notebook: it records the finished stage.
 
-    So ``--resume`` goes on after it. A notebook whose cells, ``inputs``, were edited, left out or run twice leaves no
-    record, nor does one whose code or inputs changed while it ran.
+    Then ``--resume`` goes on after it. There is no record if cells (``inputs``) were edited, left out or run twice, or
+    if code or inputs changed meanwhile.
     """
     task = Task(stage_named(stage), fold)
     notebook = (
