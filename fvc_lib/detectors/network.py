@@ -19,7 +19,6 @@ from fvc_lib.detectors.weights import (
     BEGUN_WITH,
     LoadedWeights,
     OwnWeights,
-    bundle_of_weights,
     load_weights,
     run_of_weights,
 )
@@ -311,8 +310,10 @@ def weights_path(text: str) -> Path | None:
     if not text:
         return None
     path = Path(text)
-    if run_of_weights(text) is not None or bundle_of_weights(text) is not None:
-        raise UsageError(f"model_weights {text!r}: a run or bundle can be gone on from in task video alone, by fold.")
+    if run_of_weights(text) is not None:
+        raise UsageError(f"model_weights {text!r}: a run can be gone on from in task video alone, by fold.")
+    if (path / "bundle.json").is_file():
+        raise UsageError(f"model_weights {text!r}: a training goes on from a run and not from a bundle. Give the run.")
     above = (*path.absolute().parents, *path.resolve().parents)  # a link may lead into a run
     marks = ("run.json", "bundle.json")
     run = next((each for each in above if any((each / mark).is_file() for mark in marks)), None)

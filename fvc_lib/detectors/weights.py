@@ -82,26 +82,16 @@ def run_of_weights(text: str) -> RunPaths | None:
     return RunPaths(Path(text).absolute()) if text and (Path(text) / "run.json").is_file() else None
 
 
-def bundle_of_weights(text: str) -> Path | None:
-    """The exported bundle that ``model_weights`` names by its folder; None where it names none."""
-    return Path(text).absolute() if text and (Path(text) / "bundle.json").is_file() else None
-
-
 def first_weights(config: RunConfig) -> str:
     """The ``model_weights`` that the first run of the chain began with: published ones, or none."""
-    bundle = bundle_of_weights(config.model_weights)
-    if bundle is not None:
-        return str(bundle / BEGUN_WITH) if (bundle / BEGUN_WITH).is_dir() else ""
     before = run_of_weights(config.model_weights)
     return config.model_weights if before is None else first_weights(run_config(before))
 
 
 def without_folds(config: RunConfig) -> OwnWeights | None:
-    """The own run or bundle that ``config`` goes on from, without any fold's weights; None where there is none."""
-    named = config.model_weights
-    if run_of_weights(named) is None and bundle_of_weights(named) is None:
-        return None
-    return OwnWeights(None, first_weights(config), Path(named).absolute().name)
+    """The own run that ``config`` goes on from, without any fold's weights; None where there is none."""
+    run = run_of_weights(config.model_weights)
+    return None if run is None else OwnWeights(None, first_weights(config), run.run_id)
 
 
 def load_weights(network: nn.Module, path: Path, *, licence: str, field: str = "model_weights") -> LoadedWeights:

@@ -414,15 +414,8 @@ LOOKS = _table(
     perceptual_hash=text_column(nullable=True),
 )
 
-# The videos that networks of a bundle have seen, those of runs that its run went on from included.
-SEEN = _table(
-    "seen",
-    group_id=group_column(),
-    content_sha256=_sha256(),
-    perceptual_hash=text_column(nullable=True),
-    trained=pa.Column(pl.List(pl.Int64)),  # the folds whose network was trained on it
-    chosen_on=pa.Column(pl.List(pl.Int64)),  # the folds whose epoch and threshold it chose
-)
+# What the runs saw that a bundle's run went on from.
+SEEN = _table("seen", content_sha256=_sha256(), perceptual_hash=text_column(nullable=True))
 
 # Of a bundle of a run without folds: in which part a file is, and each text that a video may be compared with.
 KNOWN_FILES = _table("known_files", content_sha256=_sha256(unique=True), part=_part())

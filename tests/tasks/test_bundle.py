@@ -17,19 +17,16 @@ from click.testing import CliRunner
 
 from fvc_lib import load_detector
 from fvc_lib.command_line.main import main
-from fvc_lib.corpus.folds import split_for_fold
-from fvc_lib.detectors.network import build_detector, weights_path
-from fvc_lib.detectors.weights import without_folds
+from fvc_lib.detectors.network import weights_path
 from fvc_lib.engine.training_state import weights_digest
 from fvc_lib.services.atomic_files import sha256_of_file, write_text
 from fvc_lib.services.checkpoint_files import write_weights_with_digest
-from fvc_lib.services.errors import FvcError, LeakageError, UsageError
+from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import CALIBRATION, FOLDS, INDEX, LOOKS, PREDICTIONS, read_table, write_table
+from fvc_lib.services.tables import CALIBRATION, INDEX, LOOKS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.bundle_folder import Standing
-from fvc_lib.tasks.video.own_weights import seen_by_networks, weights_to_go_on_from
 from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks, write_bundle
 from fvc_lib.tasks.video.verdicts.judging import judge_files
 from fvc_lib.tasks.video.verdicts.rule import rule_of
@@ -207,7 +204,6 @@ def test_weights_of_other_shapes_or_another_network_are_refused(copy):
     write_weights_with_digest(path, {**weights, name: torch.zeros(3, 5)}, {})
     with pytest.raises(FvcError, match="not what fold 0 was judged by"):
         load_detector(sealed(copy)).networks.check()
-    from fvc_lib.engine.training_state import weights_digest
 
     folds = json.loads((copy / "bundle.json").read_text())["folds"]
     folds[0]["weights"] = weights_digest(safetensors.torch.load_file(path))
@@ -304,46 +300,12 @@ def test_tables_that_no_export_writes_are_refused(copy):
         load_detector(copy)
 
 
-def going_on_from(weights: Path, of: RunPaths, folder: Path, folds: pl.DataFrame | None = None, **values):
-    """For fold 0 of a run in ``folder`` on the videos of ``of``, what it begins with."""
-    paths, config = RunPaths(folder), run_config(of).model_copy(update={"model_weights": str(weights), **values})
-    folds = read_table(of.folds, FOLDS) if folds is None else folds
-    write_table(read_table(of.index, INDEX), INDEX, paths.index)
-    write_table(folds, FOLDS, paths.folds)
-    split = split_for_fold(folds, 0, inner_validation_share=config.inner_validation_share, seed=config.seed)
-    return weights_to_go_on_from(paths, config, 0, frozenset(split.validation["video_id"]))
-
-
-def test_a_bundle_is_gone_on_from_as_its_run_and_searched_for_the_same_leaks(run, bundle, home, tmp_path):
-    by_run, by_bundle = (going_on_from(each, run, tmp_path / "new") for each in (run.root, bundle))
-    assert by_bundle.path == bundle / "model" / "fold_0.safetensors"
-    assert (by_bundle.said, by_bundle.built_with) == (by_run.said, by_run.built_with)
-    config = run_config(run).model_copy(update={"model_weights": str(bundle)})
-    weights = [weights_digest(build_detector(config, each).state_dict()) for each in (by_run, by_bundle)]
-    assert weights[0] == weights[1] != weights_digest(build_detector(config, without_folds(config)).state_dict())
-    turned = read_table(run.folds, FOLDS).with_columns(fold=1 - pl.col("fold"))
-    for changes in ({"folds": turned}, {"seed": 7}):
-        said = []
-        for each in (run.root, bundle):
-            with pytest.raises(LeakageError, match="have seen videos like") as caught:
-                going_on_from(each, run, tmp_path / "other", **changes)
-            said.append(str(caught.value))
-        assert said[0] == said[1]
-    with pytest.raises(UsageError, match="has model 'frame_cnn' and here 'r2plus1d_small'"):
-        going_on_from(bundle, run, tmp_path / "new", model="r2plus1d_small")
-    # The networks of a run that went on from a bundle have seen that one's videos as well, and its own bundle says so.
+def test_a_bundle_knows_what_was_seen_in_runs_that_its_run_went_on_from(run, home, tmp_path):
     later = RunPaths(tmp_path / "run_later")
     shutil.copytree(run.root, later.root)
-    write_text(later.params_yaml, run_config(run).model_copy(update={"model_weights": str(bundle)}).to_yaml())
-    write_table(read_table(run.index, INDEX).with_columns(content_sha256=pl.col("content_sha256").str.reverse()),
-                INDEX, later.index)  # fmt: skip
-    seen = seen_by_networks(later)
-    assert sorted(seen["content_sha256"]) == sorted(
-        content for paths in (run, later) for content in read_table(paths.index, INDEX)["content_sha256"]
-    )
-    assert set(seen["trained"].list.len() + seen["chosen_on"].list.len()) == {1}
-    # And it judges none of them, nor a copy of one.
-    unlike = read_table(later.index, INDEX).with_columns(perceptual_hash=pl.lit(None, pl.String))
+    write_text(later.params_yaml, run_config(run).model_copy(update={"model_weights": str(run.root)}).to_yaml())
+    other = pl.col("content_sha256").str.reverse()
+    unlike = read_table(run.index, INDEX).with_columns(other, perceptual_hash=pl.lit(None, pl.String))
     write_table(unlike, INDEX, later.index)
     row = read_table(run.index, INDEX).row(5, named=True)
     near = tmp_path / "near.mp4"
@@ -352,22 +314,15 @@ def test_a_bundle_is_gone_on_from_as_its_run_and_searched_for_the_same_leaks(run
     for each in (later.root, tmp_path / "later"):
         found = load_detector(each).predict([home / "corpus" / row["path"], near], workers=1)
         assert [one.score for one in found] == [None, None]
-        assert all("seen in a run which this one went on from. No prediction." in one.failure for one in found)
+        assert all("seen in a run which this one went on from" in one.failure for one in found)
         assert found[1].failure.startswith("A near-duplicate")
 
 
-def test_a_bundle_that_was_changed_or_does_not_say_what_it_has_seen_is_not_gone_on_from(run, copy, tmp_path):
+def test_no_training_goes_on_from_a_bundle_or_a_part_of_one(bundle):
+    with pytest.raises(UsageError, match="goes on from a run and not from a bundle"):
+        weights_path(str(bundle))
     with pytest.raises(UsageError, match=r"of one fold, or one part, of a run, and may have seen"):
-        weights_path(str(copy / "model" / "fold_0.safetensors"))
-    with pytest.raises(UsageError, match="in task video alone"):
-        weights_path(str(copy))
-    (copy / "model" / "fold_0.safetensors").write_bytes(b"other")
-    with pytest.raises(UsageError, match=r"fold_0.safetensors is missing, or not what was exported"):
-        going_on_from(copy, run, tmp_path / "new")
-    (copy / "seen.parquet").unlink()
-    with pytest.raises(UsageError, match=r"does not say what each network has seen: an earlier version exported it"):
-        going_on_from(sealed(copy), run, tmp_path / "new")
-    assert "does not list what its networks have seen" in load_detector(copy).cautions[0]
+        weights_path(str(bundle / "model" / "fold_0.safetensors"))
 
 
 @pytest.mark.parametrize(

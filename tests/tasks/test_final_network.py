@@ -21,7 +21,6 @@ from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, PREDICTIONS, PROTOC
 from fvc_lib.services.tasks import FINAL_TRAINING
 from fvc_lib.tasks.bundle_folder import Standing
 from fvc_lib.tasks.video import data
-from fvc_lib.tasks.video.own_weights import weights_to_go_on_from
 from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.tasks.video.verdicts.bundle import write_bundle
 from fvc_lib.tasks.video.verdicts.evidence import NO_NETWORK, file_evidence
@@ -180,15 +179,12 @@ def load_witnesses(generator):
     return witnesses(labels, generator.normal(size=20) + labels, np.arange(20) // 2, np.zeros(20, int))
 
 
-def test_a_bundle_of_it_has_one_network_and_no_fold_goes_on_from_it(run, bundle):
+def test_a_bundle_of_it_has_one_network(run, bundle):
     names = {file.name for file in (bundle / "model").iterdir()}
     assert names == {"final.safetensors", "final.safetensors.sha256"}
     record = json.loads((bundle / "bundle.json").read_text())
     assert record["format"] == 6
     assert len(record["folds"]) == 2
-    config = run_config(run).model_copy(update={"model_weights": str(bundle)})
-    with pytest.raises(UsageError, match="one network that was trained on all groups"):
-        weights_to_go_on_from(run, config, 0, frozenset())
 
 
 def test_its_card_says_what_it_is_worth_and_gives_it_no_number_of_its_own(run):

@@ -20,7 +20,6 @@ from fvc_lib.tasks.bundle_folder import CARD, DIGESTS, Standing, new_folder
 from fvc_lib.tasks.video.ensembles.detector import EnsembleDetector
 from fvc_lib.tasks.video.verdicts import bundle as bundles
 from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks
-from fvc_lib.tasks.video.verdicts.detector import NOT_LISTED
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar
 
@@ -109,11 +108,7 @@ def open_ensemble_bundle(folder: Path, *, allow_code: bool = False, held: int | 
     if calibration["label"].n_unique() < 2 or not set(calibration["fold"]) <= set(range(len(record.folds))):
         raise bundle_folder.refused(folder, f"{_CALIBRATION} has not both reals and fakes, or another fold")
     known = KnownVideos.of_tables(members[0].looks(), calibration, [rule.base_rate for rule in record.folds])
-    cautions, seen = [told for networks in members for told in networks.cautions()], []
-    for networks in members:
-        before = networks.seen()
-        cautions += [NOT_LISTED] if before is None else []
-        seen += [] if before is None else [before]
-    before = pl.concat(seen).unique(maintain_order=True) if seen else None
+    cautions = [told for networks in members for told in networks.cautions()]
+    before = pl.concat([networks.seen() for networks in members]).unique(maintain_order=True)
     lead, familiar = members[record.lead], Familiar(members[0].ranges())
     return EnsembleDetector(record, members, known, familiar, standing, cautions, before, lambda _: lead.features())

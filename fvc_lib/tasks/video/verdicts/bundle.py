@@ -57,7 +57,7 @@ from fvc_lib.tasks.bundle_folder import (
 )
 from fvc_lib.tasks.recipe import TrainedClass
 from fvc_lib.tasks.video.classical.judging import described_in
-from fvc_lib.tasks.video.own_weights import SEEN_BEFORE, SEEN_FILE, seen_by_networks
+from fvc_lib.tasks.video.own_weights import seen_before
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
 from fvc_lib.tasks.video.verdicts.forms import INPUT, OUTPUT, SUFFIXES, check_packages, clips_to_compare, write_form
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
@@ -69,8 +69,9 @@ _logger = logging.getLogger(__name__)
 FORMAT = 6
 _CALIBRATION, _LOOKS, _RANGES = "calibration.parquet", "looks.parquet", "training_ranges.json"
 _FEATURES = "features.safetensors"
-_ALWAYS = (_CALIBRATION, _LOOKS, _RANGES)
-_PARTS = parts_of((*_ALWAYS, SEEN_FILE, _FEATURES), r"(fold_\d{1,4}|final)")
+_SEEN = "seen.parquet"
+_ALWAYS = (_CALIBRATION, _LOOKS, _RANGES, _SEEN)
+_PARTS = parts_of((*_ALWAYS, _FEATURES), r"(fold_\d{1,4}|final)")
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -244,8 +245,7 @@ def _write_tables(folder: Path, networks: RunNetworks, index: pl.DataFrame) -> N
     looks = index.join(tested, on="video_id", how="left", maintain_order="left")
     looks = _anonymous(index, looks).sort("content_sha256")
     write_table(looks.select(list(LOOKS.columns)), LOOKS, folder / _LOOKS)
-    if (seen := seen_by_networks(paths)) is not None:
-        write_table(seen, SEEN, folder / SEEN_FILE)
+    write_table(seen_before(paths), SEEN, folder / _SEEN)
 
 
 def _anonymous(index: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
@@ -347,15 +347,13 @@ class BundleNetworks(Networks):
         """
         return parsed(TrainingRanges, self.folder, _RANGES)
 
-    def seen(self) -> pl.DataFrame | None:
-        """``content_sha256 perceptual_hash`` of what its networks have seen; None where the bundle has no list of it.
+    def seen(self) -> pl.DataFrame:
+        """Return ``content_sha256 perceptual_hash`` of what the runs saw that its run went on from.
 
         Raises:
             FvcError: a table that no export writes.
         """
-        if not (self.folder / SEEN_FILE).is_file():
-            return None
-        return read_bundle_table(self.folder, SEEN_FILE, SEEN).select(SEEN_BEFORE.names())
+        return read_bundle_table(self.folder, _SEEN, SEEN)
 
     def features(self) -> FeatureDistance | None:
         """How far features are from those of the run's videos; None where the bundle has none of theirs.

@@ -373,11 +373,11 @@ def detector_of(
                 f"bundle {str(folder)!r}: has the folds' networks and not the one of all groups. Leave --final out, or "
                 "export the run with --final."
             )
-        known, before, cautions = bundle.known_videos(), bundle.seen(), bundle.cautions()
-        if before is None:
-            cautions = (*cautions, NOT_LISTED)
+        known, cautions = bundle.known_videos(), bundle.cautions()
         familiar, features = Familiar(bundle.ranges()), bundle.features()
-        return TrainedDetector(bundle, known, familiar, bundle.record.standing, cautions, before, lambda _: features)
+        return TrainedDetector(
+            bundle, known, familiar, bundle.record.standing, cautions, bundle.seen(), lambda _: features
+        )
     if not is_run(folder):
         raise UsageError(
             f"{str(folder)!r} is neither a bundle ({RECORD}) nor a run folder. To make a bundle of a run: "
@@ -395,12 +395,6 @@ def detector_of(
         of_run, known, Familiar.of(index_of_files(of_run.paths)), standing or NOT_STATED, cautions, before,
         lambda tell: distance_of(of_run, known, tell),
     )  # fmt: skip
-
-
-NOT_LISTED = (
-    "The bundle does not list what its networks have seen, so what was trained on in a run that its run may have gone "
-    "on from is not known again."
-)
 
 
 def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
