@@ -1,5 +1,4 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,12 @@ from fvc_lib.analysis.figures.memory import growth_figure, phase_peaks_figure, s
 from fvc_lib.analysis.figures.results import (
     audit_figure,
     controls_figure,
-    run_comparison_figure,
     score_distribution_figure,
     slices_figure,
 )
 from fvc_lib.analysis.figures.roc_and_calibration import calibration_figure, pr_figure, risk_coverage_figure, roc_figure
 from fvc_lib.analysis.figures.training import (
     learning_curves_figure,
-    pipeline_figure,
-    pipeline_spans,
     smoothed,
 )
 from fvc_lib.analysis.memory import run_memory
@@ -73,9 +69,7 @@ def all_figures(run: RunPaths) -> list[go.Figure]:
         score_distribution_figure(predictions),
         slices_figure(read_tables([("", run.slices)], tables.SLICES).frame),
         audit_figure(results),
-        run_comparison_figure(queries.compare_runs([run]).frame),
         learning_curves_figure(queries.learning_curves([run]).frame),
-        pipeline_figure(pipeline_spans(run)),
         index_overview_figure(queries.index_counts(run, "codec").frame, "codec"),
         fold_balance_figure(queries.fold_balance(run).frame),
         phase_peaks_figure(memory),
@@ -169,14 +163,6 @@ def test_one_video_and_one_class_do_not_break_a_figure(run: RunPaths) -> None:
     learning_curves_figure(queries.learning_curves([run]).frame.filter(pl.col("metric") == "loss").head(1))
 
 
-def test_the_best_run_is_named_among_several(make_run: Callable[..., RunPaths]) -> None:
-    good, weak = make_run(), make_run(name="run_20250305_000000_weak", seed=4, skill=0.1)
-    figure = run_comparison_figure(queries.compare_runs([weak, good]).frame)
-    assert title(figure).startswith(f"{good.run_id} has the highest ROC AUC")
-    assert len(figure.data) == 2
-    assert "overlap does not tell" in figure.layout.title.subtitle.text.replace("<br>", " ")
-
-
 def test_memory_of_a_device_and_of_its_process_are_two_lines(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "e" / "run_x")
     writer = StoryWriter(run)
@@ -213,17 +199,6 @@ def test_rare_values_are_gathered_and_none_is_lost() -> None:
 def test_names_are_text_in_titles_ticks_and_legends() -> None:
     hostile = "<a href='http://x'>b</a>"
     counts = pl.DataFrame({"label": ["real"], "value": [hostile], "num_videos": [3]})
-    comparison = pl.DataFrame(
-        {
-            "run_id": [hostile],
-            "metric": [hostile],
-            "value": [0.5],
-            "low": [0.4],
-            "high": [0.6],
-            "num_videos": [1],
-            "num_groups": [1],
-        }
-    )
     curves = pl.DataFrame(
         {"run_id": [hostile, "b"], "stage": ["s"] * 2, "fold": [None] * 2, "phase": [hostile] * 2,
          "metric": [hostile] * 2, "step": [1, 1], "epoch": [0, 0], "value": [0.1, 0.2]},
@@ -231,7 +206,6 @@ def test_names_are_text_in_titles_ticks_and_legends() -> None:
     )  # fmt: skip
     for figure in (
         index_overview_figure(counts, hostile),
-        run_comparison_figure(comparison),
         learning_curves_figure(curves, hostile),
     ):
         assert "<a " not in figure.to_json().replace("\\u003c", "<").replace('\\"', '"')

@@ -27,7 +27,6 @@ from fvc_lib.analysis.figures.roc_and_calibration import (
     risk_coverage_figure,
     share_of_fakes,
 )
-from fvc_lib.analysis.figures.training import BEFORE, pipeline_figure, pipeline_spans
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.cautions import audit_facts
@@ -35,10 +34,8 @@ from fvc_lib.metrics.calibration import equal_width_edges, expected_calibration_
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import GroupCounts, draw_half_samples, group_codes, interval_ends
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
-from tests.analysis.memory_story import StoryWriter
 from tests.analysis.test_roc_bands import sample
 
 HOSTILE = "<script>alert('x')</script>\n\"; DROP TABLE runs; --"
@@ -199,41 +196,6 @@ def test_the_worst_mistakes_are_those_furthest_over_the_threshold_with_their_fra
     assert "No video is decided wrongly" in mistakes_gallery(predictions.clear(), index, read_clip)._repr_html_()
 
 
-def test_stages_lie_over_time_and_attempts_before_the_last_are_pale(run: RunPaths) -> None:
-    assert pipeline_spans(run).height == 9
-    key = "04_fold_training_fold_1"
-    stages = {
-        key: {
-            "state": "running", "attempts": 2, "started_utc": "2025-03-04T10:25:00Z",
-            "finished_utc": "2025-03-04T10:20:00Z",
-        },
-        "01_data_index": {"state": "pending", "attempts": 0, "started_utc": None},
-    }  # fmt: skip
-    write_json(run.status_json, {"state": "done", "stages": stages})
-    run.memory("04_fold_training", 1).unlink()
-    begin = 1_741_083_300.0 + 300  # ten past, UTC
-    StoryWriter(run, fold=1, wall=begin).sample(100).sample(120, seconds=60)
-    StoryWriter(run, fold=1, wall=begin + 600).sample(100).sample(120, seconds=90)
-    spans = pipeline_spans(run).filter(pl.col("key") == key)
-    assert spans.select("attempt", "state").rows() == [(1, BEFORE), (2, "stopped without a word")]
-    assert spans["finished"][0] < spans["started"][1] <= spans["finished"][1]
-    assert "2 attempts" in pipeline_figure(spans).layout.title.subtitle.text
-
-
-def test_a_pause_between_two_attempts_is_no_time_that_the_run_took() -> None:
-    spans = pl.DataFrame(
-        {
-            "key": ["01", "04_fold_0", "04_fold_1", "04_fold_1"], "fold": [None, 0, 1, 1], "attempt": [1, 1, 1, 2],
-            "state": ["done", "done", BEFORE, "done"], "started": [0.0, 120.0, 180.0, 1560.0],
-            "finished": [120.0, 300.0, 360.0, 1800.0],
-        }
-    )  # fmt: skip
-    told = str(pipeline_figure(spans).layout.title.text).replace("<br>", " ")
-    assert told.startswith("The run took 10 min 00 s of work within 30 min 00 s, with at most 2 stages at once; ")
-    alone = str(pipeline_figure(spans.head(2)).layout.title.text).replace("<br>", " ")
-    assert alone.startswith("The run took 5 min 00 s, with at most 1 stage at once; ")
-
-
 @pytest.mark.fault(38, 39)
 def test_hostile_names_are_text_in_figures_and_tables_of_results(make_run: Callable[..., RunPaths]) -> None:
     run = make_run()
@@ -243,13 +205,11 @@ def test_hostile_names_are_text_in_figures_and_tables_of_results(make_run: Calla
     slices = tables.read_table(run.slices, tables.SLICES).with_columns(value=pl.lit(HOSTILE), slice_by=pl.lit(HOSTILE))
     audit = tables.read_table(run.leakage_audit, tables.LEAKAGE_AUDIT).with_columns(finding=pl.lit(HOSTILE))
     gallery = mistakes_gallery(predictions, named, lambda *_: np.zeros((1, 3, 20, 20), np.uint8))
-    stages = {HOSTILE: {"state": HOSTILE, "attempts": 1, "started_utc": "2025-03-04T10:25:00Z"}}
-    write_json(run.status_json, {"state": "done", "stages": stages})
     shown = [
         gallery._repr_html_(),
         HtmlTable(audit_table(audit))._repr_html_(),
         # As plotly would obey them: tags in its texts, however JSON spells them.
-        *(str(figure.to_plotly_json()) for figure in (slices_figure(slices), pipeline_figure(pipeline_spans(run)))),
+        str(slices_figure(slices).to_plotly_json()),
     ]
     for text in shown:
         assert "<script" not in text

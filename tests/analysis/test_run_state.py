@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fvc_lib.analysis.figures.training import pipeline_figure, pipeline_spans
 from fvc_lib.analysis.read.headline import runs_table
 from fvc_lib.analysis.read.records import GONE, NOT_ENDED, is_held, run_status
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
@@ -66,8 +65,6 @@ def test_a_page_that_a_runners_kernel_makes_says_of_nothing_that_it_runs(run, mo
         for attempt, word in (("", "running"), ("1", NOT_ENDED)):
             monkeypatch.setenv(ATTEMPT_VARIABLE, attempt)
             assert runs_table(run.root.parents[1]).frame["state"].to_list() == [word]
-            assert pipeline_spans(run)["state"].to_list() == [word]
-            assert word in str(pipeline_figure(pipeline_spans(run)).to_plotly_json())
 
 
 def test_what_has_ended_needs_no_lock(run):

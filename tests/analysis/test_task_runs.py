@@ -184,7 +184,7 @@ OF_A_TASK = {
         "runs of the task": "Recall@1, text to video of one run",
     },
 }  # fmt: skip
-OF_ALL = {"learning curves 1", "memory", "pipeline", "notes"}
+OF_ALL = {"learning curves 1", "memory", "notes"}
 
 
 def test_the_dashboard_shows_what_a_task_has_and_nothing_of_another_one(task: str, task_run: RunPaths) -> None:

@@ -6,7 +6,6 @@
 
 import math
 from collections.abc import Mapping
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -24,12 +23,11 @@ from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read import headline
 from fvc_lib.analysis.read.headline import Score
 from fvc_lib.analysis.read.naming import run_names
-from fvc_lib.analysis.read.queries import compare_runs, fold_table, parameter_differences
-from fvc_lib.analysis.read.run_comparison import Comparison, compare, difference_text, lines, p_text
+from fvc_lib.analysis.read.queries import fold_table, parameter_differences
+from fvc_lib.analysis.read.run_comparison import Comparison, compare, difference_text, p_text
 from fvc_lib.analysis.wording import better_direction, count_text, figure_text, interval_text, metric_name, number_text
 from fvc_lib.metrics.declaration import UNCALIBRATED, declaration, direction
 from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.run_paths import RunPaths
 
 # --- Tables of a result: every metric by video and by group, and what each fold chose before it saw its test videos
 
@@ -178,30 +176,6 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
     )
     figure.update_xaxes(title_text="Score (probability of fake); dotted: thresholds of the folds", range=[0, 1])
     figure.update_yaxes(title_text="Videos")
-    return figure
-
-
-def run_comparison_figure(comparison: pl.DataFrame) -> go.Figure:
-    """The ROC AUC of several runs, rows of ``queries.compare_runs``, as points with their intervals."""
-    name, rows = metric_name(headline.HEADLINE_METRIC), comparison.filter(pl.col("value").is_not_null())
-    if rows.is_empty():
-        return theme.nothing_to_show("Runs compared", f"No chosen run has recorded its {name}.")
-    best = rows.sort("value", descending=True).row(0, named=True)
-    finding = f"{best['run_id']} has the highest {name}, {number_text(best['value'])}"
-    if rows.height == 1:
-        finding = f"{name} of one run: {interval_text(best['value'], best['low'], best['high'])}"
-    figure = theme.figure(
-        finding,
-        f"n = {count_text(rows.height, 'run')}; how bars overlap does not tell whether a difference is one, the "
-        "pairwise comparison does; the best of many runs is partly luck; runs on other folds or data do not compare",
-        height=150 + 46 * rows.height,
-    )
-    points = []
-    for row in rows.iter_rows(named=True):
-        score = Score("model", row["value"], row["low"], row["high"])
-        label = f"{row['run_id']} ({count_text(row['num_videos'], 'video')}, {count_text(row['num_groups'], 'group')})"
-        points.append((interval_point(figure_text(label), score, theme.MODEL), score))
-    theme.draw_intervals(figure, points, "Run", name)
     return figure
 
 
@@ -455,11 +429,6 @@ def _slices_panel(selection: Selection) -> Shown:
     return slices_figure(panels.table_of(selection, "slices"), confidence=panels.confidence_of(selection))
 
 
-@PANELS.register_panel("runs", at=70, follows=("runs",), tasks=("video",))
-def _runs_panel(selection: Selection) -> Shown:
-    return run_comparison_figure(compare_runs(selection.runs).frame)
-
-
 _REPLICATES = 1000
 
 
@@ -488,23 +457,4 @@ def _parameters_panel(selection: Selection) -> Shown:
 
 @PANELS.register_panel("comparison", at=73, follows=("runs",), tasks=("video",))
 def _difference_panel(selection: Selection) -> Shown:
-    return difference_figure(_compared(selection))
-
-
-@PANELS.register_panel("comparison in words", at=74, follows=("runs",), tasks=("video",))
-def _words_panel(selection: Selection) -> Shown:
-    compared = _compared(selection)
-    # Without a pair the figure itself says why there is none.
-    return "\n".join(lines(compared)) if compared.pairs else NOTHING
-
-
-def _compared(selection: Selection) -> Comparison:
-    files = tuple(stamp for run in selection.runs for stamp in panels.stamps(run, panels.TABLES))
-    return _comparison(selection.runs, files)
-
-
-@lru_cache(maxsize=4)
-def _comparison(runs: tuple[RunPaths, ...], files: tuple[object, ...]) -> Comparison:
-    """Of ``runs`` as their files are now; asked for by two panels."""
-    del files
-    return compare(runs, replicates=_REPLICATES)
+    return difference_figure(compare(selection.runs, replicates=_REPLICATES))
