@@ -35,7 +35,7 @@ define resolve
 		| LC_ALL=C sort > build/lock/$(1).txt
 endef
 
-.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm test-gpu bench-gpu golden honesty fuzz faults kills collisions lint format bench bench-quick bench-clips bench-index bench-scale bench-training bench-detectors bench-preflight bench-pipeline bench-coverage bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
+.PHONY: help setup setup-mlflow setup-detectors setup-verdicts demo demo-image demo-video-text lab verdicts audit doctor test test-runs test-long test-browser test-mlflow test-detectors test-verdicts test-slurm test-gpu bench-gpu golden honesty fuzz faults kills lint format bench bench-quick bench-clips bench-index bench-scale bench-training bench-detectors bench-preflight bench-pipeline bench-coverage bench-queries bench-retrieval bench-verdicts bench-features bench-planted index-kills lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -139,9 +139,6 @@ faults: $(STAMP)  ## Try every fault that FVC promises to survive, 200 random ki
 
 kills: $(STAMP)  ## Kill the demo's runner and its kernels 20 times each at random moments, about 20 minutes
 	$(RUN) -m pytest -s -m long tests/test_run_kills.py
-
-collisions: $(STAMP)  ## Four runs with eight kernels each at once, five times, about five minutes
-	$(RUN) -m pytest -m long tests/execution/test_parallel_tasks.py
 
 lint: $(STAMP)  ## Check style, types and that notebooks are committed without outputs
 	$(VENV)/bin/ruff check .

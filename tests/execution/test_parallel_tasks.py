@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import textwrap
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -166,22 +165,6 @@ def test_a_signal_before_anything_runs_is_not_lost(make_project):
     assert set(states(run).values()) == {"pending"}
 
 
-def test_a_signal_while_kernels_start_is_not_lost(make_project):
-    project = folds(make_project, STOPPABLE.format(handler="stop"), 3)
-    run = project.begin()
-    timer = threading.Timer(0.06, os.kill, (os.getpid(), signal.SIGTERM))
-
-    def plan_and_start_the_clock() -> list:
-        plan = project.plan(run)
-        timer.start()
-        return plan
-
-    code, status, shown = project.execute(run, plan_and_start_the_clock, jobs=2)
-    assert (code, status.state) == (75, "requeue"), shown
-    assert states(run)["folds_fold_2"] == "pending"
-    assert "running" not in states(run).values()
-
-
 def test_a_runner_that_can_write_no_status_has_its_tasks_save_and_leave(make_project):
     spoil = """
 import time
@@ -247,11 +230,6 @@ def collide(make_project: Callable[..., Project], start: Start, num_runs: int, n
 @pytest.mark.long
 def test_runs_with_several_kernels_each_do_not_collide(make_project, start):
     collide(make_project, start, num_runs=2, num_folds=4, rounds=1)
-
-
-@pytest.mark.long
-def test_four_runs_with_eight_kernels_each_do_not_collide_however_often(make_project, start):
-    collide(make_project, start, num_runs=4, num_folds=8, rounds=5)
 
 
 def test_each_fold_gets_an_equal_part_of_the_cores_however_many_train_at_once(make_project, monkeypatch):

@@ -10,7 +10,6 @@ import polars as pl
 import pytest
 
 from fvc_lib.execution.plan import fingerprint
-from fvc_lib.execution.plan.plan import make_plan
 from fvc_lib.execution.plan.stages import (
     Notebook,
     needed_tasks,
@@ -54,11 +53,6 @@ def test_a_forced_stage_counts_as_not_finished_and_what_depends_on_it_follows(fi
     assert [project.times_run(run, name) for name in ("one", "two")] == [1, 2]
     assert (run.root / "superseded" / "1" / "tables" / "two.txt").is_file()
     assert [read_status(run).stages[name].attempts for name in ("one", "two")] == [1, 2]
-
-
-def test_a_stage_of_the_real_pipeline_can_be_forced_before_it_has_run(tmp_path):
-    plan = make_plan({}, RunConfig(runs_dir=str(tmp_path)), None, force=(stage_named("05"),))
-    assert all(planned.run for planned in plan)
 
 
 def test_a_run_of_annotations_alone_ends_with_the_index():

@@ -177,17 +177,6 @@ def test_the_runs_hash_tells_corpora_apart_and_not_where_they_lie(config, tmp_pa
     assert len({first, *others}) == 1 + len(others)
 
 
-def test_the_runs_hash_counts_what_a_manifest_says(config, tmp_path):
-    hashes = []
-    for number, label in enumerate(("real", "fake", "real")):
-        folder = tmp_path / str(number) / "clips"
-        folder.mkdir(parents=True)
-        (folder / "list.csv").write_text(f"path,label\na.mp4,{label}\n")  # of one length
-        hashes.append((_hash_of(config, folder / "list.csv"), _hash_of(config, folder)))
-    assert hashes[0] == hashes[2] != hashes[1]
-    assert len({*hashes[0], *hashes[1]}) == 4
-
-
 @pytest.mark.parametrize(("task", "table"), [("video", "index"), ("image", "images"), ("video_text", "video_texts")])
 def test_the_corpus_is_recorded_with_a_fingerprint_of_its_contents_once_it_is_indexed(config, tmp_path, task, table):
     config = config.model_copy(update={"corpus": str(_corpus(tmp_path / "here" / "clips")), "task": task})

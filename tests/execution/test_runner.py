@@ -12,11 +12,10 @@ import pytest
 
 from fvc_lib.execution.plan import fingerprint as finished
 from fvc_lib.execution.plan.fingerprint import begin_training_state, note_forced
-from fvc_lib.execution.plan.plan import make_plan, read_notebooks
+from fvc_lib.execution.plan.plan import read_notebooks
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.run_paths import list_runs
 from tests.execution.conftest import ONE, PATIENCE_SECONDS, TWO, start_runner, wait_for
 
 
@@ -204,17 +203,6 @@ def test_a_redo_that_fails_leaves_no_old_result_standing(finished):
     assert [p.run for p in project.plan(run)] == [True, True]
 
 
-def test_repeating_one_stage_does_not_call_an_unfinished_run_done(make_project):
-    project = make_project(one=[ONE], two=["1 / 0"])
-    run = project.begin()
-    assert project.execute(run)[0] == 1
-    one, _ = project.stages
-    code, status, _ = project.execute(run, project.plan(run, only=one))
-    assert code == 0
-    assert status.stages["one"].state == "done"
-    assert status.state == "interrupted"
-
-
 def test_a_fold_half_trained_by_other_code_begins_anew(make_project, monkeypatch):
     project = make_project(per_fold=("folds",), folds=["output(f'folds_{fold}', str(fold))"])
     run = project.begin()
@@ -247,15 +235,6 @@ def test_the_plan_refuses_a_notebook_parameter_no_configuration_knows(make_proje
     path.write_text(path.read_text().replace("seed: int", "seeds: int"))
     with pytest.raises(UsageError, match="Did you mean 'seed'"):
         read_notebooks(project.folder, project.stages)
-
-
-def test_planning_a_new_run_writes_nothing(make_project, tmp_path):
-    project = make_project(one=[ONE], two=[TWO])
-    before = sorted(p for p in tmp_path.rglob("*"))
-    plan = make_plan(project.notebooks(), project.config, None, stages=project.stages)
-    assert [p.reason for p in plan] == ["new run", "new run"]
-    assert sorted(tmp_path.rglob("*")) == before
-    assert list_runs(tmp_path / "runs") == []
 
 
 def test_what_the_attempt_before_came_to_is_not_told_of_the_one_that_runs(make_project):

@@ -19,7 +19,6 @@ from fvc_lib.execution.run.shards import (
     ShardRecord,
     read_shard,
     record_path,
-    recorded_shards,
     shards_line,
 )
 from fvc_lib.services.errors import UsageError
@@ -108,26 +107,6 @@ def test_deaths_of_a_node_give_up_no_file_that_was_answered_or_died_alone_once(t
     assert told == [["a.mp4"], []]
 
 
-def test_a_second_run_in_one_process_gives_up_none_of_the_firsts_files(tmp_path):
-    first, second = RunPaths(tmp_path / "first"), RunPaths(tmp_path / "second")
-    path = record_path(first, "03_augmentation", Shard(0, 1))
-    path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"alone": ["a"], "given_up": ["b"]}))
-    SUSPECTS.read(first.shards / "03_augmentation", "03_augmentation")
-    assert (SUSPECTS.alone, list(SUSPECTS.given_up)) == ({"a"}, ["b"])
-    assert SUSPECTS.given_up["b"].endswith(f"delete {path} and add --force 03")
-    SUSPECTS.read(second.shards / "03_augmentation", "03_augmentation")
-    assert (SUSPECTS.alone, SUSPECTS.given_up) == (set(), {})
-
-
-def test_what_was_known_before_counts_for_no_speed(tmp_path):
-    path = tmp_path / "shard.json"
-    at_work = ShardAtWork(path)
-    for done, total in ((90, 100), (95, 100), (3, 20), (5, 20)):
-        at_work.report(done, total)
-    assert (at_work.end("stopped").known, read_shard(path).done) == (3, 5)
-
-
 def test_status_says_how_many_shards_are_done_and_what_is_left(tmp_path):
     run = RunPaths(tmp_path)
     assert shards_line(run, "03_augmentation", 4) == "03_augmentation shards: 0 of 4 done"
@@ -150,16 +129,3 @@ def test_status_says_how_many_shards_are_done_and_what_is_left(tmp_path):
     assert shards_line(run, "03_augmentation", 4).startswith("03_augmentation shards: 1 of 4 done; 160 of about 400")
     last.write_text(json.dumps(vars(ShardRecord("done"))))
     assert shards_line(run, "03_augmentation", 4).startswith("03_augmentation shards: 2 of 4 done; 160 of 300 files")
-
-
-def test_records_tell_how_many_shards_files_were_last_dealt_out_to(tmp_path):
-    run = RunPaths(tmp_path)
-    assert recorded_shards(run) == {}
-    for stage, shard, second in (("03_augmentation", Shard(6, 7), 1), ("03_augmentation", Shard(0, 2), 2),
-                                 ("predictions", Shard(0, 12), 3)):  # fmt: skip
-        path = record_path(run, stage, shard)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{}")
-        os.utime(path, (second, second))
-    (run.shards / "predictions" / "mine_of_all.json").touch()
-    assert recorded_shards(run) == {"03_augmentation": 2, "predictions": 12}

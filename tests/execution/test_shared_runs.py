@@ -1,10 +1,8 @@
 """Several jobs on one run, each with tasks of its own: who may run what, and a status true whoever wrote it last."""
 
-import json
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,7 +12,7 @@ from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.status import leave_to_jobs, read_status, status_now
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
-from tests.execution.conftest import Project, start_runner, table_stage
+from tests.execution.conftest import Project, table_stage
 
 FOLDS = frozenset({"folds_fold_0", "folds_fold_1"})
 HOLD = """
@@ -130,24 +128,3 @@ def test_a_job_that_died_without_a_word_is_not_said_to_run_while_another_lives(p
             "folds_fold_0": "running", "folds_fold_1": "interrupted",
         }  # fmt: skip
     assert status_now(run).state == "interrupted"
-
-
-@pytest.mark.long
-def test_jobs_at_the_same_time_lose_nothing_of_each_others_status(project):
-    run = project.begin()
-    project.execute(run, only_tasks=frozenset({"one"}))
-    jobs = [start_runner(run, project, tasks=[key]) for key in sorted(FOLDS)]
-    seen: dict[str, list[str]] = {key: [] for key in FOLDS}
-    while any(process.poll() is None for process in jobs):
-        status = read_status(run)
-        for key in FOLDS:
-            if (state := status.stages[key].state) not in seen[key][-1:]:
-                seen[key].append(state)
-        time.sleep(0.01)
-    told = [process.communicate()[0] for process in jobs]
-    assert [process.returncode for process in jobs] == [0, 0], told
-    order = ["pending", "running", "done"]
-    assert all(states == [state for state in order if state in states] for states in seen.values()), seen
-    document = json.loads(run.status_json.read_text())
-    assert {key: document["stages"][key]["state"] for key in FOLDS} == dict.fromkeys(FOLDS, "done")
-    assert document["state"] == "waiting"  # the document alone, as whoever wrote it last left it

@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 import time
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -79,20 +78,16 @@ def _check_outputs(at_work: TaskRun, stage: StageStatus) -> None:
         tell_end(run, task, stage)
 
 
-# What a run says on the terminal: live lines where someone watches, plain lines where a log is written.
-
 PLAIN_INTERVAL_SECONDS = 30.0
 
 
 class Terminal:
-    """Writes lines that stay and, below them where someone watches, one live line per running task.
+    """Writes lines that stay and, on a terminal, one live line per running task below them. Thread-safe.
 
-    Every method may be called from any thread. A live line is never wider than the terminal is at that moment, so that
-    one line of text is one line on the screen, and going up again by as many lines as were drawn finds the first. When
-    the window was resized meanwhile nobody knows how it shows them: they are left, and drawn anew below.
+    A live line is never wider than the terminal, so that moving up by as many lines as were drawn finds the first.
 
     Args:
-        stream: where to write; none: standard output.
+        stream: where to write; None: standard output.
         clock: monotonic seconds.
     """
 
@@ -101,21 +96,24 @@ class Terminal:
         self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._clock = clock
         self._lock = threading.RLock()
-        self._drawn = 0  # live lines on the screen; the cursor stands at the end of the last
-        self._drawn_size = os.terminal_size((0, 0))
+        self._drawn = 0  # live lines on the screen; the cursor is at the end of the last
         self._last_plain: dict[str, float] = {}
         self._gone = False
 
     def line(self, text: str) -> None:
-        """Write one line that stays, in the place of the live lines, which the next ``show`` draws again below."""
+        """Write one line that stays, in place of the live lines, which the next ``show`` draws again."""
         with self._lock:
-            self._write(self._erased() + text + "\n")
+            self._write(self._erase() + text + "\n")
 
     def show(self, tasks: Sequence[TaskProgress]) -> None:
-        """Show where each running task is: redrawn in place, else a line each every 30 s without carriage returns."""
+        """Show the progress of the running tasks: redrawn in place, else a line each every 30 s."""
         with self._lock:
             if self._live:
-                self._write(self._erased() + self._drawing([line_of(task) for task in tasks]))
+                columns, rows = shutil.get_terminal_size()
+                # In the last column some terminals wrap; lines beyond the screen could not be erased.
+                lines = [line_of(task)[: max(1, columns - 1)] for task in tasks[: max(1, rows - 1)]]
+                erased, self._drawn = self._erase(), len(lines)
+                self._write(erased + "\n".join(lines))
                 return
             now = self._clock()
             self._last_plain = {task.key: self._last_plain.get(task.key, now) for task in tasks}
@@ -124,31 +122,11 @@ class Terminal:
                     self._last_plain[task.key] = now
                     self._write(line_of(task) + "\n")
 
-    def _erased(self) -> str:
-        """What takes the live lines off the screen; the next text begins where the first of them did."""
+    def _erase(self) -> str:
+        """Return the control sequence that removes the live lines."""
         drawn, self._drawn = self._drawn, 0
-        if not drawn:
-            return ""
-        if self._size() != self._drawn_size:
-            return "\n"
         up = f"\x1b[{drawn - 1}A" if drawn > 1 else ""
-        return f"\r{up}\x1b[J"
-
-    def _drawing(self, lines: list[str]) -> str:
-        self._drawn_size = size = self._size()
-        # The last column stays free: a character there makes some terminals wrap. More lines than the screen has
-        # could not be reached again.
-        lines = [text[: max(1, size.columns - 1)] for text in lines[: max(1, size.lines - 1)]]
-        self._drawn = len(lines)
-        return "\n".join(lines)
-
-    def _size(self) -> os.terminal_size:
-        """As it is now: the window may have been resized since the last drawing."""
-        try:
-            size = os.get_terminal_size(self._stream.fileno())
-        except (OSError, ValueError):  # no descriptor: an editor's console
-            size = shutil.get_terminal_size()
-        return size if size.columns > 0 and size.lines > 0 else os.terminal_size((80, 24))
+        return f"\r{up}\x1b[J" if drawn else ""
 
     def _write(self, text: str) -> None:
         if not text or self._gone:
@@ -156,12 +134,12 @@ class Terminal:
         try:
             self._stream.write(text)
             self._stream.flush()
-        except OSError:  # who read it has left (`| head`), or the window was closed: that ends no run
+        except OSError:  # the reader has left (`| head`), or the window was closed: the run goes on
             self._gone = True
 
 
 def line_of(task: TaskProgress) -> str:
-    """One task's line, without an end of line: what matters most stands first, where a narrow terminal cuts last."""
+    """Return one task's line, the most important first, because a narrow terminal cuts the end."""
     parts = [task.key, duration(task.elapsed_seconds)]
     if task.progress is not None:
         parts.append(f"{task.progress.what} {task.progress.done}/{task.progress.total}")
@@ -170,27 +148,17 @@ def line_of(task: TaskProgress) -> str:
     if task.seconds_left is not None:
         parts.append(f"{duration(task.seconds_left)} left")
     parts.append(f"memory {task.rss_bytes / 1e9:.2f} GB, peak {max(task.peak_rss_bytes, task.rss_bytes) / 1e9:.2f}")
-    return "  " + "  ".join(_printable(part) for part in parts)
+    return "".join(char if char.isprintable() else "?" for char in f"  {'  '.join(parts)}")
 
 
 def duration(seconds: float) -> str:
-    """``42 s``, ``3:05 min`` or ``2:03 h``: as precise as anyone can use."""
+    """Return such as ``42 s``, ``3:05 min`` or ``2:03 h``."""
     whole = round(seconds)
     if whole < 100:
         return f"{whole} s"
     if whole < 6000:
         return f"{whole // 60}:{whole % 60:02d} min"
     return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
-
-
-def _printable(text: str) -> str:
-    """``text`` without what would move the cursor; a character that is not one column wide is told as ``?``."""
-    return "".join(char if _one_column(char) else "?" for char in text)
-
-
-def _one_column(char: str) -> bool:
-    wide = unicodedata.east_asian_width(char) in "WF"
-    return char.isprintable() and not wide and not unicodedata.combining(char)
 
 
 SHOW_SECONDS = 0.5
