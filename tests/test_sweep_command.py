@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read.detector_tables import TABLE_FILES
+from fvc_lib.analysis.read.comparison_tables import TABLE_FILES
 from fvc_lib.command_line.sweep import Sweep, combinations, runs_at_once, values_to_sweep
 from fvc_lib.execution.run.record import begin_run, run_hash
 from fvc_lib.execution.run.status import read_status

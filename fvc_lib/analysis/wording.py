@@ -2,6 +2,7 @@
 
 import datetime
 import math
+from collections.abc import Sequence
 from html import escape
 
 from fvc_lib.metrics.declaration import declaration
@@ -139,3 +140,13 @@ _LATEX = str.maketrans(_ESCAPED | {character: "\\" + character for character in 
 def latex_text(text: object) -> str:
     """``text`` for LaTeX, where ``&`` and the like are commands, and so is ``[`` at the beginning of a row."""
     return clean_text(text).translate(_LATEX)
+
+
+def latex_table(caption: str, heads: Sequence[str], parts: Sequence[Sequence[Sequence[str]]]) -> str:
+    """Return a LaTeX table for a paper that uses booktabs. All texts are LaTeX; ``parts`` are rows between rules."""
+    body: list[str] = []
+    for part in ([heads], *parts):
+        body += [r"\midrule", *(" & ".join(row) + r" \\" for row in part)]
+    begin = [r"% \usepackage{booktabs}", r"\begin{table}", r"\centering", rf"\caption{{{caption}}}"]
+    columns = rf"\begin{{tabular}}{{{'l' * len(heads)}}}"
+    return "\n".join([*begin, columns, r"\toprule", *body[1:], r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])

@@ -116,7 +116,7 @@ def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
 
     Exit codes: 0 some pair was compared, 2 usage, 3 none could be.
     """
-    from fvc_lib.analysis.read import run_comparison  # sklearn and polars take a second to load
+    from fvc_lib.analysis.read import comparison  # sklearn and polars take a second to load
     from fvc_lib.analysis.read.naming import run_labels
 
     config = resolve_config()
@@ -124,10 +124,10 @@ def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
     if len({run.root for run in found}) < 2:
         raise UsageError(f"compare: got {len({run.root for run in found})} run, wanted two or more different ones.")
     refuse_damaged(*(run.root for run in found), logs=False)
-    compared = run_comparison.compare(
+    compared = comparison.compare(
         found, metric=metric, replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence
     )
-    for line in (*run_labels(found), "", *run_comparison.lines(compared)):
+    for line in (*run_labels(found), "", *comparison.lines(compared)):
         click.echo(line)
     if not compared.pairs:
         raise DataError("no two of these runs can be compared; the lines above say why.")

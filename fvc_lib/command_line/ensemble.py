@@ -57,13 +57,13 @@ def ensemble(
     Exit codes: 0 ok, 1 the notebook failed, 2 usage, 3 the runs do not go together.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     from fvc_lib.analysis.pages.runs_index import write_runs_index  # torch and plotly take seconds to load
-    from fvc_lib.analysis.read.ensembles import read_members
+    from fvc_lib.analysis.read.comparison import read_members
 
     above = runs_dir or Path(resolve_config().runs_dir)
     found = read_members([find_run(above, name) for name in runs])
-    members = [each.run for each in found.readings]
+    members = [each.run for each in found.runs]
     digest = sha256_of_json(
-        [method, [[run.run_id, each.config.config_hash] for run, each in zip(members, found.readings, strict=True)]]
+        [method, [[run.run_id, each.config.config_hash] for run, each in zip(members, found.runs, strict=True)]]
     )
     folder = (to or members[0].root.parent / f"ensemble_{method}_{digest[:8]}").expanduser().absolute()
     _refuse_others_files(folder)
@@ -71,7 +71,7 @@ def ensemble(
     click.echo(f"{method} of {len(members)} runs, {len(found.names)} detectors: {' + '.join(found.names)}")
     for name in (RECORD, ANSWER):  # an earlier one's are not those of one that fails
         (folder / name).unlink(missing_ok=True)
-    first = found.readings[0].config
+    first = found.runs[0].config
     parameters: dict[str, Any] = {
         "member_runs": [str(run.root) for run in members],
         "method": method,

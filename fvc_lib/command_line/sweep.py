@@ -433,7 +433,7 @@ class Sweep:
     def compare(self) -> int:
         """Run the comparison's notebook over the finished runs; returns the exit code."""
         from fvc_lib.analysis.pages.runs_index import write_runs_index  # plotly takes a second to load
-        from fvc_lib.analysis.read.detector_tables import TABLE_FILES
+        from fvc_lib.analysis.read.comparison_tables import TABLE_FILES
 
         name = sha256_of_json(sorted(one.run_hash for one in self.members))[:8]
         folder = self._folder() / f"comparison_{name}"

@@ -1,5 +1,4 @@
 import json
-import math
 import shutil
 from collections.abc import Callable
 
@@ -7,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read.run_comparison import compare, lines, p_text
+from fvc_lib.analysis.read.comparison import compare, lines, p_text
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import METRICS, within_folds
 from fvc_lib.metrics.intervals import group_interval
@@ -61,10 +60,6 @@ def test_the_difference_is_that_of_the_runs_numbers_second_minus_first(two_runs:
     assert (pair.first, pair.second) == ("run_a", "run_b")
     assert pair.difference.value == pytest.approx(alone[1].value - alone[0].value)
     assert (pair.difference.num_rows, pair.difference.num_groups) == (96, 24)
-    by_fold = [roc_auc(labels[folds == f], frames[1]["score"].to_numpy()[folds == f]) for f in range(5)]
-    first_by_fold = [roc_auc(labels[folds == f], frames[0]["score"].to_numpy()[folds == f]) for f in range(5)]
-    assert pair.over_folds.mean == pytest.approx(np.mean(np.subtract(by_fold, first_by_fold)))
-    assert pair.over_folds.degrees_of_freedom == 4
 
 
 def test_a_fork_that_keeps_its_trainings_is_not_compared_with_the_run_it_comes_from(
@@ -78,30 +73,12 @@ def test_a_fork_that_keeps_its_trainings_is_not_compared_with_the_run_it_comes_f
     assert [refusal.runs for refusal in found.refusals] == [("run_a", "run_fork")]
 
 
-def test_of_two_runs_that_differ_in_the_re_encode_alone_the_difference_is_what_the_container_gave_away(
-    two_runs: list[RunPaths],
-) -> None:
-    def told(*configs: RunConfig) -> str:
-        for run, config in zip(two_runs, configs, strict=True):
-            run.params_yaml.write_text(config.to_yaml())
-        return compare(two_runs, replicates=300).pairs[0].finding
-
-    plain_is_worse = told(RunConfig(), RunConfig(canonical=True)), told(RunConfig(canonical=True), RunConfig())
-    assert sum("what the container gave away and what re-encoding took" in each for each in plain_is_worse) == 1
-    assert sum("it does not lose" in each for each in plain_is_worse) == 1
-    values = compare(two_runs, replicates=300).values
-    better_is_plain = plain_is_worse[0 if values["run_a"].value > values["run_b"].value else 1]
-    assert "the difference is what the container gave away" in better_is_plain
-    for other in (RunConfig(), RunConfig(canonical=True, epochs=3), RunConfig(epochs=3)):
-        assert "container" not in told(RunConfig(), other)
-
-
 def test_of_a_trial_no_difference_is_shown(two_runs: list[RunPaths]) -> None:
     assert compare(two_runs, replicates=300).pairs[0].is_shown
     two_runs[0].params_yaml.write_text(RunConfig(dev_groups=20).to_yaml())
     (pair,) = compare(two_runs, replicates=300).pairs
     assert (pair.is_shown, "is above" in pair.finding) == (False, False)
-    assert pair.finding.startswith("run_a is a trial on 20 groups, so nothing is claimed of run_b minus run_a: ")
+    assert "run_a is a trial on 20 groups" in pair.finding
 
 
 def test_a_shown_difference_is_said_with_its_interval_and_p(two_runs: list[RunPaths]) -> None:
@@ -124,7 +101,6 @@ def test_no_difference_shown_is_not_called_equality(two_runs: list[RunPaths], ma
     assert pair.finding == (
         "No difference in ROC AUC is shown between run_a and run_copy: +0.000 [+0.000, +0.000], Holm p 1.000."
     )
-    assert math.isnan(pair.over_folds.p_value)
     assert "equal" not in "\n".join(lines(compare([two_runs[0], copy], replicates=200)))
 
 
@@ -210,9 +186,8 @@ def test_a_run_being_trained_is_refused_and_the_others_are_compared(
     write_json(three_runs[0].status_json, status)
     monkeypatch.setattr("fvc_lib.analysis.read.records.is_held", lambda lock: True)
     comparison = compare(three_runs, replicates=100)
-    assert [refusal.reason for refusal in comparison.refusals] == [
-        "run_a: it is being trained (04_fold_training_fold_2). Compare it when its training has ended."
-    ]
+    (refusal,) = comparison.refusals
+    assert "it is being trained (04_fold_training_fold_2)" in refusal.reason
     assert len(comparison.pairs) == 1
 
 
@@ -223,61 +198,54 @@ def test_a_run_whose_later_stages_run_is_compared(two_runs: list[RunPaths]) -> N
     assert len(compare(two_runs, replicates=100).pairs) == 1
 
 
-@pytest.mark.parametrize(("state", "shown"), [("failed", "failed"), ("running", "stopped without a word")])
-def test_a_run_whose_training_broke_off_is_refused_with_the_command_that_goes_on(
-    state: str, shown: str, two_runs: list[RunPaths]
-) -> None:
-    status = json.loads(two_runs[1].status_json.read_text())
+def end_badly(run: RunPaths, state: str) -> None:
+    status = json.loads(run.status_json.read_text())
     status["stages"]["04_fold_training_fold_4"]["state"] = state
-    write_json(two_runs[1].status_json, status)
-    (refusal,) = compare(two_runs).refusals
-    assert refusal.reason == (
-        f"run_b: its training has not ended (04_fold_training_fold_4: {shown}). "
-        f"Go on with it: {command_text('--resume', two_runs[1].root)}"
-    )
+    write_json(run.status_json, status)
 
 
-def test_a_run_without_predictions_is_refused(two_runs: list[RunPaths]) -> None:
-    for fold in (1, 3):
-        two_runs[0].predictions(fold).unlink()
-    two_runs[0].status_json.unlink()
-    (refusal,) = compare(two_runs).refusals
-    assert refusal.reason.startswith("run_a: there are no predictions of folds 1, 3 of 5. Go on with it")
-    two_runs[0].folds.unlink()
-    assert "no such table" in compare(two_runs).refusals[0].reason
+def without_predictions(run: RunPaths) -> None:
+    run.predictions(1).unlink()
+    run.predictions(3).unlink()
+    run.status_json.unlink()
 
 
-def test_a_run_with_shuffled_labels_is_refused(two_runs: list[RunPaths]) -> None:
-    two_runs[1].params_yaml.write_text(RunConfig(shuffle_labels=True).to_yaml())
-    (refusal,) = compare(two_runs).refusals
-    assert "run_b: its labels were shuffled on purpose" in refusal.reason
+def leak(run: RunPaths) -> None:
+    schema = {name: column.dtype.type for name, column in tables.LEAKAGE_AUDIT.columns.items()}
+    row = ("groups_in_two_folds", 1, None, "1 of 24 groups in more than one fold.", False)
+    write_table(pl.DataFrame([row], schema=schema, orient="row"), tables.LEAKAGE_AUDIT, run.leakage_audit)
 
 
-def test_a_run_whose_leakage_audit_did_not_pass_is_refused_with_what_was_found(two_runs: list[RunPaths]) -> None:
-    found = pl.DataFrame(
-        [("groups_in_two_folds", 1, None, "1 of 24 groups in more than one fold.", False)],
-        schema={name: column.dtype.type for name, column in tables.LEAKAGE_AUDIT.columns.items()},
-        orient="row",
-    )
-    write_table(found, tables.LEAKAGE_AUDIT, two_runs[1].leakage_audit)
+def turn_labels(run: RunPaths) -> None:
+    turned = pl.when(pl.col("label") == "fake").then(pl.lit("real")).otherwise(pl.lit("fake"))
+    write_table(read_table(run.folds, tables.FOLDS).with_columns(label=turned), tables.FOLDS, run.folds)
+
+
+GO_ON = "--resume {run}"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "facts"),
+    [
+        (lambda run: end_badly(run, "failed"), ["04_fold_training_fold_4: failed", GO_ON]),
+        (lambda run: end_badly(run, "running"), ["04_fold_training_fold_4: stopped without a word", GO_ON]),
+        (without_predictions, ["fold 1, 3 of 5", GO_ON]),
+        (lambda run: run.folds.unlink(), ["folds.parquet"]),
+        (lambda run: run.params_yaml.write_text(RunConfig(shuffle_labels=True).to_yaml()), ["shuffle_labels"]),
+        (leak, ["1 of 24 groups in more than one fold."]),
+        (turn_labels, ["96 do not fit", "'0000000000000000'"]),
+        (lambda run: run.predictions(2).write_bytes(b"PAR1 torn"), ["predictions_fold_2.parquet"]),
+    ],
+)
+def test_a_run_that_cannot_be_compared_is_refused_with_the_reason(
+    spoil: Callable[[RunPaths], object], facts: list[str], two_runs: list[RunPaths]
+) -> None:
+    spoil(two_runs[1])
     compared = compare(two_runs)
     assert compared.pairs == ()
-    assert "run_b: its leakage audit did not pass" in compared.refusals[0].reason
-    assert "1 of 24 groups in more than one fold." in compared.refusals[0].reason
-
-
-def test_predictions_that_do_not_fit_their_own_folds_are_refused(two_runs: list[RunPaths]) -> None:
-    folds = read_table(two_runs[1].folds, tables.FOLDS)
-    turned = pl.when(pl.col("label") == "fake").then(pl.lit("real")).otherwise(pl.lit("fake"))
-    write_table(folds.with_columns(label=turned), tables.FOLDS, two_runs[1].folds)
-    (refusal,) = compare(two_runs).refusals
-    assert "96 of its predictions do not fit its own folds (for example '0000000000000000')" in refusal.reason
-
-
-def test_a_damaged_table_is_refused_and_named(two_runs: list[RunPaths]) -> None:
-    two_runs[1].predictions(2).write_bytes(b"PAR1 torn")
-    (refusal,) = compare(two_runs).refusals
-    assert "predictions_fold_2.parquet" in refusal.reason
+    (refusal,) = compared.refusals
+    assert refusal.runs == ("run_b",)
+    assert [fact for fact in facts if fact.format(run=two_runs[1].root) not in refusal.reason] == []
 
 
 def test_one_run_or_one_twice_has_nothing_to_be_compared_with(two_runs: list[RunPaths]) -> None:
@@ -311,21 +279,12 @@ def test_the_lines_hold_numbers_pairs_findings_refusals_and_what_they_are_not_ab
     assert shown[0] == "ROC AUC with 95% interval; higher is better"
     assert shown[1].startswith("  run_a  0.")
     assert "(96 videos in 24 groups)" in shown[1]
-    assert " ".join(shown[5].split()) == "second minus first difference p Holm p t over folds its p"
-    assert shown[6].startswith("run_b - run_a       +0.")
+    assert sum("Holm p" in line for line in shown) == 3
     assert any(line.startswith("Not compared: run_ \\x1b[31m<b>'d': there are no predictions") for line in shown)
     assert any("not of other trainings" in line for line in shown)
     assert all(line.isprintable() for line in shown)
 
 
-@pytest.mark.parametrize(
-    ("request_", "told"),
-    [
-        ({"metric": "rocauc"}, "Did you mean 'roc_auc'"),
-        ({"replicates": 0}, "0 replicates"),
-        ({"confidence": 95}, "confidence in"),
-    ],
-)
-def test_requests_without_sense_are_refused(request_: dict, told: str, two_runs: list[RunPaths]) -> None:
-    with pytest.raises(UsageError, match=told):
-        compare(two_runs, **request_)
+def test_an_unknown_metric_is_refused_with_the_one_that_was_meant(two_runs: list[RunPaths]) -> None:
+    with pytest.raises(UsageError, match="Did you mean 'roc_auc'"):
+        compare(two_runs, metric="rocauc")

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from fvc_lib.analysis.figures.results import difference_figure
-from fvc_lib.analysis.read.run_comparison import Comparison, compare
+from fvc_lib.analysis.read.comparison import Comparison, compare
 from fvc_lib.services.run_paths import RunPaths
 
 MakeRun = Callable[..., RunPaths]

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from scipy.special import expit
 
-from fvc_lib.analysis.read import detector_tables, detectors, ensembles
+from fvc_lib.analysis.read import comparison, comparison_tables
 from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.analysis.read.naming import ensemble_text
 from fvc_lib.services import tables
@@ -48,13 +48,13 @@ def runs(tmp_path: Path, written_run: Callable[[int, float], RunPaths]) -> list[
     return runs_in(tmp_path / "runs", written_run)
 
 
-def members(found: ensembles.Members) -> list[combine.Member]:
-    return [combine.checked_member(each.run, each.judged.predictions, place) for each, place in found]
+def members(found: comparison.Members) -> list[combine.Member]:
+    return [combine.checked_member(each.run, each.predictions, place) for each, place in found]
 
 
 def made_of(runs: list[RunPaths], folder: Path) -> tuple[RunPaths, EnsembleRecord, pl.DataFrame]:
     """What notebook 11 does."""
-    found, made = ensembles.read_members(runs), RunPaths(folder)
+    found, made = comparison.read_members(runs), RunPaths(folder)
     of, config = members(found), found.config(100, 0.95)
     rules = make.rules_of(of, "mean")
     predictions = combine.combined(of, rules, "mean")
@@ -82,14 +82,14 @@ def ensemble(tmp_path_factory: pytest.TempPathFactory, written_run: Callable[[in
 
 def test_seeds_are_averaged_first_and_then_the_detectors(ensemble):
     record, predictions = ensemble.record, ensemble.predictions
-    found = ensembles.read_members(ensemble.runs)
-    scores = [each.judged.predictions["score"].to_numpy() for each, _ in found]
+    found = comparison.read_members(ensemble.runs)
+    scores = [each.predictions["score"].to_numpy() for each, _ in found]
     expected = (0.5 * (scores[0] + scores[1]) + scores[2]) / 2
     np.testing.assert_allclose(predictions["score"], expected, atol=1e-12)
     np.testing.assert_allclose(expit(predictions["logit"].to_numpy()), expected, atol=1e-12)
     assert record.detectors == ["frame_cnn", "r2plus1d_small"]
     assert [record.weight_of_member(place) for place in range(3)] == [0.25, 0.25, 0.5]
-    controls = [each.judged.predictions["control_score"].to_numpy() for each, _ in found]
+    controls = [each.predictions["control_score"].to_numpy() for each, _ in found]
     np.testing.assert_allclose(predictions["control_score"], ((controls[0] + controls[1]) / 2 + controls[2]) / 2)
 
 
@@ -118,29 +118,29 @@ def test_the_record_names_members_and_files_and_a_change_of_any_is_found(ensembl
 
 
 def test_the_difference_from_the_best_member_is_paired_and_claims_no_more_than_controls_allow(ensemble):
-    folder, found = ensemble.folder, ensembles.read_members(ensemble.runs)
+    folder, found = ensemble.folder, comparison.read_members(ensemble.runs)
     headline = run_headline(folder)
     assert headline.model == "mean of frame_cnn + r2plus1d_small"
     above = replace(headline, verdict=replace(headline.verdict, standing="above control"))
-    compared = ensembles.against_members(folder, found, above, replicates=300)
+    compared = comparison.against_members(folder, found, above, replicates=300)
     values = {name: interval.value for name, interval in compared.values.items()}
-    assert next(iter(values)) == ensembles.ENSEMBLE
+    assert next(iter(values)) == comparison.ENSEMBLE
     assert list(values.values())[1:] == sorted(list(values.values())[1:], reverse=True)
     best = compared.pairs[0]
-    assert best.second == ensembles.ENSEMBLE
-    assert best.difference.value == pytest.approx(values[ensembles.ENSEMBLE] - values[best.first])
+    assert best.second == comparison.ENSEMBLE
+    assert best.difference.value == pytest.approx(values[comparison.ENSEMBLE] - values[best.first])
     assert any(pair.is_shown for pair in compared.pairs)
     below = replace(headline, verdict=replace(headline.verdict, standing="not shown", sentence="Why not."))
-    told = ensembles.against_members(folder, found, below, replicates=300).pairs
+    told = comparison.against_members(folder, found, below, replicates=300).pairs
     assert not any(pair.is_shown for pair in told)
     assert any(pair.finding.endswith("That claims nothing of fakes: Why not.") for pair in told)
 
 
 def test_a_comparison_lists_an_ensemble_beside_its_runs_with_the_costs_of_all_its_networks(ensemble):
     above = ensemble.folder.root.parents[1]
-    listed = detectors.runs_to_compare([], above)
+    listed = comparison.runs_to_compare([], above)
     assert listed == [*ensemble.runs, ensemble.folder]
-    found = detectors.compare_detectors(listed, replicates=50, metrics=["roc_auc"])
+    found = comparison.compare_detectors(listed, replicates=50, metrics=["roc_auc"])
     assert found.left_out == ()
     assert [each.name for each in found.detectors] == ["frame_cnn", "r2plus1d_small", ensemble_text(ensemble.folder)]
     whole = found.detectors[2]
@@ -148,12 +148,12 @@ def test_a_comparison_lists_an_ensemble_beside_its_runs_with_the_costs_of_all_it
     stored = read_table(ensemble.folder.results, tables.RESULTS)
     value = stored.filter(source="model", scope="all", metric="roc_auc")["value"][0]
     assert whole.intervals["roc_auc"].value == pytest.approx(value)
-    costs = found.summed_costs(lambda configs: [{"num_parameters": 10 + len(each.model)} for each in configs])
-    assert [each["num_parameters"] for each in costs] == [19, 24, 19 + 19 + 24]
-    assert detector_tables.run_table(found)["run_id"].to_list()[-1] == "ensemble_mean_1"
-    assert detector_tables.detector_table(found)["over_seeds"][2] == "an ensemble"
+    found = found.with_costs(lambda configs: [{"num_parameters": 10 + len(each.model)} for each in configs])
+    assert [each.cost["num_parameters"] for each in found.detectors] == [19, 24, 19 + 19 + 24]
+    assert comparison_tables.run_table(found)["run_id"].to_list()[-1] == "ensemble_mean_1"
+    assert comparison_tables.detector_table(found)["over_seeds"][2] == "an ensemble"
     assert not any(", seed" in caution for caution in found.cautions if caution.startswith(whole.name))
-    assert detector_tables.number_table(found)["model"][2] == "frame_cnn + r2plus1d_small"
+    assert comparison_tables.number_table(found)["model"][2] == "frame_cnn + r2plus1d_small"
 
 
 def test_a_control_that_one_member_lacks_is_missing_and_nothing_is_claimed(runs, tmp_path):
@@ -170,7 +170,7 @@ def test_a_control_that_one_member_lacks_is_missing_and_nothing_is_claimed(runs,
 
 
 def test_of_several_shuffles_the_one_that_scores_highest_is_the_control(runs):
-    of = members(ensembles.read_members(runs))
+    of = members(comparison.read_members(runs))
     labels = np.array(["real", "fake"])[np.arange(of[2].predictions.height) // 4 % 2]  # the true ones
     telling = of[2].predictions.with_columns(
         control_label=pl.Series(labels), control_score=pl.Series((labels == "fake") * 0.8 + 0.1)
@@ -192,48 +192,23 @@ def regrouped(run: RunPaths) -> None:
     change_tables(run, lambda frame: frame.with_columns(group_id=alone))
 
 
-def refolded(run: RunPaths) -> None:
-    change_tables(run, lambda frame: frame.with_columns(fold=(pl.col("fold") + 1) % 5))
-
-
-def repeats_labels(run: RunPaths) -> None:
-    """One member's predictions of what its other networks were trained on leak the labels: its results know better."""
-    table = read_table(run.predictions(0), tables.PREDICTIONS)
-    logit = pl.when(pl.col("label") == "fake").then(5.0).otherwise(-5.0)
-    planted = table.with_columns(logit=logit, temperature=1.0, score=1 / (1 + (-logit).exp()))
-    write_table(planted, tables.PREDICTIONS, run.predictions(0))
-
-
-def audit_fails(run: RunPaths) -> None:
-    audit = read_table(run.leakage_audit, tables.LEAKAGE_AUDIT)
-    write_table(audit.with_columns(passed=pl.lit(value=False)), tables.LEAKAGE_AUDIT, run.leakage_audit)
-
-
 def other_point(run: RunPaths) -> None:
     write_text(
         run.params_yaml, run.params_yaml.read_text().replace("operating_point: best", "operating_point: fpr=0.1")
     )
 
 
-def unfinished(run: RunPaths) -> None:
-    run.status_json.write_text(run.status_json.read_text().replace('"done"', '"failed"', 1))
-
-
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
         (regrouped, "1 video with another group (for example '0000000000000005')"),
-        (refolded, "96 videos with another fold (for example '0000000000000000')"),
-        (repeats_labels, "its results are not those of its predictions"),
-        (audit_fails, "its leakage audit did not pass"),
         (other_point, "other operating points, best and fpr=0.1"),
-        (unfinished, "--resume"),
     ],
 )
 def test_a_run_that_does_not_fit_is_refused_and_what_differs_is_named(runs, spoil, words):
     spoil(runs[1])
     with pytest.raises(DataError) as refused:
-        ensembles.read_members(runs)
+        comparison.read_members(runs)
     assert words in str(refused.value)
     assert "run_a1" in str(refused.value)
 
@@ -242,37 +217,17 @@ def test_a_score_that_its_logit_does_not_give_is_no_prediction(runs):
     table = read_table(runs[0].predictions(1), tables.PREDICTIONS)
     write_table(table.with_columns(logit=pl.col("logit") + 1e-6), tables.PREDICTIONS, runs[0].predictions(1))
     with pytest.raises(DataError, match=r"run_a0: \d+ scores are not sigmoid"):
-        members(ensembles.read_members(runs))
-
-
-def test_runs_that_were_trained_on_other_parts_are_refused(runs):
-    folds = read_table(runs[0].folds, tables.FOLDS)
-    parts = pl.concat(
-        folds.with_columns(
-            protocol=pl.lit("kfold"), target=pl.lit(None, pl.String), reason=pl.lit(None, pl.String),
-            part=pl.when(pl.col("fold") == fold).then(pl.lit("test")).otherwise(pl.lit("train")),
-            fold=pl.lit(fold, pl.Int64),
-        )
-        for fold in range(5)
-    ).select(list(tables.PROTOCOL.columns))  # fmt: skip
-    for run in runs:
-        write_table(parts, tables.PROTOCOL, run.protocol)
-    assert len(ensembles.read_members(runs).names) == 2
-    left = (pl.col("fold") == 2) & (pl.col("video_id") == f"{9:016x}")
-    other = parts.with_columns(part=pl.when(left).then(pl.lit("left_out")).otherwise("part"))
-    write_table(other, tables.PROTOCOL, runs[1].protocol)
-    with pytest.raises(DataError, match=r"1 video in another part.*'0000000000000009' \(train of training 2"):
-        ensembles.read_members(runs)
+        members(comparison.read_members(runs))
 
 
 def test_one_run_the_same_training_twice_or_an_ensemble_is_no_member(runs, ensemble):
     for few in (runs[:1], [runs[0], runs[0]]):
         with pytest.raises(UsageError, match="two or more"):
-            ensembles.read_members(few)
+            comparison.read_members(few)
     with pytest.raises(UsageError, match="same training parameters and seed"):
-        ensembles.read_members([*runs, RunPaths(shutil.copytree(runs[2].root, runs[2].root.with_name("run_b9")))])
+        comparison.read_members([*runs, RunPaths(shutil.copytree(runs[2].root, runs[2].root.with_name("run_b9")))])
     with pytest.raises(UsageError, match="is an ensemble itself"):
-        ensembles.read_members([*runs, ensemble.folder])
+        comparison.read_members([*runs, ensemble.folder])
 
 
 @pytest.mark.parametrize("kept", [{"confidence": 0.9}, {"batch_size": 4}, {"real_source_control": False}])
@@ -280,7 +235,7 @@ def test_a_fork_that_keeps_its_trainings_has_no_vote_beside_the_run_it_comes_fro
     fork = RunPaths(shutil.copytree(runs[0].root, runs[0].root.with_name("run_fork")))
     write_text(fork.params_yaml, resolve_config({"model": "frame_cnn", **kept}, environ={}).to_yaml())
     with pytest.raises(UsageError, match="run_a0 and run_fork"):
-        ensembles.read_members([*runs, fork])
-    compared = detectors.compare_detectors([*runs, fork], replicates=100)
+        comparison.read_members([*runs, fork])
+    compared = comparison.compare_detectors([*runs, fork], replicates=100)
     assert len(compared.detectors) == 2
     assert [refusal.runs for refusal in compared.left_out] == [("run_a0",)]

@@ -13,9 +13,9 @@ from fvc_lib.analysis.dashboard.panels import NOTHING, Selection, default_select
 from fvc_lib.analysis.mlflow.export import run_tags
 from fvc_lib.analysis.pages.report import summary_lines, write_run_report
 from fvc_lib.analysis.pages.runs_index import write_runs_index
+from fvc_lib.analysis.read.comparison import compare
 from fvc_lib.analysis.read.headline import Score, judge, run_headline, runs_table, task_scores
 from fvc_lib.analysis.read.queries import SQL_TABLES, ask_sql
-from fvc_lib.analysis.read.run_comparison import compare
 from fvc_lib.services.errors import command_text
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths

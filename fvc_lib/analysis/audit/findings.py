@@ -8,8 +8,8 @@ import polars as pl
 from fvc_lib.analysis.audit.numbers import GIVEN, NEEDS_REALS, ORACLE, Audit
 from fvc_lib.analysis.audit.similar_ids import Suspicion
 from fvc_lib.analysis.read.cautions import interval_cautions
+from fvc_lib.analysis.read.comparison import p_text
 from fvc_lib.analysis.read.headline import HEADLINE_METRIC as MAIN_METRIC, Score, what_to_do
-from fvc_lib.analysis.read.run_comparison import p_text
 from fvc_lib.analysis.wording import (
     count_text,
     interval_text,

@@ -1,17 +1,15 @@
 """Detectors beside each other: what their number costs."""
 
-from collections.abc import Callable
-
 import plotly.graph_objects as go
 
 from fvc_lib.analysis.figures.theme import CONTROL, SERIES, figure, nothing_to_show, translucent
-from fvc_lib.analysis.read.detectors import MAIN_METRIC, Cost, Detector, DetectorComparison
+from fvc_lib.analysis.read.comparison import MAIN_METRIC, Detector, DetectorComparison
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text, metric_name
 
-_COSTS: dict[str, tuple[str, Callable[[Cost], float | None]]] = {
-    "milliseconds_per_clip": ("Forward pass of one clip (ms)", lambda cost: cost.milliseconds_per_clip),
-    "num_parameters": ("Parameters", lambda cost: cost.num_parameters),
-    "training_seconds": ("Training of all folds (s)", lambda cost: cost.training_seconds),
+_COSTS = {
+    "milliseconds_per_clip": "Forward pass of one clip (ms)",
+    "num_parameters": "Parameters",
+    "training_seconds": "Training of all folds (s)",
 }
 
 
@@ -20,8 +18,8 @@ def cost_figure(found: DetectorComparison, cost: str = "milliseconds_per_clip") 
 
     Hollow: not every run of it is above its controls. Small dashes are the single runs' smallest and largest value.
     """
-    title, of = _COSTS[cost]
-    shown = [(each, value) for each in found.detectors if (value := of(each.cost))]
+    title = _COSTS[cost]
+    shown = [(each, value) for each in found.detectors if (value := each.cost.get(cost))]
     if not shown:
         return nothing_to_show("Quality against cost", f"{title} is not recorded for any detector.")
     metric, videos = metric_name(MAIN_METRIC), found.detectors[0].intervals[MAIN_METRIC]

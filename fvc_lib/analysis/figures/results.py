@@ -21,10 +21,10 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import interval_point, value_label, videos_and_groups
 from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read import headline
+from fvc_lib.analysis.read.comparison import Comparison, compare, difference_text, p_text
 from fvc_lib.analysis.read.headline import Score
 from fvc_lib.analysis.read.naming import run_names
 from fvc_lib.analysis.read.queries import fold_table, parameter_differences
-from fvc_lib.analysis.read.run_comparison import Comparison, compare, difference_text, p_text
 from fvc_lib.analysis.wording import better_direction, count_text, figure_text, interval_text, metric_name, number_text
 from fvc_lib.metrics.declaration import UNCALIBRATED, declaration, direction
 from fvc_lib.services.atomic_files import path_to_text
