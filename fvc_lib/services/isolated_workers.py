@@ -204,7 +204,7 @@ class _Worker:
         self.deadline = time.monotonic() + timeout_seconds
 
     def receive(self) -> Answer | None:
-        """The answer, when the output that is ready completes one."""
+        """Return the answer if the output that is ready completes one."""
         block = os.read(self.pipes()[1], 1 << 16)
         self._buffer += block
         if not block:
@@ -217,7 +217,7 @@ class _Worker:
         return None if position is None else Answer(position, json.loads(line))
 
     def expire(self) -> Answer | None:
-        """The failure, when the item's time is over."""
+        """Return the failure if the item's time is over."""
         if time.monotonic() < self.deadline:
             return None
         return self._fail("timeout", f"no answer within {self._timeout_seconds:g} s")
@@ -328,7 +328,7 @@ def _collect(busy: Sequence[_Worker]) -> Iterator[Answer]:
 
 
 def serve() -> None:
-    """The child's main loop: one JSON item per line in, one JSON result per line out, until the input ends."""
+    """Run the child's main loop: one JSON item per line in, one JSON result per line out, until the input ends."""
     function, timeout_text, memory_text = sys.argv[1:4]
     answers = os.dup(1)
     os.dup2(2, 1)  # what libraries print must not mix with the answers

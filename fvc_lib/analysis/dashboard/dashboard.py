@@ -27,7 +27,7 @@ _AT_WORK = frozenset({"running", "waiting"})
 
 
 class LiveRefresh:
-    """A task in the running event loop that calls ``look`` every so many seconds until it says that all is over."""
+    """A task in the running event loop that calls ``look`` at an interval until it returns False."""
 
     def __init__(self, look: Callable[[], Awaitable[bool]], say: Callable[[str], None]) -> None:
         self._look = look
@@ -36,18 +36,18 @@ class LiveRefresh:
 
     @property
     def is_on(self) -> bool:
-        """Whether it looks."""
+        """Whether the task is running."""
         return self._task is not None and not self._task.done()
 
     def start(self, seconds: float) -> None:
-        """Begin, or go on with another interval; ``RuntimeError`` without a running event loop."""
+        """Start the task, or restart it with another interval; ``RuntimeError`` without a running event loop."""
         loop = asyncio.get_running_loop()
         self.stop()
         self._task = loop.create_task(self._repeat(seconds))
         self._task.add_done_callback(self._ended)
 
     def stop(self) -> None:
-        """End without a word; a look that is under way is given up."""
+        """Stop the task, also within a call."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -67,7 +67,7 @@ class LiveRefresh:
 
 
 def any_at_work(runs: Iterable[RunPaths]) -> bool:
-    """Whether something is, or may soon be, at work on any of ``runs``."""
+    """Return whether any of ``runs`` is running or waits to run."""
     return any(run_status(run).get("state") in _AT_WORK for run in runs)
 
 
@@ -109,7 +109,7 @@ export default { render };
 
 
 def fold_clicks() -> Any:
-    """A widget without a look whose trait ``fold`` is the fold clicked last, or ``NO_FOLD`` after a second click."""
+    """Return an invisible widget whose trait ``fold`` is the fold clicked last, or ``NO_FOLD`` after a second click."""
     import anywidget  # heavy, and nothing but the live dashboard needs it
     import traitlets
 
@@ -160,7 +160,7 @@ class Controls:
         self.view = _laid_out(self.widgets)
 
     def offer(self, selection: Selection) -> None:
-        """Put what there is to choose from now on the lists, and mark what is chosen; nothing is redrawn by it."""
+        """Fill the lists with the present choices and mark the chosen ones; redraws nothing."""
         metrics, folds = panels.metric_options(selection.detailed)
         with self._quietly():
             _set_options(self.widgets["runs"], panels.run_options(self._runs_dir), selection.runs)
@@ -176,7 +176,7 @@ class Controls:
                 self.widgets[name].rows = min(_MOST_ROWS, max(2, count))
 
     def live_ended(self, why: str) -> None:
-        """Untick the box of refreshing by itself and say why."""
+        """Untick automatic refreshing and show the reason."""
         with self._quietly():
             self.widgets["live"].value = False
         self.widgets["told"].value = why
@@ -214,7 +214,7 @@ class Controls:
 
     @contextlib.contextmanager
     def _work_shown(self) -> Iterator[None]:
-        """Until it is over, the figures on the page are of what was chosen before."""
+        """Show a note while the figures still belong to the choice before."""
         before, self.widgets["told"].value = self.widgets["told"].value, AT_WORK
         try:
             yield
@@ -235,7 +235,7 @@ def _shown(highlight: int | None) -> int:
 
 
 def _set_options(widget: Any, options: list[tuple[str, Any]], chosen: Any) -> None:
-    """Replace what ``widget`` offers where that differs, and choose of ``chosen`` what is offered."""
+    """Set the options of ``widget`` and choose those of ``chosen`` that are among them."""
     offered = [(clean_text(label), value) for label, value in options]
     if list(widget.options) != offered:
         widget.options = offered
@@ -341,7 +341,7 @@ class Dashboard:
             self._live.start(seconds)
 
     async def _look(self) -> bool:
-        """Refresh once, reading in a thread of its own; whether a chosen run is still at work."""
+        """Refresh once, reading in another thread; return whether a chosen run is still running."""
         selection = self.selection
         # Asked first, so that what a run writes last is seen by the look after it has ended.
         at_work = await asyncio.to_thread(any_at_work, selection.runs)
@@ -357,7 +357,7 @@ class Dashboard:
             self.controls.live_ended(why)
 
     def _changed(self, selection: Selection) -> list[tuple[int, object, Bundle]]:
-        """Of each panel that would show something else now: its number, its key and what it would show."""
+        """Return number, key and content of each panel whose content has changed."""
         found: list[tuple[int, object, Bundle]] = []
         for number, panel in enumerate(self._panels if self._handles else ()):
             key = panel.key(selection)
@@ -378,12 +378,16 @@ class Dashboard:
 
 
 def dashboard(runs_dir: Path | str, run: str | None = None) -> Dashboard:
-    """The dashboard over ``runs_dir``, a cell's last expression; ``UsageError`` where ``run`` names no one run."""
+    """Return the dashboard over ``runs_dir``, to be shown as a cell's last expression.
+
+    Raises:
+        UsageError: ``run`` names no single run.
+    """
     return Dashboard(Path(runs_dir), panels.default_selection(Path(runs_dir), run))
 
 
 def _blank(bundle: Bundle) -> Bundle:
-    """An empty place as high as the figure in ``bundle``, so that the page does not jump.
+    """Return an empty output as high as the figure in ``bundle``, so that the page does not jump.
 
     plotly's JupyterLab extension draws an output once and ignores what follows; JupyterLab begins anew with a renderer
     of its own where another mime type came in between.

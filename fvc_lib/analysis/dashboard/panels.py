@@ -67,7 +67,7 @@ def default_selection(runs_dir: Path, run: str | None = None) -> Selection:
 
 
 def default_metrics(run: RunPaths) -> tuple[str, ...]:
-    """The curves that tell most of a run of its task (``TaskSpec.curves``), also before they are there."""
+    """Return the metrics of the most telling learning curves of the run's task (``TaskSpec.curves``)."""
     parameters = run_parameters(run)
     curves = TASKS[run_task(parameters)].curves
     logged: list[str] = []
@@ -89,13 +89,13 @@ def _filled_in(name: str, given: Mapping[str, Any], defaults: Mapping[str, Any])
 
 
 def run_options(runs_dir: Path) -> list[tuple[str, RunPaths]]:
-    """Every run under ``runs_dir`` by what it is called on a list, newest first; one that was copied in is there."""
+    """Return label and run of every run under ``runs_dir``, newest first."""
     runs = list_runs(runs_dir)[::-1]
     return list(zip(run_labels(runs), runs, strict=True))
 
 
 def metric_options(run: RunPaths) -> tuple[list[str], list[int]]:
-    """The metrics and the folds that ``run`` has logged so far; the default metrics are always among them."""
+    """Return the metrics and folds that ``run`` has logged so far, with the default metrics."""
     curves = learning_curves([run]).frame
     folds = [int(fold) for fold in curves["fold"].drop_nulls().unique().sort()]
     return sorted({*default_metrics(run), *curves["metric"].unique()}), folds
@@ -131,7 +131,7 @@ class Panel:
     tasks: tuple[str, ...] = ()
 
     def bundle(self, selection: Selection) -> Bundle:
-        """What is displayed in its place; for a run of another task nothing."""
+        """Return the panel's content; nothing for a run of another task."""
         is_meant = not self.tasks or task_of(selection.detailed) in self.tasks
         shown = self.draw(selection) if is_meant else NOTHING
         if isinstance(shown, go.Figure):
@@ -141,7 +141,7 @@ class Panel:
         return dict(shown._repr_mimebundle_())
 
     def key(self, selection: Selection) -> tuple[object, ...]:
-        """Two equal keys mean that there is nothing to draw again."""
+        """Return a key that is equal as long as nothing needs to be redrawn."""
         runs = selection.runs if "runs" in self.follows else (selection.detailed,)
         chosen = tuple(getattr(selection, name) for name in self.follows)
         return (selection.detailed, chosen, *(stamp for run in runs for stamp in stamps(run, self.reads)))
@@ -174,34 +174,34 @@ def is_nothing(bundle: Bundle) -> bool:
 
 
 def task_of(run: RunPaths) -> str:
-    """The task of ``run``."""
+    """Return the task of ``run``."""
     return run_task(run_parameters(run))
 
 
 def runs_alike(selection: Selection) -> tuple[RunPaths, ...]:
-    """The chosen runs of the same task as the one in detail."""
+    """Return the chosen runs of the same task as the one in detail."""
     task = task_of(selection.detailed)
     return tuple(run for run in selection.runs if task_of(run) == task)
 
 
 def confidence_of(selection: Selection) -> float:
-    """What the intervals in the tables of the run in detail were made with."""
+    """Return the coverage of the intervals in the tables of the run in detail."""
     confidence = run_parameters(selection.detailed).get("confidence")
     return confidence if isinstance(confidence, float) else RunConfig().confidence
 
 
 def table_of(selection: Selection, name: str) -> pl.DataFrame:
-    """A table (``queries.SQL_TABLES``) of the run in detail; empty where it is missing or unreadable."""
+    """Return a table (``queries.SQL_TABLES``) of the run in detail; empty where it is missing or unreadable."""
     return SQL_TABLES[name]([selection.detailed]).frame
 
 
 def of_folds(selection: Selection, frame: pl.DataFrame) -> pl.DataFrame:
-    """The rows of ``frame`` that are of a chosen fold."""
+    """Return the rows of ``frame`` of the chosen folds."""
     return frame.filter(pl.col("fold").is_in(selection.folds)) if selection.folds else frame
 
 
 def stamps(run: RunPaths, reads: Iterable[str]) -> Iterable[tuple[str, int, int]]:
-    """Name, time and size of each file that ``reads`` names in ``run``, or that lies in a folder it names."""
+    """Yield path, time and size of each file of ``run`` that ``reads`` names, also within named folders."""
     for name in reads:
         place = run.root / name
         files = sorted(place.rglob("*")) if place.is_dir() else [place]
@@ -214,7 +214,7 @@ def stamps(run: RunPaths, reads: Iterable[str]) -> Iterable[tuple[str, int, int]
 
 
 def dashboard_notes(selection: Selection) -> tuple[str, ...]:
-    """In words, what of the chosen runs could not be read, and which panels could not be loaded."""
+    """Return sentences about lines that could not be read and panels that could not be loaded."""
     runs = selection.runs
     of_detailed = (read([selection.detailed]) for name, read in SQL_TABLES.items() if name not in _LOGS)
     answers = (results(runs), task_results(runs), *of_detailed, learning_curves(runs), memory_samples(runs))

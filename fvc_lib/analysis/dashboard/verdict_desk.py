@@ -45,7 +45,7 @@ _TELL_SECONDS = 0.2  # between two messages on one part
 
 
 def safe_name(name: str) -> str:
-    """A file name that is one wherever it is written: no folders, no control characters, not hidden, not too long."""
+    """Return a valid file name: no folders or control characters, not hidden, at most 80 characters."""
     last = name.replace("\\", "/").rpartition("/")[2]
     plain = re.sub(r"[^\w .()+=@,-]", "_", last).strip(" .-")
     stem, dot, suffix = plain.rpartition(".")
@@ -151,7 +151,7 @@ class Uploads:
 
 
 def verdict_desk(folder: Path, judge: Judge, limit_mb: int) -> Any:
-    """The widget, a cell's last expression; ``folder`` is this process' own, ``limit_mb`` of one file."""
+    """Return the widget; ``folder`` belongs to this process, ``limit_mb`` limits one file."""
     import anywidget  # heavy, and nothing but a live page needs it
     import traitlets
 

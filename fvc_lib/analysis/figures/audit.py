@@ -31,7 +31,7 @@ def _n(audit: Audit) -> str:
 
 
 def detectors_figure(audit: Audit) -> go.Figure:
-    """The main metric of every detector and control as points with intervals."""
+    """Return the main metric of every detector and control as points with intervals."""
     name = metric_name(MAIN_METRIC)
     points = []
     for detector in audit.detectors:
@@ -58,7 +58,7 @@ def detectors_figure(audit: Audit) -> go.Figure:
 
 
 def roc_figure(audit: Audit, videos: pl.DataFrame, scores: pl.DataFrame) -> go.Figure:
-    """The ROC curve of every detector on the videos it answered."""
+    """Return the ROC curve of every detector on the videos that it answered."""
     figure = theme.figure(
         "How many fakes are found, for each share of reals called fake",
         f"{_n(audit)}; the {min(_MOST_COLOURED, len(audit.detectors))} highest in colour, others grey",

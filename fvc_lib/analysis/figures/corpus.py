@@ -189,7 +189,7 @@ def group_links_figure(links: pl.DataFrame) -> go.Figure:
 
 
 def group_lookup_figure(scores: pl.DataFrame) -> go.Figure:
-    """The AUC of an oracle that only recognises a video's group: ``split value low high num_rows num_groups``."""
+    """Return the AUC of an oracle that knows groups alone: ``split value low high num_rows num_groups``."""
     if scores.is_empty():
         return theme.nothing_to_show(
             "Recognising the group", "There are too few groups with real and fake members to deal them into folds."
@@ -257,7 +257,7 @@ def _kind() -> pl.Expr:
 
 
 def _commonest(values: pl.Series, limit: int, always: tuple[str, ...] = ()) -> pl.Series:
-    """The column with all but its ``limit`` commonest values, and those ``always`` named, called one name."""
+    """Return the column with all values but the ``limit`` commonest and those in ``always`` merged into one."""
     chosen = [*_by_frequency(values)[:limit], *always]
     return values.to_frame().select(pl.when(pl.first().is_in(chosen)).then(pl.first()).otherwise(pl.lit(_REST)))[
         values.name

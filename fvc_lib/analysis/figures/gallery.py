@@ -96,7 +96,7 @@ def thumbnail(image: Pixels, side: int = _SIDE) -> bytes:
 
 
 def strip(clip: Pixels, side: int = _FRAME_SIDE) -> bytes:
-    """A few frames of ``clip``, uint8 (T, 3, H, W), from first to last beside each other, as a JPEG file."""
+    """Return a few frames of ``clip``, uint8 (T, 3, H, W), in a row as a JPEG file."""
     chosen = np.unique(np.linspace(0, len(clip) - 1, min(_FRAMES, len(clip))).round().astype(int))
     height, width = clip.shape[2:]
     scale = min(1.0, side / max(height, width))
@@ -120,7 +120,7 @@ Row = Mapping[str, Any]
 def image_cards(
     rows: Iterable[Row], root: Path, read: ReadPicture, describe: Callable[[Row], tuple[str, ...]]
 ) -> tuple[Card, ...]:
-    """A card for each of ``rows``, which have a ``path`` below ``root``; ``describe``: a row's title and lines."""
+    """Return a card for each of ``rows``, whose ``path`` lies below ``root``; ``describe`` gives title and lines."""
     cards = []
     for row in rows:
         title, *lines = describe(row)
@@ -158,7 +158,7 @@ def example_images(
 
 
 def batch_gallery(samples: Pixels, names: Sequence[str]) -> Gallery:
-    """The named samples of one batch as the network gets them: uint8 pictures (B, 3, H, W) or clips (B, T, 3, H, W)."""
+    """Return the samples of a batch as the network gets them: uint8 pictures (B, 3, H, W) or clips (B, T, 3, H, W)."""
     is_clip = samples.ndim == 5
     cards = [
         Card(strip(sample) if is_clip else thumbnail(sample.transpose(1, 2, 0)), f"sample {name}", name)
@@ -182,7 +182,7 @@ def _mistake_text(row: Row) -> tuple[str, ...]:
 
 
 def clip_cards(rows: Iterable[Row], read_clip: ReadClip) -> tuple[Card, ...]:
-    """A card with a strip of frames for each of ``rows``: ``video_id path title`` and ``lines``, a list of text."""
+    """Return a card with a strip of frames for each of ``rows``: ``video_id path title lines``."""
     cards = []
     for row in rows:
         picture = _or_gone(lambda video_id: strip(read_clip(video_id, 0)), row["video_id"])
@@ -204,7 +204,7 @@ def example_clips(pairs: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -
 
 
 def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -> Gallery:
-    """What the model wrote about test videos (``tables.CAPTIONS``), beside what people had written.
+    """Return captions of test videos (``tables.CAPTIONS``) by the model and by people.
 
     Half of them (the ids decide which) of those that repeat no reference, if there are any.
     """
@@ -236,7 +236,7 @@ def quantity_text(target: str, value: float, unit: str) -> str:
 
 
 def worst_mistakes(predictions: pl.DataFrame, index: pl.DataFrame, count: int = 8) -> pl.DataFrame:
-    """The videos furthest on the wrong side of their fold's threshold; ``distance`` is that to it."""
+    """Return the videos furthest on the wrong side of their fold's threshold, with their ``distance`` to it."""
     wrong = (pl.col("score") >= pl.col("threshold")) != (pl.col("label") == "fake")
     known = index.select("video_id", "path", "manipulation")
     return (
@@ -252,7 +252,7 @@ def worst_mistakes(predictions: pl.DataFrame, index: pl.DataFrame, count: int = 
 def mistakes_gallery(
     predictions: pl.DataFrame, index: pl.DataFrame, read_clip: ReadClip | None, count: int = 8
 ) -> Gallery:
-    """The worst mistakes of one run's predictions with a few frames of each; ``index`` has the videos' paths.
+    """Return the worst mistakes of a run with a few frames of each; ``index`` has the videos' paths.
 
     ``read_clip`` is None where the model sees no frames.
     """

@@ -35,7 +35,7 @@ BY_VIDEO, BY_GROUP = "all", "all_by_group"
 
 
 def metric_table(results: pl.DataFrame) -> pl.DataFrame:
-    """The model's metrics over all folds: ``metric better by_video by_group fold_mean fold_std``.
+    """Return the model's metrics over all folds: ``metric better by_video by_group fold_mean fold_std``.
 
     The two columns between, a vote for each video and a vote for each group, are text with intervals.
     """
@@ -82,7 +82,7 @@ def given_away_table(told: pl.DataFrame) -> pl.DataFrame:
 
 
 def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int, int, int]] | None = None) -> pl.DataFrame:
-    """What each fold's inner validation part chose, and the test videos that it was then applied to, once.
+    """Return the choices of each fold's inner validation part and the test videos they were applied to.
 
     ``epochs`` has by fold the epoch chosen, and the videos and groups that chose it. Columns: ``fold epoch temperature
     threshold num_inner_videos num_inner_groups num_test_videos num_test_groups called_fake_share``; null is not
@@ -121,7 +121,7 @@ def _interval(row: dict[str, float | None] | None) -> str | None:
 def controls_figure(
     results: pl.DataFrame, *, confidence: float = 0.95, verdict: headline.Verdict | None = None
 ) -> go.Figure:
-    """The headline's number and its controls' as points with interval bars.
+    """Return the headline's number and its controls' as points with intervals.
 
     ``verdict``: what the run says of it; None: what ``results`` alone say.
     """
@@ -256,7 +256,7 @@ _MOST_OF_ALL = 0.8  # a slice of more of the videos says what the whole says
 
 
 def _slice_finding(rows: pl.DataFrame, metric: str) -> str:
-    """The lowest and the highest of the slices that are large enough to say something, and not nearly everything."""
+    """Return a sentence on the lowest and highest slice among those neither small nor nearly everything."""
     large = rows.filter(~pl.col("is_small") & pl.col("number").is_not_null()).sort("number")
     comparable = large.filter(pl.col("num_videos") <= _MOST_OF_ALL * _num_videos(rows))
     if comparable.is_empty() and large.height:
@@ -310,7 +310,7 @@ _SHOWN = {
 
 
 def audit_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
-    """An oracle that only recognises a video's group, under a split by row and by group, and the model."""
+    """Return an oracle that knows groups alone, split by row and by group, beside the model."""
     rows = results.filter((pl.col("scope") == "all") & (pl.col("metric") == headline.HEADLINE_METRIC))
     known = {row["source"]: row for row in rows.iter_rows(named=True) if row["value"] is not None}
     by_row, by_group = (known.get(name) for name in ("group_lookup_by_row", "group_lookup_by_group"))
@@ -335,7 +335,7 @@ def audit_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figur
 
 
 def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
-    """The audit as a reader meets it: ``check finding verdict``; what was counted or measured is in the finding."""
+    """Return the audit as columns ``check finding verdict``."""
     verdict = pl.col("passed").replace_strict(
         {True: "passed", False: "FAILED", None: "for information"}, return_dtype=pl.String
     )
@@ -343,7 +343,7 @@ def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
 
 
 def failed_checks(audit: pl.DataFrame) -> list[str]:
-    """The findings of checks that did not pass."""
+    """Return the findings of checks that did not pass."""
     return audit.filter(~pl.col("passed").fill_null(value=True))["finding"].to_list()
 
 
@@ -434,7 +434,7 @@ _REPLICATES = 1000
 
 @PANELS.register_panel("parameters", at=72, follows=("runs",), reads=("params.yaml",))
 def _parameters_panel(selection: Selection) -> Shown:
-    """A row for each parameter that differs, a column for each run; where several differ no result has one cause.
+    """Return a row for each parameter that differs and a column for each run.
 
     Of runs of one task: what another task is asked differs in nearly everything.
     """

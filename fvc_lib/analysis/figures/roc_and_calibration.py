@@ -71,7 +71,7 @@ def curve_band(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> CurveBand:
-    """The folds' curves averaged, with a band over groups. ``roc_band`` and ``pr_band`` use it.
+    """Return the average of the folds' curves, with a band over groups.
 
     Vertical averaging: T. Fawcett, "An introduction to ROC analysis", Pattern Recognition Letters 27 (2006). ``labels``
     are int (N,), 1 is fake, ``scores`` float (N,), ``folds`` int (N,); ``area`` is the metric that is the area under
@@ -156,7 +156,7 @@ pr_band = partial(curve_band, heights=precisions, area=classification.average_pr
 
 @classification.weighted_metric
 def share_of_fakes(labels: IntArray, scores: FloatArray, weights: FloatArray) -> FloatArray:
-    """The precision of guessing."""
+    """Return the precision of guessing."""
     del scores
     return classification.divide(weights @ labels, weights.sum(axis=1))
 
@@ -164,7 +164,7 @@ def share_of_fakes(labels: IntArray, scores: FloatArray, weights: FloatArray) ->
 def roc_figure(
     predictions: pl.DataFrame, *, replicates: int = 2000, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """The ROC curve averaged over folds, each fold's own behind it, with a band over groups."""
+    """Return the ROC curve averaged over folds, with a band over groups and each fold's curve behind it."""
     if predictions["label"].n_unique() < 2:
         return theme.nothing_to_show("ROC curve", "Predictions of both classes are needed; none or one is recorded.")
     band = roc_band(*_columns(predictions), replicates=replicates, seed=seed, confidence=confidence)
@@ -185,7 +185,7 @@ def roc_figure(
 def pr_figure(
     predictions: pl.DataFrame, *, replicates: int = 2000, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """The precision-recall curve averaged over folds with a band, beside what guessing reaches: the share of fakes."""
+    """Return the precision-recall curve averaged over folds with a band, beside the share of fakes."""
     if predictions["label"].n_unique() < 2:
         why = "Predictions of both classes are needed; none or one is recorded."
         return theme.nothing_to_show("Precision and recall", why)
@@ -217,7 +217,7 @@ def _within(metric: Metric, predictions: pl.DataFrame, band: CurveBand) -> float
 
 
 def _curve_figure(predictions: pl.DataFrame, band: CurveBand, confidence: float, finding: str, hover: str) -> go.Figure:
-    """The band, over it the folds' own curves, and over them their mean."""
+    """Draw the band, the folds' curves and their mean."""
     note = f"band: {confidence:.0%} pointwise, over groups"
     note = note if band.has_interval else "too few groups for a band"
     figure = theme.figure(finding, f"{videos_and_groups(predictions)}; curves compare within folds; {note}", height=460)
@@ -257,7 +257,7 @@ def binned_shares(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> BinnedShares:
-    """The share of fakes in each bin of one width, with an interval over groups.
+    """Return the share of fakes in each bin of equal width, with an interval over groups.
 
     A replicate draws groups as the intervals of the metrics do; a bin that it leaves empty has no share in it.
     """
@@ -361,7 +361,7 @@ _MOST_POINTS = 2000
 def risk_coverage_figure(
     predictions: pl.DataFrame, *, replicates: int = 500, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """The share of wrong decisions, by each fold's threshold, against the share of videos decided, the surest first."""
+    """Return the share of wrong decisions against the share of videos decided, the most certain first."""
     if predictions.is_empty():
         return theme.nothing_to_show("Abstaining", "No predictions are recorded.")
     labels, scores = fake_labels(predictions), predictions["score"].to_numpy()
@@ -411,7 +411,7 @@ def _finding(everything: float, half: float) -> str:
 
 
 def _risk_at(curve: RiskCoverage, coverages: FloatArray) -> FloatArray:
-    """The risk of the smallest decided set that covers at least each of ``coverages``."""
+    """Return the risk of the smallest decided set that covers at least each of ``coverages``."""
     index = np.searchsorted(curve.coverages, coverages - 1e-9)
     return curve.risks[np.minimum(index, curve.risks.size - 1)]
 

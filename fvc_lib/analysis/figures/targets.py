@@ -19,7 +19,7 @@ from fvc_lib.services.run_paths import RunPaths
 
 
 def targets_of(results: pl.DataFrame) -> list[str]:
-    """The targets in ``results`` (tables.RESULTS), the one where the model ranks worst first."""
+    """Return the targets in ``results`` (tables.RESULTS), the model's worst first."""
     model = results.filter(
         pl.col("scope").str.starts_with(TARGET_SCOPE), source="model", metric=HEADLINE_METRIC
     ).sort("value", "scope", nulls_last=True)  # fmt: skip
@@ -27,13 +27,13 @@ def targets_of(results: pl.DataFrame) -> list[str]:
 
 
 def target_scores(results: pl.DataFrame, target: str) -> tuple[Score, ...]:
-    """The model's and its controls' scores at one target, as ``headline.overall_scores`` has those over all."""
+    """Return the scores of the model and its controls at one target, as ``headline.overall_scores`` does over all."""
     rows = results.filter(scope=f"{TARGET_SCOPE}{target}").with_columns(scope=pl.lit("all"))
     return overall_scores(rows)
 
 
 def target_table(results: pl.DataFrame) -> pl.DataFrame:
-    """A row per target, worst first: videos and groups, the model and its controls, and where it stands.
+    """Return a row per target, worst first: videos and groups, the model and its controls, and the standing.
 
     Columns ``target videos groups model``, one for each control, and ``standing``; numbers are AUC with intervals.
     """
@@ -48,7 +48,7 @@ def target_table(results: pl.DataFrame) -> pl.DataFrame:
 
 
 def targets_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
-    """The model at each target as a point with its interval, worst first, and a hollow one for its best control."""
+    """Return the model at each target as a point with its interval, worst first, and its best control."""
     targets = targets_of(results)
     if not targets:
         return theme.nothing_to_show("Targets", "This run's protocol has none: its folds are all of one kind.")

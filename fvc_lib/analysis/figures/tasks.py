@@ -50,7 +50,7 @@ def _point(tick: str, score: Score) -> tuple[go.Scatter, Score]:
 def runs_beside_controls_figure(
     runs: Sequence[tuple[str, MeasuredScores]], *, num_left_out: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """The one number of several named runs, all of the first's measure, and below each its best control's in grey."""
+    """Return the main number of several runs with the first one's measure, each above its best control."""
     scored = [
         (name, found) for name, found in runs if any(s.source == "model" and s.value is not None for s in found.scores)
     ]
@@ -76,12 +76,12 @@ def runs_beside_controls_figure(
 
 
 def best_control(results: pl.DataFrame, subject: str, metric: str) -> Score | None:
-    """The control with the best value of ``metric``; None where there is none."""
+    """Return the control with the best value of ``metric``; None where there is none."""
     return _best(results.filter(pl.col("source") != "model"), subject, metric)
 
 
 def model_score(results: pl.DataFrame, subject: str, metric: str) -> Score | None:
-    """The model's ``metric``; None where it is not recorded or not defined."""
+    """Return the model's ``metric``; None where it is not recorded or not defined."""
     return _best(results.filter(pl.col("source") == "model"), subject, metric)
 
 
@@ -153,7 +153,7 @@ _DIGITS_WITH_UNIT = 2
 
 
 def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
-    """What each part of the split holds, in the order train, validation, test: ``part split num_rows`` and ``counted``.
+    """Return the counts of each part of the split: ``part split num_rows`` and ``counted``.
 
     ``counted`` names columns of the answer, and the columns of ``rows`` whose different values they count. A part
     without rows is there with zeros.
@@ -169,7 +169,7 @@ def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
 
 
 def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
-    """The numbers that are known of the images: ``target unit num_images num_groups mean std least most``."""
+    """Return the targets of the images: ``target unit num_images num_groups mean std least most``."""
     known = targets.join(images.select("image_id"), on="image_id", how="semi")
     value = pl.col("value")
     return known.group_by("target", "unit", maintain_order=True).agg(
@@ -179,14 +179,14 @@ def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
 
 
 def training_means(images: pl.DataFrame, targets: pl.DataFrame) -> dict[str, float]:
-    """The mean of each target over the training part: all that the mean predictor knows."""
+    """Return the mean of each target over the training part, which the mean predictor predicts."""
     training = images.filter(pl.col("part") == "train").select("image_id")
     means = targets.join(training, on="image_id", how="semi").group_by("target").agg(pl.col("value").mean())
     return dict(means.sort("target").iter_rows())
 
 
 def rejected_table(rejected: pl.DataFrame) -> pl.DataFrame:
-    """What was left out: ``reason number one_of_them what_and_remedy``, most frequent first."""
+    """Return rejected files by reason, most frequent first: ``reason number one_of_them what_and_remedy``."""
     counted = rejected.group_by("reason").agg(
         number=pl.len(), one_of_them=pl.col("path").first(), what_and_remedy=pl.col("detail").first()
     )

@@ -73,7 +73,7 @@ TEMPLATE = go.layout.Template(
 
 
 def figure(finding: str, subtitle: str, *, height: int = HEIGHT) -> go.Figure:
-    """An empty figure in this look; ``height`` is in pixels at one title line, and more lines add their own.
+    """Return an empty figure; ``height`` is in pixels with one title line, and more lines add to it.
 
     ``finding`` is the title, one sentence saying what is to be seen, ``subtitle`` n and how it was computed; plain
     text.
@@ -94,7 +94,7 @@ def figure(finding: str, subtitle: str, *, height: int = HEIGHT) -> go.Figure:
 
 
 def nothing_to_show(what: str, why: str) -> go.Figure:
-    """A small figure that says in words why there is nothing in it."""
+    """Return a small figure with a sentence in place of data."""
     empty = figure(f"{what}: nothing to show", why, height=150)
     empty.update_xaxes(visible=False)
     empty.update_yaxes(visible=False)
@@ -138,7 +138,7 @@ def videos_and_groups(predictions: pl.DataFrame) -> str:
 
 
 def of_fold(fold: int | None) -> dict[str, int] | None:
-    """The ``meta`` of a trace that shows ``fold``."""
+    """Return the ``meta`` of a trace that shows ``fold``."""
     return None if fold is None else {FOLD_KEY: fold}
 
 
@@ -163,7 +163,7 @@ def with_fold_highlighted(figure: go.Figure, fold: int | None) -> go.Figure:
 
 
 def band_trace(x: npt.NDArray[np.float64], low: npt.NDArray[np.float64], high: npt.NDArray[np.float64]) -> go.Scatter:
-    """The area between ``low`` and ``high``."""
+    """Return the area between ``low`` and ``high``."""
     return go.Scatter(
         x=np.concatenate([x, x[::-1]]), y=np.concatenate([high, low[::-1]]), fill="toself", mode="lines",
         line={"width": 0}, fillcolor=translucent(MODEL, 0.13), name="Interval", hoverinfo="skip",
@@ -171,12 +171,12 @@ def band_trace(x: npt.NDArray[np.float64], low: npt.NDArray[np.float64], high: n
 
 
 def diagonal(name: str) -> go.Scatter:
-    """A dashed line from (0, 0) to (1, 1)."""
+    """Return a dashed line from (0, 0) to (1, 1)."""
     return level_line(name, (0.0, 1.0))
 
 
 def level_line(name: str, heights: tuple[float, float]) -> go.Scatter:
-    """A dashed line over [0, 1] between two heights: what to compare with."""
+    """Return a dashed reference line over [0, 1] between two heights."""
     return go.Scatter(
         x=[0, 1], y=list(heights), mode="lines", name=name, hoverinfo="skip",
         line={"color": NEUTRAL, "width": 1, "dash": "dash"},
@@ -184,7 +184,7 @@ def level_line(name: str, heights: tuple[float, float]) -> go.Scatter:
 
 
 def interval_point(tick: str, score: Score, color: str, *, hollow: bool = False, size: float = 11) -> go.Scatter:
-    """A value at the height ``tick`` (escaped) with a bar for its interval, without one where none is known."""
+    """Return a point at the height ``tick`` (escaped) with a bar for its interval, if known."""
     known = score.value is not None and score.low is not None and score.high is not None
     up, down = (score.high - score.value, score.value - score.low) if known else (0.0, 0.0)  # type: ignore[operator]
     return go.Scatter(
@@ -200,7 +200,7 @@ def interval_point(tick: str, score: Score, color: str, *, hollow: bool = False,
 
 
 def value_label(tick: str, score: Score) -> dict[str, object]:
-    """The numbers of a point, in a column right of the plot where no line crosses them."""
+    """Return the text of a point, in a column right of the plot."""
     return {
         "x": 1, "xref": "paper", "xanchor": "left", "xshift": 14, "y": tick, "showarrow": False,
         "text": interval_text(score.value, score.low, score.high),
@@ -224,7 +224,7 @@ def draw_intervals(
 
 
 def draw_chance(figure: go.Figure, value: float | None) -> None:
-    """A dashed line behind the points at what knowing nothing scores, where that is known."""
+    """Draw a dashed line at the value of guessing, if known."""
     if value is not None:
         figure.add_vline(x=value, line={"color": NEUTRAL, "width": 1, "dash": "dash"}, layer="below")
 

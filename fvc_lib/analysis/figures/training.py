@@ -72,7 +72,7 @@ def _series_name(row: dict[str, object], among: pl.DataFrame) -> str:
 
 
 def _curve_name(rows: pl.DataFrame, metric: str) -> str:
-    """The metric's name; the losses of tasks that add up several kinds of loss have no unit."""
+    """Return the metric's name; a sum of several kinds of loss has no unit."""
     sums = set(TASK_OF_STAGE) & set(rows["stage"])
     return "Loss" if metric == "loss" and sums else metric_name(metric)
 

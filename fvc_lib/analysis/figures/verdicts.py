@@ -47,7 +47,7 @@ class Strips:
 
 
 def range_text(row: dict[str, object]) -> str:
-    """The range over the folds' networks."""
+    """Return the range over the folds' networks."""
     low, high = row["score_low"], row["score_high"]
     if not isinstance(low, float) or not isinstance(high, float):
         return "one network"

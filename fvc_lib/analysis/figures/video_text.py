@@ -22,7 +22,7 @@ _MOST_BARS = 20
 
 
 def found_within_figure(ranks: pl.DataFrame) -> go.Figure:
-    """The share of queries that find one of theirs among the first so many candidates, in both directions.
+    """Return the share of queries with a match among the first k candidates, in both directions.
 
     Beside each, what a random order finds: of P positives among N candidates one is within the first k with probability
     1 - C(N - P, k) / C(N, k), the mean over the queries.

@@ -1,4 +1,4 @@
-"""How much memory a run may use: the smallest limit that anybody has set, and who set it."""
+"""The memory budget of a run, and the memory that processes hold."""
 
 import ctypes
 import os
@@ -70,7 +70,7 @@ def memory_budget(
 
 
 def _slurm_limits(environ: Mapping[str, str]) -> Iterator[MemoryBudget]:
-    """SLURM counts in MiB; 0 asks for all of a node and is no limit of its own."""
+    """Yield SLURM's limits, which are in MiB; 0 asks for a whole node and is no limit."""
     per_node = _whole(environ.get("SLURM_MEM_PER_NODE"))
     if per_node:
         yield MemoryBudget(per_node << 20, "SLURM_MEM_PER_NODE")
@@ -80,7 +80,7 @@ def _slurm_limits(environ: Mapping[str, str]) -> Iterator[MemoryBudget]:
 
 
 def _cgroup_limits(root: Path) -> Iterator[MemoryBudget]:
-    """Of this process's group and all that it lies in: a SLURM step's limit often stands on the job's group alone."""
+    """Yield the limits of this process's control group and its parents; SLURM often limits the job's group alone."""
     for group, folder in control_groups(root):
         for name in _LIMIT_FILES:
             with suppress(OSError):
@@ -90,7 +90,7 @@ def _cgroup_limits(root: Path) -> Iterator[MemoryBudget]:
 
 
 def control_groups(root: Path = Path("/")) -> Iterator[tuple[PurePosixPath, Path]]:
-    """The groups that account for this process's memory, the innermost first: each one's path and folder."""
+    """Yield path and folder of the control groups that limit this process's memory, the innermost first."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -128,7 +128,7 @@ _forgotten_peak = 0  # the most this process held before its high-water mark was
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """Of one moment."""
+    """The memory of a process at one moment."""
 
     rss_bytes: int  # the process's resident memory
     high_water_bytes: int  # the most that has been since the program started, or since ``reset_high_water``
@@ -152,7 +152,7 @@ class ProcessTree:
         self._shared: dict[int, _Share] = {}
 
     def measure(self) -> ProcessMemory:
-        """What is held now; zeros of a process that is gone."""
+        """Return the memory held now; zeros for a process that has ended."""
         rss, high_water, _ = _resident_peak_and_files(self.pid)
         children = _descendants(self.pid)
         self._shared = {pid: share for pid, share in self._shared.items() if pid in children}
@@ -168,7 +168,7 @@ class ProcessTree:
 
 @dataclass(frozen=True)
 class _Share:
-    """How much a child shared when that was looked up, and how much of files it had mapped then."""
+    """The shared memory and mapped files of a child at one moment."""
 
     looked_up: float  # monotonic seconds
     file_bytes: int
@@ -180,24 +180,24 @@ class _Share:
 
 
 def resident_bytes() -> int:
-    """This process's resident memory."""
+    """Return this process's resident memory in bytes."""
     return _resident_peak_and_files(os.getpid())[0]
 
 
 def own_bytes() -> int:
-    """This process's resident memory without the pages that it shares with others."""
+    """Return this process's resident memory without shared pages, in bytes."""
     return resident_bytes() - _shared_bytes(os.getpid())
 
 
 def peak_rss_bytes() -> int:
-    """This process's largest resident memory so far: VmHWM, or ``ru_maxrss`` where there is no /proc."""
+    """Return this process's largest resident memory so far: VmHWM, or ``ru_maxrss`` without /proc."""
     return max(_forgotten_peak, _resident_peak_and_files(os.getpid())[1])
 
 
 def reset_high_water() -> int:
-    """Let this process's high-water mark begin again from what is resident now, and return it in bytes.
+    """Reset this process's high-water mark to its resident memory, and return it in bytes.
 
-    ``peak_rss_bytes`` remembers what it was before. Where the system cannot reset it, it stays as it is.
+    ``peak_rss_bytes`` keeps the mark before. Where the system cannot reset it, it stays.
     """
     global _forgotten_peak
     _forgotten_peak = peak_rss_bytes()
@@ -207,12 +207,12 @@ def reset_high_water() -> int:
 
 
 def resident_and_peak_bytes(pid: int) -> tuple[int, int]:
-    """Resident memory of a process, and the most it has been; zeros of one that is gone."""
+    """Return resident and peak memory of a process in bytes; zeros for one that has ended."""
     return _resident_peak_and_files(pid)[:2]
 
 
 def _resident_peak_and_files(pid: int) -> tuple[int, int, int]:
-    """Resident memory, the most it has been, and how much of it is mapped files; zeros of a process that is gone."""
+    """Return resident memory, its peak and its mapped files in bytes; zeros for a process that has ended."""
     if not _PROC.is_dir():  # ru_maxrss survives exec, so it may be the parent's; on macOS there is nothing better
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return _resident_bytes(pid), peak if pid == os.getpid() else 0, 0
@@ -225,7 +225,7 @@ def _resident_peak_and_files(pid: int) -> tuple[int, int, int]:
 
 
 def _descendants(pid: int) -> set[int]:
-    """From the kernel's own lists of children; psutil, where they are missing, reads every process of the machine."""
+    """Return all descendants, from /proc; psutil, its substitute, reads every process of the machine."""
     try:
         found = waiting = _children(pid)
     except OSError:
@@ -273,6 +273,6 @@ def _field_bytes(text: str, name: str) -> int:
 
 
 def give_back_freed() -> None:
-    """Return what the C library holds of freed memory to the system; small Python objects lie elsewhere."""
+    """Return freed memory of the C library to the system; small Python objects are not in it."""
     with suppress(OSError, AttributeError):  # glibc only
         ctypes.CDLL(None).malloc_trim(0)

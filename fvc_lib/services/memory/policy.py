@@ -1,6 +1,4 @@
-"""One memory policy per device: what the allocator, the precision and the caches are told; and what helps when it
-is not enough.
-"""
+"""One memory policy per device: allocator, precision and caches; and advice after an out-of-memory."""
 
 import gc
 import os
@@ -42,11 +40,16 @@ _MPS_MOST = 2.0
 
 
 def allocator_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables to be added before torch starts. What the user has set stands, and ours keep out of its way.
+    (
+        """Return the variables to add before torch starts; variables of the user are kept.
 
-    Those of all devices at once, since whoever starts a kernel does not know what it will find; each is read by its own
-    device alone. ``environ`` is what is set already; none: this process's environment.
+    They are of all devices, because the device of a kernel is not known before it starts.
+
+    Args:
+        environ: variables that are set; None: this process's environment.
     """
+        ""
+    )
     environ = os.environ if environ is None else environ
     added = {} if any(environ.get(name) for name in ALLOC_CONF_NAMES) else {"PYTORCH_ALLOC_CONF": _EXPANDABLE}
     low, high = _number(environ.get(MPS_LOW)), _number(environ.get(MPS_HIGH))
@@ -59,7 +62,7 @@ def allocator_environment(environ: Mapping[str, str] | None = None) -> dict[str,
 
 
 def allocator_in_force(device: str, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables one kind of device (``cuda``, ``mps`` or ``cpu``) goes by: the user's, and ours beside them."""
+    """Return the allocator variables in force on a kind of device: the user's and ours."""
     environ = os.environ if environ is None else environ
     names = {"cuda": ALLOC_CONF_NAMES, "mps": (MPS_HIGH, MPS_LOW), "cpu": _GLIBC_NAMES}[device]
     everything = {**allocator_environment(environ), **environ}
@@ -84,7 +87,7 @@ _CLEAR_CACHE_BATCHES: dict[DeviceKind, tuple[int, int]] = {"cuda": (0, 0), "mps"
 
 @dataclass(frozen=True)
 class MemoryPolicy:
-    """How a training on one kind of device treats memory. A value; nothing is done by holding one."""
+    """The memory settings of a training on one kind of device."""
 
     device: DeviceKind  # the kind it was resolved for
     amp_dtype: Literal["bfloat16", "float16"] | None = None  # None: float32
@@ -96,7 +99,7 @@ class MemoryPolicy:
     allocator: Mapping[str, str] = field(default_factory=dict)  # environment variables, read once when torch starts
 
     def describe(self) -> list[str]:
-        """Short lines for the start of a training."""
+        """Return short lines for the start of a training."""
         precision = f"mixed, {self.amp_dtype} and float32" if self.amp_dtype else "float32"
         tf32 = f"; TF32 {'on' if self.tf32 else 'off'}" if self.device == "cuda" else ""
         allocator = ", ".join(f"{name}={value}" for name, value in self.allocator.items())
@@ -144,7 +147,7 @@ def resolve_memory_policy(
     )
 
 
-# What a training tells about its memory, and to whom: the engine knows this protocol and opens no file itself.
+# Whom a training tells about its memory: the engine knows this protocol and opens no file itself.
 
 EventDetail = str | int | float | bool | None
 PREFLIGHT = "preflight"  # the phase that measures a step, whose memory the training itself does not need
@@ -162,9 +165,9 @@ class DeviceMemory:
 
 
 class MemoryObserver(Protocol):
-    """Told at every step where a training is, so that memory can be attributed; ``MemorySampler`` is one.
+    """Hears at every step where a training stands, so that memory can be attributed; ``MemorySampler`` is one.
 
-    ``prefix`` stands before the names of phases in what it writes: ``control_`` for the control's, and so on.
+    ``prefix`` stands before the names of phases, such as ``control_``.
     """
 
     @property
@@ -175,7 +178,7 @@ class MemoryObserver(Protocol):
     def at(
         self, phase: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
     ) -> None:
-        """Say where the training is.
+        """Hear where the training stands.
 
         Phases: setup, preflight, train, validation and test, the last three also after a control's
         prefix, and report when training is over.
@@ -183,7 +186,7 @@ class MemoryObserver(Protocol):
         return
 
     def event(self, kind: str, message: str, **details: EventDetail) -> None:
-        """Record that something happened here, in one sentence and in numbers.
+        """Record an event, in one sentence and in numbers.
 
         Kinds: ``policy``, ``measuring``, ``preflight``, ``out_of_memory``, ``micro_batch`` (it changed),
         ``step_restored``, ``near_limit``, ``nonfinite``, ``loader_restarted``, ``disk_full``.
@@ -191,12 +194,12 @@ class MemoryObserver(Protocol):
         return
 
     def watch_device(self, device: str, probe: Callable[[], DeviceMemory]) -> None:
-        """From now on sample an accelerator too; ``device`` is its name in the log, like ``cuda:0``."""
+        """Sample an accelerator as well; ``device`` is its name in the log, such as ``cuda:0``."""
         return
 
 
 class NoObserver(MemoryObserver):
-    """Hears everything and keeps nothing: for trainings nobody watches."""
+    """An observer that records nothing."""
 
 
 @contextmanager
