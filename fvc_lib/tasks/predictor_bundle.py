@@ -41,9 +41,9 @@ from fvc_lib.tasks.bundle_folder import (
     write_digests,
     write_params,
 )
+from fvc_lib.tasks.forms import SUFFIXES, check_packages
 from fvc_lib.tasks.predicting import Predictor, Trained, outcome_of, predictor_class, predictor_of
 from fvc_lib.tasks.recipe import TrainedClass
-from fvc_lib.tasks.video.verdicts.forms import SUFFIXES, check_packages
 
 FORMAT = 1
 _NETWORK, _KNOWN, _TEXT_ENCODER = "network.safetensors", "known_files.parquet", "text_encoder"

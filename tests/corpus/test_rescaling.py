@@ -15,9 +15,9 @@ from fvc_lib.corpus.rescaling import disk_sentence, expected_bytes, rescaling_no
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table, write_table
+from fvc_lib.tasks.decoding import FileToScore, item_to_decode
 from fvc_lib.tasks.leakage_audit import leakage_audit
 from fvc_lib.tasks.video import rescaling
-from fvc_lib.tasks.video.verdicts.scoring import FileToScore, item_to_decode
 from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, index_of_files
 from fvc_lib.video.clips.clip_file import map_clip_file
 from fvc_lib.video.clips.making import make_clips

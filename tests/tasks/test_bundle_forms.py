@@ -17,8 +17,7 @@ from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table
 from fvc_lib.tasks.bundle_folder import Standing
-from fvc_lib.tasks.video.verdicts.bundle import write_bundle
-from fvc_lib.tasks.video.verdicts.forms import (
+from fvc_lib.tasks.forms import (
     ONNX,
     TORCH_EXPORT,
     ClipsToCompare,
@@ -26,6 +25,7 @@ from fvc_lib.tasks.video.verdicts.forms import (
     clips_to_compare,
     write_form,
 )
+from fvc_lib.tasks.video.verdicts.bundle import write_bundle
 from fvc_lib.video.clips.store import ClipStore
 from tests.kits.scored_run import trained_run
 
@@ -125,7 +125,7 @@ def test_a_network_that_is_refused_leaves_no_bundle(run, tmp_path, monkeypatch):
     def refused(*_):
         raise RuntimeError("no such operator")
 
-    monkeypatch.setattr("fvc_lib.tasks.video.verdicts.forms._exported", refused)
+    monkeypatch.setattr("fvc_lib.tasks.forms._exported", refused)
     with pytest.raises(UsageError, match=r"network 'frame_cnn', fold 0 as torch_export: .*no such operator"):
         write_bundle(run, tmp_path / "bundle", STANDING, "card\n", form=TORCH_EXPORT)
     assert not list(tmp_path.iterdir())

@@ -16,10 +16,11 @@ from fvc_lib.services.checkpoint_files import BEST, write_weights_with_digest
 from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import PREDICTIONS, ROBUSTNESS, read_table, write_table
+from fvc_lib.tasks import decoding
+from fvc_lib.tasks.decoding import FileToScore
 from fvc_lib.tasks.video import robustness
 from fvc_lib.tasks.video.robustness import levels_named, score_levels
-from fvc_lib.tasks.video.verdicts import scoring
-from fvc_lib.tasks.video.verdicts.scoring import FileToScore, RunNetworks, score_files
+from fvc_lib.tasks.video.verdicts.scoring import RunNetworks, score_files
 from tests.faults.forked import run as run_child
 from tests.kits.scored_run import NUM_VIDEOS, trained_run, write_video
 from tests.kits.training import draw_clip
@@ -61,7 +62,7 @@ def test_a_killed_sweep_goes_on_scores_nothing_twice_and_finds_the_stored_scores
     assert (same["score"] != same["score_right"]).any()
 
     # All is known: another call decodes nothing, and keeps what it was not asked for.
-    monkeypatch.setattr(scoring, "run_isolated", lambda *_, **__: pytest.fail("decoded again"))
+    monkeypatch.setattr(decoding, "run_isolated", lambda *_, **__: pytest.fail("decoded again"))
     again, _ = score_levels(run, ("jpeg_50",))
     assert again.equals(table)
     assert again.equals(read_table(run.robustness, ROBUSTNESS))

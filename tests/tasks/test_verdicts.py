@@ -24,11 +24,12 @@ from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table, write_table
 from fvc_lib.services.tasks import VERDICTS as VERDICTS_STAGE
+from fvc_lib.tasks.decoding import scratch_folder
 from fvc_lib.tasks.video.selection import read_selection
 from fvc_lib.tasks.video.verdicts.detector import decoding_cautions, detector_of
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, answers_to, files_of, find_out_shard, judge_files, judged
 from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, Rule, at_prior, rule_of, rule_sentences
-from fvc_lib.tasks.video.verdicts.scoring import RunNetworks, scratch_folder
+from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
 from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, KnownFootage
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import ScoredTables, draw_clip

@@ -19,12 +19,13 @@ from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.progress import Report, Tell, not_reported, part_text, silent
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.bundle_folder import CARD, is_bundle
+from fvc_lib.tasks.decoding import scratch_folder
 from fvc_lib.tasks.video.verdicts import occlusion, windows
 from fvc_lib.tasks.video.verdicts.detector import TrainedDetector
 from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, judge_files
 from fvc_lib.tasks.video.verdicts.rule import Rule, percent, score_bounds
-from fvc_lib.tasks.video.verdicts.scoring import FINAL, scratch_folder
+from fvc_lib.tasks.video.verdicts.scoring import FINAL
 
 PAGES = "videos"  # folder next to verdicts.csv
 MAX_PAGES = 50

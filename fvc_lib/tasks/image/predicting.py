@@ -26,12 +26,12 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.tasks.decoding import scratch_folder
+from fvc_lib.tasks.forms import ClipsToCompare, write_form
 from fvc_lib.tasks.image.data import ImageDataset, ImageLabels, ImageRecords, decoded_side, middle_view
 from fvc_lib.tasks.image.task import Calibration, ImageTask
 from fvc_lib.tasks.image.training import calibration_file, labels_file, read_image_parts
 from fvc_lib.tasks.predicting import Finding, Picture, Predictor, Trained, no_picture
-from fvc_lib.tasks.video.verdicts.forms import ClipsToCompare, write_form
-from fvc_lib.tasks.video.verdicts.scoring import scratch_folder
 from fvc_lib.video.decode.still_image import UnreadableImage
 
 _DECODER = "fvc_lib.video.decode.still_image"

@@ -26,7 +26,8 @@ from fvc_lib.services.errors import DataError, UsageError, command_text, did_you
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import JsonLines, checked_row
 from fvc_lib.services.tables import INDEX, PREDICTIONS, ROBUSTNESS, frame_of, read_table, write_table
-from fvc_lib.tasks.video.verdicts.scoring import FileToScore, RunNetworks, score_files
+from fvc_lib.tasks.decoding import FileToScore
+from fvc_lib.tasks.video.verdicts.scoring import RunNetworks, score_files
 from fvc_lib.video.reencode import RECIPES
 
 _logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import KNOWN_TEXTS, PARTS, VIDEO_TEXTS, frame_of, read_table, write_table
 from fvc_lib.tasks.bundle_folder import read_arrays, read_bundle_table, refused
+from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.predicting import Finding, Picture, Predictor, Trained, no_picture
-from fvc_lib.tasks.video.verdicts.scoring import FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.video_text.training import network_plan, text_tensors, tokenizer_file
 from fvc_lib.video.clips.clip_file import Pixels, load_clip_file
 from fvc_lib.video.clips.store import ClipStore

@@ -15,12 +15,13 @@ from fvc_lib.services.progress import Tell
 from fvc_lib.services.records.ensembles import EnsembleRecord, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.bundle_folder import NOT_STATED, Standing
+from fvc_lib.tasks.decoding import FileToScore
 from fvc_lib.tasks.video.ensembles.combine import of_ensemble
 from fvc_lib.tasks.video.own_weights import seen_before
 from fvc_lib.tasks.video.verdicts.detector import Finding, Seen, TrainedDetector, decoding_cautions, nobody
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
-from fvc_lib.tasks.video.verdicts.scoring import FileToScore, Networks, RunNetworks, score_files
+from fvc_lib.tasks.video.verdicts.scoring import Networks, RunNetworks, score_files
 from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar
 
 

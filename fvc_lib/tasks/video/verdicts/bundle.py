@@ -55,11 +55,11 @@ from fvc_lib.tasks.bundle_folder import (
     write_digests,
     write_params,
 )
+from fvc_lib.tasks.forms import INPUT, OUTPUT, SUFFIXES, check_packages, clips_to_compare, write_form
 from fvc_lib.tasks.recipe import TrainedClass
 from fvc_lib.tasks.video.classical.judging import described_in
 from fvc_lib.tasks.video.own_weights import seen_before
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
-from fvc_lib.tasks.video.verdicts.forms import INPUT, OUTPUT, SUFFIXES, check_packages, clips_to_compare, write_form
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import FINAL, FoldNetwork, Networks, RunNetworks, name_of
 from fvc_lib.tasks.video.verdicts.unfamiliar import TrainingRanges, index_of_files, training_ranges

@@ -26,20 +26,13 @@ from fvc_lib.services.progress import Tell, silent
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, read_table
 from fvc_lib.tasks.bundle_folder import NOT_STATED, RECORD, Standing, is_bundle
+from fvc_lib.tasks.decoding import FileToScore, looked_at, scratch_folder
 from fvc_lib.tasks.journal import BLOCK_FILES
 from fvc_lib.tasks.video.own_weights import SEEN_BEFORE, seen_before
 from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
-from fvc_lib.tasks.video.verdicts.scoring import (
-    FINAL,
-    FileToScore,
-    Networks,
-    RunNetworks,
-    looked_at,
-    score_clips,
-    scratch_folder,
-)
+from fvc_lib.tasks.video.verdicts.scoring import FINAL, Networks, RunNetworks, score_clips
 from fvc_lib.tasks.video.verdicts.unfamiliar import (
     Familiar,
     KnownFootage,

@@ -7,13 +7,10 @@ fold's network must not judge what it was trained on.
 """
 
 import logging
-import os
-import shutil
-import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,6 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, file_state
 from fvc_lib.detectors.network import build_detector, head_of
 from fvc_lib.detectors.weights import OwnWeights, first_weights
 from fvc_lib.engine.device import (
@@ -38,17 +34,16 @@ from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.training_state import weights_digest
 from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.services.atomic_files import path_to_text, process_lives, this_host
 from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, StoppedError, UsageError, command_text
-from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.services.parameters import resolve_config, run_config
+from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FINAL_VALIDATION, PREDICTIONS, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING
+from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.predicting import cautions_on_code
 from fvc_lib.tasks.recipe import TrainedClass, TrainingOutcome, read_outcome
 from fvc_lib.tasks.video.classical.judging import (
@@ -59,12 +54,9 @@ from fvc_lib.tasks.video.classical.judging import (
 )
 from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.video.clips.clip_file import Pixels, load_clip_file
-from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_limits
 from fvc_lib.video.clips.store import ClipStore
 
-FILE_SECONDS = 60.0  # for a file of no size, where nothing else is asked for; more: ``_time_limit``
 FINAL = -1  # in place of a fold's number: the network of all groups
-_LOOK = "fvc_lib.tasks.video.verdicts.looking:look"
 _SAME_LOGIT = 1e-3  # half precision adds up differently in another order
 _logger = logging.getLogger(__name__)
 
@@ -409,23 +401,6 @@ def _head_inputs(network: nn.Module, found: list[Tensor]) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class FileToScore:
-    """One file, and who judges it.
-
-    Attributes:
-        path: of the video.
-        folds: whose networks judge it.
-        recipe: of ``video.reencode.RECIPES``, by which it is written anew before it is looked at; empty: as it is.
-        content_sha256: of the file; another content is refused. Empty: whatever it is.
-    """
-
-    path: Path
-    folds: tuple[int, ...]
-    recipe: str = ""
-    content_sha256: str = ""
-
-
-@dataclass(frozen=True)
 class FileScores:
     """What was found of a file, by fold; or the ``failure`` why nothing was.
 
@@ -480,88 +455,13 @@ def score_files(
                 if stop():
                     raise StoppedError("stopped as asked; what was scored is kept, and the same command goes on")
                 if answer.failure:
-                    yield answer
+                    yield FileScores(answer.position, failure=answer.failure, lasts=answer.lasts)
                     continue
                 waiting.append(answer.position)
                 if len(waiting) * config.clips_per_video >= networks.batch_size:
                     yield from score_clips(networks, files, clips, waiting, seen)
                     waiting = []
             yield from score_clips(networks, files, clips, waiting, seen)
-
-
-def decoded_files(
-    store: ClipStore, files: Sequence[FileToScore], clips: Sequence[Path], *, workers: int = 0
-) -> Generator[FileScores]:
-    """Decode ``files`` into the files ``clips`` with the settings of ``store``, in isolated processes.
-
-    A row per file without scores, as soon as it is decoded or found unreadable. Raises as ``score_files``.
-    """
-    items = [item_to_decode(store, file, clip) for file, clip in zip(files, clips, strict=True)]
-    limits = decode_limits(store, workers, recipes=bool(store.recipe) or any(file.recipe for file in files))
-    with closing(run_isolated(DECODE_FUNCTION, items, **limits)) as answers:
-        for answer in answers:
-            failure = _wrong_with_video(answer.value or {})
-            failure = f"the decoder gave up: {answer.detail}" if answer.failure else failure
-            yield FileScores(answer.position, failure=failure, lasts=answer.failure is None)
-
-
-def looked_at(
-    store: ClipStore, files: Sequence[Path], clips: Sequence[Path], *, workers: int = 0, file_seconds: float = 0.0
-) -> Generator[tuple[int, ProbeResult, str]]:
-    """Probe ``files`` and decode them into ``clips`` at once (``looking.look``), in isolated processes.
-
-    The position of each, what it is, and why it has no clip, as soon as it is known. A file is given up after
-    ``file_seconds``; 0: as ``_time_limit`` has it. Raises as ``score_files``.
-    """
-    items = [item_to_decode(store, FileToScore(path, ()), clip) for path, clip in zip(files, clips, strict=True)]
-    limits = decode_limits(store, workers, recipes=bool(store.recipe))
-    whole = limits["timeout_seconds"] + VIDEO_FILES.timeout_seconds
-    least = whole if store.recipe or store.view.crop else FILE_SECONDS * store.view.clips
-    limits["timeout_seconds"] = [file_seconds or _time_limit(path, least) for path in files]
-    with closing(run_isolated(_LOOK, items, **limits)) as answers:
-        for answer in answers:
-            said, path = dict(answer.value or {}), path_to_text(files[answer.position])
-            if answer.failure:
-                more = " Or give it more time: --file-seconds." if answer.failure == "timeout" else ""
-                detail = f"the decoder gave up on this file: {answer.detail}. {VIDEO_FILES.remedy}{more}"
-                said = {"reason": answer.failure, "detail": detail}
-            failure = _wrong_with_video(said)
-            yield answer.position, VIDEO_FILES.read(path, said), failure
-
-
-def _time_limit(path: Path, least_seconds: float) -> float:
-    """A second more for each megabyte: how long a video is only the file itself says, and a hostile one anything."""
-    state = file_state(path)
-    return least_seconds + round(state["size_bytes"] / 1e6 if state else 0)
-
-
-def _wrong_with_video(said: Mapping[str, Any]) -> str:
-    """By what ``make_original`` said: why a video has no clip; raises where that is no fault of the video."""
-    if "code_changed" in said:
-        raise FvcError("the code that decodes was changed since it was loaded here. Start anew.")
-    if "crop_error" in said:
-        raise DataError(f"{said['crop_error']}. Mend the function that crops.")
-    if "write_error" in said:
-        raise OSError(*said["write_error"])
-    return str(said.get("video_error", ""))
-
-
-def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
-    """What to decode into ``clip``, as the functions of ``video/clips/worker.py`` take it."""
-    return {
-        "source": str(file.path),
-        "target": str(clip),
-        "content_sha256": file.content_sha256,
-        "num_frames": store.num_frames,
-        "fixed_size": store.fixed_size,
-        "view": asdict(store.view),
-        "code": store.decode_code,
-        "crop": store.crop_code,
-        "seen": "",
-        "recipe": file.recipe,
-        # A run's own videos are in the cache; others would fill it.
-        "encoded": [store.recipe, str(store.cache_dir), False] if store.recipe else [],
-    }
 
 
 def score_clips(
@@ -624,29 +524,3 @@ def _score_features(
         for fold in files[position].folds:
             logits[fold] = float(networks.fitted(fold).logits([found])[0]) + networks.folds[fold].prior_logit
         yield FileScores(position, logits, {fold: networks.score(fold, logit) for fold, logit in logits.items()})
-
-
-_SCRATCH = "scoring"
-
-
-@contextmanager
-def scratch_folder(config: RunConfig) -> Iterator[Path]:
-    """A folder of this process in the cache; what killed ones left there goes.
-
-    The cache is this machine's where a run that came from another one names a folder that cannot be made here.
-    """
-    above = Path(config.cache_dir) / _SCRATCH
-    try:
-        above.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        above = Path(resolve_config().cache_dir) / _SCRATCH
-        above.mkdir(parents=True, exist_ok=True)
-    for left in above.glob(f"{this_host()}.*.*"):
-        pid = left.name.rsplit(".", 2)[1]
-        if pid.isdecimal() and not process_lives(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{this_host()}.{os.getpid()}.", dir=above))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)

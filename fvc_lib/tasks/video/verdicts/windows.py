@@ -16,7 +16,8 @@ from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.progress import Tell, silent
-from fvc_lib.tasks.video.verdicts.scoring import FileToScore, Networks, item_to_decode, scratch_folder
+from fvc_lib.tasks.decoding import FileToScore, item_to_decode, scratch_folder
+from fvc_lib.tasks.video.verdicts.scoring import Networks
 from fvc_lib.video.clips.clip_file import Pixels
 from fvc_lib.video.clips.making import decode_limits
 from fvc_lib.video.decode.windows import Windows

@@ -1,0 +1,159 @@
+"""Decode untrusted files as a run decodes its own: in worker processes, into temporary files in the cache."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, file_state
+from fvc_lib.services.atomic_files import path_to_text, process_lives, this_host
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import DataError, FvcError
+from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.services.parameters import resolve_config
+from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_limits
+from fvc_lib.video.clips.store import ClipStore
+
+FILE_SECONDS = 60.0  # the time limit for an empty file; a second more for each megabyte
+_LOOK = "fvc_lib.tasks.video.verdicts.looking:look"
+_SCRATCH = "scoring"
+
+
+@dataclass(frozen=True)
+class FileToScore:
+    """A video file to decode and judge.
+
+    Attributes:
+        path: of the video.
+        folds: whose networks judge it.
+        recipe: of ``video.reencode.RECIPES``, by which it is re-encoded first; empty: none.
+        content_sha256: another content is refused; empty: any is taken.
+    """
+
+    path: Path
+    folds: tuple[int, ...]
+    recipe: str = ""
+    content_sha256: str = ""
+
+
+@dataclass(frozen=True)
+class DecodedFile:
+    """A file that was decoded, or the ``failure`` that prevented it.
+
+    Attributes:
+        position: of the file in the list.
+        failure: empty where it was decoded.
+        lasts: whether decoding would fail again; not so where its worker died or ran out of time.
+    """
+
+    position: int
+    failure: str = ""
+    lasts: bool = True
+
+
+def decoded_files(
+    store: ClipStore, files: Sequence[FileToScore], clips: Sequence[Path], *, workers: int = 0
+) -> Generator[DecodedFile]:
+    """Decode ``files`` into the files ``clips`` with the settings of ``store``; yield each as soon as it is done.
+
+    ``workers`` is the number of processes; 0: one per core.
+
+    Raises:
+        OSError: a clip cannot be written.
+        DataError: the user's function that crops fails.
+        FvcError: the decoding code was changed since it was imported here.
+    """
+    items = [item_to_decode(store, file, clip) for file, clip in zip(files, clips, strict=True)]
+    limits = decode_limits(store, workers, recipes=bool(store.recipe) or any(file.recipe for file in files))
+    with closing(run_isolated(DECODE_FUNCTION, items, **limits)) as answers:
+        for answer in answers:
+            failure = _failure_of_video(answer.value or {})
+            failure = f"the decoder gave up: {answer.detail}" if answer.failure else failure
+            yield DecodedFile(answer.position, failure, lasts=answer.failure is None)
+
+
+def looked_at(
+    store: ClipStore, files: Sequence[Path], clips: Sequence[Path], *, workers: int = 0, file_seconds: float = 0.0
+) -> Generator[tuple[int, ProbeResult, str]]:
+    """Probe ``files`` and decode them into ``clips`` from one pass each (``looking.look``).
+
+    Yields the position of each file, its probe, and the reason if it has no clip, as soon as they are known. The time
+    limit of a file is ``file_seconds``; 0: ``FILE_SECONDS``, and a second more for each megabyte. Raises as
+    ``decoded_files``.
+    """
+    items = [item_to_decode(store, FileToScore(path, ()), clip) for path, clip in zip(files, clips, strict=True)]
+    limits = decode_limits(store, workers, recipes=bool(store.recipe))
+    whole = limits["timeout_seconds"] + VIDEO_FILES.timeout_seconds
+    least = whole if store.recipe or store.view.crop else FILE_SECONDS * store.view.clips
+    limits["timeout_seconds"] = [file_seconds or _time_limit(path, least) for path in files]
+    with closing(run_isolated(_LOOK, items, **limits)) as answers:
+        for answer in answers:
+            value, path = dict(answer.value or {}), path_to_text(files[answer.position])
+            if answer.failure:
+                more = " Or give it more time: --file-seconds." if answer.failure == "timeout" else ""
+                detail = f"the decoder gave up on this file: {answer.detail}. {VIDEO_FILES.remedy}{more}"
+                value = {"reason": answer.failure, "detail": detail}
+            failure = _failure_of_video(value)
+            yield answer.position, VIDEO_FILES.read(path, value), failure
+
+
+def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
+    """Return the item for a function of ``video/clips/worker.py`` that decodes ``file`` into ``clip``."""
+    return {
+        "source": str(file.path),
+        "target": str(clip),
+        "content_sha256": file.content_sha256,
+        "num_frames": store.num_frames,
+        "fixed_size": store.fixed_size,
+        "view": asdict(store.view),
+        "code": store.decode_code,
+        "crop": store.crop_code,
+        "seen": "",
+        "recipe": file.recipe,
+        # Re-encoded videos of the run are in the cache; those of others would fill it.
+        "encoded": [store.recipe, str(store.cache_dir), False] if store.recipe else [],
+    }
+
+
+@contextmanager
+def scratch_folder(config: RunConfig) -> Iterator[Path]:
+    """Yield a temporary folder of this process in the cache; those of killed processes are deleted.
+
+    The folder lies in this machine's own cache where the run's cache folder cannot be made here.
+    """
+    above = Path(config.cache_dir) / _SCRATCH
+    try:
+        above.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        above = Path(resolve_config().cache_dir) / _SCRATCH
+        above.mkdir(parents=True, exist_ok=True)
+    for old in above.glob(f"{this_host()}.*.*"):
+        pid = old.name.rsplit(".", 2)[1]
+        if pid.isdecimal() and not process_lives(int(pid)):
+            shutil.rmtree(old, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{this_host()}.{os.getpid()}.", dir=above))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _time_limit(path: Path, least_seconds: float) -> float:
+    """Return the limit for a file by its size: its length is known from the file alone, and a hostile one may lie."""
+    state = file_state(path)
+    return least_seconds + round(state["size_bytes"] / 1e6 if state else 0)
+
+
+def _failure_of_video(value: Mapping[str, Any]) -> str:
+    """Return the reason why a video has no clip; raise where that is no fault of the video."""
+    if "code_changed" in value:
+        raise FvcError("the code that decodes was changed since it was loaded here. Start again.")
+    if "crop_error" in value:
+        raise DataError(f"{value['crop_error']}. Mend the function that crops.")
+    if "write_error" in value:
+        raise OSError(*value["write_error"])
+    return str(value.get("video_error", ""))
