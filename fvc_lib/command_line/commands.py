@@ -14,7 +14,7 @@ from fvc_lib.execution.run.session import read_progress
 from fvc_lib.execution.run.shards import Shard, read_shard, record_path, recorded_shards, shards_line
 from fvc_lib.execution.run.status import StageStatus, status_now
 from fvc_lib.execution.run.which_run import Inheritance, ask, changes, in_words
-from fvc_lib.execution.slurm.queue import JobState, job_states, read_accounting, submitted_jobs
+from fvc_lib.execution.slurm.queue import JobState, job_states, submitted_jobs
 from fvc_lib.services.atomic_files import size_of
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
@@ -145,7 +145,6 @@ def report_run(run: RunPaths) -> int:
 
     exit_code = 0
     try:
-        read_accounting(run)
         write_run_report(run)
         write_runs_index(run.root.parent.parent)
     except (FvcError, OSError) as error:

@@ -66,19 +66,6 @@ def test_attempts_tell_what_differs(run):
     assert html.count("nothing that counts") == 1
 
 
-def test_slurms_figures_stand_beside_ours(run):
-    key = "04_fold_training_fold_0"
-    run.status_json.write_text(json.dumps({"stages": {key: {"state": "done", "peak_rss_bytes": 738_000_000}}}))
-    run.slurm.mkdir()
-    job = {"job_id": "12_0", "task": key, "state": "COMPLETED", "max_rss_bytes": 712_000_000, "elapsed_seconds": 18.0}
-    lost = {"job_id": "12_1", "task": "other", "state": "OUT_OF_MEMORY", "max_rss_bytes": None, "elapsed_seconds": None}
-    (run.slurm / "accounting.json").write_text(json.dumps({"jobs": [job, lost]}))
-    html = write(run, ATTEMPT)
-    row = html[html.index("12_0") : html.index("12_1")]
-    assert row.index("712 MB") < row.index("738 MB")
-    assert html[html.index("12_1") :].count("not recorded") == 3
-
-
 @pytest.mark.parametrize(
     "content",
     ["", "[]", "{}", '{"attempts": 3}', '{"attempts": [3, {"code": 1, "hardware": [], "versions": "x", "slurm": 1}]}',

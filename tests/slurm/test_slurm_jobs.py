@@ -35,7 +35,7 @@ def test_the_pipeline_is_a_job_an_array_and_a_job_each_after_the_one_before():
 
 def test_stages_on_files_have_an_array_of_shards_before_them_whose_end_is_waited_for_well_or_not(tmp_path):
     config = CONFIG.model_copy(update={"corpus": "videos", "forensic_features": True, "model": "frame_cnn"})
-    site = Site(shard_tasks=3, shard_time="10", memory=700, signal_seconds=60)
+    site = Site(shard_tasks=3, memory=700, signal_seconds=60)
     probe, index, decode, measure, clips, folds, _ = plan_jobs(all_tasks(config), config, site)
     assert [(job.name, job.folds, job.shards, job.memory_mib) for job in (probe, decode, measure)] == [
         (f"{name}_shards", (0, 1, 2), 3, 700) for name in ("01_data_index", "03_augmentation", "03b_forensic_features")
@@ -49,7 +49,6 @@ def test_stages_on_files_have_an_array_of_shards_before_them_whose_end_is_waited
     assert "--dependency=afterok:1,afterany:2:3" in sbatch_command(clips, RunPaths(tmp_path), ids)
     text = render(decode, RunPaths(tmp_path), site)
     assert "#SBATCH --array=0-2\n" in text
-    assert "#SBATCH --time=10\n" in text
     assert f'/shards.sh 3 "$*" shard {tmp_path} 03_augmentation\n' in text
     left = [task for task in all_tasks(config) if task.stage.name == "03_augmentation"]
     assert [job.name for job in plan_jobs(left, config, site)] == [decode.name, "03_augmentation"]

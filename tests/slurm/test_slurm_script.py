@@ -14,9 +14,7 @@ from fvc_lib.services.run_paths import RunPaths
 
 CONFIG = RunConfig(num_folds=3)
 RUN = RunPaths(Path('/data/it\'s a "run" of 50%/run_1'))
-SITE = Site(
-    account="lab", partition="cpu", partition_training="gpu", gpus=2, gpu_type="a100", extra=("--mail-user=x y",)
-)
+SITE = Site(account="lab", partition="cpu", partition_training="gpu", gpus=2, extra=("--mail-user=x y",))
 
 
 def rendered(site: Site = SITE, config: RunConfig = CONFIG) -> list[str]:
@@ -45,7 +43,7 @@ def test_the_settings_of_the_site_stand_in_every_script():
 def test_gpus_and_their_partition_are_asked_for_where_something_trains():
     before, folds, _ = map(options, rendered())
     assert (before["partition"], before.get("gres")) == ("cpu", None)
-    assert (folds["partition"], folds["gres"]) == ("gpu", "gpu:a100:2")
+    assert (folds["partition"], folds["gres"]) == ("gpu", "gpu:2")
 
 
 def test_what_is_not_set_is_not_asked_for():
@@ -55,8 +53,8 @@ def test_what_is_not_set_is_not_asked_for():
 
 def test_an_array_has_one_task_per_fold_that_is_left():
     tasks = [task for task in tasks_in_order(RunConfig(num_folds=9)) if task.fold in (0, 2, 3, 4, 7, 8)]
-    (job,) = plan_jobs(tasks, CONFIG, Site(max_array_tasks=2))
-    assert options(render(job, RUN, Site(max_array_tasks=2)))["array"] == "0,2-4,7-8%2"
+    (job,) = plan_jobs(tasks, CONFIG, Site())
+    assert options(render(job, RUN, Site()))["array"] == "0,2-4,7-8"
 
 
 def test_ranks_are_tasks_on_one_node():

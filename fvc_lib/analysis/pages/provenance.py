@@ -7,8 +7,8 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from fvc_lib.analysis.pages.page import render
-from fvc_lib.analysis.read.records import as_list, as_number, run_status
-from fvc_lib.analysis.wording import NOT_RECORDED, bytes_text, clean_text, duration_text, time_text
+from fvc_lib.analysis.read.records import as_list, as_number
+from fvc_lib.analysis.wording import NOT_RECORDED, bytes_text, clean_text, time_text
 from fvc_lib.services.atomic_files import as_mapping, as_text, read_json_object
 from fvc_lib.services.run_paths import RunPaths
 
@@ -26,7 +26,6 @@ def provenance_html(run: RunPaths) -> Markup:
         code=_code_facts(run, first, as_mapping(record.get("contents"))),
         machine=_machine_facts(worked),
         attempts=_attempts(attempts),
-        jobs=_accounting(run),
         versions={name: version or "not installed" for name, version in versions.items()},
     )
 
@@ -91,15 +90,4 @@ def _attempts(attempts: Sequence[Mapping[str, Any]]) -> list[tuple[object, ...]]
                 "; ".join(differs) or ("" if number == 1 else "nothing that counts"),
             )
         )
-    return rows
-
-
-def _accounting(run: RunPaths) -> list[tuple[object, ...]]:
-    """Return SLURM's own figures next to ours, where the site keeps accounts."""
-    stages, rows = run_status(run)["stages"], list[tuple[object, ...]]()
-    for job in map(as_mapping, as_list(read_json_object(run.slurm / "accounting.json").get("jobs"))):
-        peaks = (job.get("max_rss_bytes"), as_mapping(stages.get(job.get("task"))).get("peak_rss_bytes"))
-        memory = (bytes_text(as_number(peak)) for peak in peaks)
-        took = duration_text(as_number(job.get("elapsed_seconds")))
-        rows.append((job.get("job_id"), job.get("task") or NOT_RECORDED, job.get("state"), took, *memory))
     return rows

@@ -1,8 +1,7 @@
-"""Which SLURM jobs a run's tasks make on one cluster: its settings, the jobs, and their batch scripts.
+"""Turn a run's tasks into SLURM jobs: the cluster's settings, the jobs, and their batch scripts.
 
-Stages in a row share a job, folds are an array, and so are the shards of a stage; needs are dependencies.
-``slurm/site.conf`` says what the cluster wants to know; it is read as text, never executed, and the jobs' bash reads it
-too.
+Stages in a row share a job. The folds of a stage are an array, and so are its shards. Needs become dependencies.
+``slurm/site.conf`` has the cluster's settings. It is read as text here, and by the jobs' bash.
 """
 
 import os
@@ -27,34 +26,26 @@ from fvc_lib.services.tasks import STAGES, Stage
 SITE_VARIABLE = "FVC_SITE"
 _ASSIGNMENT = re.compile(r"([A-Z_]+)=(.*)", re.DOTALL)
 _TIME = r"(\d+-)?\d+(:\d+){0,2}"
-_WANTED = {  # in words, where else a pattern would be shown
-    "TIME": "wanted a time as SLURM reads it: minutes, HH:MM:SS or DAYS-HH:MM:SS",
-    "SHARD_TIME": "wanted a time as SLURM reads it: minutes, HH:MM:SS or DAYS-HH:MM:SS; or nothing",
-    "GPU_TYPE": "wanted one word, for example a100",
-}
+_TIME_WANTED = "wanted a time as SLURM reads it: minutes, HH:MM:SS or DAYS-HH:MM:SS"
 
 
 class Site(BaseModel):
-    """The settings of ``site.conf``, which explains each. Memory in MiB; empty text and None: not asked for."""
+    """The settings of ``site.conf``, which explains each. Memory is in MiB."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     account: str = ""
     partition: str = ""
     partition_training: str = ""
-    qos: str = ""
     time: str = Field("04:00:00", pattern=rf"^{_TIME}$")
     signal_seconds: int = Field(180, ge=1, le=65535)
     max_requeues: int = Field(20, ge=0)
     cpus: int = Field(2, ge=1)
     gpus: int = Field(0, ge=0)
-    gpu_type: str = Field("", pattern=r"^[\w.-]*$")
     ranks_per_node: int | None = Field(None, ge=1)
     rank_start_seconds: int = Field(40, ge=1)
     memory: int = Field(4096, ge=1)
-    max_array_tasks: int | None = Field(None, ge=1)
     shard_tasks: int = Field(8, ge=1, le=10_000)
-    shard_time: str = Field("", pattern=rf"^({_TIME})?$")
     extra: tuple[str, ...] = ()
     setup: str = ""
     python: str = ""
@@ -62,29 +53,27 @@ class Site(BaseModel):
 
     @field_validator(
         "signal_seconds", "max_requeues", "cpus", "gpus", "ranks_per_node", "rank_start_seconds", "memory",
-        "max_array_tasks", "shard_tasks", mode="before",
+        "shard_tasks", mode="before",
     )  # fmt: skip
     @classmethod
     def _plain_digits(cls, value: object) -> object:
-        """``1_0`` and ``20.0`` are whole numbers to Python, and to the jobs' bash they are errors."""
+        """Refuse ``1_0`` and ``20.0``, which bash does not take for numbers."""
         if isinstance(value, str) and not re.fullmatch(r"\d+", value, flags=re.ASCII):
             raise ValueError("wanted a whole number in digits")
         return value
 
     @model_validator(mode="after")
     def _time_is_longer_than_the_warning(self) -> Self:
-        times = {"TIME": self.time, "SHARD_TIME": self.shard_time or self.time}
-        if short := [name for name, time in times.items() if seconds_of(time) <= self.signal_seconds]:
+        if seconds_of(self.time) <= self.signal_seconds:
             raise ValueError(
-                f"{short[0]}={times[short[0]]} is over before the signal that comes "
-                f"SIGNAL_SECONDS={self.signal_seconds} before its end: a job would requeue itself again and again. "
-                "Give more time, or a later signal"
+                f"TIME={self.time} is over before the signal that comes SIGNAL_SECONDS={self.signal_seconds} before "
+                "its end: a job would requeue itself for ever. Give more time, or a later signal"
             )
         return self
 
 
 def seconds_of(time: str) -> int:
-    """A time that SLURM reads as MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS."""
+    """Return the seconds of a time written as MM, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS."""
     days, dash, rest = time.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
     if dash:
@@ -97,13 +86,13 @@ def seconds_of(time: str) -> int:
 
 
 def site_path(environ: Mapping[str, str] | None = None) -> Path:
-    """The site file that counts: ``FVC_SITE``'s, else the checkout's."""
+    """Return the site file: ``FVC_SITE``, else the checkout's."""
     environ = os.environ if environ is None else environ
     return Path(environ.get(SITE_VARIABLE) or CHECKOUT / "slurm" / "site.conf").absolute()
 
 
 def read_site(path: Path | None = None) -> Site:
-    """The settings in ``path``, else in the file that ``site_path`` finds.
+    """Return the settings in ``path``; None: in ``site_path()``.
 
     Raises:
         UsageError: the file is missing, a line is no plain ``KEY=value``, a key is unknown or a value out of range.
@@ -127,7 +116,7 @@ def read_site(path: Path | None = None) -> Site:
     except ValidationError as error:
         problems = "; ".join(
             f"{(name := str(item['loc'][0]).upper())}: got {item['input']!r}, "
-            f"{_WANTED.get(name) or item['msg'].lower().removeprefix('value error, ')}"
+            f"{_TIME_WANTED if name == 'TIME' else item['msg'].lower().removeprefix('value error, ')}"
             if item["loc"]
             else item["msg"]
             for item in error.errors()
@@ -136,7 +125,7 @@ def read_site(path: Path | None = None) -> Site:
 
 
 def _assignments(text: str, path: Path) -> dict[str, str]:
-    """The ``KEY=value`` words of ``text`` as bash would assign them; whatever bash would do besides is refused."""
+    """Return the ``KEY=value`` words of ``text`` as bash assigns them; refuse anything else that bash would do."""
     if match := re.search(r"^\s*[A-Z_]+=[^\s'\"#]+#.*$", text, flags=re.MULTILINE):
         raise UsageError(f"{path}: got {match[0].strip()!r}; a value with # in it stands in single quotes.")
     lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
@@ -159,16 +148,8 @@ def _assignments(text: str, path: Path) -> dict[str, str]:
     return found
 
 
-# Options of sbatch that every job has already, and the setting that they are from. One given twice would win unseen.
-_OWN_OPTIONS = {
-    "account": "ACCOUNT", "partition": "PARTITION", "qos": "QOS", "time": "TIME", "signal": "SIGNAL_SECONDS",
-    "cpus-per-task": "CPUS", "mem": "MEMORY", "array": "MAX_ARRAY_TASKS", "dependency": "", "job-name": "",
-    "output": "", "error": "", "requeue": "", "no-requeue": "MAX_REQUEUES",
-}  # fmt: skip
-
-
 def _options(text: str, path: Path) -> tuple[str, ...]:
-    """Options of sbatch as ``--name`` or ``--name=value``, one each."""
+    """Return options of sbatch such as ``--name=value``."""
     try:
         options = tuple(shlex.split(text))
     except ValueError as error:
@@ -176,12 +157,6 @@ def _options(text: str, path: Path) -> tuple[str, ...]:
     for option in options:
         if not re.match(r"--[a-z]", option):
             raise UsageError(f"{path}: EXTRA: got {option!r}, wanted long options of sbatch like --constraint=avx512.")
-        if (name := option[2:].partition("=")[0]) in _OWN_OPTIONS:
-            own = _OWN_OPTIONS[name]
-            raise UsageError(
-                f"{path}: EXTRA: got {option!r}, which the jobs set themselves. "
-                + (f"Set {own} instead." if own else "Take it out.")
-            )
     return options
 
 
@@ -205,9 +180,7 @@ class SlurmJob:
     at_once: int = 1  # how many folds it runs at once, where it is no array
     shards: int = 0  # of its one stage, the tasks of the array; 0: that has none
     after: tuple[str, ...] = ()  # names of the jobs, mostly arrays, that must have ended, well or not
-    time: str = ""  # that it asks for; empty: the site's
-    # Of run_notebooks.py, where it is no work of a run's stages; what says the shard is left off its end.
-    command: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()  # of run_notebooks.py, if it is no stage; of a shard without its number
 
 
 def plan_jobs(
@@ -217,13 +190,12 @@ def plan_jobs(
     *,
     stages: Sequence[Stage] = STAGES,
 ) -> list[SlurmJob]:
-    """The jobs that run ``tasks``, each after those it needs.
+    """Return the jobs that run ``tasks``, each after those it needs.
 
-    Stages that do not fan out share a job as long as no array lies between them; each stage that fans out is an array
-    with one task per fold; so are the shards of a stage, before the job of its notebook, which does what they left.
-    What needs an array begins when that has ended, well or not: SLURM calls a fold failed in which a process was killed
-    for memory, though it was finished all the same. Where a fold is not finished, the job that needs it says so and
-    ends. A need that leads over stages without tasks (finished ones) counts all the same.
+    Stages without folds share a job as long as no array lies between them. A stage with folds is an array with one
+    task per fold. The shards of a stage are an array before the job of its notebook, which does what they left.
+    A job that needs an array begins when that has ended, well or not: SLURM calls a fold failed in which it killed a
+    process for memory, even if it finished. If a fold is not finished, the job that needs it says so and ends.
     """
     sharded = {stage.name for stage in _stages_of(tasks) if site.shard_tasks > 1 and stage.sharded(config)}
     groups = _groups(tasks, stages, sharded)
@@ -249,7 +221,7 @@ def plan_jobs(
 
 
 def _waiting(job: SlurmJob, before: Collection[str], jobs: Sequence[SlurmJob]) -> SlurmJob:
-    """``job`` after those of ``jobs`` that ``before`` names."""
+    """Return ``job`` with the dependencies that ``before`` names among ``jobs``."""
     named = [each for each in jobs if each.name in before]
     needs = tuple(each.name for each in named if each.folds is None)
     return replace(job, needs=needs, after=tuple(each.name for each in named if each.folds is not None))
@@ -260,7 +232,7 @@ def _shards_job(stage: Stage, config: RunConfig, site: Site) -> SlurmJob:
         f"{stage.name}_shards", [stage], config.model_copy(update={"num_ranks": 1}), site,
         folds=tuple(range(site.shard_tasks)),
     )  # fmt: skip
-    return replace(job, shards=site.shard_tasks, time=site.shard_time)
+    return replace(job, shards=site.shard_tasks)
 
 
 def jobs_of_files(
@@ -272,8 +244,15 @@ def jobs_of_files(
     command: Sequence[str],
     shard_option: str,
 ) -> list[SlurmJob]:
-    """The jobs of a ``command`` of run_notebooks.py that is about files and of no run: an array of its shards, each
-    said by ``shard_option``, where there are several files, and the job that does what they left and puts it together.
+    """Return the jobs of a command about files: an array of shards if there are several, and one job after it.
+
+    Args:
+        stage: whose settings the jobs have.
+        config: the parameters.
+        site: the cluster's settings.
+        num_files: how many files there are.
+        command: of run_notebooks.py.
+        shard_option: the option that names the shard.
     """
     shards = min(site.shard_tasks, num_files)
     whole = replace(
@@ -288,7 +267,7 @@ def jobs_of_files(
 
 
 def plan_one_job(tasks: Sequence[Task], config: RunConfig, site: Site, *, at_once: int = 1) -> list[SlurmJob]:
-    """All of ``tasks`` as one job that trains ``at_once`` folds at a time; none where there is nothing to run.
+    """Return one job for all ``tasks`` that trains ``at_once`` folds at a time; none if there are no tasks.
 
     Raises:
         UsageError: several folds at once, each on the GPUs of several nodes, of which all would take the same.
@@ -374,7 +353,7 @@ def script_path(job: SlurmJob, run: RunPaths) -> Path:
 
 
 def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT, folder: Path | None = None) -> str:
-    """The text of ``job``'s batch script.
+    """Return the text of a job's batch script.
 
     ``home`` is the checkout, and ``folder`` where the job starts (None: here), so that relative paths mean what they
     meant.
@@ -385,7 +364,7 @@ def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT, f
     folder = Path.cwd() if folder is None else folder
     options = "\n".join(_lines(job, run, site, folder))
     title, call = _title(job), _call(job, run, home)
-    python, seconds = site.python or sys.executable, seconds_of(job.time or site.time)
+    python, seconds = site.python or sys.executable, seconds_of(site.time)
     again = f"sbatch {shlex.quote(str(script_path(job, run)))}"
     return (
         f"#!/usr/bin/env bash\n"
@@ -429,26 +408,25 @@ def _call(job: SlurmJob, run: RunPaths, home: Path) -> str:
 
 
 def _lines(job: SlurmJob, run: RunPaths, site: Site, folder: Path) -> Iterator[str]:
-    """The ``#SBATCH`` lines; those that say nothing are left out."""
+    """Yield the ``#SBATCH`` lines."""
     partition = site.partition_training if job.trains and site.partition_training else site.partition
     log = f"{job.name}.%A_%a.out" if job.folds is not None else f"{job.name}.%j.out"
     options = {
         "job-name": job.name,
         "comment": run.run_id,
-        "array": _array(job.folds, None if job.shards else site.max_array_tasks),
+        "array": _array(job.folds),
         "chdir": str(folder),
         "output": f"{_no_pattern(run.slurm)}/{log}",
         "account": site.account,
         "partition": partition,
-        "qos": site.qos,
-        "time": job.time or site.time,
+        "time": site.time,
         "signal": f"B:USR1@{site.signal_seconds}",
         "nodes": str(job.nodes),  # the notebook's kernel starts the ranks: beside itself, or as a step over them all
         "ntasks": str(job.ranks),
         "ntasks-per-node": str(-(-job.ranks // job.nodes)) if job.nodes > 1 else "",
         "cpus-per-task": str(job.cpus),
         "mem": f"{job.memory_mib}M",
-        "gres": "gpu:" + (f"{site.gpu_type}:" if site.gpu_type else "") + str(job.gpus) if job.gpus else "",
+        "gres": f"gpu:{job.gpus}" if job.gpus else "",
     }
     yield from (f"#SBATCH --{name}={sbatch_quoted(value)}" for name, value in options.items() if value)
     yield "#SBATCH --open-mode=append"
@@ -456,8 +434,8 @@ def _lines(job: SlurmJob, run: RunPaths, site: Site, folder: Path) -> Iterator[s
     yield from (f"#SBATCH {sbatch_quoted(option)}" for option in site.extra)
 
 
-def _array(folds: Sequence[int] | None, at_once: int | None) -> str:
-    """``0-4``, ``0,2-3`` or with a limit ``0-4%2``; empty for no array."""
+def _array(folds: Sequence[int] | None) -> str:
+    """Return such as ``0-4`` or ``0,2-3``; empty for no array."""
     if not folds:
         return ""
     ranges: list[list[int]] = []
@@ -466,8 +444,7 @@ def _array(folds: Sequence[int] | None, at_once: int | None) -> str:
             ranges[-1][1] = fold
         else:
             ranges.append([fold, fold])
-    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
-    return text if at_once is None else f"{text}%{at_once}"
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def sbatch_quoted(text: str) -> str:

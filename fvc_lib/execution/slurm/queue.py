@@ -1,4 +1,4 @@
-"""Handing a run's jobs to SLURM, and what its queue and its accounting say of them. Works without accounting."""
+"""Submit a run's jobs to SLURM, and read its queue."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,11 +19,9 @@ from fvc_lib.services.errors import DataError, FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths, stage_key
 from fvc_lib.services.tasks import AUGMENTATION
 
-# Which SLURM jobs a run was handed to: ``slurm/submitted.json``, the link between a run and a queue.
-
 
 class SubmittedJob(BaseModel):
-    """One job as it was handed in."""
+    """One submitted job."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -33,17 +31,16 @@ class SubmittedJob(BaseModel):
     folds: tuple[int, ...] | None = None  # the tasks of the array; None: no array
     shards: int = 0  # of its stage, the tasks of the array; 0: they are folds
     after: tuple[str, ...] = ()  # the job ids it waits for
-    cluster: str = ""  # where SLURM manages several; empty: the only one
 
     def task_of(self, fold: int | None) -> str:
-        """What the job, or its array task ``fold``, works on: a task's key, a shard, or stages joined by a comma."""
+        """Return the work of the job, or of its array task ``fold``: a task's key, a shard, or stages with commas."""
         if self.shards:
             return f"{self.stages[0]}_shard_{fold}"
         return ",".join(self.stages) if self.folds is None else stage_key(self.stages[0], fold)
 
 
 def submitted_jobs(run: RunPaths) -> list[SubmittedJob]:
-    """All jobs that were ever submitted for ``run``, oldest first; none where there were none.
+    """Return all jobs that were ever submitted for ``run``, oldest first.
 
     Raises:
         DataError: the file is damaged.
@@ -63,36 +60,29 @@ def _submitted_json(run: RunPaths) -> Path:
     return run.slurm / "submitted.json"
 
 
-# Calls of SLURM's own commands, and what a failing one said.
-
 _SECONDS = 60
 
 
 class SlurmError(FvcError):
-    """A command of SLURM's is missing, failed or does not answer; the message holds what it said. Exit code 2."""
+    """A command of SLURM is missing, failed or does not answer. Exit code 2."""
 
     exit_code = 2
 
 
 def has_command(name: str) -> bool:
-    """Whether this machine has SLURM's command ``name``."""
+    """Return whether this machine has the command ``name``."""
     return shutil.which(name) is not None
 
 
-def _stays(name: str) -> bool:
-    """Not SQUEUE_FORMAT and the like, which change how a command answers, nor what a surrounding job was told."""
-    if name.startswith("SLURM_"):
-        return name in {"SLURM_CONF", "SLURM_CLUSTERS"}
-    return not name.startswith(("SQUEUE_", "SACCT_"))
-
-
 def output_of(command: Sequence[str]) -> str:
-    """What ``command`` printed, without the last line's end.
+    """Return the output of ``command`` without the last line end.
 
     Raises:
         SlurmError: it is missing, failed, or gave no answer within a minute.
     """
-    environ = {name: value for name, value in os.environ.items() if _stays(name)}
+    # Drop variables that change the output or come from an enclosing job.
+    dropped = re.compile(r"SQUEUE_|SLURM_(?!CONF$|CLUSTERS$)")
+    environ = {name: value for name, value in os.environ.items() if not dropped.match(name)}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", env=environ, timeout=_SECONDS, check=False
@@ -109,19 +99,18 @@ def output_of(command: Sequence[str]) -> str:
     return done.stdout.rstrip("\n")
 
 
-# The states of a job that will do nothing more, as squeue and sacct write them.
+# The states of a job that has ended, as squeue writes them.
 ENDED = frozenset(
     {
         "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
         "REVOKED", "TIMEOUT",
     }
 )  # fmt: skip
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 
 
 @dataclass(frozen=True)
 class JobState:
-    """Where one job or array task is."""
+    """The state of one job or array task."""
 
     job_id: str  # ``12``, or ``12_3`` of an array
     name: str  # the job's
@@ -132,7 +121,7 @@ class JobState:
 
     @property
     def ended(self) -> bool:
-        """Whether it will do nothing more."""
+        """Return whether it has ended."""
         return self.state in ENDED
 
     def __str__(self) -> str:
@@ -140,21 +129,8 @@ class JobState:
         return f"job {self.job_id} ({self.name}): {self.state}{where}{f' ({self.reason})' if self.reason else ''}"
 
 
-@dataclass(frozen=True)
-class AccountedJob:
-    """What the accounting knows of one job or array task, its last start alone."""
-
-    job_id: str
-    task: str
-    state: str
-    max_rss_bytes: int | None
-    elapsed_seconds: float | None
-
-
 def job_states(run: RunPaths, *, must_answer: bool = False) -> list[JobState]:
-    """The jobs of ``run`` that SLURM's queue still knows; none where there is no queue or it does not answer.
-
-    With ``must_answer`` a queue that is away is an error, for those who would take its silence for an empty one.
+    """Return the jobs of ``run`` that the queue still knows; none if it does not answer, unless it ``must_answer``.
 
     Raises:
         DataError: the record of the submitted jobs is damaged.
@@ -163,20 +139,18 @@ def job_states(run: RunPaths, *, must_answer: bool = False) -> list[JobState]:
     jobs = submitted_jobs(run)
     if not jobs or not has_command("squeue"):
         return []
-    found: list[JobState] = []
-    for cluster, here in _by_cluster(jobs):
-        ids = ",".join(job.job_id for job in here)
-        command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T|%N|%r", *cluster]
-        try:
-            found.extend(parse_queue(output_of(command), here))
-        except SlurmError as error:  # a job that SLURM has forgotten, or a cluster that is away
-            if must_answer and "Invalid job id" not in str(error):
-                raise
-    return found
+    ids = ",".join(job.job_id for job in jobs)
+    command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={ids}", "--format=%i|%T|%N|%r"]
+    try:
+        return parse_queue(output_of(command), jobs)
+    except SlurmError as error:  # SLURM has forgotten a job, or does not answer
+        if must_answer and "Invalid job id" not in str(error):
+            raise
+        return []
 
 
 def parse_queue(text: str, jobs: Sequence[SubmittedJob]) -> list[JobState]:
-    """``squeue --array --format=%i|%T|%N|%r`` read back; lines of other jobs are left out."""
+    """Parse the output of ``squeue --array --format=%i|%T|%N|%r``; drop lines of other jobs."""
     found = []
     for line in text.splitlines():
         job_id, state, nodes, reason = (part.strip() for part in [*line.split("|", 3), "", "", ""][:4])
@@ -188,60 +162,8 @@ def parse_queue(text: str, jobs: Sequence[SubmittedJob]) -> list[JobState]:
     return found
 
 
-def read_accounting(run: RunPaths) -> list[AccountedJob]:
-    """Ask sacct about the jobs of ``run`` and write the answer to ``slurm/accounting.json``.
-
-    A cluster without accounting is nothing special: then there is no answer and no file.
-
-    Raises:
-        DataError: the record of the submitted jobs is damaged.
-        OSError: the file cannot be written.
-    """
-    jobs = submitted_jobs(run)
-    if not jobs or not has_command("sacct"):
-        return []
-    found: list[AccountedJob] = []
-    for cluster, here in _by_cluster(jobs):
-        ids = ",".join(job.job_id for job in here)
-        fields = "--format=JobID,State,MaxRSS,ElapsedRaw"
-        try:
-            answer = output_of(["sacct", "--parsable2", "--noheader", "--noconvert", f"--jobs={ids}", fields, *cluster])
-        except SlurmError:  # "Slurm accounting storage is disabled"
-            continue
-        found.extend(parse_accounting(answer, here))
-    if found:
-        write_json(run.slurm / "accounting.json", {"jobs": [vars(job) for job in found]})
-    return found
-
-
-def parse_accounting(text: str, jobs: Sequence[SubmittedJob]) -> list[AccountedJob]:
-    """``sacct --parsable2 --noheader --format=JobID,State,MaxRSS,ElapsedRaw`` read back.
-
-    A job has a line of its own and one per step (``12_0.batch``, ``12_0.0``), and only steps have a MaxRSS: a job's is
-    the largest of its steps, which is the memory of its largest process group where several ran side by side.
-    """
-    states: dict[str, tuple[str, float | None]] = {}
-    peaks: dict[str, int] = {}
-    for line in text.splitlines():
-        name, state, rss, elapsed = (part.strip() for part in [*line.split("|"), "", "", ""][:4])
-        job_id, _, step = name.partition(".")
-        if step:
-            peak = _bytes_of(rss)
-            if peak:  # 0: it was gone before it was sampled
-                peaks[job_id] = max(peaks.get(job_id, 0), peak)
-        elif state:
-            states[job_id] = (state.split()[0], float(elapsed) if elapsed.isdecimal() else None)  # CANCELLED by 1000
-    found = []
-    for job_id, (state, seconds) in states.items():
-        known = _known(job_id, jobs)
-        if known is not None:
-            job, fold = known
-            found.append(AccountedJob(job_id, job.task_of(fold), state, peaks.get(job_id), seconds))
-    return found
-
-
 def _known(job_id: str, jobs: Sequence[SubmittedJob]) -> tuple[SubmittedJob, int | None] | None:
-    """The job that ``12`` or ``12_3`` is of, and its fold; tasks not yet split off (``12_[4-9]``) are not told."""
+    """Return the job of ``12`` or ``12_3``, and its fold; None for tasks not yet split off (``12_[4-9]``)."""
     match = re.fullmatch(r"(\d+)(?:_(\d+))?", job_id)
     if match is None:
         return None
@@ -252,22 +174,14 @@ def _known(job_id: str, jobs: Sequence[SubmittedJob]) -> tuple[SubmittedJob, int
     return None
 
 
-def _by_cluster(jobs: Sequence[SubmittedJob]) -> Iterator[tuple[list[str], list[SubmittedJob]]]:
-    """The option that names each cluster, and its jobs."""
-    for name in dict.fromkeys(job.cluster for job in jobs):
-        yield [f"--clusters={name}"] if name else [], [job for job in jobs if job.cluster == name]
-
-
-def _bytes_of(text: str) -> int | None:
-    """``123456K`` in bytes; SLURM's letters are powers of 1024, and a bare number is bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP]?)", text)
-    return round(float(match[1]) * _UNITS[match[2]]) if match else None
-
-
 def sbatch_command(job: SlurmJob, run: RunPaths, ids: Mapping[str, str], after_clips: Sequence[str] = ()) -> list[str]:
-    """The command that submits ``job``; ``ids`` has the job ids of those it needs, or what stands for them.
+    """Return the command that submits ``job``.
 
-    ``after_clips`` are jobs of other runs whose end a job that makes clips waits for, well or not.
+    Args:
+        job: the job.
+        run: its run.
+        ids: the ids of the jobs that it needs.
+        after_clips: ids of other runs' jobs for whose end a job that makes clips waits.
     """
     command = ["sbatch", "--parsable"]
     waits = [f"afterok:{':'.join(ids[need] for need in job.needs)}"] if job.needs else []
@@ -279,7 +193,7 @@ def sbatch_command(job: SlurmJob, run: RunPaths, ids: Mapping[str, str], after_c
 
 
 def describe(jobs: Sequence[SlurmJob], run: RunPaths, site: Site) -> str:
-    """What ``submit`` would write and run, for ``--dry-run``; writes nothing."""
+    """Return the scripts and commands of ``submit``, for ``--dry-run``."""
     ids = {job.name: f"<id of {job.name}>" for job in jobs}
     parts = []
     for job in jobs:
@@ -289,7 +203,7 @@ def describe(jobs: Sequence[SlurmJob], run: RunPaths, site: Site) -> str:
 
 
 def clips_job(run: RunPaths) -> str:
-    """The id of the job that makes the clips of ``run`` and has not ended, or nothing; errors as ``job_states``."""
+    """Return the id of the unfinished job that makes the clips of ``run``, or an empty text."""
     alive = {state.job_id.partition("_")[0] for state in job_states(run) if not state.ended}
     ids = [job.job_id for job in submitted_jobs(run) if AUGMENTATION in job.stages and job.job_id in alive]
     return ids[-1] if ids else ""
@@ -344,10 +258,10 @@ def submit(
     ids: dict[str, str] = {}
     try:
         for job in jobs:
-            ids[job.name], cluster = _submit_one(job, run, ids, after_clips)
+            ids[job.name] = _submit_one(job, run, ids, after_clips)
             after = tuple(ids[name] for name in (*job.needs, *job.after))
             named = {"job_id": ids[job.name], "name": job.name, "stages": job.stages, "folds": job.folds}
-            done.append(SubmittedJob(**named, shards=job.shards, after=after, cluster=cluster))
+            done.append(SubmittedJob(**named, shards=job.shards, after=after))
         every = [*submitted_jobs(run), *done]
         write_json(_submitted_json(run), {"jobs": [job.model_dump(mode="json") for job in every]})
     except (SlurmError, OSError, DataError) as error:
@@ -358,7 +272,7 @@ def submit(
 
 
 def submission_text(job: SlurmJob, handed_in: SubmittedJob) -> str:
-    """What was submitted, in a line."""
+    """Return one line on a submitted job."""
     after = f" after {', '.join(handed_in.after)}" if handed_in.after else ""
     tasks = "" if job.folds is None else f", {len(job.folds)} {'shards' if job.shards else 'folds'}"
     return f"job {handed_in.job_id}{after}: {job.name}{tasks}, {job.memory_mib} MiB"
@@ -375,12 +289,12 @@ def _refuse_second_submission(run: RunPaths) -> None:
         )
 
 
-def _submit_one(job: SlurmJob, run: RunPaths, ids: Mapping[str, str], after_clips: Sequence[str]) -> tuple[str, str]:
+def _submit_one(job: SlurmJob, run: RunPaths, ids: Mapping[str, str], after_clips: Sequence[str]) -> str:
     answer = output_of(sbatch_command(job, run, ids, after_clips))
-    job_id, _, cluster = answer.splitlines()[-1].partition(";") if answer else ("", "", "")
+    job_id = answer.splitlines()[-1].partition(";")[0] if answer else ""  # a cluster's name may follow
     if not job_id.isdecimal():
         raise SlurmError(f"sbatch answered {answer!r}, wanted a job's number.")
-    return job_id, cluster
+    return job_id
 
 
 def _after_failure(error: Exception, done: Sequence[SubmittedJob], failed: SlurmJob | None, site: Site) -> str:
