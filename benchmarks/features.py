@@ -1,8 +1,8 @@
 """What forensic features cost beside decoding the frames that they are measured on.
 
 Decoding is the project's own, of the same frames, which are thrown away. Beside it: cutting tiles, each family alone,
-and all together, decoding included, which shall take at most twice the processor time of decoding; where scikit-image
-has what a family computes, that tile by tile. One thread, in turns; of each side the least of all rounds, by file.
+and all together, decoding included, which shall take at most twice the processor time of decoding. One thread, in
+turns; of each side the least of all rounds, by file.
 Memory is the peak of what Python and numpy hold while a side works, of the file where it is largest.
 
     python -m benchmarks.features [FILES OR FOLDERS] [--rounds 3] [--every 1] [--json FILE]
@@ -17,21 +17,19 @@ import json
 import os
 import time
 import tracemalloc
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from av.video.frame import VideoFrame
-from skimage import color, feature, filters
 
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.video.decode.frame_table import read_frame_table
 from fvc_lib.video.decode.plan import Route, decode as decode_wanted
 from fvc_lib.video.decode.source import VideoError, open_video
 from fvc_lib.video.features.family import FeatureFamily, families_named
-from fvc_lib.video.features.sampling import Sample, run_places, sample_video
+from fvc_lib.video.features.sampling import run_places, sample_video
 from fvc_lib.video.features.worker import measured
 
 WANTED = 2.0
@@ -53,36 +51,6 @@ def decode(path: Path) -> bool:
     with open_video(path) as opened:
         done = decode_wanted(opened, read_frame_table(opened), lambda _, count, __: Discarding(count))
     return done.route is Route.RUNS
-
-
-def laplace_and_sobel(luma: np.ndarray, _: np.ndarray) -> None:
-    for tile in luma:
-        filters.laplace(tile).var(), (filters.sobel(tile) ** 2).mean()
-
-
-def hue_and_saturation(_: np.ndarray, rgb: np.ndarray) -> None:
-    for tile in rgb:
-        color.rgb2hsv(tile)[..., 1].mean()
-
-
-def lbp_and_glcm(luma: np.ndarray, _: np.ndarray) -> None:
-    for tile in luma.astype(np.uint8):
-        feature.local_binary_pattern(tile, 8, 1, "uniform")
-        matrix = feature.graycomatrix(tile, [1], [0, np.pi / 4, np.pi / 2, 3 * np.pi / 4], symmetric=True, normed=True)
-        for name in ("contrast", "homogeneity", "energy", "correlation"):
-            feature.graycoprops(matrix, name)
-
-
-PEERS: Mapping[str, Callable[[np.ndarray, np.ndarray], None]] = {
-    "sharpness": laplace_and_sobel,
-    "colour": hue_and_saturation,
-    "texture": lbp_and_glcm,
-}
-
-
-def peer(sample: Sample, family: str) -> None:
-    for run in sample.runs:
-        PEERS[family](run.luma[0], run.rgb)
 
 
 def cpu_seconds(call: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
@@ -109,14 +77,13 @@ def measure(path: Path, families: tuple[FeatureFamily, ...], rounds: int) -> tup
         return {}, {}
     sides: dict[str, Callable[[], Any]] = {DECODE: lambda: decode(path), TILES: lambda: sample_video(path)}
     sides |= {family.name: lambda family=family: measured(sample, family) for family in families}  # type: ignore[misc]
-    sides |= {f"{name} by scikit-image": lambda name=name: peer(sample, name) for name in PEERS}  # type: ignore[misc]
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in list(sides)[:: 1 if number % 2 == 0 else -1]:
             seconds[name].append(cpu_seconds(sides[name])[0])
     least = {name: min(values) for name, values in seconds.items()}
     least[TILES] = max(0.0, least[TILES] - least[DECODE])
-    return least, {name: peak_bytes(side) for name, side in sides.items() if "scikit" not in name}
+    return least, {name: peak_bytes(side) for name, side in sides.items()}
 
 
 def default_files() -> list[Path]:
@@ -131,7 +98,6 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1, help="take every so many-th file")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
-    warnings.simplefilter("ignore")  # scikit-image's about floating point tiles
     files = [each for path in asked.files for each in (sorted(path.iterdir()) if path.is_dir() else [path])]
     families = families_named("all")
     readings: dict[str, dict[str, float]] = {}
@@ -143,7 +109,7 @@ def main() -> None:
             continue
         readings[str(path)] = found
         peaks = {name: max(memory[name], peaks.get(name, 0)) for name in memory}
-        ours = sum(seconds for name, seconds in found.items() if "scikit" not in name)
+        ours = sum(seconds for name, seconds in found.items())
         print(f"{path.name[:56]:<56} {1e3 * found[DECODE]:8.1f} ms  {ours / found[DECODE]:6.2f}", flush=True)
     report(readings, peaks)
     if asked.json:
@@ -152,16 +118,13 @@ def main() -> None:
 
 def report(readings: dict[str, dict[str, float]], peaks: dict[str, int]) -> None:
     total = {name: sum(found[name] for found in readings.values()) for name in next(iter(readings.values()))}
-    ratios = [
-        sum(value for name, value in found.items() if "scikit" not in name) / found[DECODE]
-        for found in readings.values()
-    ]
+    ratios = [sum(value for name, value in found.items()) / found[DECODE] for found in readings.values()]
     print(f"\n{len(readings)} files, load {os.getloadavg()[0]:.1f}")
     print(f"{'':<32} {'ms a file':>10} {'of decoding':>12} {'peak MB':>9}")
     for name, seconds in total.items():
         of_decoding, megabytes = seconds / total[DECODE], peaks.get(name, 0) / 1e6
         print(f"{name:<32} {1e3 * seconds / len(readings):>10.2f} {of_decoding:>12.3f} {megabytes:>9.1f}")
-    ours = sum(seconds for name, seconds in total.items() if "scikit" not in name)
+    ours = sum(seconds for name, seconds in total.items())
     low, middle, high = np.quantile(ratios, [0, 0.5, 1])
     print(
         f"all, decoding included: {ours / total[DECODE]:.2f} of decoding all files; by file {middle:.2f} "

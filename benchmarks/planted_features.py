@@ -74,86 +74,31 @@ def on_luma(change: Callable[[Luma], NDArray[np.floating]]) -> Change:
     return apply
 
 
-def regrain(planes: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
-    """Noise is taken away, and as much of another grain is put in."""
-
-    def change(luma: Luma) -> Luma:
-        smooth = ndimage.gaussian_filter(luma, (0, 1, 1))
-        level = (luma - smooth).std((1, 2), keepdims=True)
-        grain = ndimage.gaussian_filter(rng.normal(0, 1, luma.shape), (0, 0.7, 0.7))
-        return smooth + (grain * (level / grain.std())).astype(np.float32)
-
-    return on_luma(change)(planes, donor, rng)
-
-
 def scale_up(luma: Luma) -> Luma:
     """The middle 80 % of the picture, as large as the whole."""
     top, left = HEIGHT // 10, WIDTH // 10
     return np.stack([resize_plane(each[top:-top, left:-left], HEIGHT, WIDTH) for each in luma])
 
 
-def region(rng: np.random.Generator) -> Luma:
-    """(H, W): 1 in an ellipse of about a fifth of the picture, 0 outside, with an edge of two pixels."""
-    rows, columns = np.mgrid[:HEIGHT, :WIDTH]
-    row, column = rng.uniform(0.35, 0.65, 2) * (HEIGHT, WIDTH)
-    size = rng.uniform(0.2, 0.3, 2) * (HEIGHT, WIDTH)
-    distance = np.hypot((rows - row) / size[0], (columns - column) / size[1])
-    return np.clip((1 - distance) * min(size) / 2 + 0.5, 0, 1).astype(np.float32)
-
-
-def recolour(planes: Planes, _: Planes, rng: np.random.Generator) -> Planes:
-    """In a region blue is 20 levels off and red as many the other way."""
-    changed = planes.copy()
-    inside = region(rng)[::2, ::2].ravel() * rng.choice([-20, 20])
-    chroma = changed[:, HEIGHT:].reshape(len(planes), 2, -1) + np.stack([inside, -inside])
-    changed[:, HEIGHT:] = np.clip(np.rint(chroma), 0, 255).reshape(changed[:, HEIGHT:].shape)
-    return changed
-
-
-def splice(planes: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
-    """A region of the luma of another shot, as bright as what it replaces."""
-    weight = region(rng)
-    other = donor[:, :HEIGHT].astype(np.float32)
-
-    def change(luma: Luma) -> Luma:
-        own, others = ((plane * weight).sum((1, 2), keepdims=True) / weight.sum() for plane in (luma, other))
-        return luma + weight * (other + own - others - luma)
-
-    return on_luma(change)(planes, donor, rng)
-
-
-def compressed_before(gop: int, shift: tuple[int, int] = (0, 0)) -> Change:
-    """By MPEG-4, with a quantiser of 4 and a keyframe in so many; its blocks so many rows and columns off the grid."""
+def compressed_before(gop: int) -> Change:
+    """Compress by MPEG-4 with a quantiser of 4 and keyframes ``gop`` frames apart."""
 
     def apply(planes: Planes, _: Planes, __: np.random.Generator) -> Planes:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "before.mkv"
-            moved = np.stack([rolled(each, *shift) for each in planes])
-            encode(path, moved, "mpeg4", {"qmin": "4", "qmax": "4"}, gop)
+            encode(path, planes, "mpeg4", {"qmin": "4", "qmax": "4"}, gop)
             with av.open(str(path)) as container:
-                decoded = [frame.to_ndarray() for frame in container.decode(video=0)]
-        return np.stack([rolled(each, -shift[0], -shift[1]) for each in decoded])
+                return np.stack([frame.to_ndarray() for frame in container.decode(video=0)])
 
     return apply
-
-
-def rolled(planes: NDArray[np.uint8], down: int, right: int) -> NDArray[np.uint8]:
-    """One frame, moved in a circle by even numbers of pixels."""
-    chroma = planes[HEIGHT:].reshape(2, HEIGHT // 2, -1)
-    moved = np.roll(chroma, (down // 2, right // 2), (1, 2)).reshape(HEIGHT // 2, -1)
-    return np.concatenate([np.roll(planes[:HEIGHT], (down, right), (0, 1)), moved])
 
 
 PLANTED = (
     Planted("noise_residual", "noise removed, median of 3 x 3", on_luma(lambda y: ndimage.median_filter(y, (1, 3, 3)))),
     Planted("sharpness", "blur, sigma 0.8", on_luma(lambda y: ndimage.gaussian_filter(y, (0, 0.8, 0.8)))),
-    Planted("colour", "part in other colours", recolour),
-    Planted("texture", "grain replaced by another", regrain),
     Planted("spectrum", "scaled up from 80 %", on_luma(scale_up)),
-    Planted("boundary", "part of another shot inserted", splice),
     Planted("block_dct", "compressed before, few keyframes", compressed_before(12)),
     Planted("double_compression", "compressed before, keyframes alone", compressed_before(1)),
-    Planted("blockiness", "compressed before, other grid", compressed_before(1, (4, 2))),
 )
 
 

@@ -155,11 +155,11 @@ config = resolve_config({"feature_families": "skewness"}, environ={})
 (family,) = families_named(config.feature_families)
 luma = np.zeros((1, 2, 64, 64), np.float32)
 luma[0, 0, :32, :32] = 4
-run = Run(luma, np.zeros((2, 64, 64, 3), np.uint8), np.zeros(1), luma[:, 0])
+run = Run(luma, luma[:, 0])
 found = measured(Sample((run,), Stream("h264", np.ones(1, int), np.ones(1, bool), np.zeros(1))), family)
 print(round(found["skewness_luma_mean"], 3), len(found), len(code_of(family)))
 """
-    assert with_example("Adding a feature family", "video/features/spatial/skewness.py", code) == "1.155 6 64\n"
+    assert with_example("Adding a feature family", "video/features/skewness.py", code) == "1.155 6 64\n"
 
 
 def test_an_augmentation_is_offered_and_applied_by_its_class_alone(with_example):

@@ -21,7 +21,7 @@ def test_all_features_are_listed_with_unit_meaning_and_paper():
         assert family.paper in shown
     one = CliRunner().invoke(features, ["sharpness"]).output
     assert "sharpness_laplacian" in one
-    assert "colour" not in one
+    assert "spectrum" not in one
 
 
 def test_the_docs_list_what_there_is():

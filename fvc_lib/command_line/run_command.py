@@ -401,7 +401,7 @@ def trouble_of_choice(values: dict[str, Any]) -> str:
 
 
 def _try_model_on_features(config: RunConfig) -> None:
-    from fvc_lib.tasks.video.classical.table import refuse_settings  # polars takes a second to load
+    from fvc_lib.detectors.classical import refuse_random_trunk, refuse_settings, trunk_config
 
     refuse_settings(config)
     missing = [each for each in DETECTORS.get(config.model).packages if importlib.util.find_spec(each) is None]
@@ -410,8 +410,6 @@ def _try_model_on_features(config: RunConfig) -> None:
             f"model {config.model!r} needs {', '.join(missing)}, not installed: pip install 'fvc_lib[boosters]'."
         )
     if config.of_features == "embedding":
-        from fvc_lib.tasks.video.classical.embeddings import refuse_random_trunk, trunk_config
-
         _try_detector(trunk_config(config))
         refuse_random_trunk(config)
 

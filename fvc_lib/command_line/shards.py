@@ -111,9 +111,9 @@ def _measure(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAtWor
 
 
 def _compute_features(config: RunConfig, run: RunPaths, shard: Shard, at_work: ShardAtWork) -> None:
+    from fvc_lib.detectors.classical import trunk_config
     from fvc_lib.engine.device import resolve_device
     from fvc_lib.services.tables import AUGMENTED, read_table
-    from fvc_lib.tasks.video.classical.embeddings import trunk_config
     from fvc_lib.tasks.video.data import made_clips, open_clips
     from fvc_lib.tasks.video.features import with_features
 

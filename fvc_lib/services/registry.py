@@ -287,7 +287,7 @@ class DetectorSpec:
     l2_normalise: bool = False  # whether each feature vector is brought to length 1
     of_name: Callable[[str], "DetectorSpec"] | None = None  # of a family: what one of its names declares
     # What a model sees in place of clips: ``forensic`` (the table of stage 03b) or ``embedding`` (what a frozen trunk
-    # gives of the clips); then ``build`` gives a ``detectors.classical.model.ClassicalModel``. Empty: it is a network.
+    # gives of the clips); then ``build`` gives a ``detectors.classical.ClassicalModel``. Empty: it is a network.
     of_features: str = ""
     trunk: str = ""  # of ``embedding``: the network whose trunk that is
 
@@ -451,14 +451,14 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
         """As ``Registry``; of a model on a trunk's features also the files of the trunk."""
         ours = super().declared_in(name)
         trunk = name.partition(":")[2]
-        is_model = trunk and any(module.startswith(f"{self._folder}.classical.") for module in ours)
+        is_model = trunk and f"{self._folder}.classical" in ours
         return [*ours, *super().declared_in(trunk)] if is_model else ours
 
     def of_features(self, name: str) -> str:
         """``DetectorSpec.of_features`` of ``name``. No network's file is imported, and no user's."""
         if name not in self._sees:
             ours = self.declared_in(name)
-            is_model = any(module.startswith(f"{self._folder}.classical.") for module in ours)
+            is_model = f"{self._folder}.classical" in ours
             is_others = not ours and any(name == point.name for point in self._entry_points())
             self._sees[name] = self.load(name).of_features if is_model or is_others else ""
         return self._sees[name]

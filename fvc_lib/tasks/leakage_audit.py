@@ -55,7 +55,6 @@ def leakage_audit(
     before: EarlierOpenings | None = None,
     protocol: pl.DataFrame | None = None,
     left_out: Collection[str] = (),
-    by_row: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
     """Every check with its count or number, a sentence, and whether it passed (LEAKAGE_AUDIT).
 
@@ -74,7 +73,6 @@ def leakage_audit(
         protocol: PROTOCOL schema; None: that of ``kfold``. What is counted across folds is then counted across the
             parts of each training, and what the corpus's own split has in several parts is named, not judged.
         left_out: videos without a clip (``results.undecoded``), from which metadata can learn nothing either.
-        by_row: scores of the run's model fitted to a split by row (``importance.fitted_by_row``); None: none was.
     """
     trainings = None if protocol is None else controls.trainings_of(protocol, config)
     leaking = _leaking(protocol)
@@ -88,7 +86,6 @@ def leakage_audit(
         *([] if selections is None else [_openings(selections), _as_recorded(predictions, selections)]),
         *([] if before is None else [_opened_before(before)]),
         *_claims(predictions, config, protocol),
-        *([] if by_row is None else [_fitted_by_row(by_row, config)]),
         *_metadata_carriers(index, predictions, config, protocol, left_out),
     ]
     return check_table(frame_of(rows, LEAKAGE_AUDIT), LEAKAGE_AUDIT, "leakage audit")
@@ -337,13 +334,6 @@ def _claims(predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame
     )
     yield "auc_claimed_by_row", count, claimed[0], said, None
     yield _threshold_on_test(predictions)
-
-
-def _fitted_by_row(by_row: pl.DataFrame, config: RunConfig) -> Row:
-    """No check: by groups the same model is what ``auc_by_group`` says."""
-    fitted = _auc(by_row, "group_id", config)
-    said = f"Fitted to a split by row, the same model with the same settings would have claimed {_interval(*fitted)}."
-    return "auc_fitted_by_row", None, fitted[0], said, None
 
 
 def _row_interval(predictions: pl.DataFrame, config: RunConfig, low: float | None, high: float | None) -> Row:

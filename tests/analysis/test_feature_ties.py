@@ -2,8 +2,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.figures.features import family_figure
-from fvc_lib.analysis.read.feature_ties import auc_interval, feature_ties
+from fvc_lib.analysis.figures.features import family_figure, feature_ties
 
 NUMBER = 60
 
@@ -72,7 +71,6 @@ def test_nothing_is_told_of_few_videos_or_of_one_label(tables):
     assert feature_ties(features.head(0), index)["missing"].null_count() == 6
     reals = features.filter(pl.col("label") == "real")
     assert feature_ties(reals, index)["auc"].null_count() == 6
-    assert auc_interval(reals["a_noise_mean"], reals["label"], reals["group_id"]) is None
 
 
 def test_the_figure_names_what_differs_most_and_leaves_out_what_nobody_has(tables):

@@ -20,7 +20,7 @@ def rows():
 def test_a_family_finds_its_manipulation_and_metadata_does_not(rows, planted):
     assert planted_features.compare(rows, planted, "metadata").value == 0.5
     found = planted_features.compare(rows, planted, planted.family).value
-    assert found > (0.55 if planted.family in ("boundary", "colour") else 0.9)
+    assert found > 0.9
 
 
 def test_every_family_of_tiles_has_a_manipulation():
@@ -28,7 +28,7 @@ def test_every_family_of_tiles_has_a_manipulation():
     assert {FEATURES.get(name).of for name in planted_features.FAMILIES} == {"tiles"}
 
 
-@pytest.mark.parametrize("planted", planted_features.PLANTED[:6], ids=lambda planted: planted.name)
+@pytest.mark.parametrize("planted", planted_features.PLANTED[:3], ids=lambda planted: planted.name)
 def test_a_manipulation_changes_pixels_of_a_copy(planted):
     draw = np.random.default_rng(0)
     shape = (1, planted_features.HEIGHT * 3 // 2, planted_features.WIDTH)

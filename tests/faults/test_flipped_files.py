@@ -208,7 +208,7 @@ def test_measured_features_and_facts_with_a_flipped_bit_are_made_again_and_equal
     chance, table, cache = random.Random("measured"), tmp_path / "features.parquet", tmp_path / "cache"
 
     def measured() -> bytes:
-        measure_features(index, home / "corpus", "colour", cache, table, workers=1)
+        measure_features(index, home / "corpus", "timing", cache, table, workers=1)
         return table.read_bytes()
 
     whole = measured()

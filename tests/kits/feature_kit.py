@@ -20,7 +20,10 @@ def feature_run(
     """A run whose ``sharpness`` features are ``shift`` deviations higher of fakes; nothing trained yet."""
     settings = {"model": "forensic_logistic", "num_folds": 3, "bootstrap_replicates": 200, **changes}
     config = RunConfig(
-        cache_dir=str(folder / "cache"), runs_dir=str(folder / "runs"), feature_families="sharpness,colour", **settings
+        cache_dir=str(folder / "cache"),
+        runs_dir=str(folder / "runs"),
+        feature_families="sharpness,spectrum",
+        **settings,
     )
     tiny = TinyTraining(RunPaths(folder / "runs" / "tiny" / "run_20260101_000000_00000000"), config)
     folds = ScoredTables.folds(num_groups=num_groups, per_group=per_group, num_folds=3)

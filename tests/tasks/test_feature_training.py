@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.detectors.classical.boosting import Boosting
+from fvc_lib.detectors import classical
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
@@ -17,6 +17,7 @@ from fvc_lib.services.tables import FEATURES, FOLDS, GROUP_LINKS, INDEX, PREDICT
 from fvc_lib.tasks.leakage_audit import leakage_audit
 from fvc_lib.tasks.recipe import read_outcome
 from fvc_lib.tasks.video.classical import training as feature_training
+from fvc_lib.tasks.video.classical.inputs import read_feature_fold
 from fvc_lib.tasks.video.controls import auc_within_folds, fake_labels, split_by_row
 from fvc_lib.tasks.video.results import check_predictions
 from fvc_lib.tasks.video.selection import read_selection
@@ -64,8 +65,8 @@ def test_the_record_says_what_a_model_without_steps_has_and_nothing_else(finishe
     training = outcome.training
     assert (training.history, training.steps, training.best_epoch, outcome.predicted_peak_bytes) == ((), 0, 0, None)
     assert outcome.device == "cpu"
-    assert outcome.network.name.endswith("logistic.Logistic")
-    assert "features of colour, sharpness; fitted by scikit-learn" in outcome.sentence()
+    assert outcome.network.name.endswith("forensic_logistic")
+    assert "features of sharpness, spectrum; fitted by scikit-learn" in outcome.sentence()
     chosen = training.selection
     assert chosen.settings in [each.settings for each in training.candidates]
     assert min(training.candidates, key=lambda each: each.inner_loss).settings == chosen.settings
@@ -92,7 +93,7 @@ def test_what_was_fitted_lies_in_a_format_that_runs_no_code(finished):
 
 def test_a_finished_fold_is_told_and_not_fitted_again(finished, monkeypatch):
     tiny, _, outcomes = finished
-    monkeypatch.setattr(feature_training._Fitter, "fit", lambda self: pytest.fail("fitted again"))
+    monkeypatch.setattr(feature_training._Training, "fit", lambda self, stop: pytest.fail("fitted again"))
     again = train_fold(tiny.paths, tiny.config, 1, metric_log=ListLog())
     assert again == outcomes[1]
     assert "nothing was trained now" in again.sentence()
@@ -107,50 +108,38 @@ def test_other_models_are_the_same_notebook_s_work(tmp_path, model):
     assert roc_auc(fake_labels(found), found["score"].to_numpy()) > 0.85
 
 
-def test_settings_are_chosen_on_inner_folds_of_whole_groups_without_validation_and_test(finished, monkeypatch):
-    tiny, _, _ = finished
-    read = feature_training.read_feature_fold(tiny.paths, tiny.config, 0)
-    seen = []
+def test_settings_are_chosen_on_inner_folds_of_whole_groups_without_validation_and_test(tmp_path, monkeypatch):
+    """Videos of a group have nearly equal features, so the first column tells which groups a fit has seen."""
+    tiny, seen, fit = feature_run(tmp_path, shuffled_label_control=False), [], classical.LOGISTIC.fit
 
-    class Watching:
-        def candidates(self, num_rows):
-            return [{"penalty": 30.0}]
+    def watching(values, labels, weights, settings):
+        seen.append({round(value, 1) for value in values[:, 0] if np.isfinite(value)})
+        return fit(values, labels, weights, settings)
 
-        def fit(self, part, settings):
-            seen.append(part)
-            return {"zero": np.zeros(1)}
-
-        def logits(self, arrays, values):
-            return np.zeros(len(values))
-
-    fitter = feature_training._Fitter(
-        Watching(), read.source, read.clips, tiny.config, tiny.paths.root / "watched", ListLog(),
-        feature_training.NoObserver(), "fingerprint", lambda: False, None,
-    )  # fmt: skip
-    fitter.fit()
-    *inner, whole = seen
-    assert len(inner) == feature_training.INNER_FOLDS
-    training = {row.video_id for row in read.clips.train}
-    groups = {read.clips.groups[video] for video in training}
-    assert set(whole.groups) == groups
-    assert len(whole.labels) == len(training)
-    left_out = [groups - set(part.groups) for part in inner]
-    assert all(left_out)
-    assert set().union(*left_out) == groups
-    assert sum(map(len, left_out)) == len(groups)
+    model = replace(classical.LOGISTIC, candidates=({"penalty": 30.0},), fit=watching)
+    monkeypatch.setattr(feature_training, "_model_of", lambda config: model)
+    read = read_feature_fold(tiny.paths, tiny.config, 0)
     with pytest.raises(LeakageError, match="asked for"):
         list(read.clips.test)
+    train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog())
+    *inner, whole = seen
+    assert len(inner) == feature_training.INNER_FOLDS
+    parts = (read.clips.train, read.clips.validation)
+    train, validation = ({round(value, 1) for value in read.source.of(part)[:, 0]} for part in parts)
+    assert whole <= train
+    assert not whole & (validation - train)
+    left_out = [whole - part for part in inner]
+    assert all(left_out)
+    assert set().union(*left_out) <= whole
 
 
-def test_a_stopped_fold_goes_on_with_the_candidate_it_had_come_to(tmp_path, finished, monkeypatch):
-    tiny, asked = feature_run(tmp_path), iter([False, False, True])
-    with pytest.raises(StoppedError, match="2 of 5 candidate settings"):
-        train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog(), stop=lambda: next(asked))
-    log, steps = ListLog(), []
-    outcome = train_fold(tiny.paths, tiny.config, 0, metric_log=log, progress=lambda *at: steps.append(at))
-    assert len(log.values("candidates", "inner_loss")) == 3
-    assert steps[-1] == (12, 12)
-    assert steps == sorted(steps)
+def test_a_stopped_fold_starts_over_and_gives_the_same_bits(tmp_path, finished):
+    tiny, answers = feature_run(tmp_path), iter([False, False, True])
+    with pytest.raises(StoppedError):
+        train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog(), stop=lambda: next(answers))
+    steps = []
+    outcome = train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog(), progress=lambda *at: steps.append(at))
+    assert steps == [(0, 2), (1, 2), (2, 2)]
     same = finished[2][0].training
     assert (outcome.training.best_weights, outcome.training.candidates) == (same.best_weights, same.candidates)
     assert tiny.paths.predictions(0).read_bytes() == finished[0].paths.predictions(0).read_bytes()
@@ -189,8 +178,8 @@ def test_what_only_a_network_has_a_use_for_is_refused_in_words(finished, changes
 def test_a_family_that_was_not_measured_is_named_and_a_left_out_one_is_not_seen(tmp_path):
     tiny = feature_run(tmp_path)
     table = read_table(tiny.paths.features, FEATURES)
-    write_table(table.drop([n for n in table.columns if n.startswith("colour_")]), FEATURES, tiny.paths.features)
-    with pytest.raises(DataError, match="families colour"):
+    write_table(table.drop([n for n in table.columns if n.startswith("spectrum_")]), FEATURES, tiny.paths.features)
+    with pytest.raises(DataError, match="families spectrum"):
         train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog())
     config = tiny.config.model_copy(update={"feature_families": "sharpness"})
     outcome = train_fold(tiny.paths, config, 0, metric_log=ListLog())
@@ -199,7 +188,8 @@ def test_a_family_that_was_not_measured_is_named_and_a_left_out_one_is_not_seen(
 
 def test_shuffled_labels_score_chance_by_group_and_nine_tenths_by_row_of_copies(tmp_path, monkeypatch):
     """The honest negative: boosting recognises copies where a careless split lets it, and the audit shows both."""
-    monkeypatch.setattr(Boosting, "candidates", lambda self, num_rows: [{"rounds": 40.0, "leaves": 8.0}])
+    boosting = replace(classical.BOOSTING, candidates=({"rounds": 40.0, "leaves": 8.0},))
+    monkeypatch.setattr(feature_training, "_model_of", lambda config: boosting)
     tiny = feature_run(
         tmp_path / "by_group", model="forensic_boosting", shift=0.0, num_groups=20, per_group=6, shuffle_labels=True,
         shuffled_label_control=False, real_source_control=False,

@@ -1,6 +1,4 @@
-"""Figures of forensic features: how each family's values are spread over real and over fake videos, what a model on
-them loses without a family, and how its score follows single features.
-"""
+"""Forensic features in figures and tables: how labels, size and codec differ in them, and what a model relied on."""
 
 from collections.abc import Mapping
 
@@ -10,66 +8,122 @@ import polars as pl
 from plotly.subplots import make_subplots
 
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.read.feature_ties import auc_interval
 from fvc_lib.analysis.read.headline import Score
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text
+from fvc_lib.metrics.classification import roc_auc
+from fvc_lib.metrics.intervals import group_interval
 
-_COLUMNS, _ROW_PIXELS, _CURVE_PIXELS = 2, 170, 210  # two, so that names do not meet on a telephone
+# Numbers of the index that a feature may follow.
+TIES = {
+    "size": pl.col("width") * pl.col("height"),
+    "length": pl.col("num_frames"),
+    "bit_rate": pl.col("bits_per_second"),
+}
+STRONG = 0.5  # a tie from which on a feature counts as a proxy
+_FEWEST = 5  # videos below which no tie is computed
+_COLUMNS, _ROW_PIXELS = 2, 170  # two columns, so that names do not overlap on a phone
+
+
+def feature_ties(features: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
+    """Return how much each column of ``features`` (FEATURES) follows size, length, bit rate and codec, strongest first.
+
+    Returns:
+        ``feature size length bit_rate codec strongest auc missing``. Ties are 0 to 1: the absolute rank correlation
+        (Spearman) with a number, the correlation ratio of ranks with the codec; null below five videos, or if either
+        does not vary. ``auc`` is that of the feature alone in its better direction (0.5 to 1). ``missing`` is the
+        share of videos without a value.
+    """
+    facts = features.join(index.drop("group_id", "label", strict=False), on="video_id", how="left")
+    facts = facts.with_columns(**TIES, codec=pl.col("codec").fill_null(""))
+    rows = []
+    for name in features.columns:
+        if name in ("video_id", "group_id", "label"):
+            continue
+        known = facts.filter(pl.col(name).is_finite())
+        ties = {tie: _rank_correlation(known.select(name, tie).drop_nulls()) for tie in TIES}
+        ties["codec"] = _correlation_ratio(known.select(pl.col(name).rank(), "codec"))
+        auc = None
+        if known["label"].n_unique() == 2:
+            above = float(roc_auc(known["label"] == "fake", known[name].cast(pl.Float64), np.ones(known.height)))
+            auc = max(above, 1 - above)
+        strongest = max((tie for tie in ties.values() if tie is not None), default=None)
+        missing = 1 - known.height / facts.height if facts.height else None
+        rows.append({"feature": name, **ties, "strongest": strongest, "auc": auc, "missing": missing})
+    numbers = dict.fromkeys((*TIES, "codec", "strongest", "auc", "missing"), pl.Float64)
+    table = pl.DataFrame(rows, schema={"feature": pl.String, **numbers})
+    return table.sort("strongest", "feature", descending=[True, False], nulls_last=True)
+
+
+def _rank_correlation(pairs: pl.DataFrame) -> float | None:
+    if pairs.height < _FEWEST or min(column.n_unique() for column in pairs) == 1:
+        return None
+    return abs(float(pairs.select(pl.corr(*pairs.columns, method="spearman")).item()))
+
+
+def _correlation_ratio(ranks: pl.DataFrame) -> float | None:
+    """Return the square root of the share of variance between codecs; ``ranks`` has the ranks and the codec."""
+    if ranks.height < _FEWEST or min(column.n_unique() for column in ranks) == 1:
+        return None
+    rank = pl.col(ranks.columns[0])
+    between = ranks.select(rank.mean().over("codec").var(ddof=0)).item()
+    return float(np.sqrt(between / ranks.select(rank.var(ddof=0)).item()))
 
 
 def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tuple[str, str]]) -> go.Figure:
-    """One family's features in real and in fake videos, each in a box of quartiles with ends at 5 and 95 of 100.
+    """Draw one family's features in real and in fake videos as boxes of quartiles; whiskers at 5 and 95 percent.
 
     Args:
-        features: the table of features.
+        features: FEATURES schema.
         family: its name.
-        columns: by column of the table the feature's name and unit.
+        columns: name and unit of the feature in each column to draw.
     """
-    shown = {column: said for column, said in columns.items() if features[column].drop_nulls().len()}
+    shown = {column: each for column, each in columns.items() if features[column].drop_nulls().len()}
     if not shown:
         return theme.nothing_to_show(family, "No video has a value of this family.")
-    found = {column: auc_interval(features[column], features["label"], features["group_id"]) for column in shown}
-    told = {column: auc for column, auc in found.items() if auc is not None}
-    finding = f"{family}: no feature can be compared, one of the labels has no value"
-    if told:
-        best = max(told, key=lambda column: abs(told[column][0] - 0.5))
-        finding = (
-            f"{family}: real and fake videos differ most in {shown[best][0]}, {_side(told[best][0])} in fakes, AUC "
-            f"{interval_text(*told[best])}, the largest of {len(told)}"
+    aucs = {column: _auc_interval(features.select(column, "label", "group_id").drop_nulls()) for column in shown}
+    known_aucs = {column: auc for column, auc in aucs.items() if auc is not None}
+    title = f"{family}: no feature can be compared, one of the labels has no value"
+    if known_aucs:
+        best = max(known_aucs, key=lambda column: abs(known_aucs[column][0] - 0.5))
+        side = "higher" if known_aucs[best][0] > 0.5 else "lower"
+        title = (
+            f"{family}: real and fake videos differ most in {shown[best][0]}, {side} in fakes, AUC "
+            f"{interval_text(*known_aucs[best])}, the largest of {len(known_aucs)}"
         )
     known = features.filter(pl.any_horizontal(pl.col(list(shown)).is_not_null()))
     rows = -(-len(shown) // _COLUMNS)
     grid = make_subplots(rows=rows, cols=min(_COLUMNS, len(shown)), vertical_spacing=0.5 / rows if rows > 1 else 0)
     figure = theme.figure(
-        finding, f"{theme.videos_and_groups(known)}; means over a video", height=110 + _ROW_PIXELS * rows
+        title, f"{theme.videos_and_groups(known)}; means over a video", height=110 + _ROW_PIXELS * rows
     )
     figure.update_layout({name: axis for name, axis in grid.layout.to_plotly_json().items() if "axis" in name})
     for number, (column, (name, unit)) in enumerate(shown.items()):
         axis = "" if not number else str(number + 1)
         for label, color in theme.LABEL_COLORS.items():
-            values = features.filter(pl.col("label") == label)[column].drop_nulls().to_numpy()
+            values = features.filter(label=label)[column].drop_nulls().to_numpy()
             if values.size:
                 figure.add_trace(_box(values, label, color, axis))
+        text = {"text": f"{figure_text(name)}<br>{figure_text(unit)}", "font": {"size": 12}}
+        labels = {"showgrid": False, "type": "category", "autorange": "reversed"}
         figure.update_layout(
             {
-                f"xaxis{axis}": {
-                    "title": {"text": f"{figure_text(name)}<br>{figure_text(unit)}", "font": {"size": 12}},
-                    "nticks": 4,
-                    "tickangle": 0,
-                },
-                f"yaxis{axis}": {
-                    "showgrid": False,
-                    "type": "category",
-                    "autorange": "reversed",
-                    "showticklabels": number % _COLUMNS == 0,
-                },
+                f"xaxis{axis}": {"title": text, "nticks": 4, "tickangle": 0},
+                f"yaxis{axis}": labels | {"showticklabels": number % _COLUMNS == 0},
             }
         )
     return figure.update_layout(showlegend=False)
 
 
-def _side(auc: float) -> str:
-    return "higher" if auc > 0.5 else "lower"
+def _auc_interval(known: pl.DataFrame) -> tuple[float, float, float] | None:
+    """Return the AUC of a feature alone with its 95% interval over groups; None with one label or two groups.
+
+    ``known`` has the feature, then ``label group_id``, without nulls. The AUC is above 0.5 if fakes are higher.
+    """
+    if known["label"].n_unique() < 2 or known["group_id"].n_unique() < 3:
+        return None
+    labels, scores = (known["label"] == "fake").cast(pl.Int64).to_numpy(), known.to_series().cast(pl.Float64).to_numpy()
+    found = group_interval(labels, scores, known["group_id"].to_list(), roc_auc, replicates=500, seed=0)
+    return found.value, found.low, found.high
 
 
 def _box(values: np.ndarray, label: str, color: str, axis: str) -> go.Box:
@@ -81,21 +135,16 @@ def _box(values: np.ndarray, label: str, color: str, axis: str) -> go.Box:
     )  # fmt: skip
 
 
-def figures_of(families: pl.DataFrame, curves: pl.DataFrame, *, confidence: float = 0.95) -> list[go.Figure]:
-    """Those of families and of single features that there are; none of a trunk's features, which have no names."""
+def importance_figures(families: pl.DataFrame, *, confidence: float = 0.95) -> list[go.Figure]:
+    """Draw ``family features auc_lost low high`` as points with intervals; nothing for a trunk's unnamed features."""
     if families.is_empty():
         return []
-    return [importance_figure(families, confidence=confidence), dependence_figure(curves)]
-
-
-def importance_figure(families: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
-    """``family features auc_lost low high`` as points with bars, the most important first."""
-    shown = families.filter(pl.col("low") > 0)["family"].to_list()
-    needed = f"Without {', '.join(shown[:3])} the AUC falls" if shown else "No family is shown to be needed by itself"
+    needed = families.filter(pl.col("low") > 0)["family"].head(3).to_list()
     figure = theme.figure(
-        needed,
-        f"Fall of the AUC within folds when a family's values are dealt out anew among the test videos, mean of ten "
-        f"dealings; {confidence:.0%} intervals over groups. Families that tell the same stand in for each other",
+        f"Without {', '.join(needed)} the AUC falls" if needed else "No single family is shown to be needed",
+        "Fall of the AUC within folds when a family's values are permuted among the test videos, mean of ten "
+        f"permutations; {confidence:.0%} intervals over groups. Families with the same information stand in for each "
+        "other",
         height=140 + 34 * families.height,
     )
     scores = [
@@ -105,44 +154,4 @@ def importance_figure(families: pl.DataFrame, *, confidence: float = 0.95) -> go
     points = [(theme.interval_point(figure_text(tick), score, theme.MODEL, size=9), score) for tick, score in scores]
     theme.draw_intervals(figure, points, "Family", "Fall of the AUC")
     theme.draw_chance(figure, 0.0)
-    return figure
-
-
-def dependence_figure(curves: pl.DataFrame) -> go.Figure:
-    """One panel per feature of ``feature unit fold value score``: the mean over folds, single folds pale behind it."""
-    names = curves["feature"].unique(maintain_order=True).to_list()
-    if not names:
-        return theme.nothing_to_show("Partial dependence", "No feature has a value.")
-    rows = -(-len(names) // _COLUMNS)
-    grid = make_subplots(rows=rows, cols=min(_COLUMNS, len(names)), vertical_spacing=0.45 / rows if rows > 1 else 0)
-    reach = curves.group_by("feature", "value", maintain_order=True).agg(pl.col("score").mean())
-    spans = reach.group_by("feature", maintain_order=True).agg(span=pl.col("score").max() - pl.col("score").min())
-    widest, span = spans.sort("span", descending=True).row(0)
-    figure = theme.figure(
-        f"The mean score moves by {span:.2f} with {widest}, and by less with the others shown",
-        "Mean score of all test videos with one feature set to a value, from its 5th to its 95th percentile, all else "
-        "as it is; pale: single folds. A cause is not shown by it",
-        height=120 + _CURVE_PIXELS * rows,
-    )
-    figure.update_layout({name: axis for name, axis in grid.layout.to_plotly_json().items() if "axis" in name})
-    for number, name in enumerate(names):
-        axis = "" if not number else str(number + 1)
-        of, unit = curves.filter(pl.col("feature") == name), curves.filter(pl.col("feature") == name)["unit"][0]
-        for key, points in of.group_by("fold", maintain_order=True):
-            line = theme.fold_line(int(key[0]), is_first=False)
-            figure.add_scatter(
-                x=points["value"], y=points["score"], xaxis=f"x{axis}", yaxis=f"y{axis}", hoverinfo="skip", **line
-            )
-        mean = reach.filter(pl.col("feature") == name)
-        figure.add_scatter(
-            x=mean["value"], y=mean["score"], xaxis=f"x{axis}", yaxis=f"y{axis}", mode="lines+markers",
-            line={"color": theme.MODEL, "width": 2}, marker={"size": 4},
-            hovertemplate="%{x:.4g}: %{y:.3f}<extra></extra>",
-        )  # fmt: skip
-        figure.update_layout(
-            {
-                f"xaxis{axis}": {"title": {"text": figure_text(f"{name}, {unit}"), "font": {"size": 12}}, "nticks": 5},
-                f"yaxis{axis}": {"title": {"text": "Mean score"}, "range": [-0.03, 1.03]},
-            }
-        )
-    return figure.update_layout(showlegend=False)
+    return [figure]

@@ -1,9 +1,8 @@
-"""What a family of forensic features declares, what it is given to measure, and how its values are pooled per video.
+"""Families of forensic features: what they are measured on, what they declare, and how values are pooled per video.
 
-A family is one file of ``spatial/`` (frames), ``temporal/`` (neighbouring frames) or ``coding/`` (packets), which
-registers a ``FeatureFamily``. It sees pixels as they were coded, at native resolution, in square tiles: every tile has
-the same area and videos of any size have about as many, so that a value does not grow with the size of the video. What
-cannot be measured is NaN, and a null in the table; nothing is made up.
+A family is registered by a module of this folder. It sees pixels as they were coded, at native resolution, in square
+tiles. All tiles have one area and videos of any size have about as many, so that values do not grow with the size of a
+video. A value that cannot be measured is NaN, and null in the table.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,49 +17,42 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import FEATURES
 
 TILE = 64  # pixels on a side
-MOST_TILES = 9  # of a frame: 3 x 3
-GRID = 8  # edges of tiles are multiples of it, so that the grid of 8 x 8 blocks lies alike in all
-SMALL_SIDE = 160  # most pixels on the longer side of ``Run.small``
+GRID = 8  # tiles begin at multiples of it, so that the grid of 8 x 8 blocks lies alike in all
+_ACROSS = 3  # tiles at most in a row of a frame, and rows of them
+SMALL_SIDE = 160  # pixels at most on the longer side of ``Run.small``
 
 Float32 = npt.NDArray[np.float32]
-Pixels = npt.NDArray[np.uint8]
 Values = npt.NDArray[np.floating[Any]]
 IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive frames of a video, L of them, of which N tiles are seen at the same places.
+    """L consecutive frames of a video, with N tiles at the same places.
 
     Attributes:
-        luma: float32 (L, N, 64, 64), 0 to 255, as coded: of 10 bit a quarter, whatever range the file says it has. Of
-            grey and RGB sources what they are converted to.
-        rgb: uint8 (N, 64, 64, 3), of the first frame alone.
-        seconds: float64 (L,), presentation times; NaN where unknown.
-        small: float32 (L, h, w), the luma of whole frames, averaged over areas to at most 160 pixels on the longer
-            side: for light, flicker and motion of the whole picture.
+        luma: float32 (L, N, 64, 64), 0 to 255, as coded (10 bit divided by 4); computed from RGB sources.
+        small: float32 (L, h, w), luma of the whole frames, averaged to at most 160 pixels on the longer side.
     """
 
     luma: Float32
-    rgb: Pixels
-    seconds: npt.NDArray[np.float64]
     small: Float32
 
 
 @dataclass(frozen=True)
 class Stream:
-    """What a video's packets tell, P of them in decoding order, without its pixels.
+    """P packets of a video in decoding order, and what the decoder exports of F decoded frames.
 
     Attributes:
         codec: compression format, such as ``h264``.
         sizes: int64 (P,), bytes.
         is_key: bool (P,).
         pts_seconds: float64 (P,), presentation times; NaN where unknown.
-        frame_types: a letter of ``IPB?`` for each of F frames that were decoded; empty where none is known.
-        qp: float32 (F, 2), of each of them mean and standard deviation of the quantiser over its blocks, as shares of
-            the codec's largest; NaN where none was told.
-        intra: float32 (F,), of each the share of its area that refers to no other frame; NaN where that is not known.
-        motion: float32 (K, 2), the motion vectors of all, in pixels right and down; empty where none was told.
+        frame_types: one letter of ``IPB?`` per frame.
+        qp: float32 (F, 2), mean and standard deviation of the quantiser over a frame's blocks, as shares of the codec's
+            largest; NaN where it is not exported.
+        intra: float32 (F,), share of a frame's area that refers to no other frame; NaN where unknown.
+        motion: float32 (K, 2), the motion vectors of all frames, in pixels right and down.
     """
 
     codec: str
@@ -75,9 +67,9 @@ class Stream:
 
 @dataclass(frozen=True)
 class Feature:
-    """One feature: its name in the family, its unit and one sentence that says what it is.
+    """A feature's name in its family, its unit, and one sentence on its meaning.
 
-    ``size_proxy``: it follows the video's original size, codec or length more than what was done to its pictures.
+    ``size_proxy``: it follows a video's original size, codec or length more than manipulations of its pictures.
     """
 
     name: str
@@ -90,18 +82,14 @@ class Feature:
 class FeatureFamily:
     """Features that are measured together.
 
-    ``measure`` of ``tiles`` takes the tiles of one frame, luma float32 (N, 64, 64) and rgb uint8 (N, 64, 64, 3), the
-    first frame of each run, and gives an array (N,) by the name of each feature. Of ``pairs`` it takes a ``Run`` and
-    gives arrays of any shape, one value per pair of frames, or per pair and tile. Of ``stream`` it takes a ``Stream``
-    and gives one number each. A value that cannot be told is NaN. N or L - 1 may be 0: then arrays are empty.
-
     Attributes:
         name: the beginning of its columns.
         paper: where it is described.
-        features: what it measures, in the order of their columns.
-        measure: as above.
+        features: in the order of their columns.
+        measure: returns an array by the name of each feature. For ``tiles`` it takes the luma of one frame's tiles,
+            float32 (N, 64, 64), and returns (N,). For ``pairs`` it takes a ``Run`` of at least two frames and returns
+            arrays of any shape. For ``stream`` it takes a ``Stream`` and returns one number each. N may be 0.
         of: what it is measured on.
-        version: raise it when values change and the family's own file does not.
     """
 
     name: str
@@ -109,29 +97,29 @@ class FeatureFamily:
     features: tuple[Feature, ...]
     measure: Callable[..., Mapping[str, Any]]
     of: Literal["tiles", "pairs", "stream"]
-    version: int = 1
 
     def columns(self) -> dict[str, Feature]:
-        """The features by the names of their columns, ``FAMILY_FEATURE_POOL``, of a stream's ``FAMILY_FEATURE``."""
+        """Return features by column: ``FAMILY_FEATURE_POOL``, for a stream ``FAMILY_FEATURE``."""
         pools = ("",) if self.of == "stream" else tuple(f"_{pool}" for pool in POOLS)
         return {f"{self.name}_{each.name}{pool}": each for each in self.features for pool in pools}
 
     def main_columns(self) -> dict[str, Feature]:
-        """Of ``columns`` one for each feature: its mean, or a stream's one value."""
+        """Return one column for each feature: its mean, or a stream's single value."""
         return dict(zip(list(self.columns())[:: 1 if self.of == "stream" else len(POOLS)], self.features, strict=True))
 
     def pooled(self, measured: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-        """Columns and values of a video from what ``measure`` gave at its places.
+        """Return the columns of a video from the results of ``measure`` at its places.
 
         Raises:
-            ValueError: it gave other features than it declares.
+            ValueError: ``measure`` returned other features than the family declares.
         """
+        names = [feature.name for feature in self.features]
         for each in measured:
-            if each.keys() != (names := {feature.name for feature in self.features}):
+            if each.keys() != set(names):
                 raise ValueError(f"feature family {self.name!r}: measured {sorted(each)}, declares {sorted(names)}")
         rows = [
-            np.concatenate([np.ravel(np.asarray(each[feature.name], np.float64)) for each in measured] or [np.empty(0)])
-            for feature in self.features
+            np.concatenate([np.ravel(np.asarray(each[name], np.float64)) for each in measured] or [np.empty(0)])
+            for name in names
         ]
         if self.of != "stream":
             return dict(zip(self.columns(), pool(rows).ravel().tolist(), strict=True))
@@ -139,20 +127,20 @@ class FeatureFamily:
         return dict(zip(self.columns(), values, strict=True))
 
 
-# In words, after "of a feature's values": over all tiles, or pairs of frames, that were sampled of a video.
+# Meanings of the pools, over all sampled tiles or pairs of a video.
 POOLS: Mapping[str, str] = {
     "mean": "the mean",
     "spread": "the standard deviation",
-    "low": "the value that 10 of 100 are up to",
-    "high": "the value that 90 of 100 are up to",
-    "least": "the smallest",
-    "most": "the largest",
+    "low": "the 10th percentile",
+    "high": "the 90th percentile",
+    "least": "the minimum",
+    "most": "the maximum",
 }
 _QUANTILES = np.array([0.1, 0.9])
 
 
 def pool(rows: Sequence[Values]) -> npt.NDArray[np.float64]:
-    """Float64 (F, 6): of each row (any length) what ``POOLS`` names, of its finite values; NaN where it has none."""
+    """Return float64 (F, 6), the ``POOLS`` of the finite values of each row; NaN for a row without any."""
     pooled = np.full((len(rows), len(POOLS)), np.nan)
     for number, row in enumerate(rows):
         values = np.sort(row[np.isfinite(row)].astype(np.float64))
@@ -167,36 +155,27 @@ def pool(rows: Sequence[Values]) -> npt.NDArray[np.float64]:
 
 @lru_cache(maxsize=64)
 def tile_corners(height: int, width: int) -> IntArray:
-    """int64 (N, 2): top and left of a frame's tiles, row by row, at most 3 x 3, spread evenly and never overlapping.
+    """Return int64 (N, 2), top and left of a frame's tiles, at most 3 x 3, spread evenly without overlap.
 
-    Multiples of 8 each. A frame that is smaller than a tile has none. The array is shared: nothing is written to it.
+    All are multiples of 8. A frame smaller than a tile has none. The array is shared, so it is read-only.
     """
-    most = int(MOST_TILES**0.5)
-    rows, columns = (_spread(size, min(most, size // TILE)) for size in (height, width))
+    rows, columns = (_spread(size, min(_ACROSS, size // TILE)) for size in (height, width))
     corners: IntArray = np.stack(np.meshgrid(rows, columns, indexing="ij"), axis=-1).reshape(-1, 2)
     corners.setflags(write=False)
     return corners
 
 
 def _spread(size: int, count: int) -> IntArray:
-    if count == 1:  # one stands in the middle
+    if count == 1:  # in the middle
         return np.array([(size - TILE) // 2 // GRID * GRID])
     return np.arange(count) * (size - TILE) // max(1, count - 1) // GRID * GRID
 
 
-def cut_tiles(plane: npt.NDArray[Any], corners: IntArray, dtype: npt.DTypeLike | None = None) -> npt.NDArray[Any]:
-    """(N, 64, 64, ...) of ``plane`` (H, W, ...), a copy; of another type where one is given."""
-    tiles = np.empty((len(corners), TILE, TILE, *plane.shape[2:]), dtype or plane.dtype)
-    for tile, (top, left) in zip(tiles, corners.tolist(), strict=True):
-        tile[...] = plane[top : top + TILE, left : left + TILE]
-    return tiles
-
-
 def families_named(names: str) -> tuple[FeatureFamily, ...]:
-    """The families of ``names``, separated by commas, or of ``all``; in the order of their names.
+    """Return the families ``names``, separated by commas, or ``all``, sorted by name.
 
     Raises:
-        UsageError: one is unknown, there is none, or a family could not be imported; it names the remedy.
+        UsageError: a family is unknown or cannot be imported, or none is named.
     """
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:

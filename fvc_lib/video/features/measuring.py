@@ -1,23 +1,21 @@
-"""Measure the forensic features of every video of an index, each in a worker process, and keep what was measured.
+"""Measure the forensic features of every video of an index in worker processes, and cache the values.
 
-A file nobody vouches for may crash, hang or exhaust its process: that costs the one video. What a video gave is kept
-in the cache by its content, the code that samples it and the code of each family, so that a stage that was killed, or
-a family that was added, measures only what is missing.
+An untrusted file may crash, hang or exhaust its process: that costs one video. Values are cached by the video's
+content, the code that samples and the code of each family. So a killed stage, or an added family, measures only what
+is missing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from fvc_lib.services.atomic_files import AnyPath, path_from_text, sweep_temporaries
-from fvc_lib.services.errors import FvcError
-from fvc_lib.services.isolated_workers import Answer, run_isolated
+from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.records.digests import read_document, write_document
 from fvc_lib.services.tables import FEATURES, write_table
 from fvc_lib.video.features.family import FeatureFamily, families_named
@@ -25,16 +23,16 @@ from fvc_lib.video.features.worker import code_of, code_of_samples
 from fvc_lib.video.reencode import TIMEOUT_SECONDS as REENCODE_SECONDS, recipe_named
 
 FEATURES_FOLDER = "features"
-TIMEOUT_SECONDS = 240.0  # for one video; then it is given up
-# Run in the worker processes; whoever depends on this module depends on every family: fvc_lib.video.features.*
+TIMEOUT_SECONDS = 240.0  # for one video
+# The function of the worker processes. A module that names this one depends on every family: fvc_lib.video.features.*
 MEASURE_FUNCTION = "fvc_lib.video.features.worker:measure_item"
 
-_Kept = dict[str, list[Any]]  # by family: the code that measured, and the values
+Measured = Mapping[str, Any]  # by family: [code, values]
 
 
 @dataclass(frozen=True)
 class FeatureReport:
-    """What was done: videos measured and reused, and (video id, what was wrong) of those that failed."""
+    """Numbers of videos measured and reused, and (video id, reason) of those that failed."""
 
     measured: int
     reused: int
@@ -42,7 +40,7 @@ class FeatureReport:
 
 
 class FeatureStore:
-    """What was measured, one small file per content of a video: ``features/<code of samples>/ab/abcd.json``.
+    """Cached values, one JSON file per video content: ``features/<code of samples>/ab/abcd.json``, with its digest.
 
     Args:
         cache_dir: the cache that runs share.
@@ -50,23 +48,55 @@ class FeatureStore:
     """
 
     def __init__(self, cache_dir: AnyPath, recipe: str = "") -> None:
-        made_by = f"_{recipe}_{recipe_named(recipe).digest[:16]}" if recipe else ""
-        self.folder = Path(cache_dir) / FEATURES_FOLDER / f"{code_of_samples()[:32]}{made_by}"
+        by_recipe = f"_{recipe}_{recipe_named(recipe).digest[:16]}" if recipe else ""
+        self.folder = Path(cache_dir) / FEATURES_FOLDER / f"{code_of_samples()[:32]}{by_recipe}"
 
     def path(self, content_sha256: str) -> Path:
-        """Where what a video gave is kept."""
+        """Return the file of a video's values."""
         return self.folder / content_sha256[:2] / f"{content_sha256}.json"
 
-    def read(self, content_sha256: str, families: Sequence[FeatureFamily], codes: dict[str, str]) -> _Kept:
-        """What is kept of a video and was measured by the code ``codes``; a damaged file counts as none."""
-        kept = read_document(self.path(content_sha256))
-        named = (family.name for family in families)
-        return {name: kept[name] for name in named if name in kept and kept[name][0] == codes[name]}
+    def read(self, content_sha256: str) -> dict[str, Any]:
+        """Return the cached ``Measured`` of a video; nothing if the file is damaged or does not exist."""
+        return read_document(self.path(content_sha256))
 
-    def add(self, content_sha256: str, measured: _Kept) -> None:
-        """Keep more of a video, beside what other families gave."""
-        path = self.path(content_sha256)
-        write_document(path, {**read_document(path), **measured})
+    def add(self, content_sha256: str, measured: Measured) -> None:
+        """Store values of a video together with those of its other families."""
+        write_document(self.path(content_sha256), {**self.read(content_sha256), **measured})
+
+
+def measure_files(
+    files: Sequence[tuple[Path, str, Sequence[str]]],
+    recipe: str,
+    cache_dir: AnyPath,
+    *,
+    workers: int = 0,
+) -> Generator[tuple[int, Measured, str]]:
+    """Measure files in worker processes.
+
+    Args:
+        files: path, content hash (empty: not compared) and names of families.
+        recipe: by which every file is re-encoded first; empty: not at all.
+        cache_dir: the cache that keeps re-encoded files.
+        workers: processes, as memory allows; 0: one per core.
+
+    Yields:
+        Position, values, and the reason why there are none (else empty), in the order in which files finish.
+    """
+    encoded = [recipe, str(cache_dir)] if recipe else []
+    items = [
+        {"source": str(path), "content_sha256": content, "families": list(names), "encoded": encoded}
+        for path, content, names in files
+    ]
+    seconds = REENCODE_SECONDS if recipe else TIMEOUT_SECONDS
+    answers = run_isolated(MEASURE_FUNCTION, items, workers=workers, timeout_seconds=seconds)
+    with closing(answers):
+        for answer in answers:
+            if answer.failure is not None:
+                source = items[answer.position]["source"]
+                reason = f"{source!r}: {answer.failure}: {answer.detail}. Re-encode it, or leave it out."
+                yield answer.position, {}, reason
+            else:
+                yield answer.position, answer.value.get("measured", {}), answer.value.get("video_error", "")
 
 
 def measure_features(
@@ -77,84 +107,65 @@ def measure_features(
     table: AnyPath | None,
     *,
     recipe: str = "",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
     workers: int = 0,
 ) -> FeatureReport:
-    """Measure every video, and write the table of features (FEATURES), a row per video in the order of ``index``.
+    """Measure every video and write the table of features (FEATURES), one row per video in the order of ``index``.
 
     Args:
         index: an INDEX table.
-        corpus_root: what its ``path`` column is relative to.
+        corpus_root: the folder that its ``path`` column is relative to.
         families: names separated by commas, or ``all``.
-        cache_dir: where what was measured is kept.
-        table: the table to write; a video that failed has a row of nulls. None: no table.
+        cache_dir: where values are cached.
+        table: the table to write, with nulls for a video that failed. None: no table.
         recipe: by which every video is re-encoded first; empty: not at all.
         progress: called with (videos done, videos in all).
-        workers: processes that measure, as memory allows; 0: one per core. Values do not depend on it.
+        workers: processes, as memory allows; 0: one per core. Values do not depend on it.
 
     Raises:
         OSError: the cache or the table cannot be written. A video that fails is reported instead.
         UsageError: a family is unknown or cannot be imported.
-        FvcError: a family was edited while this process runs the code before.
     """
     chosen = families_named(families)
     codes = {family.name: code_of(family) for family in chosen}
     store = FeatureStore(cache_dir, recipe)
     sweep_temporaries(store.folder)
     videos = index.select("video_id", "path", "content_sha256").rows()
-    values = np.full((len(videos), sum(len(family.columns()) for family in chosen)), np.nan, np.float32)
+    rows = np.full((len(videos), sum(len(family.columns()) for family in chosen)), np.nan, np.float32)
+    places, files = [], []
+    for place, (_, path, content) in enumerate(videos):
+        cached = {name: entry for name, entry in store.read(content).items() if codes.get(name) == entry[0]}
+        rows[place] = _row(chosen, cached)
+        if missing := [name for name in codes if name not in cached]:
+            places.append(place)
+            files.append((Path(corpus_root) / path_from_text(path), content, missing))
     failed: dict[int, str] = {}
-    todo, items = [], []
-    for position, (_, path, content) in enumerate(videos):
-        kept = store.read(content, chosen, codes)
-        _fill(values[position], chosen, kept)
-        if missing := {name: codes[name] for name in codes if name not in kept}:
-            todo.append(position)
-            source = str(Path(corpus_root) / path_from_text(path))
-            encoded = [recipe, str(cache_dir)] if recipe else []
-            items.append({"source": source, "content_sha256": content, "families": missing, "encoded": encoded})
-    done = len(videos) - len(todo)
-    if progress is not None:
-        progress(done, len(videos))
-    limits: dict[str, Any] = {"workers": workers}
-    limits["timeout_seconds"] = REENCODE_SECONDS if recipe else TIMEOUT_SECONDS
-    with closing(run_isolated(MEASURE_FUNCTION, items, **limits)) as answers:
-        for answer in answers:
-            position, item = todo[answer.position], items[answer.position]
-            found, failure = _values_in(answer, str(item["source"]))
-            if failure is not None:
-                failed[position] = failure
-                values[position] = np.nan
+    num_reused = len(videos) - len(files)
+    progress(num_reused, len(videos))
+    with closing(measure_files(files, recipe, cache_dir, workers=workers)) as measurements:
+        for done, (position, measured, failure) in enumerate(measurements, start=num_reused + 1):
+            place = places[position]
+            if failure:
+                failed[place], rows[place] = failure, np.nan
             else:
-                measured = {name: [codes[name], found[name]] for name in found}
-                store.add(videos[position][2], measured)
-                _fill(values[position], chosen, measured)
-            done += 1
-            if progress is not None:
-                progress(done, len(videos))
+                store.add(videos[place][2], measured)
+                added = _row(chosen, measured)
+                rows[place] = np.where(np.isnan(added), rows[place], added)
+            progress(done, len(videos))
     if table is not None:
         columns = [column for family in chosen for column in family.columns()]
-        frame = pl.DataFrame(values, schema=dict.fromkeys(columns, pl.Float32)).fill_nan(None)
+        frame = pl.DataFrame(rows, schema=dict.fromkeys(columns, pl.Float32)).fill_nan(None)
         write_table(index.select("video_id", "group_id", "label").hstack(frame), FEATURES, table)
-    of_failed = tuple((videos[position][0], failed[position]) for position in sorted(failed))
-    return FeatureReport(len(todo) - len(failed), len(videos) - len(todo), of_failed)
+    of_failed = tuple((videos[place][0], failed[place]) for place in sorted(failed))
+    return FeatureReport(len(files) - len(failed), num_reused, of_failed)
 
 
-def _fill(row: npt.NDArray[np.float32], families: Sequence[FeatureFamily], kept: _Kept) -> None:
-    """Write into a video's row (C,) what is kept of it."""
-    start = 0
-    for family in families:
-        end = start + len(family.columns())
-        if family.name in kept:
-            row[start:end] = np.array(kept[family.name][1], np.float64)
-        start = end
+def _row(families: Sequence[FeatureFamily], measured: Measured) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return float32 (C,), the values of all columns of ``families``; NaN where there are none."""
+    parts = [
+        np.array(measured[each.name][1], np.float64) if each.name in measured else np.full(len(each.columns()), np.nan)
+        for each in families
+    ]
+    row = np.concatenate(parts).astype(np.float32)
     row[~np.isfinite(row)] = np.nan
-
-
-def _values_in(answer: Answer, source: str) -> tuple[dict[str, list[float | None]], str | None]:
-    """Values by family, or what is wrong with the video."""
-    if answer.failure is not None:
-        return {}, f"{source!r}: {answer.failure}: {answer.detail}. Re-encode it, or leave it out."
-    if "code_changed" in answer.value:
-        raise FvcError("the code of a feature was changed since it was loaded here. Restart the kernel or the command.")
-    return answer.value.get("values", {}), answer.value.get("video_error")
+    return row

@@ -1,8 +1,8 @@
-"""What a file tells of a video besides its pixels: its packets, and what the decoder says of the frames it puts out.
+"""Read what a file holds besides pixels: its packets, and what the decoder exports with each frame.
 
-ffmpeg's decoders export less than the files hold. Measured with PyAV 18.1: quantisers come of H.264, MPEG-1, MPEG-2,
-MPEG-4 and its relatives (of each macroblock) and of VP9 (one of each frame); motion vectors of all these but VP9; of
-HEVC, AV1, VP8, ProRes and JPEG neither. The type of a frame is told of all. Decoding takes no longer for it.
+ffmpeg's decoders export less than files hold. With PyAV 18.1, quantisers come from H.264, MPEG-1, MPEG-2, MPEG-4 and
+its relatives (per macroblock) and from VP9 (one per frame). Motion vectors come from all of these except VP9. HEVC,
+AV1, VP8, ProRes and JPEG export neither. All export frame types. Decoding takes no longer with the export.
 """
 
 from dataclasses import replace
@@ -19,22 +19,22 @@ from fvc_lib.video.decode.source import VideoSource
 from fvc_lib.video.features.family import Float32, Stream
 
 _EXPORT = {"export_side_data": "venc_params"}
-# Of H.264 with 10 bit the smallest is -12. Of MPEG ffmpeg tells twice the scale's code, which is at most 31; MPEG-2 has
-# another scale, that goes on to 112.
+# H.264 with 10 bit goes down to -12. For MPEG, ffmpeg exports twice the scale code, which is at most 31; MPEG-2 has
+# another scale, up to 112.
 _LARGEST_QP = {"VP9": 255.0, "H264": 51.0, "MPEG2": 62.0}
 _MACROBLOCK = 16
-_MOST_VECTORS = 4096  # of a frame; of more only every second is kept, or third ...
+_MOST_VECTORS = 4096  # per frame; if there are more, every second one is kept, or every third ...
 
 
 def export(source: VideoSource) -> None:
-    """Have the decoder of ``source`` tell quantisers and motion vectors with each frame; before the first decode."""
+    """Make the decoder of ``source`` export quantisers and motion vectors; call it before the first decode."""
     context = source.stream.codec_context
     context.options = {**context.options, **_EXPORT}
     context.flags2 = int(context.flags2) | int(Flags2.export_mvs)
 
 
 def stream_of(source: VideoSource, table: FrameTable) -> Stream:
-    """What the packets of ``table`` tell; times only where they are sure to be those of the frames."""
+    """Return the packets of ``table``, with times only where they are known to be those of the frames."""
     seconds = np.full(table.num_packets, np.nan)
     if not table.doubt and source.stream.time_base:
         seconds[table.is_shown] = seconds_of(table.pts[table.is_shown], source.stream.time_base)
@@ -42,7 +42,7 @@ def stream_of(source: VideoSource, table: FrameTable) -> Stream:
 
 
 class FrameNotes:
-    """Collects what the decoder says of chosen frames."""
+    """Collects what the decoder exports with chosen frames."""
 
     def __init__(self) -> None:
         self._types = ""
@@ -51,11 +51,11 @@ class FrameNotes:
         self._motion: list[Float32] = []
 
     def observe(self, frame: VideoFrame) -> None:
-        """Take note of a frame whose source was told to ``export``."""
-        told = side_data_of(frame)
+        """Note a frame of a source that was passed to ``export``."""
+        side_data = side_data_of(frame)
         letter = PictureType(frame.pict_type).name
         letter = letter if letter in {"I", "P", "B"} else "?"
-        parameters, vectors = told.get("VIDEO_ENC_PARAMS"), told.get("MOTION_VECTORS")
+        parameters, vectors = side_data.get("VIDEO_ENC_PARAMS"), side_data.get("MOTION_VECTORS")
         self._types += letter
         self._qp.append(_quantisers(parameters) if isinstance(parameters, VideoEncParams) else (np.nan, np.nan))
         self._intra.append(np.nan)
@@ -66,7 +66,7 @@ class FrameNotes:
                 self._intra[-1] = _intra_share(listed, frame.width, frame.height)
 
     def added_to(self, stream: Stream) -> Stream:
-        """``stream`` with what was observed."""
+        """Return ``stream`` with the notes."""
         return replace(
             stream,
             frame_types=self._types,
@@ -76,27 +76,27 @@ class FrameNotes:
         )
 
 
-def _quantisers(told: VideoEncParams) -> tuple[float, float]:
-    """Mean and standard deviation over a frame's blocks, as shares of the codec's largest quantiser."""
-    largest = _LARGEST_QP.get(told.codec_type.name, np.nan)
-    if not told.nb_blocks:
-        return told.qp / largest, np.nan
-    # Of each block place, size and, last, what it adds to the frame's own (libavutil/video_enc_params.h).
-    # The stub does not say that it is a buffer.
-    numbers = np.frombuffer(told, np.int32, offset=told.blocks_offset)  # type: ignore[call-overload]
-    added = numbers.reshape(told.nb_blocks, -1)[:, 4]
-    return float(told.qp + added.mean()) / largest, float(added.std()) / largest
+def _quantisers(parameters: VideoEncParams) -> tuple[float, float]:
+    """Return mean and standard deviation over a frame's blocks, as shares of the codec's largest quantiser."""
+    largest = _LARGEST_QP.get(parameters.codec_type.name, np.nan)
+    if not parameters.nb_blocks:
+        return parameters.qp / largest, np.nan
+    # Each block has its place, its size and, last, its offset from the frame's quantiser
+    # (libavutil/video_enc_params.h). The stub does not declare the buffer.
+    numbers = np.frombuffer(parameters, np.int32, offset=parameters.blocks_offset)  # type: ignore[call-overload]
+    offsets = numbers.reshape(parameters.nb_blocks, -1)[:, 4]
+    return float(parameters.qp + offsets.mean()) / largest, float(offsets.std()) / largest
 
 
 def _motion(vectors: np.ndarray) -> Float32:
-    """(K, 2): how far, in pixels right and down, what a block shows has moved from the earlier frame to the later."""
+    """Return (K, 2), pixels right and down that the contents of blocks move from the earlier frame to the later."""
     kept = vectors[:: -(-len(vectors) // _MOST_VECTORS) or 1]
-    # A vector points from a block to where it is found, in a frame before (source below 0) or behind.
+    # A vector points from a block to its match, in an earlier frame (source below 0) or a later one.
     towards = np.sign(kept["source"]) / np.maximum(kept["motion_scale"], 1)
     return np.stack([kept["motion_x"] * towards, kept["motion_y"] * towards], axis=1).astype(np.float32)
 
 
 def _intra_share(vectors: np.ndarray, width: int, height: int) -> float:
-    """Of a P frame, the share of its area that is predicted from no other frame."""
+    """Return the share of a P frame's area that is not predicted from another frame."""
     area = -(-width // _MACROBLOCK) * -(-height // _MACROBLOCK) * _MACROBLOCK**2
     return float(max(0.0, 1 - (vectors["w"].astype(np.int64) * vectors["h"]).sum() / area))

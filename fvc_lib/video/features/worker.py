@@ -1,6 +1,6 @@
-"""What is done with one untrusted video, in a worker process: its features are measured, and its pixels forgotten.
+"""Measure one untrusted video in a worker process.
 
-Imported by every worker, so it imports only what that needs: no polars, no torch.
+Every worker imports this module, so it imports no polars and no torch.
 """
 
 import importlib.metadata
@@ -20,33 +20,33 @@ from fvc_lib.video.features.sampling import Sample, sample_video
 from fvc_lib.video.reencode import reencoded
 
 _HERE = "fvc_lib.video.features"
-_PACKAGES = ("numpy", "scipy", "scikit-image", "pywavelets")  # that families compute with
+_PACKAGES = ("numpy", "scipy", "pywavelets")  # that families compute with
 
 
 class FamilyError(Exception):
-    """What measures a family fails; the message names it."""
+    """The function of a family failed; the message names the family."""
 
 
 def measured(sample: Sample, family: FeatureFamily) -> dict[str, float]:
-    """The columns of one family for one video; NaN where a value cannot be told.
+    """Return the columns of one family for one video; NaN where a value cannot be measured.
 
     Raises:
-        FamilyError: its function fails, or gives other features than it declares.
+        FamilyError: its function fails, or returns other features than it declares.
     """
     try:
         if family.of == "tiles":
-            seen = [family.measure(run.luma[0], run.rgb) for run in sample.runs if run.luma.shape[1]]
+            results = [family.measure(run.luma[0]) for run in sample.runs if run.luma.shape[1]]
         elif family.of == "pairs":
-            seen = [family.measure(run) for run in sample.runs if len(run.luma) > 1]
+            results = [family.measure(run) for run in sample.runs if len(run.luma) > 1]
         else:
-            seen = [family.measure(sample.stream)]
-        return family.pooled(seen)
+            results = [family.measure(sample.stream)]
+        return family.pooled(results)
     except Exception as error:
         raise FamilyError(f"feature family {family.name!r} fails: {type(error).__name__}: {error}") from error
 
 
 def measure_video(path: AnyPath, families: Sequence[FeatureFamily]) -> dict[str, dict[str, float]]:
-    """Columns and values by family of the video at ``path``.
+    """Return columns and values by family of the video at ``path``.
 
     Raises:
         VideoError: the file is unreadable, has no video, is truncated, corrupt or refused.
@@ -57,20 +57,17 @@ def measure_video(path: AnyPath, families: Sequence[FeatureFamily]) -> dict[str,
 
 
 def measure_item(item: dict[str, Any]) -> dict[str, Any]:
-    """Measure the families ``families`` of the video at ``source``.
+    """Measure the families named in ``families`` of the video at ``source``.
 
     Args:
-        item: ``source`` (a path), ``content_sha256`` (of the video as it was indexed; empty: not compared),
-            ``families`` (by name the code under which values are kept, as ``code_of`` has it), ``encoded`` (the recipe
-            by which the run re-encodes every video, and the cache that keeps those; empty: as they are).
+        item: also ``content_sha256`` (of the indexed video; empty: not compared) and ``encoded`` (recipe and cache by
+            which the run re-encodes every video; empty: as it is).
 
     Returns:
-        ``code_changed`` when this process has loaded other code; ``video_error``: what is wrong with the video or with
-        what measures it; else ``values``, by family in the order of its columns, none where a value cannot be told.
+        ``measured``: code and values of each family in the order of its columns, None where a value cannot be
+        measured. Or ``video_error``: the reason.
     """
     families = [FEATURES.load(name) for name in item["families"]]
-    if any(code_of(family) != item["families"][family.name] for family in families):
-        return {"code_changed": True}
     try:
         path: Path = as_indexed(item)
         found = measure_video(reencoded(path, *item["encoded"]) if item["encoded"] else path, families)
@@ -79,25 +76,28 @@ def measure_item(item: dict[str, Any]) -> dict[str, Any]:
     except FamilyError as error:
         return {"video_error": f"{item['source']!r}: {error}. Mend it, or leave it out: -p feature_families"}
     return {
-        "values": {
-            name: [value if math.isfinite(value) else None for value in values.values()]
-            for name, values in found.items()
+        "measured": {
+            family.name: [
+                code_of(family),
+                [value if math.isfinite(value) else None for value in found[family.name].values()],
+            ]
+            for family in families
         }
     }
 
 
 def code_of(family: FeatureFamily) -> str:
-    """Hex SHA-256 of what decides a family's values besides the sample: its version, its code and its packages."""
+    """Return a hex SHA-256 of a family's code, columns and packages, under which its values are cached."""
     module = family.measure.__module__
     if f"{module}.".startswith(f"{_HERE}."):
         code = code_hash(module, _HERE)
     else:
         code = sha256_of_file(getattr(sys.modules[module], "__file__", None) or __file__)
-    return sha256_of_json([family.name, family.version, code, list(family.columns()), _versions(_PACKAGES)])
+    return sha256_of_json([family.name, code, list(family.columns()), _versions(_PACKAGES)])
 
 
 def code_of_samples() -> str:
-    """Hex SHA-256 of what decides a sample besides the video: the code that decodes and cuts, and PyAV's build."""
+    """Return a hex SHA-256 of the code that decodes and cuts samples, and of PyAV's version."""
     return sha256_of_json([code_hash(f"{_HERE}.sampling", "fvc_lib.video"), _versions(("av",))])
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib.services.registry import FEATURES
-from fvc_lib.video.features.coding import codec_motion, packets, quantisers, timing
+from fvc_lib.video.features import coding
+from fvc_lib.video.features.coding import measure_codec_motion, measure_packets, measure_quantisers, measure_timing
 from fvc_lib.video.features.family import Stream
 
 FAMILIES = ("codec_motion", "packets", "quantisers", "timing")
@@ -73,7 +74,7 @@ def naive_packets(stream):
 @given(st.integers(0, 9999), st.integers(90, 150))
 def test_packets_are_those_compared_one_by_one(seed, count):
     stream = drawn_stream(np.random.default_rng(seed), count)
-    got = packets.measure(stream)
+    got = measure_packets(stream)
     wanted = naive_packets(stream)
     for name, value in wanted.items():
         assert got[name] == pytest.approx(value, rel=1e-9, abs=1e-9), name
@@ -97,15 +98,15 @@ def naive_periodicity(places, off):
 def test_periodicity_is_the_best_of_all_periods_and_phases(seed, count):
     draw = np.random.default_rng(seed)
     places, off = np.sort(draw.choice(200, count, replace=False)), draw.normal(size=count)
-    assert packets.periodicity(places, off) == pytest.approx(naive_periodicity(places.tolist(), off.tolist()))
+    assert coding.periodicity(places, off) == pytest.approx(naive_periodicity(places.tolist(), off.tolist()))
 
 
 def test_frames_that_were_keyframes_before_show_their_period():
     draw = np.random.default_rng(1)
     sizes = 1000 * 2 ** draw.normal(0, 0.3, 200)
-    plain = packets.measure(stream_of(sizes))
+    plain = measure_packets(stream_of(sizes))
     sizes[7::11] *= 2
-    again = packets.measure(stream_of(sizes))
+    again = measure_packets(stream_of(sizes))
     assert plain["periodicity"] < 4 < 8 < again["periodicity"]
     assert again["period"] == 11
 
@@ -113,8 +114,8 @@ def test_frames_that_were_keyframes_before_show_their_period():
 def test_repeated_frames_are_tiny_and_of_layered_codecs_nothing_is_said():
     sizes = np.random.default_rng(2).integers(800, 1200, 80)
     sizes[[20, 41, 60, 77]] = 30
-    assert packets.measure(stream_of(sizes))["tiny"] == pytest.approx(4 / 79)
-    assert math.isnan(packets.measure(stream_of(sizes, codec="av1"))["tiny"])
+    assert measure_packets(stream_of(sizes))["tiny"] == pytest.approx(4 / 79)
+    assert math.isnan(measure_packets(stream_of(sizes, codec="av1"))["tiny"])
 
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=40))
@@ -122,7 +123,7 @@ def test_timing_is_that_of_intervals_one_by_one(steps):
     times = np.cumsum([0, *steps]) / 1000
     usual = median(steps)
     ratios = [each / usual for each in steps]
-    got = timing.measure(stream_of(np.ones(len(times)), seconds=np.random.default_rng(0).permutation(times)))
+    got = measure_timing(stream_of(np.ones(len(times)), seconds=np.random.default_rng(0).permutation(times)))
     assert got["longest_gap"] == pytest.approx(max(ratios))
     assert got["jitter"] == pytest.approx(sum(min(1, abs(each - 1)) for each in ratios) / len(ratios))
     # Whether an interval is just 1.5 times as long depends on the last digit of its times.
@@ -135,14 +136,14 @@ def test_timing_is_that_of_intervals_one_by_one(steps):
 def test_timing_does_not_change_with_the_rate_or_the_begin():
     steps = np.random.default_rng(4).choice([0.04, 0.04, 0.08, 0.01], 50)
     times = np.cumsum(steps)
-    one, other = (timing.measure(stream_of(np.ones(50), seconds=each)) for each in (times, 3 * times - 7))
+    one, other = (measure_timing(stream_of(np.ones(50), seconds=each)) for each in (times, 3 * times - 7))
     assert one == pytest.approx(other)
 
 
 def test_quantisers_are_those_of_frames_compared_with_their_own_type():
     told = np.array([[0.4, 0.01], [0.5, 0.03], [0.6, 0.05], [0.7, 0.07], [np.nan, np.nan]], np.float32)
     intra = np.array([np.nan, 0.1, 0.3, np.nan, np.nan], np.float32)
-    got = quantisers.measure(stream_of([9] * 5, frame_types="IPPB?", qp=told, intra=intra))
+    got = measure_quantisers(stream_of([9] * 5, frame_types="IPPB?", qp=told, intra=intra))
     assert got == pytest.approx(
         {"level": 0.55, "within": 0.04, "between": 0.05, "key_step": 0.15, "intra": 0.2}, rel=1e-5
     )
@@ -152,7 +153,7 @@ def test_quantisers_are_those_of_frames_compared_with_their_own_type():
 def test_motion_vectors_are_counted_one_by_one(seed, count):
     draw = np.random.default_rng(seed)
     vectors = draw.integers(-3, 4, (count, 2)).astype(np.float32)
-    got = codec_motion.measure(stream_of([9], motion=vectors))
+    got = measure_codec_motion(stream_of([9], motion=vectors))
     moving = [(x, y) for x, y in vectors.tolist() if (x, y) != (0, 0)]
     assert got["zero"] == pytest.approx(1 - len(moving) / count)
     if moving:
@@ -181,6 +182,6 @@ def test_what_cannot_be_told_of_a_still_is_missing():
 
 def test_without_times_the_packets_are_still_compared_and_timing_is_missing():
     stream = stream_of(np.random.default_rng(3).integers(500, 900, 80), seconds=np.full(80, np.nan))
-    assert all(math.isnan(each) for each in timing.measure(stream).values())
-    told = packets.measure(stream)
+    assert all(math.isnan(each) for each in measure_timing(stream).values())
+    told = measure_packets(stream)
     assert {name for name, value in told.items() if math.isnan(value)} == {"b_step", "key_distance", "odd_groups"}

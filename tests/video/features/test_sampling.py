@@ -55,20 +55,13 @@ def test_tiles_are_those_of_a_sequential_decode(make_video, name):
     for run, places in zip(sample.runs, run_places(count), strict=True):
         assert run.luma.shape == (RUN_LENGTH, 4, TILE, TILE)
         assert run.small.shape == (RUN_LENGTH, height, width)  # small already
-        assert run.rgb.shape == (4, TILE, TILE, 3)
         for number, place in enumerate(places.tolist()):
             wanted = luma_of(frames[place])
             np.testing.assert_allclose(run.small[number], wanted, atol=0.51)
-            rgb = frames[place].to_ndarray(format="rgb24").astype(int)
             for tile, (top, left) in enumerate(corners.tolist()):
                 assert top % GRID == left % GRID == 0
                 part = np.s_[top : top + TILE, left : left + TILE]
                 np.testing.assert_allclose(run.luma[number, tile], wanted[part], atol=0.51)
-                # Chroma is spread smoothly there and not here, and other matrices are rounded otherwise.
-                assert number or np.abs(run.rgb[tile] - rgb[part]).mean() < 4
-    times = [float(frame.time) for frame in frames]
-    got = np.concatenate([run.seconds for run in sample.runs])
-    np.testing.assert_allclose(got - got[0], np.array(times)[np.concatenate(run_places(count))] - times[0], atol=2e-3)
 
 
 def luma_of(frame: av.VideoFrame) -> np.ndarray:

@@ -1,11 +1,10 @@
-"""New files and models on features: the same numbers measured of a file, or a trunk and a line on what it says."""
+"""Judge new files by models on features: measure the same features, or run the trunk with a fitted line as its head."""
 
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,141 +13,122 @@ import safetensors
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.detectors.classical.model import Arrays, ClassicalModel, FloatArray
+from fvc_lib.detectors.classical import Arrays, ClassicalModel, trunk_config
 from fvc_lib.detectors.network import Detector, build_detector
+from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError, UsageError, command_text
-from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.registry import DETECTORS
-from fvc_lib.tasks.video.classical.embeddings import trunk_config
 from fvc_lib.video.features.family import families_named
-from fvc_lib.video.features.measuring import MEASURE_FUNCTION, TIMEOUT_SECONDS
-from fvc_lib.video.features.worker import code_of as code_of_family
-from fvc_lib.video.reencode import TIMEOUT_SECONDS as REENCODE_SECONDS
+from fvc_lib.video.features.measuring import measure_files
+from fvc_lib.video.features.worker import code_of
 
-_MODELS = "fvc_lib.detectors.classical"
 _logger = logging.getLogger(__name__)
 
 
 def description(config: RunConfig, settings: Mapping[str, float], names: Sequence[str]) -> dict[str, Any]:
-    """What stands beside a fitted model's arrays: settings, the features it sees, and the code of their families."""
-    told: dict[str, Any] = {"settings": dict(settings)}
+    """Return what is stored with a fitted model: settings, its features' names, and their families' code."""
+    stored: dict[str, Any] = {"settings": dict(settings)}
     if config.of_features == "forensic":
         families = families_named(config.feature_families)
-        told |= {"features": list(names), "families": {each.name: code_of_family(each) for each in families}}
-    return told
+        stored |= {"features": list(names), "families": {each.name: code_of(each) for each in families}}
+    return stored
 
 
 def described_in(path: Path) -> dict[str, Any]:
-    """``description`` as the file ``path`` has it."""
+    """Return the ``description`` in the file ``path``."""
     with safetensors.safe_open(path, "numpy") as opened:
         return dict(json.loads((opened.metadata() or {}).get("fvc", "{}")))
 
 
 @dataclass(frozen=True)
 class FittedModel:
-    """A model on forensic features, and which features it sees, by the names of their columns."""
+    """A fitted model on forensic features; ``names`` are the columns that it sees."""
 
     model: ClassicalModel
     arrays: Arrays
     names: tuple[str, ...]
 
     def logits(self, measured: Sequence[Mapping[str, float]]) -> FloatArray:
-        """Float64 (N,) of N videos' features by name; one that is not there is missing."""
+        """Return float64 (N,) of the features of N videos by name; absent ones are missing."""
         rows = [[each.get(name, np.nan) for name in self.names] for each in measured]
         return self.model.logits(self.arrays, np.array(rows, np.float32).astype(np.float64))
 
 
 def fitted_model(path: Path, state: Mapping[str, Tensor], config: RunConfig) -> FittedModel:
-    """Of the arrays ``state``, which the file ``path`` holds.
+    """Return the model with the arrays ``state``, read from the file ``path``.
 
     Raises:
-        UsageError: the file does not say which features it sees, or the families installed here do not have some.
+        UsageError: the file does not name the model's features, or some are not measured by this installation.
     """
-    told = described_in(path)
-    names = tuple(told.get("features", ()))
+    stored = described_in(path)
+    names = tuple(stored.get("features", ()))
     if not names:
-        again = command_text("--force", "04", "--resume", "RUN")
-        raise UsageError(f"{str(path)!r}: does not say which features the model sees. Fit it anew: {again}")
+        remedy = command_text("--force", "04", "--resume", "RUN")
+        raise UsageError(f"{str(path)!r}: does not name the features that the model sees. Fit it again: {remedy}")
     families = families_named(config.feature_families)
     known = {column for family in families for column in family.columns()}
     if lacking := [name for name in names if name not in known]:
         raise UsageError(
             f"{str(path)!r}: the model sees {len(lacking)} features that are not measured here, such as {lacking[0]}. "
-            "Judge with the version of FVC that it was fitted with, or fit it anew."
+            "Judge with the version of FVC that fitted it, or fit it again."
         )
-    then = told.get("families", {})
-    if other := [each.name for each in families if each.name in then and then[each.name] != code_of_family(each)]:
+    then = stored.get("families", {})
+    if changed := [each.name for each in families if each.name in then and then[each.name] != code_of(each)]:
         _logger.warning(
-            "%s: %s are measured by other code, or with other versions of packages, than when the model was fitted: "
-            "scores may differ a little",
-            path, ", ".join(other),
+            "%s: %s are measured by other code or package versions than when the model was fitted: scores may differ "
+            "a little", path, ", ".join(changed),
         )  # fmt: skip
     arrays = {name: tensor.numpy() for name, tensor in state.items()}
     return FittedModel(DETECTORS.get(config.model).build(), arrays, names)  # type: ignore[misc]
 
 
 class FeatureMeasurer:
-    """Measures the features of files as a run's were, each in a worker process."""
+    """Measures the forensic features of files as a run's were, each file in a worker process."""
 
     def __init__(self, config: RunConfig, recipe: str, cache_dir: Path) -> None:
         self._families = families_named(config.feature_families)
-        self._encoded = [recipe, str(cache_dir)] if recipe else []
-
-    @cached_property
-    def _codes(self) -> dict[str, str]:
-        return {each.name: code_of_family(each) for each in self._families}
-
-    @property
-    def sees_order(self) -> bool:
-        """Whether a family looks at pairs of frames."""
-        return any(each.of == "pairs" for each in self._families)
+        self._recipe, self._cache_dir = recipe, cache_dir
 
     def measure(self, files: Sequence[tuple[Path, str]]) -> Iterator[tuple[int, dict[str, float], str]]:
-        """Position, features by column, and why there are none, of each path and content (empty: not compared)."""
-        items = [
-            {"source": str(path), "content_sha256": content, "families": self._codes, "encoded": self._encoded}
-            for path, content in files
-        ]
-        seconds = REENCODE_SECONDS if self._encoded else TIMEOUT_SECONDS
-        answers = run_isolated(MEASURE_FUNCTION, items, timeout_seconds=seconds)
-        with closing(answers):
-            for answer in answers:
-                said = answer.value or {}
-                if "code_changed" in said:
-                    raise FvcError("the code of a feature was changed since it was loaded here. Start anew.")
-                why = f"features: {answer.detail}" if answer.failure else str(said.get("video_error", ""))
-                yield answer.position, self._by_column(said.get("values", {})), why
+        """Yield position, features by column, and the reason why there are none (else empty).
 
-    def _by_column(self, values: Mapping[str, Sequence[float | None]]) -> dict[str, float]:
-        return {
-            column: np.nan if value is None else float(value)
-            for family in self._families
-            if family.name in values
-            for column, value in zip(family.columns(), values[family.name], strict=True)
-        }
+        ``files`` are paths with content hashes; an empty hash is not compared.
+        """
+        names = [family.name for family in self._families]
+        wanted = [(path, content, names) for path, content in files]
+        with closing(measure_files(wanted, self._recipe, self._cache_dir)) as measurements:
+            for position, measured, failure in measurements:
+                features = {
+                    column: np.nan if value is None else float(value)
+                    for family in self._families
+                    if family.name in measured
+                    for column, value in zip(family.columns(), measured[family.name][1], strict=True)
+                }
+                yield position, features, f"features: {failure}" if failure else ""
 
 
 class _Line(nn.Module):
-    """What a fitted logistic regression says of a trunk's features, as a head."""
+    """A fitted logistic regression as the head of a trunk."""
 
     weight: Tensor
     offset: Tensor
 
     def __init__(self, arrays: Arrays) -> None:
         super().__init__()
-        weight = arrays["weight"] / arrays["scale"]  # a trunk's features are never missing: none has an indicator
+        weight = (
+            arrays["weight"] / arrays["scale"]
+        )  # a trunk's features are never missing, so no column is an indicator
         offset = arrays["intercept"][0] - arrays["mean"] @ weight
         self.register_buffer("weight", torch.from_numpy(weight))
         self.register_buffer("offset", torch.tensor(float(offset), dtype=torch.float64))
 
     def forward(self, features: Tensor) -> Tensor:
-        """Logits float64 (B,) of features (B, T, F)."""
+        """Return logits float64 (B,) of features (B, T, F)."""
         return features.mean(1).to(self.weight.dtype) @ self.weight + self.offset
 
 
 def probe(config: RunConfig, built_with: str, arrays: Arrays) -> nn.Module:
-    """The frozen trunk of ``config`` with the fitted line as its head: a network on clips, as others are."""
+    """Return the frozen trunk of ``config`` with the fitted line as its head: a network on clips like others."""
     network = build_detector(trunk_config(config).model_copy(update={"model_weights": built_with}))
-    trunk = network.trunk
-    return Detector(trunk, _Line(arrays))
+    return Detector(network.trunk, _Line(arrays))

@@ -148,7 +148,7 @@ class Networks:
     def sees_order(self) -> bool:
         """Whether the order of a clip's frames matters to a network: one that looks at motion."""
         if self.measurer is not None:
-            return self.measurer.sees_order
+            return False
         clip = np.random.default_rng(0).integers(0, 256, (1, *self._clip_shape), dtype=np.uint8)
         others = np.concatenate([clip, np.roll(clip, 1, axis=1), clip[:, ::-1]])
         logits = self.raw_logits(self.network(self.judges[0]), np.ascontiguousarray(others))

@@ -1,23 +1,24 @@
-"""``noise_residual``: what is left of a tile without its smooth content, by three linear filters and a wavelet.
+"""``noise_residual``: the noise of a tile, by three linear filters and a wavelet.
 
-Cameras leave noise of a certain level and grain. Denoising, blur and generators leave less, an insertion that of
-another camera, scaling a coarser grain, compression exact zeros. How far the tiles of a video differ is in their pools.
+Cameras leave noise of a certain level and grain. Denoising, blur and generators leave less. An insertion has another
+camera's noise, scaling makes the grain coarser, compression leaves exact zeros. The pools show how far the tiles of a
+video differ.
 """
 
 import numpy as np
 
 from fvc_lib.services.registry import FEATURES
-from fvc_lib.video.features.family import Feature, FeatureFamily, Float32, Pixels
+from fvc_lib.video.features.family import Feature, FeatureFamily, Float32
 
 _OF_MEAN_SIZE = float(np.sqrt(np.pi / 2))  # standard deviation over mean absolute value, of Gaussian noise
 _OF_MEDIAN_SIZE = 1 / 0.6744897501960817  # standard deviation over median absolute value, likewise
 _ZERO = 0.5  # grey levels, below which a residual counts as none
-_NO_NOISE = 0.01  # grey levels: by the wavelet's rounding errors
+_NO_NOISE = 0.01  # grey levels; the wavelet's rounding errors
 _FLAT = 1e-6  # mean square of a residual below which a tile has none
 
 
-def measure(luma: Float32, _rgb: Pixels) -> dict[str, Float32]:
-    """Values (N,) by feature."""
+def measure(luma: Float32) -> dict[str, Float32]:
+    """Return values (N,) by feature."""
     square3 = _square3(luma)
     square5 = _square5(luma)
     third = (_third(luma), _third(luma.swapaxes(1, 2)))
@@ -39,25 +40,25 @@ def measure(luma: Float32, _rgb: Pixels) -> dict[str, Float32]:
 
 
 def _third(luma: Float32) -> Float32:
-    """(N, 64, 61): 1 -3 3 -1 along rows; sum of squares 20."""
+    """Return (N, 64, 61): 1 -3 3 -1 along rows; sum of squares 20."""
     steps: Float32 = luma[:, :, 1:] - luma[:, :, :-1]
     bends: Float32 = steps[:, :, 1:] - steps[:, :, :-1]
     return bends[:, :, 1:] - bends[:, :, :-1]
 
 
 def _square3(luma: Float32) -> Float32:
-    """(N, 62, 62): 1 -2 1 along rows, then along columns; sum of squares 36. SRM's "square 3 x 3" times -4."""
+    """Return (N, 62, 62): 1 -2 1 along rows, then columns; sum of squares 36. SRM's "square 3 x 3" times -4."""
     along: Float32 = luma[:, :, :-2] + luma[:, :, 2:] - 2 * luma[:, :, 1:-1]
     return along[:, :-2] + along[:, 2:] - 2 * along[:, 1:-1]
 
 
-# SRM's "square 5 x 5" times 12, as one row of each of its three kinds, outermost first.
+# One row of each of the filter's three kinds, outermost first.
 _SQUARE5_ROWS = ((-1, 2, -2), (2, -6, 8), (-2, 8, -12))  # weights of columns 2 off, 1 off and in the middle
 _SQUARE5_NORM = 596  # sum of squares
 
 
 def _square5(luma: Float32) -> Float32:
-    """(N, 60, 60)."""
+    """Return (N, 60, 60), SRM's "square 5 x 5" times 12."""
     middle = luma[:, :, 2:-2]
     near = luma[:, :, 1:-3] + luma[:, :, 3:-1]
     far = luma[:, :, :-4] + luma[:, :, 4:]
@@ -70,7 +71,7 @@ def _mean_size(residual: Float32) -> Float32:
 
 
 def _kurtosis(residual: Float32) -> Float32:
-    """(N,); the mean of a residual is about 0. 3 of Gaussian noise."""
+    """Return (N,), 3 for Gaussian noise; the mean of a residual is taken as 0."""
     squares = residual * residual
     mean_square = squares.mean((1, 2))
     fourth = np.einsum("nij,nij->n", squares, squares) / np.float32(squares[0].size if len(squares) else 1)
@@ -79,7 +80,7 @@ def _kurtosis(residual: Float32) -> Float32:
 
 
 def _correlation(residual: Float32, down: int, right: int) -> Float32:
-    """(N,), of each value with the one so many rows and columns further; NaN where there is no residual."""
+    """Return (N,), the correlation of values ``down`` rows and ``right`` columns apart; NaN without a residual."""
     height, width = residual.shape[1:]
     one, other = residual[:, : height - down, : width - right], residual[:, down:, right:]
     product = np.einsum("nij,nij->n", one, other)
@@ -89,15 +90,15 @@ def _correlation(residual: Float32, down: int, right: int) -> Float32:
 
 
 def _wavelet_noise(luma: Float32) -> tuple[Float32, Float32]:
-    """(N,) each: noise by the finest and the next diagonal details of a wavelet of Daubechies."""
-    import pywt  # takes 0.2 s, and a list of families needs none
+    """Return (N,) twice: noise by the finest and the next diagonal details of a Daubechies wavelet."""
+    import pywt  # takes 0.2 s to load, which a list of families need not
 
     if not len(luma):
         return np.empty(0, np.float32), np.empty(0, np.float32)
     details = []
     for _ in range(2):
         luma, (_, _, diagonal) = pywt.dwt2(luma, "db2", mode="symmetric", axes=(1, 2))
-        inner = np.abs(diagonal[:, 2:-2, 2:-2])  # at the borders half of what the filters see is made up
+        inner = np.abs(diagonal[:, 2:-2, 2:-2])  # at the borders half of the filters' input is extrapolated
         details.append((np.median(inner, axis=(1, 2)) * _OF_MEDIAN_SIZE).astype(np.float32))
     return details[0], details[1]
 
@@ -114,12 +115,12 @@ FEATURES.register(
             Feature("square5", _LEVELS, "Noise by the square filter of 5 x 5 pixels."),
             Feature("zeros", "share", "Pixels where the filter of 3 x 3 pixels leaves under half a grey level."),
             Feature(
-                "tails", "kurtosis", "How heavy the tails of the 5 x 5 filter's residual are; 3 is Gaussian noise."
+                "tails", "kurtosis", "Heaviness of the tails of the 5 x 5 filter's residual; 3 for Gaussian noise."
             ),
-            Feature("neighbours", "correlation", "How alike residuals are beside and below each other."),
-            Feature("diagonal", "correlation", "How alike residuals are across corners."),
+            Feature("neighbours", "correlation", "Correlation of residuals next to and below each other."),
+            Feature("diagonal", "correlation", "Correlation of residuals across corners."),
             Feature("wavelet", _LEVELS, "Noise by the median of the finest diagonal wavelet details."),
-            Feature("wavelet_coarse", _LEVELS, "The same of the details twice as large.", size_proxy=True),
+            Feature("wavelet_coarse", _LEVELS, "The same for details twice as large.", size_proxy=True),
             Feature("grain", "binary logarithm", "Noise of the details twice as large over that of the finest."),
         ),
         measure=measure,

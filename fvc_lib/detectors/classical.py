@@ -1,0 +1,361 @@
+"""Classical models on features: one table of estimators of scikit-learn, XGBoost and LightGBM, stored as plain arrays.
+
+Each row has its candidate settings, a fit, and the log odds that the fitted arrays give. A fitted model is a dictionary
+of arrays, saved as safetensors like the weights of a network. XGBoost and LightGBM store their own text formats as
+bytes. No file is unpickled.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from threadpoolctl import threadpool_limits
+
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import FvcError, UsageError
+from fvc_lib.services.registry import DETECTORS, DetectorSpec
+
+Values = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.int64]
+Arrays = dict[str, npt.NDArray[Any]]
+Settings = Mapping[str, float]  # hyper-parameters by name
+
+
+@dataclass(frozen=True)
+class ClassicalModel:
+    """One kind of estimator, without state.
+
+    Attributes:
+        candidates: settings to choose from, the simplest model first.
+        fit: returns the fitted arrays, given values float64 (N, F) with NaN where missing, labels int64 (N,) of both
+            classes (1 is fake), weights float64 (N,) and one of the candidates. It draws nothing at random.
+        logits: returns log odds of fake, float64 (N,), given the fitted arrays and values float64 (N, F).
+    """
+
+    candidates: tuple[Settings, ...]
+    fit: Callable[[Values, Labels, Values, Settings], Arrays]
+    logits: Callable[[Arrays, Values], Values]
+
+
+def fit_scaling(values: Values) -> Arrays:
+    """Return what ``scaled`` needs: ``median`` (F,), ``indicator`` (K,), ``mean`` and ``scale`` (F + K,).
+
+    ``indicator`` lists the columns of ``values`` (N, F) that lack some of their values, but not all.
+    """
+    missing = np.isnan(values)
+    known = np.where(missing.all(0), 0.0, values)
+    arrays = {
+        "median": np.nanmedian(known, axis=0),
+        "indicator": np.flatnonzero(missing.any(0) & ~missing.all(0)).astype(np.int64),
+    }
+    filled = _filled(arrays, values)
+    scale = filled.std(0)
+    constant = scale <= 1e-12 * np.abs(filled).max(0)  # rounding alone must not make a column vary
+    return {**arrays, "mean": filled.mean(0), "scale": np.where(constant, np.inf, scale)}
+
+
+def scaled(arrays: Arrays, values: Values) -> Values:
+    """Return float64 (N, F + K): values with mean 0 and deviation 1, then 1 or 0 for missing or not.
+
+    A missing value becomes the median. A column that was constant in training becomes 0.
+    """
+    result: Values = (_filled(arrays, values) - arrays["mean"]) / arrays["scale"]
+    return result
+
+
+def _filled(arrays: Arrays, values: Values) -> Values:
+    missing = np.isnan(values)
+    return np.hstack([np.where(missing, arrays["median"], values), missing[:, arrays["indicator"]]])
+
+
+def _fit_logistic(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
+    from sklearn.linear_model import LogisticRegression  # takes a second to load
+
+    scaling = fit_scaling(values)
+    model = LogisticRegression(C=1 / settings["penalty"], max_iter=5000)
+    model.fit(scaled(scaling, values), labels, weights)
+    return {**scaling, "weight": model.coef_[0], "intercept": model.intercept_}
+
+
+def _logistic_logits(arrays: Arrays, values: Values) -> Values:
+    logits: Values = scaled(arrays, values) @ arrays["weight"] + arrays["intercept"]
+    return logits
+
+
+def _fit_svm(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
+    from sklearn.svm import SVC
+
+    scaling = fit_scaling(values)
+    seen = scaled(scaling, values)
+    gamma = 1 / (settings["width"] * seen.shape[1])
+    model = SVC(C=settings["c"], gamma=gamma).fit(seen, labels, weights)
+    machine = {"vectors": model.support_vectors_, "duals": model.dual_coef_[0], "bias": model.intercept_}
+    return {**scaling, **machine, "gamma": np.array([gamma])}
+
+
+def _svm_logits(arrays: Arrays, values: Values) -> Values:
+    """Return the margins. The temperature that every training chooses makes log odds of them (Platt, 1999)."""
+    from sklearn.metrics.pairwise import rbf_kernel
+
+    kernel: Values = rbf_kernel(scaled(arrays, values), arrays["vectors"], gamma=float(arrays["gamma"][0]))
+    margins: Values = kernel @ arrays["duals"] + arrays["bias"]
+    return margins
+
+
+_RATE = 0.1
+_TREES = tuple({"rounds": rounds, "leaves": leaves} for leaves, rounds in ((3, 40), (3, 120), (8, 60)))
+
+
+def _smallest_leaf(num_rows: int) -> int:
+    """Return the fewest rows of a leaf. With 50 videos the usual 20 would allow a single split."""
+    return min(max(num_rows // 10, 3), 20)
+
+
+def _fit_boosting(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    columns = np.flatnonzero(~np.isnan(values).all(0))  # a column without values cannot be binned
+    if not columns.size:
+        share = float(np.average(labels, weights=weights))
+        return {"columns": columns, "baseline": np.log([share / (1 - share)]), "first": np.empty(0, np.int64)}
+    model = HistGradientBoostingClassifier(
+        learning_rate=_RATE,
+        max_iter=int(settings["rounds"]),
+        max_leaf_nodes=int(settings["leaves"]),
+        min_samples_leaf=_smallest_leaf(len(labels)),
+        l2_regularization=1.0,
+        early_stopping=False,  # it would hold out single videos, not groups
+        random_state=0,
+    )
+    # On so few rows several threads take a hundred times longer than one if other processes want the cores.
+    with threadpool_limits(1, user_api="openmp"):
+        model.fit(values[:, columns], labels, weights)
+        expected = model.decision_function(values[:, columns])
+    arrays = {"columns": columns, **_trees(model)}
+    if not np.array_equal(_boosting_logits(arrays, values), expected):
+        raise FvcError(
+            "forensic_boosting: the stored trees do not give the scores of scikit-learn's model. Install the version "
+            "in requirements.lock, and report this one."
+        )
+    return arrays
+
+
+def _trees(model: Any) -> Arrays:
+    """Return the nodes of all trees of a fitted model in one list, and ``first`` (T,), the place of each root.
+
+    scikit-learn does not document these attributes, so ``_fit_boosting`` checks the result.
+    """
+    nodes = [predictor.nodes for (predictor,) in model._predictors]
+    sizes = np.array([len(each) for each in nodes])
+    every = np.concatenate(nodes)
+    fields = {
+        "feature": "feature_idx", "threshold": "num_threshold", "missing_left": "missing_go_to_left", "left": "left",
+        "right": "right", "value": "value", "is_leaf": "is_leaf",
+    }  # fmt: skip
+    arrays = {name: np.ascontiguousarray(every[field]) for name, field in fields.items()}
+    for name in ("feature", "left", "right"):
+        arrays[name] = arrays[name].astype(np.int64)
+    baseline = np.ravel(model._baseline_prediction).astype(np.float64)
+    return {**arrays, "first": np.cumsum(sizes) - sizes, "baseline": baseline}
+
+
+def _boosting_logits(arrays: Arrays, values: Values) -> Values:
+    seen, rows = values[:, arrays["columns"]], np.arange(len(values))
+    logits = np.full(len(values), float(arrays["baseline"][0]))
+    for root in arrays["first"].tolist():
+        node = np.full(len(values), root)
+        while not (leaf := arrays["is_leaf"][node].astype(bool)).all():
+            value = seen[rows, arrays["feature"][node]]
+            goes_left = np.where(np.isnan(value), arrays["missing_left"][node] == 1, value <= arrays["threshold"][node])
+            child = root + np.where(goes_left, arrays["left"][node], arrays["right"][node])
+            node = np.where(leaf, node, child)
+        logits += arrays["value"][node]
+    return logits
+
+
+def _package(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(f"{name} is not installed ({error}). pip install 'fvc_lib[boosters]'") from error
+
+
+def _fit_xgboost(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
+    package = _package("xgboost")
+    parameters = {
+        "objective": "binary:logistic", "eta": _RATE, "tree_method": "hist", "grow_policy": "lossguide",
+        "max_leaves": int(settings["leaves"]), "max_depth": 0, "lambda": 1.0, "seed": 0, "nthread": 1,
+        "min_child_weight": 1.0, "verbosity": 0,
+    }  # fmt: skip
+    data = package.DMatrix(values, labels, weight=weights)
+    booster = package.train(parameters, data, num_boost_round=int(settings["rounds"]))
+    return {"json": np.frombuffer(bytes(booster.save_raw("json")), np.uint8).copy()}
+
+
+def _xgboost_logits(arrays: Arrays, values: Values) -> Values:
+    package = _package("xgboost")
+    booster = package.Booster({"nthread": 1})
+    booster.load_model(bytearray(arrays["json"].tobytes()))
+    return np.asarray(booster.predict(package.DMatrix(values), output_margin=True), np.float64)
+
+
+def _fit_lightgbm(values: Values, labels: Labels, weights: Values, settings: Settings) -> Arrays:
+    package = _package("lightgbm")
+    parameters = {
+        "objective": "binary", "learning_rate": _RATE, "num_leaves": int(settings["leaves"]), "lambda_l2": 1.0,
+        "min_data_in_leaf": _smallest_leaf(len(labels)), "seed": 0, "num_threads": 1, "verbose": -1,
+        "deterministic": True, "force_row_wise": True,
+    }  # fmt: skip
+    data = package.Dataset(values, labels, weight=weights, params={"verbose": -1})
+    booster = package.train(parameters, data, num_boost_round=int(settings["rounds"]))
+    return {"text": np.frombuffer(booster.model_to_string().encode(), np.uint8).copy()}
+
+
+def _lightgbm_logits(arrays: Arrays, values: Values) -> Values:
+    booster = _package("lightgbm").Booster(model_str=arrays["text"].tobytes().decode())
+    return np.asarray(booster.predict(values, raw_score=True, num_threads=1), np.float64)
+
+
+LOGISTIC = ClassicalModel(
+    tuple({"penalty": penalty} for penalty in (3000.0, 300.0, 30.0, 3.0, 0.3)), _fit_logistic, _logistic_logits
+)
+# ``c`` is the cost of a video on the wrong side. ``width`` times F is the squared width of the Gaussian kernel.
+SVM = ClassicalModel(
+    tuple({"c": c, "width": width} for width in (10.0, 1.0) for c in (0.1, 1.0, 10.0)), _fit_svm, _svm_logits
+)
+BOOSTING = ClassicalModel(_TREES, _fit_boosting, _boosting_logits)
+XGBOOST = ClassicalModel(_TREES, _fit_xgboost, _xgboost_logits)
+LIGHTGBM = ClassicalModel(_TREES, _fit_lightgbm, _lightgbm_logits)
+
+
+def _register(name: str, model: ClassicalModel, paper: str, bibtex: str, packages: tuple[str, ...] = ()) -> None:
+    """Declare ``model`` on forensic features under ``name``."""
+    spec = DetectorSpec(
+        name=name,
+        family="classical",
+        paper=f"{paper}; features: see their families",
+        bibtex=bibtex,
+        licence="this project's",
+        num_frames=6,  # frames that a page shows of a judged file, and their side; the model sees none of them
+        side=112,
+        normalisation="none: the model sees features of the coded frames, not clips",
+        micro_batch=1,
+        build=lambda: model,
+        packages=packages,
+        of_features="forensic",
+    )
+    DETECTORS.register(name, spec)
+
+
+_GBM = "G. Ke et al., LightGBM: A highly efficient gradient boosting decision tree, NIPS 2017"
+_GBM_BIBTEX = (
+    "@inproceedings{ke2017lightgbm, title={LightGBM: A highly efficient gradient boosting decision tree}, "
+    "author={Ke, Guolin and others}, booktitle={NIPS}, year={2017}}"
+)
+_register(
+    "forensic_logistic",
+    LOGISTIC,
+    "D. R. Cox, The regression analysis of binary sequences, 1958",
+    "@article{cox1958regression, title={The regression analysis of binary sequences}, author={Cox, David R}, "
+    "journal={Journal of the Royal Statistical Society B}, volume={20}, pages={215--242}, year={1958}}",
+)
+_register(
+    "forensic_svm",
+    SVM,
+    "C. Cortes and V. Vapnik, Support-vector networks, 1995",
+    "@article{cortes1995support, title={Support-vector networks}, author={Cortes, Corinna and Vapnik, Vladimir}, "
+    "journal={Machine Learning}, volume={20}, pages={273--297}, year={1995}}",
+)
+_register("forensic_boosting", BOOSTING, _GBM, _GBM_BIBTEX)
+_register(
+    "forensic_xgboost",
+    XGBOOST,
+    "T. Chen and C. Guestrin, XGBoost: A scalable tree boosting system, KDD 2016",
+    "@inproceedings{chen2016xgboost, title={XGBoost: A scalable tree boosting system}, author={Chen, Tianqi and "
+    "Guestrin, Carlos}, booktitle={KDD}, year={2016}}",
+    packages=("xgboost",),
+)
+_register("forensic_lightgbm", LIGHTGBM, _GBM, _GBM_BIBTEX, packages=("lightgbm",))
+
+
+def _of_trunk(name: str) -> DetectorSpec:
+    trunk = name.partition(":")[2]
+    spec = DETECTORS.load(trunk)
+    if spec.build_trunk is None:
+        raise UsageError(
+            f"model {name!r}: {trunk} has no trunk whose features could be used. Choose a published network: "
+            "run_notebooks.py detectors lists them."
+        )
+    return replace(
+        spec,
+        name=name,
+        aliases=(),
+        family="classical",
+        paper=f"{_PROBES}; {spec.paper}",
+        build=lambda: LOGISTIC,
+        build_trunk=None,
+        of_name=None,
+        of_features="embedding",
+        trunk=trunk,
+        tune="head",
+    )
+
+
+_PROBES = "G. Alain and Y. Bengio, Understanding intermediate layers using linear classifier probes, 2016"
+# Logistic regression on the features of a frozen trunk (linear probing), such as embedding_logistic:efficientnet_lite0.
+DETECTORS.register(
+    DetectorSpec(
+        name="embedding_logistic:NAME",
+        family="classical",
+        paper=_PROBES,
+        bibtex="@article{alain2016understanding, title={Understanding intermediate layers using linear classifier "
+        "probes}, author={Alain, Guillaume and Bengio, Yoshua}, journal={arXiv:1610.01644}, year={2016}}",
+        licence="this project's, and the trunk's",
+        num_frames=6,
+        side=112,
+        normalisation="the trunk's",
+        micro_batch=2,
+        of_name=_of_trunk,
+        of_features="embedding",
+    )
+)
+
+
+def trunk_config(config: RunConfig) -> RunConfig:
+    """Return the configuration of the frozen trunk whose features a model on embeddings sees."""
+    return config.model_copy(update={"model": DETECTORS.get(config.model).trunk, "tune": "head"})
+
+
+def refuse_settings(config: RunConfig) -> None:
+    """Raise ``UsageError`` for settings that a model on features has no use for."""
+    model = f"model {config.model!r} is fitted to features of whole videos"
+    if config.class_balance not in ("loss", "none"):
+        raise UsageError(
+            f"class_balance {config.class_balance!r}: {model} and draws no batches. Use loss, which weighs videos by "
+            "class, or none."
+        )
+    if config.num_ranks > 1:
+        raise UsageError(f"num_ranks {config.num_ranks}: {model}, in one process. Use num_ranks 1.")
+    if config.device not in ("auto", "cpu"):
+        raise UsageError(f"device {config.device!r}: {model}, on the CPU. Leave device out.")
+    if config.of_features == "embedding":
+        if config.tune not in ("", "head") or config.head or config.l2_normalise:
+            raise UsageError(f"tune, head, l2_normalise: {model} from a frozen trunk. Leave them out.")
+        return
+    if config.model_weights or config.crop or config.clips_per_video > 1 or config.head or config.tune:
+        raise UsageError(
+            f"model_weights, crop, clips_per_video, head, tune: {model}, and has neither clips nor a network. Leave "
+            "them out."
+        )
+
+
+def refuse_random_trunk(config: RunConfig) -> None:
+    """Raise ``UsageError`` if the trunk would begin without weights."""
+    if not config.model_weights and not DETECTORS.get(config.model).brings_weights:
+        raise UsageError(
+            f"model {config.model!r}: its trunk begins without weights, so its features say nothing. Add "
+            "-p model_weights FILE_OR_FOLDER, or use a trunk that brings its weights (efficientnet_lite0)."
+        )

@@ -1,0 +1,165 @@
+"""Traces of compression in tiles: coefficients of blocks (``block_dct``) and their lattices (``double_compression``).
+
+Compression empties high frequencies and thins out small values. A picture that was compressed twice, scaled or
+synthesised has other shares of them than a recording that was compressed once.
+
+A picture that was compressed before, by a codec with the same block grid, keeps combs in the histograms of its
+coefficients. Video limits this: H.264 and its successors quantise differences from a prediction, so the picture lies
+on a lattice only where the prediction is flat. JPEG, MPEG-2 and MPEG-4 leave strong combs in frames without
+prediction, H.264 in smooth and still parts. Later compression with larger steps blurs them. The first frame of a run
+may be of any type: look at the largest values of a video.
+"""
+
+import numpy as np
+import numpy.typing as npt
+from scipy.fft import dct
+
+from fvc_lib.services.registry import FEATURES
+from fvc_lib.video.features.family import Feature, FeatureFamily, Float32
+
+_ORDER = np.add.outer(np.arange(8), np.arange(8)).ravel()  # of frequencies: 0 is the mean, 14 the finest
+_BANDS = {"low": (1, 3), "middle": (4, 7), "high": (8, 14)}  # orders, both included
+_FEWEST = 64  # values in a distribution of first digits
+_FLAT = 1e-3  # grey levels; the coefficients of a flat tile are rounding errors
+_FIRST_DIGIT = np.array([0, *(int(str(number)[0]) for number in range(1, 4096))])
+_BENFORD = np.log10(1 + 1 / np.arange(1, 10))
+
+
+def measure_block_dct(luma: Float32) -> dict[str, Float32]:
+    """Return values (N,) by feature of ``block_dct``."""
+    sizes = np.abs(cosine_transform(luma, 8)).reshape(len(luma), 64, 64)
+    values: dict[str, Float32] = {}
+    for band, (first, last) in _BANDS.items():
+        chosen = sizes[:, :, np.isin(_ORDER, range(first, last + 1))]
+        scale = chosen.mean((1, 2))
+        values[band] = scale
+        values[f"{band}_zeros"] = (chosen < 0.5).mean((1, 2), dtype=np.float32)
+        mean_square = np.einsum("nij,nij->n", chosen, chosen) / np.float32(chosen[0].size if len(chosen) else 1)
+        has_any = scale > _FLAT
+        values[f"{band}_shape"] = np.where(has_any, scale / np.sqrt(np.where(has_any, mean_square, 1)), np.nan).astype(
+            np.float32
+        )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        decay = np.where(values["high"] > _FLAT, np.log2(values["low"] / values["high"]), np.nan)
+    return {**values, "decay": decay.astype(np.float32), "first_digits": _first_digits(sizes)}
+
+
+def cosine_transform(luma: Float32, side: int) -> Float32:
+    """Return (N, B, side, side): orthonormal coefficients of the B blocks of each tile (N, 64, 64)."""
+    matrix = np.asarray(dct(np.eye(side), axis=0, norm="ortho"), np.float32)
+    count, height, width = luma.shape
+    rows = luma.reshape(count, height, width // side, side) @ matrix.T  # transformed along rows
+    blocks = rows.reshape(count, height // side, side, width // side, side).swapaxes(2, 3)
+    return (matrix @ blocks).reshape(count, height * width // side**2, side, side)
+
+
+def _first_digits(sizes: Float32) -> Float32:
+    """Return (N,) chi-square distance of the first digits of sizes from 1 on to Benford's law; NaN for few sizes."""
+    # The first digit of a number is that of its integer part.
+    digits = _FIRST_DIGIT[np.minimum(sizes[:, :, 1:], 4095).astype(np.int64)]
+    tile = np.arange(len(sizes))[:, None, None] * 10
+    counts = np.bincount((digits + tile).ravel(), minlength=10 * len(sizes)).reshape(-1, 10)[:, 1:]
+    total = counts.sum(1)
+    shares = counts / np.maximum(total, 1)[:, None]
+    distance = ((shares - _BENFORD) ** 2 / _BENFORD).sum(1)
+    return np.where(total >= _FEWEST, distance, np.nan).astype(np.float32)
+
+
+_FREQUENCIES = {
+    "low": "the 9 lowest frequencies",
+    "middle": "26 middle frequencies",
+    "high": "the 28 highest frequencies",
+}
+_PROXIES = ("low", "low_zeros", "low_shape", "high_shape")
+FEATURES.register(
+    FeatureFamily(
+        name="block_dct",
+        paper="Lam and Goodman, A mathematical analysis of the DCT coefficient distributions for images, IEEE TIP "
+        "2000; Fu, Shi and Su, A generalized Benford's law for JPEG coefficients and its applications, SPIE 2007",
+        features=(
+            *(
+                Feature(name, unit, meaning, size_proxy=name in _PROXIES)
+                for band, frequencies in _FREQUENCIES.items()
+                for name, unit, meaning in (
+                    (band, "grey levels", f"Mean size of {frequencies}: the scale of a Laplacian distribution."),
+                    (f"{band}_zeros", "share", f"Values under half a grey level among {frequencies}."),
+                    (f"{band}_shape", "ratio", f"Mean over root mean square of {frequencies}; 0.71 if Laplacian."),
+                )
+            ),
+            Feature("decay", "binary logarithm", "Mean size of the lowest frequencies over that of the highest."),
+            Feature(
+                "first_digits",
+                "chi-square distance",
+                "Distance of the coefficients' first digits from Benford's law.",
+                size_proxy=True,
+            ),
+        ),
+        measure=measure_block_dct,
+        of="tiles",
+    )
+)
+
+_BINS_PER_LEVEL = 4
+_MOST = 128  # grey levels; larger coefficients are too few for a comb
+_BINS = _MOST * _BINS_PER_LEVEL
+_CENTRES = np.arange(_BINS) / _BINS_PER_LEVEL
+# For whole grey levels some frequencies are multiples of an eighth, half of them at the limit of two bins: these go up.
+_ROUND = np.float32(0.54)
+_STEPS = 3 * 2 ** (np.arange(0, 4.01, 0.125))  # 3 to 48 grey levels
+# Whether a size in a bin (row) lies in the comb of a step (column) or between its teeth. Sizes count beyond the first
+# half step, whose number depends on the scale of the distribution alone, up to the sixth tooth, where neighbouring
+# steps part.
+_PHASE = _CENTRES[:, None] / _STEPS
+_COUNTED = ((_PHASE > 0.5) & (_PHASE < 6.5)).astype(np.float32)
+_COMB = (np.cos(2 * np.pi * _PHASE) * _COUNTED).astype(np.float32)
+
+
+def measure_double_compression(luma: Float32) -> dict[str, Float32]:
+    """Return values (N,) by feature of ``double_compression``."""
+    histograms8 = _histograms(luma, 8, 4)
+    comb8 = _combs(histograms8.sum(1))  # one step for all frequencies, as H.26x quantises
+    comb4 = _combs(_histograms(luma, 4, 2).sum(1))
+    is_flat = histograms8[:, :, _BINS_PER_LEVEL:].sum((1, 2)) == 0  # no coefficient of a grey level
+    values = {
+        "same_step": comb8.max(1),
+        "own_steps": _combs(histograms8).max(2).mean(1),
+        "fine_blocks": comb4.max(1),
+        "step": _STEPS[comb8.argmax(1)],
+    }
+    return {name: np.where(is_flat, np.nan, value).astype(np.float32) for name, value in values.items()}
+
+
+def _histograms(luma: Float32, side: int, highest: int) -> Float32:
+    """Return (N, F, bins): sizes of coefficients by frequency, where row + column is 1 to ``highest``."""
+    order = np.add.outer(np.arange(side), np.arange(side))
+    sizes = np.abs(cosine_transform(luma, side)[:, :, (order > 0) & (order <= highest)])  # (N, B, F)
+    count, _, frequencies = sizes.shape
+    bins = np.minimum(sizes * np.float32(_BINS_PER_LEVEL) + _ROUND, _BINS).astype(np.int64)  # the last: all beyond
+    row = np.arange(count)[:, None, None] * frequencies + np.arange(frequencies)
+    counts = np.bincount((row * (_BINS + 1) + bins).ravel(), minlength=count * frequencies * (_BINS + 1))
+    return counts.reshape(count, frequencies, _BINS + 1)[:, :, :_BINS].astype(np.float32)
+
+
+def _combs(histograms: npt.NDArray[np.float32]) -> Float32:
+    """Return (..., steps): excess of sizes at multiples of each step, in standard deviations of random places."""
+    return np.asarray((histograms @ _COMB) / np.sqrt(np.maximum(histograms @ _COUNTED, 1) / 2))
+
+
+_UNIT = "standard deviations"
+FEATURES.register(
+    FeatureFamily(
+        name="double_compression",
+        paper="Popescu and Farid, Statistical tools for digital forensics, IH 2004; "
+        "Wang and Farid, Exposing digital forgeries in video by detecting double MPEG compression, MM&Sec 2006",
+        features=(
+            Feature(
+                "same_step", _UNIT, "Excess of coefficients of 8 x 8 blocks at multiples of one step.", size_proxy=True
+            ),
+            Feature("own_steps", _UNIT, "The same, where each frequency may have its own step.", size_proxy=True),
+            Feature("fine_blocks", _UNIT, "Excess of coefficients of 4 x 4 blocks at multiples of one step."),
+            Feature("step", "grey levels", "The step with the largest excess in 8 x 8 blocks."),
+        ),
+        measure=measure_double_compression,
+        of="tiles",
+    )
+)

@@ -1,0 +1,48 @@
+"""``repeats``: neighbouring frames that are equal or nearly equal, and jumps where frames were left out.
+
+Only frames of the same run are compared. ``packets`` sees every frame of a video, but only its size.
+"""
+
+import numpy as np
+
+from fvc_lib.services.registry import FEATURES
+from fvc_lib.video.features.family import Feature, FeatureFamily, Run, Values
+
+_FEWEST = 3  # frames; a single pair has nothing to be compared with
+_FLOOR = 0.05  # grey levels, added before a logarithm: the pairs of a still picture are all alike
+
+
+def measure(run: Run) -> dict[str, Values]:
+    """Return values (L - 1,) by feature, one per pair; ``dip`` and ``jump`` are (1,), or empty below 3 frames."""
+    num_pairs, num_tiles = len(run.luma) - 1, run.luma.shape[1]
+    tiles = np.abs(run.luma[1:] - run.luma[:-1]).mean((2, 3))  # (L - 1, N)
+    equal = ((run.small[1:] == run.small[:-1]).all((1, 2)) & (tiles == 0).all(1)).astype(np.float64)
+    if not num_tiles:
+        return {"equal": equal, **dict.fromkeys(("equal_tiles", "difference", "dip", "jump"), np.empty(0))}
+    difference = tiles.mean(1)
+    logarithm = np.sort(np.log2(difference + _FLOOR))
+    has_others = num_pairs + 1 >= _FEWEST
+    return {
+        "equal": equal,
+        "equal_tiles": (tiles == 0).mean(1),
+        "difference": difference,
+        "dip": np.atleast_1d(np.median(logarithm[1:]) - logarithm[:1]) if has_others else np.empty(0),
+        "jump": np.atleast_1d(logarithm[-1:] - np.median(logarithm[:-1])) if has_others else np.empty(0),
+    }
+
+
+FEATURES.register(
+    FeatureFamily(
+        name="repeats",
+        paper="Wang and Farid, Exposing digital forgeries in video by detecting duplication, MM&Sec 2007",
+        features=(
+            Feature("equal", "share", "Pairs of neighbouring frames that are equal in every compared pixel."),
+            Feature("equal_tiles", "share", "Tiles of a frame that equal those of the frame before."),
+            Feature("difference", "grey levels", "Mean absolute difference of neighbouring frames."),
+            Feature("dip", "binary logarithm", "How much less the most alike pair differs than the others of its run."),
+            Feature("jump", "binary logarithm", "How much more the most different pair differs than the others."),
+        ),
+        measure=measure,
+        of="pairs",
+    )
+)

@@ -1,1 +1,0 @@
-"""Families on the tiles of single frames."""

@@ -1,1 +1,0 @@
-"""Families on neighbouring frames."""
