@@ -13,7 +13,7 @@ import yaml
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-from fvc_lib.analysis.dashboard.dashboard import NO_FOLD, Controls, Dashboard, LiveRefresh, dashboard
+from fvc_lib.analysis.dashboard.dashboard import Controls, Dashboard, LiveRefresh, dashboard
 from fvc_lib.analysis.dashboard.panels import (
     MOST_METRICS,
     Panel,
@@ -221,21 +221,18 @@ def controls_of(board: Dashboard) -> Controls:
     return Controls(board.runs_dir, board.selection, board.choose, board.refresh, board.follow)
 
 
-def test_the_highlighted_fold_is_marked_whether_chosen_clicked_or_gone(runs: list[RunPaths]) -> None:
+def test_the_highlighted_fold_is_chosen_by_its_button_until_another_run_is_shown(runs: list[RunPaths]) -> None:
     board = dashboard(runs_dir(runs))
     board.controls = controls_of(board)
-    buttons, clicks = (board.controls.widgets[name] for name in ("highlight", "clicks"))
+    buttons = board.controls.widgets["highlight"]
     assert buttons.label == "none"
-    clicks.fold = 2
-    assert (board.selection.highlight, buttons.label) == (2, "2")
-    buttons.label = "none"
-    assert (board.selection.highlight, clicks.fold) == (None, NO_FOLD)  # else the next click on 2 would end nothing
-    buttons.label = "3"
-    assert (board.selection.highlight, clicks.fold) == (3, 3)
+    for label, fold in (("2", 2), ("none", None), ("3", 3)):
+        buttons.label = label
+        assert board.selection.highlight == fold
     board.refresh()
-    assert (board.selection.highlight, buttons.label, clicks.fold) == (3, "3", 3)
+    assert (board.selection.highlight, buttons.label) == (3, "3")
     board.controls.widgets["detail"].value = runs[0]
-    assert (board.selection.highlight, buttons.label, clicks.fold) == (None, "none", NO_FOLD)
+    assert (board.selection.highlight, buttons.label) == (None, "none")
 
 
 @pytest.mark.long

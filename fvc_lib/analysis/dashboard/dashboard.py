@@ -71,70 +71,26 @@ def any_at_work(runs: Iterable[RunPaths]) -> bool:
     return any(run_status(run).get("state") in _AT_WORK for run in runs)
 
 
-# --- A click on a fold in any figure of a live notebook, told to Python
-
-NO_FOLD = -1
-
-# Figures of the notebook's own plotly renderer tell Python nothing, and widgets of plotly weigh 5 MB each in a record.
-# So one small widget listens to the page: a press and release on one spot, over a point whose trace shows a fold.
-_SCRIPT = """
-function foldAt(target) {
-  const plot = target && target.closest ? target.closest(".js-plotly-plot") : null;
-  const point = plot && plot._hoverdata ? plot._hoverdata[0] : null;
-  const meta = point && point.data ? point.data.meta : null;
-  return meta && Number.isInteger(meta.fold) ? meta.fold : null;
-}
-function render({ model }) {
-  let pressed = null;
-  const down = (event) => {
-    const fold = foldAt(event.target);
-    pressed = fold === null ? null : { fold, x: event.clientX, y: event.clientY };
-  };
-  const up = (event) => {
-    if (pressed && Math.hypot(event.clientX - pressed.x, event.clientY - pressed.y) < 4) {
-      model.set("fold", model.get("fold") === pressed.fold ? -1 : pressed.fold);
-      model.save_changes();
-    }
-    pressed = null;
-  };
-  document.addEventListener("mousedown", down, true);
-  document.addEventListener("mouseup", up, true);
-  return () => {
-    document.removeEventListener("mousedown", down, true);
-    document.removeEventListener("mouseup", up, true);
-  };
-}
-export default { render };
-"""
-
-
-def fold_clicks() -> Any:
-    """Return an invisible widget whose trait ``fold`` is the fold clicked last, or ``NO_FOLD`` after a second click."""
-    import anywidget  # heavy, and nothing but the live dashboard needs it
-    import traitlets
-
-    class FoldClicks(anywidget.AnyWidget):
-        _esm = _SCRIPT
-        fold = traitlets.Int(NO_FOLD).tag(sync=True)
-
-    return FoldClicks()
-
-
 # --- The controls of the live dashboard
 
 _LABEL = {"description_width": "90px"}
 _MOST_ROWS = 6
 _LIVE_SECONDS = 5.0
+NO_FOLD = -1
 _NO_HIGHLIGHT = [("none", NO_FOLD)]  # not None, which ipywidgets takes for nothing chosen and marks no button for
 AT_WORK = "Reading and drawing: the figures below are still those of the choice before ..."
-_HELP = "Hold Ctrl to choose several. A click on a fold's curve or bar highlights it everywhere."
+_HELP = "Hold Ctrl to choose several."
 
 
 class Controls:
-    """The widgets, and what follows when they are moved.
+    """The widgets of the dashboard and their callbacks.
 
-    ``choose`` is called with the fields of ``Selection`` that have changed and returns all of it, ``refresh`` when the
-    reader asks for it, ``follow`` with seconds, or None, when the figures shall be refreshed by themselves.
+    Args:
+        runs_dir: folder of the runs to choose from.
+        selection: what is chosen at first.
+        choose: called with the changed fields of ``Selection``; returns the whole selection.
+        refresh: called when the reader presses Refresh.
+        follow: called with an interval in seconds for automatic refreshing, or None to end it.
     """
 
     def __init__(
@@ -153,7 +109,6 @@ class Controls:
         self.offer(selection)
         for name in ("runs", "detail", "metrics", "folds", "smoothing", "highlight"):
             self.widgets[name].observe(lambda change, name=name: self._moved(name, change["new"]), names="value")
-        self.widgets["clicks"].observe(self._clicked, names="fold")
         self.widgets["live"].observe(self._live_moved, names="value")
         self.widgets["seconds"].observe(self._live_moved, names="value")
         self.widgets["refresh"].on_click(lambda _: self._refreshed(refresh))
@@ -171,7 +126,6 @@ class Controls:
             _set_options(
                 self.widgets["highlight"], [*_NO_HIGHLIGHT, *((str(k), k) for k in folds)], _shown(selection.highlight)
             )
-            self.widgets["clicks"].fold = _shown(selection.highlight)  # a click on the fold that stands out ends it
             for name, count in (("runs", len(self.widgets["runs"].options)), ("metrics", len(metrics))):
                 self.widgets[name].rows = min(_MOST_ROWS, max(2, count))
 
@@ -189,16 +143,11 @@ class Controls:
         if name == "metrics":
             chosen = chosen[:MOST_METRICS]
         if name == "highlight":
-            self.widgets["clicks"].fold = value
             chosen = None if value == NO_FOLD else value
         with self._work_shown():
             selection = self._choose(**{name: chosen})
         if name in {"runs", "detail"}:
             self.offer(selection)  # the folds and metrics of another run
-
-    def _clicked(self, change: dict[str, Any]) -> None:
-        if change["new"] in {value for _, value in self.widgets["highlight"].options}:
-            self.widgets["highlight"].value = change["new"]
 
     def _live_moved(self, change: dict[str, Any]) -> None:
         del change
@@ -269,7 +218,6 @@ def _make_widgets() -> dict[str, Any]:
             value=_LIVE_SECONDS, min=1.0, max=3600.0, step=1.0, description="", layout={"width": "70px"}
         ),
         "told": ipywidgets.Label(""),
-        "clicks": fold_clicks(),
     }  # fmt: skip
 
 
@@ -281,9 +229,7 @@ def _laid_out(widgets: dict[str, Any]) -> Any:
     left = ipywidgets.VBox([widgets[name] for name in ("runs", "detail", "highlight")])
     right = ipywidgets.VBox([widgets[name] for name in ("metrics", "folds", "smoothing")])
     lists = ipywidgets.HBox([left, right])
-    # The one that listens for clicks has no look, but must be on the page.
-    widgets["clicks"].layout = {"height": "0px", "margin": "0px", "overflow": "hidden"}
-    return ipywidgets.VBox([ipywidgets.Label(_HELP), lists, live, widgets["clicks"]])
+    return ipywidgets.VBox([ipywidgets.Label(_HELP), lists, live])
 
 
 class Dashboard:
