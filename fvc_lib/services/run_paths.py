@@ -122,7 +122,6 @@ class RunPaths:
     memory_events = _PathOfStage("memory/events/{}.jsonl")  # what happened to its memory, and what was done
     oom_contexts = _PathOfStage("memory/oom/{}")  # one JSON file per out-of-memory
     stage_log = _PathOfStage("logs/{}.log")  # what its kernel and native libraries wrote past the notebook
-    output_overflow = _PathOfStage("logs/outputs/{}")  # what it printed or showed beyond what its record holds
     executed_notebook = _PathOfStage("notebooks/{}.ipynb")  # the record of a finished stage
     partial_notebook = _PathOfStage("notebooks/{}.partial.ipynb")  # of one that is running or died
     record_html = _PathOfStage("notebooks/reports/{}.html")  # the offline page of the record

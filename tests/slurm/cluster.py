@@ -152,33 +152,6 @@ class Cluster:
                     found.append(process)
         return found
 
-    def run_out_of_memory(self, process: psutil.Process, seconds: float = 60.0) -> bool:
-        """Have the system kill for memory within the limit that Slurm has set for the step of ``process``.
-
-        The limit sinks to what is in use, and is given back. Whether the system killed within so many seconds; not
-        where all that could be killed had ended before.
-        """
-        with suppress(psutil.Error, OSError):
-            lines = Path(f"/proc/{process.pid}/cgroup").read_text().splitlines()
-            place = next(line.split(":", 2)[2] for line in lines if line.split(":")[1] == "memory")
-            group = Path("/sys/fs/cgroup/memory") / place.lstrip("/")
-            while not group.name.startswith("step_"):
-                group = group.parent
-            limit = group / "memory.limit_in_bytes"
-            before, kills, end = limit.read_text(), _memory_kills(group), time.monotonic() + seconds
-            try:
-                while process.is_running() and _memory_kills(group) == kills and time.monotonic() < end:
-                    used = int((group / "memory.usage_in_bytes").read_text())
-                    for share in (0.9, 0.95, 0.98, 1.0):
-                        with suppress(OSError):  # busy: so much cannot be taken
-                            limit.write_text(str(int(used * share)))
-                            break
-                    time.sleep(0.05)
-                return _memory_kills(group) > kills
-            finally:
-                limit.write_text(before)
-        return False
-
     def stop(self) -> None:
         """End jobs and daemons, and whatever they left."""
         if self._guard is not None and self._guard.stdin is not None:
@@ -268,12 +241,6 @@ class Cluster:
             )
         )
         (self.folder / "cgroup.conf").write_text(CONTROL_GROUPS)
-
-
-def _memory_kills(group: Path) -> int:
-    """How often the system killed for memory in a control group and those within."""
-    counters = [path.read_text().splitlines() for path in group.rglob("memory.oom_control")]
-    return sum(int(line.split()[1]) for lines in counters for line in lines if line.startswith("oom_kill "))
 
 
 def _free_ports(count: int) -> int:

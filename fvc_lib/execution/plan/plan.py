@@ -1,4 +1,4 @@
-"""What a command would do and why, worked out before anything is written."""
+"""Decide which tasks a command runs and why, before anything is written."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +20,11 @@ class PlannedTask:
     run: bool  # whether this command runs it
     reason: str
     finished_before: bool = False  # it has been finished at some time, with whatever parameters and code
-    # What it wrote before counts no more and makes room; otherwise it goes on from what is there. Also of a task that
-    # does not run itself now but rests on one that is made anew.
-    redo: bool = False
+    redo: bool = False  # whether its files of before are moved away, because they or their inputs are made again
 
 
 def read_notebooks(folder: Path, stages: Sequence[Stage] = STAGES) -> dict[str, Notebook]:
-    """The stages' notebooks by stage name, each checked.
+    """Read and check the stages' notebooks; return them by stage name.
 
     Raises:
         UsageError: a notebook is missing or broken, or has a parameter that no configuration knows.
@@ -56,10 +54,15 @@ def make_plan(
 ) -> list[PlannedTask]:
     """Decide for every task whether it runs.
 
-    In a new run (``run`` is None) everything runs. ``only`` runs this stage and no other; ``start`` this one and all
-    that follow from it, finished or not. Stages of ``force``, and those that a command which died was to force, count
-    as not finished, and what depends on them follows. ``tasks`` are the keys of the tasks that this command works on as
-    far as they are not finished (None: all); the others are left to others.
+    Args:
+        notebooks: the notebooks by stage name.
+        config: the parameters.
+        run: the run; None: a new one, in which everything runs.
+        only: the only stage to run.
+        start: the stage to run with all that follow, finished or not.
+        force: stages that count as unfinished, as do those that a killed command was to force.
+        tasks: keys of the tasks of this command, while other jobs do the others; None: all.
+        stages: all stages.
 
     Raises:
         UsageError: a task of ``tasks`` needs one that is neither finished nor among them.
@@ -98,7 +101,7 @@ def _decide(
 
 
 def _only_tasks(plan: Sequence[PlannedTask], keys: frozenset[str]) -> list[PlannedTask]:
-    """``plan`` with the tasks other than ``keys`` left to others."""
+    """Return ``plan`` with the tasks other than ``keys`` left to other jobs."""
     needed = needed_tasks([planned.task for planned in plan])
     unfinished = {planned.task.key: planned.reason for planned in plan if planned.run}
     for key in sorted(keys & unfinished.keys()):
@@ -114,7 +117,6 @@ def _only_tasks(plan: Sequence[PlannedTask], keys: frozenset[str]) -> list[Plann
     for planned in plan:
         key = planned.task.key
         if planned.run and key not in keys:
-            # Its old numbers must not stand beside the new ones they do not follow from.
             redo = planned.finished_before and bool(needed[key] & anew)
             anew |= {key} if redo else set()
             planned = replace(planned, run=False, redo=redo, reason=f"left to another job: {planned.reason}")
@@ -130,7 +132,7 @@ def _asked_for(
     start: Stage | None,
     force: Sequence[Stage],
 ) -> tuple[bool | None, str | None]:
-    """Whether the command itself decides about ``task``; None when its state has to."""
+    """Return whether the command's options decide about ``task``, and the reason; None if its state decides."""
     stage = task.stage
     if only is not None:
         return stage is only, "asked for by --only" if stage is only else "not asked for"
@@ -156,11 +158,8 @@ def _why_again(
     return reason_to_run(task, fingerprint_of(task, notebooks[task.stage.name], run, config), run)
 
 
-# Which task may begin next: the run's DAG, without threads, kernels or files.
-
-
 def all_needed(needed: Mapping[str, Collection[str]], key: str) -> set[str]:
-    """All that ``key`` needs, directly or by way of others."""
+    """Return all that ``key`` needs, directly or indirectly."""
     found: set[str] = set()
     todo = list(needed[key])
     while todo:
@@ -171,9 +170,9 @@ def all_needed(needed: Mapping[str, Collection[str]], key: str) -> set[str]:
 
 
 class Schedule:
-    """What is left of a plan: tasks become ready as those they need are done, and begin in the plan's order.
+    """The tasks of a plan that are left; they become ready as those they need are done.
 
-    Tasks that do not run count as done. A task that is never ``done`` holds back all that need it.
+    Tasks that do not run count as done.
 
     Args:
         plan: every task of the run.
@@ -192,14 +191,14 @@ class Schedule:
         return not self._left
 
     def ready(self) -> list[Task]:
-        """The tasks that may begin, first the plan's first."""
+        """Return the tasks that may begin, in the plan's order."""
         waiting = {key: task for key, task in self._left.items() if key not in self._begun}
         return [task for key, task in waiting.items() if not self._needs[key] & self._left.keys()]
 
     def begin(self, task: Task) -> None:
-        """``task`` is no longer waiting."""
+        """Note that ``task`` has begun."""
         self._begun.add(task.key)
 
     def done(self, task: Task) -> None:
-        """``task`` has succeeded: what waited for it alone is ready now."""
+        """Note that ``task`` has succeeded."""
         del self._left[task.key]

@@ -1,4 +1,4 @@
-"""The stages of a run in order, their tasks, and what each stage's notebook says of itself in its parameters cell."""
+"""The stages of a run in order, their tasks, and the parameters cells of their notebooks."""
 
 import ast
 import graphlib
@@ -24,20 +24,20 @@ class Task:
 
     @property
     def key(self) -> str:
-        """The name of everything this task writes, for example ``04_fold_training_fold_2``."""
+        """The name of the task's files, for example ``04_fold_training_fold_2``."""
         return stage_key(self.stage.name, self.fold)
 
 
 def stages_of(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Stage]:
-    """Those that a run of ``config`` has."""
+    """Return the stages of a run with ``config``."""
     return [stage for stage in stages if config.task in stage.tasks and stage.when(config)]
 
 
 def refuse_stage_of_another_task(config: RunConfig, *named: Stage | None) -> None:
-    """Check that a run of ``config`` has the stages that were named.
+    """Check that a run with ``config`` has the stages ``named``.
 
     Raises:
-        UsageError: it has not.
+        UsageError: it lacks one.
     """
     for stage in named:
         if stage is not None and config.task not in stage.tasks:
@@ -53,9 +53,9 @@ def refuse_stage_of_another_task(config: RunConfig, *named: Stage | None) -> Non
 
 
 def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[Task]:
-    """Every task of a run of ``config.task``, each after what it needs, stages of equal rank by name.
+    """Return every task of a run, each after those it needs, stages of equal rank by name.
 
-    Of a run with ``annotations_only`` these are the stages that need no other: there are no videos to go on with.
+    A run with ``annotations_only`` has only the stages that need no other, because there are no videos.
     """
     stages = stages_of(config, stages)
     if config.annotations_only:
@@ -76,17 +76,14 @@ def tasks_in_order(config: RunConfig, stages: Sequence[Stage] = STAGES) -> list[
 
 
 def needed_tasks(tasks: Sequence[Task], *, straight: bool = False) -> dict[str, set[str]]:
-    """The keys that each task needs finished, by its key; a stage of folds is finished when all of them are.
-
-    With ``straight`` each needs the one before it and nothing else: one after the other, in the order given.
-    """
+    """Return the keys that each task needs, by its key; ``straight``: each needs only the one before it."""
     if straight:
         return {task.key: {tasks[place - 1].key} if place else set() for place, task in enumerate(tasks)}
     return {task.key: {other.key for other in tasks if other.stage.name in task.stage.comes_after} for task in tasks}
 
 
 def stage_named(text: str, stages: Sequence[Stage] = STAGES) -> Stage:
-    """The one stage whose name or number is ``text`` (``03``, ``03b``), or whose name contains it (``results``).
+    """Return the one stage whose name or number is ``text`` (``03``, ``03b``), or whose name contains it.
 
     Raises:
         UsageError: none or several fit; the message lists the names.
@@ -100,7 +97,7 @@ def stage_named(text: str, stages: Sequence[Stage] = STAGES) -> Stage:
 
 
 def task_keys(texts: Sequence[str], config: RunConfig) -> frozenset[str]:
-    """The tasks that ``texts`` name: each a task's key, or a stage (also a part of its name) for all its tasks.
+    """Return the keys of the tasks that ``texts`` name: a task's key, or a stage or part of its name for all its tasks.
 
     Raises:
         UsageError: a text names no task, a stage of another task, or a part of a name fits several stages.
@@ -117,7 +114,7 @@ def task_keys(texts: Sequence[str], config: RunConfig) -> frozenset[str]:
     return frozenset(found)
 
 
-# Filled in by whoever starts the stage; everything else in a parameters cell is a field of RunConfig.
+# Parameters of notebooks that are no fields of RunConfig.
 STAGE_PARAMETERS = {
     "run_dir": "set by the runner; empty: the newest run; new: a new one",
     "fold": "set by the runner: which outer fold, from 0",
@@ -171,7 +168,7 @@ def read_notebook(path: Path) -> Notebook:
 
 
 def notebook_of(document: Any, path: Path) -> Notebook:
-    """The same of a notebook that is read already (an nbformat node); arguments and errors as for ``read_notebook``."""
+    """Check a notebook that was read already, an nbformat node; see ``read_notebook``."""
     cells = [cell for cell in document.cells if "parameters" in cell.metadata.get("tags", [])]
     if len(cells) != 1:
         raise UsageError(
@@ -182,7 +179,7 @@ def notebook_of(document: Any, path: Path) -> Notebook:
 
 
 def check_parameters(notebook: Notebook, values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` by name, each of its parameter's type: papermill would take unknown names and leave ``'true'`` a text.
+    """Return ``values`` with each of its parameter's type; papermill checks neither names nor types.
 
     Raises:
         UsageError: a name that neither the parameters cell nor the configuration has, or a value that cannot be of its
@@ -206,12 +203,12 @@ def check_parameters(notebook: Notebook, values: Mapping[str, Any]) -> dict[str,
 
 
 def load_document(path: Path) -> Any:
-    """The notebook as an nbformat node.
+    """Read a notebook as an nbformat node.
 
     Raises:
         UsageError: the file is missing or is no notebook.
     """
-    import nbformat  # takes a second to load, and `status` shall not wait for it
+    import nbformat  # takes a second to load
 
     try:
         return nbformat.reads(path.read_text(encoding="utf-8"), as_version=4)
@@ -222,7 +219,7 @@ def load_document(path: Path) -> Any:
 
 
 def parse_parameters(source: str, path: Path) -> dict[str, Any]:
-    """Names and literal values of a parameters cell, in order.
+    """Return names and literal values of a parameters cell, in order.
 
     Raises:
         UsageError: a statement other than ``name = literal`` or ``name: type = literal``.
@@ -258,5 +255,5 @@ def _title(document: Any) -> str:
 
 
 def _source_hash(document: Any) -> str:
-    """Over what runs: a new heading does not make a finished stage stale."""
+    """Return the hash of the code cells."""
     return sha256_of_json([cell.source for cell in document.cells if cell.cell_type == "code"])

@@ -1,7 +1,7 @@
-"""Runs the planned tasks, several at once where they need nothing of each other, and keeps the status true meanwhile.
+"""Run the planned tasks, several at once if they do not need each other, and keep the status current.
 
-The kernels do the work; this process stays small. Each task has a thread of its own that waits for its kernel. The
-main thread begins tasks, forwards signals, draws the terminal and is the only one that writes the status.
+The kernels do the work; this process stays small. Each task has a thread that waits for its kernel. The main thread
+begins tasks, forwards signals, draws the terminal and alone writes the status.
 """
 
 import os
@@ -35,20 +35,21 @@ from fvc_lib.services.isolated_workers import threads_of_a_fold
 from fvc_lib.services.memory.budget import LIMIT_VARIABLE, SHARERS_VARIABLE, memory_budget
 from fvc_lib.services.run_paths import RunPaths
 
-# All that one task does in its thread: from what it depends on, by way of its notebook, to the record of its end.
-
 
 def run_task(at_work: TaskRun, stage: StageStatus, say: Callable[[str], None]) -> StageStatus:
-    """Run the notebook, check what it wrote and record that it is finished; returns ``stage`` as it ended.
+    """Run the notebook, check its outputs and record that it is finished; returns ``stage``.
 
-    ``say`` gets each line for the terminal.
+    Args:
+        at_work: the task.
+        stage: its status, which is completed.
+        say: called with each line for the terminal.
 
     Raises:
         OSError: the run folder cannot be read or written.
     """
     task, run, config = at_work.task, at_work.run, at_work.config
     fingerprint.begin_training_state(run, task, config)
-    # A straight pass tracks nothing of what a stage depended on: its record holds digests alone.
+    # A straight pass records digests of its files, not what they depend on.
     before = fingerprint.fingerprint_of(task, at_work.notebook, run, config) if config.use_mlops_pipeline else None
     at_work.execute(stage)
     if stage.exit_code == 0:
@@ -65,7 +66,7 @@ def run_task(at_work: TaskRun, stage: StageStatus, say: Callable[[str], None]) -
 
 
 def _check_outputs(at_work: TaskRun, stage: StageStatus) -> None:
-    """A stage whose tables do not fit has failed, and its record is not that of a success."""
+    """Fail a stage whose tables do not fit their schemas."""
     task, run = at_work.task, at_work.run
     try:
         task.stage.check_outputs(run, task.fold)
@@ -162,13 +163,13 @@ def duration(seconds: float) -> str:
 
 
 SHOW_SECONDS = 0.5
-_ONE_WISH_SECONDS = 1.0  # a cluster may send one wish to stop to the batch shell, which passes it on, and to all of us
+_ONE_WISH_SECONDS = 1.0  # a cluster may send one signal twice: to the batch shell, which forwards it, and to us
 _STOPPED_CODES = (STOPPED, 130, 143)
 End = tuple[TaskRun, "Future[StageStatus]"]
 
 
 def make_room(run: RunPaths, plan: Sequence[PlannedTask]) -> list[tuple[Path, Path]]:
-    """Set aside what the tasks to be redone had written, as ``set_aside``; a forced stage is then not finished."""
+    """Move away the files of the tasks to be repeated, as ``set_aside`` does; forced stages are then unfinished."""
     moved = fingerprint.set_aside(run, [planned.task for planned in plan if planned.redo])
     left = fingerprint.forced_before(run).intersection(planned.task.stage.name for planned in plan if not planned.run)
     if left:
@@ -179,11 +180,15 @@ def make_room(run: RunPaths, plan: Sequence[PlannedTask]) -> list[tuple[Path, Pa
 
 
 class Runner:
-    """One run, or some tasks of it, being worked on; no other process may work on the same meanwhile.
+    """Works on a run, or on some of its tasks, and locks them meanwhile.
 
     Args:
-        jobs: at most so many tasks at once; None: as many as ``folds_at_once`` says.
-        only_tasks: keys of the tasks to work on, while other jobs may work on others; None: the whole run.
+        run: the run.
+        config: its parameters.
+        notebooks: the notebooks by stage name.
+        terminal: where to show progress; None: standard output.
+        jobs: the largest number of tasks at once; None: ``folds_at_once``.
+        only_tasks: keys of the tasks to work on, while other jobs work on others; None: the whole run.
     """
 
     def __init__(
@@ -198,7 +203,6 @@ class Runner:
     ) -> None:
         self.run, self.config, self.notebooks = run, config, notebooks
         self.terminal = terminal or Terminal()
-        # The straight pass is one notebook after the other by definition.
         self._wanted = (jobs or folds_at_once(config)) if config.use_mlops_pipeline else 1
         self._jobs = min(self._wanted, most_of_ranks_at_once(config) or self._wanted)
         self._only_tasks = only_tasks
@@ -214,22 +218,22 @@ class Runner:
         self._said: set[str] = set()
 
     def execute(self, make_plan: Callable[[], Sequence[PlannedTask]]) -> int:
-        """Run what ``make_plan`` says once the run is ours; returns the exit code.
+        """Lock the run, run the plan of ``make_plan`` and return the exit code.
 
-        After the first failure no task begins; those that run go on to their end. The first signal asks every running
+        After the first failure no task begins; running ones go on to their end. The first signal asks every running
         task to save and leave, the second kills them.
 
         Raises:
-            UsageError: another process is at work on this run.
-            OSError: the run folder cannot be written; the status says so where it still can.
+            UsageError: another process works on this run.
+            OSError: the run folder cannot be written.
         """
         with self._signals_noted(), run_lock(self.run, self._only_tasks):
             plan = make_plan()
             self._book = StatusBook(self.run, self._only_tasks)
             self._book.begin(plan)
-            # Before anything runs: a redo that fails half-way must not leave the old numbers standing as the run's own.
+            # First: a repetition that fails must not leave the old numbers as the run's own.
             make_room(self.run, plan)
-            exit_code = 1  # what an exception leaves behind
+            exit_code = 1  # of an exception
             try:
                 exit_code = self._run_tasks(plan)
             finally:
@@ -246,7 +250,7 @@ class Runner:
             try:
                 self._until_all_ended(schedule, pool)
             finally:
-                for at_work in self._running.values():  # left by an exception: nobody would wait for them any more
+                for at_work in self._running.values():  # after an exception
                     at_work.signal(signal.SIGTERM)
                 self.terminal.show([])
         if self._errors:
@@ -267,7 +271,7 @@ class Runner:
         return limit | sharers
 
     def _idle_gpus(self, plan: Sequence[PlannedTask]) -> list[str]:
-        """What to say where GPUs are too few for ``jobs``, or more than the trainings that are left take."""
+        """Return a line if GPUs are too few for ``jobs``, or more than the remaining trainings use."""
         left = sum(planned.run and planned.task.stage.trains for planned in plan)
         if min(left, self._wanted) > self._jobs:
             here = f"{len(self._gpus)} GPUs are here ({','.join(self._gpus)})"
@@ -305,20 +309,20 @@ class Runner:
         self.terminal.show([at_work.snapshot() for at_work in self._running.values()])
 
     def _wait(self, shown: float) -> End | None:
-        """A task that ended, as soon as it does; None when it is time to look around."""
+        """Return a task that has ended; None when the terminal is due or a signal came."""
         try:
             return self._events.get(timeout=max(0.0, shown + SHOW_SECONDS - time.monotonic()))
         except queue.Empty:
             return None
 
     def _threads(self, task: Task) -> dict[str, str]:
-        """A fold's part of the cores; a job of its own (SLURM) and a GPU's process have them all."""
+        """Return a fold's share of the cores; SLURM jobs and processes on a GPU use them all."""
         if not task.stage.per_fold or self._only_tasks is not None or on_gpu(self.config):
             return {}
         return {"OMP_NUM_THREADS": str(threads_of_a_fold(self.config.num_trainings, self.config.num_ranks))}
 
     def _own_gpus(self, task: Task) -> dict[str, str]:
-        """For a training where there are more GPUs than it has ranks: the group that the fewest others have."""
+        """Return the GPUs of a training if there are more than it has ranks: those that the fewest others use."""
         if not task.stage.trains or len(self._gpus) <= self.config.num_ranks:
             return {}
         taken = Counter(self._dealt.values())
@@ -328,7 +332,6 @@ class Runner:
 
     def _begin(self, task: Task, pool: ThreadPoolExecutor) -> None:
         before = self._book.stage(task.key)
-        # What the attempt before came to is not this one's.
         stage = StageStatus(state="running", attempts=before.attempts + 1, reason=before.reason, started_utc=utc_now())
         self._book.put(task.key, stage)
         at_work = TaskRun(
@@ -349,7 +352,7 @@ class Runner:
         task = at_work.task
         del self._running[task.key]
         self._dealt.pop(task.key, None)
-        at_work.snapshot()  # tells what was left to tell of its memory
+        at_work.snapshot()  # shows the last messages on its memory
         self._show()
         if error := future.exception():
             self._errors.append(error)
@@ -370,7 +373,7 @@ class Runner:
             self.terminal.line(f"  nothing new begins; what runs goes on to its end: {others} (Ctrl-C stops it)")
 
     def _exit_code(self, schedule: Schedule) -> int:
-        """A failure counts before a signal that came as well; a signal that left nothing undone does not count."""
+        """Return the run's exit code: a failure counts more than a signal, and a signal only if work is left."""
         failures = [code for code in self._exit_codes if code not in _STOPPED_CODES]
         if failures:
             return failures[0]
@@ -379,7 +382,7 @@ class Runner:
         return self._exit_codes[0] if self._exit_codes else 0
 
     def _forward_signals(self) -> None:
-        """To every task at work, what each has not had yet: one that has just begun has had none."""
+        """Forward new signals to every running task."""
         while self._forwarded < len(self._signals):
             number = self._signals[self._forwarded]
             self._forwarded += 1
@@ -392,7 +395,7 @@ class Runner:
 
     @contextmanager
     def _signals_noted(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():  # papermill called from a notebook's thread
+        if threading.current_thread() is not threading.main_thread():  # papermill in a notebook's thread
             yield
             return
         numbers = [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]
@@ -406,7 +409,7 @@ class Runner:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Only noted here, and the main thread woken: it may be anywhere, between two tasks as well."""
+        """Note a signal and wake the main thread."""
         del frame
         now = time.monotonic()
         if not self._signals:

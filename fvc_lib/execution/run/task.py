@@ -1,6 +1,6 @@
-"""One execution of one notebook: its kernel watched from outside, its end judged, its record in place.
+"""Execute one notebook once: watch its kernel, judge how it ended, and leave its record in place.
 
-Knows nothing of plans, locks or ``status.json``: whoever runs it does (``run.runner``).
+Plans, locks and ``status.json`` are the runner's.
 """
 
 import json
@@ -32,16 +32,13 @@ from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 if TYPE_CHECKING:
     from fvc_lib.execution.papermill_engine import KernelOutcome
 
-# How often the system killed for memory, and watching a kernel from outside.
-
 SAMPLE_INTERVAL_SECONDS = 0.2
 
 
 def oom_kills(root: Path = Path("/")) -> int | None:
-    """How often the system has killed for memory in this process's control group; None where nothing counts it.
+    """Return how often the system has killed for memory in this process's control group; None if nothing counts it.
 
-    Read from the group itself, else from the nearest above it whose counter can be read; below ``root`` lie
-    ``proc/self/cgroup`` and ``sys/fs/cgroup``.
+    The nearest group that has a counter counts. ``root`` is the root of ``/proc`` and ``/sys``.
     """
     for _, folder in control_groups(root):
         for counter in ("memory.events", "memory.oom_control"):  # of version 2 and 1
@@ -78,13 +75,13 @@ class KernelWatch:
             self._thread.join()
 
     def signal_kernel(self, number: signal.Signals) -> None:
-        """Forward a signal to the kernel alone; one that is gone is let be."""
+        """Send a signal to the kernel's process, if it lives."""
         if self.pid is not None:
             with suppress(psutil.NoSuchProcess):
                 psutil.Process(self.pid).send_signal(number)
 
     def oom_kills(self) -> int | None:
-        """How often the system has killed for memory since this watch was made; None where nothing counts it."""
+        """Return how often the system has killed for memory since this watch was made; None if nothing counts it."""
         now = oom_kills()
         return None if now is None or self._oom_kills is None else max(0, now - self._oom_kills)
 
@@ -97,14 +94,10 @@ class KernelWatch:
                 return
 
 
-# How fast a task goes and when it will be done, from what its progress said in this attempt.
-
-
 class RateMeter:
-    """Estimates what is left from the pace of the last steps seen.
+    """Estimates the time left from the pace of the last steps.
 
-    What was done before this attempt, or before ``what`` or ``total`` changed, counts for nothing: a resumed training
-    begins in the middle.
+    Steps before this attempt do not count, because a resumed training begins in the middle.
     """
 
     def __init__(self) -> None:
@@ -120,22 +113,21 @@ class RateMeter:
             self._samples.append((now, done))
 
     def seconds_left(self, now: float) -> float | None:
-        """Until all is done; None while too little was seen to say."""
+        """Return the estimate; None while too few steps were seen."""
         if self._kind is None or len(self._samples) < 2 or self._samples[-1][0] - self._samples[0][0] < 3.0:
             return None
         (began, at_first), (last, done) = self._samples[0], self._samples[-1]
         per_step = (last - began) / (done - at_first)
-        # A step that takes longer than usual is not done sooner: what has passed since the last one counts down only
-        # as far as that step itself.
+        # Of a step that takes longer than usual, no more than its usual time counts down.
         return max(0.0, (self._kind[1] - done) * per_step - min(now - last, per_step))
 
 
 class MemoryNews:
-    """What a stage says of its memory (``memory/events/<stage>.jsonl``) from now on, for the runner's terminal.
+    """New messages of a stage's memory log (``memory/events/<stage>.jsonl``), for the terminal.
 
     Args:
         path: the log; it may not exist yet.
-        said: messages said before, shared by the tasks of a run: five folds say their policy once.
+        said: messages that were shown, shared by the tasks of a run, so that five folds show their policy once.
     """
 
     def __init__(self, path: Path, said: set[str]) -> None:
@@ -143,12 +135,12 @@ class MemoryNews:
         self._position = path.stat().st_size if path.is_file() else 0
 
     def __iter__(self) -> Iterator[str]:
-        """Messages written since the last look. Lines that are no events are passed over."""
+        """Yield the messages written since the last call."""
         try:
             with self._path.open("rb") as stream:
                 stream.seek(self._position)
                 lines = stream.read()
-        except OSError:  # not there yet, or a file server that is away: then at the next look
+        except OSError:  # not there yet
             return
         whole = lines[: lines.rfind(b"\n") + 1]  # the last line may be half written
         self._position += len(whole)
@@ -163,7 +155,7 @@ class MemoryNews:
 
 
 def last_metric(path: Path, attempt: int) -> dict[str, Any] | None:
-    """The row of the loss that ``attempt`` logged last, else its last row; None where it logged none."""
+    """Return the last row of the loss in ``attempt``, else its last row; None if it logged none."""
     newest = None
     for row in exit_codes.rows_from_the_end(path):
         if row.get("attempt") != attempt or not isinstance(row.get("value"), float | int | None):
@@ -175,7 +167,7 @@ def last_metric(path: Path, attempt: int) -> dict[str, Any] | None:
 
 
 def metric_text(row: Mapping[str, Any]) -> str:
-    """Such as ``loss 0.31 (train) at step 12 of epoch 3``."""
+    """Return such as ``loss 0.31 (train) at step 12 of epoch 3``."""
     value = "not a number" if row.get("value") is None else f"{row['value']:.4g}"
     return f"{row.get('metric')} {value} ({row.get('phase')}) at step {row.get('step')} of epoch {row.get('epoch')}"
 
@@ -194,7 +186,7 @@ def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class TaskProgress:
-    """Where a task is, for the terminal."""
+    """The progress of a task, for the terminal."""
 
     key: str  # the task's
     elapsed_seconds: float  # since it began
@@ -206,10 +198,17 @@ class TaskProgress:
 
 
 class TaskRun:
-    """Executes ``task`` once; ``execute`` may be called from any thread, the rest from any other meanwhile.
+    """Executes a task once. ``execute`` runs in a thread; other threads may call the other methods meanwhile.
 
-    ``attempt`` counts from 1; ``extra_environment`` is what this kernel gets beside the process's environment; ``say``
-    gets each line for the terminal; ``said`` holds the messages of memory said already, shared by the tasks of a run.
+    Args:
+        run: the run.
+        config: its parameters.
+        task: the task.
+        notebook: its notebook.
+        attempt: from 1.
+        extra_environment: variables that the kernel gets on top of this process's.
+        say: called with each line for the terminal.
+        said: see ``MemoryNews``.
     """
 
     def __init__(
@@ -239,7 +238,7 @@ class TaskRun:
         self._say = say
 
     def execute(self, stage: StageStatus) -> None:
-        """Run the notebook to its end and write into ``stage`` how it ended; of a success the record is renamed.
+        """Run the notebook and write into ``stage`` how it ended; rename the record after a success.
 
         Raises:
             OSError: the record or the log cannot be written.
@@ -265,12 +264,12 @@ class TaskRun:
         exit_codes.tell_end(self.run, self.task, stage)
 
     def signal(self, number: int) -> None:
-        """The first asks the kernel to save and leave, a second kills it. Terminal signals never reach the kernel."""
+        """Ask the kernel to save and leave, or kill it at the second call."""
         self._signals.append(number)
         self._watch.signal_kernel(signal.SIGUSR1 if len(self._signals) == 1 else signal.SIGKILL)
 
     def snapshot(self) -> TaskProgress:
-        """Where the task is now; tells what there is to tell of its memory."""
+        """Return the task's progress, and show new messages on its memory."""
         for message in self._news:
             self._say(f"  {self.task.key}: {message}")
         now = time.monotonic()
@@ -288,7 +287,7 @@ class TaskRun:
         )
 
     def _loss(self, now: float) -> float | None:
-        """The last of this attempt, looked up every few seconds."""
+        """Return the last loss of this attempt, read every two seconds."""
         if now - self._looked >= LOSS_SECONDS:
             self._looked = now
             row = last_metric(self.run.metrics(self.task.stage.name, self.task.fold), self._attempt)
@@ -328,6 +327,6 @@ class TaskRun:
 
 
 def job_id(environ: Mapping[str, str]) -> str | None:
-    """SLURM's number of the job this process belongs to, ``123`` or of an array ``123_4``; None outside of one."""
+    """Return the id of this process's SLURM job, ``123`` or in an array ``123_4``; None outside one."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID") or None
