@@ -151,7 +151,7 @@ def test_the_roc_title_and_the_score_share_are_what_the_predictions_say(run: Run
     predictions = queries.predictions([run]).frame
     right = (predictions["score"] >= predictions["threshold"]) == (predictions["label"] == "fake")
     assert title(score_distribution_figure(predictions)).startswith(f"{right.mean():.0%} of the videos")
-    value = queries.compare_runs([run]).frame["value"][0]
+    value = queries.results([run]).frame.filter(source="model", scope="all", metric="roc_auc")["value"][0]
     assert f"AUC {value:.3f}" in title(roc_figure(predictions, replicates=2))
 
 

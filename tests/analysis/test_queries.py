@@ -124,7 +124,7 @@ def test_an_empty_run_gives_empty_answers(tmp_path: Path) -> None:
     run = RunPaths(tmp_path / "e" / "run_x")
     frames = [
         *(ask([run]) for ask in (queries.learning_curves, queries.memory_samples, queries.memory_peaks)),
-        *(ask([run]) for ask in (queries.results, queries.fold_table, queries.predictions, queries.compare_runs)),
+        *(ask([run]) for ask in (queries.results, queries.fold_table, queries.predictions)),
         *(ask(run) for ask in (queries.fold_balance, queries.augmentation_counts)),
         queries.index_counts(run, "codec"),
     ]
@@ -155,7 +155,6 @@ def test_a_folder_that_is_copied_or_linked_in_appears_and_a_dangling_one_does_no
 def test_two_runs_of_one_id_are_never_counted_as_one(make_run: Callable[..., RunPaths]) -> None:
     first, second = make_run(experiment="one"), make_run(experiment="two", seed=1)
     names = [f"one/{first.run_id}", f"two/{second.run_id}"]
-    assert queries.compare_runs([second, first]).frame["run_id"].to_list() == names[::-1]
     assert queries.fold_table([first, second]).frame["run_id"].to_list() == [name for name in names for _ in range(5)]
     for read in (*queries.SQL_TABLES.values(), queries.memory_peaks):
         rows = read([first, second]).frame
@@ -199,7 +198,6 @@ def test_run_folders_with_hostile_names_are_read_like_any_other(make_run: Callab
     assert queries.learning_curves(runs).frame["run_id"].unique().sort().to_list() == sorted(shown)
     assert queries.fold_table(runs).frame["run_id"].unique().sort().to_list() == sorted(shown)
     assert set(queries.parameter_differences(runs).frame["run_id"]) <= set(shown)
-    assert queries.compare_runs(runs).frame["run_id"].to_list() == shown
     frames = {name: read(runs).frame for name, read in queries.SQL_TABLES.items()}
     query = " UNION ALL ".join(f"SELECT count(*) FROM metrics WHERE run_id = $n{n}" for n in range(len(shown)))
     names = {f"n{n}": name for n, name in enumerate(shown)}

@@ -187,16 +187,6 @@ def predictions(runs: Sequence[RunPaths]) -> Answer:
     return read_tables(files, tables.PREDICTIONS)
 
 
-def compare_runs(runs: Sequence[RunPaths]) -> Answer:
-    """Return the model's ROC AUC over all folds, one row per run in the order of ``runs``.
-
-    Columns: ``run_id metric value low high fold_mean fold_std num_videos num_groups``.
-    """
-    stored = results(runs)
-    columns = ["run_id", "metric", "value", "low", "high", "fold_mean", "fold_std", "num_videos", "num_groups"]
-    return Answer(stored.frame.filter(source="model", scope="all", metric="roc_auc").select(columns), stored.notes)
-
-
 def index_counts(run: RunPaths, by: str) -> Answer:
     """Count the videos and groups of the index by label and the column ``by``.
 

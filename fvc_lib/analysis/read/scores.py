@@ -1,4 +1,4 @@
-"""Every tested video with its score, and the results as other programs take them: CSV and LaTeX."""
+"""Tables of scores by video, and the results as CSV and LaTeX."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from fvc_lib.analysis.read.cautions import run_cautions
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS
 from fvc_lib.analysis.read.naming import run_parameters, trial_text
 from fvc_lib.analysis.read.protocols import TARGET_SCOPE
-from fvc_lib.analysis.wording import count_text, interval_text, latex_text, source_name
+from fvc_lib.analysis.wording import count_text, interval_text, latex_table, latex_text, source_name
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import NOT_HASHED
 from fvc_lib.services.errors import DataError
@@ -21,14 +21,14 @@ from fvc_lib.services.tasks import DEFAULT_TASK
 def score_table(
     index: pl.DataFrame, predictions: pl.DataFrame, others: Sequence[pl.DataFrame] = (), run: RunPaths | None = None
 ) -> pl.DataFrame:
-    """Every video of ``predictions`` (SCORES), mistakes first, then right answers, the surest before the others.
+    """Return every video of ``predictions`` (SCORES): mistakes first, and the most certain first among these.
 
     Args:
         index: INDEX schema, or its columns ``video_id path``.
         predictions: PREDICTIONS schema, all folds together.
-        others: the same of runs that differ in their seed alone, of which the scores' spread is: the sample standard
-            deviation over all runs that scored the video, this one among them.
-        run: whose they are, for the column ``trial``.
+        others: predictions of runs that differ in their seed alone; the spread of scores is the sample standard
+            deviation over all these runs.
+        run: the run of the predictions, for the column ``trial``.
     """
     every = pl.concat([each.select("video_id", "score") for each in (predictions, *others)])
     spread = every.group_by("video_id").agg(score_std=pl.col("score").std(), num_seeds=pl.len().cast(pl.Int64))
@@ -45,14 +45,14 @@ def score_table(
 
 
 def _trial_column(run: RunPaths | None) -> pl.Expr:
-    """``trial on 20 groups`` in every row of a table of such a run, else null."""
+    """Return ``trial on 20 groups`` for a trial run, else null."""
     return pl.lit((run and trial_text(run_parameters(run))) or None, pl.String)
 
 
 def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
-    """The predictions, all folds, of the finished runs of this experiment that differ from ``run`` in the seed alone.
+    """Return the predictions of the finished runs of this experiment that differ from ``run`` in the seed alone.
 
-    Runs whose folds differ as well count: their network, too, had not seen the group that it scored.
+    Their folds may differ: no network has seen the group that it scored.
     """
     unsaid, found = values_unsaid(DEFAULT_TASK), {}
     own = unsaid | run_parameters(run)
@@ -74,7 +74,7 @@ def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
 
 
 def write_results(run: RunPaths, results: pl.DataFrame, confidence: float) -> None:
-    """Write the table of results (RESULTS) as CSV and, in short, as LaTeX, with what must be said of the run.
+    """Write the results (RESULTS) as CSV and, in short, as LaTeX, with the run's cautions.
 
     Raises:
         OSError: a file cannot be written.
@@ -90,12 +90,10 @@ _FOR_A_PAPER = {
 
 
 def latex_results(results: pl.DataFrame, confidence: float, cautions: Sequence[str] = ()) -> str:
-    """The network and its controls over all folds (RESULTS) as a table for a paper that uses booktabs.
+    """Return the network and its controls over all folds (RESULTS) as a LaTeX table for a paper.
 
-    A protocol's targets follow, the network alone, and the caption says that the rest is the mean over them, and the
-    ``cautions``.
+    The targets of a protocol follow, for the network alone. The caption ends with the ``cautions``.
     """
-    rows = results.filter(scope="all")
     known = {(row["scope"], row["source"], row["metric"]): row for row in results.iter_rows(named=True)}
     model = known.get(("all", "model", "roc_auc"))
     counted = "" if model is None else (
@@ -103,33 +101,20 @@ def latex_results(results: pl.DataFrame, confidence: float, cautions: Sequence[s
     )  # fmt: skip
     scopes = results.filter(pl.col("scope").str.starts_with(TARGET_SCOPE), source="model")["scope"].unique().sort()
     mean = f"; the mean over {len(scopes)} targets, which follow" if len(scopes) > 1 else ""
-    lines = [
-        r"% \usepackage{booktabs}",
-        r"\begin{table}",
-        r"\centering",
-        rf"\caption{{{counted}{100 * confidence:g}\% intervals over groups{mean}.",
-        " ".join(
-            [
-                r"--: undefined, or not resolved by the number of reals. *: what a split by row would claim.",
-                *map(latex_text, cautions),
-            ]
-        )
-        + "}",
-        rf"\begin{{tabular}}{{{'l' * (1 + len(_FOR_A_PAPER))}}}",
-        r"\toprule",
-        " & ".join(["Scored by", *_FOR_A_PAPER.values()]) + r" \\",
-        r"\midrule",
-    ]
+    caption = (
+        rf"{counted}{100 * confidence:g}\% intervals over groups{mean}. "
+        r"--: undefined, or not resolved by the number of reals. *: the claim of a split by row."
+    )
 
-    def line(name: str, scope: str, source: str) -> str:
-        cells = [latex_text(name) + "*" * (source in DISHONEST_CONTROLS)]
-        for metric in _FOR_A_PAPER:
-            row = known.get((scope, source, metric))
-            value = row["value"] if row else None
-            cells.append(interval_text(value, row["low"], row["high"]) if row and value is not None else "--")
-        return " & ".join(cells) + r" \\"
+    def row(name: str, scope: str, source: str) -> list[str]:
+        values = (known.get((scope, source, metric), {"value": None}) for metric in _FOR_A_PAPER)
+        cells = (
+            "--" if each["value"] is None else interval_text(each["value"], each["low"], each["high"])
+            for each in values
+        )  # fmt: skip
+        return [latex_text(name) + "*" * (source in DISHONEST_CONTROLS), *cells]
 
-    lines += [line(source_name(each), "all", each) for each in rows["source"].unique(maintain_order=True)]
-    of_targets = [line(f"Model, {each.removeprefix(TARGET_SCOPE)}", each, "model") for each in scopes]
-    lines += [r"\midrule", *of_targets] if of_targets else []
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+    sources = results.filter(scope="all")["source"].unique(maintain_order=True)
+    of_targets = [row(f"Model, {each.removeprefix(TARGET_SCOPE)}", each, "model") for each in scopes]
+    parts = [[row(source_name(each), "all", each) for each in sources], *([of_targets] if of_targets else [])]
+    return latex_table(" ".join([caption, *map(latex_text, cautions)]), ["Scored by", *_FOR_A_PAPER.values()], parts)
