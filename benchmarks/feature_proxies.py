@@ -24,7 +24,7 @@ import polars as pl
 from fvc_lib.analysis.figures.features import feature_ties
 from fvc_lib.corpus.samples.scenes import Shot, draw_camera, generator_for, render_shot
 from fvc_lib.services.registry import FEATURES
-from fvc_lib.video.decode.clip import probe_video
+from fvc_lib.video.decode.probe import probe_video
 from fvc_lib.video.features.sampling import sample_video
 from fvc_lib.video.features.worker import measured
 

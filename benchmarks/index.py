@@ -36,7 +36,7 @@ from fvc_lib.corpus.listing import read_corpus
 from fvc_lib.corpus.probing import DEFAULT_PROBE_FUNCTION
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.tables import FOLDS, INDEX, read_table, write_table
-from fvc_lib.video.decode.clip import VideoProbe
+from fvc_lib.video.decode.probe import VideoProbe
 
 Result = TypeVar("Result")
 

@@ -37,8 +37,7 @@ from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import Interval, group_interval
 from fvc_lib.services.registry import FEATURES
-from fvc_lib.video.decode.clip import probe_video
-from fvc_lib.video.decode.packets import PacketFacts
+from fvc_lib.video.decode.probe import PacketFacts, probe_video
 from fvc_lib.video.features.sampling import sample_video
 from fvc_lib.video.features.worker import measured
 

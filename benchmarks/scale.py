@@ -57,7 +57,7 @@ from fvc_lib.services.tables import (
 from fvc_lib.tasks.leakage_audit import leakage_audit
 from fvc_lib.tasks.video.controls import tells_labels
 from fvc_lib.tasks.video.results import kfold_results, slice_table
-from fvc_lib.video.decode.clip import VideoProbe
+from fvc_lib.video.decode.probe import VideoProbe
 
 SIZES = ((320, 240), (640, 360), (1280, 720), (1920, 1080))
 

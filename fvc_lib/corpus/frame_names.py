@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from functools import partial
 from posixpath import splitext
 
-from fvc_lib.video.decode.source import PICTURES
+from fvc_lib.video.decode.file_parts import PICTURES
 
 ENDINGS = {
     "video": frozenset(

@@ -31,7 +31,7 @@ from fvc_lib.services.tables import (
     frame_of,
     write_table,
 )
-from fvc_lib.video.decode.clip import VideoProbe
+from fvc_lib.video.decode.probe import VideoProbe
 
 # --- What the label tables alone say: every row, which of them belong together, and which labels are agreed on.
 

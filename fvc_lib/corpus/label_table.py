@@ -19,7 +19,7 @@ from fvc_lib.corpus.listing import CorpusFiles, Entry, Refusal, Rejections, attr
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_from_text
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.video.decode.source import picture_names
+from fvc_lib.video.decode.file_parts import picture_names
 
 GROUP_COLUMNS = ("group", "group_id")
 SPLIT_COLUMNS = ("split", "part")

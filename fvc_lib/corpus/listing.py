@@ -26,8 +26,7 @@ from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA, Registry
 from fvc_lib.services.tables import ANNOTATIONS, LABELS, REJECTED, column_types, frame_of, write_table
 from fvc_lib.services.tar_patterns import fixed_folder, is_pattern
-from fvc_lib.video.decode.source import picture_names
-from fvc_lib.video.decode.tar_members import member_at
+from fvc_lib.video.decode.file_parts import part_at, picture_names
 
 # --- What cannot be used, and what to do about it.
 
@@ -327,13 +326,11 @@ class CorpusFiles:
 
     def _check_member(self, path: str, full: str) -> Refusal | None:
         try:
-            member = member_at(Path(full))
+            part_at(Path(full))
         except FileNotFoundError as error:
             return Refusal(f"missing_{self.kind}", f"{path!r}: {error.strerror}. Restore it, or drop its row.")
         except OSError as error:
-            return Refusal("unreadable", f"{path!r}: {error.strerror}. Fetch the tar again.")
-        if member is None:
-            return Refusal("unreadable", f"{path!r}: not a folder, nor a tar, lies on the way. Fix the name.")
+            return Refusal("unreadable", f"{path!r}: {error.strerror}. Fix the name, or fetch the tar again.")
         return None
 
     def walk(

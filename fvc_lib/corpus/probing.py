@@ -24,10 +24,11 @@ from fvc_lib.services.code.code_version import code_hash
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.stage_logs import JsonLines, checked_row
-from fvc_lib.video.decode.clip import Clip, VideoProbe, decode_clip, probe_video
-from fvc_lib.video.decode.source import RefusedVideo, VideoError, pictures_in, sha256_of_video, size_of_video
+from fvc_lib.video.decode.clip import Clip, uniform_places
+from fvc_lib.video.decode.file_parts import parts_of, sha256_of_video
+from fvc_lib.video.decode.probe import VideoProbe, probe_and_decode
+from fvc_lib.video.decode.source import RefusedVideo, VideoError
 from fvc_lib.video.decode.still_image import ImageFacts, StillImageError, examine_image
-from fvc_lib.video.decode.tar_members import member_at
 from fvc_lib.video.reencode import recipe_named, reencode_files, reencoded_path
 
 # --- What is done with one untrusted file, in a worker process: probe, a few frames for the hash, content hash.
@@ -45,8 +46,8 @@ def probe_file(path_text: str) -> dict[str, Any]:
     """
     path = Path(path_text)
     try:
-        probe = probe_video(path)
-        return probed(path, probe, decode_clip(path, HASH_FRAMES, HASH_SIZE))
+        probe, (clip,) = probe_and_decode(path, [(lambda count: uniform_places(count, HASH_FRAMES), HASH_SIZE)])
+        return probed(path, probe, clip)
     except VideoError as error:
         return {"reason": error.reason, "detail": f"{error.detail}. {error.remedy}"}
     except MemoryError:
@@ -229,13 +230,11 @@ def probe_files(
 def file_state(path: Path) -> dict[str, int] | None:
     """What tells that a file, one in a tar, or a folder of pictures is unchanged; None where it cannot be looked at."""
     try:
-        pictures = pictures_in(path)
-        files = [member_at(path) or path] if pictures is None else [*pictures.values(), *([path] * path.is_dir())]
-        return {
-            "size_bytes": size_of_video(path),
-            "mtime_ns": max((f.stat().st_mtime_ns if isinstance(f, Path) else f.mtime_ns for f in files), default=0),
-        }
-    except OSError:
+        parts = parts_of(path)
+        of_folder = path.stat().st_mtime_ns if path.is_dir() else 0
+        newest = max(of_folder, *(part.mtime_ns for part in parts))
+        return {"size_bytes": sum(part.size_bytes for part in parts), "mtime_ns": newest}
+    except (OSError, ValueError):
         return None
 
 

@@ -17,7 +17,7 @@ from fvc_lib.corpus.frame_names import is_picture
 from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, is_named_as, some_of
 from fvc_lib.services.atomic_files import message_text, path_to_text
 from fvc_lib.services.tar_patterns import SUFFIX, fixed_folder, is_pattern, tars_of
-from fvc_lib.video.decode.tar_members import Contents, Member, contents_of
+from fvc_lib.video.decode.file_parts import Contents, FilePart, contents_of
 
 # What is read beside a video, and at most how many bytes of it; what yt-dlp says of one fills up to about a MiB.
 _TEXTS = {"json": 4 << 20, "txt": 1 << 20, "cls": 1 << 10}
@@ -74,7 +74,7 @@ def tar_samples(
     """
     samples, names, damaged = list[TarSample](), tars_in(corpus), list[str]()
     for name in names:
-        place, contents = path_to_text(name), Contents({})
+        place, contents = path_to_text(name), Contents({}, {})
         refusal = files.check(name)
         if refusal is None:
             try:
@@ -101,7 +101,7 @@ def tar_samples(
 
 
 def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, pictures: bool) -> Iterator[TarSample]:
-    videos, beside = (defaultdict[str, dict[str, Member | str]](dict) for _ in range(2))
+    videos, beside = (defaultdict[str, dict[str, FilePart | str]](dict) for _ in range(2))
     with_video = {_key_of(name)[0] for name in contents.members if is_named_as("video", name)}
     for name, member in contents.members.items():
         key, kind = _key_of(name)
@@ -143,7 +143,7 @@ def _key_of(name: str) -> tuple[str, str]:
 
 
 def _sample(
-    tar: str, key: str, videos: Mapping[str, Member | str], beside: Mapping[str, Member | str], *, is_cut: bool
+    tar: str, key: str, videos: Mapping[str, FilePart | str], beside: Mapping[str, FilePart | str], *, is_cut: bool
 ) -> Iterator[TarSample]:
     """One for each video of a key, or one that is refused."""
     said, cells, refusal = dict[str, str](), dict[str, str](), None

@@ -21,7 +21,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.video.decode.source import what_it_is
+from fvc_lib.video.decode.source import impostor
 
 # What a network's own class layer may be called in a file of weights; a head of ours is trained in its place.
 CLASS_LAYERS = (
@@ -161,7 +161,7 @@ def read_weights(path: Path, field: str = "model_weights") -> Mapping[str, Tenso
         reason, remedy = checkpoint_files.why_not_loaded(error), "Fetch the file again."
         if "code" in reason:
             remedy = "In a program that you trust with it, save tensors alone: torch.save(network.state_dict(), PATH)."
-        elif not head.startswith(b"PK") and (known := what_it_is(head)):  # torch.save's own files are archives
+        elif not head.startswith(b"PK") and (known := impostor(head)):  # torch.save's own files are archives
             reason, remedy = f"it is {known[0]}", known[1]
         raise UsageError(
             f"{field} {str(path)!r}: neither weights of torch.save nor safetensors: {reason}. {remedy}"

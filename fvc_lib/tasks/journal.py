@@ -15,7 +15,8 @@ from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries
 from fvc_lib.services.isolated_workers import SUSPECTS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import JsonLines, checked_row
-from fvc_lib.video.decode.source import VideoError, sha256_of_video
+from fvc_lib.video.decode.file_parts import sha256_of_video
+from fvc_lib.video.decode.source import VideoError
 
 JOURNAL = "findings.jsonl"
 _OF_SHARD = "findings.{}.jsonl"

@@ -39,6 +39,7 @@ from fvc_lib.services.atomic_files import (
 from fvc_lib.services.code.code_version import code_hash
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.isolated_workers import run_isolated
+from fvc_lib.video.decode.file_parts import sha256_of_video
 from fvc_lib.video.decode.frame_table import IntArray, Seconds, read_frame_table
 from fvc_lib.video.decode.pixels import SCALER, FrameConverter, Orientation
 from fvc_lib.video.decode.plan import decode
@@ -50,7 +51,6 @@ from fvc_lib.video.decode.source import (
     VideoSource,
     check_size,
     open_video,
-    sha256_of_video,
 )
 
 Pixels = npt.NDArray[np.uint8]

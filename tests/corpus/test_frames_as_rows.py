@@ -18,7 +18,8 @@ from fvc_lib.corpus.listing import Listing, read_corpus
 from fvc_lib.corpus.several import read_corpora
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.tables import INDEX, REJECTED, read_table
-from fvc_lib.video.decode.clip import decode_clip, probe_video
+from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.decode.probe import probe_video
 
 UNASSIGNED = "unassigned_picture"
 

@@ -23,8 +23,8 @@ from fvc_lib.video.clips.clip_file import map_clip_file
 from fvc_lib.video.clips.making import make_clips
 from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.clips.worker import make_original
-from fvc_lib.video.decode.clip import decode_clip, probe_video
-from fvc_lib.video.decode.packets import PacketFacts
+from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.decode.probe import PacketFacts, probe_video
 from fvc_lib.video.reencode import reencoded
 
 NUM_VIDEOS, SECONDS = 24, 1

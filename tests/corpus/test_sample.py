@@ -21,7 +21,7 @@ from fvc_lib.corpus.probing import probe_file
 from fvc_lib.corpus.samples import videos as sample
 from fvc_lib.corpus.samples.videos import generate_sample_corpus, plan_events
 from fvc_lib.services.config import RunConfig
-from fvc_lib.video.decode.clip import probe_video
+from fvc_lib.video.decode.probe import probe_video
 from tests.corpus.all_pairs import near_duplicate_pairs
 
 

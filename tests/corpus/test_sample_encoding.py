@@ -7,7 +7,7 @@ from fvc_lib.corpus.samples.files import (
     encode_to_size,
 )
 from fvc_lib.corpus.samples.scenes import Shot, draw_camera, render_shot
-from fvc_lib.video.decode.clip import probe_video
+from fvc_lib.video.decode.probe import probe_video
 
 CHOICES = [("libx264", "mp4"), ("libx264", "mkv"), ("mpeg4", "avi"), ("mpeg4", "mp4"), ("libvpx-vp9", "webm")]
 

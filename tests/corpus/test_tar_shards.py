@@ -15,7 +15,8 @@ from fvc_lib.corpus.several import read_corpora
 from fvc_lib.corpus.video_texts import index_video_texts, read_tar_pairs, video_text_root
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.video.decode.clip import decode_clip, probe_video
+from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.decode.probe import probe_video
 
 
 class Trap:

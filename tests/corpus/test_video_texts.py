@@ -17,7 +17,7 @@ from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
 from fvc_lib.services.tables import PARTS, REJECTED, VIDEO_TEXTS, check_table, read_table
-from fvc_lib.video.decode.clip import VideoProbe
+from fvc_lib.video.decode.probe import VideoProbe
 from tests.corpus.test_footage_likeness import GREEN, PLAIN, YELLOW, drawn
 from tests.corpus.test_near_duplicates import noisy
 

@@ -10,7 +10,7 @@ from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks import leakage_audit as split_audit
 from fvc_lib.tasks.leakage_audit import image_split_audit, video_text_split_audit
-from fvc_lib.video.decode.clip import VideoProbe
+from fvc_lib.video.decode.probe import VideoProbe
 from tests.corpus.edited_pictures import drawn, put_picture, saved_anew
 
 CHECKS = (

@@ -1,11 +1,17 @@
-"""The plan of a decode: what goes to the decoder, from where, and what it says of itself before a frame is decoded."""
+"""The table of frames that packets give, what it says of missing ones, and the plan of a decode made from it."""
 
+import dataclasses
+from fractions import Fraction
+
+import av
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.video.decode.frame_table import FrameTable, read_frame_table
+from fvc_lib.video.decode.clip import decode_clip, explain_clip
+from fvc_lib.video.decode.frame_table import NO_PTS, FrameTable, missing_bytes, read_frame_table, seconds_of
 from fvc_lib.video.decode.plan import Route, decode, plan_decoding
+from fvc_lib.video.decode.probe import packet_facts
 from fvc_lib.video.decode.source import TruncatedVideo, open_video
 
 
@@ -16,10 +22,98 @@ def opened(encode_video, tmp_path_factory):
 
 
 def table_of(pts, keys, **changed):
-    of_packets = {"pts": np.array(pts, np.int64), "dts": np.arange(len(pts)), "num_bytes": np.ones(len(pts), np.int64)}
+    pts = np.array(pts, np.int64)
     is_key, shown = np.isin(np.arange(len(pts)), keys), np.ones(len(pts), bool)
-    settled = {"doubt": "", "begins_anew": True, "stores_pts": True, "damage": None}
-    return FrameTable(**of_packets, is_key=is_key, is_shown=shown, **{**settled, **changed})
+    sizes = np.ones(len(pts), np.int64)
+    table = FrameTable(pts, np.arange(len(pts)), sizes, is_key, is_key, shown, doubt="", stores_pts=True, damage="")
+    return dataclasses.replace(table, **changed)
+
+
+def test_leading_pictures_start_one_keyframe_earlier_and_hidden_packets_are_no_frames():
+    #  decoding order: I0 P3 B1 B2 | I6 B4 B5 P7; B4 and B5 lead I6 and refer to P3
+    table = table_of([0, 3, 1, 2, 6, 4, 5, 7], keys=[0, 4])
+    assert table.decoding_starts(np.arange(8)).tolist() == [0, 0, 0, 0, 4, 0, 0, 4]
+    assert table.presentation_order().tolist() == [0, 2, 3, 1, 5, 6, 4, 7]
+    hidden = table_of([0, 41, 42, 83], keys=[0], is_shown=np.array([True, False, True, True]))
+    assert hidden.num_shown == 3
+    assert hidden.presentation_order().tolist() == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "trusted"),
+    [
+        ("a.mp4", {"options": {"bf": "2"}}, True),
+        ("a.mkv", {"options": {"bf": "2"}}, True),
+        ("a.ts", {"options": {"bf": "2"}}, True),
+        ("plain.avi", {"codec": "mpeg4"}, True),
+        ("reordered.avi", {"options": {"bf": "2"}}, False),  # AVI stores no presentation times
+        ("raw.h264", {"container": "h264"}, False),
+        ("vp8.webm", {"codec": "libvpx", "options": {"auto-alt-ref": "1", "lag-in-frames": "16"}}, True),
+        ("vp9.webm", {"codec": "libvpx-vp9", "options": {"lag-in-frames": "16", "cpu-used": "8"}}, True),
+    ],
+)
+def test_the_table_says_what_a_full_decode_shows_or_that_it_does_not_know(make_video, name, options, trusted):
+    path = make_video(name, 24, **options)
+    with open_video(path) as source:
+        table = read_frame_table(source)
+    with av.open(str(path)) as container:
+        times = [frame.pts for frame in container.decode(video=0)]
+    assert (not table.doubt, table.damage) == (trusted, "")
+    assert table.num_shown == len(times) == 24
+    if trusted:
+        assert table.pts[table.presentation_order()].tolist() == times
+
+
+def test_frames_trimmed_by_an_edit_list_are_not_counted(shared_media):
+    with open_video(shared_media / "decode" / "ExoPlayer__c88bea_sample_edit_list.mp4") as source:
+        table = read_frame_table(source)
+    assert (table.num_packets, table.num_shown) == (86, 77)
+
+
+def test_packets_tell_sizes_distances_of_keyframes_and_the_rate_over_time():
+    #  10 frames a second for 2.5 s; a keyframe of 100 bytes every 5 frames, else 10 bytes
+    sizes = np.where(np.arange(25) % 5, 10, 100)
+    facts = packet_facts(table_of(range(25), keys=range(0, 25, 5), num_bytes=sizes), Fraction(1, 10))
+    assert (facts.packet_bytes_mean, facts.packet_bytes_median, facts.packet_bytes_p90) == (28, 10, 100)
+    assert (facts.key_bytes_ratio, facts.key_distance_mean, facts.key_distance_max) == (10, 5, 5)
+    assert (facts.reordered_share, facts.bits_per_second_std, facts.bits_per_second_max) == (0, 0, 8 * 280)
+    single = packet_facts(table_of([0, 3, 1, 2], keys=[0]), Fraction(1, 10))
+    assert (single.key_distance_mean, single.bits_per_second_std, single.reordered_share) == (None, None, 0.25)
+    assert packet_facts(table_of([0, 1, 10**15], keys=[0]), Fraction(1, 10)).bits_per_second_max is None
+    assert packet_facts(table_of([NO_PTS] * 2, keys=[0], doubt="no times"), Fraction(1, 10)).reordered_share is None
+
+
+@given(st.integers(-(10**9), 10**9), st.sampled_from([(1, 15360), (1, 24000), (1001, 30000), (1, 90000), (1, 1000)]))
+def test_seconds_are_the_floats_of_exact_fractions(pts, time_base):
+    base = Fraction(*time_base)
+    assert seconds_of(np.array([pts]), base)[0] == float(pts * base)
+
+
+# Sizes that containers state
+
+
+@pytest.mark.parametrize(("name", "codec", "num_lost"), [("a.avi", "mpeg4", 40), ("a.mkv", "libx264", 20)])
+def test_a_cut_file_lacks_frames_unless_only_its_index_was_cut(make_video, name, codec, num_lost):
+    noise = np.random.default_rng(0).integers(0, 255, (30, 48, 64, 3), np.uint8)
+    path = make_video(name, 30, codec=codec, frames=noise)
+    content, frames = path.read_bytes(), decode_clip(path, 5).frames
+    assert missing_bytes(content[:4096], len(content)) == 0
+    path.write_bytes(content[:-num_lost])
+    assert missing_bytes(content[:4096], len(content) - num_lost) == num_lost
+    np.testing.assert_array_equal(decode_clip(path, 5).frames, frames)
+    for keep in (0.5, 0.8):
+        path.write_bytes(content[: int(len(content) * keep)])
+        with pytest.raises(TruncatedVideo, match="bytes before the size its container states"):
+            decode_clip(path, 4)
+
+
+def test_a_recording_that_states_no_size_lacks_nothing(make_video):
+    content = make_video("live.mkv", 10, container_options={"live": "1"}).read_bytes()
+    for head in (content, b"", b"R", b"RIFF", b"\x1a\x45\xdf\xa3", b"\x1a\x45\xdf\xa3\x01", bytes(40)):
+        assert missing_bytes(head, 4) == 0
+
+
+# Plans
 
 
 @st.composite
@@ -59,18 +153,14 @@ def test_neighbouring_groups_are_one_run_and_far_ones_cost_a_seek(opened):
     assert [plan_decoding(opened, table, wanted).seeks for wanted in ({80, 150}, {40, 150})] == [1, 2]
 
 
-def test_a_plan_says_what_is_done_and_why(opened):
-    wanted = set(range(0, 60, 4))
-    whole = str(plan_decoding(opened, table_of(range(60), keys=[0, 20]), wanted))
-    assert whole.startswith("15 frames of 60, by runs of packets: time stamps name every frame. 54 of 60 packets")
-    assert "nobody wants are left out" in whole
-    doubtful = table_of(range(60), keys=[0], doubt="several frames have one time")
-    plan = plan_decoding(opened, doubtful, wanted)
-    assert plan.routes == (Route.PASS, Route.COUNT)
-    assert "by one pass, because several frames have one time. 60 of 60" in str(plan)
-    assert plan_decoding(opened, doubtful, wanted, in_order=True).routes == (Route.COUNT,)
-    far = plan_decoding(opened, table_of([0, *range(2, 31), 1], keys=[0]), wanted={0})
-    assert "more than a decoder holds back" in far.why
+def test_the_whole_video_is_decoded_where_packets_leave_doubt_and_damage_is_refused(opened):
+    for table in (
+        table_of(range(60), keys=[0], doubt="several frames have one time"),
+        table_of([0, *range(2, 31), 1], keys=[0]),  # no decoder holds so many frames back
+    ):
+        plan = plan_decoding(opened, table, {0})
+        assert (plan.route, plan.runs) == (Route.WHOLE, ((0, table.num_packets),))
+        assert plan.why in str(plan)
     with pytest.raises(TruncatedVideo, match="3 of its 63 frames are missing"):
         plan_decoding(opened, table_of([0], keys=[0], damage="3 of its 63 frames are missing"), {0})
 
@@ -86,8 +176,11 @@ class Listing:
         self.wanted.discard(place)
 
 
-def test_open_groups_that_are_wanted_whole_are_decoded_once_and_in_order(make_video):
+def test_open_groups_are_decoded_in_runs_and_in_order_when_wanted_whole(make_video):
     path = make_video("b.mp4", 60, gop=20, options={"bf": "3", "x264-params": "open-gop=1:b-adapt=0"})
+    text = explain_clip(path, 13)
+    assert text.startswith("13 of 60 frames by runs of packets")
+    assert "failed" not in text
     with open_video(path) as source:
         table = read_frame_table(source)
         assert plan_decoding(source, table, range(60)).runs == ((0, 60),)

@@ -13,7 +13,6 @@ from fvc_lib.services.isolated_workers import DEFAULT_MEMORY_BYTES, run_isolated
 from fvc_lib.video.clips.making import DECODE_FUNCTION
 from fvc_lib.video.clips.store import crop_code, decode_code
 from fvc_lib.video.decode.clip import decode_clip
-from fvc_lib.video.decode.source import UnreadableVideo, open_video
 
 HOLE = DEFAULT_MEMORY_BYTES + (1 << 20)
 
@@ -88,14 +87,3 @@ def test_a_video_in_a_tar_larger_than_the_memory_is_indexed_as_the_video(make_vi
     small, large = _in_a_tar(make_video, tmp_path)
     (answer,) = run_isolated(VIDEO_FILES.function, [str(large)], workers=1)
     assert (answer.failure, answer.value) == (None, probe_file(str(small)))
-
-
-@pytest.mark.parametrize("size", [0, 1, 7, 1 << 62])
-def test_boxes_whose_sizes_make_no_sense_are_no_index(tmp_path, size):
-    path = tmp_path / "a.mp4"
-    header = (
-        (1).to_bytes(4, "big") + b"free" + size.to_bytes(8, "big") if size > 7 else size.to_bytes(4, "big") + b"free"
-    )
-    path.write_bytes((16).to_bytes(4, "big") + b"ftypisom\0\0\0\0" + header + bytes(99))
-    with pytest.raises(UnreadableVideo, match="moov"), open_video(path):
-        pass

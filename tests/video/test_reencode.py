@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fvc_lib.services.errors import UsageError
-from fvc_lib.video.decode.clip import decode_clip, probe_video
+from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.decode.probe import probe_video
 from fvc_lib.video.decode.source import UnreadableVideo, UnsupportedVideo
 from fvc_lib.video.reencode import RECIPES, Recipe, recipe_named, reencode, reencode_files, reencoded
 from tests.video.mutations import textured_frames

@@ -9,7 +9,8 @@ from hypothesis import given, strategies as st
 
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.video.decode.clip import decode_clip, probe_video
+from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.decode.probe import probe_video
 from fvc_lib.video.decode.source import RefusedVideo
 from fvc_lib.video.reencode import recipe_named, reencode
 

@@ -3,22 +3,14 @@ import io
 import os
 import pickle
 import random
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fvc_lib.video.decode.still_image import (
-    CorruptImage,
-    NotAnImage,
-    RefusedImage,
-    StillImageError,
-    TruncatedImage,
-    UnreadableImage,
-    decode_image,
-    examine_image,
-)
+from fvc_lib.video.decode.still_image import StillImageError, decode_image, examine_image
 
 # Four quarters of different colours, wider than high: every turn and flip of it is another picture.
 QUARTERS = np.zeros((16, 24, 3), dtype=np.uint8)
@@ -116,6 +108,15 @@ def test_enough_pixels_are_enough(tmp_path: Path) -> None:
     assert decode_image(png, shortest_side=24).shape == (96, 128, 3)
 
 
+def reason_of(read, path: Path) -> str:
+    """The reason why ``path`` cannot be read, which the error names and keeps when it is pickled."""
+    with pytest.raises(StillImageError) as caught:
+        read(path)
+    assert str(path) in str(caught.value)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    return caught.value.reason
+
+
 @pytest.mark.parametrize(("kind", "options"), [
     ("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("WEBP", {}), ("GIF", {}), ("TIFF", {}), ("BMP", {}),
 ])  # fmt: skip
@@ -124,74 +125,48 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path, kind: str, options: dict
     content = encoded(textured(), kind, **options)
     cut = written(tmp_path, content[: min(int(len(content) * share), len(content) - 2)])
     for read in (decode_image, examine_image):
-        with pytest.raises(StillImageError, match=r"picture'?: (truncated|corrupt|no_image): "):
-            read(cut)
+        assert reason_of(read, cut) in {"truncated", "corrupt", "no_image"}
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_jpeg_whose_tail_is_zeros_is_refused_although_it_decodes(tmp_path: Path, progressive: bool) -> None:
-    content = encoded(textured(), "JPEG", progressive=progressive)
-    half = len(content) // 2
-    with pytest.raises(TruncatedImage):
-        decode_image(written(tmp_path, content[:half] + bytes(len(content) - half)))
-
-
-@pytest.mark.parametrize("progressive", [False, True])
-def test_missing_data_that_pillow_fills_with_grey_are_found_by_the_index(tmp_path: Path, progressive: bool) -> None:
+def test_lost_data_of_a_jpeg_are_found(tmp_path: Path, progressive: bool) -> None:
+    """Pillow finds a tail of zeros; it fills a lost middle with grey, which the index finds."""
     content = encoded(textured(288, 384), "JPEG", progressive=progressive)
     middle = len(content) // 2
-    without_middle = content[:middle] + content[middle + 2000 :]
-    assert decode_image(written(tmp_path, without_middle)).shape == (288, 384, 3)
-    with pytest.raises(CorruptImage, match="damaged or incomplete"):
-        examine_image(written(tmp_path, without_middle))
-    with pytest.raises(CorruptImage, match="damaged or incomplete"):
-        examine_image(written(tmp_path, content[:middle] + b"\xff\xd9"))
+    assert reason_of(decode_image, written(tmp_path, content[:middle] + bytes(len(content) - middle))) == "truncated"
+    for without in (content[:middle] + content[middle + 2000 :], content[:middle] + b"\xff\xd9"):
+        assert decode_image(written(tmp_path, without)).shape == (288, 384, 3)
+        assert reason_of(examine_image, written(tmp_path, without)) == "corrupt"
     examine_image(written(tmp_path, content))
 
 
-def test_what_follows_a_picture_does_not_matter_and_an_embedded_thumbnail_is_not_its_end(tmp_path: Path) -> None:
-    content = encoded(textured(), "JPEG")
-    thumbnail = encoded(textured(24, 32), "JPEG")
-    segment = b"\xff\xe2" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail
-    nested = content[:2] + segment + content[2:]
+def test_an_embedded_thumbnail_and_what_follows_a_picture_do_not_matter(tmp_path: Path) -> None:
+    content, thumbnail = encoded(textured(), "JPEG"), encoded(textured(24, 32), "JPEG")
+    nested = content[:2] + b"\xff\xe2" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail + content[2:]
     examine_image(written(tmp_path, nested + b"motion \xff\xda photo"))
-    with pytest.raises(TruncatedImage):
-        decode_image(written(tmp_path, nested[: len(nested) - 900] + bytes(900)))
+    assert reason_of(decode_image, written(tmp_path, nested[: len(nested) - 900] + bytes(900))) == "truncated"
+
+
+def claiming(side: int) -> bytes:
+    """A small PNG whose header states ``side`` x ``side`` pixels."""
+    head = encoded(Image.new("1", (9, 9)), "PNG")
+    body = b"IHDR" + side.to_bytes(4, "big") * 2 + head[24:29]
+    return head[:12] + body + zlib.crc32(body).to_bytes(4, "big") + head[33:]
 
 
 @pytest.mark.parametrize(
-    ("content", "kind"),
+    ("content", "reason"),
     [
-        (b"", NotAnImage),
-        (b"<html>404</html>", NotAnImage),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", NotAnImage),
-        (encoded(textured(), "JPEG")[:30], StillImageError),
+        (b"", "no_image"),
+        (b"<html>404</html>", "no_image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "no_image"),
+        (claiming(9_000), "refused"),
+        (claiming(60_000), "refused"),
+        (encoded(Image.fromarray(np.ones((4, 4), dtype=np.float32)), "TIFF"), "refused"),
     ],
 )
-def test_what_is_no_picture_is_said_so(tmp_path: Path, content: bytes, kind: type[StillImageError]) -> None:
-    with pytest.raises(kind) as error:
-        decode_image(written(tmp_path, content))
-    assert str(tmp_path / "picture") in str(error.value)
-    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)
-
-
-def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
-    head = encoded(Image.new("1", (9, 9)), "PNG")
-
-    def claiming(side: int) -> bytes:
-        import zlib
-
-        body = b"IHDR" + side.to_bytes(4, "big") * 2 + head[24:29]
-        return head[:12] + body + zlib.crc32(body).to_bytes(4, "big") + head[33:]
-
-    for side in (9_000, 12_000, 60_000):
-        with pytest.raises(RefusedImage):
-            decode_image(written(tmp_path, claiming(side)))
-
-
-def test_pixels_of_32_bits_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RefusedImage, match="32 bits"):
-        decode_image(written(tmp_path, encoded(Image.fromarray(np.ones((4, 4), dtype=np.float32)), "TIFF")))
+def test_what_is_no_picture_or_too_large_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
+    assert reason_of(decode_image, written(tmp_path, content)) == reason
 
 
 def test_names_that_are_not_utf8_work_and_missing_files_are_named(tmp_path: Path) -> None:
@@ -199,10 +174,8 @@ def test_names_that_are_not_utf8_work_and_missing_files_are_named(tmp_path: Path
     name = folder + b"/caf\xe9 \xf0.jpg"
     Path(os.fsdecode(name)).write_bytes(encoded(textured(), "JPEG"))
     assert decode_image(Path(os.fsdecode(name))).shape == (96, 128, 3)
-    with pytest.raises(UnreadableImage, match="no such file"):
-        decode_image(tmp_path / "gone.jpg")
-    with pytest.raises(UnreadableImage, match="regular file"):
-        decode_image(tmp_path)
+    for path in (tmp_path / "gone.jpg", tmp_path):
+        assert reason_of(decode_image, path) == "unreadable"
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
@@ -226,10 +199,10 @@ def test_whatever_is_changed_in_a_file_it_is_read_or_refused_and_what_the_index_
         path = written(tmp_path, bytes(changed))
         with contextlib.suppress(StillImageError):
             facts, _ = examine_image(path)
-            assert read_without_error(path).shape == (facts.height, facts.width, 3)
+            assert _decoded(path).shape == (facts.height, facts.width, 3)
 
 
-def read_without_error(path: Path) -> np.ndarray:
+def _decoded(path: Path) -> np.ndarray:
     try:
         return decode_image(path)
     except StillImageError as error:

@@ -11,7 +11,8 @@ from av.sidedata.sidedata import Type
 from av.stream import Disposition
 from PIL import Image
 
-from fvc_lib.video.decode.clip import decode_clip, probe_video
+from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.decode.probe import probe_video
 from fvc_lib.video.decode.source import NoVideoStream
 from fvc_lib.video.features.sampling import sample_video
 

@@ -32,7 +32,6 @@ from fvc_lib.tasks.image.data import ImageDataset, ImageLabels, ImageRecords, de
 from fvc_lib.tasks.image.task import Calibration, ImageTask
 from fvc_lib.tasks.image.training import calibration_file, labels_file, read_image_parts
 from fvc_lib.tasks.predicting import Finding, Picture, Predictor, Trained, no_picture
-from fvc_lib.video.decode.still_image import UnreadableImage
 
 _DECODER = "fvc_lib.video.decode.still_image"
 _CLASS = ("class", "probability", "probability_uncalibrated", "runner_up", "runner_up_probability")
@@ -121,7 +120,7 @@ class ImagePredictor(Predictor):
                     if answer.failure:
                         yield Finding(path, failure=f"the decoder gave up: {answer.detail}", lasts=False)
                     elif "image_error" in said:
-                        passing = said["image_error"].startswith(f"{str(file)!r}: {UnreadableImage.reason}: ")
+                        passing = said["image_error"].startswith(f"{str(file)!r}: unreadable: ")
                         yield Finding(path, failure=said["image_error"], lasts=not passing)
                     else:
                         pixels = torch.from_numpy(np.load(targets[answer.position])).permute(2, 0, 1)

@@ -22,7 +22,7 @@ from fvc_lib.metrics.intervals import Interval, group_interval
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tasks import KFOLD
-from fvc_lib.video.decode.packets import PacketFacts
+from fvc_lib.video.decode.probe import PacketFacts
 
 # FOLDS of each training by number, of which one fold is tested; None: all folds are.
 Trainings = Sequence[pl.DataFrame] | None

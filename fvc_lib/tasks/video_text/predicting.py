@@ -26,7 +26,8 @@ from fvc_lib.tasks.predicting import Finding, Picture, Predictor, Trained, no_pi
 from fvc_lib.tasks.video_text.training import network_plan, text_tensors, tokenizer_file
 from fvc_lib.video.clips.clip_file import Pixels, load_clip_file
 from fvc_lib.video.clips.store import ClipStore
-from fvc_lib.video.decode.source import VideoError, sha256_of_video
+from fvc_lib.video.decode.file_parts import sha256_of_video
+from fvc_lib.video.decode.source import VideoError
 
 NEAREST = 5
 _TEXTS_AT_ONCE = 256

@@ -35,7 +35,7 @@ from fvc_lib.services.tables import AUGMENTED
 from fvc_lib.video.clips import store as clip_store
 from fvc_lib.video.clips.clip_file import Pixels, Shape, check_part, clip_file_bytes, clip_header
 from fvc_lib.video.clips.store import MANIFEST, ClipStore
-from fvc_lib.video.decode.tar_members import Member, contents_of
+from fvc_lib.video.decode.file_parts import FilePart, contents_of
 
 DEFAULT_SHARD_BYTES = 256 << 20
 REMEDY = "Run 03_augmentation again."
@@ -304,10 +304,10 @@ def _checked_offsets(stream: BufferedReader, path: Path, entry: ShardEntry, shap
     if contents.damage:
         raise DataError(f"shard {str(path)!r}: it is no readable tar file: {contents.damage}. {REMEDY}")
     wanted, header = [name for clip in entry.clips for name in member_names(*clip)], clip_header(shape)
-    members = list[Member]()
+    members = list[FilePart]()
     for name, found in zip_longest(wanted, contents.members):
         member = contents.members.get(found)
-        if name is None or name != found or not isinstance(member, Member):
+        if name is None or name != found or not isinstance(member, FilePart):
             what = f"member {found!r} was refused unread" if found else f"member {name!r} is missing"
             raise DataError(
                 f"shard {str(path)!r}: {what}: wanted the plain file {name!r}, once. "

@@ -16,7 +16,7 @@ from fvc_lib.corpus.sources.published import folders_in, require, unknown_name
 from fvc_lib.services.atomic_files import AnyPath, path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
-from fvc_lib.video.decode.source import picture_names
+from fvc_lib.video.decode.file_parts import picture_names
 
 _PARTS = tuple(f"{label}_{part}" for label in ("real", "fake") for part in ("train", "test"))
 _OUTER = "deepfake_in_the_wild"

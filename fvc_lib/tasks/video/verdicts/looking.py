@@ -12,7 +12,8 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.video.clips.clip_file import Pixels, clip_header
 from fvc_lib.video.clips.store import crop_code, decode_code
 from fvc_lib.video.clips.worker import make_original
-from fvc_lib.video.decode.clip import probe_and_decode, uniform_places
+from fvc_lib.video.decode.clip import uniform_places
+from fvc_lib.video.decode.probe import probe_and_decode
 from fvc_lib.video.decode.source import VideoError
 from fvc_lib.video.decode.views import CropError, seen_of, wanted_of
 

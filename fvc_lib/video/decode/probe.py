@@ -1,0 +1,187 @@
+"""Describe a video file: its stream, its frames and how its packets are distributed."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+from av.video.frame import VideoFrame
+
+from fvc_lib.services.atomic_files import AnyPath
+from fvc_lib.video.decode.clip import Clip, PlacesOf
+from fvc_lib.video.decode.file_parts import picture_names
+from fvc_lib.video.decode.frame_table import NO_PTS, FrameTable, Seconds, read_frame_table, seconds_of
+from fvc_lib.video.decode.pixels import FrameSink, Orientation
+from fvc_lib.video.decode.plan import decode
+from fvc_lib.video.decode.source import CorruptVideo, VideoSource, check_size, open_video
+
+_MAX_SECONDS = 1_000_000  # eleven days: a file that claims more has damaged times
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacketFacts:
+    """How a video was encoded, as its packets show; None where they do not.
+
+    Attributes:
+        packet_bytes_mean, packet_bytes_std: mean and standard deviation of the packets' sizes.
+        packet_bytes_p10, packet_bytes_median, packet_bytes_p90: quantiles of the sizes.
+        key_bytes_ratio: mean size of a keyframe over that of the other frames.
+        key_distance_mean, key_distance_max: packets from one keyframe to the next; None with a single keyframe.
+        reordered_share: share of packets shown before the one that is decoded before them (B-frames).
+        bits_per_second_std, bits_per_second_max: over the whole seconds of the presentation; None below two of them.
+    """
+
+    packet_bytes_mean: float | None = None
+    packet_bytes_std: float | None = None
+    packet_bytes_p10: float | None = None
+    packet_bytes_median: float | None = None
+    packet_bytes_p90: float | None = None
+    key_bytes_ratio: float | None = None
+    key_distance_mean: float | None = None
+    key_distance_max: float | None = None
+    reordered_share: float | None = None
+    bits_per_second_std: float | None = None
+    bits_per_second_max: float | None = None
+
+
+def packet_facts(table: FrameTable, time_base: Fraction | None) -> PacketFacts:
+    """Return the facts of ``table``, which holds at least one packet; ``time_base`` is the unit of its times."""
+    low, median, high = np.percentile(table.num_bytes, (10, 50, 90)).tolist()
+    of_keys, of_others = table.num_bytes[table.is_key], table.num_bytes[~table.is_key]
+    distances = np.diff(np.flatnonzero(table.is_key))
+    has_times = table.stores_pts and not (table.pts == NO_PTS).any()
+    rates = _bits_of_whole_seconds(table, time_base)
+    return PacketFacts(
+        packet_bytes_mean=float(table.num_bytes.mean()),
+        packet_bytes_std=float(table.num_bytes.std()),
+        packet_bytes_p10=low,
+        packet_bytes_median=median,
+        packet_bytes_p90=high,
+        key_bytes_ratio=float(of_keys.mean() / of_others.mean()) if of_keys.size and of_others.size else None,
+        key_distance_mean=float(distances.mean()) if distances.size else None,
+        key_distance_max=float(distances.max()) if distances.size else None,
+        reordered_share=float((np.diff(table.pts) < 0).sum() / table.num_packets) if has_times else None,
+        bits_per_second_std=float(rates.std()) if rates.size > 1 else None,
+        bits_per_second_max=float(rates.max()) if rates.size > 1 else None,
+    )
+
+
+def _bits_of_whole_seconds(table: FrameTable, time_base: Fraction | None) -> Seconds:
+    """Return the bits shown in each second but the last, which is seldom a whole one; empty without times."""
+    if table.doubt or time_base is None:
+        return np.empty(0)
+    seconds = seconds_of(table.pts - table.pts.min(), time_base).astype(np.int64)
+    if seconds.max() > _MAX_SECONDS:
+        return np.empty(0)
+    return 8.0 * np.bincount(seconds, weights=table.num_bytes)[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class VideoProbe(PacketFacts):
+    """Facts about one video file, with those about its packets.
+
+    Attributes:
+        codec: compression format, e.g. ``h264``, ``av1``.
+        container: ffmpeg's short name, e.g. ``mov`` (also MP4), ``matroska`` (also WebM).
+        pixel_format: ffmpeg's name, e.g. ``yuv420p``.
+        width, height: pixels as stored, before rotation.
+        frames_per_second: average over the video; None for a single frame without a stated rate, and for pictures.
+        num_frames: counted, from the packets or, where they do not tell, by decoding.
+        duration_seconds: from the first frame's start to the last one's end; None where unknown.
+        rotation_degrees: clockwise turn in {0, 90, 180, 270} for display.
+        has_audio: there is a sound track.
+        size_bytes: of the file, or of all pictures in a folder.
+        bits_per_second: size over duration; None where the duration is unknown.
+    """
+
+    codec: str
+    container: str
+    pixel_format: str | None
+    width: int
+    height: int
+    frames_per_second: float | None
+    num_frames: int
+    duration_seconds: float | None
+    rotation_degrees: int
+    has_audio: bool
+    size_bytes: int
+    bits_per_second: float | None
+
+
+def probe_video(path: AnyPath) -> VideoProbe:
+    """Read all packets of ``path`` and decode its first frame; where the packets do not name the frames, decode all.
+
+    Raises:
+        VideoError: as ``clip.decode_clip``.
+    """
+    return probe_and_decode(path, [])[0]
+
+
+def probe_and_decode(path: AnyPath, wanted: Sequence[tuple[PlacesOf, int | None]]) -> tuple[VideoProbe, list[Clip]]:
+    """Probe a video, and decode clips of it in the same pass.
+
+    Args:
+        path: a local file.
+        wanted: for each clip ``places_of`` and ``size`` as ``clip.decode_places`` takes them.
+
+    Raises:
+        VideoError: as ``clip.decode_clip``.
+    """
+
+    def sink_of(source: VideoSource, count: int, _: Seconds | None) -> _ProbeSink:
+        return _ProbeSink([FrameSink(source, size, places_of(count)) for places_of, size in wanted])
+
+    path = Path(path)
+    with open_video(path) as opened:
+        table = read_frame_table(opened)
+        container, codec, size_bytes = opened.container_name, opened.codec_name, opened.size_bytes
+        has_audio = bool(opened.container.streams.audio)
+        num_pictures = len(picture_names(path))
+        is_timed = not num_pictures and not container.endswith(("_pipe", "image2"))  # their demuxers make up a rate
+        time_base = opened.stream.time_base if is_timed else None
+        rate = float(opened.stream.average_rate or 0) if is_timed else 0.0
+        sink, seconds = (done := decode(opened, table, sink_of)).sink, done.seconds
+    num_frames = len(seconds)
+    if num_pictures and num_frames != num_pictures:
+        raise CorruptVideo(path, f"of its {num_pictures} pictures {num_frames} are decoded")
+    check_size(path, sink.width, sink.height)
+    shown = table.pts[table.is_shown]
+    span = float(shown.max() - shown.min()) * float(time_base or 0) if not table.doubt else 0.0
+    rate = (num_frames - 1) / span if span and num_frames > 1 else rate
+    duration = num_frames / rate if rate else None
+    probe = VideoProbe(
+        codec,
+        container,
+        sink.pixel_format,
+        sink.width,
+        sink.height,
+        rate or None,
+        num_frames,
+        duration,
+        sink.orientation.rotation_degrees,
+        has_audio,
+        size_bytes,
+        8 * size_bytes / duration if duration else None,
+        **asdict(packet_facts(table, time_base)),
+    )
+    return probe, [Clip.of(clip, seconds) for clip in sink.clips]
+
+
+class _ProbeSink:
+    """Collects several clips of one video, and the facts of its first frame."""
+
+    def __init__(self, clips: Sequence[FrameSink]) -> None:
+        self.clips = clips
+        self.wanted = {0}.union(*(clip.wanted for clip in clips))
+        self.pixel_format, self.width, self.height, self.orientation = "", 0, 0, Orientation()
+
+    def offer(self, place: int | None, frame: VideoFrame) -> None:
+        """Offer the frame to every clip."""
+        for clip in self.clips:
+            clip.offer(place, frame)
+        if place == 0:
+            self.pixel_format, self.width, self.height = frame.format.name, frame.width, frame.height
+            self.orientation = Orientation.tagged_on(frame) or Orientation()
+        if place is not None:
+            self.wanted.discard(place)

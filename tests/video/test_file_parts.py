@@ -1,0 +1,275 @@
+"""Videos in tars and in folders of pictures: the same results as unpacked files, and headers that lie cost nothing."""
+
+import errno
+import io
+import tarfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fvc_lib.corpus.probing import file_state, probe_file
+from fvc_lib.services.atomic_files import sha256_of_file
+from fvc_lib.services.clip_settings import View
+from fvc_lib.video.decode.clip import decode_clip
+from fvc_lib.video.decode.file_parts import contents_of, part_at, picture_names, sha256_of_video, size_of_video
+from fvc_lib.video.decode.probe import probe_video
+from fvc_lib.video.decode.source import CorruptVideo, UnreadableVideo, UnsupportedVideo, VideoError
+from fvc_lib.video.decode.views import decode_view
+
+
+def packed(tar: Path, files: dict[str, Path | bytes]) -> Path:
+    with tarfile.open(tar, "w") as archive:
+        for name, source in files.items():
+            content = source if isinstance(source, bytes) else source.read_bytes()
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return tar
+
+
+@pytest.fixture
+def two(tmp_path, make_video):
+    """Two videos, and a tar, with a comma and a colon in its name, that has both."""
+    videos = [make_video(f"{length}.mp4", length) for length in (9, 14)]
+    tar = packed(tmp_path / "a,b:c.tar", {"x/first one.mp4": videos[0], "note.txt": b"text", "second.mp4": videos[1]})
+    return videos, [tar / "x/first one.mp4", tar / "second.mp4"]
+
+
+def test_a_video_in_a_tar_is_the_video(two):
+    for video, member in zip(*two, strict=True):
+        assert probe_file(str(member)) == probe_file(str(video))
+        np.testing.assert_array_equal(decode_clip(member, 4, 32).frames, decode_clip(video, 4, 32).frames)
+        assert sha256_of_video(member) == sha256_of_file(video)
+        assert size_of_video(member) == video.stat().st_size
+        frames, seen = decode_view(member, 3, 32, View("window:1", "crop"))
+        np.testing.assert_array_equal(frames, decode_view(video, 3, 32, View("window:1", "crop"))[0])
+        assert seen == decode_view(video, 3, 32, View("window:1", "crop"))[1]
+
+
+def test_videos_of_many_kinds_and_broken_ones_give_the_same_from_a_tar(tmp_path, shared_media):
+    every = [path for name in ("decode", "broken") for path in sorted((shared_media / name).iterdir())]
+    chosen = [path for path in every if path.stat().st_size < 300_000][::3]
+    tar = packed(tmp_path / "all.tar", {f"{number}{path.suffix}": path for number, path in enumerate(chosen)})
+    assert len(chosen) > 10
+    for number, path in enumerate(chosen):
+        assert probe_file(str(tar / f"{number}{path.suffix}")) == probe_file(str(path)), path.name
+
+
+def test_unusable_members_are_errors(tmp_path, two, make_video):
+    (video, _), (member, _) = two
+    tar = packed(tmp_path / "odd.tar", {"empty.mp4": b"", "page.mp4": b"<html>", "cut.mp4": video.read_bytes()[:900]})
+    for path in (*(tar / f"{name}.mp4" for name in ("empty", "page", "cut", "gone")), tmp_path / "no.tar/a.mp4"):
+        with pytest.raises(UnreadableVideo):
+            probe_video(path)
+    assert file_state(member.parent / "gone.mp4") is None
+    (tmp_path / "old.tar").mkdir()  # a folder called like a tar is a folder
+    assert probe_video(make_video("old.tar/a.mp4", 8)).num_frames == 8
+
+
+def test_a_changed_tar_is_read_again(tmp_path):
+    tar = packed(tmp_path / "a.tar", {"one.mp4": b"1"})
+    before = file_state(tar / "one.mp4")
+    packed(tar, {"other.mp4": b"222", "one.mp4": b"33"})
+    assert list(contents_of(tar).members) == ["other.mp4", "one.mp4"]
+    assert part_at(tar / "one.mp4").read() == b"33"
+    assert file_state(tar / "one.mp4") != before
+
+
+def header(name: str, kind: bytes, size: int, *extra: tuple[int, bytes]) -> bytes:
+    """One header block; ``extra`` are (place, bytes) to put into it. A size beyond octal digits is binary, as GNU's."""
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    block = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    block[124:136] = b"%011o\0" % size if 0 <= size < 8**11 else size.to_bytes(12, "big", signed=size < 0)
+    block[124] |= 0x80 * (size >= 8**11)
+    for place, content in extra:
+        block[place : place + len(content)] = content
+    block[148:156] = b" " * 8
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+def records(**values: str) -> bytes:
+    """The records of a PAX header, with dots for double underscores, filled up to whole blocks."""
+    content = b""
+    for name, value in values.items():
+        rest = len(name.replace("__", ".")) + len(value) + 3
+        length = next(number for number in range(rest, rest + 20) if rest + len(str(number)) == number)
+        content += f"{length} {name.replace('__', '.')}={value}\n".encode()
+    return content + bytes(-len(content) % 512)
+
+
+TIB = 1 << 40
+SPARSE = records(GNU__sparse__major="1", GNU__sparse__minor="0", GNU__sparse__name="a.mp4", GNU__sparse__realsize="9")
+# Headers that state more than there is, or that nobody needs.
+LIES = {
+    "a long name of a TiB": header("a", tarfile.GNUTYPE_LONGNAME, TIB),
+    "a PAX header of a TiB": header("a", tarfile.XHDTYPE, TIB),
+    "a PAX header for all of a TiB": header("a", tarfile.XGLTYPE, TIB),
+    "an old map of holes without end": header("a.mp4", tarfile.GNUTYPE_SPARSE, 0, (482, b"\x01"))
+    + (b"00000000001\0" * 42 + b"\x01" + bytes(7)) * 3000,
+    "a map of a million holes before the content": header("a", tarfile.XHDTYPE, len(SPARSE)) + SPARSE
+    + header("a.mp4", tarfile.REGTYPE, 2_000_008) + b"1000000\n" + b"1\n" * 1_000_000,
+    "digits for a parser to try": header("a", tarfile.XHDTYPE, 1 << 20) + b"1" * (1 << 20),
+    "a chain of headers": header("a", tarfile.XHDTYPE, 0) * 2000 + header("a.mp4", tarfile.REGTYPE, 0),
+}  # fmt: skip
+FIRST = header("0.mp4", tarfile.REGTYPE, 3) + b"abc".ljust(512, b"\0")
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_header_that_states_too_much_costs_its_tar_alone(tmp_path, lie):
+    (tmp_path / "first.tar").write_bytes(LIES[lie] + bytes(1024))
+    (tmp_path / "later.tar").write_bytes(FIRST + LIES[lie] + bytes(1024))
+    tracemalloc.start()
+    with pytest.raises(OSError, match="no readable tar"):
+        contents_of(tmp_path / "first.tar")
+    found = contents_of(tmp_path / "later.tar")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert list(found.members) == ["0.mp4"]
+    assert found.damage
+    assert peak < 2 << 20
+
+
+@pytest.mark.parametrize("size", [TIB, 2**63, 2**87, -512])
+def test_a_member_of_an_impossible_size_ends_the_reading(tmp_path, size):
+    (tmp_path / "a.tar").write_bytes(FIRST + header("1.mp4", tarfile.REGTYPE, size) + bytes(1024))
+    found = contents_of(tmp_path / "a.tar")
+    assert list(found.members) == ["0.mp4"]
+    assert found.damage
+
+
+def test_links_holes_names_that_lead_out_and_names_that_are_there_twice_are_refused(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        kinds = {"link.mp4": tarfile.SYMTYPE, "hard.mp4": tarfile.LNKTYPE, "pipe.mp4": tarfile.FIFOTYPE}
+        for name, kind in kinds.items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "/etc/passwd"
+            archive.addfile(member)
+        for name in ("../up.mp4", "/etc/shadow", "a/../b.mp4", "a.mp4", "./a.mp4"):
+            archive.addfile(tarfile.TarInfo(name), io.BytesIO(b""))
+    holes = records(GNU__sparse__map="0,1,900,1", GNU__sparse__size=str(TIB))
+    content = FIRST + header("x", tarfile.XHDTYPE, len(holes)) + holes + header("d.mp4", tarfile.REGTYPE, 2)
+    (tmp_path / "b.tar").write_bytes(content + bytes(512) + header("e.mp4", tarfile.REGTYPE, 0) + bytes(1024))
+    found = contents_of(tmp_path / "a.tar").members | contents_of(tmp_path / "b.tar").members
+    assert len(found) == 7 + 3
+    assert {name for name, part in found.items() if not isinstance(part, str)} == {"0.mp4", "e.mp4"}
+    with pytest.raises(VideoError, match=r"'a\.mp4' in the tar is there more than once"):
+        probe_video(tmp_path / "a.tar" / "a.mp4")
+
+
+def test_a_tar_that_is_compressed_or_none_is_refused_whole(tmp_path):
+    with tarfile.open(tmp_path / "b.tar", "w:gz") as archive:
+        archive.addfile(tarfile.TarInfo("a.mp4"), io.BytesIO(b""))
+    for name, content in {"text": b"no tar at all" * 99, "empty": b"", "b": (tmp_path / "b.tar").read_bytes()}.items():
+        path = tmp_path / f"{name}.tar"
+        path.write_bytes(content)
+        with pytest.raises(OSError, match="compressed" if name == "b" else "no readable tar") as caught:
+            contents_of(path)
+        assert caught.value.errno == errno.EBADMSG, name
+
+
+def test_what_lies_whole_before_a_cut_or_a_damaged_header_is_found(tmp_path):
+    tar = packed(tmp_path / "a.tar", {f"{number}.mp4": bytes([number]) * 5000 for number in range(4)})
+    assert (contents_of(tar).damage, contents_of(tar).last) == ("", "3.mp4")
+    whole = tar.read_bytes()
+    start = whole.index(b"2.mp4")
+    damaged = whole[: start + 3] + b"\xff" + whole[start + 4 :]
+    bad = {"content": whole[: start + 600], "header": whole[: start + 200], "end": whole[:start], "damaged": damaged}
+    for name, content in bad.items():
+        path = tmp_path / f"{name}.tar"
+        path.write_bytes(content)
+        found = contents_of(path)
+        assert list(found.members) == ["0.mp4", "1.mp4"], name
+        assert found.damage, name
+        assert found.last == ("2.mp4" if name == "content" else "1.mp4"), name
+        assert part_at(path / "0.mp4").read() == bytes(5000)
+
+
+# Folders of pictures
+
+
+def picture(number: int, width: int = 48, height: int = 40) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def write(folder: Path, numbers: range, suffix: str = "png", prefix: str = "") -> Path:
+    folder.mkdir(parents=True)
+    for number in numbers:
+        Image.fromarray(picture(number)).save(folder / f"{prefix}{number}.{suffix}")
+    return folder
+
+
+def test_pictures_are_frames_in_the_order_of_their_numbers_also_in_a_tar(tmp_path):
+    folder = write(tmp_path / "sequence", range(8, 13))
+    (folder / ".DS_Store").write_bytes(b"x")
+    (folder / "notes.txt").write_text("no picture")
+    names = ["8.png", "9.png", "10.png", "11.png", "12.png"]
+    tar = packed(tmp_path / "a.tar", {f"x/{name}": folder / name for name in names})
+    for path in (folder, tar / "x"):
+        assert picture_names(path) == names
+        clip = decode_clip(path, 5)
+        assert np.array_equal(clip.frames, np.stack([picture(number).transpose(2, 0, 1) for number in range(8, 13)]))
+        windows, (seen,) = decode_view(path, 2, 40, View(sampling="window:2", fit="crop"))
+        assert np.array_equal(windows[1], picture(11).transpose(2, 0, 1)[:, :, 4:44])
+        assert (seen.first_frame, seen.last_frame) == (1, 3)
+    assert sha256_of_video(folder) == sha256_of_video(tar / "x")
+
+
+def test_pictures_of_several_sizes_are_fitted_one_by_one(tmp_path):
+    folder = write(tmp_path / "sequence", range(3))
+    Image.fromarray(picture(1, width=20, height=60)).save(folder / "1.png")
+    frames = decode_clip(folder, 3, 60).frames
+    assert np.array_equal(frames[1][:, :, 20:40], picture(1, 20, 60).transpose(2, 0, 1))
+    assert not frames[1][:, :, :20].any()
+    assert frames[0][:, 5:55].any(axis=(0, 1)).all()  # 48 x 40 became 60 x 50
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_pictures_have_no_rate(tmp_path, suffix):
+    probe = probe_video(write(tmp_path / "sequence", range(4), suffix))
+    assert (probe.num_frames, probe.width, probe.height) == (4, 48, 40)
+    assert (
+        probe.frames_per_second is probe.duration_seconds is probe.bits_per_second is probe.bits_per_second_max is None
+    )
+    assert probe.size_bytes == sum(path.stat().st_size for path in (tmp_path / "sequence").iterdir())
+
+
+def test_the_content_is_that_of_the_pictures_in_their_order_whatever_they_are_called(tmp_path):
+    one, other = write(tmp_path / "one", range(3)), write(tmp_path / "other", range(3), prefix="frame_")
+    assert sha256_of_video(one) == sha256_of_video(other)
+    (other / "frame_2.png").rename(other / "frame_0b.png")  # the third becomes the second
+    assert sha256_of_video(one) != sha256_of_video(other)
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[:-30],
+        lambda content: content[:900] + bytes([content[900] ^ 1]) + content[901:],
+        lambda content: content[:900] + bytes(len(content) - 900),
+        lambda content: b"",
+    ],
+)
+def test_a_damaged_picture_costs_its_sequence(tmp_path, damage, suffix):
+    folder = write(tmp_path / "sequence", range(4), suffix)
+    path = folder / f"2.{suffix}"
+    path.write_bytes(damage(path.read_bytes()))
+    if suffix == "jpg" and path.stat().st_size > 1000 and path.read_bytes().endswith(b"\xff\xd9"):
+        return  # a JPEG has no checksum
+    with pytest.raises(CorruptVideo):
+        decode_clip(folder, 4)
+
+
+def test_folders_that_are_no_sequence_are_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UnreadableVideo, match="folder of pictures"):
+        probe_video(tmp_path / "empty")
+    mixed = write(tmp_path / "mixed", range(2))
+    Image.fromarray(picture(2)).save(mixed / "2.jpg")
+    with pytest.raises(UnsupportedVideo):
+        probe_video(mixed)
