@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def find_model(runs_dir: str | Path, name: str) -> Path:
-    """The folder of the bundle, run or ensemble called ``name``; ``models:/NAME@ALIAS`` is fetched from the registry.
+    """Return the folder of the bundle, run or ensemble ``name``; ``models:/NAME@ALIAS`` is fetched from the registry.
 
     Raises:
         UsageError: neither a bundle's folder nor a run or ensemble, nor in the registry.
@@ -38,7 +38,7 @@ def find_model(runs_dir: str | Path, name: str) -> Path:
 def load_detector(
     path: str | Path, *, allow_code: bool = False, held: int | None = None, final: bool = False
 ) -> "TrainedDetector | Predictor":
-    """The detector that an exported bundle or the folder of a finished run holds; of other tasks what answers for it.
+    """Return the detector of a bundle or a finished run; of other tasks its predictor.
 
     ``load_detector("bundle_run_...").predict(["one.mp4", "two.mp4"])`` gives a row per file: a score, or of tasks image
     and video_text ``values`` by column.
@@ -47,7 +47,7 @@ def load_detector(
         path: of the bundle or run, or ``models:/NAME@ALIAS`` of MLflow's registry.
         allow_code: whether a bundle's own network or crop may be run: it is code that whoever made the bundle wrote.
             A run is on this machine already, with all its code.
-        held: so many folds' networks are in memory at most; none: all.
+        held: how many folds' networks are in memory at once, at most; None: all.
         final: whether a run's network of all groups (``train_final``) judges in place of the folds'. A bundle of it
             needs no such word.
 
@@ -93,7 +93,7 @@ def verdict_detector(
 
 
 def task_of_model(folder: Path) -> str:
-    """The task of what a bundle, a run's folder or an ensemble's holds; of any other folder that of verdicts."""
+    """Return the task of a bundle, run or ensemble; of any other folder that of verdicts."""
     from fvc_lib.tasks.bundle_folder import is_bundle, task_of_bundle  # torch takes a second to load
 
     if is_bundle(folder):

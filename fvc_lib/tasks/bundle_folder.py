@@ -1,4 +1,4 @@
-"""A bundle as a folder, whatever has learned what it holds: written whole, and read as if a stranger had made it.
+"""Write a bundle folder as a whole, and read it as if a stranger had made it.
 
 Nothing in one is trusted for where it came from: files are found by walking the folder and never by a name that stands
 in it, each must have the SHA-256 that ``digests.json`` says, weights are safetensors alone, and code of the user's own
@@ -94,18 +94,18 @@ NOT_STATED = Standing(standing="not stated", sentences=["Where it stands, the ru
 
 
 def made_with() -> dict[str, str]:
-    """The versions that a bundle is written with."""
+    """Return the versions that a bundle is written with."""
     return {"fvc": __version__, "torch": str(torch.__version__), "av": av.__version__}
 
 
 def is_bundle(path: str | Path) -> bool:
-    """Whether a folder is, or was once, an exported bundle."""
+    """Return whether a folder is an exported bundle, or was one."""
     folder = Path(path).expanduser()
     return (folder / RECORD).is_file() or (folder / DIGESTS).is_file()
 
 
 def task_of_bundle(folder: Path) -> str:
-    """The task of what a bundle holds, as far as it says so; that it is whole is checked where it is loaded."""
+    """Return the task that a bundle states; whether the bundle is whole is checked when it is loaded."""
     path = folder / RECORD
     document = read_json_object(path) if path.is_file() and path.stat().st_size <= MOST_JSON_BYTES else {}
     params = document.get("params")
@@ -114,7 +114,7 @@ def task_of_bundle(folder: Path) -> str:
 
 
 def refused(folder: Path, why: str) -> UsageError:
-    """The error of a bundle that is not loaded."""
+    """Return the error for a bundle that is not loaded."""
     return UsageError(f"bundle {str(folder)!r}: {why}. Get it again from whoever exported it, or export it anew.")
 
 
@@ -123,7 +123,7 @@ def refused(folder: Path, why: str) -> UsageError:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to be filled in this context, which then is ``folder``: there whole or not at all.
+    """Yield a folder to fill; at the end it becomes ``folder``, whole or not at all.
 
     Raises:
         UsageError: ``folder`` is there, or inside of a run.
@@ -146,14 +146,14 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_digests(folder: Path) -> None:
-    """Write that of every file; without it nothing is loaded. safetensors writes for its owner alone: that is ended."""
+    """Write the digest of every file, without which nothing is loaded, and make all files readable."""
     for name in files_in(folder):
         (folder / name).chmod(0o644)
     write_document(folder / DIGESTS, {"files": {name: sha256_of_file(folder / name) for name in files_in(folder)}})
 
 
 def write_params(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """What of ``config`` goes into ``bundle.json``, with the user's own code copied beside; raises ``OSError``."""
+    """Return the parameters for ``bundle.json`` and copy the user's own code next to it; raise ``OSError``."""
     params = {name: value for name, value in config.relevant().items() if name in _recorded(config.task)}
     if "num_frames" in params:  # what the network declares itself, too: another version may declare something else
         clips = config.clips
@@ -170,7 +170,7 @@ def write_params(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def _recorded(task: str) -> frozenset[str]:
-    """The fields that decide decoding, sampling, network and training, none of which names a place on a machine."""
+    """Return the fields of decoding, sampling, network and training; none names a place on a machine."""
     own = {name for name, declared in DECLARED.items() if task in declared.tasks and declared.hashed}
     places = {name for name, declared in DECLARED.items() if declared.changes == "folder" or name.endswith("_dir")}
     return frozenset(own | _KEPT) - _LEFT_OUT - places
@@ -207,7 +207,7 @@ def copy_weights(source: Path, target: Path, beside: Sequence[str] = ("*.json",)
 
 
 def files_in(folder: Path) -> list[str]:
-    """Relative names of the files of a bundle, sorted; what begins with a dot at the top is a version system's.
+    """Return the relative names of the files, sorted; top-level names with a dot belong to a version system.
 
     Raises:
         UsageError: a link, or something that is no file.
@@ -227,8 +227,12 @@ def files_in(folder: Path) -> list[str]:
 
 
 def parts_of(names: Collection[str], network: str, more: str = "") -> re.Pattern[str]:
-    """What the files of a bundle may be called: ``names``, weights in ``model/`` that are called as the pattern
-    ``network`` says, what every bundle may have, and ``more``, ``|PATTERN``.
+    """Return the pattern of allowed file names.
+
+    Args:
+        names: of files at the top.
+        network: pattern of the names of weights in ``model/``.
+        more: a further pattern, ``|PATTERN``.
     """
     alike = rf"{BEGUN_WITH}/[\w-][\w.-]*\.(json|safetensors)|(network|crop)/(\w+/)*\w+\.py{more}"
     named = "|".join(map(re.escape, (RECORD, CARD, *names)))
@@ -278,7 +282,7 @@ def read_record(model: type[_Document], folder: Path, formats: Collection[int]) 
 
 
 def parsed(model: type[_Document], folder: Path, name: str) -> _Document:
-    """The JSON file ``name``; ``UsageError`` where no export writes such a one."""
+    """Return the JSON file ``name``, validated; raise ``UsageError`` where no export writes it."""
     try:
         return model.model_validate_json((folder / name).read_bytes())
     except ValidationError as error:
@@ -288,7 +292,7 @@ def parsed(model: type[_Document], folder: Path, name: str) -> _Document:
 
 
 def config_of(folder: Path, params: Mapping[str, Any], task: str, *, allow_code: bool) -> RunConfig:
-    """The run's configuration, as far as it is recorded; caches are this machine's.
+    """Return the run's configuration as far as it is recorded, with this machine's cache folder.
 
     Raises:
         UsageError: a parameter that a bundle of ``task`` does not have, or code that is not allowed.
@@ -315,12 +319,12 @@ def config_of(folder: Path, params: Mapping[str, Any], task: str, *, allow_code:
 
 
 def begun_with(folder: Path) -> str:
-    """The published weights that its networks are built with; empty where it has none."""
+    """Return the published weights that its networks are built with; empty where it has none."""
     return str(folder / BEGUN_WITH) if (folder / BEGUN_WITH).is_dir() else ""
 
 
 def require_weights(folder: Path, name: str) -> Path:
-    """The file of weights ``name`` with its digest beside; ``UsageError`` where one is missing."""
+    """Return the file of weights ``name``; raise ``UsageError`` where it or its digest is missing."""
     for each in (name, f"{name}.sha256"):
         if not (folder / WEIGHTS / each).is_file():
             raise refused(folder, f"'{WEIGHTS}/{each}' is missing")
@@ -349,7 +353,7 @@ def read_bundle_table(folder: Path, name: str, schema: DataFrameSchema) -> pl.Da
 
 
 def read_arrays(folder: Path, name: str, read: Callable[[dict[str, Any]], _Part]) -> _Part | None:
-    """What ``read`` makes of the arrays in the file ``name``; None where there is no such file.
+    """Return ``read`` of the arrays in the file ``name``; None where there is no such file.
 
     Raises:
         UsageError: a file that no export writes.

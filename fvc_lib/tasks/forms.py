@@ -59,7 +59,7 @@ class ClipsToCompare:
 
 
 def clips_to_compare(paths: RunPaths, store: ClipStore) -> ClipsToCompare:
-    """Some of the run's stored clips, reals and fakes in turn; drawn ones where none are there."""
+    """Return some of the run's stored clips, reals and fakes in turn; random ones where none are stored."""
     wanted, per_clip = max(_BATCHES), (store.num_frames, *store.shape[1:])
     index = read_table(paths.index, INDEX).sort("video_id")
     videos = (index.filter(label=label)["video_id"] for label in ("real", "fake"))
@@ -173,7 +173,7 @@ def _onnx(program: Any, path: Path, names: tuple[str, str]) -> Callable[[Tensor]
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters tell of their own steps and of packages that nothing here needs."""
+    """Silence exporters, which report their steps and packages that nothing here needs."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -79,7 +79,7 @@ class Journal(Generic[Found]):
             return None
 
     def known(self, block: Sequence[Path]) -> dict[str, Found]:
-        """What is known of the files of ``block`` as they are now, by table text."""
+        """Return what is known of the files of ``block`` as they are now, by table text."""
         self._states = {path_to_text(path): file_state(path) for path in block}
         found = {}
         for path, (text, state) in zip(block, self._states.items(), strict=True):
@@ -142,7 +142,7 @@ def found_in_blocks(
     find: Callable[[list[Path]], Generator[Found]],
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Iterator[tuple[list[Found], int]]:
-    """What is found of ``files``, a block of them at a time and in their order; and how many of a block were known.
+    """Yield the findings of ``files`` in their order, a block at a time, and how many of a block were known.
 
     Args:
         journal: has what earlier calls found, and is told what is found now, at once.

@@ -91,7 +91,7 @@ Picture = Callable[[str, Pixels], str]
 
 
 def no_picture(_path: str, _seen: Pixels) -> str:
-    """Whoever wants to keep none."""
+    """Keep no picture."""
     return ""
 
 
@@ -197,7 +197,7 @@ class Predictor:
         return self.trained.weights.stat().st_size
 
     def _build(self, build: Callable[[], nn.Module]) -> nn.Module:
-        """The network in evaluation mode on its device; raises as ``Trained.built``."""
+        """Return the network in evaluation mode on its device; raise as ``Trained.built``."""
         network, remarks = self.trained.built(build)
         self.cautions += remarks
         return network.to(self.compute.device)
@@ -247,11 +247,11 @@ class Predictor:
         return f"{self.name}@{learned[:12]}:{sha256_of_json(more)[:16]}"
 
     def identity_of_parts(self) -> Any:
-        """A JSON value of what its own files hold."""
+        """Return the contents of its own files as a JSON value."""
         raise NotImplementedError
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
-        """What is found of each of ``files``, in any order, as soon as it is; a bad file costs itself alone.
+        """Yield the finding of each of ``files``, in any order; a bad file costs itself alone.
 
         Args:
             files: absolute, each once.
@@ -280,7 +280,7 @@ class Predictor:
 
 
 def predictor_class(task: str) -> type[Predictor]:
-    """The class that answers for runs of ``task``; ``UsageError`` where there is none."""
+    """Return the predictor class of ``task``; raise ``UsageError`` where there is none."""
     spec = TASKS[task]
     if not spec.predictor:
         raise UsageError(f"task {spec.name}: predicts nothing of single files.")
@@ -289,7 +289,7 @@ def predictor_class(task: str) -> type[Predictor]:
 
 
 def predictor_of(paths: RunPaths, standing: Standing = NOT_STATED) -> Predictor:
-    """What answers for the run in ``paths``.
+    """Return the predictor of the run in ``paths``.
 
     Raises:
         UsageError: its task has nothing of the kind, or the run is not finished.
@@ -314,7 +314,7 @@ def predictor_of(paths: RunPaths, standing: Standing = NOT_STATED) -> Predictor:
 
 
 def outcome_of(paths: RunPaths) -> TrainingOutcome[TrainingRecord]:
-    """That of the one training of a run without folds; ``UsageError`` where it is not finished."""
+    """Return the outcome of a run without folds; raise ``UsageError`` where it is not finished."""
     stage = TASKS[run_config(paths).task].training_stage.name
     outcome = read_outcome(paths.stage_outcome(stage), TrainingRecord)
     if outcome is None or not (paths.stage_training(stage) / BEST).is_file():

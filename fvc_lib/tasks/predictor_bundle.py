@@ -155,7 +155,7 @@ def _fill(folder: Path, paths: RunPaths, predictor: Predictor, card: str) -> Non
 
 
 def open_predictor_bundle(folder: Path, *, allow_code: bool = False) -> Predictor:
-    """What a bundle of a task without verdicts says of files.
+    """Return the predictor of a bundle of a task without verdicts.
 
     Args:
         folder: of the bundle.

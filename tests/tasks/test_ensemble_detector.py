@@ -21,7 +21,6 @@ from fvc_lib.tasks.bundle_folder import Standing
 from fvc_lib.tasks.video.controls import fake_labels
 from fvc_lib.tasks.video.ensembles import combine, make, stacking
 from fvc_lib.tasks.video.ensembles.bundle import write_ensemble_bundle
-from fvc_lib.tasks.video.selection import read_selection
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
 
@@ -63,14 +62,11 @@ def ensemble_in(folder: Path, runs: list[RunPaths], method: str) -> RunPaths:
     return made
 
 
-def test_a_training_keeps_what_its_network_says_of_inner_validation_videos_and_it_says_so_again(runs):
+def test_a_training_keeps_the_predictions_of_its_inner_validation_videos(runs):
     for run in runs:
-        config, kept = run_config(run), read_table(run.validation_predictions(1), VALIDATION_PREDICTIONS)
+        kept = read_table(run.validation_predictions(1), VALIDATION_PREDICTIONS)
         split = split_for_fold(read_table(run.folds, FOLDS), 1, inner_validation_share=0.2, seed=0)
         assert set(kept["video_id"]) == set(split.validation["video_id"])
-        again = stacking._asked_again(run, config, 1, read_selection(run.fold_checkpoints(1)))
-        np.testing.assert_allclose(again["logit"], kept["logit"], atol=1e-5)
-        assert again.drop("logit").equals(kept.drop("logit"))
 
 
 def test_weights_of_a_fold_are_of_its_own_networks_inner_validation_and_nothing_of_the_fold_changes_them(runs, copies):

@@ -249,7 +249,7 @@ def _predict(
     *,
     allow_code: bool,
 ) -> None:
-    """What ``model``, of a task without verdicts, says of the files at ``paths``; raises as ``predict_files``."""
+    """Write the predictions of ``model``, of a task without verdicts, for ``paths``; raise as ``predict_files``."""
     from fvc_lib.tasks.predicting import Predictor  # torch takes a second to load
     from fvc_lib.tasks.video.verdicts.judging import files_of
 

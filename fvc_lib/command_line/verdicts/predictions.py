@@ -119,7 +119,7 @@ def find_out_predictions(
 def _finder(
     predictor: "Predictor", files: Sequence[Path], workers: int
 ) -> "Callable[[list[Path]], Generator[Finding]]":
-    """What finds out about some of ``files``, with pictures of those that the page shows."""
+    """Return a function that finds out about some of ``files``, with pictures of those that the page shows."""
     from fvc_lib.analysis.figures.gallery import strip, thumbnail
     from fvc_lib.analysis.pages.predictions_page import MOST_CARDS
 

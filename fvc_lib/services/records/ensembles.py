@@ -81,19 +81,19 @@ class EnsembleRecord(_Strict):
         return max(range(len(self.members)), key=self.weight_of_member)
 
     def weight_of_member(self, number: int) -> float:
-        """The mean over folds of its detector's weight, shared with the runs that differ from it in their seed."""
+        """Return the mean weight of its detector over folds, shared by the runs of that detector."""
         place = self.members[number].detector
         shared = self.detector_of_member.count(place)
         return sum(rule.weights[place] for rule in self.folds) / len(self.folds) / shared
 
 
 def is_ensemble(path: str | Path) -> bool:
-    """Whether a folder is a finished ensemble, or a bundle of one."""
+    """Return whether a folder is a finished ensemble or a bundle of one."""
     return (Path(path).expanduser() / RECORD).is_file()
 
 
 def read_ensemble(folder: Path) -> EnsembleRecord:
-    """The record, after the files that it names were found to be what was written.
+    """Return the record, after checking the digests of the files that it names.
 
     Raises:
         DataError: the record or a file is damaged, or of another version.
@@ -124,7 +124,7 @@ def read_ensemble(folder: Path) -> EnsembleRecord:
 
 
 def members_of(folder: Path, record: EnsembleRecord) -> list[RunPaths]:
-    """The runs of the ensemble in ``folder``.
+    """Return the runs of the ensemble in ``folder``.
 
     Raises:
         DataError: one is not there.
@@ -140,7 +140,7 @@ def members_of(folder: Path, record: EnsembleRecord) -> list[RunPaths]:
 
 
 def list_ensembles(runs_dir: AnyPath, experiment: str = "*") -> list[RunPaths]:
-    """All finished ensembles under ``runs_dir``, by name."""
+    """Return all finished ensembles under ``runs_dir``, by name."""
     return sorted(
         (RunPaths(each.parent.absolute()) for each in Path(runs_dir).glob(f"{experiment}/*/{RECORD}")),
         key=lambda each: (each.run_id, str(each.root)),
@@ -148,7 +148,7 @@ def list_ensembles(runs_dir: AnyPath, experiment: str = "*") -> list[RunPaths]:
 
 
 def find_run_or_ensemble(runs_dir: AnyPath, name: str) -> RunPaths:
-    """An ensemble by its folder or a part of its folder's name; everything else as ``find_run``.
+    """Return an ensemble by its folder or a part of its folder's name, or a run as ``find_run`` does.
 
     Raises:
         UsageError: none or several fit.

@@ -77,7 +77,7 @@ def is_ensemble_bundle(folder: Path) -> bool:
 
 
 def open_ensemble_bundle(folder: Path, *, allow_code: bool = False, held: int | None = None) -> EnsembleDetector:
-    """The detector of a bundle; arguments as of ``detector_of``.
+    """Return the detector of a bundle; arguments as for ``detector_of``.
 
     Raises:
         UsageError: a file is missing, damaged or too many, or a member asks for code that is not allowed.

@@ -49,12 +49,12 @@ class Member:
         return (self.predictions["logit"] / self.predictions["temperature"]).to_numpy()
 
     def outcome(self, fold: int) -> TrainingOutcome[TrainingSummary] | None:
-        """What the training of ``fold`` left; None where nothing is there that this version reads."""
+        """Return the outcome of the training of ``fold``; None where it cannot be read."""
         return read_outcome(self.run.fold_outcome(fold), TrainingSummary)
 
 
 def checked_member(run: RunPaths, predictions: pl.DataFrame, detector: int) -> Member:
-    """A member whose predictions are one for each video of its folds, and are those of its logits.
+    """Return a member after checking that it has one prediction for each video of its folds.
 
     Raises:
         LeakageError, DataError: as ``results.check_predictions``.
@@ -104,19 +104,19 @@ def num_detectors(members: Sequence[Member]) -> int:
 
 
 def folds_of(members: Sequence[Member]) -> list[int]:
-    """The outer folds, in order."""
+    """Return the outer folds, in order."""
     return sorted(members[0].predictions["fold"].unique().to_list())
 
 
 def mean_threshold(members: Sequence[Member], fold: int) -> float:
-    """The mean over detectors of the mean over their runs."""
+    """Return the mean over detectors of the mean threshold over their runs."""
     chosen = [(m.detector, m.predictions.filter(fold=fold)["threshold"][0]) for m in members]
     table = pl.DataFrame(chosen, schema=["detector", "threshold"], orient="row").group_by("detector").mean()
     return min(1.0, math.fsum(table["threshold"]) / table.height)
 
 
 def base_rate(members: Sequence[Member], fold: int) -> float | None:
-    """The share of fakes at which every member's scores of ``fold`` are probabilities, where that is one."""
+    """Return the share of fakes at which the scores of ``fold`` are calibrated; None where members differ."""
     rates = set[float | None]()
     for recorded in (read_selection(member.run.fold_checkpoints(fold)) for member in members):
         chosen = recorded.selection if recorded else None
@@ -147,7 +147,7 @@ def combined(members: Sequence[Member], rules: Sequence[FoldRule], method: Metho
 
 
 def _mean(members: Sequence[Member], column: str) -> pl.Series:
-    """The mean over detectors of the mean over runs, null where one of them has none."""
+    """Return the mean over detectors of the mean over runs; null where one of them has none."""
     values = np.stack([m.predictions[column].cast(pl.Float64).fill_null(np.nan).to_numpy() for m in members])
     places = np.array([member.detector for member in members])
     means = np.stack([values[places == place].mean(0) for place in np.unique(places)]).mean(0)

@@ -111,7 +111,7 @@ class EnsembleDetector(TrainedDetector):
 
 
 def ensemble_of(folder: Path, *, held: int | None = None, standing: Standing | None = None) -> EnsembleDetector:
-    """The detector of an ensemble's folder; ``held`` and ``standing`` as of ``detector_of``.
+    """Return the detector of an ensemble's folder; ``held`` and ``standing`` as for ``detector_of``.
 
     Raises:
         DataError: the ensemble or a member is missing, damaged, or not what it was.

@@ -63,7 +63,7 @@ def write_predictions(
 def write_results(
     folder: RunPaths, members: Sequence[Member], predictions: pl.DataFrame, config: RunConfig
 ) -> pl.DataFrame:
-    """The ensemble's number beside its controls, as ``results.kfold_results`` has those of a run, and the audit."""
+    """Write the ensemble's numbers next to its controls, as ``results.kfold_results`` computes a run's."""
     first = members[0].run
     index, folds = read_table(folder.index, INDEX), read_table(folder.folds, FOLDS)
     parts = None if config.protocol == KFOLD else read_table(folder.protocol, PROTOCOL)
@@ -75,7 +75,7 @@ def write_results(
 
 
 def write_audit(folder: RunPaths, members: Sequence[Member], rules: Sequence[FoldRule], method: Method) -> pl.DataFrame:
-    """What was looked at to say that nothing leaked, in addition to the members' own audits, which all passed."""
+    """Write the leakage audit of the ensemble, in addition to those of its members."""
     shared = members[0].predictions
     told = (
         f"All {len(members)} runs predicted the same {shared.height:,} videos of {shared['group_id'].n_unique():,} "

@@ -29,9 +29,7 @@ from fvc_lib.tasks.video import data
 from fvc_lib.tasks.video.controls import fake_labels
 from fvc_lib.tasks.video.ensembles.combine import Member, base_rate, folds_of, mean_threshold, of_detectors
 from fvc_lib.tasks.video.results import made_samples
-from fvc_lib.tasks.video.selection import RecordedSelection, Selection, read_selection
-from fvc_lib.tasks.video.summary import validation_table
-from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
+from fvc_lib.tasks.video.selection import Selection, read_selection
 
 _SAME_LOG_LOSS = 1e-3  # a network that is asked again in other batches rounds otherwise
 _KEY = ["video_id", "group_id", "label"]
@@ -87,7 +85,7 @@ def _rule(members: Sequence[Member], configs: Sequence[RunConfig], fold: int) ->
 
 
 def inner_predictions(run: RunPaths, config: RunConfig, fold: int) -> pl.DataFrame:
-    """VALIDATION_PREDICTIONS of one fold's training, as it wrote them or as its network says again.
+    """Return VALIDATION_PREDICTIONS of one fold's training.
 
     Groups that an official split has in several parts are left out.
 
@@ -97,8 +95,7 @@ def inner_predictions(run: RunPaths, config: RunConfig, fold: int) -> pl.DataFra
     chosen = read_selection(run.fold_checkpoints(fold))
     if chosen is None:
         raise DataError(f"{run.run_id}: what was chosen for fold {fold} is not on record. Take --method mean.")
-    path = run.validation_predictions(fold)
-    table = read_table(path, VALIDATION_PREDICTIONS) if path.is_file() else _asked_again(run, config, fold, chosen)
+    table = read_table(run.validation_predictions(fold), VALIDATION_PREDICTIONS)
     rows = data.rows_to_train_on(run, config, fold)
     without = set(rows.folds["video_id"]) - set(made_samples(run, config)["video_id"])
     split = rows.split(fold, inner_validation_share=config.inner_validation_share, seed=config.seed, without=without)
@@ -127,15 +124,3 @@ def _refuse_others(run: RunPaths, fold: int, table: pl.DataFrame, chosen: Select
             f"chosen: {counts[0]} videos with a log loss of {loss:.4f}, and it was {chosen.num_videos} with "
             f"{chosen.log_loss:.4f}. Train the fold again: {command_text('--force', '04', '--resume', run.root)}"
         )
-
-
-def _asked_again(run: RunPaths, config: RunConfig, fold: int, recorded: RecordedSelection) -> pl.DataFrame:
-    """What the fold's network says of its inner validation videos, of runs that kept no table of it."""
-    source, clips, _ = data.read_fold(run, config, fold)
-    networks, number = RunNetworks(run, [fold]), config.clips_per_video
-    shape = source.shape
-    pixels, logits = np.empty((1, number, shape[0] // number, *shape[1:]), np.uint8), []
-    for row in clips.validation:
-        source.load(row.video_id, row.augmentation_index, pixels.reshape(shape))
-        logits.append(float(networks.logits(fold, pixels)[0]))
-    return validation_table(fold, clips, np.array(logits), recorded)

@@ -311,7 +311,7 @@ class BundleNetworks(Networks):
             _logger.warning("%s: %s", self.folder, caution)
 
     def cautions(self) -> tuple[str, ...]:
-        """A sentence where files are decoded by other code, or another library, than the run's videos were."""
+        """Return a caution where files are decoded by other code, or another PyAV, than the run's videos were."""
         if self.store.decode_hash == self.record.decode_hash:
             return ()
         before = self.record.made_with.get("av", "not stated")
@@ -321,7 +321,7 @@ class BundleNetworks(Networks):
         return (f"{told}: scores may differ a little from the run's.",)
 
     def known_videos(self) -> KnownVideos:
-        """The run's videos by their hashes, with their out-of-fold scores.
+        """Return the run's videos by their hashes, with their out-of-fold scores.
 
         Raises:
             FvcError: a table that no export writes.
@@ -336,11 +336,11 @@ class BundleNetworks(Networks):
         return KnownVideos.of_tables(looks, calibration, rates, self.base_rates)
 
     def looks(self) -> pl.DataFrame:
-        """LOOKS of the run's videos."""
+        """Return LOOKS of the run's videos."""
         return read_bundle_table(self.folder, _LOOKS, LOOKS)
 
     def ranges(self) -> TrainingRanges:
-        """What the run's videos are like.
+        """Return the ranges of the run's videos.
 
         Raises:
             UsageError: a file that no export writes.
@@ -356,7 +356,7 @@ class BundleNetworks(Networks):
         return read_bundle_table(self.folder, _SEEN, SEEN)
 
     def features(self) -> FeatureDistance | None:
-        """How far features are from those of the run's videos; None where the bundle has none of theirs.
+        """Return the features of the run's videos; None where the bundle has none.
 
         Raises:
             UsageError: a file that no export writes.

@@ -51,7 +51,7 @@ Seen = Callable[[Path, Pixels], None]
 
 
 def nobody(_path: Path, _clips: Pixels) -> None:
-    """Whoever wants to see no frames."""
+    """Do nothing: the default callback."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Prediction:
 
 
 class TrainedDetector:
-    """What a run or a bundle has learned, ready to judge files.
+    """The detector of a run or a bundle.
 
     Attributes:
         networks: of its folds.
@@ -158,7 +158,7 @@ class TrainedDetector:
         return self._distance(silent)
 
     def prepare(self, tell: Tell) -> None:
-        """Have ``distance``."""
+        """Compute ``distance``, which ``tell`` follows."""
         if "distance" not in self.__dict__:
             self.distance = self._distance(tell)
 
@@ -183,7 +183,7 @@ class TrainedDetector:
     def findings(
         self, files: Sequence[Path], *, workers: int = 0, seen: Seen = nobody, file_seconds: float = 0.0
     ) -> Generator[Finding]:
-        """What is found of each of ``files``, in any order, as it is found; a bad file costs itself alone.
+        """Yield the finding of each of ``files``, in any order; a bad file costs itself alone.
 
         Args:
             files: absolute, each once.
@@ -212,7 +212,7 @@ class TrainedDetector:
             yield from self._scored(files, clips, waiting, seen)
 
     def _unscored(self, probed: ProbeResult, failure: str) -> Finding | None:
-        """What is found of a file that the networks are not asked about; ``failure``: why it has no clip."""
+        """Return the finding of a file that no network judges, else None; ``failure``: why it has no clip."""
         path, content = probed.path, probed.content_sha256
         if probed.probe is None:
             return Finding(path, failure=f"{probed.reason}: {probed.detail}", lasts=probed.lasts)
@@ -227,7 +227,7 @@ class TrainedDetector:
     def _scored(
         self, files: Sequence[Path], clips: Sequence[Path], waiting: Mapping[int, ProbeResult], seen: Seen
     ) -> Iterator[Finding]:
-        """What the networks say of the files that are ``waiting``, by their places."""
+        """Yield the findings of the ``waiting`` files, by their places."""
         folds, empty = self.networks.judges, dict[int, tuple[str, ...]]()
         todo = {place: FileToScore(files[place], folds) for place in waiting}
 
@@ -332,7 +332,7 @@ _BEFORE = "that the networks have seen in a run which this one went on from. No 
 
 
 def known_sentence(video: dict[str, object]) -> str:
-    """The beginning of one, on a row of ``KnownVideos.rows``."""
+    """Return the beginning of a sentence on a row of ``KnownVideos.rows``."""
     return f"This is a video of the run, {video['video_id']}, labelled {video['label']}"
 
 
@@ -391,7 +391,7 @@ def detector_of(
 
 
 def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
-    """A sentence where files are not known to be decoded by the code and library that the run's videos were."""
+    """Return a caution unless files are decoded by the code and library that decoded the run's videos."""
     if networks.config.of_features == "forensic":  # it has no clips; each fitted model names the code that measured
         return ()
     paths = read_table(run.augmented_metadata, AUGMENTED)["clip_path"] if run.augmented_metadata.is_file() else ()

@@ -130,7 +130,7 @@ class FeatureDistance:
         return np.asarray((1 + np.sum(summed, axis=0)) / (1 + self.num_groups))
 
     def quantile(self, features: Mapping[int, Features]) -> float:
-        """That of one video, features (F,); ``DataError`` where a network gave none."""
+        """Return the quantile of one video, features (F,); raise ``DataError`` where a network gave none."""
         if set(features) != set(self.folds):
             raise DataError("features: the network gives none of a video, and the stored ones are another network's.")
         return float(self.quantiles({fold: of[None] for fold, of in features.items()})[0])
@@ -171,7 +171,7 @@ class FeatureDistance:
         return f"{self.num_groups} groups are too few, at least {round(1 / UNFAMILIAR_AT) - 1} are needed"
 
     def limit(self) -> str:
-        """A sentence on what is called unlike, and how often the run's own videos are."""
+        """Return a sentence on which videos count as unfamiliar, and how many of the run's own do."""
         if not self.tells:
             return f"Features are not compared: {self._too_few}."
         return (
@@ -187,7 +187,7 @@ class FeatureDistance:
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], folds: Collection[int]) -> Self:
-        """What ``arrays`` gave, for just these networks; ``ValueError`` where it cannot have been that."""
+        """Return what ``arrays`` stored for these networks; raise ``ValueError`` for anything else."""
         if set(arrays) != {f"{name}_{fold}" for fold in folds for name in ("fold", "groups")}:
             raise ValueError(f"got the arrays {', '.join(sorted(arrays)[:6])}, wanted two of each network")
         found = {}
@@ -206,7 +206,7 @@ class FeatureDistance:
         return cls(found)
 
     def sentence(self, quantile: float) -> str:
-        """What a quantile says."""
+        """Return a sentence on a quantile."""
         if not self.tells:
             return f"Whether its features are unlike those of the run's videos cannot be said: {self._too_few}."
         share = f"{100 * quantile:.2g} % of the run's groups are as far from the others or further"

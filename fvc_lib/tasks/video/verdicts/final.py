@@ -27,7 +27,7 @@ NOT_COMPARED = "How its scores compare with theirs is not known."
 
 
 def known_videos_of_final(paths: RunPaths) -> KnownVideos:
-    """The run's videos, with what its network of all groups says of those that chose its epoch.
+    """Return the run's videos, with the log odds by its network of all groups where they chose its epoch.
 
     Raises:
         UsageError: the run has no such network, or a fold is not finished.
@@ -66,7 +66,7 @@ def _agreement(tested: pl.DataFrame) -> pl.DataFrame:
 
 
 def final_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
-    """What an answer by this network can be held to, and how it compares on the videos that chose its epoch."""
+    """Return the limits of its answers, and how its scores compare on the videos that chose its epoch."""
     tested = known.tested
     compared = tested["final_logit"].is_not_null() if "final_logit" in tested.columns else None
     if compared is None or not compared.any():

@@ -62,7 +62,7 @@ STANDARD_INPUT = "-"
 
 
 def files_of(asked: Sequence[str], kind: Kind = "video") -> list[Path]:
-    """The files that ``asked`` names, absolute, each once and in this order.
+    """Return the files that ``asked`` names, absolute, each once and in this order.
 
     A folder stands for all files below it that are named as the ``kind`` is; a table (CSV, TSV, Parquet) for what its
     column ``path`` names, relative to the table's folder; ``-`` for the lines of standard input. Whatever else is named
@@ -165,7 +165,7 @@ def judge_files(
     seen: Seen = nobody,
     progress: Report = not_reported,
 ) -> Verdicts:
-    """A verdict on each of ``files``, in their order, written to ``folder``.
+    """Write a verdict on each of ``files``, in their order, to ``folder``.
 
     Args:
         detector: of a run or a bundle.
@@ -304,7 +304,7 @@ class _Judge:
 
 
 def answers_to(logits: FloatArray, known: KnownVideos, rule: Rule) -> list[str]:
-    """What the stated rates say of M new videos by the networks of K folds, float64 (M, K)."""
+    """Return the answers at the stated rates to M new videos by K networks, log odds float64 (M, K)."""
     return known.answers_to(p_values(known.witnesses, logits), rule)
 
 
@@ -329,7 +329,7 @@ def judged(
 def _concluded(
     answer: str, score: float, known: KnownVideos, rule: Rule, more: Sequence[str] = ()
 ) -> tuple[str, list[str]]:
-    """The verdict, and the sentences why; each of ``more`` alone makes it undecided."""
+    """Return the verdict and the reasons; each of ``more`` alone makes it undecided."""
     against = [*([WITHHELD] if rule.withheld else []), *more]
     if answer == UNDECIDED:
         against.append("Among the run's videos such scores are found of reals and of fakes alike, or of neither.")

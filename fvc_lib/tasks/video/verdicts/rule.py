@@ -58,7 +58,7 @@ class Rule:
 
 
 def rule_of(error_rate: float = 0.1, decide_at: str = "", prior: float = 0.0, *, withheld: bool = False) -> Rule:
-    """The rule as a user says it: ``decide_at`` is empty, ``fpr=0.01`` or ``cost=5:1``; ``prior`` 0 is none.
+    """Return the rule for a user's words: ``decide_at`` is empty, ``fpr=0.01`` or ``cost=5:1``; ``prior`` 0 is none.
 
     Raises:
         UsageError: a rate that is none, or another operating point.
@@ -150,12 +150,12 @@ class KnownVideos:
         return answers_that_tell(self.witnesses, self.left_out.answers(rule.rates))
 
     def answers_to(self, p_values: PValues, rule: Rule) -> list[str]:
-        """What the stated rates say; an answer that says nothing is none."""
+        """Return the answers at the stated rates; an answer that tells nothing becomes undecided."""
         telling = self.telling(rule)
         return [said if said in telling else UNDECIDED for said in p_values.answers(rule.rates)]
 
     def answers(self, rule: Rule) -> list[str]:
-        """What the rule says of each tested video, by the videos of other groups alone."""
+        """Return the rule's answer to each tested video, set against videos of other groups alone."""
         said = self.answers_to(self.left_out, rule)
         threshold = self.threshold(rule)
         return [agreeing(*each, threshold) for each in zip(said, self.tested["score"].to_list(), strict=True)]
@@ -166,19 +166,19 @@ class KnownVideos:
 
 
 def agreeing(answer: str, score: float, threshold: float | None) -> str:
-    """The answer, if the threshold gives the same or there is none."""
+    """Return the answer if the threshold, if any, gives the same; else undecided."""
     if threshold is None or answer == (FAKE if score >= threshold else REAL):
         return answer
     return UNDECIDED
 
 
 def percent(share: float) -> str:
-    """A share in words: 0.1 is ``10 %``."""
+    """Return a share as text: 0.1 is ``10 %``."""
     return f"{100 * share:.3g} %"
 
 
 def rule_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
-    """What the rule asks for, what came of it on the run's own videos, and what so few groups cannot show."""
+    """Return sentences on the rule, its errors on the run's own videos, and what so few groups cannot show."""
     rates, (least_fake, least_real) = known.rates(rule), known.witnesses.least_rates
     reals, fakes = rates.num_groups
     shares = [percent(each) for each in (rates.called_fake, rates.called_real, rates.undecided)]
@@ -248,7 +248,7 @@ def _prior_sentence(known: KnownVideos, prior: float) -> str:
 
 
 def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: float | None) -> float | None:
-    """The mean probability of fake where the share ``prior`` of the videos are fakes.
+    """Return the mean probability of fake where the share ``prior`` of the videos are fakes.
 
     Between two populations that differ in how frequent fakes are alone, the odds of fake change by the ratio of the
     prior odds, whatever the video: M. Saerens, P. Latinne, C. Decaestecker, "Adjusting the outputs of a classifier to

@@ -222,7 +222,7 @@ class Networks:
         return np.asarray(torch.cat(found).numpy())
 
     def score(self, fold: int, logit: float) -> float:
-        """The calibrated probability of fake."""
+        """Return the calibrated probability of fake."""
         return float(probabilities(np.array([logit]), self.folds[fold].temperature)[0])
 
     def check(self) -> None:
@@ -231,13 +231,13 @@ class Networks:
             self.network(fold) if self.measurer is None else self.fitted(fold)
 
     def fitted(self, fold: int) -> FittedModel:
-        """The model of ``fold`` on forensic features; raises as ``logits``."""
+        """Return the model of ``fold`` on forensic features; raise as ``logits``."""
         if fold not in self._fitted:
             self._fitted[fold] = fitted_model(self.folds[fold].path, self._state(fold), self.config)
         return self._fitted[fold]
 
     def network(self, fold: int) -> nn.Module:
-        """That of ``fold``, in evaluation mode on its device; raises as ``logits``."""
+        """Return the network of ``fold``, in evaluation mode on its device; raise as ``logits``."""
         if self.measurer is not None:
             raise UsageError(
                 f"{self.name}: model {self.config.model!r} sees features of the whole video and no frames: it has no "
@@ -510,7 +510,7 @@ def _score_features(
     files: Sequence[FileToScore] | Mapping[int, FileToScore],
     positions: Sequence[int],
 ) -> Iterator[FileScores]:
-    """The files at ``positions`` by their forensic features, which are measured now; raises as ``Networks`` has it."""
+    """Judge the files at ``positions`` by their forensic features, measured now; raise as ``Networks``."""
     if any(files[position].recipe for position in positions):
         raise UsageError(
             f"{networks.name}: its model sees features, and disturbed videos are scored by networks alone."
