@@ -120,8 +120,8 @@ class Project:
 
     def jobs(self, run: RunPaths, site: Site, *, one_job: bool = False) -> list[SlurmJob]:
         if one_job:
-            return plan_one_job(self.left(run), self.config, site, {}, at_once=2)
-        return plan_jobs(self.left(run), self.config, site, {}, stages=self.stages)
+            return plan_one_job(self.left(run), self.config, site, at_once=2)
+        return plan_jobs(self.left(run), self.config, site, stages=self.stages)
 
     def submit(self, run: RunPaths, site: Site, *, one_job: bool = False) -> list[SubmittedJob]:
         return submit(self.jobs(run, site, one_job=one_job), run, site, home=self.home)
