@@ -235,10 +235,10 @@ def detectors(name: str | None) -> None:
 @click.argument("family", required=False)
 @click.option("--markdown", is_flag=True, help="As the table of docs/features.md.")
 def features(family: str | None, markdown: bool) -> None:
-    """List the families of forensic features, or those of FAMILY: columns, units, what each means, and the paper.
+    """List the families of forensic features, or the features of FAMILY: columns, units, meanings and papers.
 
-    Columns end with how values are pooled over a video's tiles and frames; those of its packets do not. With
-    -p feature_families A,B some families alone are measured.
+    Columns end with the name of the pool over a video's tiles and frames; those of packets do not. With
+    -p feature_families A,B only these families are measured.
     """
     from fvc_lib.video.features.family import POOLS, families_named
 

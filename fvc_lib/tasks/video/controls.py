@@ -1,7 +1,7 @@
-"""Controls: what scores well without looking at a pixel, judged exactly like the model.
+"""Controls: predictors that see no pixel, judged exactly like the model.
 
-Each gives every video an out-of-fold score and threshold. The threshold is the share of fakes it was trained on: the
-best one for balanced accuracy when the score is a calibrated probability.
+Each gives every video an out-of-fold score and threshold. The threshold is the share of fakes in its training part: the
+best one for balanced accuracy if the score is a calibrated probability.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -36,7 +36,7 @@ GROUP_LOOKUP_BY_ROW = "group_lookup_by_row"
 GROUP_LOOKUP_BY_GROUP = "group_lookup_by_group"
 SHUFFLED_LABELS = "shuffled_labels"
 
-# What the index knows of a video besides its pixels. Not its path, source or manipulation: those name the label.
+# Columns of the index that describe a video without its pixels. Path, source and manipulation would name the label.
 CATEGORIES = ("platform", "codec", "container", "pixel_format")
 LENGTH = ("num_frames", "duration_seconds")
 SIZE_AND_RATE = ("frames_per_second", "width", "height")
@@ -56,14 +56,14 @@ def all_controls(
     seed: int,
     trainings: Trainings = None,
 ) -> dict[str, pl.DataFrame]:
-    """Every control of ``folds`` (FOLDS schema) by name; ``shuffled_labels`` only where ``predictions`` carry it.
+    """Return every control of ``folds`` (FOLDS schema) by name; ``shuffled_labels`` only if ``predictions`` have it.
 
     Args:
         index: INDEX schema; must hold every video of ``folds``.
-        folds: the outer folds, with the labels the model was judged by.
+        folds: the outer folds, with the labels that the model was judged by.
         predictions: PREDICTIONS schema.
         seed: of the row-wise split.
-        trainings: of a protocol other than ``kfold`` (``trainings_of``): controls learn from what the model did.
+        trainings: of a protocol other than ``kfold`` (``trainings_of``), so that controls learn from its videos.
 
     Raises:
         DataError: fewer than two folds, or a video that the index does not hold.
@@ -83,9 +83,9 @@ def all_controls(
 
 
 def trainings_of(protocol: pl.DataFrame, config: RunConfig, left_out: Collection[str] = ()) -> Trainings:
-    """FOLDS of each training of a PROTOCOL table, with the labels that it had, without what could not be decoded.
+    """Return FOLDS of each training of a PROTOCOL table, with its labels, without videos that could not be decoded.
 
-    None of protocol ``kfold``: there every video is tested, and the folds say all.
+    None for protocol ``kfold``, where every video is tested and the folds suffice.
     """
     if config.protocol == KFOLD:
         return None
@@ -101,20 +101,20 @@ def trainings_of(protocol: pl.DataFrame, config: RunConfig, left_out: Collection
 
 
 def tested(control: Callable[[pl.DataFrame], pl.DataFrame], folds: pl.DataFrame, trainings: Trainings) -> pl.DataFrame:
-    """``control`` of ``folds``; of ``trainings``, each apart, the rows that it tests, sorted by video."""
+    """Return ``control`` of ``folds``, or of each of ``trainings`` the rows that it tests, sorted by video."""
     if trainings is None:
         return control(folds)
     return pl.concat(control(rows).filter(fold=number) for number, rows in enumerate(trainings)).sort("video_id")
 
 
 def _dealt_anew(trainings: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """All videos of ``trainings`` once, in five folds of any kind."""
+    """Return each video of ``trainings`` once, in five arbitrary folds."""
     every = pl.concat(trainings).unique("video_id", keep="first", maintain_order=True).sort("video_id")
     return every.with_columns(fold=(pl.int_range(pl.len()) % 5).cast(pl.Int64))
 
 
 def constant(folds: pl.DataFrame) -> pl.DataFrame:
-    """The share of fakes among a fold's training videos as the score of each of its test videos.
+    """Score each test video of a fold by the share of fakes among the fold's training videos.
 
     Raises:
         DataError: fewer than two folds.
@@ -130,13 +130,13 @@ def metadata_only(
     rounds: int = 100,
     further: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
-    """Gradient boosting on ``names`` (codec, size, rate, length, packets ...), trained on a fold's training videos.
+    """Score by gradient boosting on the columns ``names`` of ``index``, trained on a fold's training videos.
 
-    Where it beats chance the corpus gives its labels away, and a model that looks at pixels may be using the
-    same hint (a frame size survives as sharpness). That a value is missing may tell as much as a value, and
-    may be learned. A category that training does not show is unknown. Source of the model: scikit-learn's
-    ``HistGradientBoostingClassifier`` (after LightGBM, Ke et al., NIPS 2017), of ``rounds`` trees. With ``further``, a
-    ``video_id`` and columns of numbers, it is told these as well, and is no control any more.
+    If it beats chance, the corpus gives its labels away, and a model of pixels may use the same hint (a frame size
+    survives as sharpness). A missing value is information, too, and may be learned. A category that is not in the
+    training part is missing. The model is scikit-learn's ``HistGradientBoostingClassifier`` (after LightGBM, Ke et al.,
+    NIPS 2017) with ``rounds`` trees. With ``further``, a ``video_id`` and columns of numbers, it sees these as well and
+    is no longer a control.
 
     Raises:
         DataError: fewer than two folds, or a video that the index does not hold.
@@ -169,10 +169,10 @@ def metadata_only(
 
 
 def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
-    """An oracle that only recognises a video's group: the share of fakes of its group in training, else the prior.
+    """Score a video by the share of fakes of its group in the training part, or by the prior if its group is new.
 
-    On grouped folds it never meets a group again and is the constant control, or the folds leak. On folds
-    split by row (``split_by_row``) it shows how much of a claimed result mere recognition would give.
+    On grouped folds every group is new, so it equals the constant control, or the folds leak. On folds split by row
+    (``split_by_row``) it shows how much of a claimed result recognition alone would give.
 
     Raises:
         DataError: fewer than two folds.
@@ -186,9 +186,10 @@ def group_lookup(folds: pl.DataFrame) -> pl.DataFrame:
 
 
 def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
-    """``folds`` with as many folds drawn over single videos, by label, groups ignored: the naive split.
+    """Return ``folds`` split over single videos by label, ignoring groups: the naive split.
 
-    Each class is shuffled and dealt out, the second class where the first stopped. The order of rows does not matter.
+    Each class is shuffled and dealt out in turn, the second class where the first stopped. The order of rows does not
+    matter.
     """
     num_folds = folds["fold"].n_unique()
     ordered = folds.sort("video_id")
@@ -202,7 +203,7 @@ def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
 
 
 def shuffled_labels(predictions: pl.DataFrame, trainings: Trainings = None) -> pl.DataFrame | None:
-    """The same training on labels shuffled by group, judged by them; None where it was not run.
+    """Return the scores of the training on labels shuffled by group, with these labels; None if it was not run.
 
     Only videos with both a control score and a control label count.
     """
@@ -218,12 +219,12 @@ def shuffled_labels(predictions: pl.DataFrame, trainings: Trainings = None) -> p
 
 
 def fake_labels(frame: pl.DataFrame) -> IntArray:
-    """int64 (N,): 1 where ``label`` is fake, 0 where it is real."""
+    """Return int64 (N,): 1 if ``label`` is fake, 0 if it is real."""
     return (frame["label"] == "fake").cast(pl.Int64).to_numpy()
 
 
 def _training_priors(folds: pl.DataFrame) -> FloatArray:
-    """(N,), share of fakes in the training part of each row's fold."""
+    """Return (N,), the share of fakes in the training part of each row's fold."""
     if folds["fold"].n_unique() < 2:
         raise DataError(
             f"controls: got {folds['fold'].n_unique()} fold, wanted at least 2: nothing is left to train on. "
@@ -244,9 +245,9 @@ def _scored(folds: pl.DataFrame, scores: FloatArray) -> pl.DataFrame:
 def _metadata_features(
     known: pl.DataFrame, training: npt.NDArray[np.bool_], names: Sequence[str]
 ) -> tuple[FloatArray, int]:
-    """(N, F) of ``names``, and how many are categories, which come first; numbers are left out where training has none.
+    """Return (N, F) of ``names``, and the number of categories, which come first.
 
-    They cannot be binned then. An index of an earlier version has no packets' columns: they are as good as empty.
+    A number without a value in training is left out, because it cannot be binned.
     """
     categories = [_category_codes(known[name], training) for name in CATEGORIES if name in names]
     asked = [name for name in NUMBERS if name in names and name in known.columns]
@@ -257,7 +258,7 @@ def _metadata_features(
 
 
 def _category_codes(column: pl.Series, training: npt.NDArray[np.bool_]) -> FloatArray:
-    """(N,), the most frequent category of the training rows first; null is a category, one unseen there is NaN."""
+    """Return (N,) codes, 0 for the most frequent category of the training rows; null is one, an unseen one is NaN."""
     seen = column.filter(pl.Series(training)).to_frame("value")
     ranked = seen.group_by("value").len().sort(["len", "value"], descending=[True, False])["value"]
     codes = {value: float(code) for code, value in enumerate(ranked.head(_MAX_CATEGORIES))}
@@ -265,7 +266,7 @@ def _category_codes(column: pl.Series, training: npt.NDArray[np.bool_]) -> Float
 
 
 def _boosting(num_training: int, num_categories: int, rounds: int) -> Any:
-    """Small trees with leaves of at least a tenth of few videos: with 50 videos the default of 20 allows one split."""
+    """Return small trees. With 50 videos the default leaf size of 20 would allow a single split."""
     from sklearn.ensemble import HistGradientBoostingClassifier  # a second to load, for a stage that only looks up
 
     return HistGradientBoostingClassifier(
@@ -281,9 +282,9 @@ def _boosting(num_training: int, num_categories: int, rounds: int) -> Any:
 
 
 def auc_within_folds(scored: pl.DataFrame, unit: str, config: RunConfig) -> Interval:
-    """AUC of ``scored`` (``label score fold``) as results have it, with the interval of drawing ``unit``s.
+    """Return the AUC within folds of ``scored`` (``label score fold``), with an interval over ``unit``s.
 
-    It is within folds; where there is a column ``target`` of several, the plain mean over them.
+    With a column ``target`` of several targets it is the plain mean over them.
     """
     targets = scored["target"].to_numpy() if "target" in scored.columns and scored["target"].n_unique() > 1 else None
     metric, scores = measure_over_folds("roc_auc", scored["score"].to_numpy(), 0.5, scored["fold"].to_numpy(), targets)
@@ -299,7 +300,7 @@ def auc_within_folds(scored: pl.DataFrame, unit: str, config: RunConfig) -> Inte
 
 
 def tells_labels(config: RunConfig) -> Tells:
-    """What ``protocols.matched`` asks of a subset: how well columns of the index alone tell its labels, out of fold."""
+    """Return the function by which ``protocols.matched`` measures how well index columns alone predict labels."""
 
     def tells(index: pl.DataFrame, folds: pl.DataFrame, columns: Sequence[str]) -> tuple[float | None, float | None]:
         return auc_within_folds(metadata_only(index, folds, columns), "group_id", config).row()[:2]
@@ -314,10 +315,9 @@ _RECOGNITION = {
 
 
 def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
-    """AUC of an oracle that only knows the labels of a group's other videos, ``by row`` and ``by group``.
+    """Return the AUC of an oracle that only knows the labels of a group's other videos, ``by row`` and ``by group``.
 
-    Needs no file: labels and groups are enough, so it can be asked of a corpus's annotations
-    (``index.undisputed_labels``).
+    It needs labels and groups but no files, so a corpus's annotations suffice (``index.undisputed_labels``).
 
     Args:
         videos: columns ``video_id group_id label``, each video once.

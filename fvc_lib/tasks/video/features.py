@@ -40,7 +40,7 @@ Clip = tuple[str, int, int]  # video id, augmentation index, and which of the vi
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """Clips (``data.ClipSource``) with the features that a frozen trunk gives of them."""
+    """Clips (``data.ClipSource``) together with a frozen trunk's features of them."""
 
     clips: Any  # where the clips are
     folder: Path  # where their features are
@@ -48,31 +48,31 @@ class FeatureSource:
 
     @property
     def settings_hash(self) -> str:
-        """The clips'."""
+        """The hash of the clips' settings."""
         return str(self.clips.settings_hash)
 
     @property
     def shape(self) -> Shape:
-        """(N T, 3, S, S) of a video's N clips."""
+        """(N T, 3, S, S): the shape of a video's N clips."""
         shape: Shape = self.clips.shape
         return shape
 
     def has(self, video_id: str, augmentation_index: int) -> bool:
-        """Whether the clip is there."""
+        """Return whether the clip exists."""
         return bool(self.clips.has(video_id, augmentation_index))
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0) -> None:
-        """Fill ``frames`` with those of the clips from number ``first`` on."""
+        """Fill ``frames`` with the clips' frames from number ``first`` on."""
         self.clips.load(video_id, augmentation_index, frames, first)
 
     def path(self, clip: Clip) -> Path:
-        """The file of a clip's features."""
+        """Return the file of a clip's features."""
         video_id, number, which = clip
         check_clip_name(video_id, number)
         return self.folder / video_id[:2] / f"{video_id}_{number}{f'-{which}' if which else ''}.npy"
 
     def has_features(self, clip: Clip) -> bool:
-        """Whether they are there in full; a file of another size counts as absent."""
+        """Return whether a clip's features are complete; a file of another size counts as missing."""
         try:
             size_bytes = self.path(clip).stat().st_size
         except FileNotFoundError:
@@ -82,11 +82,11 @@ class FeatureSource:
 
     @cached_property
     def _checked(self) -> set[Clip]:
-        """Those that this process has read: a file is checked at its first reading."""
+        """Clips whose file this process has checked, at its first reading."""
         return set()
 
     def features(self, clips: Sequence[Clip]) -> Tensor:
-        """Float32 (B, T', F); ``DataError`` where a file is missing or damaged."""
+        """Return float32 (B, T', F); raise ``DataError`` if a file is missing or damaged."""
         found = np.empty((len(clips), *self.feature_shape), np.float32)
         for number, clip in enumerate(clips):
             path = self.path(clip)
@@ -111,16 +111,24 @@ def with_features(
     batch_size: Callable[[bool], int] | None = None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Any:
-    """``source`` with the features of all clips in ``made`` (video id, augmentation index), where the trunk is frozen;
-    else ``source``.
+    """Return ``source`` with the features of all its clips if the trunk is frozen; else ``source`` itself.
 
-    What is there is left out, so a stopped computation goes on where it was. ``begin`` in [0, 1) says at which place of
-    the list. ``batch_size``, told whether any are missing, says how many clips at once (``clips_in_a_pass``); None: the
-    configuration's. ``progress`` is called with (done, total) clips. Whoever computes a clip's features, and beside
-    which others, they are the same to the bit, unless memory ran out on a GPU.
+    Computes the features that are missing, so a stopped computation goes on where it was. A clip's features are the
+    same to the bit in any batch and process, unless memory ran out on a GPU.
+
+    Args:
+        source: the clips.
+        made: video id and augmentation index of each.
+        config: names the network.
+        device: computes the features.
+        begin: where in the list to begin, in [0, 1).
+        stop: returns True to stop.
+        batch_size: returns the clips of a pass (``clips_in_a_pass``), given whether any are missing; None: the
+            configuration's.
+        progress: called with (done, total) clips.
 
     Raises:
-        StoppedError: ``stop`` said so.
+        StoppedError: ``stop`` returned True.
         UsageError: as ``build_detector``, or clips are to be mixed.
     """
     if (config.tune or DETECTORS.get(config.model).tune) != "head":
@@ -147,13 +155,13 @@ def with_features(
 
 
 def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
-    """The trunk of ``network`` whose features are computed once; None where it sees the clips in every epoch.
+    """Return the trunk of ``network`` if its features can be computed once; None if it sees clips in every epoch.
 
-    That needs weights that are given and of which nothing is trained: random ones are others in every training. The
-    trunk of a user's own file is none of ours, and is computed again.
+    Only a trunk with given weights that are not trained qualifies: random weights differ between trainings. The trunk
+    of a user's own file never qualifies.
 
     Raises:
-        UsageError: clips are to be mixed, or stages that are not trained to be trained in some way.
+        UsageError: clips are to be mixed, or settings ask to train stages that are frozen.
     """
     trunk = network.trunk if isinstance(network, Detector) else None
     if (config.tune or DETECTORS.get(config.model).tune) != "head" or not isinstance(trunk, Trunk) or not trunk.weights:
@@ -172,7 +180,7 @@ def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
 
 
 def _identity(trunk: Trunk, source: Any, config: RunConfig, device: torch.device) -> str:
-    """Hex SHA-256 of what decides the features of a clip of a video."""
+    """Return a hex SHA-256 of everything that determines a clip's features, except the clip."""
     weights = trunk.weights.sha256 if trunk.weights else ""
     packages = ("torch", *DETECTORS.get(config.model).packages)
     versions = [[package, importlib.metadata.version(package)] for package in packages]
@@ -194,7 +202,7 @@ def _compute(
     stop: Callable[[], bool],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Write the features that are missing, in batches of one size; out of memory, in smaller ones."""
+    """Write the missing features in batches of one size, or smaller ones after running out of memory."""
     batch_size = clips_in_a_pass(device, batch_size)
     missing = [clip for clip in clips if not featured.has_features(clip)]
     done = said = 0
@@ -231,7 +239,7 @@ def _compute(
 def _computed(
     trunk: Trunk, source: Any, clips: Sequence[Clip], num_frames: int, device: torch.device, batch_size: int
 ) -> Tensor:
-    """Float32 (B, T', F) on the CPU, of B clips in one pass that is filled up to ``batch_size``."""
+    """Return float32 (B, T', F) on the CPU, for B clips in one pass that is padded to ``batch_size``."""
     frames = np.empty((len(clips), num_frames, *source.shape[1:]), np.uint8)
     for (video_id, number, which), pixels in zip(clips, frames, strict=True):
         source.load(video_id, number, pixels, which * num_frames)

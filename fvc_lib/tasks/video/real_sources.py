@@ -1,13 +1,13 @@
-"""The real-versus-real floor: how well two sources of reals are told apart, of which none is fake.
+"""The real-versus-real floor: how well two sources of real videos can be told apart.
 
-A detector of fakes has no reason to. As far as it can, it recognises where videos come from, and its AUC of reals and
-fakes, which come from different places, is to be read against this one. There are two such numbers:
+A detector of fakes has no reason to separate them. If it does, it recognises where videos come from, and its AUC of
+reals and fakes, which come from different places, must be read against this floor. There are two such numbers:
 
-- of the run's own scores, for which nothing is trained;
-- of the same detector trained anew (``config.real_source_control``) to say which source a real comes from, with the
-  same recipe, clips and groups, each video scored by a network that was trained without its group.
+- that of the run's own scores, without a training;
+- that of the same detector trained to name the source of a real (``config.real_source_control``), with the same
+  recipe, clips and groups; each video is scored by a network trained without its group.
 
-The sources are the two with the most videos among those with at least 10 groups of reals. A training takes part where
+The sources are the two with the most videos among those with at least 10 groups of reals. A training takes part if
 its training part has 2 groups of each source, one to learn from and one to choose on, and its test part both sources.
 """
 
@@ -33,9 +33,9 @@ MARGIN = "margin_over_floor"
 
 
 def two_largest_sources(reals: pl.DataFrame) -> tuple[str, str]:
-    """The sources of most videos, the larger first; ``DataError`` where fewer than two have 10 groups.
+    """Return the two sources with the most videos, the larger first.
 
-    ``reals`` has columns ``real_source group_id``.
+    ``reals`` has columns ``real_source group_id``. Raises ``DataError`` if fewer than two sources have 10 groups.
     """
     sizes = reals.drop_nulls("real_source").group_by("real_source").agg(pl.len(), pl.col("group_id").n_unique())
     large = sizes.filter(pl.col("group_id") >= FEWEST_GROUPS_OF_A_SOURCE).sort(
@@ -61,17 +61,17 @@ def _reals(rows: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
 def of_two_sources(
     rows: TrainingRows, index: pl.DataFrame, config: RunConfig, fold: int, without: Collection[str] = ()
 ) -> TrainingRows:
-    """The reals of two sources in training ``fold``, those of the larger one labelled real and the others fake.
+    """Return the reals of two sources in training ``fold``, those of the larger one labelled real, the others fake.
 
     Args:
-        rows: what the model's own training is split from, with true labels.
+        rows: the rows of the model's own training, with true labels.
         index: INDEX schema.
         config: how the inner validation part is made.
         fold: the training.
         without: videos that have no clip.
 
     Raises:
-        DataError: why it is not possible, in a sentence without a full stop.
+        DataError: the reason why it is impossible, without a full stop.
     """
     if config.shuffle_labels:
         raise DataError("labels were shuffled on purpose")
@@ -98,7 +98,7 @@ def possible_floor(
     left_out: Collection[str] = (),
     protocol: pl.DataFrame | None = None,
 ) -> tuple[pl.DataFrame, str]:
-    """FOLDS of the videos that the control tests, labelled by source, and why there are none, if so.
+    """Return FOLDS of the videos that the control tests, labelled by source, and the reason if there are none.
 
     ``protocol`` is a PROTOCOL table; None: the ``folds``.
     """
@@ -123,7 +123,7 @@ def floor_sentence(
     left_out: Collection[str] = (),
     protocol: pl.DataFrame | None = None,
 ) -> str:
-    """Of how many reals the trained floor is, or why there can be none; arguments as of ``possible_floor``."""
+    """Return a sentence on the reals of the trained floor, or on why it is impossible; see ``possible_floor``."""
     due, why = possible_floor(index, folds, config, left_out, protocol)
     if why:
         return f"Trained floor: not possible ({why.rstrip('.')})."
@@ -133,7 +133,7 @@ def floor_sentence(
 
 
 def control_scores(due: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame | None:
-    """``due`` (``possible_floor``) with the control's ``score``; None where one of these videos has none.
+    """Return ``due`` (``possible_floor``) with the control's ``score``; None if one of these videos has none.
 
     Raises:
         DataError: a prediction names another source than the index, or is of another fold.
@@ -158,10 +158,10 @@ def margin_over_floor(
     floor: tuple[pl.DataFrame, tuple[object, FloatArray]],
     config: RunConfig,
 ) -> Interval:
-    """The model's AUC minus the trained floor's, both on the same drawn groups.
+    """Return the model's AUC minus the trained floor's, both on the same drawn groups.
 
-    Each is a table (columns ``video_id group_id label``) with its metric and that one's values, in the table's order;
-    the floor's videos are some of the model's.
+    Each argument is a table (``video_id group_id label``) with its metric and the metric's values, in the table's
+    order. The floor's videos are a part of the model's.
     """
     (scored, (metric, values)), (reals, (of_floor, floor_values)) = model, floor
     place = {video_id: number for number, video_id in enumerate(scored["video_id"])}
@@ -185,14 +185,14 @@ def margin_over_floor(
 
 
 def real_source_floor(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> Interval | None:
-    """How well the scores of a detector of fakes tell the two largest sources of reals apart: an AUC within folds.
+    """Return how well a detector's scores tell the two largest sources of reals apart, as an AUC within folds.
 
-    In the direction in which they lean over all folds, so at least 0.5. Where folds lean different ways, which cancels
-    there, it is 0.5 plus the mean distance of their AUCs from 0.5 if that is more, once what chance alone gives is
-    taken out of it (of its square, so that little is taken of a strong lean); such a lean counts as shown, with a lower
-    end above 0.5, only where no more than a share of (1 - confidence) / 2 of chance's dealings have as much.
+    It is taken in the direction in which the scores lean over all folds, so it is at least 0.5. Folds that lean in
+    different directions cancel out. So their mean distance from an AUC of 0.5 is taken instead if it is larger, after
+    subtracting chance (in squares, so that a strong lean loses little). Such a lean counts as shown, with a lower end
+    above 0.5, only if at most (1 - confidence) / 2 of the random permutations have as much.
 
-    Nothing is trained for it. None where fewer than two sources (``real_source`` of INDEX) have 10 groups each.
+    Nothing is trained for it. None if fewer than two sources (``real_source`` of INDEX) have 10 groups.
     """
     known = _reals(predictions.sort("video_id"), index)
     try:
