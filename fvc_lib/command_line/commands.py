@@ -109,10 +109,9 @@ def _details(key: str, stage: StageStatus, run: RunPaths) -> str:
 def compare(runs: tuple[str, ...], metric: str, runs_dir: Path | None) -> None:
     """Compare RUNS (two or more: run ids, parts of them, run folders, or 'latest') on the same videos.
 
-    Shown is each pair's difference with an interval over groups, both runs judged on the same draws; the
-    corrected t-test over folds (Nadeau and Bengio 2003), because folds share training videos; and p-values corrected
-    for the number of pairs (Holm 1979). Runs on other videos, labels, groups or folds are refused with what differs: a
-    difference between them would say nothing about the models.
+    Shows each pair's difference with an interval over groups, both runs judged on the same draws, and p-values
+    corrected for the number of pairs (Holm 1979). Refuses runs on other videos, labels, groups or folds, and names the
+    difference.
 
     Exit codes: 0 some pair was compared, 2 usage, 3 none could be.
     """
