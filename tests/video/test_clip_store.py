@@ -95,7 +95,7 @@ def test_damaged_and_foreign_files_are_not_clips(tmp_path, way):
     with pytest.raises(DataError, match="Delete the file"):
         get(ID, 0)
     np.save(path, np.array([{"a": 1}], object), allow_pickle=True)
-    with pytest.raises(DataError, match="no clip"):
+    with pytest.raises(DataError, match="Delete the file"):
         get(ID, 0)
 
 

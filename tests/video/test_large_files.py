@@ -80,7 +80,7 @@ def test_a_file_larger_than_the_memory_gives_the_frames_of_the_small_one(make_vi
     }  # fmt: skip
     (answer,) = run_isolated(DECODE_FUNCTION, [item], workers=1)
     assert (answer.failure, answer.value) == (None, {})
-    assert target.read_bytes().endswith(decode_clip(small, 6, 32).frames.tobytes())
+    assert decode_clip(small, 6, 32).frames.tobytes() in target.read_bytes()
 
 
 def test_a_video_in_a_tar_larger_than_the_memory_is_indexed_as_the_video(make_video, tmp_path):
