@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.distributed.ranks import ProcessRanks, Ranks, loopback
+from fvc_lib.engine.distributed.ranks import ProcessRanks, RankLostError, Ranks, loopback
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import FvcError, StoppedError
@@ -77,7 +77,7 @@ def _live(
     except (FvcError, StoppedError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         sys.stderr.flush()
-        os._exit(error.exit_code)
+        os._exit(1 if isinstance(error, RankLostError) else error.exit_code)  # as ``tasks.rank`` does
 
 
 @dataclass(frozen=True)

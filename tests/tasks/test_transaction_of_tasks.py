@@ -232,7 +232,7 @@ def test_a_joint_loss_that_never_fits_is_tried_once_more_and_says_what_would_hel
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 MiB")
 
     task, reported = type(tasks)("video_text", tasks.folder)(), []
-    with pytest.raises(MemoryExhaustedError, match="a smaller effective_batch_size, then"):
+    with pytest.raises(MemoryExhaustedError, match="smaller effective_batch_size"):
         gradients(tight(task, never), micro_batch, report=reported.append)
     assert [(event.micro_batch, event.micro_batch_next) for event in reported] == tried
     assert {event.where for event in reported} == {"joint_loss"}
@@ -245,7 +245,7 @@ def test_a_joint_loss_that_is_only_looked_at_and_never_fits_is_tried_once_more(t
 
     task, reported = type(tasks)("video_text", tasks.folder)(), []
     model, batch = model_of(task).eval(), batch_of(task)
-    with pytest.raises(MemoryExhaustedError, match="a smaller effective_batch_size, then"):
+    with pytest.raises(MemoryExhaustedError, match="smaller effective_batch_size"):
         evaluate_batch(changed(task, NeverFits), model, batch, Precision(CPU), CPU.device, 4, reported.append)
     assert [event.micro_batch_next for event in reported] == [4, None]
 

@@ -27,15 +27,15 @@ def moving():
 def read(tmp_path, moving, encode_video):
     """Encodes the moving texture, and reads its stream with what the decoder says of each frame."""
 
-    def reading(name, codec, *, refuses_damage=False, **settings):
+    def reading(name, codec, *, strict=False, **settings):
         path = encode_video(tmp_path / name, NUM_FRAMES, codec=codec, width=128, height=96, frames=moving, **settings)
         notes = FrameNotes()
         with open_video(path) as opened:
             table = read_frame_table(opened)
         with open_video(path) as source:
             export(source)
-            if refuses_damage:
-                source.refuse_damage()
+            if strict:
+                source.be_strict()
             for packet in source.packets():
                 for frame in packet.decode():
                     notes.observe(frame)
@@ -44,10 +44,10 @@ def read(tmp_path, moving, encode_video):
     return reading
 
 
-@pytest.mark.parametrize("refuses_damage", [False, True])
-def test_quantisers_types_and_motion_of_h264(read, refuses_damage):
+@pytest.mark.parametrize("strict", [False, True])
+def test_quantisers_types_and_motion_of_h264(read, strict):
     options = {"qp": "30", "preset": "medium", "aq-mode": "0", "bf": "0"}
-    stream = read("a.mp4", "libx264", gop=6, options=options, refuses_damage=refuses_damage)
+    stream = read("a.mp4", "libx264", gop=6, options=options, strict=strict)
     assert stream.codec == "h264"
     assert stream.frame_types == "IPPPPPIPPPPP"
     assert stream.qp.shape == (NUM_FRAMES, 2)
