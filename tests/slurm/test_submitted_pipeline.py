@@ -68,7 +68,7 @@ def test_a_run_from_the_command_line_scores_as_one_that_ran_here_although_a_fold
     cluster, corpus, tmp_path
 ):
     site = tmp_path / "site.conf"
-    site.write_text("CPUS=1\nTIME=00:20:00\nSIGNAL_SECONDS=60\nSHARD_TASKS=1\n")
+    site.write_text("CPUS=1\nTIME=00:20:00\nSIGNAL_SECONDS=60\nSHARD_TASKS=1\nMEMORY=2000\n")
     there, here = tmp_path / "there", tmp_path / "here"
     asked = [*parameters(corpus, num_ranks=2), "--executor", "slurm"]
     mark = tmp_path / "mark"

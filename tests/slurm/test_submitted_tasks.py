@@ -153,7 +153,7 @@ def test_a_stage_requeued_in_mid_training_ends_as_one_that_ran_here(cluster, pla
     folders = {name: str(place.folder / name) for name in ("runs_dir", "cache_dir", "data_dir")}
     config = resolve_config({**place.values, **folders, "corpus": str(place.corpus)}, environ={})
     run, site = begin_run(config, command="a test"), read_site(site_file(place))
-    (job,) = slurm_submit(plan_jobs([Task(stage_named(STAGE_OF_TASK[task]), None)], config, site, {}), run, site)
+    (job,) = slurm_submit(plan_jobs([Task(stage_named(STAGE_OF_TASK[task]), None)], config, site), run, site)
     here = alone(run, task, tmp_path)  # meanwhile
     cluster.wait_for(mark.exists, "the first epoch's end")
     cluster.run("scancel", "--signal=USR1", "--batch", job.job_id)
@@ -177,7 +177,7 @@ def test_a_training_over_two_nodes_that_loses_one_is_requeued_and_ends_as_one_on
     with monkeypatch.context() as patch:
         for name, value in held.items():
             patch.setenv(name, value)
-        jobs = plan_jobs([Task(stage_named(STAGE_OF_TASK[task]), None)], config, site, {})
+        jobs = plan_jobs([Task(stage_named(STAGE_OF_TASK[task]), None)], config, site)
         (job,) = slurm_submit(jobs, run, site)
     cluster.wait_for(mark.exists, "the second epoch's end", seconds=600)
     lost = cluster.processes_on(cluster.nodes[1])
