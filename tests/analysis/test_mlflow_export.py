@@ -261,7 +261,7 @@ def test_an_empty_or_torn_run_is_exported_as_far_as_it_is_readable(tmp_path, uri
     )
     report = export_run(run, tracking_uri=uri)
     assert report.num_runs == 2
-    assert "1 line of 2 could not be read" in notes(report)
+    assert "could not be read, the first: 2" in notes(report)
     assert [point[1:] for point in fold(uri, 0)["points"]] == [(1, 0, "1.5")]
 
 
