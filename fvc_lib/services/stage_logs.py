@@ -308,7 +308,7 @@ class MemorySampler(_Closing):
     ) -> None:
         self.budget = memory_budget(mem_gb)
         self.peak_bytes = 0
-        self._opened = time.monotonic()
+        self._opened = math.nan  # the first line is at 0 s: readers recognise a new attempt by it
         self._position: tuple[str, int | None, int | None, int | None] = ("setup", None, None, None)
         self._tree = ProcessTree()
         self._phase_peak_bytes, self._high_water_before = 0, reset_high_water()
@@ -435,6 +435,8 @@ class MemorySampler(_Closing):
         )
 
     def _stamp(self) -> dict[str, object]:
+        if math.isnan(self._opened):
+            self._opened = time.monotonic()
         now = {"timestamp": round(time.time(), 3), "elapsed_seconds": round(time.monotonic() - self._opened, 3)}
         return {**now, **dict(zip(_POSITION, self._position, strict=True))}
 
