@@ -190,6 +190,8 @@ def _told(problem: Mapping[str, Any]) -> str:
 def _validated(values: Mapping[str, Any], origin: str) -> RunConfig:
     try:
         return RunConfig(**{str(k): v for k, v in values.items()})
+    except UsageError as error:  # a name that no field has
+        raise UsageError(f"{origin}: {error}") from error
     except ValidationError as error:
         problems = [
             (".".join(str(part) for part in item["loc"]), f"got {item['input']!r}, {_told(item)}")
