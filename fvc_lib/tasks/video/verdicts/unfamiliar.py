@@ -142,7 +142,7 @@ def _shown(value: float) -> str:
 _GRID = 16  # cells per side of a frame that are compared
 _BLACK = 20.0  # grey levels of 255: a black frame is darker than this on average, and
 _FLAT = 8.0  # no cell of it is further from the average
-_FROZEN = 2.0  # grey levels between the frames of a still in any cell; the noise of encoders stays below
+_FROZEN = 1.0  # grey levels: a still changes less in every cell; a coarsely coded one may change more and is not named
 
 
 def too_few(num_frames: int, num_sampled: int) -> str:
