@@ -78,7 +78,6 @@ def test_clean_tables_pass_every_check(tables, folds, predictions, hashes) -> No
     assert "'<b>one</b>' and 'two' (a.mp4 ~ b.mp4)" in of(audit, "joined_by_near_duplicate")["finding"]
     assert "48 videos without a hash" in of(audit, "near_duplicates_in_two_folds")["finding"]
     assert of(audit, "groups")["finding"] == "60 videos in 20 groups, the largest of 3 videos."
-    assert audit["finding"].str.ends_with(".").all()
 
 
 def moved(folds: pl.DataFrame, video_id: str = "video00000") -> pl.DataFrame:
@@ -128,12 +127,6 @@ def test_every_other_way_to_leak_fails_its_own_check(tables, folds, predictions)
     strayed = copies(folds).with_columns(group_id=pl.when(first).then(pl.lit("other")).otherwise("group_id"))
     assert audit(augmented=strayed) == {"augmented_copies_out_of_place": 1}
     assert audit(selections=[*records, replace(records[0], openings=2, earlier=1)]) == {"chosen_after_opening": 1}
-    late = leakage_audit(
-        index, folds, predictions, LINKS, CONFIG, selections=[*records, replace(records[0], openings=2, earlier=1)]
-    )
-    said = of(late, "chosen_after_opening")["finding"]
-    assert said.startswith("Epoch, threshold and temperature of 4 of 5 folds were on the disk before")
-    assert "died" not in said
     assert audit(selections=[*records, None]) == {"chosen_after_opening": 0}
     assert audit(selections=[*records[1:], replace(records[0], is_complete=False)]) == {"chosen_after_opening": 1}
     assert audit(selections=[replace(records[0], openings=3)]) == {}
@@ -141,21 +134,16 @@ def test_every_other_way_to_leak_fails_its_own_check(tables, folds, predictions)
     assert audit(selections=[records[0], other, *records[2:]]) == {"predictions_unlike_their_record": 1}
 
 
-def test_outer_folds_that_were_looked_at_before_are_told_and_judged_by_nobody_but_the_reader(
-    tables, folds, predictions
-) -> None:
-    def told(before: EarlierOpenings) -> dict[str, Any]:
-        return of(leakage_audit(tables.index(folds), folds, predictions, LINKS, CONFIG, before=before), "opened_before")
-
-    assert told(EarlierOpenings())["finding"].startswith("0 trainings of this run")
-    assert "whoever trains again" not in told(EarlierOpenings())["finding"]
-    again = told(EarlierOpenings(replaced=2, forked_from="run_<b>"))
-    assert (again["count"], again["passed"]) == (2, None)
-    assert "forked from 'run_<b>'" in again["finding"]
-    assert "whoever trains again because of a result has chosen on the outer folds" in again["finding"]
-    unknown = told(EarlierOpenings(unknown=1))
-    assert (unknown["count"], unknown["passed"]) == (1, None)
-    assert "of 1 more training that was replaced the record is damaged" in unknown["finding"]
+def test_outer_folds_that_were_opened_before_are_reported_and_not_judged(tables, folds, predictions) -> None:
+    index = tables.index(folds)
+    for before, count in (
+        (EarlierOpenings(), 0),
+        (EarlierOpenings(replaced=2, forked_from="run_<b>"), 2),
+        (EarlierOpenings(unknown=1), 1),
+    ):
+        row = of(leakage_audit(index, folds, predictions, LINKS, CONFIG, before=before), "opened_before")
+        assert (row["count"], row["passed"]) == (count, None)
+        assert before.forked_from in row["finding"]
 
 
 def test_what_a_split_by_row_would_have_claimed_is_computed_from_these_predictions(tables, folds, predictions) -> None:
@@ -163,23 +151,14 @@ def test_what_a_split_by_row_would_have_claimed_is_computed_from_these_predictio
     labels, groups = controls.fake_labels(predictions), predictions["group_id"].to_list()
     metric = within_folds(roc_auc, predictions["fold"])
     honest = group_interval(labels, predictions["score"], groups, metric, replicates=200)
-    by_video = group_interval(labels, predictions["score"], predictions["video_id"].to_list(), metric, replicates=200)
     assert of(audit, "auc_by_group")["number"] == honest.value
-    assert of(audit, "interval_by_row")["number"] == pytest.approx(
-        (honest.high - honest.low) / (by_video.high - by_video.low)
-    )
     oracle = controls.group_lookup(controls.split_by_row(folds, seed=0))
-    assert of(audit, "auc_of_group_lookup_by_row")["number"] == pytest.approx(
-        within_folds(roc_auc, oracle["fold"])(controls.fake_labels(oracle), oracle["score"])
-    )
     claimed = of(audit, "auc_claimed_by_row")
     assert claimed["number"] > 0.95 > honest.value
     assert claimed["count"] == sum(
         any(o["group_id"] == row["group_id"] and o["fold"] != row["fold"] for o in oracle.to_dicts())
         for row in oracle.to_dicts()
     )
-    assert "nothing was trained for it" in claimed["finding"]
-    assert of(audit, "balanced_accuracy_at_test_thresholds")["number"] > 0.6
 
 
 def test_videos_whose_groups_are_all_new_claim_nothing_more_by_row(tables) -> None:
@@ -188,7 +167,6 @@ def test_videos_whose_groups_are_all_new_claim_nothing_more_by_row(tables) -> No
     predictions = tables.predictions(alone, 1 / (1 + np.exp(-(controls.fake_labels(alone) + noise))))
     audit = leakage_audit(tables.index(alone), alone, predictions, LINKS, CONFIG)
     assert of(audit, "auc_claimed_by_row")["count"] == 0
-    assert of(audit, "interval_by_row")["number"] == pytest.approx(1.0, abs=0.2)  # other draws
 
 
 def test_near_duplicates_that_were_not_looked_for_are_no_pass(tables, folds, predictions) -> None:
@@ -203,5 +181,5 @@ def test_where_metadata_tells_the_labels_the_columns_that_carry_it_are_named(tab
         LINKS, CONFIG,
     )  # fmt: skip
     row = of(told, "metadata_carriers")
-    assert row["finding"].startswith("What metadata tells is carried by width (1.00)")
+    assert "width (1.00)" in row["finding"]
     assert (row["number"], row["passed"]) == (1.0, None)

@@ -285,9 +285,6 @@ def test_whatever_stands_beside_the_mean_over_targets_is_one_too(tables: Any, tm
     audit = leakage_audit(index, folds, predictions, frame_of([], GROUP_LINKS), OF_TARGETS, protocol=protocol)
     numbers = dict(audit.select("check", "number").iter_rows())
     assert numbers["auc_by_group"] == headline["value"]
-    by_row = row(found, "group_lookup_by_row", "all", "roc_auc")["value"]
-    assert numbers["auc_of_group_lookup_by_row"] == pytest.approx(by_row)
-    assert numbers["balanced_accuracy_at_test_thresholds"] >= row(found, "model", "all", "balanced_accuracy")["value"]
     reals = ~is_fake.astype(bool)
     each = [
         within_folds(roc_auc, folds["fold"].to_numpy()[of])(from_web[of].astype(int), logits[of])

@@ -58,8 +58,6 @@ def failed(found):
 def test_where_nothing_is_on_two_sides_every_check_passes(corpus, tmp_path):
     found = audit(table(corpus), corpus, tmp_path)
     assert [row["passed"] for row in found.values()] == [True] * 5
-    assert found["groups_in_two_parts"]["finding"] == "0 of 3 groups in more than one part."
-    assert found["near_copies_in_two_parts"]["finding"].startswith("0 of 0 links between images that look alike go ")
 
 
 def test_each_kind_of_leak_is_found_by_its_own_check_though_the_groups_know_nothing(corpus, tmp_path, dishes):
@@ -72,7 +70,7 @@ def test_each_kind_of_leak_is_found_by_its_own_check_though_the_groups_know_noth
     found = audit(table(corpus), corpus, tmp_path)
     assert failed(found) == {"near_copies_in_two_parts"}
     assert found["near_copies_in_two_parts"]["count"] == 1
-    assert "e.g. 'test_alike.jpg' and 'train.jpg'" in found["near_copies_in_two_parts"]["finding"]
+    assert "'test_alike.jpg' and 'train.jpg'" in found["near_copies_in_two_parts"]["finding"]
     assert failed(audit(table(corpus, test_alike="train"), corpus, tmp_path)) == set()
     unlooked = audit(table(corpus), corpus, tmp_path, near_duplicate_bits=0)
     assert unlooked["near_copies_in_two_parts"]["passed"] is None
@@ -104,7 +102,6 @@ def test_a_video_with_several_texts_counts_once_and_its_copies_are_found(tmp_pat
     found = video_text_split_audit(pairs, tmp_path, config)
     assert found["passed"].to_list() == [True] * 5
     assert found["finding"][1] == "0 of 4 files in more than one part."
-    assert "4 videos too plain to be compared" in found["finding"][3]
     moved = pairs.with_columns(part=pl.when(pl.col("path") == "c").then(pl.lit("test")).otherwise("part"))
     found = video_text_split_audit(moved.sample(fraction=1, shuffle=True, seed=1), tmp_path, config)
     assert dict(zip(found["check"], found["passed"], strict=True)) == {
