@@ -1,4 +1,4 @@
-"""What a corpus of images lists, as the layouts in ``fvc_lib.corpus.sources.images`` read it."""
+"""A corpus of images as the layouts in ``fvc_lib.corpus.sources.images`` list it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,38 +26,37 @@ class ListedImage:
 
 @dataclass
 class ImageListing:
-    """A corpus, or one of several in a folder, as it describes itself; made by one of the layouts' readers."""
+    """One corpus as a layout's reader describes it."""
 
-    images: list[ListedImage] = field(default_factory=list)  # what is to be opened
-    rejections: Rejections = field(default_factory=Rejections)  # files and rows that are not, with reasons
-    # The unit of each numeric target that the layout has, empty text for none.
-    units: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # sentences on what was found and done
+    images: list[ListedImage] = field(default_factory=list)  # to be opened
+    rejections: Rejections = field(default_factory=Rejections)
+    units: dict[str, str] = field(default_factory=dict)  # of each numeric target; empty text for none
+    notes: list[str] = field(default_factory=list)
     folder: str = ""  # of the corpus among several in a combined one; empty: it is the only one
 
     def note_empty_classes(self, names: Iterable[str]) -> None:
-        """Add a sentence on those classes that the corpus names and has no image of, if there are any."""
+        """Add a note on classes that the corpus names without an image."""
         empty = sorted(set(names) - {image.class_label for image in self.images})
         if empty:
             shown = some_of([escape_text(name) for name in empty], 8)
-            self.notes.append(f"{len(empty):,} classes have no image, so nothing is said of them: {shown}.")
+            self.notes.append(f"{len(empty):,} classes have no image and are not learned: {shown}.")
 
 
 def list_images(
     corpus: AnyPath, layout: str = "auto", *, allow_outside: bool = False
 ) -> tuple[CorpusFiles, str, tuple[ImageListing, ...]]:
-    """List what a corpus of images holds, without opening an image.
+    """List a corpus of images without opening an image.
 
     Args:
         corpus: a folder, or a manifest file.
-        layout: one of ``IMAGE_LAYOUTS``, or auto: by what lies in the folder.
+        layout: one of ``IMAGE_LAYOUTS``, or auto.
         allow_outside: as of ``read_corpus``.
 
     Returns:
-        Its files, the layout it has, and one listing, or one for each folder of a combined corpus.
+        Its files, its layout, and one listing for each folder of a combined corpus, else one.
 
     Raises:
-        UsageError: it is none of the layouts, or lacks what the one asked for needs; the message tells which there are.
+        UsageError: the corpus has none of the layouts, or not the requested one.
         LeakageError: the official lists of Nutrition5k share dishes.
     """
     corpus = Path(corpus)

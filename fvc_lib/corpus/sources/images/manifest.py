@@ -1,9 +1,8 @@
 """A CSV or Parquet manifest of images: one row per file, with classes, numbers, groups and parts as far as known."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from fvc_lib.corpus import label_table, listing
 from fvc_lib.corpus.image_listing import ImageListing, ListedImage
@@ -20,21 +19,15 @@ _ACCEPTED = (
 )
 
 
-class _TargetColumn(NamedTuple):
-    column: str
-    name: str
-    unit: str
-
-
 def list_manifest(files: CorpusFiles, below: str = "") -> ImageListing:
-    """The images of the manifest ``below`` the root of ``files``, or of the only one in that folder.
+    """List the images of the manifest ``below`` the root of ``files``, or of the only one in that folder.
 
-    Paths are relative to the manifest's folder. Columns: ``path``; optional ``class`` (or ``label``), ``group`` and
-    ``split`` (train, validation, test). Every other column that holds numbers is a target, and a suffix such as
-    ``_kcal`` or ``_g`` its unit; cells that hold none are values that are not known.
+    Paths are relative to the manifest's folder. Optional columns are ``class`` (or ``label``), ``group`` and ``split``.
+    Each other column of numbers is a target; a suffix such as ``_kcal`` is its unit. Cells without a number are
+    unknown values.
 
     Raises:
-        UsageError: not a table, or without a path column, or with two columns that mean the same.
+        UsageError: not a table, without a path column, or with two columns of one meaning.
     """
     manifest = label_table.find_table(files.root / below, f"Wanted {_ACCEPTED}.")
     table = label_table.read_label_table(manifest)
@@ -43,21 +36,26 @@ def list_manifest(files: CorpusFiles, below: str = "") -> ImageListing:
     group, split = table.optional(label_table.GROUP_COLUMNS), table.optional(label_table.SPLIT_COLUMNS)
     table.refuse_misspelt((path, label or "class", *label_table.GROUP_COLUMNS, *label_table.SPLIT_COLUMNS))
     listed = ImageListing()
-    targets = _target_columns(table, {path, label, group, split}, listed)
-    listed.units.update({target.name: target.unit for target in targets})
+    columns = _target_columns(table, {path, label, group, split}, listed)
+    names = _target_names(columns)
+    listed.units.update({names[column]: _split_unit(column)[1] for column in columns})
     folder = listing.joined(*manifest.relative_to(files.root).parts[:-1])
-    others = [label, group, split, *(target.column for target in targets)]
-    for row in label_table.file_rows(table, files, listed.rejections, path, others, folder):
+    for row in label_table.file_rows(table, files, listed.rejections, path, [label, group, split, *columns], folder):
         class_label, (part, no_part) = cell_text(row.cells, label), label_table.stated_part(row.cells, split)
         refusal = row.why_not(no_part)
         if refusal is not None:
             listed.rejections.add_file(row.path, refusal, class_label, row.number)
             continue
-        values = {target.name: _number(row.cells[target.column]) for target in targets}
+        values = {names[column]: _number(row.cells[column]) for column in columns}
         known = tuple(sorted((name, value) for name, value in values.items() if value is not None))
         stated = cell_text(row.cells, group)
         listed.images.append(ListedImage(row.path, "manifest", class_label, stated, part, known, row.number))
-    listed.notes.insert(0, _what_was_read(table, listed))
+    numbers = ", ".join(f"{name} ({unit})" if unit else name for name, unit in listed.units.items()) or "none"
+    with_class = sum(image.class_label is not None for image in listed.images)
+    listed.notes.insert(
+        0,
+        f"{table.name}: {len(table.rows):,} rows, {with_class:,} usable with a class; numbers: {numbers}.",
+    )
     return listed
 
 
@@ -69,41 +67,33 @@ def _number(cell: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _target_columns(table: LabelTable, known: Iterable[str | None], listed: ImageListing) -> list[_TargetColumn]:
-    """Columns of which at least half the filled cells are numbers; notes on what the others of their cells were."""
-    wanted = [name for name in table.columns if name and name not in known]
-    ignored, split_names = [], [_split_unit(name) for name in wanted]
-    stems = [stem for stem, _ in split_names]
-    found = []
-    for column, (stem, unit) in zip(wanted, split_names, strict=True):
+def _target_columns(table: LabelTable, known: Iterable[str | None], listed: ImageListing) -> list[str]:
+    """Return the columns of which at least half the filled cells are numbers; note the other cells and columns."""
+    found, ignored = [], []
+    for column in (name for name in table.columns if name and name not in known):
         filled = [cell for _, cells in table.records([column], Rejections()) if (cell := cell_text(cells, column))]
         strange = [cell for cell in filled if _number(cell) is None]
         if not filled or 2 * len(strange) > len(filled):
-            ignored.append(column)
+            ignored.append(escape_text(column))
             continue
+        found.append(column)
         if strange:
-            listed.notes.append(
-                f"{table.name}: {len(strange)} cells of {column!r} hold no number and count as not known: "
-                f"{listing.counts_text(strange, 4)}."
-            )
-        # mass_g beside mass_kg: both keep their full names.
-        found.append(_TargetColumn(column, stem if stems.count(stem) == 1 else column, unit))
+            shown = listing.counts_text(strange, 4)
+            listed.notes.append(f"{table.name}: {len(strange)} cells of {column!r} hold no number: {shown}.")
     if ignored:
-        shown = listing.some_of([escape_text(name) for name in ignored], 8)
-        listed.notes.append(f"{table.name}: columns without numbers are not read: {shown}.")
+        listed.notes.append(f"{table.name}: columns without numbers are not read: {listing.some_of(ignored, 8)}.")
     return found
+
+
+def _target_names(columns: Sequence[str]) -> dict[str, str]:
+    """Drop the units; ``mass_g`` next to ``mass_kg`` keeps its full name."""
+    stems = [_split_unit(column)[0] for column in columns]
+    return {column: stem if stems.count(stem) == 1 else column for column, stem in zip(columns, stems, strict=True)}
 
 
 def _split_unit(column: str) -> tuple[str, str]:
     stem, underscore, suffix = column.rpartition("_")
     return (stem, suffix) if underscore and stem and suffix.lower() in UNITS else (column, "")
-
-
-def _what_was_read(table: LabelTable, listed: ImageListing) -> str:
-    units = [f"{name} ({unit})" if unit else name for name, unit in listed.units.items()]
-    numbers = f"; numbers: {', '.join(units)}" if units else "; no column of numbers"
-    with_class = sum(image.class_label is not None for image in listed.images)
-    return f"{table.name}: {len(table.rows):,} rows, {with_class:,} of the usable ones with a class{numbers}."
 
 
 def _recognises(path: Path) -> bool:
