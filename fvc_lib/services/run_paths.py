@@ -93,7 +93,6 @@ class RunPaths:
     augmented_metadata = _Path("tables/augmented_metadata.csv")  # one row per augmented clip of the shared store
     seen_clips = _Path("tables/seen_clips.csv")  # which frames and part of the picture each clip shows, where chosen
     features = _Path("tables/features.parquet")  # forensic features of every video
-    original_features = _Path("tables/original_features.parquet")  # of the files as they are, where they are rescaled
     final_validation = _Path("tables/final_validation.parquet")  # the network of all groups on those that chose for it
     results = _Path("kfold_results.feather")  # metrics, intervals and controls over all folds
     slices = _Path("tables/slices.parquet")  # the results by platform, codec, length and the like
@@ -138,10 +137,6 @@ class RunPaths:
     def robustness_scores(self, level: str) -> Path:
         """What was scored at one level of disturbance so far, one line per video."""
         return self.root / "robustness" / f"{level}.jsonl"
-
-    def clip_scores(self, fold: int) -> Path:
-        """The same of each clip, where a video has several."""
-        return self.tables / f"clip_scores_fold_{fold}.parquet"
 
     def training_checkpoints(self, stage: str, fold: int | None = None) -> Path:
         """Folder of the checkpoints of a stage that trains, with or without folds."""

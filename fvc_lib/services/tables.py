@@ -343,15 +343,6 @@ ROBUSTNESS_RESULTS = _table(
     trial=text_column(nullable=True),  # that it is of a trial on a part of the corpus
 )
 
-# Of runs with several clips of a video: each clip by itself, before the temperature, of which a video has the mean.
-CLIP_SCORES = _table(
-    "clip_scores",
-    ["video_id", "clip"],
-    **_of_video(),
-    clip=pa.Column(pl.Int64, pa.Check.ge(0)),
-    logit=finite_column(),
-)
-
 # What a fold's network says of the inner validation videos that chose its epoch, temperature and threshold, and trained
 # nothing of it; ``fold`` is the training's number. Logits and temperature are as in PREDICTIONS.
 VALIDATION_PREDICTIONS = _table(

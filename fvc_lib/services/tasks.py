@@ -190,7 +190,6 @@ _VIDEO = TaskSpec(
             lambda run, _: (run.features,),
             sharded=_has_videos,
             schemas=("FEATURES",),
-            beside=lambda run, _: (run.original_features,),
             when=lambda config: config.forensic_features or _is_forensic(config),
             when_words="with -p forensic_features true, or whose model sees them",
         ),
@@ -205,7 +204,7 @@ _VIDEO = TaskSpec(
             schemas=("PREDICTIONS",),
             report_rank=2,
             needs_when={FORENSIC_FEATURES: _is_forensic},
-            beside=lambda run, fold: (run.validation_predictions(fold or 0), run.clip_scores(fold or 0)),
+            beside=lambda run, fold: (run.validation_predictions(fold or 0),),
         ),
         Stage(
             FINAL_TRAINING,
@@ -223,7 +222,6 @@ _VIDEO = TaskSpec(
             (FOLD_TRAINING,),
             lambda run, _: (
                 run.index, run.group_links, run.folds, run.protocol,
-                *([run.original_index] if run.original_index.is_file() else []),
                 *sorted(run.tables.glob("predictions_fold_*.parquet")),
             ),
             lambda run, _: (run.results, run.slices, run.leakage_audit),

@@ -17,7 +17,6 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table, write_table
 from fvc_lib.tasks.decoding import FileToScore, item_to_decode
 from fvc_lib.tasks.leakage_audit import leakage_audit
-from fvc_lib.tasks.video import rescaling
 from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, index_of_files
 from fvc_lib.video.clips.clip_file import map_clip_file
 from fvc_lib.video.clips.making import make_clips
@@ -85,16 +84,6 @@ def test_labels_that_size_and_rate_told_are_at_chance_after_it(corpus: Corpus) -
     assert set(corpus.originals.select("height", "frames_per_second").rows()) == {(96, 30.0), (64, 20.0)}
     same = ("video_id", "path", "label", "group_id", "content_sha256", "perceptual_hash")
     assert corpus.index.select(same).equals(corpus.originals.select(same))
-
-    told = rescaling.given_away(corpus.originals, corpus.index, judged(corpus.index), RESCALED)
-    by_name = {row["what"]: row for row in told.iter_rows(named=True)}
-    for what in ("all metadata", "size and rate", "width", "height", "frames_per_second"):
-        assert by_name[what]["before"] == 1, what
-    for what in ("size and rate", "width", "height", "frames_per_second"):
-        assert by_name[what]["after"] == 0.5, what
-    after = by_name["all metadata"]
-    assert after["after_low"] <= 0.5 <= after["after_high"]
-    assert after["after"] < 0.75
 
 
 def test_the_audit_warns_of_size_and_rate_where_they_tell_and_only_there(corpus: Corpus) -> None:
@@ -176,24 +165,3 @@ def test_who_chose_height_and_rate_is_told_what_was_enlarged_or_repeated(corpus:
     assert rescaling_notes(corpus.originals, "canonical") == ()
     assert 30e6 < expected_bytes(60, "rescale_480_at_8") < 100e6
     assert expected_bytes(60, "canonical") == 0
-
-
-def test_how_features_go_with_the_original_height_before_and_after() -> None:
-    heights = [240, 360, 480, 720, 1080, 2160]
-    originals = pl.DataFrame({"video_id": list("abcdef"), "height": heights, "width": [9] * 6,
-                              "rotation_degrees": [0] * 6})  # fmt: skip
-    before = pl.DataFrame({"video_id": list("abcdef"), "label": ["real"] * 6, "falls": [6.0, 5, 4, 3, 2, 1],
-                           "gaps": [1.0, None, 3, np.nan, 5, 6], "flat": [1.0] * 6, "gone": [1.0] * 6})  # fmt: skip
-    after = before.drop("gone").with_columns(falls=pl.Series([1.0, 4, 2, 4, 2, 1]))
-    found = rescaling.size_dependence(before, after.sort("video_id", descending=True), originals)
-    assert found["feature"].to_list() == ["falls", "gaps", "flat"]
-    assert found["before"].to_list() == [pytest.approx(-1), pytest.approx(1), None]
-    assert abs(found["after"][0]) < 0.2
-    assert found["num_before"].to_list() == [6, 4, 6]
-    told = rescaling.dependence_sentence(found)
-    assert "Of 2 features 1 go less" in told
-    assert "1 still go with it (0.5 or more: gaps)" in told
-    assert "still" not in rescaling.dependence_sentence(found.filter(feature="falls"))
-    turned = originals.with_columns(width=pl.Series(heights), height=9, rotation_degrees=90)
-    assert rescaling.size_dependence(before, after, turned).equals(found)
-    assert "cannot be said" in rescaling.dependence_sentence(found.filter(feature="flat"))

@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from fvc_lib.engine.loading import load_batches
-from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.services.checkpoint_files import BEST, load_weights
-from fvc_lib.services.tables import CLIP_SCORES, FOLDS, PREDICTIONS, PROTOCOL, read_table, write_table
+from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table
 from fvc_lib.tasks.video.data import ClipDataset, clip_rows
-from fvc_lib.tasks.video.results import clip_level_sentence
 from fvc_lib.tasks.video.task import BinaryScores
 from fvc_lib.tasks.video.training import fold_training, train_fold
 from tests.kits.training import draw_clip
@@ -76,21 +74,8 @@ def test_a_result_is_one_row_per_video_with_the_mean_of_its_clips_logits(several
     model.load_state_dict(load_weights(several.paths.fold_checkpoints(0) / BEST))
     model.eval()
     prior = outcome.training.selection.prior_logit
-    alone = read_table(several.paths.clip_scores(0), CLIP_SCORES)
-    assert alone.height == CLIPS * predictions.height
-    assert "not recorded" in clip_level_sentence(several.paths, several.config)
-    expected = roc_auc((alone["label"] == "fake").to_numpy().astype(int), alone["logit"].to_numpy())
-    of_one_training = tested.with_columns(
-        protocol=pl.lit("official"), target=pl.lit("official test"), part=pl.lit("test"), reason=pl.lit(None, pl.String)
-    )
-    write_table(of_one_training.select(*PROTOCOL.columns), PROTOCOL, several.paths.protocol)
-    told = clip_level_sentence(several.paths, several.config.model_copy(update={"protocol": "official"}))
-    several.paths.protocol.unlink()
-    assert f"3 clips judged alone: {expected:.3f}" in told
     for video_id, logit in predictions.select("video_id", "logit").iter_rows():
         clips = torch.from_numpy(np.array(several.store.read(video_id, 0))).reshape(CLIPS, 4, 3, 24, 24)
-        of_clips = alone.filter(video_id=video_id).sort("clip")["logit"].to_list()
-        assert (len(of_clips), np.mean(of_clips)) == (CLIPS, pytest.approx(logit, abs=1e-12))
         with torch.inference_mode():
             assert logit == pytest.approx(model(clips).double().mean().item() + prior, abs=1e-5)
 

@@ -13,11 +13,10 @@ from fvc_lib.metrics.cross_validation import measure_over_folds, within_folds
 from fvc_lib.metrics.intervals import group_interval, replicate_values
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import CLIP_SCORES, GROUP_LINKS, PROTOCOL, frame_of, write_table
+from fvc_lib.services.tables import GROUP_LINKS, PROTOCOL, frame_of
 from fvc_lib.tasks.leakage_audit import leakage_audit
 from fvc_lib.tasks.video import controls
-from fvc_lib.tasks.video.results import METRIC_NAMES, check_predictions, clip_level_sentence, kfold_results, undecoded
+from fvc_lib.tasks.video.results import METRIC_NAMES, check_predictions, kfold_results, undecoded
 
 CONFIG = RunConfig(bootstrap_replicates=200)
 ALL_CONTROLS = (
@@ -291,13 +290,6 @@ def test_whatever_stands_beside_the_mean_over_targets_is_one_too(tables: Any, tm
         for of in (reals & good, reals & ~good)
     ]
     assert row(found, "real_source_floor", "all", "roc_auc")["value"] == pytest.approx(np.mean(each), abs=1e-9)
-    run = RunPaths(tmp_path)
-    write_table(protocol, PROTOCOL, run.protocol)
-    clips = predictions.select("video_id", "group_id", "label", "fold", "logit", clip=pl.lit(0, pl.Int64))
-    for fold in range(4):
-        write_table(clips.filter(fold=fold).select(*CLIP_SCORES.columns), CLIP_SCORES, run.clip_scores(fold))
-    said = clip_level_sentence(run, OF_TARGETS.model_copy(update={"clips_per_video": 2}))
-    assert f"{headline['value']:.3f} [{headline['low']:.3f}, {headline['high']:.3f}]" in said
 
 
 def test_a_target_without_a_value_leaves_the_mean_over_targets_without_one(

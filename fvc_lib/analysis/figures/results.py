@@ -69,18 +69,6 @@ def control_table(results: pl.DataFrame) -> pl.DataFrame:
     return rows.pivot("source", index=["metric", "better"], values="value")
 
 
-def given_away_table(told: pl.DataFrame) -> pl.DataFrame:
-    """``tasks.video.rescaling.given_away`` with a column of text for each side: ``what before after``."""
-    rows = [
-        (
-            row["what"],
-            *(interval_text(row[side], row[f"{side}_low"], row[f"{side}_high"]) for side in ("before", "after")),
-        )
-        for row in told.iter_rows(named=True)
-    ]
-    return pl.DataFrame(rows, schema=["what", "before", "after"], orient="row")
-
-
 def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int, int, int]] | None = None) -> pl.DataFrame:
     """Return the choices of each fold's inner validation part and the test videos they were applied to.
 

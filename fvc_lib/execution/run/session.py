@@ -284,7 +284,7 @@ def _in_a_cell(frame: FrameType | None) -> bool:
 
 def _schema(table: str) -> str:
     """Return the name in ``services.tables`` of the schema of ``table``."""
-    others = {"augmented_metadata": "AUGMENTED", "original_index": "INDEX", "original_features": "FEATURES"}
+    others = {"augmented_metadata": "AUGMENTED", "original_index": "INDEX"}
     return others.get(table, table.upper())
 
 

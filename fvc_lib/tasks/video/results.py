@@ -35,20 +35,17 @@ from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (
     AUGMENTED,
-    CLIP_SCORES,
     FEATURES,
     LABELS,
     LEFT_OUT,
-    PROTOCOL,
     RESULTS,
     SLICES,
     check_table,
     frame_of,
     read_table,
 )
-from fvc_lib.services.tasks import KFOLD
 from fvc_lib.tasks.video.classical.table import read_features
-from fvc_lib.tasks.video.controls import all_controls, auc_within_folds, fake_labels, trainings_of
+from fvc_lib.tasks.video.controls import all_controls, fake_labels, trainings_of
 from fvc_lib.tasks.video.real_sources import (
     MARGIN,
     REAL_SOURCE_CONTROL,
@@ -542,24 +539,6 @@ def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedS
     if not point.is_resolved_by(num_real):
         sentence += f" Nor can the {num_real} reals that were tested show whether it was kept."
     return sentence
-
-
-def clip_level_sentence(run: RunPaths, config: RunConfig) -> str:
-    """The AUC of clips judged one by one, as papers report frames, or why it was not measured."""
-    files = [run.clip_scores(fold) for fold in range(config.num_trainings)]
-    if config.clips_per_video == 1:
-        return "Frame-level AUC: not measured. A video is one clip, and the network gives a clip one score."
-    if not all(path.is_file() for path in files):
-        return "Clip-level AUC: not recorded by the version that trained this run."
-    clips = pl.concat([read_table(path, CLIP_SCORES) for path in files])
-    protocol = None if config.protocol == KFOLD else read_table(run.protocol, PROTOCOL)
-    scored = with_targets(clips.with_columns(score=pl.col("logit")), protocol)
-    found = auc_within_folds(scored, "group_id", config)
-    ends = f" [{found.low:.3f}, {found.high:.3f}]" if math.isfinite(found.low) else ""
-    return (
-        f"Clip-level AUC, each of a video's {config.clips_per_video} clips judged alone: {found.value:.3f}{ends}. "
-        "Every other number here is of videos. Frame-level AUC: not measured, as the network gives a clip one score."
-    )
 
 
 _SCHEMA = {

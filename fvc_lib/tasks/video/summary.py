@@ -12,7 +12,7 @@ from torch import Tensor
 from fvc_lib.engine.training_state import NAN_AS_TEXT, TrainingRecord
 from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.tables import CLIP_SCORES, LABELS, PREDICTIONS, VALIDATION_PREDICTIONS, frame_of
+from fvc_lib.services.tables import LABELS, PREDICTIONS, VALIDATION_PREDICTIONS, frame_of
 from fvc_lib.services.tasks import REAL_SOURCES, SHUFFLED_LABELS
 from fvc_lib.tasks.video.data import FoldClips, OuterFold
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, settings_text
@@ -78,16 +78,12 @@ class TrainingSummary(TrainingRecord):
 
 @dataclass(frozen=True)
 class Scored:
-    """A finished training and the outer fold; logits and calibrated probabilities, (N,), are in its rows' order.
-
-    ``clip_logits`` (N, C) are those of each clip.
-    """
+    """A finished training and its outer fold, with logits and calibrated probabilities (N,) in the fold's row order."""
 
     summary: TrainingSummary
     outer: OuterFold
     logits: FloatArray
     scores: FloatArray
-    clip_logits: FloatArray
 
 
 def training_parameters(config: RunConfig, fold: int | None) -> dict[str, Any]:
@@ -142,13 +138,3 @@ def validation_table(fold: int, clips: FoldClips, logits: FloatArray, recorded: 
         "temperature": recorded.selection.temperature,
     }
     return frame_of(columns, VALIDATION_PREDICTIONS)
-
-
-def clip_scores_table(fold: int, model: Scored) -> pl.DataFrame:
-    """CLIP_SCORES rows of the outer fold, in the order of the video ids and clips."""
-    rows = [
-        (row.video_id, model.outer.group_of[row.video_id], LABELS[row.label], fold, clip, logit)
-        for row, logits in zip(model.outer.rows, model.clip_logits.tolist(), strict=True)
-        for clip, logit in enumerate(logits)
-    ]
-    return frame_of(rows, CLIP_SCORES)

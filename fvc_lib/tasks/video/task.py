@@ -135,11 +135,6 @@ class BinaryScores(SampleColumns):
         return self._of_videos().numpy()
 
     @property
-    def clip_logits(self) -> FloatArray:
-        """float64 (N, clips), the same of each clip."""
-        return self.column("logits").reshape(-1, self._clips).numpy()
-
-    @property
     def scores(self) -> FloatArray:
         """float64 (N,) in [0, 1]: the logits' sigmoid, before any calibration."""
         return torch.sigmoid(self._of_videos()).numpy()  # of all at once: parts may round otherwise

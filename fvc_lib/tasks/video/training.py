@@ -23,7 +23,6 @@ from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (
-    CLIP_SCORES,
     FINAL_VALIDATION,
     LABELS,
     PREDICTIONS,
@@ -43,7 +42,6 @@ from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_s
 from fvc_lib.tasks.video.summary import (
     Scored,
     TrainingSummary,
-    clip_scores_table,
     digest_of_state,
     predictions_table,
     training_parameters,
@@ -149,8 +147,6 @@ def fold_training(
         def write() -> None:
             inner = validation_table(fold, clips, judged[0][1], chosen[0])
             write_table(inner, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
-            if config.clips_per_video > 1:
-                write_table(clip_scores_table(fold, scored[0]), CLIP_SCORES, paths.clip_scores(fold))
             write_table(table, PREDICTIONS, paths.predictions(fold))
 
         return Finished([each.summary for each in scored], write)
@@ -264,7 +260,7 @@ def score(
     decisions = decide(scores, chosen.threshold)
     measured = {"roc_auc": roc_auc(test.labels, scores), "balanced_accuracy": balanced_accuracy(test.labels, decisions)}
     trained.log("test", measured)
-    return Scored(_summary(trained, recorded), outer, logits, scores, test.clip_logits + chosen.prior_logit)
+    return Scored(_summary(trained, recorded), outer, logits, scores)
 
 
 def _summary(trained: TrainedNetwork, recorded: RecordedSelection) -> TrainingSummary:

@@ -280,7 +280,7 @@ class _Training:
             candidates=fitted.candidates,
             seen=tuple(self.source.names),
         )
-        return Scored(summary, outer, logits, scores, logits[:, None])
+        return Scored(summary, outer, logits, scores)
 
     def _weights_of(self, labels: IntArray) -> FloatArray:
         """Return the weight (N,) of each row in the loss, as a network's: both classes count alike if balanced."""
