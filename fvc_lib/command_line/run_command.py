@@ -416,19 +416,17 @@ def _try_model_on_features(config: RunConfig) -> None:
 
 def _try_detector(config: RunConfig) -> None:
     from fvc_lib.detectors.network import build_detector  # torch takes a second to load
-    from fvc_lib.detectors.weights import without_folds
     from fvc_lib.engine.device import without_memory
     from fvc_lib.tasks.video.features import frozen_trunk
 
-    own = without_folds(config)  # an own run's are read fold by fold
     try:
         with without_memory():
-            network = build_detector(config, own)
+            network = build_detector(config)
     except UsageError:
         raise
     except Exception:  # noqa: BLE001 - a user's class may want real numbers
         try:
-            network = build_detector(config, own)
+            network = build_detector(config)
         except (UsageError, MemoryError):
             raise
         except Exception as error:  # whatever a user's class raises
@@ -436,10 +434,9 @@ def _try_detector(config: RunConfig) -> None:
             raise UsageError(
                 f"model {config.model!r} cannot be built: {reason}. Mend it, or choose another."
             ) from error
-    if own is None:  # else every fold's trunk is another one, and sees the clips
-        frozen_trunk(network, config)
+    frozen_trunk(network, config)
     if DETECTORS.file_of(config.model) is not None:
-        _try_two_clips(config, lambda: build_detector(config, own))
+        _try_two_clips(config, lambda: build_detector(config))
 
 
 def _try_two_clips(config: RunConfig, build: Callable[[], Any]) -> None:

@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fvc_lib.detectors.network import build_detector
 from fvc_lib.detectors.packages import REMEDY
-from fvc_lib.detectors.weights import without_folds
 from fvc_lib.engine.device import finished_at, resolve_device, training_batch_norms
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, command_text
@@ -149,7 +148,7 @@ def cost_of(values: dict[str, Any]) -> dict[str, float]:
     if config.of_features:  # no network whose forward pass could be timed
         return {}
     try:
-        network = build_detector(config, without_folds(config)).eval()
+        network = build_detector(config).eval()
     except FvcError:
         return {}
     numbers = [(parameter.numel(), parameter.requires_grad) for parameter in network.parameters()]

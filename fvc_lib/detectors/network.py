@@ -15,13 +15,7 @@ from torch.nn import functional as F
 
 from fvc_lib.detectors.effort import adapt
 from fvc_lib.detectors.heads.temporal import HEADS, Mean
-from fvc_lib.detectors.weights import (
-    BEGUN_WITH,
-    LoadedWeights,
-    OwnWeights,
-    load_weights,
-    run_of_weights,
-)
+from fvc_lib.detectors.weights import BEGUN_WITH, LoadedWeights, load_weights
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.config_fields import TUNE, TUNE_WORDS, local_weights
 from fvc_lib.services.errors import UsageError, did_you_mean
@@ -211,27 +205,20 @@ def recomputable_blocks_of(trunk: Any) -> tuple[nn.Module, ...]:
     return blocks
 
 
-def build_detector(config: RunConfig, own: OwnWeights | None = None) -> nn.Module:
-    """The network that ``config`` asks for, initialised from torch's current random state, with its weights.
+def build_detector(config: RunConfig) -> nn.Module:
+    """Build the network of ``config``, initialised from torch's random state or with its published weights.
 
-    What is not trained at any time asks for no gradient. With ``own`` it goes on from a run's weights. What is trained
-    by default then follows from how the first run of the chain began, so that the control trains the same.
+    Parameters that are never trained require no gradient.
 
     Raises:
         UsageError: an unknown name, a package that is missing, weights that do not fit, or a head or choice of what
             is trained that the network does not have.
     """
-    if own is not None:
-        config = config.model_copy(update={"model_weights": own.built_with})
     spec = DETECTORS.get(config.model)
     network = _headed(spec, config) if spec.build is None else _complete(spec, spec.build, config)
-    # A network whose weights were split (``tune effort``) has them under other names.
-    split = own is not None and own.is_split
     trunk = getattr(network, "trunk", None)
     random = isinstance(trunk, Trunk) and trunk.weights is None
-    if own is not None and not split:
-        _go_on(network, own)
-    if random and own is None and config.tune not in ("", "all"):
+    if random and config.tune not in ("", "all"):
         raise UsageError(
             f"tune: got {config.tune!r} for model {config.model!r} without weights: what is not trained would stay "
             "random. Give its weights with model_weights, or tune all."
@@ -239,17 +226,7 @@ def build_detector(config: RunConfig, own: OwnWeights | None = None) -> nn.Modul
     if isinstance(trunk, Trunk) and trunk.weights is None and spec.weights:
         trunk.notes = (*trunk.notes, f"trained from scratch, without its published weights ({spec.weights})")
     tune(network, config.tune or ("all" if random else spec.tune))
-    if own is not None and split:
-        _go_on(network, own)
     return network
-
-
-def _go_on(network: nn.Module, own: OwnWeights) -> None:
-    loaded, trunk = own.load_into(network), getattr(network, "trunk", None)
-    if isinstance(trunk, Trunk):
-        trunk.weights = loaded or trunk.weights
-    elif loaded is not None:
-        network.loaded_weights = loaded  # type: ignore[assignment]
 
 
 def _complete(spec: DetectorSpec, build: Callable[[], nn.Module], config: RunConfig) -> nn.Module:
@@ -310,17 +287,13 @@ def weights_path(text: str) -> Path | None:
     if not text:
         return None
     path = Path(text)
-    if run_of_weights(text) is not None:
-        raise UsageError(f"model_weights {text!r}: a run can be gone on from in task video alone, by fold.")
-    if (path / "bundle.json").is_file():
-        raise UsageError(f"model_weights {text!r}: a training goes on from a run and not from a bundle. Give the run.")
-    above = (*path.absolute().parents, *path.resolve().parents)  # a link may lead into a run
+    above = (path, *path.absolute().parents, *path.resolve().parents)  # a link may lead into a run
     marks = ("run.json", "bundle.json")
     run = next((each for each in above if any((each / mark).is_file() for mark in marks)), None)
     if run is not None and path.absolute() != run / BEGUN_WITH:
         raise UsageError(
-            f"model_weights {text!r}: these are of one fold, or one part, of a run, and may have seen what tests "
-            f"another. Give the run: {run}"
+            f"model_weights {text!r}: is of the run or bundle {run}, whose networks may have seen the videos that test "
+            "this one. Give published weights."
         )
     if not path.exists():
         local_weights(text, allow_download=False)

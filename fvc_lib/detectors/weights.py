@@ -17,10 +17,7 @@ from torch import Tensor, nn
 
 from fvc_lib.services import checkpoint_files
 from fvc_lib.services.atomic_files import content_digest
-from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.parameters import run_config
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.video.decode.source import impostor
 
 # What a network's own class layer may be called in a file of weights; a head of ours is trained in its place.
@@ -47,51 +44,6 @@ class LoadedWeights:
     sha256: str  # hex, of the file, or of a folder's files with their names
     licence: str  # of the weights, as far as known
     left_out: tuple[str, ...] = ()  # names in the source that the network does not have: its publisher's class layer
-
-
-@dataclass(frozen=True)
-class OwnWeights:
-    """The best weights of one fold of an own run, a whole network's."""
-
-    # The file; None: the network begins as that run's did, and is not given its weights (of a control, or where shapes
-    # are enough).
-    path: Path | None
-    built_with: str  # the ``model_weights`` that the run's network was built with, before it was trained
-    said: str  # the run and its fold
-
-    @property
-    def is_split(self) -> bool:
-        """Whether weights are split in two, as ``tune effort`` leaves them."""
-        if self.path is None:
-            return False
-        with safetensors.safe_open(self.path, framework="pt") as file:
-            return any(".parametrizations." in name for name in file.keys())  # noqa: SIM118 - it is no mapping
-
-    def load_into(self, network: nn.Module) -> LoadedWeights | None:
-        """Give ``network`` these weights; ``UsageError`` where they are another network's, ``FvcError`` if damaged."""
-        if self.path is None:
-            return None
-        found = checkpoint_files.load_weights(self.path)
-        network.load_state_dict(fitted(network, found, self.path))
-        digest = content_digest(self.path)
-        return LoadedWeights(f"{self.said} ({self.path})", digest, "as the run's own and what it began with")
-
-
-def run_of_weights(text: str) -> RunPaths | None:
-    """The own run that ``model_weights`` names by its folder; None where it names none."""
-    return RunPaths(Path(text).absolute()) if text and (Path(text) / "run.json").is_file() else None
-
-
-def first_weights(config: RunConfig) -> str:
-    """The ``model_weights`` that the first run of the chain began with: published ones, or none."""
-    before = run_of_weights(config.model_weights)
-    return config.model_weights if before is None else first_weights(run_config(before))
-
-
-def without_folds(config: RunConfig) -> OwnWeights | None:
-    """The own run that ``config`` goes on from, without any fold's weights; None where there is none."""
-    run = run_of_weights(config.model_weights)
-    return None if run is None else OwnWeights(None, first_weights(config), run.run_id)
 
 
 def load_weights(network: nn.Module, path: Path, *, licence: str, field: str = "model_weights") -> LoadedWeights:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, model_validator
 
-from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.atomic_files import content_digest, sha256_of_json
 from fvc_lib.services.clip_settings import ClipSettings, View, known_fit, known_sampling
 from fvc_lib.services.config_fields import (
     AUTO_RANKS,
@@ -23,7 +23,6 @@ from fvc_lib.services.config_fields import (
     TRAINED,
     Declaration,
     NameIn,
-    digest_of_weights,
     field,
     known_families,
     known_operating_point,
@@ -264,7 +263,7 @@ class RunConfig(BaseModel):
     model_weights: str = field(
         "",
         "weights",
-        "file or folder of published weights, or run or bundle to go on from; empty: those that come with it, or none",
+        "file or folder of published weights; empty: those that come with it, or none",
         _CLIPS,
         later=True,
         path=True,
@@ -546,7 +545,7 @@ class RunConfig(BaseModel):
         """What the field's value counts as, a JSON value: of a file that it names the content, not the place."""
         value = self.model_dump(mode="json", include={name})[name]
         if DECLARED[name].content and value:
-            return digest_of_weights(Path(value))
+            return content_digest(Path(value))
         for _, mark in self._marks([name]):
             value = mark.identity(value)
         return value

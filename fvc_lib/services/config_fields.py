@@ -11,7 +11,6 @@ import yaml
 from pydantic import AfterValidator, Field
 from pydantic_core import CoreSchema, core_schema
 
-from fvc_lib.services.atomic_files import content_digest, sha256_of_json
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import FEATURES, Registry
 from fvc_lib.services.tasks import TASKS
@@ -272,21 +271,13 @@ def or_empty(check: Callable[[str], str]) -> AfterValidator:
     return AfterValidator(lambda text: text and check(text))
 
 
-# What ``model_weights`` may name: a file or folder, a run of one's own, or weights of the hub of huggingface, which are
-# fetched only where that was allowed.
+# What ``model_weights`` may name: a file or folder, or weights of the hub of huggingface, which are fetched only where
+# that was allowed.
 
 # ``organisation/name``, and behind an @ a branch, tag or commit.
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 _WANTED = ["*.json", "*.safetensors"]
 _ELSE = ["*.json", "*.bin", "*.pth", "*.pyth"]
-
-
-def digest_of_weights(path: Path) -> str:
-    """Of an own run the digest of its folds' best weights: nothing else in its folder counts."""
-    if not (path / "run.json").is_file():
-        return content_digest(path)
-    best = sorted(path.glob("checkpoints/fold_*/best_model.safetensors"))
-    return sha256_of_json([[each.parent.name, content_digest(each)] for each in best])
 
 
 def is_hub_id(text: str) -> bool:

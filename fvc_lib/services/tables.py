@@ -406,7 +406,6 @@ LOOKS = _table(
 )
 
 # What the runs saw that a bundle's run went on from.
-SEEN = _table("seen", content_sha256=_sha256(), perceptual_hash=text_column(nullable=True))
 
 # Of a bundle of a run without folds: in which part a file is, and each text that a video may be compared with.
 KNOWN_FILES = _table("known_files", content_sha256=_sha256(unique=True), part=_part())

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fvc_lib import CHECKOUT, load_detector
 from fvc_lib.detectors.network import build_detector
-from fvc_lib.detectors.weights import without_folds
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
@@ -81,7 +80,7 @@ def test_a_bundle_in_another_form_gives_the_scores_of_the_run(run, tmp_path, for
 def test_networks_of_the_project_are_the_same_in_another_form(tmp_path, model, side, form):
     config = resolve_config({"model": model, "num_frames": 2, "fixed_size": side, "device": "cpu"}, environ={})
     torch.manual_seed(0)
-    network = build_detector(config, without_folds(config)).eval()
+    network = build_detector(config).eval()
     pixels = np.random.default_rng(0).integers(0, 256, (6, 2, 3, side, side), np.uint8)
     path = tmp_path / ("network.onnx" if form == ONNX else "network.pt2")
     assert write_form(network, form, path, ClipsToCompare(pixels, are_real=False), model) < 1e-4

@@ -73,9 +73,7 @@ def test_of_what_training_loads_one_module_reads_tables_and_it_is_the_one_that_s
         named = re.findall(r"fvc_lib\.tasks\.video(?:\.| import )(\w+)", loaded[name])
         ahead |= {other for other in named if other not in loaded and (room / f"{other}.py").exists()}
     readers = {name for name, text in loaded.items() if re.search("read_table|read_parquet", text)}
-    # The other one looks for videos that weights have seen: it scores nothing and selects no label.
-    assert readers == {"data", "own_weights"}
-    assert not re.search(r'"label"|PREDICTIONS', loaded["own_weights"])
+    assert readers == {"data"}
 
 
 def test_the_record_of_this_very_fold_opens_it_once():

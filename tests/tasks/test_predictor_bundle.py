@@ -158,7 +158,7 @@ def test_what_is_for_verdicts_alone_refuses_such_a_bundle(home, tmp_path):
         done = CliRunner().invoke(main, command)
         assert done.exit_code == 2
         assert "verdicts" in done.output
-    with pytest.raises(UsageError, match="goes on from a run and not from a bundle"):
+    with pytest.raises(UsageError, match="may have seen the videos"):
         weights_path(str(home / "bundle"))
     moved = home / "away" / ("images" if task == "image" else "captions") / "run_0"
     for option in (["--final"], *([["--format", "torch_export"]] if task == "video_text" else [])):

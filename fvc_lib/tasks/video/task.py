@@ -9,7 +9,6 @@ from torch.nn import functional as F
 
 from fvc_lib.detectors import effort
 from fvc_lib.detectors.network import build_detector, num_trained_stages, trunk_stages
-from fvc_lib.detectors.weights import OwnWeights
 from fvc_lib.engine.loop import EngineSettings
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, LossSum, Outputs, SampleColumns
@@ -27,7 +26,6 @@ class VideoTask:
 
     Args:
         weights: of (real, fake) in the loss; (1, 1) weighs all clips alike.
-        own: an own run's weights that it goes on from.
     """
 
     def __init__(
@@ -37,18 +35,16 @@ class VideoTask:
         *,
         config: RunConfig,
         weights: tuple[float, float],
-        own: OwnWeights | None = None,
     ) -> None:
         self.training_data = training
         self.validation_data = validation
         self._config = config
         self._weights = weights
-        self._own = own
         self._trained: frozenset[str] = frozenset()  # names of the parameters that ``tune`` lets be trained
 
     def build_model(self) -> nn.Module:
         """The network that is asked for, initialised from torch's current random state or with its weights."""
-        model = build_detector(self._config, self._own)
+        model = build_detector(self._config)
         self._trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
         return model
 

@@ -10,7 +10,6 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from fvc_lib.detectors.weights import OwnWeights
 from fvc_lib.engine.device import clips_in_a_pass, resolve_device
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.first_step import FirstStep, first_step
@@ -37,7 +36,6 @@ from fvc_lib.tasks.video import data
 from fvc_lib.tasks.video.classical.training import FeatureLook, look_at_features, train_on_features
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource, FoldClips
 from fvc_lib.tasks.video.features import with_features
-from fvc_lib.tasks.video.own_weights import weights_to_go_on_from
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection, select
 from fvc_lib.tasks.video.summary import (
     Scored,
@@ -121,18 +119,11 @@ def fold_training(
     of the clips.
     """
     source, clips, controls = data.read_fold(paths, config, fold)
-    validation = frozenset(row.video_id for row in clips.validation)
-    own = weights_to_go_on_from(paths, config, fold, validation)
     peak_bytes = None
-    if features is not None and own is None:  # else the trunk is another one in every fold
+    if features is not None:
         source, peak_bytes = _with_features(paths, source, clips, config, features)
-    # A control begins where the run did that is gone on from: that one has learned from true labels.
-    from_start = own and replace(own, path=None)
     every = {"": clips, **controls}
-    networks = [
-        Network(_task(source, each, config, from_start if name else own), each.fingerprint, name)
-        for name, each in every.items()
-    ]
+    networks = [Network(_task(source, each, config), each.fingerprint, name) for name, each in every.items()]
 
     def finish(trained: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:
         parts = every.values()
@@ -200,7 +191,7 @@ def _with_features(
     return featured, max((peak for peak in peaks if peak is not None), default=None)
 
 
-def _task(source: ClipSource, clips: FoldClips, config: RunConfig, own: OwnWeights | None = None) -> VideoTask:
+def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
     weights = data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
     balanced = config.class_balance in ("sampler", "batch")
     mixing = MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha, balanced)
@@ -210,7 +201,7 @@ def _task(source: ClipSource, clips: FoldClips, config: RunConfig, own: OwnWeigh
         source, clips.train, clips=number, draws=True, mixing=mixing if mixing.mixes else None, seed=seed
     )
     validation = ClipDataset(source, clips.validation, clips=number)
-    return VideoTask(training, validation, config=config, weights=weights, own=own)
+    return VideoTask(training, validation, config=config, weights=weights)
 
 
 def choose(

@@ -109,6 +109,5 @@ def open_ensemble_bundle(folder: Path, *, allow_code: bool = False, held: int | 
         raise bundle_folder.refused(folder, f"{_CALIBRATION} has not both reals and fakes, or another fold")
     known = KnownVideos.of_tables(members[0].looks(), calibration, [rule.base_rate for rule in record.folds])
     cautions = [told for networks in members for told in networks.cautions()]
-    before = pl.concat([networks.seen() for networks in members]).unique(maintain_order=True)
     lead, familiar = members[record.lead], Familiar(members[0].ranges())
-    return EnsembleDetector(record, members, known, familiar, standing, cautions, before, lambda _: lead.features())
+    return EnsembleDetector(record, members, known, familiar, standing, cautions, lambda _: lead.features())

@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_json
 from fvc_lib.services.errors import DataError
@@ -17,7 +16,6 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.bundle_folder import NOT_STATED, Standing
 from fvc_lib.tasks.decoding import FileToScore
 from fvc_lib.tasks.video.ensembles.combine import of_ensemble
-from fvc_lib.tasks.video.own_weights import seen_before
 from fvc_lib.tasks.video.verdicts.detector import Finding, Seen, TrainedDetector, decoding_cautions, nobody
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
@@ -45,13 +43,12 @@ class EnsembleDetector(TrainedDetector):
         familiar: Familiar,
         standing: Standing = NOT_STATED,
         cautions: Sequence[str] = (),
-        before: pl.DataFrame | None = None,
         distance: Callable[[Tell], FeatureDistance | None] = lambda _tell: None,
     ) -> None:
         self.record, self.members = record, tuple(members)
         lead = members[record.lead]
         told = f"Evidence beside a score is of {lead.name} alone, the member with the largest weight."
-        super().__init__(lead, known, familiar, standing, (*dict.fromkeys(cautions), told), before, distance)
+        super().__init__(lead, known, familiar, standing, (*dict.fromkeys(cautions), told), distance)
 
     @cached_property
     def model_id(self) -> str:
@@ -131,7 +128,6 @@ def ensemble_of(folder: Path, *, held: int | None = None, standing: Standing | N
     known = KnownVideos.of(RunPaths(folder.absolute()), range(len(record.folds)), base_rates)
     runs = [networks.paths for networks in members]
     cautions = [told for run, networks in zip(runs, members, strict=True) for told in decoding_cautions(run, networks)]
-    before = pl.concat([seen_before(run) for run in runs]).unique(maintain_order=True)
     lead, familiar = members[record.lead], Familiar.of(known.rows)
     return EnsembleDetector(
         record,
@@ -140,6 +136,5 @@ def ensemble_of(folder: Path, *, held: int | None = None, standing: Standing | N
         familiar,
         standing or NOT_STATED,
         cautions,
-        before,
         lambda tell: distance_of(lead, known, tell),
     )

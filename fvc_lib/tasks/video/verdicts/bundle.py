@@ -11,7 +11,6 @@ import polars as pl
 import safetensors.numpy
 from pydantic import Field
 
-from fvc_lib.detectors.weights import first_weights
 from fvc_lib.services.atomic_files import sha256_of_json, write_json, write_text
 from fvc_lib.services.checkpoint_files import load_weights, write_weights_with_digest
 from fvc_lib.services.errors import UsageError
@@ -24,7 +23,6 @@ from fvc_lib.services.tables import (
     INDEX,
     LOOKS,
     PREDICTIONS,
-    SEEN,
     read_table,
     write_table,
 )
@@ -58,7 +56,6 @@ from fvc_lib.tasks.bundle_folder import (
 from fvc_lib.tasks.forms import INPUT, OUTPUT, SUFFIXES, check_packages, clips_to_compare, write_form
 from fvc_lib.tasks.recipe import TrainedClass
 from fvc_lib.tasks.video.classical.judging import described_in
-from fvc_lib.tasks.video.own_weights import seen_before
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import FINAL, FoldNetwork, Networks, RunNetworks, name_of
@@ -69,8 +66,7 @@ _logger = logging.getLogger(__name__)
 FORMAT = 6
 _CALIBRATION, _LOOKS, _RANGES = "calibration.parquet", "looks.parquet", "training_ranges.json"
 _FEATURES = "features.safetensors"
-_SEEN = "seen.parquet"
-_ALWAYS = (_CALIBRATION, _LOOKS, _RANGES, _SEEN)
+_ALWAYS = (_CALIBRATION, _LOOKS, _RANGES)
 _PARTS = parts_of((*_ALWAYS, _FEATURES), r"(fold_\d{1,4}|final)")
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -183,7 +179,7 @@ def _fill(folder: Path, networks: RunNetworks, standing: Standing, card: str) ->
         for fold, network in networks.folds.items()
     }
     params = write_params(folder, config)
-    write_begun_with(folder, first_weights(config))
+    write_begun_with(folder, config.model_weights)
     spec, trained = DETECTORS.get(config.model), networks.outcomes[min(networks.outcomes)].network
     contents = sorted(index.select("content_sha256", "label").rows())
     record = BundleRecord(
@@ -245,7 +241,6 @@ def _write_tables(folder: Path, networks: RunNetworks, index: pl.DataFrame) -> N
     looks = index.join(tested, on="video_id", how="left", maintain_order="left")
     looks = _anonymous(index, looks).sort("content_sha256")
     write_table(looks.select(list(LOOKS.columns)), LOOKS, folder / _LOOKS)
-    write_table(seen_before(paths), SEEN, folder / _SEEN)
 
 
 def _anonymous(index: pl.DataFrame, frame: pl.DataFrame) -> pl.DataFrame:
@@ -346,14 +341,6 @@ class BundleNetworks(Networks):
             UsageError: a file that no export writes.
         """
         return parsed(TrainingRanges, self.folder, _RANGES)
-
-    def seen(self) -> pl.DataFrame:
-        """Return ``content_sha256 perceptual_hash`` of what the runs saw that its run went on from.
-
-        Raises:
-            FvcError: a table that no export writes.
-        """
-        return read_bundle_table(self.folder, _SEEN, SEEN)
 
     def features(self) -> FeatureDistance | None:
         """Return the features of the run's videos; None where the bundle has none.

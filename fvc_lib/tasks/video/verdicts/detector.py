@@ -2,7 +2,7 @@
 
 A file that the run has, to the byte, has the stored score of the one network that had not seen it. A near-duplicate of
 a video of the run is said to be one and gets no score, because some of the networks may have been trained on what it
-shows; likewise whatever a run was trained on that this one went on from. Every other file is judged by all folds'
+shows. Every other file is judged by all folds'
 networks, with the run's own eyes (``scoring.py``).
 """
 
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 
 from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.metrics.calibration import probabilities
@@ -28,7 +27,6 @@ from fvc_lib.services.tables import AUGMENTED, read_table
 from fvc_lib.tasks.bundle_folder import NOT_STATED, RECORD, Standing, is_bundle
 from fvc_lib.tasks.decoding import FileToScore, looked_at, scratch_folder
 from fvc_lib.tasks.journal import BLOCK_FILES
-from fvc_lib.tasks.video.own_weights import SEEN_BEFORE, seen_before
 from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
@@ -112,7 +110,6 @@ class TrainedDetector:
         familiar: what they are like.
         standing: where it stands beside its controls.
         cautions: sentences on decoding that is not known to be the run's, and on what the networks may have seen.
-        seen_before: ``content_sha256 perceptual_hash`` of what was seen in runs that this one went on from.
     """
 
     judges_alone = True  # whether ``networks`` are all that give the score
@@ -124,11 +121,8 @@ class TrainedDetector:
         familiar: Familiar,
         standing: Standing = NOT_STATED,
         cautions: Sequence[str] = (),
-        seen_before: pl.DataFrame | None = None,
         distance: Callable[[Tell], FeatureDistance | None] = lambda _tell: None,
     ) -> None:
-        before = pl.DataFrame(schema=SEEN_BEFORE) if seen_before is None else seen_before
-        self.seen_before = before.filter(~pl.col("content_sha256").is_in(known.rows["content_sha256"].implode()))
         self.networks, self.known, self.familiar, self.standing = networks, known, familiar, standing
         self.cautions = tuple(cautions)
         self._distance = distance
@@ -170,7 +164,6 @@ class TrainedDetector:
         looks = sorted(map(str, known.rows.select("video_id", "label", "content_sha256", "perceptual_hash").rows()))
         more: list[Any] = [calibrated, networks.store.decode_hash, networks.config.near_duplicate_bits, looks]
         more += [self.familiar.described, _LOOKED_FOR, self.distance.digest if self.distance else ""]
-        more += [sorted(map(str, self.seen_before.rows()))] if self.seen_before.height else []
         return f"{self.model_id}:{sha256_of_json(more)[:16]}"
 
     @cached_property
@@ -218,8 +211,6 @@ class TrainedDetector:
             return Finding(path, failure=f"{probed.reason}: {probed.detail}", lasts=probed.lasts)
         if content in self.place_of:
             return self._known(path, content)
-        if content in self._contents_before:
-            return Finding(path, content, no_prediction=(f"This is a video {_BEFORE}",))
         if copied := self._footage.copied(probed.perceptual_hash):
             return Finding(path, content, no_prediction=self._copied(copied))
         return Finding(path, content, failure=failure) if failure else None
@@ -255,13 +246,8 @@ class TrainedDetector:
             yield Finding(each.path, each.content_sha256, logits=tuple(logits), unfamiliar=unfamiliar)
 
     @cached_property
-    def _contents_before(self) -> frozenset[str]:
-        return frozenset(self.seen_before["content_sha256"])
-
-    @cached_property
     def _footage(self) -> KnownFootage:
-        looks = pl.concat([self.known.rows["perceptual_hash"], self.seen_before["perceptual_hash"]])
-        return KnownFootage(looks.to_list(), self.networks.config.near_duplicate_bits)
+        return KnownFootage(self.known.rows["perceptual_hash"].to_list(), self.networks.config.near_duplicate_bits)
 
     def _nothing_to_judge(self, clips: Pixels, num_frames: int) -> Iterator[str]:
         """Sentences on the frames that the networks see, uint8 (N, T, 3, S, S), of a video of ``num_frames``."""
@@ -280,9 +266,7 @@ class TrainedDetector:
         return Finding(path, content, is_known=True, logits=(video["logit"] / video["temperature"],))
 
     def _copied(self, places: Sequence[int]) -> tuple[str, ...]:
-        videos = self.known.rows[[place for place in places if place < self.known.rows.height]]
-        if videos.is_empty():
-            return (f"A near-duplicate of a video {_BEFORE}",)
+        videos = self.known.rows[list(places)]
         named = [f"{name}, labelled {label}" for name, label in videos.select("video_id", "label").iter_rows()]
         more = f" and {len(named) - _NAMED:,} more" if len(named) > _NAMED else ""
         told = f"A near-duplicate of a video of the run: {'; '.join(named[:_NAMED])}{more}. No prediction."
@@ -328,7 +312,6 @@ class TrainedDetector:
 
 
 _NAMED = 5
-_BEFORE = "that the networks have seen in a run which this one went on from. No prediction."
 
 
 def known_sentence(video: dict[str, object]) -> str:
@@ -368,9 +351,7 @@ def detector_of(
             )
         known, cautions = bundle.known_videos(), bundle.cautions()
         familiar, features = Familiar(bundle.ranges()), bundle.features()
-        return TrainedDetector(
-            bundle, known, familiar, bundle.record.standing, cautions, bundle.seen(), lambda _: features
-        )
+        return TrainedDetector(bundle, known, familiar, bundle.record.standing, cautions, lambda _: features)
     if not is_run(folder):
         raise UsageError(
             f"{str(folder)!r} is neither a bundle ({RECORD}) nor a run folder. To make a bundle of a run: "
@@ -383,9 +364,8 @@ def detector_of(
         of_run.paths, sorted(of_run.outcomes), rates, of_run.base_rates, final_temperature=temperature
     )
     cautions = decoding_cautions(of_run.paths, of_run)
-    before = seen_before(of_run.paths)
     return TrainedDetector(
-        of_run, known, Familiar.of(index_of_files(of_run.paths)), standing or NOT_STATED, cautions, before,
+        of_run, known, Familiar.of(index_of_files(of_run.paths)), standing or NOT_STATED, cautions,
         lambda tell: distance_of(of_run, known, tell),
     )  # fmt: skip
 

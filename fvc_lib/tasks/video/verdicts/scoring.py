@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from fvc_lib.detectors.network import build_detector, head_of
-from fvc_lib.detectors.weights import OwnWeights, first_weights
 from fvc_lib.engine.device import (
     Precision,
     clips_in_a_pass,
@@ -261,9 +260,13 @@ class Networks:
         if self.config.of_features:
             network = probe(self.config, self._built_with, {name: each.numpy() for name, each in state.items()}).eval()
             return network.to(self.compute.device)
-        own = OwnWeights(wanted.path, self._built_with, f"{self.name}, {name_of(fold)}")
         with forked_random_state(0, torch.device("cpu")):
-            network = build_detector(self.config, own).eval()
+            network = build_detector(self.config.model_copy(update={"model_weights": self._built_with})).eval()
+        try:
+            network.load_state_dict(state)
+        except RuntimeError as error:
+            told = " ".join(str(error).split())[:300]
+            raise UsageError(f"{self.name}: its weights do not fit the network of this version ({told}).") from error
         if wanted.trained is not None:
             remedy = "Bring that code back, or train again."
             for caution in cautions_on_code(self.name, wanted.trained, network, remedy):
@@ -334,7 +337,7 @@ class RunNetworks(Networks):
             paths.run_id,
             config,
             networks,
-            built_with=first_weights(config),
+            built_with=config.model_weights,
             damaged=lambda fold: (
                 "Train it again: " + command_text("--force", "04b" if fold == FINAL else "04", "--resume", paths.root)
             ),
