@@ -1,4 +1,4 @@
-"""Pictures as samples: what is known of each, how it is seen, and in training a little differently in every epoch."""
+"""Pictures as training samples: their labels, their parts, and the crop that the network sees."""
 
 import hashlib
 import math
@@ -29,10 +29,10 @@ _NAMED_AT_MOST = 10
 
 @dataclass(frozen=True)
 class ImageLabels:
-    """The names of the C class logits and the T values, kept with the model: without them the outputs are bare numbers.
+    """Names of the C classes and T targets, and the scaling of the targets; saved with the model.
 
-    Values have ``units``, as kcal or g, which may be empty; ``means`` are of the training pictures that have the
-    number, ``deviations`` their standard deviation, 1 where all are equal.
+    ``units`` may be empty. ``means`` and ``deviations`` (standard deviations; 1 if all values are equal) are those of
+    the training pictures with a value.
     """
 
     classes: tuple[str, ...]
@@ -42,20 +42,21 @@ class ImageLabels:
     deviations: tuple[float, ...] = ()
 
     def scaled(self, values: FloatArray) -> FloatArray:
-        """Values (..., T) in their units, as the network sees them: mean 0, deviation 1."""
+        """Scale values (..., T) to mean 0 and standard deviation 1 in training."""
         return np.asarray((values - np.array(self.means)) / np.array(self.deviations))
 
     def in_units(self, scaled: FloatArray) -> FloatArray:
-        """What the network says, (..., T), in the targets' units."""
+        """Return scaled values (..., T) in the targets' units."""
         return np.asarray(scaled * np.array(self.deviations) + np.array(self.means))
 
 
 def labels_of_training(
     classes: tuple[str, ...], targets: tuple[str, ...], units: tuple[str, ...], values: FloatArray
 ) -> ImageLabels:
-    """The scaling by ``values`` float64 (N, T) of the training part, NaN where not known.
+    """Return the labels, scaled by the training part's ``values``: float64 (N, T), NaN where unknown.
 
-    ``DataError`` for a target that no training picture has.
+    Raises:
+        DataError: no training picture has a value of a target.
     """
     counts = np.isfinite(values).sum(axis=0)
     unknown = [name for name, count in zip(targets, counts, strict=True) if not count]
@@ -87,7 +88,7 @@ class ImageRecords:
 
 @dataclass(frozen=True)
 class ImageParts:
-    """A split corpus; ``fingerprint`` is of all of it but the paths: contents, labels, numbers and parts."""
+    """A split corpus; ``fingerprint`` covers contents, labels, values and parts, but no paths."""
 
     labels: ImageLabels
     train: ImageRecords
@@ -97,10 +98,12 @@ class ImageParts:
 
 
 def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
-    """The parts of ``images`` (IMAGES) with what ``targets`` (IMAGE_TARGETS) says of them, both in the order of names.
+    """Return the parts of ``images`` (IMAGES) with their classes and ``targets`` (IMAGE_TARGETS).
 
-    Pictures of which nothing is known take no part. ``DataError``: a part is empty; a class or target is unknown to
-    the training part; one target has two units.
+    Pictures without a class and without a value are left out.
+
+    Raises:
+        DataError: a part is empty, the training part lacks a class or a target, or a target has two units.
     """
     classes = tuple(sorted(images["class_label"].drop_nulls().unique().to_list()))
     units = _units(targets)
@@ -121,20 +124,19 @@ def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
 
 
 def require_files(root: Path, parts: ImageParts) -> None:
-    """Check before training that every picture is still there; else raise ``DataError``, which names up to ten."""
+    """Raise ``DataError`` if a picture is missing from ``root``; the error names up to ten."""
     everything = (path for part in (parts.train, parts.validation, parts.test) for path in part.paths)
     missing = [path for path in everything if not (root / path_from_text(path)).is_file()]
     if missing:
         more = f" and {len(missing) - _NAMED_AT_MOST} more" if len(missing) > _NAMED_AT_MOST else ""
         raise DataError(
             f"{len(missing)} pictures are gone from {str(root)!r} since they were indexed: "
-            f"{', '.join(map(repr, missing[:_NAMED_AT_MOST]))}{more}. Put them back, or index the corpus anew in a new "
-            "run."
+            f"{', '.join(map(repr, missing[:_NAMED_AT_MOST]))}{more}. Put them back, or index the corpus in a new run."
         )
 
 
 def _units(targets: pl.DataFrame) -> dict[str, str]:
-    """The unit of each target, in the order of their names."""
+    """Return the unit of each target, sorted by target."""
     pairs = targets.select("target", "unit").unique().sort("target", "unit")
     twice = pairs.filter(pl.col("target").is_duplicated())["target"].unique().sort().to_list()
     if twice:
@@ -143,7 +145,7 @@ def _units(targets: pl.DataFrame) -> dict[str, str]:
 
 
 def _wide(images: pl.DataFrame, targets: pl.DataFrame, names: Sequence[str]) -> pl.DataFrame:
-    """``images`` in the order of the ids with a column ``value:NAME`` per target, null where not known."""
+    """Return ``images`` sorted by id, with a column ``value:NAME`` per target; null where unknown."""
     wide = images.sort("image_id")
     for name in names:
         column = targets.filter(pl.col("target") == name).select("image_id", pl.col("value").alias(f"value:{name}"))
@@ -185,8 +187,8 @@ def _fingerprint(labels: ImageLabels, parts: Mapping[str, ImageRecords]) -> str:
     return digest.hexdigest()
 
 
-# The square that a network sees of a picture. Crops are mild: where calories or grams are to be read off a picture,
-# what is cut off is part of the answer, and a strong zoom makes a small portion a large one.
+# The square crop that a network sees. Crops are mild because targets such as calories depend on the whole picture: a
+# strong zoom makes a small portion look large.
 
 _LEAST_AREA = 0.7
 _WIDEST = 1.15  # width over height
@@ -194,16 +196,12 @@ _COLOUR = 0.15  # brightness, contrast and saturation between 1 - this and 1 + t
 
 
 def decoded_side(size: int, *, training: bool) -> int:
-    """How many pixels the shorter side of a picture must have at least, for a view of ``size`` that loses nothing."""
+    """Return the length in pixels that the shorter side needs so that a view of ``size`` is not enlarged."""
     return math.ceil(size / math.sqrt(_LEAST_AREA / _WIDEST)) if training else size
 
 
 def middle_view(pixels: Tensor, size: int) -> Tensor:
-    """The largest centred square of uint8 (3, H, W), as uint8 (3, size, size).
-
-    Not a part of it, as is usual after training on strong crops: the network was trained on nearly whole pictures, and
-    a number is a number of all that is there.
-    """
+    """Return the largest centred square of uint8 (3, H, W), resized to uint8 (3, size, size)."""
     height, width = pixels.shape[1:]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
@@ -211,9 +209,9 @@ def middle_view(pixels: Tensor, size: int) -> Tensor:
 
 
 def training_view(pixels: Tensor, size: int, generator: np.random.Generator) -> Tensor:
-    """A random crop of uint8 (3, H, W) in or out of mirror, with slightly other colours, as uint8 (3, size, size).
+    """Return a random crop of uint8 (3, H, W), maybe mirrored, with jittered colours, as uint8 (3, size, size).
 
-    It always takes as many draws from ``generator``, whatever the picture.
+    The number of draws from ``generator`` does not depend on the picture.
     """
     area, shape, across, down = generator.uniform(size=4)
     flips = generator.uniform() < 0.5
@@ -225,14 +223,14 @@ def training_view(pixels: Tensor, size: int, generator: np.random.Generator) -> 
 
 
 def _cropped(pixels: Tensor, area: float, shape: float, across: float, down: float) -> Tensor:
-    """A part of the picture: its area, width over height and place by draws in [0, 1)."""
+    """Crop a picture; its area, aspect ratio and place are given by draws in [0, 1)."""
     height, width = pixels.shape[1:]
     side = min(height, width)  # of the square that evaluation sees
     scale = math.sqrt(_LEAST_AREA + (1 - _LEAST_AREA) * area)
     stretch = math.exp((2 * shape - 1) * math.log(_WIDEST) / 2)
     crop_height = max(1, min(height, round(side * scale / stretch)))
     crop_width = max(1, min(width, round(side * scale * stretch)))
-    # Around the middle square, not all over a wide picture: what training sees evaluation sees too.
+    # Stay around the middle square, which is all that evaluation sees.
     top = _start(height, crop_height, side, down)
     left = _start(width, crop_width, side, across)
     return pixels[:, top : top + crop_height, left : left + crop_width]
@@ -246,7 +244,7 @@ def _start(length: int, crop: int, side: int, draw: float) -> int:
 
 def _coloured(view: Tensor, brightness: float, contrast: float, saturation: float) -> Tensor:
     colours = view.float() * brightness
-    # NumPy's sum: torch's is split among threads, of which a loader process has another number.
+    # Sum with NumPy: torch's sum depends on the number of threads, which differs in loader processes.
     mean = float(_grey(colours).numpy().mean(dtype=np.float64))
     colours = mean + contrast * (colours - mean)
     grey = _grey(colours)
@@ -255,7 +253,7 @@ def _coloured(view: Tensor, brightness: float, contrast: float, saturation: floa
 
 
 def _grey(colours: Tensor) -> Tensor:
-    """Luma (H, W) of float (3, H, W), by ITU-R BT.601."""
+    """Return the luma (H, W) of float (3, H, W), by ITU-R BT.601."""
     red, green, blue = colours
     grey: Tensor = 0.299 * red + 0.587 * green + 0.114 * blue
     return grey
@@ -266,20 +264,17 @@ def _as_bytes(colours: Tensor) -> Tensor:
 
 
 def resized(pixels: Tensor, size: int) -> Tensor:
-    """uint8 (3, H, W) as uint8 (3, size, size), bilinear, without aliasing where it becomes smaller."""
+    """Resize uint8 (3, H, W) to uint8 (3, size, size), bilinearly and with antialiasing."""
     if pixels.shape[1:] == (size, size):
         return pixels
     scaled = F.interpolate(pixels[None].float(), size=(size, size), mode="bilinear", antialias=True)
     return _as_bytes(scaled[0])
 
 
-# A number is mixed where both pictures have it, and is unknown otherwise: half a known sum says nothing.
-
-
 def mixed_values(
     values: Tensor, known: Tensor, partner_values: Tensor, partner_known: Tensor, mix: Mix
 ) -> tuple[Tensor, Tensor]:
-    """Numbers (T,) and which are known (T,): those that both pictures have."""
+    """Return mixed values (T,) and which are known (T,): only those that both pictures have."""
     both = known * partner_known
     return both * (mix.share * values + (1 - mix.share) * partner_values), both
 
@@ -288,29 +283,32 @@ def mixed_values(
 class ImageDataset:
     """Samples of one part of a corpus.
 
-    A sample has ``image`` uint8 (3, S, S); ``class_target`` float32 (C,), what each class weighs in its loss, all zero
-    where no class is known; ``class_index`` int64 (), -1 likewise, of the picture itself even where another one is
-    mixed in; ``values`` float32 (T,), scaled, 0 where not known; and ``known`` float32 (T,) of 0 and 1.
+    A sample has these tensors:
+
+    - ``image`` uint8 (3, S, S);
+    - ``class_target`` float32 (C,): the weight of each class in the loss; all zero without a class;
+    - ``class_index`` int64 (): the picture's own class, also when another picture is mixed in; -1 without a class;
+    - ``values`` float32 (T,): scaled; 0 where unknown;
+    - ``known`` float32 (T,): 1 where the value is known, else 0.
     """
 
     root: Path  # of the corpus
-    records: ImageRecords  # the pictures
-    labels: ImageLabels  # what is to be said of them, with the scaling
+    records: ImageRecords
+    labels: ImageLabels
     size: int  # S, in pixels
-    class_weights: FloatArray | None = None  # float64 (C,) of each class in the loss; None: 1 each
-    # Of training, where pictures also differ from epoch to epoch; None: every picture as it is.
-    mixing: MixSettings | None = None
-    seed: int = 0  # with the picture and the epoch decides all that is drawn
-    epoch: int = 0  # whose samples these are
+    class_weights: FloatArray | None = None  # float64 (C,): loss weights; None: 1 each
+    mixing: MixSettings | None = None  # set for training: then views are random and differ between epochs
+    seed: int = 0  # seed, picture and epoch determine everything random
+    epoch: int = 0
 
     @property
     def classes(self) -> tuple[int, ...] | None:
-        """The class of every picture; None where one has none: drawing evenly from classes would not draw it."""
+        """The class of each picture; None if a picture has no class, since balanced sampling would never draw it."""
         indices = self.records.class_indices
         return None if (indices == UNKNOWN_CLASS).any() else tuple(indices.tolist())
 
     def at_epoch(self, epoch: int) -> Self:
-        """The same pictures as they look in ``epoch`` (0-based)."""
+        """Return the samples of ``epoch`` (0-based)."""
         return self if self.mixing is None else replace(self, epoch=epoch)
 
     def __len__(self) -> int:
@@ -328,7 +326,7 @@ class ImageDataset:
         return Sample(self.records.image_ids[index], own)
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """The samples of ``indices`` as one batch."""
+        """Return the samples of ``indices`` as one batch."""
         return stack_samples([self[index] for index in indices])
 
     def _mix(self, index: int) -> Mix | None:
@@ -342,7 +340,7 @@ class ImageDataset:
         return rows_of_classes(self.records.class_indices)
 
     def _own_tensors(self, index: int) -> dict[str, Tensor]:
-        """Of one picture by itself."""
+        """Return the tensors of one picture, before mixing."""
         class_index = int(self.records.class_indices[index])
         class_target = torch.zeros(len(self.labels.classes))
         if class_index != UNKNOWN_CLASS:
@@ -368,13 +366,13 @@ class ImageDataset:
         return training_view(picture, self.size, self._generator("view", index)).contiguous()
 
     def _generator(self, purpose: str, index: int) -> np.random.Generator:
-        """Of one picture in one epoch: so neither order nor process nor batch changes what is drawn."""
+        """Return a generator for one picture and epoch; order, process and batch do not matter."""
         image_id = self.records.image_ids[index]
         return np.random.default_rng(stable_seed(f"image {purpose}", self.seed, image_id, self.epoch))
 
 
 def balancing_weights(records: ImageRecords, num_classes: int) -> FloatArray:
-    """Loss weights float64 (C,) that give all classes equal influence; of mean 1 over the pictures with a class."""
+    """Return loss weights float64 (C,) that give all classes equal influence, with mean 1 over labelled pictures."""
     counts = np.bincount(records.class_indices[records.class_indices >= 0], minlength=num_classes)
     weights: FloatArray = counts.sum() / (num_classes * np.maximum(counts, 1))
     return weights

@@ -1,8 +1,8 @@
-"""From the test part's predictions to the results of task image: every number with an interval, a control beside it.
+"""Results of task image: each metric of the test part with an interval over groups, next to a control's.
 
-The controls know the training part only. ``majority_class`` calls every picture the most frequent training class, and
-ranks the classes by how frequent they are; ``mean_predictor`` says each target's training mean. An interval rests
-on draws of whole groups, so what it covers is which groups the model is tested on; it takes the trained model as it is.
+Controls know the training part alone. ``majority_class`` predicts the most frequent class and ranks classes by
+frequency; ``mean_predictor`` predicts each target's mean. Intervals cover the choice of test groups, not of training
+runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,10 +28,10 @@ Row = tuple[object, ...]
 
 
 def image_results(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
-    """Every metric of the model and of the controls (TASK_RESULTS), written to ``task_results.feather``.
+    """Return the metrics of model and controls (TASK_RESULTS), and write them to ``task_results.feather``.
 
     Raises:
-        DataError: predictions that are not those of the run's test part.
+        DataError: the predictions are not those of the run's test part.
     """
     images = tables.read_table(paths.images, tables.IMAGES)
     targets = tables.read_table(paths.image_targets, tables.IMAGE_TARGETS)
@@ -47,7 +47,7 @@ def image_results(paths: RunPaths, config: RunConfig) -> pl.DataFrame:
 
 
 def confusion(paths: RunPaths) -> pl.DataFrame:
-    """How often a class of the test part was taken for another: ``class_label predicted_label count``, no zeros."""
+    """Return the confusion matrix of the test part as ``class_label predicted_label count``, without zeros."""
     predictions = tables.read_table(paths.image_predictions, tables.IMAGE_PREDICTIONS)
     classes, labels, predicted = _numbered(predictions, ())
     if not classes:
@@ -64,7 +64,7 @@ def confusion(paths: RunPaths) -> pl.DataFrame:
 
 
 def worst_mistakes(paths: RunPaths, number: int = 12) -> pl.DataFrame:
-    """The test pictures whose wrong class was the most probable: IMAGE_PREDICTIONS rows, the worst first."""
+    """Return the wrong predictions with the highest probability (IMAGE_PREDICTIONS), the worst first."""
     predictions = tables.read_table(paths.image_predictions, tables.IMAGE_PREDICTIONS)
     wrong = predictions.filter(pl.col("class_label") != pl.col("predicted_label"))
     return wrong.sort("probability", "image_id", descending=[True, False]).head(number)
@@ -76,7 +76,7 @@ def _class_rows(images: pl.DataFrame, predictions: pl.DataFrame, config: RunConf
     rank_of = {label: frequency_rank for frequency_rank, label in enumerate(counts["class_label"], start=1)}
     classes, labels, predicted = _numbered(predictions, tuple(rank_of))
     majority = np.full(labels.size, classes.index(next(iter(rank_of))))
-    # A class that training has not seen comes after all others.
+    # Classes without training pictures rank last.
     majority_ranks = np.array([rank_of.get(label, len(classes)) for label in predictions["class_label"]])
     ranks = predictions["rank_of_class"].to_numpy()
     groups = predictions["group_id"].to_list()
@@ -94,7 +94,7 @@ def _class_measures(ranks: IntArray, labels: IntArray, predicted: IntArray) -> d
 def _per_class_rows(
     source: str, classes: Sequence[str], labels: IntArray, predicted: IntArray, groups: Sequence[str]
 ) -> list[Row]:
-    """Precision, recall and F1 of each class of the test part; too few pictures each for an interval."""
+    """Return precision, recall and F1 of each class; a class has too few pictures for an interval."""
     scores = class_scores(labels, predicted, len(classes))
     group_of = np.array(groups, dtype=object)
     rows: list[Row] = []
@@ -113,9 +113,9 @@ def _target_rows(target: str, predictions: pl.DataFrame, training: pl.Series, co
     values, groups = predictions["value"].to_numpy(), predictions["group_id"].to_list()
     unit, subject = predictions["unit"][0], f"target:{target}"
     mean = np.full(values.size, np.mean(training.to_numpy()))
-    said = {MODEL: predictions["predicted"].to_numpy(), MEAN_PREDICTOR: mean}
+    predicted_by = {MODEL: predictions["predicted"].to_numpy(), MEAN_PREDICTOR: mean}
     rows: list[Row] = []
-    for source, predicted in said.items():
+    for source, predicted in predicted_by.items():
         measures = regression_measures(values, predicted)
         in_unit = {name for name in measures if (found := declaration(name)) and found.unit == "target"}
         named = {name: (measure, unit if name in in_unit else "") for name, measure in measures.items()}
@@ -126,7 +126,7 @@ def _target_rows(target: str, predictions: pl.DataFrame, training: pl.Series, co
 def _measured_rows(
     source: str, subject: str, measures: Mapping[str, tuple[Metric, str]], groups: Sequence[str], config: RunConfig
 ) -> list[Row]:
-    """A row per measure, all on the same draws of groups, so that the sources are paired as well."""
+    """Return a row per measure."""
     intervals = intervals_over_groups(
         [measure for measure, _ in measures.values()], groups,
         replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,
@@ -136,7 +136,7 @@ def _measured_rows(
 
 
 def _numbered(predictions: pl.DataFrame, known: Sequence[str]) -> tuple[tuple[str, ...], IntArray, IntArray]:
-    """The classes that occur or are ``known``, sorted, and the true and predicted ones as their numbers."""
+    """Return the sorted classes that occur or are ``known``, and the true and predicted classes as numbers (N,)."""
     columns = predictions["class_label"].to_list(), predictions["predicted_label"].to_list()
     classes = tuple(sorted({*columns[0], *columns[1], *known}))
     number_of = {label: number for number, label in enumerate(classes)}
@@ -152,7 +152,7 @@ def _training_values(images: pl.DataFrame, targets: pl.DataFrame, target: str) -
 def _check_predictions(
     images: pl.DataFrame, targets: pl.DataFrame, classes: pl.DataFrame, numbers: pl.DataFrame
 ) -> None:
-    """Refuse predictions that are not exactly those due: one per test picture with a class, one per known number."""
+    """Raise ``DataError`` unless there is one prediction per labelled test picture and per known value."""
     test = images.filter(pl.col("part") == "test")
     due_classes = test.filter(pl.col("class_label").is_not_null()).select("image_id", "class_label", "group_id")
     due_numbers = targets.join(test.select("image_id"), on="image_id", how="semi").select(

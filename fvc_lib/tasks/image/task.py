@@ -1,4 +1,4 @@
-"""Recognising pictures: class and numbers from one network. What task image adds to the engine."""
+"""Task image: predict a class and numbers from a picture with one network."""
 
 import math
 from dataclasses import dataclass
@@ -20,14 +20,16 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.tasks.class_losses import class_losses
 from fvc_lib.tasks.image.data import ImageDataset, ImageLabels
 
-_UNRANKED = 0  # of a picture without a class, or with scores that are not finite
+_UNRANKED = 0  # no class, or scores that are not finite
 
 
 @dataclass(frozen=True)
 class ScoredClasses:
-    """Of the N pictures that have a class, each (N,): their places in the pass, what they are, the class of the highest
-    score (the first of equal ones) with its probability, and the place of the true class among all, ties against the
-    model; NaN and 0 where scores were not finite.
+    """Predictions for the N pictures that have a class; each field is (N,).
+
+    ``rows`` are their places in the pass. ``predicted`` is the class with the highest score (the first of equal ones).
+    ``ranks`` is the rank of the true class, with ties against the model. Scores that are not finite give the
+    probability NaN and the rank 0.
     """
 
     rows: IntArray
@@ -39,7 +41,7 @@ class ScoredClasses:
 
 @dataclass(frozen=True)
 class ScoredTarget:
-    """Of the N pictures of which one target is known: their places, the true values and the predicted, in its unit."""
+    """The N pictures with a known value of one target: places in the pass, true and predicted values in its unit."""
 
     rows: IntArray
     values: FloatArray
@@ -47,9 +49,10 @@ class ScoredTarget:
 
 
 class ImageScores(SampleColumns):
-    """Per picture: the class, the predicted one with its probability, the rank of the true one, and the numbers.
+    """Collect each picture's class, predicted class, probability, rank and values.
 
-    Reads ``class_logits`` (B, C) and ``values`` (B, T), and of the batch ``class_index``, ``values`` and ``known``.
+    Reads the outputs ``class_logits`` (B, C) and ``values`` (B, T) and the batch's ``class_index``, ``values`` and
+    ``known``.
     """
 
     def __init__(self, labels: ImageLabels) -> None:
@@ -77,13 +80,13 @@ class ImageScores(SampleColumns):
         self.add(batch.sample_ids, columns)
 
     def classes(self) -> ScoredClasses:
-        """What was found of those with a class."""
+        """Return the predictions for the pictures with a class."""
         rows = np.flatnonzero(self.column("class_index").numpy() >= 0)
         names = ("class_index", "top", "probability", "rank")
         return ScoredClasses(rows, *(self.column(name).numpy()[rows] for name in names))
 
     def target(self, name: str) -> ScoredTarget:
-        """What was found of those of which target ``name`` is known."""
+        """Return the predictions for the pictures with a known value of target ``name``."""
         number = self.labels.targets.index(name)
         rows = np.flatnonzero(self.column("known")[:, number].numpy())
         values, predicted = (self.labels.in_units(self.column(c).numpy())[rows, number] for c in ("value", "predicted"))
@@ -110,7 +113,7 @@ class ImageScores(SampleColumns):
 
 
 class ImageLogits(ImageScores):
-    """With all class logits, ``class_logits`` float32 (N, C), from which probabilities are calibrated."""
+    """Also collect ``class_logits`` float32 (N, C), for calibration."""
 
     def update(self, outputs: Outputs, batch: Batch) -> None:
         """Add one batch; ``ValueError`` where the outputs still require grad."""
@@ -118,21 +121,21 @@ class ImageLogits(ImageScores):
         self.add([], {"class_logits": outputs["class_logits"].float()})
 
     def known_logits(self) -> tuple[IntArray, FloatArray]:
-        """The class (M,) and the logits (M, C) of the pictures that have a class."""
+        """Return the classes (M,) and logits (M, C) of the pictures that have a class."""
         classes = self.classes()
         return classes.class_indices, self.column("class_logits").double().numpy()[classes.rows]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How class logits become probabilities, and how far these are off.
+    """The temperature of the class logits, and the calibration error on the test part.
 
     Attributes:
-        temperature: the logits are divided by it; fitted on the validation part, which also chose the epoch.
-        num_validation: pictures it was fitted on.
-        num_test: pictures of the test part that have a class; the errors are of these, and were not looked at before.
-        error, error_uncalibrated: expected calibration error of the predicted class' probability, with the temperature
-            and without.
+        temperature: divisor of the logits, fitted on the validation part, which also chose the epoch.
+        num_validation: labelled pictures that it was fitted on.
+        num_test: labelled test pictures that the errors were measured on.
+        error, error_uncalibrated: expected calibration error of the predicted class's probability, with and without
+            the temperature.
     """
 
     temperature: float
@@ -143,7 +146,7 @@ class Calibration:
 
 
 def calibration_of(validation: ImageLogits, test: ImageLogits) -> Calibration | None:
-    """None where a part has no picture with a class, or a logit of the validation part is not finite."""
+    """Return the calibration; None if a part has no labelled picture, or a validation logit is not finite."""
     (classes, logits), (tested, test_logits) = validation.known_logits(), test.known_logits()
     if not classes.size or not tested.size or not np.isfinite(logits).all():
         return None
@@ -157,7 +160,7 @@ def calibration_of(validation: ImageLogits, test: ImageLogits) -> Calibration | 
 
 
 def _tops(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The best class (B,) and its probability (B,) of logits float64 (B, C); C may be 0."""
+    """Return the best class (B,) and its probability (B,) for logits float64 (B, C); C may be 0."""
     if not logits.shape[1]:
         return torch.zeros(len(logits), dtype=torch.int64), logits.new_full((len(logits),), math.nan)
     tops = logits.argmax(1)
@@ -166,7 +169,7 @@ def _tops(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ranks(logits: Tensor, class_index: Tensor) -> Tensor:
-    """(B,); 0 without a class, or with a score that is not finite."""
+    """Return the rank of each true class (B,); 0 without a class, or with a score that is not finite."""
     ranks = torch.full_like(class_index, _UNRANKED)
     rows = torch.nonzero((class_index >= 0) & torch.isfinite(logits).all(1)).squeeze(1)
     if len(rows):
@@ -185,10 +188,9 @@ def _class_metrics(classes: ScoredClasses) -> dict[str, float]:
 
 
 class ImageTask:
-    """Label-smoothed cross-entropy on classes beside a Huber loss on numbers, either only where it is known.
+    """Label-smoothed cross-entropy on classes plus a Huber loss on values, each only where the label is known.
 
-    A picture's loss is a function of the picture alone and weighs 1, so that a batch's is the mean over its pictures
-    however it is split.
+    Every picture weighs 1, so a batch's loss is the mean over its pictures, however it is split.
     """
 
     def __init__(self, training: ImageDataset, validation: ImageDataset, config: RunConfig) -> None:
@@ -198,13 +200,13 @@ class ImageTask:
         self.config = config
 
     def build_model(self) -> ImageModel:
-        """The backbone with new heads, initialised from torch's current random state."""
+        """Return the backbone with new heads, initialised from torch's current random state."""
         weights = self.config.backbone_weights
         backbone = build_backbone(self.config.backbone, Path(weights) if weights else None, self.config.image_size)
         return ImageModel(backbone, len(self.labels.classes), len(self.labels.targets))
 
     def begin_epoch(self, model: nn.Module, epoch: int) -> None:
-        """Freeze and free the backbone's stages."""
+        """Freeze or unfreeze the backbone's stages for ``epoch``."""
         if not isinstance(model, ImageModel):
             raise TypeError(f"got a {type(model).__name__}, wanted the ImageModel that build_model gives.")
         freeze, each = self.config.freeze_backbone_epochs, self.config.unfreeze_stage_epochs
@@ -212,12 +214,12 @@ class ImageTask:
         model.train_stages(num_trained_stages(epoch, num_stages, freeze_epochs=freeze, stage_epochs=each))
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
-        """``class_logits`` (B, C) and ``values`` (B, T), the latter scaled as ``ImageLabels`` says."""
+        """Return ``class_logits`` (B, C) and scaled ``values`` (B, T)."""
         outputs: Outputs = model(batch.tensors["image"])
         return outputs
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """The sum over the pictures; each weighs 1."""
+        """Return the sum of the pictures' losses; each picture weighs 1."""
         config, tensors = self.config, batch.tensors
         classes = class_losses(
             outputs["class_logits"], tensors["class_target"],
@@ -228,12 +230,12 @@ class ImageTask:
         return LossSum(losses.sum(), losses.new_tensor(float(len(losses))))
 
     def new_accumulator(self) -> ImageScores:
-        """What the test tables and the metrics need of a pass."""
+        """Return an empty ``ImageScores``."""
         return ImageScores(self.labels)
 
 
 def value_losses(predicted: Tensor, values: Tensor, known: Tensor) -> Tensor:
-    """Huber loss (B,) with delta 1, the mean over the numbers that are known of a picture; exactly 0 without any.
+    """Return the Huber loss (B,) with delta 1, averaged over a picture's known values; 0 without any.
 
     Args:
         predicted: float (B, T), scaled; T may be 0.

@@ -1,6 +1,4 @@
-"""Task image from tables to predictions: train on one split, look at the test part once, write what was found; and
-the sweep over batch sizes and resolutions.
-"""
+"""Train task image on one split and predict its test part once."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -38,16 +36,15 @@ DEFAULT_MICRO_BATCH = 8
 def train_images(
     paths: RunPaths, config: RunConfig, fold: int | None = None, **options: Unpack[TrainingOptions]
 ) -> TrainingOutcome[TrainingRecord]:
-    """Train, choosing the epoch on the validation part, and predict the test part once with that epoch's weights.
+    """Train, choose the epoch on the validation part, and predict the test part once with that epoch's weights.
 
-    Reads ``tables/images.parquet`` and ``tables/image_targets.parquet``; writes the checkpoints, beside them
-    ``labels.json`` (names of classes and targets, and the targets' scaling) and ``calibration.json`` (how probabilities
-    are calibrated), ``tables/image_predictions.parquet`` and ``tables/target_predictions.parquet``. Goes on from what
-    an earlier attempt saved.
+    Reads ``tables/images.parquet`` and ``tables/image_targets.parquet``. Writes the checkpoints, next to them
+    ``labels.json`` (classes, targets and their scaling) and ``calibration.json``, and
+    ``tables/image_predictions.parquet`` and ``tables/target_predictions.parquet``. Resumes an earlier attempt.
 
     Raises:
-        DataError: pictures that are gone, an empty part, or a test part of which the network says nothing finite.
-        UsageError: the backbone or its weights, or balanced sampling where pictures have no class.
+        DataError: a picture is missing, a part is empty, or an output for a test picture is not finite.
+        UsageError: wrong backbone or weights, or balanced sampling while a picture has no class.
         FvcError: as ``recipe.train``, which explains the options.
     """
 
@@ -83,29 +80,30 @@ def _finish(
 
 
 def training_parameters(config: RunConfig) -> dict[str, Any]:
-    """Return what a checkpoint is bound to besides the data, as JSON values.
+    """Return the parameters that a checkpoint is bound to, as JSON values; weights count by their content.
 
-    ``UsageError`` where the file of the backbone's weights cannot be read.
+    Raises:
+        UsageError: the file of the backbone's weights cannot be read.
     """
     weights = config.backbone_weights
-    content = content_digest(weights) if weights else ""  # not where they lie but what is in them
+    content = content_digest(weights) if weights else ""
     if weights and not content:
         raise UsageError(f"backbone_weights {weights!r}: no such file or folder. Give one that can be read.")
     return config.training_values() | {"backbone_weights": content}
 
 
 def require_backbone(config: RunConfig) -> None:
-    """Refuse a backbone, or weights, that the training could not begin with: before an index of hours, not after it.
+    """Check backbone, weights and image size before the corpus is indexed.
 
     Raises:
-        UsageError: as ``build_backbone``; pictures of a size that it does not take; or ``gradient_checkpointing`` with
-            one that has nothing for it.
+        UsageError: as ``build_backbone``; the backbone rejects the image size, or supports no
+            ``gradient_checkpointing``.
     """
     with forked_random_state(config.seed, torch.device("cpu")):
         try:
-            with torch.device("meta"):  # names and shapes are enough, and take no memory
+            with torch.device("meta"):  # names and shapes suffice
                 backbone = named_backbone(config.backbone, size=config.image_size, pretrained=False)
-        except (RuntimeError, NotImplementedError):  # its set-up computes with values
+        except (RuntimeError, NotImplementedError):  # the constructor needs real tensors
             backbone = named_backbone(config.backbone, size=config.image_size, pretrained=False)
         device = next(backbone.parameters()).device
         picture = torch.zeros(1, 3, config.image_size, config.image_size, dtype=torch.uint8, device=device)
@@ -127,14 +125,14 @@ def require_backbone(config: RunConfig) -> None:
 
 
 def read_image_parts(paths: RunPaths, config: RunConfig) -> tuple[Path, ImageParts]:
-    """The corpus' folder and its split, from the run's tables."""
+    """Return the corpus's folder and its split, from the run's tables."""
     images = tables.read_table(paths.images, tables.IMAGES)
     targets = tables.read_table(paths.image_targets, tables.IMAGE_TARGETS)
     return image_root(config), data.image_parts(images, targets)
 
 
 def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Training[TrainingRecord]:
-    """What ``config`` asks to be learned from ``parts``; nothing is scored or written. Raises as ``train_images``."""
+    """Return the training of ``parts`` that ``config`` describes, without scoring; raises as ``train_images``."""
     balanced = config.class_balance == "loss" and parts.labels.classes
     weights = data.balancing_weights(parts.train, len(parts.labels.classes)) if balanced else None
     evenly = config.class_balance in ("sampler", "batch")
@@ -163,17 +161,17 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
 
 
 def labels_file(paths: RunPaths) -> Path:
-    """Where the names of classes and targets are kept, beside the checkpoints they belong to."""
+    """Return the path of ``labels.json``."""
     return paths.stage_training(STAGE) / "labels.json"
 
 
 def calibration_file(paths: RunPaths) -> Path:
-    """How sure the model may be called (``Calibration``), likewise; runs of earlier versions have none."""
+    """Return the path of ``calibration.json`` (``Calibration``); absent if it could not be fitted."""
     return paths.stage_training(STAGE) / "calibration.json"
 
 
 def refuse_nonfinite(scores: ImageScores) -> None:
-    """Raise ``DataError`` where the network said something of a test picture that is no number."""
+    """Raise ``DataError`` if an output for a test picture is not finite."""
     ids, classes = scores.sample_ids, scores.classes()
     lost = {ids[row] for row in classes.rows[classes.ranks < 1]}
     for name in scores.labels.targets:
@@ -181,13 +179,13 @@ def refuse_nonfinite(scores: ImageScores) -> None:
         lost |= {ids[row] for row in target.rows[~np.isfinite(target.predicted)]}
     if lost:
         raise DataError(
-            f"the network says nothing finite of {len(lost)} test pictures, the first: "
+            f"the network's outputs for {len(lost)} test pictures are not finite, the first: "
             f"{', '.join(sorted(lost)[:5])}. Turn amp off, or train with a lower learning_rate."
         )
 
 
 def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
-    """IMAGE_PREDICTIONS of those of ``records`` that have a class, in their order."""
+    """Return IMAGE_PREDICTIONS of the ``records`` that have a class, in their order."""
     found, classes = scores.classes(), scores.labels.classes
     columns = {
         **_identity(records, found.rows.tolist()),
@@ -200,7 +198,7 @@ def class_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFram
 
 
 def target_predictions(records: ImageRecords, scores: ImageScores) -> pl.DataFrame:
-    """TARGET_PREDICTIONS of ``records`` where a number is known, target by target."""
+    """Return TARGET_PREDICTIONS of the known values of ``records``, target by target."""
     of_targets = [tables.frame_of(None, tables.TARGET_PREDICTIONS)]
     for name, unit in zip(scores.labels.targets, scores.labels.units, strict=True):
         found = scores.target(name)
