@@ -13,7 +13,7 @@ from fvc_lib.corpus.index import group_annotations
 from fvc_lib.corpus.listing import CorpusLoader, Entry, Listing, by_rank, read_corpus
 from fvc_lib.corpus.protocols.protocol import make_protocol, official_leaks, training_rows
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError
+from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA
 from tests.corpus.published import MINIATURES, text, touch
 
@@ -88,11 +88,6 @@ def test_a_fake_is_tied_to_its_target_its_source_and_their_youtube_videos(tmp_pa
     assert compression == {"compression": "c40"}
 
 
-def test_leaks_of_an_official_split_are_counted(tmp_path: Path) -> None:
-    MINIATURES["faceforensics"](tmp_path)
-    assert "1 YouTube videos lie in two parts of the official split: -2Zdu3hMGVw." in read_corpus(tmp_path).notes
-
-
 def test_the_real_lists_of_faceforensics_make_478_groups_and_have_seven_leaks(shared: Path, tmp_path: Path) -> None:
     lists = shared / "corpora/faceforensics"
     pairs = []
@@ -112,7 +107,6 @@ def test_the_real_lists_of_faceforensics_make_478_groups_and_have_seven_leaks(sh
     assert len({link for entry in reals for link in entry.links}) == 977
     assert len(set(groups.values())) == 478
     assert Counter(entry.official_split for entry in reals) == {"train": 720, "validation": 140, "test": 140}
-    assert any(note.startswith("7 YouTube videos lie in two parts") for note in listing.notes)
     rows = [(each.path, each.path, groups[each.path], each.label, each.official_split) for each in listing.entries]
     index = pl.DataFrame(rows, schema=["video_id", "path", "group_id", "label", "official_split"], orient="row")
     assert official_leaks(index).height == 7
@@ -125,29 +119,30 @@ def test_the_real_lists_of_faceforensics_make_478_groups_and_have_seven_leaks(sh
 
 
 @pytest.mark.parametrize(
-    ("name", "gone", "message"),
+    ("name", "gone", "expected"),
     [
-        ("faceforensics", "original_sequences", "lacks its reals: expected 'original_sequences/youtube' or"),
-        ("faceforensics", "manipulated_sequences", "lacks its fakes: expected 'manipulated_sequences/Deepfakes"),
-        ("faceforensics", "splits/val.json", "val.json is missing. Put the three lists"),
-        ("celeb_df", "Celeb-synthesis", "lacks its fakes: expected 'Celeb-synthesis'"),
-        ("celeb_df", "Celeb-real", "lacks its reals: expected 'Celeb-real'"),
-        ("deeperforensics", "lists/splits/test.txt", "test.txt is missing"),
-        ("fakeavceleb", "meta_data.csv", "lacks its table: expected 'meta_data.csv'"),
-        ("aigvdbench", "Real", "lacks its reals: expected 'Real'"),
-        ("fakeavceleb", "RealVideo-RealAudio", "lacks its reals: expected 'RealVideo-RealAudio'"),
-        ("dfdc", "dfdc_train_part_1/metadata.json", "table of dfdc train part 1: expected 'dfdc_train_part_1/metad"),
-        ("dfdc", "test/labels.csv", "table of test: expected 'test/metadata.json' or 'test/labels.csv'"),
-        ("dfdc_preview", "dataset.json", "lacks its table: expected 'dataset.json'"),
-        ("deeperforensics", "manipulated_videos", "lacks its fakes: expected 'manipulated_videos'"),
+        ("faceforensics", "original_sequences", "'original_sequences/youtube"),
+        ("faceforensics", "manipulated_sequences", "'manipulated_sequences/Deepfakes"),
+        ("faceforensics", "splits/val.json", "splits/val.json"),
+        ("celeb_df", "Celeb-synthesis", "'Celeb-synthesis'"),
+        ("celeb_df", "Celeb-real", "'Celeb-real'"),
+        ("deeperforensics", "lists/splits/test.txt", "test.txt"),
+        ("deeperforensics", "manipulated_videos", "'manipulated_videos"),
+        ("fakeavceleb", "meta_data.csv", "'meta_data.csv'"),
+        ("fakeavceleb", "RealVideo-RealAudio", "'RealVideo-RealAudio'"),
+        ("aigvdbench", "Real", "'Real'"),
+        ("aigvdbench", "val.jsonl", "val.jsonl"),
+        ("dfdc", "dfdc_train_part_1/metadata.json", "dfdc_train_part_1/metadata.json"),
+        ("dfdc", "test/labels.csv", "test/metadata.json"),
+        ("dfdc_preview", "dataset.json", "'dataset.json'"),
     ],
 )
 def test_a_tree_unpacked_halfway_is_refused_with_what_was_expected(
-    name: str, gone: str, message: str, tmp_path: Path
+    name: str, gone: str, expected: str, tmp_path: Path
 ) -> None:
     MINIATURES[name](tmp_path)
     (tmp_path / gone).rename(tmp_path.parent / f"gone_{tmp_path.name}")
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=expected):
         read_corpus(tmp_path)
 
 
@@ -166,33 +161,33 @@ def test_folders_that_were_made_and_not_filled_are_refused_with_what_was_expecte
         if entry.label == label:
             for path in [*(tmp_path / entry.path).glob("*"), tmp_path / entry.path]:
                 path.rmdir() if path.is_dir() else path.unlink()
-    with pytest.raises(DataError, match=rf"({label} videos|lacks its {label}s): expected ") as caught:
+    with pytest.raises(DataError, match=rf"{label} videos") as caught:
         read_corpus(tmp_path)
     assert caught.value.exit_code == 3
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "content", "message"),
+    ("name", "file", "content", "got"),
     [
-        ("faceforensics", "conversion_dict.json", "[1]", "wanted an object of sequence"),
-        ("faceforensics", "splits/test.json", "{", "cannot be read as JSON"),
-        ("celeb_df", "List_of_testing_videos.txt", "0 YouTube-real/00170.mp4", "in this list 1 is real"),
-        ("celeb_df", "List_of_testing_videos.txt", "YouTube-real/00170.mp4", "line 1: got 'YouTube-real/00170.mp4'"),
-        ("dfdc", "dfdc_train_part_0/metadata.json", '{"a.mp4": {"label": "?"}}', "wanted REAL or FAKE"),
-        ("dfdc", "test/labels.csv", "", "labels.csv: is empty"),
-        ("dfdc", "test/labels.csv", "filename,label\nc.mp4,real", "row 1: got the label 'real', wanted 0 or 1"),
-        ("dfdc_preview", "dataset.json", '{"method_A/1/1.mp4": {}}', "got the label ''"),
-        ("fakeavceleb", "meta_data.csv", "source\nid1,id2", "row 1: got 2 values, wanted 10"),
-        ("genvidbench", "Pair1_labels.txt", "Pair1/pika/a.mp4 0", "contradicts pika"),
-        ("aigvdbench", "test.jsonl", "{}", 'wanted an object with "Video_id"'),
+        ("faceforensics", "conversion_dict.json", "[1]", "conversion_dict.json"),
+        ("faceforensics", "splits/test.json", "{", "JSON"),
+        ("celeb_df", "List_of_testing_videos.txt", "0 YouTube-real/00170.mp4", "line 1"),
+        ("celeb_df", "List_of_testing_videos.txt", "YouTube-real/00170.mp4", "line 1"),
+        ("dfdc", "dfdc_train_part_0/metadata.json", '{"a.mp4": {"label": "?"}}', "a.mp4"),
+        ("dfdc", "test/labels.csv", "", "labels.csv"),
+        ("dfdc", "test/labels.csv", "filename,label\nc.mp4,real", "c.mp4"),
+        ("dfdc_preview", "dataset.json", '{"method_A/1/1.mp4": {}}', "method_A/1/1.mp4"),
+        ("fakeavceleb", "meta_data.csv", "source\nid1,id2", "row 1"),
+        ("genvidbench", "Pair1_labels.txt", "Pair1/pika/a.mp4 0", "line 1"),
+        ("aigvdbench", "test.jsonl", "{}", "test.jsonl line 1"),
     ],
 )
 def test_a_list_that_is_damaged_is_named_with_its_line(
-    name: str, file: str, content: str, message: str, tmp_path: Path
+    name: str, file: str, content: str, got: str, tmp_path: Path
 ) -> None:
     MINIATURES[name](tmp_path)
     (tmp_path / file).write_text(content, encoding="utf-8")
-    with pytest.raises(DataError, match=message):
+    with pytest.raises((DataError, UsageError), match=got):
         read_corpus(tmp_path)
 
 
@@ -203,19 +198,10 @@ def test_a_strange_name_is_listed_with_the_name_that_was_wanted(tmp_path: Path) 
     assert rejected.select("path", "reason").rows() == [("Celeb-real/holiday.mp4", "unknown_name")]
 
 
-@pytest.mark.parametrize(
-    ("name", "note"),
-    [
-        ("genvidbench", "1 of 5 videos that PairN_labels.txt names are not there: 'Pair2/mora/gone.mp4'."),
-        (
-            "fakeavceleb",
-            "1 of 4 videos that meta_data.csv names are not there: 'FakeVideo-RealAudio/African/men/id00076/gone.mp4'.",
-        ),
-    ],
-)
-def test_videos_that_a_list_names_and_the_folder_lacks_are_counted(name: str, note: str, tmp_path: Path) -> None:
-    MINIATURES[name](tmp_path)
-    assert note in read_corpus(tmp_path).notes
+def test_videos_that_a_list_names_and_the_folder_lacks_are_counted(tmp_path: Path) -> None:
+    for name, gone in (("genvidbench", "'Pair2/mora/gone.mp4'"), ("fakeavceleb", "men/id00076/gone.mp4'")):
+        MINIATURES[name](tmp_path / name)
+        assert any(gone in note for note in read_corpus(tmp_path / name).notes)
 
 
 def test_a_prompt_s_number_ties_reals_to_fakes_though_it_begins_a_name_like_a_youtube_id(tmp_path: Path) -> None:
@@ -240,28 +226,10 @@ def test_the_test_part_of_dfdc_is_listed_once_and_said_to_be_without_originals(n
     touch(tmp_path, "test/not_named.mp4")
     listing = read_corpus(tmp_path)
     assert listing.rejected["path"].to_list() == ["test/not_named.mp4"]
-    assert any(note.startswith("Nothing says which test videos show one original") for note in listing.notes)
+    assert any("test videos" in note for note in listing.notes)
     if name == "dfdc_tested_by_metadata":  # also where the part is the corpus
         alone = read_corpus(tmp_path / "test")
         assert [(entry.label, entry.official_split) for entry in alone.entries] == [("real", "test"), ("fake", "test")]
-
-
-def test_fakes_alone_come_with_what_can_be_done_about_it(tmp_path: Path) -> None:
-    MINIATURES["deeperforensics"](tmp_path)
-    advice = read_corpus(tmp_path).notes[0]
-    assert "cannot be run by itself" in advice
-    assert "-p more_corpora DEEPERFORENSICS" in advice
-
-
-def test_lists_of_an_official_split_that_are_missing_are_named(tmp_path: Path) -> None:
-    MINIATURES["aigvdbench"](tmp_path)
-    (tmp_path / "val.jsonl").unlink()
-    listing = read_corpus(tmp_path)
-    assert "Missing: 'val.jsonl'; the videos of the others alone have an official part." in listing.notes
-    for name in ("train.jsonl", "test.jsonl"):
-        (tmp_path / name).unlink()
-    notes = read_corpus(tmp_path).notes
-    assert "Missing: 'train.jsonl', 'val.jsonl', 'test.jsonl'; there is no official split." in notes
 
 
 @pytest.mark.parametrize("folder", ["ClosedSource", "OpenSource", "OpenSource/T2V"])
@@ -278,9 +246,9 @@ def test_archives_that_are_not_unpacked_and_strange_folders_of_pictures_are_name
     touch(tmp_path, "whole/real_train/1/fake/0/0.png", "whole/real_train/1/real/4/.hidden.png")
     listing = read_corpus(tmp_path / "whole")
     assert listing.rejected.select("path", "reason").rows() == [("real_train/1/fake/0", "unknown_name")]
-    assert "1 archives are not unpacked and not used, 3.tar.gz among them." in listing.notes
+    assert any("3.tar.gz" in note for note in listing.notes)
     touch(tmp_path, "packed/deepfake_in_the_wild/real_train/1.tar.gz", "packed/deepfake_in_the_wild/fake_test/1.tar.gz")
-    with pytest.raises(DataError, match=r"2 archives are not unpacked: expected 1/.../\*.png beside 1.tar.gz"):
+    with pytest.raises(DataError, match="2 archives"):
         read_corpus(tmp_path / "packed")
 
 

@@ -1,9 +1,7 @@
-"""What loaders of published corpora share: files by the pattern of their path, the corpus's lists, and refusals.
+"""Shared reading of published corpora: files by the pattern of their path, and the corpora's own lists.
 
-A loader says what a path means (``Described``), or why it is not used. A folder without its reals, its fakes or the
-table that names its people, such as one that was unpacked halfway, is refused with what was expected where: it would
-be another corpus under the same name. What a corpus can be used without (some of its reals, lists of its official
-split) is noted where it is missing.
+A loader describes each path (``Described``) or refuses it. Parts that a corpus can be used without, such as the lists
+of its official split, are noted when they are missing. ``read_corpus`` refuses a corpus without reals or fakes.
 """
 
 import json
@@ -25,13 +23,15 @@ from fvc_lib.corpus.listing import (
 from fvc_lib.services.atomic_files import AnyPath, path_to_text
 from fvc_lib.services.errors import DataError, UsageError
 
+PARTS = {"train": "train", "val": "validation", "test": "test"}  # by the names of published lists
+
 
 @dataclass(frozen=True)
 class Described:
-    """What the path of a video says. ``groups`` are all it belongs to: videos that share one are never parted."""
+    """The meaning of a video's path. Videos that share one of ``groups`` are never parted."""
 
     label: str
-    groups: tuple[str, ...] = ()
+    groups: Sequence[str] = ()
     generator: str | None = None
     real_source: str | None = None
     split: str | None = None
@@ -46,15 +46,14 @@ def read_published(
     describe: Callable[[str], Described | Refusal | None],
     notes: Iterable[str] = (),
 ) -> Listing:
-    """The listing of the videos below ``folders`` of ``root``, as ``describe`` understands their paths.
+    """List the videos below ``folders`` of ``root``.
 
     Args:
         root: folder of the corpus.
         kind: name of the loader.
-        folders: below ``root``; those that are not there are left out.
-        describe: from a path below ``root`` as table text to what it means, why it is not used, or None where it
-            belongs to something else, such as masks, and is passed over.
-        notes: sentences on what could not be mapped.
+        folders: below ``root``; missing ones are skipped.
+        describe: maps a path below ``root``, as table text, to its meaning, to a refusal, or to None to skip it.
+        notes: sentences for the user.
     """
     files, rejections, entries, others = CorpusFiles(root), Rejections(), [], Rejections()
     for folder in folders:
@@ -68,89 +67,98 @@ def read_published(
                 rejections.add_file(text, refusal)
             elif isinstance(found, Described):
                 entries.append(_entry(text, found))
-    # The corpus's own lists lie among its videos in some releases.
+    # Some releases have their own lists among the videos.
     rejections.rows.extend(row for row in others.rows if not row[0].endswith((".json", ".jsonl", ".csv", ".txt")))
     return listing_of_files(files, kind, entries, rejections, notes)
 
 
 def _entry(path: str, found: Described) -> Entry:
-    first, *others = found.groups or (None,)
+    groups = tuple(dict.fromkeys(found.groups))
     return Entry(
         path=path,
         label=found.label,
         source_id=path,
-        stated_group=first,
+        stated_group=groups[0] if groups else None,
         manipulation=found.generator,
         generator=found.generator,
         real_source=found.real_source,
         official_split=found.split,
         attributes=attributes_text(found.attributes),
-        links=tuple(each for each in others if each is not None),
+        links=groups[1:],
         corpus=found.corpus,
     )
 
 
 def unknown_name(path: str, wanted: str) -> Refusal:
-    """Of a video whose name is not of the layout."""
+    """Return the refusal of a video whose name does not fit the layout."""
     return Refusal("unknown_name", f"{path!r}: wanted {wanted}. Restore its name as it was published, or move it away.")
 
 
 def first_of(root: Path, *names: str) -> Path | None:
-    """The first of ``names`` below ``root`` that is there."""
+    """Return the first of ``names`` below ``root`` that exists."""
     return next((root / name for name in names if (root / name).exists()), None)
 
 
-def require(root: Path, title: str, **wanted: Sequence[str]) -> None:
-    """Stop where a part of a published corpus is missing or empty; of each part one of the names has to be there.
+def require(root: Path, title: str, *names: str) -> None:
+    """Raise ``DataError`` if one of ``names`` is missing below ``root``: the corpus was unpacked halfway."""
+    if missing := [name for name in names if not (root / name).exists()]:
+        raise DataError(
+            f"corpus {str(root)!r}: looks like {title}, but lacks {some_of(missing)}. Fetch or unpack it as it was "
+            "published; to use what is there as it is, write a manifest."
+        )
+
+
+def split_lists(folder: Path, *patterns: str) -> dict[str, Path]:
+    """Return the list of each part of an official split; empty if there is none.
+
+    Args:
+        folder: of the corpus.
+        patterns: paths of a list below ``folder``, with ``{}`` for train, val or test.
 
     Raises:
-        DataError: names the parts, and where they were expected.
+        DataError: only some of the three lists are there.
     """
-    missing = {
-        part: names for part, names in wanted.items() if not any(_holds_something(root / name) for name in names)
-    }
-    if missing:
-        said = "; ".join(
-            f"{part.replace('_', ' ')}: expected {' or '.join(map(repr, names))}" for part, names in missing.items()
-        )
+    lists = {name: first_of(folder, *(each.format(name) for each in patterns)) for name in PARTS}
+    found = {PARTS[name]: path for name, path in lists.items() if path is not None}
+    if found and len(found) < len(PARTS):
+        missing = [patterns[0].format(name) for name, path in lists.items() if path is None]
         raise DataError(
-            f"corpus {str(root)!r}: looks like {title}, but lacks its {said}. Fetch or unpack it as it was published; "
-            "to use what is there as it is, write a manifest."
+            f"corpus {str(folder)!r}: of the official split {some_of(missing)} is missing. Fetch all three lists, or "
+            "remove the others."
         )
-
-
-def _holds_something(path: Path) -> bool:
-    return any(path.iterdir()) if path.is_dir() else path.is_file()
+    return found
 
 
 def read_lines(path: AnyPath) -> list[str]:
-    """The stripped lines of a text file, with their places kept: empty ones too. UTF-8, other bytes escaped.
+    """Return the stripped lines of a text file, including empty ones. Bytes that are not UTF-8 are escaped.
 
     Raises:
-        UsageError: it is missing or cannot be read.
+        UsageError: it cannot be read.
     """
-    path = Path(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig", "surrogateescape")
+        text = Path(path).read_bytes().decode("utf-8-sig", "surrogateescape")
     except OSError as error:
         raise UsageError(f"{str(path)!r}: {error.strerror}. Restore the corpus's own list.") from error
     return [line.strip() for line in text.splitlines()]
 
 
-def read_json(path: Path) -> Any:
-    """What a list of the corpus holds.
+def read_json(path: Path, kind: type = dict) -> Any:
+    """Return the content of a list of the corpus.
 
     Raises:
-        DataError: it cannot be read, or is no JSON.
+        DataError: it cannot be read, is no JSON, or is not of the given kind.
     """
     try:
-        return json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(f"{str(path)!r}: cannot be read as JSON: {error}. Fetch it again.") from error
+    if not isinstance(content, kind):
+        raise DataError(f"{str(path)!r}: got a {type(content).__name__}, wanted a {kind.__name__}. Fetch it again.")
+    return content
 
 
 def listed_but_absent(root: Path, source: str, names: Iterable[str]) -> list[str]:
-    """A note on those videos that a list of the corpus names and the folder lacks; nothing where there are none."""
+    """Return a note on videos that a list names and the folder lacks; nothing if there are none."""
     names = list(names)
     absent = [name for name in names if not (root / name).is_file()]
     if not absent:
@@ -159,16 +167,7 @@ def listed_but_absent(root: Path, source: str, names: Iterable[str]) -> list[str
 
 
 def folders_in(folder: Path) -> list[str]:
-    """Names of the folders in ``folder`` that are not hidden, sorted; none where it is not there."""
+    """Return the sorted names of the folders in ``folder`` that are not hidden; none if it does not exist."""
     if not folder.is_dir():
         return []
     return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def shared_by_parts(parts: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
-    """Keys that lie in more than one part of an official split, each with those parts: the split's own leaks."""
-    found: dict[str, list[str]] = {}
-    for part, keys in parts.items():
-        for key in set(keys):
-            found.setdefault(key, []).append(part)
-    return {key: sorted(of) for key, of in sorted(found.items()) if len(of) > 1}

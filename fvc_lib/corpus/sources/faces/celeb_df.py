@@ -39,13 +39,13 @@ _FAKE = re.compile(r"(id\d+)_(?:(id\d+)_\d+|\d+_test_\w+)")
 
 
 def read_celeb_df(folder: AnyPath) -> Listing:
-    """The listing of the three folders, with the official test part where its list is there.
+    """List the three folders, with the official test part if its list is there.
 
     Raises:
-        DataError: a folder is missing, or a line of the list is none, or calls real what lies among the fakes.
+        DataError: the list has a malformed line or a label that contradicts the folders.
     """
     folder = Path(folder)
-    require(folder, "Celeb-DF", reals=("Celeb-real",), fakes=("Celeb-synthesis",))
+    require(folder, "Celeb-DF", "Celeb-real")
     is_plus = first_of(folder, *(f"Celeb-synthesis/{name}" for name in _SCENARIOS)) is not None
     tested = _test_list(folder / TEST_LIST, is_plus=is_plus)
     notes = listed_but_absent(folder, TEST_LIST, tested) if tested else []
@@ -83,7 +83,7 @@ def _described(path: str, tested: set[str]) -> Described | Refusal:
 
 
 def _test_list(path: Path, *, is_plus: bool) -> list[str]:
-    """The test videos; of Celeb-DF++ it is not known whether 1 is real in its list, too, so folders alone count."""
+    """Return the test videos. In the list of Celeb-DF++ labels are ignored: whether 1 means real is not documented."""
     if not path.is_file():
         return []
     names = []
@@ -95,10 +95,7 @@ def _test_list(path: Path, *, is_plus: bool) -> list[str]:
         if found is None or label is None:
             raise DataError(f"{path.name} line {number}: got {line!r}, wanted '1 YouTube-real/00170.mp4' (1 is real).")
         if not is_plus and ("real" if found[1] == "1" else "fake") != label:
-            raise DataError(
-                f"{path.name} line {number}: {line!r} calls real what lies among the fakes, or the other way round; in "
-                "this list 1 is real. Fetch the list again."
-            )
+            raise DataError(f"{path.name} line {number}: {line!r} contradicts its folder; 1 is real. Fetch it again.")
         names.append(found[2])
     return names
 

@@ -13,64 +13,44 @@ from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
 from fvc_lib.corpus.sources.faces.faceforensics import sequence_groups, youtube_ids
 from fvc_lib.corpus.sources.published import (
     Described,
-    first_of,
     folders_in,
     read_lines,
     read_published,
-    require,
+    split_lists,
     unknown_name,
 )
 from fvc_lib.services.atomic_files import AnyPath
-from fvc_lib.services.errors import DataError, command_text
+from fvc_lib.services.errors import command_text
 from fvc_lib.services.registry import CORPORA
 
 _NAME = re.compile(r"(\d{3})_([MW]\d+)\.\w+")
-_PARTS = {"train": "train", "val": "validation", "test": "test"}
 
 
 def read_deeperforensics(folder: AnyPath) -> Listing:
-    """The listing of ``manipulated_videos/``.
+    """List ``manipulated_videos/``.
 
     Raises:
         DataError: one list of the official split is there without the others.
     """
     folder = Path(folder)
-    require(folder, "DeeperForensics-1.0", fakes=("manipulated_videos",))
-    split, youtube = _official_parts(folder), youtube_ids(folder)
-    alone = "DeeperForensics brings fakes alone and cannot be run by itself; its reals are FaceForensics++'s originals"
+    youtube, lists = youtube_ids(folder), split_lists(folder, "lists/splits/{}.txt", "splits/{}.txt")
+    # A line may begin with the variant's folder.
+    split = {line.rsplit("/", 1)[-1]: part for part, path in lists.items() for line in read_lines(path) if line}
     both = command_text("-p", "corpus", "FACEFORENSICS", "-p", "more_corpora", "DEEPERFORENSICS")
-    notes = [f"{alone} at c23. Give both: {both}"]
+    notes = [f"DeeperForensics has fakes only. Its reals are FaceForensics++'s originals at c23. Give both: {both}"]
     if not split:
         notes.append("lists/splits is not there, so there is no official split.")
-    if (folder / "source_videos").is_dir():
-        notes.append("source_videos are recordings of the actors for training of the generator and are passed over.")
 
     def described(path: str) -> Described | Refusal:
-        found = _NAME.fullmatch(path.rsplit("/", 1)[-1])
+        _, variant, *_, name = path.split("/")
+        found = _NAME.fullmatch(name)
         if found is None:
             return unknown_name(path, "target_actor such as 000_M101.mp4")
         groups = (*sequence_groups(found[1], youtube), f"deeperforensics actor {found[2]}")
-        name = path.rsplit("/", 1)[-1]
-        return Described("fake", groups, "DeeperForensics", None, split.get(name), {"variant": path.split("/")[1]})
+        return Described("fake", groups, "DeeperForensics", None, split.get(name), {"variant": variant})
 
     tops = [f"manipulated_videos/{name}" for name in folders_in(folder / "manipulated_videos")]
     return read_published(folder, "deeperforensics", tops, described, notes)
-
-
-def _official_parts(folder: Path) -> dict[str, str]:
-    """Part by file name; a line may have the variant's folder before it."""
-    top = first_of(folder, "lists/splits", "splits")
-    if top is None:
-        return {}
-    missing = [name for name in _PARTS if not (top / f"{name}.txt").is_file()]
-    if missing:
-        raise DataError(f"{str(top)!r}: {', '.join(f'{name}.txt' for name in missing)} is missing. Fetch all three.")
-    return {
-        line.rsplit("/", 1)[-1]: part
-        for name, part in _PARTS.items()
-        for line in read_lines(top / f"{name}.txt")
-        if line
-    }
 
 
 _BIBTEX = """@inproceedings{jiang2020deeperforensics,

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from fvc_lib.corpus.label_table import read_label_table
-from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, Rejections
+from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, Rejections, joined
 from fvc_lib.corpus.sources.published import (
+    PARTS,
     Described,
     first_of,
     folders_in,
@@ -28,134 +29,106 @@ from fvc_lib.corpus.sources.published import (
     unknown_name,
 )
 from fvc_lib.services.atomic_files import AnyPath, path_to_text
-from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
 
-_LABELS = {"0": "real", "1": "fake"}  # of the test part
+_TABLES = ("metadata.json", "labels.csv")
+_LABELS = {"0": "real", "1": "fake", "real": "real", "fake": "fake"}
 _PART = re.compile(r"(?:dfdc_train_part_|part_)?(\d+)")
 
 
 def read_dfdc(folder: AnyPath) -> Listing:
-    """The listing of the parts that are there; the folder may also be one part, with its ``metadata.json``.
+    """List the parts that are there; the folder may also be one part with its table.
 
     Raises:
-        DataError: a table of labels is missing or cannot be read.
+        DataError: a table of labels is missing or has an unknown label.
     """
     folder = Path(folder)
-    rows: dict[str, Described] = {}
-    _refuse_unlabelled(folder)
-    parts = [""] if (folder / "metadata.json").is_file() else _parts(folder)
-    for part in parts:
-        rows.update(_part_rows(folder, part))
-    rows.update(_test_rows(folder))
+    parts = _parts(folder)
+    rows = {name: row for part in parts for name, row in _rows(folder, part).items()}
     notes = listed_but_absent(folder, "metadata.json or labels.csv", rows)
     if any(row.split == "test" for row in rows.values()):
-        notes.append(
-            "Nothing says which test videos show one original or actor: unless looks tie them, folds may part them."
-        )
+        notes.append("The originals and actors of test videos are not published: folds may part those of one.")
     known = {path_to_text(path): found for path, found in rows.items()}
-
-    def described(path: str) -> Described | Refusal:
-        return known.get(path) or Refusal("not_listed", f"{path!r}: no metadata.json or labels.csv names it.")
-
-    walked = ["."] if parts == [""] else [*(part for part in parts if str(Path(part).parent) not in parts), "test"]
-    return read_published(folder, "dfdc", walked, described, notes)
-
-
-def _is_table(path: Path) -> bool:
-    """Whether a JSON file says of file names whether they are real or fake, as DFDC's do; others have any content."""
-    try:
-        table = read_json(path)
-    except DataError:
-        return False
-    rows = table.values() if isinstance(table, dict) else ()
-    said = (row.get("label", row.get("is_fake")) for row in rows if isinstance(row, dict))
-    return any(str(each).lower() in ("real", "fake", *_LABELS) for each in said)
+    return read_published(
+        folder, "dfdc", [part or "." for part in parts],
+        lambda path: known.get(path) or Refusal("not_listed", f"{path!r}: no metadata.json or labels.csv names it."),
+        notes,
+    )  # fmt: skip
 
 
 def _parts(folder: Path) -> list[str]:
-    below = {name: folders_in(folder / name) for name in folders_in(folder) if name != "test"}
-    found = [name for name in below if (folder / name / "metadata.json").is_file()]
-    # The archives unpack as they are, or each into a folder of its own name.
-    nested = [f"{a}/{b}" for a, names in below.items() for b in names if (folder / a / b / "metadata.json").is_file()]
-    return found + nested
+    """Return the folders that have a table: the corpus itself, or those in it, or those in a folder of their own name.
 
-
-def _refuse_unlabelled(folder: Path) -> None:
-    """A part whose table is missing would be left out without a word: its archive was not unpacked whole."""
+    Raises:
+        DataError: a part has videos and no table.
+    """
+    if first_of(folder, *_TABLES):
+        return [""]
+    found = []
     for name in folders_in(folder):
-        tables = ("metadata.json", "labels.csv") if name == "test" else ("metadata.json",)
-        there = name == "test" or _PART.fullmatch(name)
-        nested = any((folder / name / below / "metadata.json").is_file() for below in folders_in(folder / name))
-        if there and not nested and any((folder / name).iterdir()):
-            require(folder, "DFDC", **{f"table of {name}": [f"{name}/{table}" for table in tables]})
+        below = [name, *(f"{name}/{inner}" for inner in folders_in(folder / name))]
+        here = [part for part in below if first_of(folder / part, *_TABLES)]
+        if not here and (name == "test" or _PART.fullmatch(name)) and any((folder / name).iterdir()):
+            require(folder, "DFDC", f"{name}/metadata.json")
+        found += here[:1] if name in here else here
+    return found
 
 
-def _part_rows(folder: Path, part: str) -> dict[str, Described]:
-    """Rows by path of a ``metadata.json``; one with ``is_fake`` is of the test part."""
-    path = folder / part / "metadata.json"
-    table = read_json(path)
-    if not isinstance(table, dict):
-        raise DataError(f"{str(path)!r}: wanted an object of file name to label, got {type(table).__name__}.")
+def _rows(folder: Path, part: str) -> dict[str, Described]:
+    """Return the rows of a table by path. A table with ``is_fake``, or in ``test``, is of the test part."""
+    path = first_of(folder / part, *_TABLES) or folder
+    table: Mapping[str, Any]
+    if path.suffix == ".csv":
+        labels = read_label_table(path)
+        columns = [labels.require((name,)) for name in ("filename", "label")]
+        records = labels.records(columns, Rejections())
+        table = {cells["filename"].strip(): {"is_fake": cells["label"].strip()} for _, cells in records}
+    else:
+        table = read_json(path)
     number = _PART.fullmatch(part.rsplit("/", 1)[-1] or folder.name)
-    inner = "videos" if (path.parent / "videos").is_dir() else ""
     rows = {}
     for name, row in table.items():
         said = row if isinstance(row, dict) else {}
         is_test = part == "test" or "is_fake" in said
         stated = str(said.get("is_fake", said.get("label", ""))).lower()
-        label = _LABELS.get(stated, stated)
-        if label not in ("real", "fake"):
-            raise DataError(
-                f"{str(path)!r}: {name!r}: got the label {stated!r}, wanted REAL or FAKE, or is_fake of 0 or 1."
-            )
+        label = _LABELS.get(stated)
+        if label is None or ("is_fake" in said and not stated.isdigit()):
+            raise DataError(f"{str(path)!r}: {name!r}: got the label {stated!r}, wanted REAL or FAKE, or 0 or 1.")
         group = f"dfdc part {number[1]}" if number else f"dfdc original {said.get('original') or name}"
         group = f"dfdc test {name}" if is_test else group
-        place = "/".join(filter(None, (part, inner if is_test else "", name)))
-        rows[place] = _row(label, group, "test" if is_test else "train")
+        inner = "videos" if is_test and (path.parent / "videos").is_dir() else ""
+        made, split = ("dfdc", None) if label == "fake" else (None, "dfdc"), "test" if is_test else "train"
+        rows[joined(part, inner, name)] = Described(label, (group,), *made, split)
     return rows
 
 
-def _test_rows(folder: Path) -> dict[str, Described]:
-    path = first_of(folder, "test/labels.csv", "test/metadata.json")
-    if path is None:
-        return {}
-    if path.suffix == ".json":
-        return _part_rows(folder, "test")
+def _is_table(path: Path) -> bool:
+    """Return whether a JSON file labels file names, as DFDC's do; other corpora have a metadata.json as well."""
     try:
-        table = read_label_table(path)
-        columns = [table.require((name,)) for name in ("filename", "label")]
-    except UsageError as error:
-        raise DataError(f"{error} Fetch it again.") from error
-    where = "test/videos" if (folder / "test/videos").is_dir() else "test"
-    rows = {}
-    for number, cells in table.records(columns, Rejections()):
-        label = _LABELS.get(cells["label"].strip())
-        if label is None:
-            raise DataError(
-                f"test/labels.csv row {number}: got the label {cells['label']!r}, wanted 0 or 1 (1 is fake)."
-            )
-        name = cells["filename"].strip()
-        rows[f"{where}/{name}"] = _row(label, f"dfdc test {name}", "test")
-    return rows
+        rows = read_json(path).values()
+    except DataError:
+        return False
+    labels = (row.get("label", row.get("is_fake")) for row in rows if isinstance(row, dict))
+    return any(str(label).lower() in _LABELS for label in labels)
 
 
-def _row(label: str, group: str, split: str) -> Described:
-    fake = label == "fake"
-    return Described(label, (group,), "dfdc" if fake else None, None if fake else "dfdc", split)
+def _recognises(path: Path) -> bool:
+    if any(name.startswith("dfdc_train_part_") for name in (path.name, *folders_in(path))):
+        return path.is_dir()
+    tops = ("", *folders_in(path), *(f"{a}/{b}" for a in folders_in(path) for b in folders_in(path / a)))
+    return (path / "test/labels.csv").is_file() or any(_is_table(path / top / "metadata.json") for top in tops)
 
 
 def read_dfdc_preview(folder: AnyPath) -> Listing:
-    """The listing of ``dataset.json``.
+    """List the videos of ``dataset.json``.
 
     Raises:
         DataError: it is no such table, or a row has no label.
     """
     folder = Path(folder)
-    require(folder, "DFDC preview", table=("dataset.json",))
+    require(folder, "DFDC preview", "dataset.json")
     table = read_json(folder / "dataset.json")
-    if not isinstance(table, dict):
-        raise DataError(f"{str(folder / 'dataset.json')!r}: wanted an object of path to label and set.")
     rows = {path_to_text(name): _preview_row(name, row) for name, row in table.items()}
     return read_published(
         folder, "dfdc_preview", folders_in(folder),
@@ -164,7 +137,7 @@ def read_dfdc_preview(folder: AnyPath) -> Listing:
     )  # fmt: skip
 
 
-def _preview_row(path: str, row: Mapping[str, Any]) -> Described | Refusal:
+def _preview_row(path: str, row: Any) -> Described | Refusal:
     label = str(row.get("label", "") if isinstance(row, dict) else row).lower()
     if label not in ("real", "fake"):
         raise DataError(f"dataset.json: {path!r}: got the label {label!r}, wanted real or fake.")
@@ -172,11 +145,10 @@ def _preview_row(path: str, row: Mapping[str, Any]) -> Described | Refusal:
     people = stated or re.findall(r"(?<![A-Za-z\d])\d{4,}(?!\d)", path.rsplit("/", 1)[-1])
     if not people:
         return unknown_name(path, "the ids of the people in the name, as in 643786_1460296_A_000.mp4")
-    groups = tuple(dict.fromkeys(f"dfdc preview person {each}" for each in people))
-    split = {"train": "train", "test": "test", "val": "validation"}.get(str(row.get("set", "")))
-    if label == "real":
-        return Described("real", groups, None, "dfdc preview", split)
-    return Described("fake", groups, path.split("/", 1)[0], None, split)
+    groups = [f"dfdc preview person {each}" for each in people]
+    split = PARTS.get(str(row.get("set", "")))
+    made = (None, "dfdc preview") if label == "real" else (path.split("/", 1)[0], None)
+    return Described(label, groups, *made, split)
 
 
 _BIBTEX_OF_DFDC = """@article{dolhansky2020dfdc,
@@ -215,14 +187,7 @@ CORPORA.register(
     CorpusLoader(
         name="dfdc",
         accepted="DFDC: a folder with 'dfdc_train_part_N/metadata.json' or 'test/labels.csv', or one such part",
-        recognises=lambda path: (
-            path.is_dir()
-            and (
-                any(name.startswith("dfdc_train_part_") for name in (path.name, *folders_in(path)))
-                or (path / "test/labels.csv").is_file()
-                or any(_is_table(path / part / "metadata.json") for part in ("", "test", *_parts(path)))
-            )
-        ),
+        recognises=_recognises,
         read=read_dfdc,
         title="DeepFake Detection Challenge",
         corpus="DFDC",

@@ -19,11 +19,9 @@ from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
 from fvc_lib.corpus.sources.published import (
     Described,
     first_of,
-    folders_in,
     read_json,
     read_published,
-    require,
-    shared_by_parts,
+    split_lists,
     unknown_name,
 )
 from fvc_lib.services.atomic_files import AnyPath
@@ -38,43 +36,27 @@ _SEQUENCE = re.compile(r"(\d{3})\.\w+")
 _SWAP = re.compile(r"(\d{3})_(\d{3})\.\w+")
 _ACTOR = re.compile(r"(\d{2})__(.+)\.\w+")
 _ACTOR_SWAP = re.compile(r"(\d{2})_(\d{2})__(.+)__\w{8}\.\w+")
-_PARTS = {"train": "train", "val": "validation", "test": "test"}
 
 
 def read_faceforensics(folder: AnyPath) -> Listing:
-    """The listing of a folder with ``original_sequences/`` and ``manipulated_sequences/``.
+    """List ``original_sequences/`` and ``manipulated_sequences/``.
 
-    The lists of the official split (``splits/{train,val,test}.json``) and ``conversion_dict.json`` are looked for in
-    the folder, in ``splits/`` and in ``dataset/``, as the authors' repository has them; what is missing is noted.
+    The lists of the official split (``splits/{train,val,test}.json``) and ``conversion_dict.json`` are searched in the
+    folder, in ``splits/`` and in ``dataset/``, as in the authors' repository. Missing ones are noted.
 
     Raises:
-        DataError: the reals or fakes are missing, one list is there without the others, or a list is no JSON.
+        DataError: one list is there without the others, or a list is no JSON.
     """
     folder = Path(folder)
-    require(
-        folder,
-        TITLE,
-        reals=("original_sequences/youtube", "original_sequences/actors"),
-        fakes=tuple(f"manipulated_sequences/{name}" for name in folders_in(folder / "manipulated_sequences"))
-        or ("manipulated_sequences/Deepfakes/c23/videos",),
-    )
-    youtube, split, notes = youtube_ids(folder), official_parts(folder), []
+    youtube, split, notes = youtube_ids(folder), _official_parts(folder), []
     if (folder / "original_sequences/youtube").is_dir():
         if not youtube:
             notes.append(
-                "conversion_dict.json is not there: 23 sequences are cut from the same YouTube videos as others, and "
-                "stay in groups of their own. Put it beside original_sequences."
+                "conversion_dict.json is not there: 23 sequences that share their YouTube videos with others stay in "
+                "groups of their own. Put it beside original_sequences."
             )
         if not split:
             notes.append("The lists train.json, val.json, test.json are not there, so there is no official split.")
-        leaks = shared_by_parts(
-            {
-                part: [youtube[name] for name in split if split[name] == part and name in youtube]
-                for part in _PARTS.values()
-            }
-        )
-        if leaks:
-            notes.append(f"{len(leaks)} YouTube videos lie in two parts of the official split: {', '.join(leaks)}.")
     return read_published(
         folder,
         "faceforensics",
@@ -85,45 +67,29 @@ def read_faceforensics(folder: AnyPath) -> Listing:
 
 
 def sequence_groups(name: str, youtube: Mapping[str, str]) -> tuple[str, ...]:
-    """What sequence ``name`` belongs to: itself, and the YouTube video that it was cut from."""
+    """Return the groups of sequence ``name``: itself, and the YouTube video that it was cut from."""
     groups = (f"ff++ sequence {name}",)
     return (*groups, f"youtube {youtube[name]}") if name in youtube else groups
 
 
 def youtube_ids(folder: Path) -> dict[str, str]:
-    """The id of the YouTube video that each sequence was cut from; empty without ``conversion_dict.json``."""
+    """Return the YouTube video of each sequence; empty without ``conversion_dict.json``."""
     path = first_of(folder, "conversion_dict.json", "dataset/conversion_dict.json", "splits/conversion_dict.json")
-    if path is None:
-        return {}
-    table = read_json(path)
-    if not isinstance(table, dict):
-        raise DataError(f"{str(path)!r}: got {type(table).__name__}, wanted an object of sequence to 'ID number'.")
+    table = read_json(path) if path else {}
     return {str(name).zfill(3): str(source).rsplit(" ", 1)[0] for name, source in table.items()}
 
 
-def official_parts(folder: Path) -> dict[str, str]:
-    """The part of the official split of each sequence; empty without its lists."""
-    lists = {
-        name: first_of(
-            folder, f"splits/{name}.json", f"dataset/splits/{name}.json", f"{name}.json", f"split_{name}.json"
-        )
-        for name in _PARTS
-    }
-    missing = [name for name, path in lists.items() if path is None]
-    if len(missing) == len(lists):
-        return {}
-    if missing:
-        raise DataError(
-            f"corpus {str(folder)!r}: of {TITLE}'s official split {', '.join(f'{name}.json' for name in missing)} is "
-            "missing. Put the three lists into 'splits/', or none."
-        )
+def _official_parts(folder: Path) -> dict[str, str]:
+    """Return the official part of each sequence; empty without the lists."""
     parts = {}
-    for name, path in lists.items():
-        pairs = read_json(path)  # type: ignore[arg-type]  # none is missing
-        if not isinstance(pairs, list) or not all(isinstance(pair, list) for pair in pairs):
+    for part, path in split_lists(
+        folder, "splits/{}.json", "dataset/splits/{}.json", "{}.json", "split_{}.json"
+    ).items():
+        pairs = read_json(path, list)
+        if not all(isinstance(pair, list) for pair in pairs):
             raise DataError(f'{str(path)!r}: wanted a list of pairs of sequences, such as ["953", "974"].')
         # Some copies of the lists hold 3 or "3" in place of "003".
-        parts.update({str(sequence).zfill(3): _PARTS[name] for pair in pairs for sequence in pair})
+        parts.update({str(sequence).zfill(3): part for pair in pairs for sequence in pair})
     return parts
 
 
@@ -142,7 +108,7 @@ def _described(path: str, youtube: Mapping[str, str], split: Mapping[str, str]) 
             return Described("real", (f"dfd actor {found[1]}",), None, source, None, attributes, "DFD")
         return unknown_name(path, "a sequence such as 000.mp4 or an actor's scene such as 01__kitchen_pan.mp4")
     if found := _SWAP.fullmatch(name):
-        groups = tuple(dict.fromkeys(each for key in found.groups() for each in sequence_groups(key, youtube)))
+        groups = [each for key in found.groups() for each in sequence_groups(key, youtube)]
         return Described("fake", groups, source, None, split.get(found[1]), attributes)
     if found := _ACTOR_SWAP.fullmatch(name):
         actors = (f"dfd actor {found[1]}", f"dfd actor {found[2]}")

@@ -22,14 +22,14 @@ _COLUMNS = ("source", "target1", "target2", "method", "category", "type", "race"
 
 
 def read_fakeavceleb(folder: AnyPath) -> Listing:
-    """The listing of the four folders; people and methods are those of ``meta_data.csv``.
+    """List the four folders, with people and methods from ``meta_data.csv``.
 
     Raises:
-        DataError: reals, fakes or the table are missing, or the table has not ten values in a row.
+        DataError: the table is missing, or a row has not ten values.
     """
     folder = Path(folder)
     top = folder / "FakeAVCeleb" if (folder / "FakeAVCeleb").is_dir() else folder  # the release's outer folder
-    require(top, "FakeAVCeleb", reals=_FOLDERS[:1], fakes=_FOLDERS[2:], table=("meta_data.csv",))
+    require(top, "FakeAVCeleb", "RealVideo-RealAudio", "meta_data.csv")
     rows = _table(top / "meta_data.csv")
     audio = "Audio is not judged: RealVideo-FakeAudio counts as real, because what is seen is."
     notes = [audio] if (top / "RealVideo-FakeAudio").is_dir() else []
@@ -47,7 +47,7 @@ def _described(path: str, rows: dict[tuple[str, str, str], dict[str, str]]) -> D
     if row is None:  # its other people are not known, so they might lie in two folds
         return Refusal("not_listed", f"{path!r}: no row of meta_data.csv names it. Fetch the table again.")
     people = [person, *(row[key] for key in ("source", "target1", "target2"))]
-    groups = tuple(dict.fromkeys(f"fakeavceleb {name}" for name in people if name not in ("", "-")))
+    groups = [f"fakeavceleb {name}" for name in people if name not in ("", "-")]
     attributes = {"race": race, "sex": sex, "audio": found[2].lower()}
     if found[1] == "Real":
         return Described("real", groups, None, "voxceleb2", None, attributes)
@@ -56,12 +56,11 @@ def _described(path: str, rows: dict[tuple[str, str, str], dict[str, str]]) -> D
 
 
 def _table(path: Path) -> dict[tuple[str, str, str], dict[str, str]]:
-    """Rows, each with its ``path``, by (folder, person, file name). The header names nine of ten columns: no folder."""
-    reader = csv.reader(io.StringIO(path.read_bytes().decode("utf-8-sig", "replace"), newline=""))
-    next(reader, None)
+    """Return rows with their ``path`` by (folder, person, file name). The header does not name the tenth column."""
+    text = path.read_bytes().decode("utf-8-sig", "replace")
     rows = {}
-    for number, cells in enumerate(reader, start=1):
-        if not cells:
+    for number, cells in enumerate(filter(None, csv.reader(io.StringIO(text, newline="")))):
+        if not number:
             continue
         if len(cells) != len(_COLUMNS):
             raise DataError(

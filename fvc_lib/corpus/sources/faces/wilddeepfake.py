@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 
 from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Refusal, Rejections, listing_of_files
-from fvc_lib.corpus.sources.published import folders_in, require, unknown_name
+from fvc_lib.corpus.sources.published import folders_in, unknown_name
 from fvc_lib.services.atomic_files import AnyPath, path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import CORPORA
@@ -24,14 +24,13 @@ _SEQUENCE = re.compile(r"((real|fake)_(train|test))/([^/]+)/(real|fake)/([^/]+)"
 
 
 def read_wilddeepfake(folder: AnyPath) -> Listing:
-    """The listing of the sequences of pictures, official parts by folder.
+    """List the sequences of pictures, with official parts by folder.
 
     Raises:
-        DataError: there are no reals or no fakes, or archives that nobody unpacked.
+        DataError: no archive is unpacked.
     """
     folder = Path(folder)
     top = folder / _OUTER if (folder / _OUTER).is_dir() else folder
-    require(top, "WildDeepfake", reals=_PARTS[:2], fakes=_PARTS[2:])
     files, rejections, entries, packed = CorpusFiles(top), Rejections(), [], []
     notes = [f"{part} is not there." for part in _PARTS if not (top / part).is_dir()]
     for part in _PARTS:

@@ -10,14 +10,12 @@ import json
 import re
 from pathlib import Path
 
-from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, some_of
+from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
 from fvc_lib.corpus.sources.published import (
     Described,
-    first_of,
     read_lines,
     read_published,
-    require,
-    shared_by_parts,
+    split_lists,
     unknown_name,
 )
 from fvc_lib.services.atomic_files import AnyPath
@@ -26,29 +24,20 @@ from fvc_lib.services.registry import CORPORA
 
 _NAME = re.compile(r"(?P<youtube>[A-Za-z0-9_-]{11})_\S+")
 _MODES = ("T2V", "I2V", "V2V")
-_PARTS = {"train": "train", "val": "validation", "test": "test"}
 
 
 def read_aigvdbench(folder: AnyPath) -> Listing:
-    """The listing of ``Real/``, ``OpenSource/`` and ``ClosedSource/``.
+    """List ``Real/``, ``OpenSource/`` and ``ClosedSource/``.
 
-    A video that two lists name is in the stricter one: test before validation before train.
+    A video in two lists is in the stricter one: test before validation before train.
 
     Raises:
-        DataError: reals or fakes are missing, or a row of a list has no ``Video_id``.
+        DataError: one of the three lists is missing, or a row of a list has no ``Video_id``.
     """
     folder = Path(folder)
-    require(folder, "AIGVDBench", reals=("Real",), fakes=("OpenSource", "ClosedSource"))
-    lists = {part: _listed(folder, name) for name, part in _PARTS.items()}
-    split = {stem: part for part, stems in lists.items() for stem in stems}  # later parts win
-    missing = [f"{name}.jsonl" for name in _PARTS if _list_of(folder, name) is None]
-    notes = []
-    if missing:
-        lost = "the videos of the others alone have an official part" if split else "there is no official split"
-        notes = [f"Missing: {some_of(missing)}; {lost}."]
-    leaks = shared_by_parts({part: [stem[:11] for stem in stems] for part, stems in lists.items()})
-    if leaks:
-        notes.append(f"{len(leaks):,} YouTube videos lie in more than one part of the official split.")
+    lists = split_lists(folder, "{}.jsonl", "lists/{}.jsonl", "jsonl/{}.jsonl")
+    split = {stem: part for part, path in lists.items() for stem in _listed(path)}  # later parts win
+    notes = [] if lists else ["train.jsonl, val.jsonl and test.jsonl are not there, so there is no official split."]
 
     def described(path: str) -> Described | Refusal:
         parts = path.split("/")
@@ -68,23 +57,15 @@ def read_aigvdbench(folder: AnyPath) -> Listing:
     return read_published(folder, "aigvdbench", ("Real", "OpenSource", "ClosedSource"), described, notes)
 
 
-def _list_of(folder: Path, name: str) -> Path | None:
-    return first_of(folder, f"{name}.jsonl", f"lists/{name}.jsonl", f"jsonl/{name}.jsonl")
-
-
-def _listed(folder: Path, name: str) -> set[str]:
-    """Names without extension of the videos of one part."""
-    path = _list_of(folder, name)
+def _listed(path: Path) -> set[str]:
+    """Return the names of the listed videos without extension."""
     stems = set()
-    for number, line in enumerate(read_lines(path) if path else [], start=1):
-        if not line:
-            continue
+    for number, line in enumerate(read_lines(path), start=1):
         try:
-            stems.add(str(json.loads(line)["Video_id"]).rsplit("/", 1)[-1].removesuffix(".mp4"))
+            stems.update({str(json.loads(line)["Video_id"]).rsplit("/", 1)[-1].removesuffix(".mp4")} if line else ())
         except (ValueError, TypeError, KeyError):
-            raise DataError(
-                f'{name}.jsonl line {number}: got {line[:80]!r}, wanted an object with "Video_id".'
-            ) from None
+            wanted = 'wanted an object with "Video_id"'
+            raise DataError(f"{path.name} line {number}: got {line[:80]!r}, {wanted}.") from None
     return stems
 
 

@@ -8,8 +8,8 @@ million-scale GenVideo benchmark", arXiv:2405.19707.
 
 from pathlib import Path
 
-from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
-from fvc_lib.corpus.sources.published import Described, folders_in, read_published, require, unknown_name
+from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, joined
+from fvc_lib.corpus.sources.published import Described, folders_in, read_published, unknown_name
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.registry import CORPORA
 
@@ -17,17 +17,9 @@ VALIDATION = "GenVideo-Val"
 
 
 def read_genvideo(folder: AnyPath) -> Listing:
-    """The listing of every ``Real/`` and ``Fake/GENERATOR/`` in the folder and in the folders directly below it.
-
-    Raises:
-        DataError: reals or fakes are missing in all of them.
-    """
+    """List every ``Real/`` and ``Fake/GENERATOR/`` in the folder and in the folders directly below it."""
     folder = Path(folder)
     tops = _tops(folder)
-    require(
-        folder, "GenVideo",
-        reals=[_below(top, "Real") for top in tops], fakes=[_below(top, "Fake") for top in tops],
-    )  # fmt: skip
     has_test = folder.name == VALIDATION or VALIDATION in tops
 
     def described(path: str) -> Described | Refusal:
@@ -41,12 +33,8 @@ def read_genvideo(folder: AnyPath) -> Listing:
             return unknown_name(path, "Fake/GENERATOR/NAME.mp4")
         return Described("fake", (), below[1], None, split)
 
-    walked = [_below(top, name) for top in tops for name in ("Real", "Fake")]
+    walked = [joined(top, name) for top in tops for name in ("Real", "Fake")]
     return read_published(folder, "genvideo", walked, described, ["Groups are made by looks alone: no list has any."])
-
-
-def _below(top: str, name: str) -> str:
-    return f"{top}/{name}" if top else name
 
 
 def _tops(folder: Path) -> list[str]:
