@@ -98,8 +98,9 @@ def _rows(folder: Path, part: str) -> dict[str, Described]:
         group = f"dfdc part {number[1]}" if number else f"dfdc original {said.get('original') or name}"
         group = f"dfdc test {name}" if is_test else group
         inner = "videos" if is_test and (path.parent / "videos").is_dir() else ""
-        made, split = ("dfdc", None) if label == "fake" else (None, "dfdc"), "test" if is_test else "train"
-        rows[joined(part, inner, name)] = Described(label, (group,), *made, split)
+        generator, source = ("dfdc", None) if label == "fake" else (None, "dfdc")
+        split = "test" if is_test else "train"
+        rows[joined(part, inner, name)] = Described(label, (group,), generator, source, split)
     return rows
 
 
@@ -147,8 +148,8 @@ def _preview_row(path: str, row: Any) -> Described | Refusal:
         return unknown_name(path, "the ids of the people in the name, as in 643786_1460296_A_000.mp4")
     groups = [f"dfdc preview person {each}" for each in people]
     split = PARTS.get(str(row.get("set", "")))
-    made = (None, "dfdc preview") if label == "real" else (path.split("/", 1)[0], None)
-    return Described(label, groups, *made, split)
+    generator, source = (None, "dfdc preview") if label == "real" else (path.split("/", 1)[0], None)
+    return Described(label, groups, generator, source, split)
 
 
 _BIBTEX_OF_DFDC = """@article{dolhansky2020dfdc,

@@ -108,8 +108,8 @@ def _described(path: str, youtube: Mapping[str, str], split: Mapping[str, str]) 
             return Described("real", (f"dfd actor {found[1]}",), None, source, None, attributes, "DFD")
         return unknown_name(path, "a sequence such as 000.mp4 or an actor's scene such as 01__kitchen_pan.mp4")
     if found := _SWAP.fullmatch(name):
-        groups = [each for key in found.groups() for each in sequence_groups(key, youtube)]
-        return Described("fake", groups, source, None, split.get(found[1]), attributes)
+        both = [each for key in found.groups() for each in sequence_groups(key, youtube)]
+        return Described("fake", both, source, None, split.get(found[1]), attributes)
     if found := _ACTOR_SWAP.fullmatch(name):
         actors = (f"dfd actor {found[1]}", f"dfd actor {found[2]}")
         return Described("fake", actors, source, None, None, attributes, "DFD")

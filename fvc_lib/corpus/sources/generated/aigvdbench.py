@@ -59,7 +59,7 @@ def read_aigvdbench(folder: AnyPath) -> Listing:
 
 def _listed(path: Path) -> set[str]:
     """Return the names of the listed videos without extension."""
-    stems = set()
+    stems = set[str]()
     for number, line in enumerate(read_lines(path), start=1):
         try:
             stems.update({str(json.loads(line)["Video_id"]).rsplit("/", 1)[-1].removesuffix(".mp4")} if line else ())
