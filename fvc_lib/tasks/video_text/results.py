@@ -1,8 +1,7 @@
-"""From what was written of the test part to the results of task video_text: intervals, and a control beside each.
+"""Results of task video_text: each metric of the test part with an interval over groups, next to a control's.
 
-``chance`` is what a ranking drawn at random is expected to score, computed and not drawn: every order of the candidates
-is as likely. ``most_frequent_caption`` writes the most frequent training text under every video. An interval rests on
-whole groups, so an interval covers which groups the model is tested on; it takes the trained model as it is.
+``chance`` is the expected score of a random ranking, computed exactly. ``most_frequent_caption`` writes the most
+frequent training text for every video. Intervals cover the choice of test groups, not of training runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,15 +35,15 @@ Row = tuple[object, ...]
 
 
 def video_text_results(paths: RunPaths, config: RunConfig, *, log: Callable[[str], None] | None = None) -> pl.DataFrame:
-    """Every metric of the model and of the controls (TASK_RESULTS), written to ``task_results.feather``.
+    """Return the metrics of model and controls (TASK_RESULTS), and write them to ``task_results.feather``.
 
     Args:
-        paths: the run, whose training has written ranks, captions and embeddings.
+        paths: a run with ranks, captions and embeddings.
         config: k of recall@k, memory, replicates, confidence and seed.
-        log: told, line by line, how many embeddings there are and how their similarities were streamed.
+        log: called with lines on the number of embeddings and how similarities are streamed.
 
     Raises:
-        DataError: ranks, captions and embeddings that are not those of the run's test part, or of one another.
+        DataError: ranks, captions and embeddings disagree with each other or with the test part.
     """
     pairs = tables.read_table(paths.video_texts, tables.VIDEO_TEXTS)
     ranks, captions = (
@@ -66,10 +65,7 @@ def video_text_results(paths: RunPaths, config: RunConfig, *, log: Callable[[str
 
 
 def chance_of_ranks(num_candidates: int, num_positives: int) -> FloatArray:
-    """float64 (M,): how likely the first of the positives has rank 1, 2, ..., M when all orders are equally likely.
-
-    It is rank r where the r - 1 candidates before it are all wrong and this one is not.
-    """
+    """Return float64 (M,): the probability that the first positive has rank 1, ..., M in a random order."""
     before = np.arange(num_candidates, dtype=np.float64)
     left = num_candidates - before
     wrong = np.maximum(left - num_positives, 0)
@@ -78,9 +74,9 @@ def chance_of_ranks(num_candidates: int, num_positives: int) -> FloatArray:
 
 
 def chance_metrics(num_candidates: IntArray, num_positives: IntArray, ks: Sequence[int]) -> dict[str, float]:
-    """Expected values of a random ranking over queries with so many candidates and positives (Q,).
+    """Return the expected metrics of a random ranking for queries with these numbers of candidates and positives (Q,).
 
-    Median rank is the median of the ranks that are expected of all queries together.
+    The median rank is that of the mixture of all queries' rank distributions.
     """
     kinds, counts = np.unique(np.stack([num_candidates, num_positives]), axis=1, return_counts=True)
     share = counts / counts.sum()
@@ -112,7 +108,7 @@ def _retrieval(paths: RunPaths, config: RunConfig, log: Callable[[str], None] | 
 
 
 def read_embeddings(path: Path) -> "dict[str, Tensor]":
-    """What the training wrote: ``video_embeddings``, ``text_embeddings`` and ``pairs``; ``DataError`` if damaged."""
+    """Return ``video_embeddings``, ``text_embeddings`` and ``pairs``; raise ``DataError`` if the file is damaged."""
     import safetensors.torch  # with torch
 
     try:
@@ -123,7 +119,7 @@ def read_embeddings(path: Path) -> "dict[str, Tensor]":
 
 
 def _direction_rows(direction: str, ranks: pl.DataFrame, found: "RetrievalMetrics", config: RunConfig) -> list[Row]:
-    """Intervals where a metric is a mean over queries of their ranks; the others as they are."""
+    """Return a row per metric; those that are means over queries get an interval."""
     measured = getattr(found, direction)
     if not np.array_equal(measured.ranks, ranks["rank"].to_numpy()):
         raise DataError(
@@ -166,7 +162,7 @@ def _caption_rows(pairs: pl.DataFrame, captions: pl.DataFrame, config: RunConfig
 def _measured_rows(
     source: str, subject: str, measures: Mapping[str, Metric], groups: Sequence[str], config: RunConfig
 ) -> list[Row]:
-    """A row per measure, all on the same draws of groups, so that sources are paired as well."""
+    """Return a row per measure."""
     intervals = intervals_over_groups(
         [*measures.values()], groups,
         replicates=config.bootstrap_replicates, seed=config.seed, confidence=config.confidence,
@@ -175,7 +171,7 @@ def _measured_rows(
 
 
 def _check_queries(pairs: pl.DataFrame, ranks: pl.DataFrame, captions: pl.DataFrame) -> None:
-    """Refuse what is not of the test part; videos without a clip are in no table."""
+    """Raise ``DataError`` for rows that are not of the test part; videos without a clip may be missing."""
     test = pairs.filter(pl.col("part") == "test")
     for name, found, due in (
         ("retrieval_ranks", ranks.filter(pl.col("direction") == "video_to_text")["query_id"], test["video_id"]),

@@ -1,4 +1,4 @@
-"""Videos and the texts that describe them: samples, what a pass over them leaves, and the losses."""
+"""Task video_text: samples of clips with texts, the losses, and the outputs of a pass."""
 
 import hashlib
 import logging
@@ -47,21 +47,21 @@ def make_clips(
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> tuple[ClipSource, tuple[str, ...]]:
-    """Make the clip of every video of ``pairs`` in the shared store, reusing what any run made with these settings.
+    """Make the clips of ``pairs`` in the shared store; clips with these settings that exist are reused.
 
     Args:
         config: ``num_frames`` and ``fixed_size`` decide the clips, ``corpus`` and ``data_dir`` where the videos lie.
         pairs: a VIDEO_TEXTS table.
-        progress: called with (videos done, videos in all).
-        stop: asked after each video.
+        progress: called with (videos done, videos).
+        stop: called after each video; returns True to stop.
 
     Returns:
-        Where the clips lie, uint8 (num_frames, 3, fixed_size, fixed_size) each; and the ids of the videos that have
-        none, sorted. What is wrong with each of those is logged. Shards, where they are asked for, are made as well.
+        The source of the clips, each uint8 (num_frames, 3, fixed_size, fixed_size), and the sorted ids of the videos
+        without a clip. The reason for each is logged. Shards are written too if ``clip_source`` needs them.
 
     Raises:
-        DataError: more than ``max_rejected_share`` of the videos have no clip; the first are named.
-        StoppedError: ``stop`` said so; what was made is kept.
+        DataError: more than ``max_rejected_share`` of the videos have no clip.
+        StoppedError: ``stop`` returned True; the clips made so far stay.
         OSError: clips cannot be written.
     """
     videos = pairs.unique("video_id", keep="first", maintain_order=True).sort("video_id")
@@ -91,7 +91,7 @@ def make_clips(
 
 
 def open_made_clips(config: RunConfig, pairs: pl.DataFrame, without: Sequence[str]) -> ClipSource:
-    """Where the clips that ``make_clips`` made of ``pairs`` are read from, ``without`` the videos that have none.
+    """Return the source of the clips of ``pairs``, ``without`` the ids of videos that have none.
 
     Raises:
         DataError: shards are missing or damaged.
@@ -100,7 +100,7 @@ def open_made_clips(config: RunConfig, pairs: pl.DataFrame, without: Sequence[st
 
 
 def _clips_of(store: ClipStore, pairs: pl.DataFrame, without: Sequence[str]) -> pl.DataFrame:
-    """AUGMENTED, of one original clip per video; nobody has labelled them."""
+    """Return AUGMENTED rows: one original clip per video, without labels."""
     videos = pairs.filter(~pl.col("video_id").is_in(without)).select("video_id").unique().sort("video_id")
     return videos.select(
         pl.format("{}_0", "video_id").alias("clip_id"),
@@ -114,7 +114,7 @@ def _clips_of(store: ClipStore, pairs: pl.DataFrame, without: Sequence[str]) -> 
 
 
 def pairs_fingerprint(source: ClipSource, pairs: pl.DataFrame) -> str:
-    """Hex SHA-256 over which clips, made with which settings, stand beside which texts, and in which part."""
+    """Return a hex SHA-256 of the clip settings and of each pair's id, text and part."""
     digest = hashlib.sha256(source.settings_hash.encode())
     for row in pairs.sort("pair_id").select("pair_id", "text", "part").iter_rows():
         digest.update(("\x1f".join(row) + "\n").encode())
@@ -122,7 +122,7 @@ def pairs_fingerprint(source: ClipSource, pairs: pl.DataFrame) -> str:
 
 
 def numbered(pairs: pl.DataFrame) -> pl.DataFrame:
-    """VIDEO_TEXTS with ``video_index`` and ``text_index``: numbers in the order of the ids, equal for what is equal."""
+    """Return VIDEO_TEXTS with ``video_index`` and ``text_index``, dense ranks of the ids."""
     number = {column: pl.col(f"{column}_id").rank("dense").cast(pl.Int64) - 1 for column in ("video", "text")}
     return pairs.with_columns(video_index=number["video"], text_index=number["text"])
 
@@ -136,22 +136,22 @@ class BatchedSamples(Protocol):
 
 
 class VideoTextDataset:
-    """Pairs as samples, one per row of the table and in its order; nothing is random.
+    """Pairs as samples, in the order of the table.
 
-    A sample's tensors are ``frames`` uint8 (T, 3, S, S), ``tokens`` int64 (L,), ``video_index`` int64 () and
-    ``text_index`` int64 (), by which equal videos and equal texts are known.
+    A sample has ``frames`` uint8 (T, 3, S, S), ``tokens`` int64 (L,), ``video_index`` int64 () and ``text_index``
+    int64 (). Equal indices mean the same video or text.
 
     Args:
-        source: where the videos' clips are; it must have those of all ``pairs``.
-        pairs: rows of what ``numbered`` gave.
-        tokenizer: gives the tokens.
-        max_tokens: L, beginning and end included.
+        source: the clips of all videos of ``pairs``.
+        pairs: rows of ``numbered``.
+        tokenizer: makes the tokens.
+        max_tokens: L, with the tokens for beginning and end.
 
     Raises:
         DataError: a clip is missing.
     """
 
-    classes = None  # there is nothing to draw evenly from
+    classes = None  # no balanced sampling
 
     def __init__(self, source: ClipSource, pairs: pl.DataFrame, tokenizer: TextTokenizer, max_tokens: int) -> None:
         self._source = source
@@ -166,7 +166,7 @@ class VideoTextDataset:
         self._video_index, self._text_index = (
             torch.tensor(pairs[name].to_list(), dtype=torch.int64) for name in ("video_index", "text_index")
         )
-        # Each text once: of a corpus with twenty texts per video, or one beside many, this is what memory goes to.
+        # Tokenise each text once: with many videos per text, tokens would dominate memory.
         texts = dict(zip(pairs["text_id"], pairs["text"], strict=True))
         self._tokens = tokenizer.encode(list(texts.values()), max_tokens)
         place_of = {name: place for place, name in enumerate(texts)}
@@ -174,11 +174,11 @@ class VideoTextDataset:
 
     @property
     def stream(self) -> Stream | None:
-        """How the pairs' clips lie in shards that are read as a stream; None where they are read in any order."""
+        """The order of the clips in shards that are read as a stream; None for random access."""
         return stream_of(self._source, [(video_id, 0) for video_id in self._video_ids])
 
     def at_epoch(self, epoch: int) -> "VideoTextDataset":
-        """The same samples: they are those of every epoch."""
+        """Return the same samples; they do not depend on the epoch."""
         begin_pass(self._source)
         return self
 
@@ -189,7 +189,7 @@ class VideoTextDataset:
         return _first(self.__getitems__([index]))
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """The samples of ``indices`` as one batch, each clip read straight into its place."""
+        """Return the samples of ``indices`` as one batch."""
         frames = np.empty((len(indices), *self._source.shape), np.uint8)
         for index, place in zip(indices, frames, strict=True):
             self._source.load(self._video_ids[index], 0, place)
@@ -205,8 +205,9 @@ class VideoTextDataset:
 
 @dataclass(frozen=True)
 class HiddenFrames:
-    """Which ``num_hidden`` frames of a clip masked modelling hides, other ones in every ``epoch``; the same for any
-    order, batch, worker and rank.
+    """The ``num_hidden`` frames of each clip that masked modelling hides in ``epoch``.
+
+    They depend on the seed, the epoch and the sample id alone, not on order, batch, worker or rank.
     """
 
     num_frames: int
@@ -215,7 +216,7 @@ class HiddenFrames:
     epoch: int = 0
 
     def of(self, sample_id: str) -> Tensor:
-        """Bool (T,), true where a frame of this sample is hidden."""
+        """Return bool (T,): True for the hidden frames of a sample."""
         generator = np.random.default_rng(stable_seed("hidden frames", self.seed, self.epoch, sample_id))
         hidden = torch.zeros(self.num_frames, dtype=torch.bool)
         hidden[generator.permutation(self.num_frames)[: self.num_hidden].tolist()] = True
@@ -223,25 +224,23 @@ class HiddenFrames:
 
 
 def num_hidden_frames(num_frames: int, share: float) -> int:
-    """The nearest number to ``share`` of ``num_frames`` that hides at least one and leaves at least one."""
+    """Return ``share`` of ``num_frames``, rounded, but at least 1 and at most ``num_frames`` - 1."""
     return min(max(round(share * num_frames), 1), num_frames - 1)
 
 
 @dataclass(frozen=True)
 class PreparedSamples:
-    """``data`` with what the network's options want: ``beside``, tensors (N, ...) by name with a row per sample, and
-    ``hidden`` bool (T,) where frames are hidden.
-    """
+    """``data`` with more tensors: ``beside`` by name, (N, ...) with a row per sample, and the mask ``hidden`` (T,)."""
 
     data: BatchedSamples
     beside: Mapping[str, Tensor]
     hidden: HiddenFrames | None = None
 
-    classes = None  # there is nothing to draw evenly from
+    classes = None  # no balanced sampling
 
     @property
     def stream(self) -> Stream | None:
-        """That of ``data``."""
+        """The stream of ``data``."""
         return self.data.stream if isinstance(self.data, StreamedSampleSet) else None
 
     def __len__(self) -> int:
@@ -251,7 +250,7 @@ class PreparedSamples:
         return _first(self.__getitems__([index]))
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """The samples of ``indices`` as one batch."""
+        """Return the samples of ``indices`` as one batch."""
         batch = self.data.__getitems__(indices)
         tensors = batch.tensors | {name: rows[list(indices)] for name, rows in self.beside.items()}
         if self.hidden is not None:
@@ -259,7 +258,7 @@ class PreparedSamples:
         return Batch(batch.sample_ids, tensors)
 
     def at_epoch(self, epoch: int) -> "PreparedSamples":
-        """The same samples, with the frames hidden that ``epoch`` (0-based) hides."""
+        """Return the samples with the frames hidden that ``epoch`` (0-based) hides."""
         if isinstance(self.data, EpochSampleSet):
             self.data.at_epoch(epoch)
         return self if self.hidden is None else replace(self, hidden=replace(self.hidden, epoch=epoch))
@@ -277,22 +276,22 @@ _TOKENS = "caption_tokens"
 
 @dataclass(frozen=True)
 class RetrievalSet:
-    """The different videos and the different texts that are to find one another."""
+    """The distinct videos and texts of a part, between which retrieval is measured."""
 
     video_embeddings: Tensor  # float32 (N, E), unit vectors
     text_embeddings: Tensor  # float32 (M, E), unit vectors
-    pairs: npt.NDArray[np.int64]  # int64 (P, 2), rows of a video and a text that belong together; each pair once
-    video_places: npt.NDArray[np.int64]  # int64 (N,), an accumulated pair that each video stands in
-    text_places: npt.NDArray[np.int64]  # int64 (M,), likewise for texts
+    pairs: npt.NDArray[np.int64]  # int64 (P, 2), unique rows (video, text) that belong together
+    video_places: npt.NDArray[np.int64]  # int64 (N,), the first accumulated pair of each video
+    text_places: npt.NDArray[np.int64]  # int64 (M,), the first accumulated pair of each text
 
     @property
     def is_finite(self) -> bool:
-        """Whether all embeddings are numbers."""
+        """Whether all embeddings are finite."""
         return bool(self.video_embeddings.isfinite().all() and self.text_embeddings.isfinite().all())
 
 
 def measured_retrieval(found: RetrievalSet, config: RunConfig) -> RetrievalMetrics:
-    """Of both directions, over cosine similarities, at the run's ``recall_at`` and within ``retrieval_memory_mb``."""
+    """Return the retrieval metrics of both directions, by cosine similarity."""
     return retrieval_metrics(
         found.video_embeddings, found.text_embeddings, found.pairs,
         ks=config.recall_at, memory_bytes=config.retrieval_memory_mb * 1_000_000,
@@ -300,11 +299,7 @@ def measured_retrieval(found: RetrievalSet, config: RunConfig) -> RetrievalMetri
 
 
 class VideoTextOutputs(SampleColumns):
-    """Per pair, in the order they came: embeddings, losses, numbers of video and text, and written captions.
-
-    Reads of the outputs what ``VideoTextNetwork.forward`` gives, as far as it is there, and of the batch
-    ``video_index`` and ``text_index``.
-    """
+    """Collect each pair's embeddings, losses, indices and written captions, as far as the network returns them."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()
@@ -320,11 +315,11 @@ class VideoTextOutputs(SampleColumns):
 
     @property
     def caption_tokens(self) -> Tensor | None:
-        """Int32 (P, L), as ``CaptionDecoder.write`` gives them; None where none were written."""
+        """Tokens of the captions, int32 (P, L); None if none were written."""
         return self.column(_TOKENS) if _TOKENS in self else None
 
     def retrieval_set(self) -> RetrievalSet | None:
-        """What retrieval is measured on; None without embeddings."""
+        """Return the distinct videos and texts; None without embeddings."""
         if not all(name in self for name in _EMBEDDINGS):
             return None
         videos, texts = (self.column(name) for name in _EMBEDDINGS)
@@ -335,7 +330,7 @@ class VideoTextOutputs(SampleColumns):
         return RetrievalSet(videos[video_places], texts[text_places], pairs, video_places, text_places)
 
     def compute(self) -> dict[str, float]:
-        """Means of the losses over pairs; recall@k and MRR in both directions, NaN where an embedding is not finite."""
+        """Return mean losses, and recall@k and MRR in both directions; NaN if an embedding is not finite."""
         metrics = {name: float(self.column(name).double().mean()) for name in _LOSSES if name in self}
         retrieval = self.retrieval_set()
         if retrieval is None:
@@ -347,17 +342,17 @@ class VideoTextOutputs(SampleColumns):
 
 
 class VideoTextTask:
-    """Contrastive learning, captioning and masked modelling of clips and texts, each by its weight.
+    """Contrastive learning, captioning and masked modelling, each with its weight.
 
-    Every sample weighs the same: a caption's loss is the mean over its tokens, whatever its length. The contrastive
-    part compares the whole effective batch and is the engine's joint loss.
+    Every sample weighs 1; a caption's loss is the mean over its tokens. The contrastive loss compares all samples of
+    the effective batch, so it is the engine's joint loss.
 
     Args:
-        training: samples with what ``VideoTextNetwork.forward`` reads, ``video_index`` and ``text_index``.
+        training: samples with the tensors that ``VideoTextNetwork.forward`` reads.
         validation: the same.
-        plan: what is built.
-        config: weights of the losses, above zero for what ``plan`` builds, and only for that; how retrieval is
-            measured; ``beam_width`` of captions, where they are written.
+        plan: the network.
+        config: weights of the losses (above 0 exactly for the parts of ``plan``) and the settings of retrieval and
+            captions.
     """
 
     joint_tensors = _INDICES
@@ -370,16 +365,16 @@ class VideoTextTask:
 
     @property
     def joint_outputs(self) -> tuple[str, ...]:
-        """The embeddings, where they are compared."""
+        """Names of the outputs that the joint loss compares."""
         return _EMBEDDINGS if self._plan.contrastive else ()
 
     def build_model(self) -> nn.Module:
-        """The network, initialised from torch's current random state."""
+        """Return the network, initialised from torch's current random state."""
         return VideoTextNetwork(self._plan)
 
     @contextmanager
     def writing_captions(self) -> Iterator[None]:
-        """In this context ``forward`` also writes captions, where there is a decoder: ``caption_tokens`` (B, L)."""
+        """Make ``forward`` also write captions, ``caption_tokens`` (B, L), if there is a decoder."""
         self._writing = True
         try:
             yield
@@ -387,12 +382,12 @@ class VideoTextTask:
             self._writing = False
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
-        """See ``VideoTextNetwork.forward``."""
+        """Return the outputs of ``VideoTextNetwork.forward``."""
         outputs: Outputs = model(batch.tensors, self.config.beam_width if self._writing else 0)
         return outputs
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """Captioning and masked modelling, weighted; every sample weighs 1."""
+        """Return the weighted sum of captioning and masked modelling; every sample weighs 1."""
         any_output = next(iter(outputs.values()))
         total = torch.zeros((), device=any_output.device)
         if self._plan.captions:
@@ -402,7 +397,7 @@ class VideoTextTask:
         return LossSum(total, torch.tensor(float(len(batch)), device=any_output.device))
 
     def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], rows: range) -> Tensor:
-        """The share of ``rows`` in the contrastive loss of the whole effective batch, weighted."""
+        """Return the weighted contrastive loss of ``rows`` against the whole effective batch."""
         space = model.joint
         if not isinstance(space, JointSpace):
             raise TypeError(f"model: got a {type(model).__name__} without a joint space, wanted the task's own")
@@ -411,5 +406,5 @@ class VideoTextTask:
         return self.config.contrastive_weight * space.scale.contrastive(video, text, *indices, rows)
 
     def new_accumulator(self) -> VideoTextOutputs:
-        """Embeddings and losses of a pass."""
+        """Return an empty ``VideoTextOutputs``."""
         return VideoTextOutputs(self.config)

@@ -1,4 +1,4 @@
-"""Task video_text from its table to results: train on one split, look at the test part once, write what was found."""
+"""Train task video_text on one split and predict its test part once."""
 
 import logging
 import math
@@ -43,23 +43,22 @@ _logger = logging.getLogger(__name__)
 def train_video_text(
     paths: RunPaths, config: RunConfig, fold: int | None = None, **options: Unpack[TrainingOptions]
 ) -> TrainingOutcome[TrainingRecord]:
-    """Train, choosing the epoch on the validation part, and go through the test part once with that epoch's weights.
+    """Train, choose the epoch on the validation part, and predict the test part once with that epoch's weights.
 
-    Reads ``tables/video_texts.parquet`` and the videos' clips, which are made where they are missing; writes the
-    checkpoints, beside them ``tokenizer.json``, and ``tables/retrieval_ranks.parquet``, ``tables/captions.parquet`` and
-    ``tables/test_embeddings.safetensors``. Goes on from what an earlier attempt saved.
+    Reads ``tables/video_texts.parquet`` and the videos' clips; missing clips are made. Writes the checkpoints, next to
+    them ``tokenizer.json``, and ``tables/retrieval_ranks.parquet``, ``tables/captions.parquet`` and
+    ``tables/test_embeddings.safetensors``. Resumes an earlier attempt.
 
     Raises:
-        DataError: too many videos without a clip, an empty part, or nothing finite said of the test part.
-        UsageError: losses that are all off, sizes that do not fit one another, a text encoder that is not there, or
-            too little ``retrieval_memory_mb`` for a part.
+        DataError: too many videos have no clip, a part is empty, or an embedding of the test part is not finite.
+        UsageError: as ``check_config`` and ``check_retrieval_memory``.
         FvcError: as ``recipe.train``, which explains the options.
     """
     pairs, stop = read_table(paths.video_texts, VIDEO_TEXTS), options.get("stop")
     check_config(config)
     check_retrieval_memory(pairs, config)
     if options.get("ranks") is None and config.num_ranks > 1:
-        video_text.make_clips(config, pairs, stop=stop)  # once, before ranks wait for it
+        video_text.make_clips(config, pairs, stop=stop)  # before ranks are started
 
     def read(ranks: Ranks) -> Training[TrainingRecord]:
         parts = read_parts(paths, config, ranks, stop)
@@ -89,7 +88,7 @@ def _finish(
 
 
 def refuse_nonfinite(outputs: VideoTextOutputs) -> None:
-    """Raise ``DataError`` where an embedding of the test part is no vector of numbers."""
+    """Raise ``DataError`` if an embedding of the test part is not finite."""
     found = outputs.retrieval_set()
     if found is None or found.is_finite:
         return
@@ -97,15 +96,13 @@ def refuse_nonfinite(outputs: VideoTextOutputs) -> None:
     texts = found.text_places[~found.text_embeddings.isfinite().all(1).numpy()]
     lost = [outputs.sample_ids[number] for number in (*videos, *texts)]
     raise DataError(
-        f"the network says nothing finite of {len(lost)} test videos or texts, the first in the pairs "
+        f"the embeddings of {len(lost)} test videos or texts are not finite, the first in the pairs "
         f"{', '.join(lost[:5])}. Turn amp off, or train with a lower learning_rate."
     )
 
 
 def check_config(config: RunConfig) -> None:
-    """Raise ``UsageError`` for parameters that cannot go together, or a network or text encoder that cannot be begun
-    with: its weights are compared by name and shape.
-    """
+    """Raise ``UsageError`` if parameters contradict each other, or a network or text encoder does not load."""
     if not config.contrastive_weight and not config.caption_weight:
         raise UsageError(
             "contrastive_weight and caption_weight are both 0: nothing would be learned that can be measured. Give one "
@@ -114,7 +111,7 @@ def check_config(config: RunConfig) -> None:
     if config.text_width % config.text_heads:
         raise UsageError(f"text_heads: got {config.text_heads}, wanted a divisor of text_width {config.text_width}.")
     if config.masked_weight and config.clips.num_frames < 2:
-        raise UsageError("masked_weight: a clip of one frame has none left to foretell it from. Take more num_frames.")
+        raise UsageError("masked_weight: a clip of one frame leaves none to predict from. Use more num_frames.")
     if _encoder_folder(config):
         encoder_tensors(_encoder_folder(config), ["a text"], config.max_text_tokens)
     plan = network_plan(config, config.vocabulary_size)
@@ -122,12 +119,12 @@ def check_config(config: RunConfig) -> None:
         try:
             with without_memory():
                 VideoEncoder(plan)
-        except (RuntimeError, NotImplementedError):  # its set-up computes with values
+        except (RuntimeError, NotImplementedError):  # the constructor needs real tensors
             VideoEncoder(plan)
 
 
 def check_retrieval_memory(pairs: pl.DataFrame, config: RunConfig) -> None:
-    """Raise ``UsageError`` where retrieval among ``pairs`` (VIDEO_TEXTS) of a part could not be measured later on."""
+    """Raise ``UsageError`` if ``retrieval_memory_mb`` is too small for a part of ``pairs`` (VIDEO_TEXTS)."""
     if not config.contrastive_weight:
         return
     for part in PARTS if config.training_metrics else ("validation", "test"):
@@ -143,24 +140,24 @@ def check_retrieval_memory(pairs: pl.DataFrame, config: RunConfig) -> None:
 
 
 def tokenizer_file(paths: RunPaths) -> Path:
-    """Where the tokenizer is kept, beside the checkpoints it belongs to."""
+    """Return the path of ``tokenizer.json``."""
     return paths.stage_training(STAGE) / "tokenizer.json"
 
 
 @dataclass(frozen=True)
 class VideoTextParts:
-    """What a training is made of: numbered pairs whose video has a clip, and a tokenizer of the training part."""
+    """Numbered pairs whose videos have clips, the clips, and the tokenizer of the training part."""
 
     pairs: pl.DataFrame
     source: ClipSource
     tokenizer: TextTokenizer
 
     def of(self, part: str) -> pl.DataFrame:
-        """The pairs of train, validation or test."""
+        """Return the pairs of train, validation or test."""
         return self.pairs.filter(pl.col("part") == part)
 
     def samples(self, part: str, config: RunConfig) -> video_text.PreparedSamples:
-        """The samples of a part, in the order of ``of(part)``."""
+        """Return the samples of a part, in the order of ``of(part)``."""
         pairs = self.of(part)
         data = video_text.VideoTextDataset(self.source, pairs, self.tokenizer, config.max_text_tokens)
         hidden = None
@@ -173,11 +170,11 @@ class VideoTextParts:
 def read_parts(
     paths: RunPaths, config: RunConfig, ranks: Ranks | None = None, stop: Callable[[], bool] | None = None
 ) -> "VideoTextParts":
-    """The run's pairs and their clips, made on rank 0 where they are missing.
+    """Return the run's pairs and their clips; rank 0 makes missing clips.
 
     Raises:
-        DataError: too many videos without a clip, or a part without a pair.
-        StoppedError: ``stop`` said so.
+        DataError: too many videos have no clip, or a part has no pair.
+        StoppedError: ``stop`` returned True.
     """
     ranks = ranks or Ranks()
     pairs = read_table(paths.video_texts, VIDEO_TEXTS)
@@ -193,12 +190,12 @@ def read_parts(
     tokenizer = TextTokenizer.train(texts.unique(), config.vocabulary_size)
     _logger.info("%d pairs, a vocabulary of %d tokens", remaining.height, tokenizer.vocabulary_size)
     if ranks.rank == 0:
-        _say_what_is_cut(remaining["text"].unique().to_list(), tokenizer, config)
+        _warn_of_long_texts(remaining["text"].unique().to_list(), tokenizer, config)
     return VideoTextParts(remaining, video_text.open_made_clips(config, pairs, missing), tokenizer)
 
 
-def _say_what_is_cut(texts: Sequence[str], tokenizer: TextTokenizer, config: RunConfig) -> None:
-    """Where somebody reads these tokens: a transformers encoder has its own."""
+def _warn_of_long_texts(texts: Sequence[str], tokenizer: TextTokenizer, config: RunConfig) -> None:
+    """Log how many texts are cut, unless only a transformers encoder, with its own tokens, reads them."""
     if _encoder_folder(config) and not config.caption_weight:
         return
     lengths = tokenizer.num_tokens(texts)
@@ -211,14 +208,14 @@ def _say_what_is_cut(texts: Sequence[str], tokenizer: TextTokenizer, config: Run
 
 
 def split_training(parts: "VideoTextParts", config: RunConfig) -> Training[TrainingRecord]:
-    """What ``config`` asks to be learned from ``parts``; ``UsageError`` for a text encoder that is not there."""
+    """Return the training of ``parts`` that ``config`` describes; ``UsageError`` for a missing text encoder."""
     task = VideoTextTask(
         parts.samples("train", config),
         parts.samples("validation", config),
         network_plan(config, parts.tokenizer.vocabulary_size),
         config,
     )
-    # The tokens are learned from the texts, and by a library whose versions may differ.
+    # Versions of the tokenizer library may learn different tokens from the same texts.
     fingerprint = sha256_of_json([video_text.pairs_fingerprint(parts.source, parts.pairs), parts.tokenizer.fingerprint])
     settings = recipe.settings_of(config, stable_seed(STAGE, config.seed), DETECTORS.get(config.model).micro_batch)
     return Training(
@@ -233,14 +230,13 @@ def split_training(parts: "VideoTextParts", config: RunConfig) -> Training[Train
 
 
 def training_parameters(config: RunConfig) -> dict[str, Any]:
-    """What of ``config`` a checkpoint of this training is bound to; raises as ``split_training``."""
+    """Return the parameters that a checkpoint is bound to; an encoder counts by its content."""
     encoder = _encoder_folder(config)
-    # Not where the encoder lies but what is in it.
     return config.training_values() | {"text_encoder": encoder_fingerprint(encoder) if encoder else OWN}
 
 
 def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:
-    """The network that ``config`` asks for; a loss without weight builds nothing."""
+    """Return the plan of the network; a loss with weight 0 adds no part."""
     return NetworkPlan(
         trunk=config.model,
         num_frames=config.clips.num_frames,
@@ -262,19 +258,19 @@ def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:
 
 
 def _encoder_folder(config: RunConfig) -> str:
-    """Empty where no encoder of transformers is asked for."""
+    """Return the folder of the transformers encoder, or an empty text."""
     return config.text_encoder if config.contrastive_weight and config.text_encoder != OWN else ""
 
 
 def text_tensors(config: RunConfig, tokenizer: TextTokenizer, texts: Sequence[str]) -> dict[str, Tensor]:
-    """What the network reads of ``texts``, a row each: tokens, and what an encoder of transformers wants."""
+    """Return the network's inputs for ``texts``, a row each: tokens, and the inputs of a transformers encoder."""
     folder = _encoder_folder(config)
     beside = encoder_tensors(folder, texts, config.max_text_tokens) if folder else {}
     return {"tokens": tokenizer.encode(texts, config.max_text_tokens)} | dict(beside)
 
 
 def _beside(pairs: pl.DataFrame, config: RunConfig) -> dict[str, Tensor]:
-    """What an encoder of transformers reads of each pair's text; every text is encoded once."""
+    """Return the transformers encoder's inputs, a row per pair; each distinct text is encoded once."""
     folder = _encoder_folder(config)
     if not folder:
         return {}
@@ -287,10 +283,9 @@ def _beside(pairs: pl.DataFrame, config: RunConfig) -> dict[str, Tensor]:
 def write_test_tables(
     paths: RunPaths, pairs: pl.DataFrame, outputs: VideoTextOutputs, tokenizer: TextTokenizer, config: RunConfig
 ) -> None:
-    """Write ranks, captions and embeddings of the test ``pairs`` (VIDEO_TEXTS), whose outputs these are, in order.
+    """Write ranks, captions and embeddings of the test ``pairs`` (VIDEO_TEXTS), in the order of ``outputs``.
 
-    Without a contrastive loss there are no ranks and no embeddings, without a captioning loss no captions: their tables
-    then have no rows.
+    Without a contrastive loss, ranks and embeddings are empty; without a captioning loss, captions are.
     """
     retrieval = outputs.retrieval_set()
     ranks = frame_of(None, RETRIEVAL_RANKS)
@@ -302,9 +297,9 @@ def write_test_tables(
 
 
 def retrieval_ranks(pairs: pl.DataFrame, retrieval: RetrievalSet, metrics: RetrievalMetrics) -> pl.DataFrame:
-    """RETRIEVAL_RANKS of every video (``query_id`` is its id) and every text, each in the order of the embeddings.
+    """Return RETRIEVAL_RANKS of every video and text, in the order of the embeddings.
 
-    A text that stands beside videos of several groups is counted to the first of them by name.
+    A text of several groups counts for the first of them by name.
     """
     first_group = dict(pairs.group_by("text_id").agg(pl.col("group_id").min()).iter_rows())
     videos, texts = pairs[retrieval.video_places.tolist()], pairs[retrieval.text_places.tolist()]
@@ -328,7 +323,7 @@ def retrieval_ranks(pairs: pl.DataFrame, retrieval: RetrievalSet, metrics: Retri
 
 
 def written_captions(pairs: pl.DataFrame, outputs: VideoTextOutputs, tokenizer: TextTokenizer) -> pl.DataFrame:
-    """CAPTIONS of every video, in the order of the ids."""
+    """Return CAPTIONS of every video, sorted by id."""
     tokens = outputs.caption_tokens
     if tokens is None:
         return frame_of(None, CAPTIONS)
@@ -347,9 +342,9 @@ def written_captions(pairs: pl.DataFrame, outputs: VideoTextOutputs, tokenizer: 
 
 
 def write_embeddings(path: Path, retrieval: RetrievalSet | None) -> None:
-    """Replace ``path`` atomically: ``video_embeddings``, ``text_embeddings`` and ``pairs``, see ``RetrievalSet``.
+    """Write ``video_embeddings``, ``text_embeddings`` and ``pairs`` (see ``RetrievalSet``) to ``path``.
 
-    Rows are in the order of the ids, which is that of RETRIEVAL_RANKS within each direction.
+    Rows are sorted by id, as RETRIEVAL_RANKS is within each direction.
     """
     empty = torch.zeros(0, 0)
     tensors = {
