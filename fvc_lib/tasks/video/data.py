@@ -1,9 +1,8 @@
-"""Stored clips as samples: training sees originals and augmented copies, all else originals only."""
+"""Stored clips as samples of an outer fold; only training uses augmented copies."""
 
 import hashlib
 import logging
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
@@ -34,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClipRow:
-    """A video's clips: the video, which copy of it (0 is the original), and what it is (0 real, 1 fake)."""
+    """The clips of one copy of a video: copy 0 is the original; label 0 is real, 1 is fake."""
 
     video_id: str
     augmentation_index: int
@@ -42,36 +41,36 @@ class ClipRow:
 
     @property
     def clip_id(self) -> str:
-        """The name used in messages."""
+        """Name in messages: ``video_id#copy``."""
         return f"{self.video_id}#{self.augmentation_index}"
 
 
 class ClipSource(Protocol):
-    """Where clips are read from: a ``ClipStore`` or ``ClipShards``."""
+    """A source of clips: a ``ClipStore`` or ``ClipShards``."""
 
     @property
     def settings_hash(self) -> str:
-        """What decides every clip besides the video's content."""
+        """Hash of all settings that a clip depends on."""
         ...
 
     def has(self, video_id: str, augmentation_index: int, /) -> bool:
-        """Whether the clip is there; 0 is the original."""
+        """Return whether the clip exists; copy 0 is the original."""
         ...
 
     @property
     def shape(self) -> Shape:
-        """(N T, 3, S, S): of a video's N clips, one after the other."""
+        """Shape (N T, 3, S, S) of a video's N clips, concatenated."""
         ...
 
     def load(self, video_id: str, augmentation_index: int, frames: Pixels, first: int = 0, /) -> None:
-        """Fill ``frames``, uint8 (t, 3, S, S), with those from number ``first`` on."""
+        """Fill ``frames``, uint8 (t, 3, S, S), from frame ``first`` on."""
         ...
 
 
 def stream_of(source: ClipSource, clips: Sequence[tuple[str, int]], samples_of_each: int = 1) -> Stream | None:
-    """How samples of ``clips`` (video id and augmentation index), so many of each, lie in a source read as a stream.
+    """Return the places in the shards of ``clips`` (video id and copy), each ``samples_of_each`` times.
 
-    None where it is not: then they may come in any order.
+    None if the source allows random access.
     """
     if not isinstance(source, ClipShards) or not source.buffer:
         return None
@@ -80,7 +79,7 @@ def stream_of(source: ClipSource, clips: Sequence[tuple[str, int]], samples_of_e
 
 
 def begin_pass(source: ClipSource) -> None:
-    """From here on the clips of ``source`` are read once more."""
+    """Tell a streamed ``source`` that a new pass begins."""
     if isinstance(source, ClipShards):
         source.begin_pass()
 
@@ -88,19 +87,16 @@ def begin_pass(source: ClipSource) -> None:
 class ClipDataset:
     """Samples with ``frames`` uint8 (T, 3, S, S) and ``label`` float32 () from stored clips.
 
-    Of a ``FeatureSource`` they have ``features`` float32 (T', F) in place of frames. With ``mixing`` they also have
-    ``target`` float32 (), the share of fake in the mixture, and differ from epoch to epoch; ``label`` stays that of
-    the clip itself.
-
-    Of a row with several clips all are samples, one after the other; with ``draws`` one is, another in every epoch.
-    The seed, the row and the epoch decide what is drawn: neither the order nor the process nor how a batch is split.
+    With a ``FeatureSource``, ``features`` float32 (T', F) replace the frames. With ``mixing``, samples also have
+    ``target`` float32 (), the share of fake in the mixture; ``label`` stays the clip's own. All random choices depend
+    on seed, row and epoch alone.
 
     Args:
-        clips: N, of each row.
-        draws: whether one of them is drawn.
-        mixing: of training; None: every clip as it is.
-        seed: with the clip and the epoch decides what is drawn.
-        epoch: whose samples these are.
+        clips: N, the number of clips per row.
+        draws: True: a row is one sample, a random clip in each epoch; False: all its clips are samples.
+        mixing: mixup and cutmix for training; None: clips as they are.
+        seed: seed of all random choices.
+        epoch: the epoch of the samples (0-based).
     """
 
     def __init__(
@@ -123,12 +119,12 @@ class ClipDataset:
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """The label of every sample."""
+        """Label of each sample."""
         return tuple(row.label for row in self.rows for _ in range(self._per_row))
 
     @property
     def stream(self) -> Stream | None:
-        """How the samples lie in shards that are read as a stream; None where clips are read in any order."""
+        """Places of the samples in streamed shards; None for random access."""
         return stream_of(self._source, [(row.video_id, row.augmentation_index) for row in self.rows], self._per_row)
 
     def __len__(self) -> int:
@@ -139,7 +135,7 @@ class ClipDataset:
         return Sample(batch.sample_ids[0], {name: tensor[0] for name, tensor in batch.tensors.items()})
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """The samples of ``indices`` as one batch, each clip read straight into its place."""
+        """Return the samples of ``indices`` as one batch."""
         chosen = [self._chosen(index) for index in indices]
         labels = torch.tensor([float(row.label) for row, _ in chosen])
         ids = tuple(f"{row.clip_id}@{clip}" if clip else row.clip_id for row, clip in chosen)
@@ -157,7 +153,7 @@ class ClipDataset:
         return Batch(ids, tensors)
 
     def at_epoch(self, epoch: int) -> "ClipDataset":
-        """The same clips as they are drawn and mixed in ``epoch`` (0-based)."""
+        """Return the samples of ``epoch`` (0-based)."""
         begin_pass(self._source)
         draws = self._per_row < self._clips
         if self._mixing is None and not draws:
@@ -174,12 +170,12 @@ class ClipDataset:
 
     @property
     def _shape(self) -> Shape:
-        """(T, 3, S, S) of one clip."""
+        """Shape (T, 3, S, S) of one clip."""
         num_frames, *rest = self._source.shape
         return (num_frames // self._clips, rest[0], rest[1], rest[2])
 
     def _chosen(self, index: int) -> tuple[ClipRow, int]:
-        """The row of a sample, and which of its clips."""
+        """Return a sample's row and the number of its clip."""
         if self._per_row == self._clips:
             return self.rows[index // self._clips], index % self._clips
         row = self.rows[index]
@@ -202,7 +198,7 @@ class ClipDataset:
 
 
 def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[ClipRow, ...]:
-    """Rows for ``videos`` (columns ``video_id``, ``label``): originals, and so many augmented copies of each."""
+    """Return rows for ``videos`` (``video_id label``): the originals and their augmented copies."""
     pairs = videos.sort("video_id").select("video_id", "label").iter_rows()
     return tuple(
         ClipRow(video_id, index, LABELS.index(label))
@@ -212,13 +208,13 @@ def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[C
 
 
 def without_missing_originals(videos: pl.DataFrame, source: ClipSource) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """``videos`` that have an original clip, and the ids of those that do not."""
+    """Return the ``videos`` that have an original clip, and the sorted ids of the others."""
     present = pl.Series([source.has(video_id, 0) for video_id in videos["video_id"]], dtype=pl.Boolean)
     return videos.filter(present), tuple(videos.filter(~present)["video_id"].sort())
 
 
 def require_clips(source: ClipSource, rows: Iterable[ClipRow]) -> None:
-    """Check before training that every clip is there; else raise ``DataError``, which names up to ten."""
+    """Raise ``DataError`` if a clip is missing; the error names up to ten."""
     missing = [row.clip_id for row in rows if not source.has(row.video_id, row.augmentation_index)]
     if missing:
         more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
@@ -229,9 +225,10 @@ def require_clips(source: ClipSource, rows: Iterable[ClipRow]) -> None:
 
 
 def class_weights(rows: Sequence[ClipRow]) -> tuple[float, float]:
-    """Loss weights (real, fake) that give both classes equal influence and average to one over ``rows``.
+    """Return loss weights (real, fake) that give both classes equal influence, with mean 1 over ``rows``.
 
-    ``DataError`` where only one class is there, so that nothing can be learned.
+    Raises:
+        DataError: ``rows`` have one class only.
     """
     counts = np.bincount([row.label for row in rows], minlength=2)
     if not counts.all():
@@ -244,12 +241,11 @@ def class_weights(rows: Sequence[ClipRow]) -> tuple[float, float]:
 
 
 def prior_logit(rows: Sequence[ClipRow], class_balance: str) -> float:
-    """What brings a logit to the share of fakes in ``rows``, on which a network with ``class_balance`` was trained.
+    """Return log(fakes / reals) of ``rows``, to be added to logits of a network trained with balanced classes.
 
-    A loss or a sampler that gives both classes equal influence teaches the odds as if there were as many fakes as
-    reals: with four fakes to a real even a perfect network would be off by 0.18 (expected calibration error), and no
-    temperature undoes a shift. Adding log(fakes / reals) does (C. Elkan, "The foundations of cost-sensitive learning",
-    IJCAI 2001, theorem 2). The order of the videos stays as it is. 0 where the classes were left as they are.
+    Balanced training teaches the odds of equal classes; with four fakes per real, even a perfect network would have an
+    expected calibration error of 0.18, which no temperature corrects (C. Elkan, "The foundations of cost-sensitive
+    learning", IJCAI 2001, theorem 2). 0 if ``class_balance`` is ``none``.
     """
     if class_balance == "none":
         return 0.0
@@ -258,7 +254,7 @@ def prior_logit(rows: Sequence[ClipRow], class_balance: str) -> float:
 
 
 def rows_fingerprint(source: ClipSource, parts: Sequence[tuple[str, Sequence[ClipRow]]]) -> str:
-    """Hex SHA-256 over which clips, with which labels, made with which settings, play which part."""
+    """Return a hex SHA-256 of the clip settings and of each part's clips and labels."""
     digest = hashlib.sha256(source.settings_hash.encode())
     for part, rows in parts:
         for row in rows:
@@ -266,95 +262,69 @@ def rows_fingerprint(source: ClipSource, parts: Sequence[tuple[str, Sequence[Cli
     return digest.hexdigest()
 
 
-# The outer fold under seal: whoever looks at it before the selection is on record is stopped and named.
-
-
 @dataclass(frozen=True)
 class OuterFold:
-    """What was under the seal: the test clips with their labels, in the order of the video ids, and their groups."""
+    """The test clips with their labels, sorted by video id, and the group of each video."""
 
     rows: tuple[ClipRow, ...]
     group_of: Mapping[str, str]
 
 
 class SealedFold:
-    """The videos that a fold is tested on; before it is opened only how many they are can be known.
+    """The test videos of a fold, readable once, after the selection was recorded; until then only their number.
 
-    Neither their labels nor their ids can be had, so that no network can score them either. ``open`` wants the recorded
-    selection of the very same fold, by the fingerprint ``clips``, and does it once. Everything else that would show
-    them, copying and pickling included, raises ``LeakageError`` with the place in the code that tried.
+    Every other access raises ``LeakageError``, so that neither labels nor ids of the fold can influence a choice.
     """
 
-    __slots__ = ("_clips", "_contents", "_name", "_opened_by")
+    __slots__ = ("_clips", "_contents", "_is_open", "_name")
 
     def __init__(self, name: str, rows: Sequence[ClipRow], group_of: Mapping[str, str], clips: str) -> None:
         self._name = name
         self._contents = OuterFold(tuple(rows), dict(group_of))
-        self._clips = clips
-        self._opened_by = ""
+        self._clips = clips  # fingerprint of the fold
+        self._is_open = False
 
     def open(self, selection: RecordedSelection) -> OuterFold:
-        """Break the seal; ``LeakageError`` for an unrecorded selection or another fold's, or a second time."""
-        if not isinstance(selection, RecordedSelection):
-            self._refuse("the labels, with a selection that is not recorded,")
-        if selection.clips != self._clips:
-            self._refuse("the labels, with the selection of another fold,")
-        if self._opened_by:
-            self._refuse(f"the labels a second time (the first was {self._opened_by})")
-        self._opened_by = _place(2)
+        """Return the contents; raise ``LeakageError`` without this fold's recorded selection, or a second time."""
+        if self._is_open or not isinstance(selection, RecordedSelection) or selection.clips != self._clips:
+            self._refuse()
+        self._is_open = True
         return self._contents
-
-    @property
-    def rows(self) -> tuple[ClipRow, ...]:
-        """Refused: ``open`` gives them."""
-        self._refuse("the labels")
-
-    @property
-    def group_of(self) -> Mapping[str, str]:
-        """Refused: ``open`` gives them."""
-        self._refuse("the groups")
 
     def __len__(self) -> int:
         return len(self._contents.rows)
 
     def __iter__(self) -> Iterator[ClipRow]:
-        self._refuse("the labels")
-
-    def __getitem__(self, index: int) -> ClipRow:
-        self._refuse("a label")
+        self._refuse()
 
     def __reduce__(self) -> NoReturn:
-        self._refuse("a copy")
+        self._refuse()
 
-    def __repr__(self) -> str:
-        return f"<sealed {self._name}: {len(self)} videos>"
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._refuse()
 
-    def _refuse(self, what: str) -> NoReturn:
-        """Raise, naming who asked for ``what``."""
+    def _refuse(self) -> NoReturn:
         raise LeakageError(
-            f"{self._name}: {_place(3)} asked for {what} of {len(self)} videos that test it. Epoch, threshold and "
-            "temperature come from the inner validation part; record them first (selection.record_selection), then "
-            "open the fold with the record, once."
+            f"{self._name}: its {len(self)} test videos are sealed. Choose epoch, threshold and temperature on the "
+            "inner validation part, record them (selection.record_selection), and open the fold with that record, once."
         )
-
-
-def _place(depth: int) -> str:
-    """The function that called, so many calls up from here, as ``module.function (line n)``."""
-    frame = sys._getframe(depth)
-    return f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname} (line {frame.f_lineno})"
-
-
-# Which clips play which part in one outer fold. From here on the outer fold's labels are under seal.
 
 
 @dataclass(frozen=True)
 class FoldClips:
-    """One outer fold as clips, each part in the order of the video ids.
+    """One outer fold as clips, each part sorted by video id.
 
-    Training has originals and augmented copies; inner validation, which chooses epoch, temperature and threshold, and
-    the sealed test part have originals. ``missing`` are ids of videos, in any part, that have no clip; ``fingerprint``
-    is over all of it and the clips' settings; ``groups`` are those of the training videos, ``validation_groups`` of the
-    validation videos, by video. Of the network of all groups ``fold`` is None and the test part empty.
+    Attributes:
+        fold: the fold's number; None for the network of all groups, whose test part is empty.
+        train: originals and augmented copies.
+        validation: originals of the inner validation part, which chooses epoch, temperature and threshold.
+        validation_groups: the group of each validation video.
+        test: the sealed test part, originals only.
+        missing: ids of videos of any part without a clip.
+        fingerprint: hash of the parts, labels and clip settings.
+        groups: the group of each training video.
     """
 
     fold: int | None
@@ -368,15 +338,14 @@ class FoldClips:
 
     @property
     def num_validation_groups(self) -> int:
-        """How many groups chose."""
+        """Number of groups in the inner validation part."""
         return len(set(self.validation_groups.values()))
 
 
 def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
-    """What ``config`` trains from: the shared store, or the shards of the clips that ``made`` (AUGMENTED) lists, read
-    in any order or as a stream.
+    """Return the shared clip store, or the shards of the clips that ``made`` (AUGMENTED) lists.
 
-    Shards are read and checked as a whole here, before anything depends on them.
+    Shards are checked completely first.
 
     Raises:
         DataError: the shards are missing or damaged.
@@ -394,41 +363,41 @@ def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
 
 
 def made_clips(paths: RunPaths) -> list[tuple[str, int]]:
-    """Video id and augmentation index of every clip that was made, sorted; no labels."""
+    """Return the sorted (video id, augmentation index) of every clip of the run."""
     made = read_table(paths.augmented_metadata, AUGMENTED).select("video_id", "augmentation_index")
     return sorted(set(made.iter_rows()))
 
 
 def rows_to_train_on(paths: RunPaths, config: RunConfig, fold: int | None) -> TrainingRows:
-    """What training ``fold`` of a run is split from, with the labels it is trained on, which may be shuffled.
+    """Return the rows of training ``fold``, with shuffled labels if the run asks for them.
 
-    None is the network of all groups: whoever takes part in any training.
-
-    Of protocol ``kfold`` the run's folds as they are, also of runs that have no table of the protocol yet.
+    Fold None is the network of all groups. Protocol ``kfold`` needs no protocol table.
     """
     if config.protocol == KFOLD:
         rows = TrainingRows(read_table(paths.folds, FOLDS))
     else:
         table = read_table(paths.protocol, PROTOCOL)
         rows = all_rows(table) if fold is None else training_rows(table, fold)
-    # By group over all that is trained on or tested, within each outer fold, so that what another fold's groups are
-    # called says nothing of this one's labels; the same for every fold of a run with one set of folds.
+    # Shuffle by group within each outer fold, so that other folds' labels tell nothing of this one's.
     return rows.shuffled(stable_seed("shuffle_labels", config.seed)) if config.shuffle_labels else rows
 
 
 def read_fold(
     paths: RunPaths, config: RunConfig, fold: int | None, *, source: Any = None
 ) -> tuple[Any, FoldClips, dict[str, FoldClips]]:
-    """One outer fold of a run: where its clips are read from, the fold, and the fold of each control by name.
+    """Return the clip source of a fold, its parts, and the parts of each control by name.
 
-    ``source`` takes the place of the run's clips: it says with ``has`` which videos take part.
+    A control (``tasks.CONTROL_TRAININGS``) is absent if it is turned off or not possible with these groups. Fold None,
+    the network of all groups, has none.
 
-    The network of all groups (None) has no controls. A control (``tasks.CONTROL_TRAININGS``) is not there where it is
-    turned off, where a few mixed groups cannot carry
-    shuffled labels, or where there are no two sources of reals: no fault of the data.
+    Args:
+        paths: the run.
+        config: its parameters.
+        fold: 0-based; None: the network of all groups.
+        source: used instead of the run's clips.
 
     Raises:
-        DataError: as ``open_clips`` and ``fold_clips``, or a clip that was made is gone since.
+        DataError: as ``open_clips`` and ``fold_clips``, or a clip is gone from the store.
     """
     rows, known = rows_to_train_on(paths, config, fold), set[str]()
     if source is None:
@@ -464,11 +433,11 @@ def read_fold(
 def fold_clips(rows: TrainingRows, source: ClipSource, config: RunConfig, fold: int | None) -> FoldClips:
     """Split ``rows`` for ``fold`` and look up the clips in ``source``.
 
-    A video whose original clip could not be made takes no part and is named; an augmented copy that is missing while
-    its original is there means that the stage before did not finish.
+    Videos without an original clip are left out and named.
 
     Raises:
-        DataError: too many videos without a clip, unfinished augmentation, no such fold, or one class only.
+        DataError: too many videos have no clip, an augmented copy is missing, the fold does not exist, or a part has
+            one class only.
     """
     _, missing = without_missing_originals(rows.folds, source)
     if len(missing) > config.max_rejected_share * rows.folds.height:

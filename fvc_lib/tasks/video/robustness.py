@@ -1,12 +1,11 @@
-"""How a run's networks score its own test videos once these are compressed, made smaller, blurred, cut.
+"""Score a run's test videos after compression, scaling, blur and other disturbances.
 
-Each video is judged by the one network that was not trained on its group, with the weights, decoding and calibration
-that its stored score was made with; labels, groups, folds and thresholds stay as they are. Every level is a recipe of
-``video/reencode.py``, applied to the whole file before it is decoded. First all are scored as they are: that must give
-the stored scores, else nothing else here would mean anything.
+Each video is scored by the network that was not trained on its group, with the run's weights, decoding, calibration
+and threshold. A level is a recipe of ``video/reencode.py``, applied to the whole file. The undisturbed videos are
+scored first and must get their stored scores.
 
-What is scored is appended to a file per level at once, so a killed sweep goes on where it was. A line counts as long as
-the recipe, the weights and the decoding are what it was made with.
+Each score is appended to a file per level, so a killed sweep resumes. A line counts while recipe, weights and decoding
+are the same.
 """
 
 import logging
@@ -33,19 +32,19 @@ from fvc_lib.video.reencode import RECIPES
 _logger = logging.getLogger(__name__)
 
 UNDISTURBED = "undisturbed"
-# Beside the recipes of one video after another this is a corpus's: a run of its own is trained on it.
+# A recipe for whole corpora, on which a run is trained.
 _NOT_SWEPT = ("canonical",)
-# A score computed again on the same device differs by rounding; in mixed precision, or on another device, by more.
-_SAME, _ELSEWHERE = 1e-4, 0.02
+_TOLERANCE = 1e-4  # of a score computed again on the same device
+_TOLERANCE_ELSEWHERE = 0.02  # in mixed precision or on another device
 
 
 def levels_named(names: Sequence[str] = ()) -> tuple[str, ...]:
-    """The levels that ``names`` (of recipes, or of kinds of recipes for all their levels) stand for; none: all.
+    """Return the levels called ``names``, each a recipe or a kind of recipe; no name: all levels.
 
-    Levels whose encoder this PyAV lacks are left out where all are asked for, with a warning.
+    Without names, levels whose encoder PyAV lacks are left out with a warning.
 
     Raises:
-        UsageError: an unknown name, or an encoder that is not here.
+        UsageError: an unknown name, or a missing encoder.
     """
     swept = {name: recipe for name, recipe in RECIPES.items() if recipe.kind not in _NOT_SWEPT}
     kinds = dict.fromkeys(recipe.kind for recipe in swept.values())
@@ -81,17 +80,17 @@ def score_levels(
         paths: a run of task video whose folds are all trained.
         levels: as ``levels_named`` gave them.
         workers: processes that decode and encode; 0: one per core.
-        progress: called with (videos done, videos in all) over all levels.
-        stop: asked between videos.
+        progress: called with (videos done, videos) over all levels.
+        stop: called between videos; returns True to stop.
 
     Returns:
-        The table (ROBUSTNESS): these levels, and others that an earlier call scored and that still hold; and how far
-        the undisturbed scores are from the stored ones.
+        The table (ROBUSTNESS) of these levels and of those that an earlier call scored completely, and the differences
+        of the undisturbed scores from the stored ones.
 
     Raises:
         UsageError: the run is of another task or not finished.
-        DataError: the videos, scored as they are, do not get the scores that the run has stored.
-        StoppedError: ``stop`` said so; another call goes on.
+        DataError: undisturbed videos do not get their stored scores.
+        StoppedError: ``stop`` returned True; another call resumes.
     """
     networks = RunNetworks(paths)
     videos = _videos(paths, networks)
@@ -110,7 +109,7 @@ def score_levels(
             checked = check_undisturbed(videos, found[level], _tolerance(networks), paths)
     for level in earlier:
         known = _known(paths, level, _identity(networks, level))
-        if known.keys() >= set(videos["video_id"]):  # no level of which some videos alone are known
+        if known.keys() >= set(videos["video_id"]):  # complete levels only
             found[level] = known
     order = [UNDISTURBED, *RECIPES]
     rows = [
@@ -132,7 +131,7 @@ def _kind(level: str) -> str:
 
 
 def _videos(paths: RunPaths, networks: RunNetworks) -> pl.DataFrame:
-    """PREDICTIONS of all folds with ``path`` (whole) and ``content_sha256``, by fold and id."""
+    """Return PREDICTIONS of all folds with absolute ``path`` and ``content_sha256``, sorted by fold and id."""
     predictions = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in networks.outcomes])
     index = read_table(paths.index, INDEX, without=["perceptual_hash"]).select("video_id", "path", "content_sha256")
     root = corpus_root(networks.config)
@@ -149,7 +148,7 @@ def _scored_level(
     tell: Callable[[int], None],
     stop: Callable[[], bool],
 ) -> dict[str, Mapping[str, Any]]:
-    """By video id what was found: ``score`` and ``logit``, or ``failure``; earlier failures are tried again."""
+    """Return ``score`` and ``logit``, or ``failure``, by video id; earlier failures are tried again."""
     paths, identity = networks.paths, _identity(networks, level)
     known = {name: row for name, row in _known(paths, level, identity).items() if row["failure"] is None}
     todo = [video for video in videos.to_dicts() if video["video_id"] not in known]
@@ -174,7 +173,7 @@ def _scored_level(
 
 
 def _identity(networks: RunNetworks, level: str) -> str:
-    """Hex SHA-256 of all that decides a score besides the video's content."""
+    """Return a hex SHA-256 of everything but the video that a score depends on."""
     recipe = "" if level == UNDISTURBED else RECIPES[level].digest
     by_fold = {
         str(fold): [outcome.training.best_weights, outcome.training.temperature, outcome.training.selection.prior_logit]
@@ -184,7 +183,7 @@ def _identity(networks: RunNetworks, level: str) -> str:
 
 
 def _known(paths: RunPaths, level: str, identity: str) -> dict[str, Mapping[str, Any]]:
-    """What an earlier call found, the later line winning; torn lines and those of another identity are passed over."""
+    """Return an earlier call's results; later lines win, torn lines and other identities are skipped."""
     found: dict[str, Mapping[str, Any]] = {}
     try:
         content = paths.robustness_scores(level).read_bytes()
@@ -201,61 +200,61 @@ def _known(paths: RunPaths, level: str, identity: str) -> dict[str, Mapping[str,
 
 
 def _tolerance(networks: RunNetworks) -> float:
-    """How far a score may lie from the stored one: rounding, or more on another device or in mixed precision."""
+    """Return the allowed difference from a stored score."""
     here = networks.compute
     same = all(outcome.device == here.describe() for outcome in networks.outcomes.values())
-    return _SAME if same and here.amp_dtype is None else _ELSEWHERE
+    return _TOLERANCE if same and here.amp_dtype is None else _TOLERANCE_ELSEWHERE
 
 
 @dataclass(frozen=True)
 class UndisturbedCheck:
-    """Scores computed again beside the stored ones: how many, and the largest difference."""
+    """The number of undisturbed videos, and the largest difference from a stored score."""
 
     num_videos: int
     largest_difference: float
 
     def sentence(self) -> str:
-        """For the notebook."""
-        found = f"{self.num_videos} videos scored again as they are got their stored scores"
+        """Return a sentence."""
+        found = f"{self.num_videos} undisturbed videos got their stored scores"
         return f"{found}, to {self.largest_difference:.1e} at most." if self.largest_difference else f"{found} exactly."
 
 
 def check_undisturbed(
     videos: pl.DataFrame, found: Mapping[str, Mapping[str, Any]], tolerance: float, paths: RunPaths
 ) -> UndisturbedCheck:
-    """Compare what was ``found`` of undisturbed videos with their stored scores.
+    """Compare the scores ``found`` for undisturbed videos with the stored ones.
 
     Args:
         videos: columns ``video_id score``.
         found: by video id, ``score`` or ``failure``.
-        tolerance: of a score.
-        paths: for the message.
+        tolerance: largest allowed difference.
+        paths: the run, for the message.
 
     Raises:
-        DataError: a video cannot be scored any more, or gets another score.
+        DataError: a video cannot be scored now, or gets another score.
     """
     failed = {name: row["failure"] for name, row in found.items() if row["failure"] is not None}
     if failed:
         name, why = next(iter(sorted(failed.items())))
         raise DataError(
-            f"{len(failed)} of {videos.height} test videos, which the run has scored, cannot be scored now, the first "
-            f"{name}: {why} Bring the corpus back as it was; the same command goes on."
+            f"{len(failed)} of {videos.height} test videos cannot be scored now, the first {name}: {why} Restore the "
+            "corpus as it was; the same command resumes."
         )
     now = np.array([found[name]["score"] for name in videos["video_id"]])
     difference = np.abs(now - videos["score"].to_numpy())
     if (difference > tolerance).any():
         worst = int(difference.argmax())
         raise DataError(
-            f"{int((difference > tolerance).sum())} of {videos.height} videos, scored again as they are, do not get "
-            f"the score that the run has stored (most: {videos['video_id'][worst]}, {now[worst]:.4f} instead of "
-            f"{videos['score'][worst]:.4f}), so what a disturbance changes cannot be told. The code that decodes, or a "
-            f"library, has changed since: train again, {command_text('--from', '03', '--resume', paths.root)}, or go "
-            "back to what the run was made with (run.json)."
+            f"{int((difference > tolerance).sum())} of {videos.height} undisturbed videos do not get their stored "
+            f"score (largest difference: {videos['video_id'][worst]}, {now[worst]:.4f} instead of "
+            f"{videos['score'][worst]:.4f}), so the effect of a disturbance is unknown. Decoding code or a library has "
+            f"changed: train again, {command_text('--from', '03', '--resume', paths.root)}, or restore the versions in "
+            "run.json."
         )
     return UndisturbedCheck(videos.height, float(difference.max(initial=0)))
 
 
 def level_facts() -> pl.DataFrame:
-    """Columns ``level kind strength``: what each level is."""
+    """Return ``level kind strength`` of each level."""
     rows = [(name, recipe.kind, recipe.level) for name, recipe in RECIPES.items()]
     return pl.DataFrame(rows, schema=["level", "kind", "strength"], orient="row")

@@ -1,7 +1,7 @@
-"""What is chosen for a training (epoch, temperature, threshold) on its inner validation videos, and the record of it.
+"""The choice of epoch, temperature and threshold on the inner validation part, and the record of it.
 
-The record is a file beside the weights, written and synced before the outer fold is opened. An attempt that was
-killed after that leaves it, and the next one takes it as it stands: nothing is chosen twice.
+The record is a file next to the weights, on disk before the outer fold is opened. If an attempt is killed after that,
+the next one uses the same record: nothing is chosen twice.
 """
 
 import logging
@@ -26,42 +26,57 @@ if TYPE_CHECKING:
     from fvc_lib.engine.training_state import EpochRecord
 
 SELECTION = "selection.json"  # in the folder of a training's checkpoints
-_DAMAGED = "selection_damaged.json"  # what was found in its place and could not be read
+_DAMAGED = "selection_damaged.json"  # an unreadable record, renamed
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """All that was chosen for one training, and at which value on the inner validation part."""
+    """The choices of one training, and their values on the inner validation part.
 
-    num_epochs: int  # that were trained, and could be chosen; 0 of a model on features
-    best_epoch: int  # 1-based, the one of the lowest inner validation loss; likewise
-    validation_loss: float  # of that epoch, or model, weighted as in training
-    prior_logit: float  # added to the network's logits first (``data.prior_logit``); no choice, but part of the score
-    # That logits are divided by (``metrics.calibration.fit_temperature``; few videos move it little).
+    Attributes:
+        num_epochs: number of trained epochs; 0 for a model on features.
+        best_epoch: 1-based, the epoch with the lowest inner validation loss; 0 for a model on features.
+        validation_loss: loss of that epoch or model, weighted as in training.
+        prior_logit: added to the network's logits before the temperature (``data.prior_logit``); not chosen.
+        temperature: divisor of the logits (``metrics.calibration.fit_temperature``).
+        log_loss: nats per video, of the calibrated probabilities.
+        log_loss_uncalibrated: the same at a temperature of 1.
+        threshold: of the calibrated probability, at the operating point.
+        balanced_accuracy: at the threshold; None if the part has one class.
+        num_videos, num_groups, num_real, num_fake: sizes of the inner validation part.
+        operating_point: the aim of the threshold (``metrics.operating_points``).
+        settings: the chosen settings of a model on features.
+        num_candidates: the number of settings to choose from.
+        num_real_at_one: reals with a score of 1 that are called fake although the operating point allows none: no
+            threshold is above 1.
+    """
+
+    num_epochs: int
+    best_epoch: int
+    validation_loss: float
+    prior_logit: float
     temperature: float
-    log_loss: float  # in nats per video, of the calibrated probabilities
-    log_loss_uncalibrated: float  # the same at a temperature of 1
-    threshold: float  # of the calibrated probability, at the operating point
-    balanced_accuracy: float | None  # at the threshold; None where the part has one class
-    num_videos: int  # of the inner validation part; and its groups, its real and its fake videos
+    log_loss: float
+    log_loss_uncalibrated: float
+    threshold: float
+    balanced_accuracy: float | None
+    num_videos: int
     num_groups: int
     num_real: int
     num_fake: int
-    operating_point: str = "best"  # what the threshold was asked for (``metrics.operating_points``)
-    # Of a model on features what was chosen in place of an epoch, and how many there were to choose from.
+    operating_point: str = "best"
     settings: dict[str, float] = field(default_factory=dict)
     num_candidates: int = 0
-    # Reals with a score of 1, where the point would call none fake: no threshold lies above 1, so they are.
     num_real_at_one: int = 0
 
     @property
     def is_resolved(self) -> bool:
-        """Whether the inner validation part has reals enough for the share of false alarms that was asked for."""
+        """Whether the inner validation part has enough reals for the requested false positive rate."""
         return operating_point(self.operating_point).is_resolved_by(self.num_real)
 
     def table(self) -> pl.DataFrame:
-        """One row per choice: ``chosen value among by reached``."""
+        """Return one row per choice: ``chosen value among by reached``."""
         calibrated = f"{self.log_loss:.4f} nats per video (at a temperature of 1: {self.log_loss_uncalibrated:.4f})"
         accuracy = "undefined" if self.balanced_accuracy is None else f"{self.balanced_accuracy:.4f}"
         likelihood = "likelihood, held back where videos are few"
@@ -84,33 +99,40 @@ class Selection:
 
 
 def settings_text(settings: Mapping[str, float]) -> str:
-    """``leaves 3, rounds 40``."""
+    """Return a text such as ``leaves 3, rounds 40``."""
     return ", ".join(f"{name} {value:g}" for name, value in settings.items()) or "the only ones"
 
 
 @dataclass(frozen=True)
 class RecordedSelection:
-    """A selection that is on the disk."""
+    """A selection that is on disk.
+
+    Attributes:
+        selection: the selection.
+        clips: fingerprint of the fold's clips, labels and parts; the record opens this fold alone.
+        weights: hex SHA-256 of the weights that the selection is for.
+        openings: number of times that the outer fold was opened in this training's folder, this time included.
+        earlier: number of other selections that the fold was opened for before.
+        is_complete: False if an earlier record could not be read, so that openings are missing from the counts.
+    """
 
     selection: Selection
-    clips: str  # fingerprint of the fold's clips, labels and parts; only that fold's seal opens for it
-    weights: str  # hex SHA-256 of the weights that were judged
-    openings: int = 1  # how often the outer fold was opened in this training's folder, this time included
-    earlier: int = 0  # other selections that it had been opened for before, whose weights were lost
-    # Whether the record before this one could be read, if there was one; where not, the outer fold was opened more
-    # often than is counted here, and for what is not known.
+    clips: str
+    weights: str
+    openings: int = 1
+    earlier: int = 0
     is_complete: bool = True
 
     def sentence(self) -> str:
-        """On what was chosen, and when the outer fold was opened."""
+        """Return a sentence on the part that chose, and on the openings of the outer fold."""
         chosen = self.selection
-        opened = "were opened once, after this was on the disk"
+        opened = "were opened once, after this was recorded"
         if not self.is_complete:
-            opened = "had been opened before, for what is not known: the record of it was damaged"
+            opened = "were opened before by a selection whose record is damaged"
         elif self.earlier:
-            opened = f"were opened {self.openings} times, before and after weights were lost and this was chosen anew"
+            opened = f"were opened {self.openings} times; weights were lost in between, and this was chosen again"
         elif self.openings > 1:
-            opened = f"were opened {self.openings} times, each after this was on the disk: an attempt died in between"
+            opened = f"were opened {self.openings} times, each after this was recorded: an attempt died in between"
         return (
             f"Chosen on {chosen.num_videos} inner validation videos of {chosen.num_groups} groups ({chosen.num_real} "
             f"real, {chosen.num_fake} fake); the outer fold's labels {opened}."
@@ -119,14 +141,16 @@ class RecordedSelection:
 
 @dataclass(frozen=True)
 class EarlierOpenings:
-    """What a run's own records of its trainings do not know: outer folds that had been looked at before."""
+    """Openings of outer folds before a run's present trainings.
 
-    # Trainings of this run that had opened their outer fold, for other weights, and were then replaced.
+    Attributes:
+        replaced: trainings of this run that opened their outer fold with other weights and were then replaced.
+        forked_from: the run that this one was forked from; empty without.
+        unknown: replaced trainings whose record cannot be read.
+    """
+
     replaced: int = 0
-    # The run that this one was made from, whose results may have been seen; empty where there is none.
     forked_from: str = ""
-    # Trainings of this run that were replaced and have left a record that cannot be read: whether they had opened their
-    # outer fold, and for which weights, is not known.
     unknown: int = 0
 
 
@@ -140,11 +164,19 @@ def select(
     prior_logit: float = 0.0,
     point: str = "best",
 ) -> Selection:
-    """Choose temperature and threshold for the weights of ``best_epoch`` (1-based).
+    """Choose temperature and threshold for the weights of ``best_epoch``.
 
-    The engine chose that epoch of ``history`` by the inner validation loss. ``labels`` int (N,) are of the inner
-    validation videos, 1 is fake; ``logits`` float (N,) what those weights say of them, ``prior_logit`` added. Without
-    a video, or with a logit that is not finite, a ``ValueError`` is raised.
+    Args:
+        history: the training's epochs.
+        best_epoch: 1-based; the engine chose it by the inner validation loss.
+        labels: int (N,) of the inner validation videos; 1 is fake.
+        logits: float (N,), with ``prior_logit`` added.
+        num_groups: groups of these videos.
+        prior_logit: recorded with the selection.
+        point: the operating point.
+
+    Raises:
+        ValueError: no video, or a logit that is not finite.
     """
     chosen = select_calibration(
         labels, logits, num_groups, prior_logit=prior_logit, point=point,
@@ -162,14 +194,14 @@ def select_calibration(
     prior_logit: float = 0.0,
     point: str = "best",
 ) -> Selection:
-    """Choose temperature and threshold of what has no epochs; arguments and errors as of ``select``."""
+    """Choose temperature and threshold of a model without epochs; arguments and errors as in ``select``."""
     checked = check_labels(labels)
     temperature = fit_temperature(checked, logits)
     scores = probabilities(logits, temperature)
     has_both = checked.min() != checked.max()
     threshold = threshold_at(operating_point(point), checked, scores) if has_both else 0.5
     at_one = 0
-    if threshold > 1:  # not one real may be called fake; tables hold no threshold above 1
+    if threshold > 1:  # no real may be called fake, but tables hold no threshold above 1
         threshold, at_one = 1.0, int((scores[checked == 0] >= 1).sum())
     return Selection(
         num_epochs=0,
@@ -191,11 +223,10 @@ def select_calibration(
 
 
 def record_selection(folder: Path, found: RecordedSelection) -> RecordedSelection:
-    """Put ``found`` into the training's ``folder`` and on the disk; what is there of the same weights stays as it is.
+    """Write ``found`` to the training's ``folder``, and return the record that counts.
 
-    So an attempt that comes after one that was killed cannot choose otherwise than the one that had seen the outer
-    fold, also where it computes with other rounding. A record that is there and cannot be read says that the fold was
-    opened, and no more: it is kept aside, and what comes after it is never called complete again.
+    A record of the same weights stays: an attempt after a killed one cannot choose differently, even if it rounds
+    differently. An unreadable record is renamed, and later records are never complete again.
     """
     path, kept = folder / SELECTION, found
     before = read_selection(folder)
@@ -204,8 +235,8 @@ def record_selection(folder: Path, found: RecordedSelection) -> RecordedSelectio
         aside = path.with_name(_DAMAGED)
         path.replace(aside)
         _logger.warning(
-            "%s: was damaged, so how often the outer fold was opened before, and for which weights, is not known; kept "
-            "as %s. The leakage audit will not pass; training the fold anew from its folds on, in a new run, would.",
+            "%s: was damaged and is now %s. Earlier openings of the outer fold are unknown, so the leakage audit will "
+            "not pass; train the fold in a new run.",
             path, aside.name,
         )  # fmt: skip
     elif before is not None:
@@ -221,7 +252,7 @@ def record_selection(folder: Path, found: RecordedSelection) -> RecordedSelectio
 
 
 def read_selection(folder: Path) -> RecordedSelection | None:
-    """The record in the folder of a training's checkpoints; None where there is none, or none that can be read."""
+    """Return the record in a folder of checkpoints; None if it is missing or unreadable."""
     try:
         return TypeAdapter(RecordedSelection).validate_json(undamaged_content(folder / SELECTION))
     except (OSError, ValidationError):
@@ -229,7 +260,7 @@ def read_selection(folder: Path) -> RecordedSelection | None:
 
 
 def earlier_openings(paths: RunPaths, num_folds: int) -> EarlierOpenings:
-    """Which outer folds of the run in ``paths`` had been opened before the selections that it has now."""
+    """Return the openings of outer folds before the run's present selections."""
     replaced, unknown = 0, 0
     for fold in range(num_folds):
         folder = paths.fold_checkpoints(fold)
@@ -240,6 +271,6 @@ def earlier_openings(paths: RunPaths, num_folds: int) -> EarlierOpenings:
         unreadable = [place for place in aside if os.path.lexists(place / SELECTION) and read_selection(place) is None]
         unknown += len(unreadable)
         for place in unreadable:
-            _logger.warning("%s: cannot be read; whether this fold was opened by it is not known", place / SELECTION)
+            _logger.warning("%s: cannot be read; it may have opened this fold", place / SELECTION)
     forked_from = read_json_object(paths.run_json).get("forked_from", "")
     return EarlierOpenings(replaced, forked_from if isinstance(forked_from, str) else "", unknown)

@@ -1,4 +1,4 @@
-"""What is told of one finished training of an outer fold, and the tables of its predictions."""
+"""The summary of one finished training of an outer fold, and the tables of its predictions."""
 
 import hashlib
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ from fvc_lib.tasks.video.selection import RecordedSelection, Selection, settings
 
 @dataclass(frozen=True)
 class Candidate:
-    """Settings that a model on features could have had, and its loss on inner folds of the training groups."""
+    """Settings of a model on features that were tried, and their loss on inner folds of the training groups."""
 
     __pydantic_config__ = NAN_AS_TEXT
 
     settings: dict[str, float]
-    inner_loss: float  # nats per video, weighted as in training; NaN where the groups are too few for inner folds
+    inner_loss: float  # nats per video, weighted as in training; NaN if the groups are too few for inner folds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +33,11 @@ class TrainingSummary(TrainingRecord):
     """One finished training of a fold, of the model or of one of its controls.
 
     Attributes:
-        temperature: that the logits were divided by; it, the epoch and the threshold are the selection's.
+        temperature: divisor of the logits.
         threshold: of the score.
-        recorded: all that was chosen on the inner validation part, at which values, and when the outer fold was opened.
-        candidates: of a model on features the settings that could be chosen; a network has none.
-        seen: and which features it saw.
+        recorded: the selection on the inner validation part, and the openings of the outer fold.
+        candidates: the settings that a model on features could choose from; empty for a network.
+        seen: the features that such a model saw.
     """
 
     __pydantic_config__ = NAN_AS_TEXT
@@ -50,21 +50,21 @@ class TrainingSummary(TrainingRecord):
 
     @property
     def selection(self) -> Selection:
-        """What was chosen on the inner validation part."""
+        """The selection on the inner validation part."""
         return self.recorded.selection
 
     def schedule(self) -> str:
-        """See ``TrainingRecord``; a model on features is fitted to all videos at once."""
+        """Return the micro-batch schedule; ``all`` for a model on features."""
         return "all" if self.candidates else super().schedule()
 
     def claim(self) -> str:
-        """See ``TrainingRecord``."""
+        """Return how far a repetition gives the same result."""
         if self.candidates:
             return "the same command gives the same bits again, with this scikit-learn and numpy on such a processor"
         return super().claim()
 
     def best_sentence(self) -> str:
-        """The epoch that was chosen and its losses, or the settings and every candidate's loss, in one line."""
+        """Return one line: the chosen epoch and its losses, or the chosen settings and every candidate's loss."""
         if not self.history:
             losses = "; ".join(f"{settings_text(each.settings)}: {each.inner_loss:.3f}" for each in self.candidates)
             chosen = settings_text(self.selection.settings)
@@ -87,26 +87,27 @@ class Scored:
 
 
 def training_parameters(config: RunConfig, fold: int | None) -> dict[str, Any]:
-    """The fold and the parameters that its weights depend on, as JSON values."""
+    """Return the fold and the parameters that its weights depend on, as JSON values."""
     return {"fold": fold, **config.training_values()}
 
 
 def digest_of_state(state: Mapping[str, Tensor]) -> str:
-    """Hex SHA-256 of weights as safetensors writes them."""
+    """Return the hex SHA-256 of weights as safetensors writes them."""
     return hashlib.sha256(
         safetensors.torch.save({name: tensor.contiguous() for name, tensor in state.items()})
     ).hexdigest()
 
 
 def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
-    """PREDICTIONS rows of the outer fold, in the order of the video ids; ``scored`` are the model and its controls."""
+    """Return PREDICTIONS of the outer fold, sorted by video id; ``scored`` has the model ("") and controls by name."""
     model, control = scored[""], scored.get(SHUFFLED_LABELS)
     chosen, outer = model.summary.selection, model.outer
     of_source: dict[str, tuple[float, int]] = {}
     if REAL_SOURCES in scored:
-        told = scored[REAL_SOURCES]
+        control_of_sources = scored[REAL_SOURCES]
         of_source = {
-            row.video_id: (float(score), row.label) for row, score in zip(told.outer.rows, told.scores, strict=True)
+            row.video_id: (float(score), row.label)
+            for row, score in zip(control_of_sources.outer.rows, control_of_sources.scores, strict=True)
         }
     sources = [of_source.get(row.video_id, (None, None)) for row in outer.rows]
     columns = {
@@ -127,7 +128,7 @@ def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
 
 
 def validation_table(fold: int, clips: FoldClips, logits: FloatArray, recorded: RecordedSelection) -> pl.DataFrame:
-    """VALIDATION_PREDICTIONS: the inner validation part with the logits (N,) of which ``recorded`` was chosen."""
+    """Return VALIDATION_PREDICTIONS: the inner validation part with the logits (N,) that ``recorded`` was chosen by."""
     rows = clips.validation
     columns = {
         "video_id": [row.video_id for row in rows],

@@ -1,4 +1,4 @@
-"""Telling real from fake clips: what the video task adds to the engine."""
+"""Task video: tell real from fake clips."""
 
 import math
 
@@ -40,16 +40,16 @@ class VideoTask:
         self.validation_data = validation
         self._config = config
         self._weights = weights
-        self._trained: frozenset[str] = frozenset()  # names of the parameters that ``tune`` lets be trained
+        self._trained: frozenset[str] = frozenset()  # names of the parameters that ``tune`` trains
 
     def build_model(self) -> nn.Module:
-        """The network that is asked for, initialised from torch's current random state or with its weights."""
+        """Return the network, initialised from torch's current random state or with its weights."""
         model = build_detector(self._config)
         self._trained = frozenset(name for name, p in model.named_parameters() if p.requires_grad)
         return model
 
     def begin_epoch(self, model: nn.Module, epoch: int) -> None:
-        """Freeze and free the stages below the head, of what ``tune`` lets be trained."""
+        """Freeze or unfreeze the stages below the head, among the parameters that ``tune`` trains."""
         config = self._config
         freeze, each = config.freeze_backbone_epochs, config.unfreeze_stage_epochs
         if not (freeze or each):
@@ -62,7 +62,7 @@ class VideoTask:
                 parameter.requires_grad_(number >= len(stages) - num_trained)
 
     def rate_shares(self, model: nn.Module) -> dict[nn.Parameter, float]:
-        """``layer_decay`` to the power of a stage's number, 1 being the one next to the head, whose rate is whole."""
+        """Return each parameter's share of the learning rate: ``layer_decay`` ** its distance from the head."""
         config = self._config
         if config.layer_decay == 1:
             return {}
@@ -70,7 +70,7 @@ class VideoTask:
         return {parameter: config.layer_decay**number for number, stage in from_above for parameter in stage}
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
-        """``logits`` (B,); positive means fake. In training with ``tune effort`` its ``penalty``, for each clip."""
+        """Return ``logits`` (B,), positive for fake, and with ``tune effort`` in training also ``penalty`` (B,)."""
         if "features" in batch.tensors:
             logits = model.logits_of(batch.tensors["features"])  # type: ignore[operator]
         else:
@@ -85,12 +85,12 @@ class VideoTask:
         return {"logits": logits} if held is None else {"logits": logits, "penalty": held.expand(len(batch))}
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """Class-weighted binary cross-entropy, or what ``class_losses`` makes of it."""
+        """Return the class-weighted binary cross-entropy, with label smoothing and focal loss if set."""
         mixed, logits = batch.tensors.get("target"), outputs["logits"].float()
         labels = batch.tensors["label"] if mixed is None else mixed
         real, fake = self._weights
         weights = real * (1 - labels) + fake * labels
-        # Of each clip by its weight: so it is whole in the batch's mean, however that is split.
+        # Weigh the penalty like the clips, so that it counts once in the mean however the batch is split.
         held = (outputs["penalty"] * weights).sum() if "penalty" in outputs else 0.0
         config = self._config
         smoothing, gamma = config.label_smoothing, config.focal_gamma
@@ -104,15 +104,14 @@ class VideoTask:
         return LossSum(losses.sum() + held, weights.sum())
 
     def new_accumulator(self) -> "BinaryScores":
-        """Scores and labels of a pass."""
+        """Return an empty ``BinaryScores``."""
         return BinaryScores(self._config.clips_per_video)
 
 
 class BinaryScores(SampleColumns):
-    """Logits, probabilities of fake and labels, per video, in the order they came.
+    """Collect logits and labels; a video's logit is the mean over its ``clips`` consecutive samples.
 
-    Reads ``outputs["logits"]`` (B,) and ``batch.tensors["label"]`` (B,) of 0 and 1. Of every so many samples in a row,
-    the ``clips`` of one video, the logits are averaged.
+    Reads ``outputs["logits"]`` (B,) and ``batch.tensors["label"]`` (B,) of 0 and 1.
     """
 
     def __init__(self, clips: int = 1) -> None:
@@ -127,17 +126,17 @@ class BinaryScores(SampleColumns):
 
     @property
     def logits(self) -> FloatArray:
-        """float64 (N,), the network's output, mean over a video's clips; positive means fake."""
+        """Logits, float64 (N,), averaged over each video's clips; positive means fake."""
         return self._of_videos().numpy()
 
     @property
     def scores(self) -> FloatArray:
-        """float64 (N,) in [0, 1]: the logits' sigmoid, before any calibration."""
-        return torch.sigmoid(self._of_videos()).numpy()  # of all at once: parts may round otherwise
+        """Uncalibrated probabilities of fake, float64 (N,)."""
+        return torch.sigmoid(self._of_videos()).numpy()  # in one call: parts may round differently
 
     @property
     def labels(self) -> IntArray:
-        """int64 (N,) of 0 (real) and 1 (fake)."""
+        """Labels, int64 (N,): 0 is real, 1 is fake."""
         return self.column("labels")[:: self._clips].numpy()
 
     def _of_videos(self) -> torch.Tensor:
@@ -145,7 +144,7 @@ class BinaryScores(SampleColumns):
         return logits if self._clips == 1 else logits.reshape(-1, self._clips).mean(1)
 
     def compute(self) -> dict[str, float]:
-        """ROC-AUC, and balanced accuracy at the threshold 0.5; NaN with one class, or a score that is not finite."""
+        """Return ROC AUC and balanced accuracy at 0.5; NaN with one class or a score that is not finite."""
         if not np.isfinite(self.scores).all():
             return {"roc_auc": math.nan, "balanced_accuracy": math.nan}
         decisions = (self.scores >= 0.5).astype(np.float64)
@@ -156,7 +155,7 @@ class BinaryScores(SampleColumns):
 
 
 def engine_settings(config: RunConfig, fold: int | None) -> EngineSettings:
-    """The engine's share of ``config`` for one fold; None: for the network of all groups."""
+    """Return the engine's settings for a fold; None: for the network of all groups."""
     seed = stable_seed("fold", config.seed, "final" if fold is None else fold)
     balance = config.class_balance == "sampler"
     micro_batch, halves = DETECTORS.get(config.model).micro_batch, config.class_balance == "batch"

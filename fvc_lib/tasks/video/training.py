@@ -1,6 +1,6 @@
-"""One outer fold from tables to predictions: train, choose on inner validation, score the fold once; then controls.
+"""Train an outer fold and its controls, choose on the inner validation part, and score the fold once.
 
-Likewise the network of all groups, which nothing is left to test.
+``train_fold`` without a fold trains one network on all groups, which has no test part.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ from fvc_lib.tasks.video.task import BinaryScores, VideoTask, engine_settings
 
 @dataclass(frozen=True)
 class FeatureWork:
-    """Who computes a frozen trunk's features: until ``stop`` says so, told to ``memory``, shared with ``ranks``."""
+    """How to compute a frozen trunk's features: when to stop, who watches memory, and the ranks that share the work."""
 
     stop: Callable[[], bool]
     memory: MemoryObserver
@@ -60,17 +60,16 @@ class FeatureWork:
 def train_fold(
     paths: RunPaths, config: RunConfig, fold: int | None = None, **options: Unpack[TrainingOptions]
 ) -> TrainingOutcome[TrainingSummary]:
-    """Train and score outer fold ``fold`` (0-based), going on from what an earlier attempt saved.
+    """Train and score outer fold ``fold`` (0-based), resuming an earlier attempt.
 
-    Reads ``tables/folds.parquet`` and the clips; writes ``checkpoints/fold_K`` and
+    Reads ``tables/folds.parquet`` and the clips. Writes ``checkpoints/fold_K`` and
     ``tables/predictions_fold_K.parquet``. A finished fold returns its outcome without training.
 
-    Without a fold one network is trained on all groups (``train_final``): inner validation groups choose as in a fold,
-    nothing is left to test it, and it has no controls. It writes ``checkpoints/final`` and
-    ``tables/final_validation.parquet``.
+    Without a fold, train one network on all groups (``train_final``). It is not tested and has no controls. Writes
+    ``checkpoints/final`` and ``tables/final_validation.parquet``.
 
     Raises:
-        DataError: no such fold, clips that are missing, or a training part of one class.
+        DataError: the fold does not exist, clips are missing, or the training part has one class.
         FvcError: as ``recipe.train``, which explains the options.
     """
     if config.of_features:
@@ -80,7 +79,7 @@ def train_fold(
     stop = options.get("stop") or (lambda: False)
 
     memory = options.get("memory") or NoObserver()
-    begins_ranks = config.num_ranks > 1 and options.get("ranks") is None  # which train, and so compute features
+    begins_ranks = config.num_ranks > 1 and options.get("ranks") is None  # then each rank calls this again
 
     def read(ranks: Ranks) -> Training[TrainingSummary]:
         outcome = paths.training_checkpoints(_stage(fold), fold) / "outcome.json"
@@ -96,15 +95,12 @@ def _stage(fold: int | None) -> str:
 
 
 def _table(paths: RunPaths, fold: int | None) -> Path:
-    """What is written last."""
+    """Return the table that is written last."""
     return paths.final_validation if fold is None else paths.predictions(fold)
 
 
 def first_look(paths: RunPaths, config: RunConfig, fold: int) -> FirstStep | FeatureLook:
-    """What goes in and out of the network in one real step, or what a model on features sees, before a long training.
-
-    Raises as ``train_fold``.
-    """
+    """Return the inputs and outputs of one real step, or the features that a model sees; raises as ``train_fold``."""
     if config.of_features:
         return look_at_features(paths, config, fold)
     return first_step(fold_training(paths, config, fold).task, config)
@@ -113,10 +109,9 @@ def first_look(paths: RunPaths, config: RunConfig, fold: int) -> FirstStep | Fea
 def fold_training(
     paths: RunPaths, config: RunConfig, fold: int | None = None, *, features: FeatureWork | None = None
 ) -> Training[TrainingSummary]:
-    """What there is to train, choose, score and write of one outer fold, or of all groups; raises as ``train_fold``.
+    """Return the training of one outer fold, or of all groups; raises as ``train_fold``.
 
-    With ``features`` a frozen trunk's features of all clips are computed first, once for all folds, and take the place
-    of the clips.
+    With ``features``, a frozen trunk's features of all clips are computed first and replace the clips.
     """
     source, clips, controls = data.read_fold(paths, config, fold)
     peak_bytes = None
@@ -131,7 +126,7 @@ def fold_training(
         chosen = [recorded for recorded, _ in judged]
         if fold is None:
             return _finish_final(paths, trained[0], *judged[0], clips)
-        # Only now, when all that was chosen is on the disk, is the outer fold looked at.
+        # Open the outer folds only after every choice is on disk.
         scored = [score(*each, source, config.clips_per_video) for each in zip(trained, parts, chosen, strict=True)]
         table = predictions_table(fold, dict(zip(every, scored, strict=True)))
 
@@ -165,8 +160,9 @@ def fold_training(
 def _with_features(
     paths: RunPaths, source: ClipSource, clips: FoldClips, config: RunConfig, work: FeatureWork
 ) -> tuple[Any, int | None]:
-    """``with_features``, in batches that the memory plan allows a step on the clips themselves, and the peak in bytes
-    that was predicted of that; None where nothing was predicted, or all features were there.
+    """Return ``with_features`` and the predicted peak in bytes; None if nothing was predicted.
+
+    The batch size is the one that the memory plan allows for a training step on clips.
     """
     compute, ranks, fold = resolve_device(config.device, config.amp), work.ranks, clips.fold or 0
     peaks: list[int | None] = []
@@ -183,7 +179,7 @@ def _with_features(
         data.made_clips(paths),
         config,
         compute.device,
-        # Each run elsewhere, too: those of a sweep may begin together.
+        # Folds, ranks and the runs of a sweep begin at different clips, and so share the work.
         begin=((fold + ranks.rank / ranks.size) / config.num_trainings + stable_seed(paths.run_id) / 2**63) % 1,
         stop=work.stop,
         batch_size=lambda missing: ranks.from_leader("features", lambda: planned() if missing else 1),
@@ -207,10 +203,9 @@ def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
 def choose(
     trained: TrainedNetwork, source: ClipSource, clips: FoldClips, config: RunConfig
 ) -> tuple[RecordedSelection, FloatArray]:
-    """Choose temperature and threshold on the inner validation part, and put all that was chosen on record.
+    """Choose temperature and threshold on the inner validation part; return the record and the part's logits (N,).
 
-    With it the logits of that part, (N,) in its order. Nothing of ``clips.test`` may be looked at before: it is sealed,
-    and opens for the record alone.
+    The record is on disk when this returns, and opens the sealed ``clips.test``.
     """
     state, validation = trained.state, _scores(trained, source, clips.validation, config.clips_per_video)
     prior = data.prior_logit(clips.train, config.class_balance)
@@ -234,17 +229,18 @@ def choose(
 def score(
     trained: TrainedNetwork, clips: FoldClips, recorded: RecordedSelection, source: ClipSource, num_clips: int = 1
 ) -> Scored:
-    """Open the outer fold, which takes a selection on record, and score its originals, ``num_clips`` of each video.
+    """Open the outer fold with its recorded selection, and score ``num_clips`` clips of each video.
 
-    ``DataError`` where the network says nothing finite of a test video.
+    Raises:
+        DataError: a logit of a test video is not finite.
     """
     chosen, outer = recorded.selection, clips.test.open(recorded)
     test = _scores(trained, source, outer.rows, num_clips)
     lost = [row.video_id for row, finite in zip(outer.rows, np.isfinite(test.logits), strict=True) if not finite]
     if lost:
         raise DataError(
-            f"the network says nothing finite of {len(lost)} test videos, the first: {', '.join(lost[:5])}. Look at "
-            "their clips, turn amp off, or train with a lower learning_rate."
+            f"the logits of {len(lost)} test videos are not finite, the first: {', '.join(lost[:5])}. Look at their "
+            "clips, turn amp off, or train with a lower learning_rate."
         )
     logits = test.logits + chosen.prior_logit
     scores = probabilities(logits, chosen.temperature)
@@ -267,7 +263,7 @@ def _summary(trained: TrainedNetwork, recorded: RecordedSelection) -> TrainingSu
 def _finish_final(
     paths: RunPaths, trained: TrainedNetwork, recorded: RecordedSelection, logits: FloatArray, clips: FoldClips
 ) -> Finished[TrainingSummary]:
-    """Of the network of all groups: what it says of its inner validation videos, ``logits``, and nothing of others."""
+    """Return the table of the network of all groups: its ``logits`` of its inner validation videos."""
     columns = {
         "video_id": [row.video_id for row in clips.validation],
         "group_id": [clips.validation_groups[row.video_id] for row in clips.validation],
