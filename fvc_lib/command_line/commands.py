@@ -363,7 +363,8 @@ def print_plan(plan: Sequence[PlannedTask], config: RunConfig, run: RunPaths | N
 
         click.echo(f"disk: {disk_sentence(config.recipe, config.cache_dir, run.index if run else None)}")
     for planned in plan:
-        click.echo(f"  {'run ' if planned.run else 'skip'}  {planned.task.key:<28} {planned.reason}")
+        decision = "may " if planned.only_if_changed else "run " if planned.run else "skip"
+        click.echo(f"  {decision}  {planned.task.key:<28} {planned.reason}")
 
 
 def print_fork(ancestor: RunPaths, config: RunConfig, taken: Inheritance) -> None:

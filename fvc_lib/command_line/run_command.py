@@ -16,7 +16,7 @@ import click
 
 from fvc_lib import CHECKOUT
 from fvc_lib.command_line import commands
-from fvc_lib.execution.plan.fingerprint import note_forced, put_back
+from fvc_lib.execution.plan.fingerprint import line_of_other_code, note_forced, put_back
 from fvc_lib.execution.plan.plan import PlannedTask, make_plan, read_notebooks
 from fvc_lib.execution.plan.stages import Notebook, refuse_stage_of_another_task, stage_named, task_keys
 from fvc_lib.execution.run import which_run
@@ -195,17 +195,24 @@ class RunCommand:
         self._refuse()
         ancestor = self.run if self.wanted.fork else None
         plan = self.plan()
+        self._name_other_code(plan)
         self._refuse_broken_choice(plan)
         commands.print_plan(plan, self.config, None if ancestor else self.run)
         self._say_ranks()
         if ancestor is not None:
             changed = which_run.changes(run_config(ancestor), self.config)
             whole = make_plan(self.notebooks, self.config, ancestor)
-            commands.print_fork(ancestor, self.config, which_run.inheritance(ancestor, whole, changed))
+            commands.print_fork(ancestor, self.config, which_run.inheritance(ancestor, self.notebooks, whole, changed))
         if self._submits:
             run, site = None if ancestor else self.run, read_site()
             run = run or RunPaths(Path(self.config.runs_dir) / self.config.experiment / "run_TO_BE")  # it is not made
             click.echo(describe(self._slurm_jobs(plan, site), run, site))
+
+    def _name_other_code(self, plan: Sequence[PlannedTask]) -> None:
+        """Print which trainings of the run stand although the library's code has changed."""
+        stand = [planned.task for planned in plan if planned.only_if_changed or not planned.run]
+        if self.run is not None and (line := line_of_other_code(self.run, stand)):
+            click.echo(line)
 
     def _refuse_broken_choice(self, plan: Sequence[PlannedTask]) -> None:
         """Find out now what would end the training stage, perhaps hours from here; in another process, because what is
@@ -241,6 +248,7 @@ class RunCommand:
             refuse_silent_cluster()  # before a run begins that would wait for jobs
         self._refuse()
         plan = self.plan()
+        self._name_other_code(plan)
         self._refuse_broken_choice(plan)
         self._say_ranks()
         if self._submits:
@@ -302,7 +310,7 @@ class RunCommand:
         """Begin a new run with what is still true of ``ancestor`` under this configuration, and say what that is."""
         own, config = run_config(ancestor), self.config
         changed = which_run.changes(own, config)
-        taken = which_run.inheritance(ancestor, make_plan(self.notebooks, config, ancestor), changed)
+        taken = which_run.inheritance(ancestor, self.notebooks, make_plan(self.notebooks, config, ancestor), changed)
 
         def prepare(fork: RunPaths) -> dict[str, object]:
             which_run.take_over(ancestor, fork, taken)

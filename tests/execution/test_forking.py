@@ -13,6 +13,7 @@ from fvc_lib.execution.plan import fingerprint as finished_stages
 from fvc_lib.execution.run.record import begin_run, record_resumption
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.execution.run.which_run import LATEST, Inheritance, inheritance, take_over
+from fvc_lib.services.code import training_code
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from tests.execution.conftest import PARAMETERS, WRITE, Project, build_project, write_notebook
@@ -55,7 +56,7 @@ def code_as_it_was_at_the_start() -> Iterator[None]:
     """What a change of code does is tested by itself."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finished_stages, "code_behind", lambda sources: {"fvc_lib": "now"})
-        patch.setattr(finished_stages, "helpers_hash", lambda sources: "now")
+        patch.setattr(training_code, "code_behind", lambda sources: {"fvc_lib.tasks": "now"})
         yield
 
 
@@ -87,7 +88,7 @@ def inherited(ancestor: RunPaths, project: Project, **changes: object) -> tuple[
     """The project under the changed configuration, and what a fork with it would take over."""
     changed = {name: (getattr(project.config, name), value) for name, value in changes.items()}
     forked = project.with_config(**changes)
-    return forked, inheritance(ancestor, forked.plan(ancestor), changed)
+    return forked, inheritance(ancestor, forked.notebooks(), forked.plan(ancestor), changed)
 
 
 def fork(ancestor: RunPaths, project: Project, **changes: object) -> tuple[Project, RunPaths]:
@@ -173,7 +174,7 @@ def test_weights_that_would_not_fit_or_have_seen_other_data_start_anew_with_the_
     _, data = inherited(ancestor, project, seed=4)
     assert (data.kept, data.carried) == ((), ())
     assert data.repeated[0][1] == "parameters changed: seed 0 -> 4"
-    assert data.repeated[1][1] == "after one; its weights come from other data"
+    assert data.repeated[1][1] == "parameters changed: seed 0 -> 4; its weights come from other data"
     forked, run = fork(ancestor, project, seed=4)
     assert not run.fold_checkpoints(0).exists()
     assert forked.execute(run)[0] == 0
@@ -181,15 +182,10 @@ def test_weights_that_would_not_fit_or_have_seen_other_data_start_anew_with_the_
     assert (run.tables / "folds_0.txt").read_text() == "epochs 3;"
 
 
-def test_a_checkpoint_of_other_code_and_a_fold_without_one_start_anew(project, ancestor, monkeypatch, tmp_path):
+def test_a_checkpoint_of_another_notebook_and_a_fold_without_one_start_anew(project, ancestor, tmp_path):
     ancestor = stopped(ancestor, tmp_path)
     for path in ancestor.fold_checkpoints(0).glob("*.pt"):
         path.unlink()
-    with monkeypatch.context() as patch:
-        patch.setattr(finished_stages, "helpers_hash", lambda sources: "other")
-        _, taken = inherited(ancestor, project, bootstrap_replicates=100)
-    whys = [why.partition("; ")[2] for _, why in taken.repeated]
-    assert whys == ["it had no checkpoint yet", "its checkpoint was made by other code"]
     _, taken = inherited(ancestor, project, bootstrap_replicates=100)
     assert [task.key for task in taken.carried] == ["folds_fold_1"]
     lines = taken.lines()
@@ -197,6 +193,10 @@ def test_a_checkpoint_of_other_code_and_a_fold_without_one_start_anew(project, a
     assert "folds_fold_1" in lines[1]
     assert "goes on" in lines[1]
     assert "starts from the beginning: not finished yet; it had no checkpoint yet" in lines[2]
+    training_code.note_code(ancestor.fold_checkpoints(1), [], {"files": {}, "cells": "other"})
+    _, taken = inherited(ancestor, project, bootstrap_replicates=100)
+    assert taken.carried == ()
+    assert "notebook" in taken.repeated[1][1]
 
 
 @pytest.mark.fault(28)
@@ -208,13 +208,14 @@ def test_a_fork_trains_anew_what_a_network_in_a_user_s_file_learned_before_the_f
     file.write_text("class MyNet: ...\n")
     config = project.config.model_copy(update={"model": f"{file}:MyNet"})
     record_resumption(ancestor, config, command="with another network")
-    for task in (planned.task for planned in project.plan(ancestor)):
-        finished_stages.begin_training_state(ancestor, task, config)
+    inputs = {"files": finished_stages.content_chosen(config), "cells": project.notebooks()["folds"].source_hash}
+    for fold in range(2):
+        training_code.note_code(ancestor.fold_checkpoints(fold), [], inputs)
     _, taken = inherited(ancestor, project, bootstrap_replicates=100)
     assert [task.key for task in taken.carried] == ["folds_fold_0", "folds_fold_1"]
     file.write_text("class MyNet:\n    wider = True\n")
     _, taken = inherited(ancestor, project, bootstrap_replicates=100)
-    assert {why.partition("; ")[2] for _, why in taken.repeated} == {"its checkpoint was made by other code"}
+    assert {why.partition("; ")[2] for _, why in taken.repeated} == {"its notebook or a file of the user's has changed"}
     assert len(taken.repeated) == 2
 
 

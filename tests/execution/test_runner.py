@@ -14,6 +14,7 @@ from fvc_lib.execution.plan import fingerprint as finished
 from fvc_lib.execution.plan.fingerprint import begin_training_state, note_forced
 from fvc_lib.execution.plan.plan import read_notebooks
 from fvc_lib.execution.run.status import read_status
+from fvc_lib.services.code import training_code
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from tests.execution.conftest import ONE, PATIENCE_SECONDS, TWO, start_runner, wait_for
@@ -107,6 +108,9 @@ def test_each_fold_is_a_task_of_its_own(make_project):
     assert (run.tables / "folds_1.txt").read_text() == "1"
     (run.tables / "folds_1.txt").unlink()
     assert [p.task.key for p in project.plan(run) if p.run] == ["folds_fold_1"]
+    (run.tables / "one.txt").unlink()
+    assert project.execute(run)[0] == 0
+    assert [project.times_run(run, name) for name in ("one", "folds_0", "folds_1")] == [2, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -190,29 +194,32 @@ def test_a_signal_reaches_the_stage_which_stops_and_can_go_on(make_project):
     assert "--resume" in shown
 
 
-def test_a_redo_that_fails_leaves_no_old_result_standing(finished):
+@pytest.mark.parametrize("option", ["start", "force"])
+def test_a_redo_that_fails_leaves_no_old_result_standing(finished, option):
     project, run = finished
     path = project.folder / "one.ipynb"
     path.write_text(path.read_text().replace("output('one'", "1 / 0; output('one'"))
     one, _ = project.stages
-    code, status, _ = project.execute(run, project.plan(run, start=one))
+    code, status, _ = project.execute(run, project.plan(run, **{option: one if option == "start" else [one]}))
     assert code == 1
     assert not (run.tables / "two.txt").exists()
-    assert (run.root / "superseded" / "1" / "tables" / "two.txt").read_text() == "seed 0!"
+    (old,) = (run.root / "superseded").glob("*/tables/two.txt")
+    assert old.read_text() == "seed 0!"
     assert status.stages["two"].state == "pending"
     assert [p.run for p in project.plan(run)] == [True, True]
 
 
-def test_a_fold_half_trained_by_other_code_begins_anew(make_project, monkeypatch):
+def test_a_fold_half_trained_goes_on_under_other_library_code_and_not_under_another_notebook(make_project, monkeypatch):
     project = make_project(per_fold=("folds",), folds=["output(f'folds_{fold}', str(fold))"])
-    run = project.begin()
+    run, notebook = project.begin(), project.notebooks()["folds"]
     state = run.fold_checkpoints(1) / "latest_checkpoint.pt"
-    begin_training_state(run, project.plan(run)[1].task, RunConfig())
+    begin_training_state(run, project.plan(run)[1].task, notebook, RunConfig())
     state.write_text("half trained")
-    begin_training_state(run, project.plan(run)[1].task, RunConfig())
-    assert state.exists()  # the same code goes on
-    monkeypatch.setattr(finished, "helpers_hash", lambda sources: "other")
-    begin_training_state(run, project.plan(run)[1].task, RunConfig())
+    monkeypatch.setattr(training_code, "functions_of_module", lambda module: {"step": f"of {module}"})
+    begin_training_state(run, project.plan(run)[1].task, notebook, RunConfig())
+    assert state.exists()
+    assert len(training_code.files_of_note(state.parent)) == 3  # the note, and both versions of the code
+    begin_training_state(run, project.plan(run)[1].task, replace(notebook, cells=("1 + 1",)), RunConfig())
     assert not state.exists()
     assert (run.root / "superseded/1/checkpoints/fold_1/latest_checkpoint.pt").read_text() == "half trained"
 

@@ -8,9 +8,10 @@ import nbformat
 import papermill
 import pytest
 
+from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.fingerprint import begin_training_state
 from fvc_lib.execution.plan.plan import make_plan, read_notebooks
-from fvc_lib.execution.plan.stages import Task, stage_named
+from fvc_lib.execution.plan.stages import Task, read_notebook, stage_named
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.session import StageSession, open_stage
@@ -152,13 +153,16 @@ def test_a_training_that_began_interactively_goes_on_headlessly(runs_dir):
     state = run.training_checkpoints("10_image_recognition", None) / "latest_checkpoint.pt"
     open_stage("10_image_recognition", {"run_dir": ""}).memory.close()
     state.write_text("half trained")
-    begin_training_state(run, Task(stage_named("10"), None), RunConfig(task="image"))  # as the runner does first
+    notebook = read_notebook(CHECKOUT / "notebooks" / "10_image_recognition.ipynb")
+    begin_training_state(
+        run, Task(stage_named("10"), None), notebook, RunConfig(task="image")
+    )  # as the runner does first
     assert state.read_text() == "half trained"
 
     (state.parent / "code.json").write_text("{}")  # of other code: nothing is set aside, nor called our own
     open_stage("10_image_recognition", {"run_dir": ""}).memory.close()
     assert state.exists()
-    begin_training_state(run, Task(stage_named("10"), None), RunConfig(task="image"))
+    begin_training_state(run, Task(stage_named("10"), None), notebook, RunConfig(task="image"))
     assert not state.exists()
 
 

@@ -79,7 +79,7 @@ def test_a_task_whose_needs_are_not_finished_is_refused_with_their_names(project
     ):
         project.plan(run, tasks=FOLDS)
     plan = project.plan(run, tasks=FOLDS | {"one"})
-    assert [(p.run, p.reason) for p in plan if not p.run] == [(False, "left to another job: after folds")]
+    assert [(p.run, p.reason) for p in plan if not p.run] == [(False, "left to another job: not finished yet")]
     project.execute(run, only_tasks=frozenset({"one", "folds_fold_0"}))
     with pytest.raises(UsageError, match=r"last cannot run yet, and nothing was begun: it needs folds_fold_1 \("):
         project.plan(run, tasks=frozenset({"last"}))

@@ -7,8 +7,9 @@ import json
 import polars as pl
 import pytest
 
+from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.fingerprint import begin_training_state
-from fvc_lib.execution.plan.stages import Task, stage_named
+from fvc_lib.execution.plan.stages import Task, read_notebook, stage_named
 from fvc_lib.execution.run.status import RunStatus
 from fvc_lib.execution.run.which_run import Inheritance, take_over
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
@@ -21,12 +22,13 @@ from tests.faults.conftest import STAGE, elsewhere
 from tests.kits.training import TinyTraining
 
 TASK = Task(stage_named(STAGE), 0)
+NOTEBOOK = read_notebook(CHECKOUT / "notebooks" / f"{STAGE}.ipynb")
 
 
 @pytest.fixture
 def ancestor(tiny: TinyTraining) -> TinyTraining:
     """Fold 0, finished after two epochs."""
-    begin_training_state(tiny.paths, TASK, tiny.config)
+    begin_training_state(tiny.paths, TASK, NOTEBOOK, tiny.config)
     RunStatus(run_id=tiny.paths.run_id, started_utc="2026-01-01T00:00:00Z").write(tiny.paths)
     train(tiny.paths, tiny, 1)
     return tiny
@@ -43,7 +45,7 @@ def fork(ancestor: TinyTraining, root: str) -> RunPaths:
     RunStatus(run_id=paths.run_id, started_utc="2026-01-01T00:00:00Z").write(paths)
     taken = Inheritance(kept=(), carried=(TASK,), repeated=())
     take_over(ancestor.paths, paths, taken)
-    begin_training_state(paths, TASK, ancestor.config)
+    begin_training_state(paths, TASK, NOTEBOOK, ancestor.config)
     return paths
 
 

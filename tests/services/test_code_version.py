@@ -2,23 +2,18 @@
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from fvc_lib.execution.plan.stages import read_notebook
 from fvc_lib.execution.run.record import begin_run
-from fvc_lib.services.code.code_version import (
-    NOT_RUN_HEADLESS,
-    code_behind,
-    code_hash,
-    helpers_hash,
-    names_in,
-    notebook_sources,
-)
+from fvc_lib.services.code import code_version, training_code
+from fvc_lib.services.code.code_version import NOT_RUN_HEADLESS, code_behind, code_hash, names_in
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import UsageError
 from fvc_lib.services.tasks import STAGES
 
 ROOT = Path(__file__).parents[2]
@@ -92,18 +87,6 @@ def test_however_it_is_written(package, source):
     assert "kit.steps" in modules_behind([source], package=package)
 
 
-@pytest.mark.parametrize(
-    ("changed", "counts"),
-    [("steps.py", True), ("tools/shared.py", True), ("helper.py", True), ("__init__.py", True), ("island.py", False),
-     ("tools/unused.py", False)],
-)  # fmt: skip
-def test_the_hash_changes_with_what_the_code_depends_on_and_with_nothing_else(package, changed, counts):
-    before = helpers_hash(["import kit.engine"], package=package)
-    assert helpers_hash(["import kit.engine"], package=package) == before
-    (package / changed).write_text((package / changed).read_text() + "# mended\n")
-    assert (helpers_hash(["import kit.engine"], package=package) != before) == counts
-
-
 def test_the_module_that_changed_can_be_named(package):
     before = code_behind(["import kit.engine"], package=package)
     assert list(before) == sorted(before)
@@ -122,26 +105,6 @@ def test_copies_that_an_editor_left_in_a_hidden_folder_do_not_count(package):
     assert code_behind(["filled by kit.tools.*"], package=package) == before
 
 
-def test_an_edit_in_the_same_instant_and_of_the_same_size_is_seen(package):
-    deep = package / "tools" / "deep.py"
-    hashes = set()
-    for number in range(10):  # faster than a file system's clock ticks
-        deep.write_text(f"down = {number}\n")
-        hashes.add(helpers_hash(["import kit.engine"], package=package))
-    assert len(hashes) == 10
-
-
-def test_a_module_that_is_added_deleted_or_split_off_is_noticed(package):
-    before = helpers_hash(["import kit.engine"], package=package)
-    (package / "steps.py").write_text("from kit.parts import go\n")
-    assert "kit.parts" not in modules_behind(["import kit.engine"], package=package)
-    (package / "parts.py").write_text("from kit.tools.deep import down as go\n")
-    split = helpers_hash(["import kit.engine"], package=package)
-    assert "kit.parts" in modules_behind(["import kit.engine"], package=package)
-    (package / "parts.py").unlink()
-    assert len({before, split, helpers_hash(["import kit.engine"], package=package)}) == 3
-
-
 def test_the_patterns_find_all_that_parsing_finds_in_this_library():
     for path in sorted((ROOT / "fvc_lib").rglob("*.py")):
         source = path.read_text()
@@ -150,13 +113,13 @@ def test_the_patterns_find_all_that_parsing_finds_in_this_library():
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_code_that_runs_a_notebook_is_not_what_the_notebook_depends_on(path):
-    behind = modules_behind(notebook_sources(path))
+    behind = modules_behind(read_notebook(path).cells)
     execution = {name for name in behind if name.startswith("fvc_lib.execution.")}
     assert execution - {"fvc_lib.execution.run"} == {"fvc_lib.execution.run.session"}
 
 
 def test_training_depends_on_its_engine_and_on_the_children_it_starts_by_name():
-    behind = modules_behind(notebook_sources(ROOT / "notebooks" / "04_fold_training.ipynb"))
+    behind = modules_behind(read_notebook(ROOT / "notebooks" / "04_fold_training.ipynb").cells)
     assert {"fvc_lib.engine.loop", "fvc_lib.engine.preflight", "fvc_lib.services.tables"} <= set(behind)
     assert not any(name.startswith("fvc_lib.corpus.samples.videos") for name in behind)
 
@@ -168,7 +131,7 @@ def test_a_training_does_not_depend_on_the_other_tasks_trainings():
         "20_video_text": "fvc_lib.tasks.video_text.training",
     }
     for notebook, own in trainings.items():
-        behind = modules_behind(notebook_sources(ROOT / "notebooks" / f"{notebook}.ipynb"))
+        behind = modules_behind(read_notebook(ROOT / "notebooks" / f"{notebook}.ipynb").cells)
         assert set(trainings.values()) & set(behind) == {own}
 
 
@@ -211,16 +174,61 @@ def test_decoding_and_augmenting_have_versions_of_their_own_within_their_room():
         code_hash("fvc_lib.video.decode.clip", "fvc_lib.corpus")
 
 
-@pytest.mark.parametrize("content", [None, "", "[]", '{"cells": [3]}', '{"cells": [{}]}'])
-def test_what_is_no_notebook_is_refused_by_name(tmp_path, content):
-    path = tmp_path / "book.ipynb"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(UsageError, match=r"book\.ipynb"):
-        notebook_sources(path)
-
-
 def test_a_stage_that_reads_a_corpus_depends_on_every_loader_and_on_no_network():
-    behind = modules_behind(notebook_sources(ROOT / "notebooks" / "01_data_index.ipynb"))
+    behind = modules_behind(read_notebook(ROOT / "notebooks" / "01_data_index.ipynb").cells)
     assert {"fvc_lib.corpus.sources.general.folder", "fvc_lib.corpus.sources.general.fvc2018"} <= set(behind)
     assert not [name for name in behind if name.startswith("fvc_lib.detectors.")]
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A copy of the library, whose code counts in place of the tests' own."""
+    shutil.copytree(ROOT / "fvc_lib", tmp_path / "fvc_lib", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(code_version, "CHECKOUT", tmp_path)
+    return tmp_path / "fvc_lib"
+
+
+@pytest.fixture
+def trained(library, tmp_path):
+    """The checkpoint folders of two folds, trained by the copy of the library."""
+    folders = [tmp_path / "checkpoints" / f"fold_{fold}" for fold in range(2)]
+    for folder in folders:
+        training_code.note_code(folder, TRAINING, {})
+    return folders
+
+
+TRAINING = ["import fvc_lib.tasks.video.training"]
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "changed"),
+    [
+        ("engine/loop.py", '"""', '"""Edited. ', []),
+        ("engine/loop.py", "\nclass ", "\n# A comment.\nclass ", []),
+        ("metrics/youden.py", "", "def youden(): ...\n", []),
+        ("services/config.py", "    # Images\n", "    new = field(0, 'data', '')\n", ["services.config.RunConfig"]),
+        ("engine/loop.py", "\n@dataclass", "\ndef added(): ...\n\n\n@dataclass", ["engine.loop.added"]),
+    ],
+)  # fmt: skip
+def test_functions_that_changed_since_a_training_are_named_without_words_and_new_files(
+    library, trained, name, old, new, changed
+):
+    path = library / name
+    path.write_text(path.read_text().replace(old, new, 1) if old else new)
+    changed = [f"fvc_lib.{name}" for name in changed]
+    assert [sorted(training_code.changed_functions(folder)) for folder in trained] == [changed] * 2
+    assert training_code.mixed_code(trained) == ""
+    training_code.note_code(trained[1], TRAINING, {})
+    assert training_code.mixed_code(trained) == ", ".join(name.removeprefix("fvc_lib.") for name in changed)
+
+
+def test_functions_are_compared_without_docstrings_comments_and_layout():
+    method = '    def go(self):\n        """Doc."""\n        return 1\n'
+    source = f'"""Module."""\nX = 1\nclass A:\n    """Doc."""\n    size = 2\n{method}'
+    functions = code_version.functions_in(source)
+    assert set(functions) == {"module", "A", "A.go"}
+    same = "X = 1  # one\nclass A:\n    size = (\n        2)\n\n    def go(self): return 1\n"
+    assert code_version.functions_in(same) == functions
+    other = code_version.functions_in(source.replace("return 1", "return 2"))
+    assert {name for name in functions if functions[name] != other[name]} == {"A.go"}
+    assert code_version.functions_in("%time x = 1") != code_version.functions_in("%time x = 2")

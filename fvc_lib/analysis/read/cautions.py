@@ -9,6 +9,7 @@ from fvc_lib.analysis.read.protocols import official_leaks
 from fvc_lib.analysis.read.records import Answer, read_tables
 from fvc_lib.analysis.wording import clean_text, count_text, number_text
 from fvc_lib.services.atomic_files import path_to_text
+from fvc_lib.services.code.training_code import mixed_code
 from fvc_lib.services.records.digests import run_damage
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGES, INDEX, LEAKAGE_AUDIT
@@ -58,7 +59,9 @@ def run_cautions(run: RunPaths) -> tuple[str, ...]:
     asked = run_parameters(run)
     audit = [f"The leakage audit did not pass: {clean_text(each)}" for each in audit_failures(run)]
     leaks = official_leaks(asked, leakage_audit_of(run).frame)
-    told = (*trial_caution(asked), *run_damage(run.root), *audit, leaks, *parameter_cautions(asked))
+    mixed = mixed_code(sorted(run.root.glob("checkpoints/fold_*")))
+    code = f"The folds were trained by different code: {mixed}." if mixed else ""
+    told = (*trial_caution(asked), *run_damage(run.root), *audit, leaks, code, *parameter_cautions(asked))
     return tuple(dict.fromkeys(filter(None, (*told, *of_fake_voices(run)))))
 
 

@@ -1,21 +1,22 @@
-"""What a stage that has finished or was stopped left in a run: whether it is still true, and how it makes room.
+"""Decide whether a finished stage is up to date, and move its files away before it runs again.
 
-A finished stage is true while everything it depended on is what it was then. What a stage wrote before it runs anew is
-moved, never deleted, and never shown as current.
+A stage is up to date when its parameters, its inputs and its code are the same, and its outputs are as it wrote them.
+Code of the library repeats no training. Files of earlier attempts are moved, never deleted.
 """
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_json
-from fvc_lib.services.code.code_version import code_behind, helpers_hash, notebook_sources
+from fvc_lib.services.code.code_version import code_behind, in_words, tree_hash
+from fvc_lib.services.code.training_code import changed_functions, files_of_note, has_inputs, note_code
 from fvc_lib.services.config import DECLARED, RunConfig
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import UsageError, command_text
 from fvc_lib.services.parameters import values_unsaid
 from fvc_lib.services.records.digests import content_hash, is_log, listed, read_document, write_document
 from fvc_lib.services.run_paths import RunPaths
@@ -25,71 +26,77 @@ from fvc_lib.services.tasks import STAGES, TASKS
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Hashes of everything a stage's result depends on."""
+    """What the result of a stage depends on."""
 
-    parameters: dict[str, object]  # what the notebook reads of the configuration
-    inputs: dict[str, str]  # content of each file it reads of the run, by path in the run folder
-    notebook: str  # its code cells
-    helpers: dict[str, str]  # content of each module of ours behind it, by dotted name
-    corpus: str  # what the corpus lists, where the notebook reads it
+    parameters: dict[str, object]  # the fields of the configuration that the stage reads
+    inputs: dict[str, str]  # SHA-256 of each file of the run that it reads, by path in the run folder
+    notebook: str  # digest of the notebook's cells
+    code: dict[str, str]  # SHA-256 of each module that the notebook depends on; empty for a training
+    corpus: str  # digest of the corpus's listing if the stage reads the corpus
 
 
 @dataclass(frozen=True)
 class StageRecord:
-    """Written when a stage has finished: its fingerprint, and size and digest of each file that it wrote."""
+    """The record of a finished stage."""
 
-    fingerprint: Fingerprint | None  # None: of a straight pass, which tracks nothing
-    files: dict[str, dict[str, Any]]  # by path in the run folder, ``num_bytes`` and ``sha256``
+    fingerprint: Fingerprint | None  # None after a straight pass, which tracks nothing
+    files: dict[str, dict[str, Any]]  # ``num_bytes`` and ``sha256`` of each written file, by path in the run folder
+    trees: dict[str, str] = field(default_factory=dict)  # ``tree_hash`` of each module of the code
 
 
 def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunConfig) -> Fingerprint:
-    """What ``task`` would depend on if it ran now. Missing inputs hash as empty text.
-
-    Of the parameters these are the notebook's own, and where it trains all that the weights depend on, whether or not
-    its parameters cell offers them.
-    """
+    """Return what ``task`` would depend on if it ran now; the digest of a missing input is empty."""
     own = set(notebook.parameters) - set(STAGE_PARAMETERS)
     names = {name for name in own if not DECLARED[name].resume and not DECLARED[name].path}
     if task.stage.trains:
         names |= config.training_values().keys()
+    sources = [*notebook.cells, *config.code_chosen(notebook.parameters)]
     return Fingerprint(
         parameters={name: config.identity(name) for name in sorted(names)},
-        inputs=_hashes(_inputs(task, run, config), run),
+        inputs={str(path.relative_to(run.root)): content_hash(path) for path in _inputs(task, run, config)},
         notebook=notebook.source_hash,
-        helpers=code_behind([*notebook_sources(notebook.path), *config.code_chosen(notebook.parameters)]),
+        code={} if task.stage.trains else code_behind(sources),
         corpus=_corpora_hash(config) if "corpus" in notebook.parameters else "",
     )
 
 
 def _inputs(task: Task, run: RunPaths, config: RunConfig) -> list[Path]:
-    """What the task reads, and of stages that it needs for this configuration alone what they write."""
+    """Return the files that the task reads, with the outputs of stages that it needs for this configuration alone."""
     further = task.stage.reads(config) - set(task.stage.needs)
     written = [path for stage in STAGES if stage.name in further for path in stage.outputs(run, None)]
     return [*task.stage.inputs(run, task.fold), *written]
 
 
 def record_finished(task: Task, fingerprint: Fingerprint | None, run: RunPaths) -> None:
-    """Write the record that ``task`` is finished, with all that it wrote and a later command reads.
+    """Record that ``task`` is finished, with every file that it wrote and a later command reads.
 
     Checkpoints have digests of their own.
     """
     folder = run.training_checkpoints(task.stage.name, task.fold)
     of_training = sorted(folder.rglob("*.json")) if task.stage.trains else []
     files = listed([*task.stage.outputs(run, task.fold), *of_training, *_logs(run, task)], run.root)
-    write_document(run.stage_checkpoint(task.stage.name, task.fold), asdict(StageRecord(fingerprint, files)))
+    trees = {name: tree_hash(name) for name in fingerprint.code} if fingerprint else {}
+    write_document(run.stage_checkpoint(task.stage.name, task.fold), asdict(StageRecord(fingerprint, files, trees)))
 
 
 def read_record(path: Path) -> StageRecord | None:
-    """The record at ``path``; None where there is none, or it is damaged, of a straight pass or of another version."""
+    """Return the record at ``path``; None if it is missing, damaged, of a straight pass or of another version."""
     try:
         document = read_document(path)
-        return StageRecord(Fingerprint(**document["fingerprint"]), document["files"])
+        return StageRecord(Fingerprint(**document["fingerprint"]), document["files"], document["trees"])
     except (KeyError, TypeError):
         return None
 
 
-def reason_to_run(task: Task, now: Fingerprint, run: RunPaths) -> str | None:
-    """Why ``task`` has to run, in words; None when it is finished and nothing it depended on has changed."""
+def reason_to_run(task: Task, now: Fingerprint, run: RunPaths, *, inputs_are_final: bool = True) -> str | None:
+    """Return why ``task`` has to run, in words; None if it is up to date.
+
+    Args:
+        task: the task.
+        now: what it depends on now.
+        run: the run.
+        inputs_are_final: whether its inputs count, because no stage is about to write them.
+    """
     record = read_record(run.stage_checkpoint(task.stage.name, task.fold))
     if record is None or record.fingerprint is None:
         return "not finished yet"
@@ -102,16 +109,16 @@ def reason_to_run(task: Task, now: Fingerprint, run: RunPaths) -> str | None:
         return f"parameters changed: {values}"
     if then.corpus != now.corpus:
         return "the corpus changed"
-    if inputs := _differing(then.inputs, now.inputs):
+    if inputs_are_final and (inputs := _differing(then.inputs, now.inputs)):
         return f"input changed: {', '.join(inputs)}"
     if then.notebook != now.notebook:
         return "the notebook's code changed"
-    if then.helpers != now.helpers:
-        return f"code changed: {_some(_differing(then.helpers, now.helpers))}"
-    known = {name: each["sha256"] for name, each in record.files.items() if not is_log(name)}
-    outputs = _hashes(task.stage.outputs(run, task.fold), run)
-    there = outputs | {name: digest for name in known if (digest := content_hash(run.root / name))}
-    stale = sorted(name for name, digest in there.items() if known.get(name) != digest)
+    if code := [name for name in _differing(then.code, now.code) if record.trees.get(name) != tree_hash(name)]:
+        return f"code changed: {in_words(code)}"
+    known = {name: file["sha256"] for name, file in record.files.items() if not is_log(name)}
+    outputs = {str(path.relative_to(run.root)) for path in task.stage.outputs(run, task.fold)}
+    present = {name: digest for name in {*known, *outputs} if (digest := content_hash(run.root / name))}
+    stale = sorted(name for name in {*present, *outputs} if present.get(name) != known.get(name))
     return f"output missing or changed: {', '.join(stale)}" if stale else None
 
 
@@ -119,102 +126,132 @@ def _differing(then: Mapping[str, object], now: Mapping[str, object]) -> list[st
     return sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
 
 
-def _some(names: Sequence[str], most: int = 3) -> str:
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
+# --- Corpora
 
 
 def _corpora_hash(config: RunConfig) -> str:
-    """That of the one corpus; of several over theirs, in any order."""
-    hashes = [corpus_hash(each) for each in (config.corpus, *config.more_corpora)]
+    """Return the digest of what the corpora list, in any order: names, sizes and times of files, or a manifest."""
+    hashes = [_listing_hash(corpus, times=True) for corpus in (config.corpus, *config.more_corpora)]
     return sha256_of_json(sorted(hashes)) if config.more_corpora else hashes[0]
 
 
-def corpus_hash(corpus: str) -> str:
-    """Over what a corpus lists: a manifest's content, or names, sizes and times of a folder's or a pattern's files.
+def corpus_record(config: RunConfig) -> dict[str, str]:
+    """Return ``name`` and ``listing_sha256`` of a run's corpora in any order, without reading a video.
 
-    Moving a corpus as it is does not change it. The sample corpus (an empty name) is ``fvc_lib``'s own.
+    Both are the same on any machine, wherever the corpus lies.
+    """
+    sample = TASKS[config.task].sample
+    records = sorted(
+        (_corpus_name(corpus) or sample, _listing_hash(corpus)) for corpus in (config.corpus, *config.more_corpora)
+    )
+    names, hashes = zip(*records, strict=True)
+    return {"name": " + ".join(names), "listing_sha256": hashes[0] if len(hashes) == 1 else sha256_of_json(hashes)}
+
+
+def _corpus_name(corpus: str) -> str:
+    """Return the name of a corpus's folder, with that of its manifest; empty for the sample corpus."""
+    path = Path(os.path.abspath(corpus)) if corpus else Path()  # noqa: PTH100 - a link keeps its own name
+    if is_pattern(path):
+        return path_to_text(fixed_folder(path).name)
+    return path_to_text(Path(path.parent.name, path.name) if path.is_file() else path.name)
+
+
+_LABELS = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".txt")  # files from which a layout reads labels or parts
+
+
+def _listing_hash(corpus: str, *, times: bool = False) -> str:
+    """Return a digest of a manifest's bytes, or of the paths and sizes of a folder's files or a pattern's tars.
+
+    Args:
+        corpus: the corpus; the digest of the sample corpus, an empty name, is empty.
+        times: count the files' times, which tell an edit; else the bytes of files that may hold labels.
     """
     path = Path(corpus)
-    if not corpus:
-        return ""
-    if is_pattern(path):
-        files = iter(_tars_there(path))
-        path = fixed_folder(path)
-    elif path.is_dir():
-        files = (Path(folder) / name for folder, _, names in os.walk(path) for name in names)
-    else:
-        return content_hash(path) or "missing"
-    found = {}
-    for file in files:
-        status = file.lstat()
-        found[os.fsencode(file.relative_to(path)).hex()] = [status.st_size, status.st_mtime_ns]
-    return sha256_of_json(found)
+    if not corpus or not (path.is_dir() or is_pattern(path)):
+        return corpus and content_hash(path)
+    listing: dict[str, object] = {}
+    folder = path if path.is_dir() else fixed_folder(path)
+    for file in _files_in(path):
+        status = file.stat() if file.exists() else file.lstat()
+        has_labels = file.suffix.lower() in _LABELS and not times
+        listing[path_to_text(file.relative_to(folder))] = [
+            status.st_size, status.st_mtime_ns if times else content_hash(file) if has_labels else "",
+        ]  # fmt: skip
+    return sha256_of_json(listing)
 
 
-def _tars_there(pattern: Path) -> list[Path]:
-    """None where one is missing: who reads the corpus says which."""
-    try:
-        return tars_of(pattern)
-    except UsageError:
-        return []
-
-
-_LABELS = (".csv", ".tsv", ".parquet", ".json", ".jsonl", ".txt")  # files from which some layout reads labels or parts
-
-
-def corpus_record(config: RunConfig) -> dict[str, str]:
-    """``name`` and ``listing_sha256`` of a run's corpora in any order, as far as they are known before a video is read.
-
-    The name is that of its folder, and of its manifest. The hash is over a manifest's bytes, or over the paths and
-    sizes of a folder's files or a pattern's tars, and the bytes of those that may hold labels: equal on any machine,
-    wherever it lies.
-    """
-    records = [_record_of(each, TASKS[config.task].sample) for each in (config.corpus, *config.more_corpora)]
-    if len(records) == 1:
-        return records[0]
-    records.sort(key=lambda record: (record["name"], record["listing_sha256"]))
-    return {
-        "name": " + ".join(record["name"] for record in records),
-        "listing_sha256": sha256_of_json([record["listing_sha256"] for record in records]),
-    }
-
-
-def _record_of(corpus: str, sample: str) -> dict[str, str]:
-    if not corpus:
-        return {"name": sample, "listing_sha256": ""}
-    path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps the name it was given by
-    if is_pattern(path):
-        top = fixed_folder(path)
-        sizes = {path_to_text(tar.relative_to(top)): [tar.stat().st_size, ""] for tar in _tars_there(path)}
-        return {"name": path_to_text(top.name), "listing_sha256": sha256_of_json(sizes)}
+def _files_in(path: Path) -> Iterator[Path]:
+    """Yield the files of a folder that are not hidden, or the tars of a pattern; nothing if a tar is missing."""
     if not path.is_dir():
-        return {"name": path_to_text(Path(path.parent.name, path.name)), "listing_sha256": content_hash(path)}
-    found: dict[str, object] = {}
+        try:
+            yield from tars_of(path)
+        except UsageError:  # the stage that reads the corpus names the missing tar
+            return
     for folder, folders, names in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for file in (Path(folder, name) for name in names if not name.startswith(".")):
-            has_labels = file.suffix.lower() in _LABELS
-            size = file.stat().st_size if file.exists() else None
-            found[path_to_text(file.relative_to(path))] = [size, content_hash(file) if has_labels else ""]
-    return {"name": path_to_text(path.name), "listing_sha256": sha256_of_json(found)}
+        yield from (Path(folder, name) for name in names if not name.startswith("."))
 
 
-def _hashes(paths: Iterable[Path], run: RunPaths) -> dict[str, str]:
-    return {str(path.relative_to(run.root)): content_hash(path) for path in paths}
+# --- Trainings
 
 
-_CODE_NOTE = "code.json"
+def content_chosen(config: RunConfig) -> dict[str, Any]:
+    """Return the content digests of the user's files that parameters name, by parameter."""
+    return {name: digest for name, value in config.relevant().items() if (digest := config.identity(name)) != value}
+
+
+def _inputs_of_training(config: RunConfig, notebook: Notebook) -> dict[str, Any]:
+    return {"files": content_chosen(config), "cells": notebook.source_hash}
+
+
+def begin_training_state(run: RunPaths, task: Task, notebook: Notebook, config: RunConfig) -> None:
+    """Note the code of a training before it begins, and set aside one that other user's code began."""
+    if not task.stage.trains:
+        return
+    folder, inputs = run.training_checkpoints(task.stage.name, task.fold), _inputs_of_training(config, notebook)
+    if folder.exists() and not has_inputs(folder, inputs):
+        set_aside(run, [task])
+    sources = [f"import {task.stage.training_module}", *config.code_chosen(config.relevant())]
+    note_code(folder, sources, inputs)
+
+
+def begun_with_these_inputs(run: RunPaths, task: Task, notebook: Notebook, config: RunConfig) -> bool:
+    """Return whether the user's files and the notebook's cells are those that the training began with."""
+    return has_inputs(run.training_checkpoints(task.stage.name, task.fold), _inputs_of_training(config, notebook))
+
+
+def line_of_other_code(run: RunPaths, finished: Iterable[Task]) -> str:
+    """Return a line about ``finished`` trainings whose library code has changed since; empty if there are none.
+
+    The line names the functions and the command that repeats the trainings.
+    """
+    changed = [
+        (task, functions)
+        for task in finished
+        if task.stage.trains and (functions := changed_functions(run.training_checkpoints(task.stage.name, task.fold)))
+    ]
+    if not changed:
+        return ""
+    stages = sorted({task.stage.name.partition("_")[0] for task, _ in changed})
+    options = [text for stage in stages for text in ("--force", stage)]
+    return (
+        f"kept, though other code trained it: {', '.join(task.key for task, _ in changed)}. Changed since: "
+        f"{in_words(set().union(*(functions for _, functions in changed)))}. "
+        f"Train again: {command_text('--resume', run.root, *options)}"
+    )
+
+
+# --- Files of a task
 
 
 def note_forced(run: RunPaths, names: Iterable[str]) -> None:
-    """Note stages that shall be repeated although they are finished, until ``set_aside`` has moved what they wrote."""
+    """Note stages to repeat although they are finished, until ``set_aside`` has moved their files."""
     if forced := sorted({*names, *forced_before(run)}):
         write_json(run.forced, forced)
 
 
 def forced_before(run: RunPaths) -> set[str]:
-    """The stages that a command which died was to force, and whose files have not made room since."""
+    """Return the stages that an earlier command was to force, and whose files are still in place."""
     try:
         return {name for name in json.loads(run.forced.read_text()) if isinstance(name, str)}
     except (OSError, ValueError, TypeError):
@@ -222,10 +259,7 @@ def forced_before(run: RunPaths) -> set[str]:
 
 
 def set_aside(run: RunPaths, tasks: Iterable[Task]) -> list[tuple[Path, Path]]:
-    """Move everything the ``tasks`` wrote to ``superseded/<number>/``, each file under its old name.
-
-    Returns where each was and where it is, for ``put_back``.
-    """
+    """Move every file of ``tasks`` to ``superseded/<number>/``; return the old and new paths, for ``put_back``."""
     paths = [path for task in tasks for path in written_by(run, task) if path.exists()]
     if not paths:
         return []
@@ -239,50 +273,16 @@ def set_aside(run: RunPaths, tasks: Iterable[Task]) -> list[tuple[Path, Path]]:
 
 
 def put_back(moved: Iterable[tuple[Path, Path]]) -> None:
-    """Undo ``set_aside``; the last first, so that a record that a stage is finished comes after what it is about."""
+    """Undo ``set_aside``; the last first, so that the record of a stage follows its files."""
     for path, target in reversed(list(moved)):
         target.rename(path)
 
 
-def begin_training_state(run: RunPaths, task: Task, config: RunConfig) -> None:
-    """Before a stage trains: what is left of a training under other code is set aside, and this code is noted.
-
-    That is the training's own and the files of what the configuration chooses by name: going on with other code would
-    make a network of two halves.
-    """
-    if not task.stage.trains:
-        return
-    folder = run.training_checkpoints(task.stage.name, task.fold)
-    code = [f"import {task.stage.training_module}", *config.code_chosen(config.relevant())]
-    if folder.exists() and not trained_by_this_code(folder, task):
-        set_aside(run, [task])
-    write_json(folder / _CODE_NOTE, {"sha256": helpers_hash(code), "of": code, "files": content_chosen(config)})
-
-
-def content_chosen(config: RunConfig) -> dict[str, Any]:
-    """By parameter, what the user's files that it names count as: their content."""
-    return {name: found for name, value in config.relevant().items() if (found := config.identity(name)) != value}
-
-
-def trained_by_this_code(folder: Path, task: Task, config: RunConfig | None = None) -> bool:
-    """Whether the state in ``folder`` of a training of ``task`` was left by the code as it is now; with ``config`` also
-    with the user's files as they are now, such as a network's.
-    """
-    try:
-        note = json.loads((folder / _CODE_NOTE).read_text())
-        noted, code = note["sha256"], note["of"]
-        if config is not None and note.get("files", found := content_chosen(config)) != found:
-            return False
-        return bool(code[0] == f"import {task.stage.training_module}" and noted == helpers_hash(code))
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
-
-
 def written_by(run: RunPaths, task: Task) -> list[Path]:
-    """Every file and folder that ``task`` may have written in ``run``; few tasks write all of them."""
+    """Return every path that ``task`` may have written in ``run``."""
     name, fold = task.stage.name, task.fold
     return [
-        # The record first: killed half-way, the stage must not look finished.
+        # The record first: a stage that was half moved must not look finished.
         run.stage_checkpoint(name, fold),
         *task.stage.outputs(run, fold),
         *_logs(run, task),
@@ -292,22 +292,26 @@ def written_by(run: RunPaths, task: Task) -> list[Path]:
     ]
 
 
+def copied_with(run: RunPaths, task: Task) -> list[Path]:
+    """Return the paths that a fork copies with the finished ``task``."""
+    note = files_of_note(run.training_checkpoints(task.stage.name, task.fold)) if task.stage.trains else []
+    return [*written_by(run, task), *note]
+
+
 def _logs(run: RunPaths, task: Task) -> list[Path]:
-    """What a finished ``task`` leaves beside its outputs for people to read."""
     of = (task.stage.name, task.fold)
     logs = [run.metrics(*of), run.memory(*of), run.memory_events(*of), run.executed_notebook(*of)]
     return [*logs, *task.stage.beside(run, task.fold)]
 
 
 def _next_folder(parent: Path) -> Path:
-    """A new, empty folder; made at once, so that two tasks that begin at the same moment never share one."""
+    """Make a new, empty folder; two tasks that begin at the same moment never share one."""
     parent.mkdir(exist_ok=True)
     number = 1
     while True:
-        folder = parent / str(number)
         try:
-            folder.mkdir()
+            (parent / str(number)).mkdir()
         except FileExistsError:
             number += 1
         else:
-            return folder
+            return parent / str(number)

@@ -20,7 +20,8 @@ class PlannedTask:
     run: bool  # whether this command runs it
     reason: str
     finished_before: bool = False  # it has been finished at some time, with whatever parameters and code
-    redo: bool = False  # whether its files of before are moved away, because they or their inputs are made again
+    redo: bool = False  # whether its earlier files are moved away before anything runs
+    only_if_changed: bool = False  # whether it is skipped if the stages before it write what they wrote before
 
 
 def read_notebooks(folder: Path, stages: Sequence[Stage] = STAGES) -> dict[str, Notebook]:
@@ -90,13 +91,17 @@ def _decide(
     for task in ordered:
         finished = read_record(run.stage_checkpoint(task.stage.name, task.fold)) is not None
         asked, reason = _asked_for(task, ordered, config, only, start, force)
+        waits = False
         if asked is None:
-            reason = _why_again(task, plan, notebooks, config, run)
+            again = sorted({planned.task.stage.name for planned in plan if planned.run} & task.stage.reads(config))
+            now = fingerprint_of(task, notebooks[task.stage.name], run, config)
+            reason = reason_to_run(task, now, run, inputs_are_final=not again)
+            if reason is None and again:
+                reason, waits = f"after {', '.join(again)}", start is None
             asked = reason is not None
         forced = asked and (task.stage in (only, start, *force) or not config.use_mlops_pipeline)
-        plan.append(
-            PlannedTask(task, asked, reason or "finished, nothing changed", finished, asked and (finished or forced))
-        )
+        redo = asked and (finished or forced) and not waits
+        plan.append(PlannedTask(task, asked, reason or "finished, nothing changed", finished, redo, waits))
     return plan
 
 
@@ -112,14 +117,16 @@ def _only_tasks(plan: Sequence[PlannedTask], keys: frozenset[str]) -> list[Plann
                 "too; of jobs under SLURM: see `status`, and when none works on it any more, submit what is left with "
                 "--resume RUN --executor slurm."
             )
-    anew = {planned.task.key for planned in plan if planned.run and planned.redo and planned.task.key in keys}
+    again = {planned.task.key for planned in plan if planned.redo and planned.task.key in keys}
     narrowed = []
     for planned in plan:
         key = planned.task.key
         if planned.run and key not in keys:
-            redo = planned.finished_before and bool(needed[key] & anew)
-            anew |= {key} if redo else set()
-            planned = replace(planned, run=False, redo=redo, reason=f"left to another job: {planned.reason}")
+            # Numbers that rest on what is repeated must not stand; a training stays until its job has looked.
+            redo = planned.finished_before and not planned.task.stage.trains and bool(needed[key] & again)
+            again |= {key} if redo else set()
+            reason = f"left to another job: {planned.reason}"
+            planned = replace(planned, run=False, redo=redo, only_if_changed=False, reason=reason)
         narrowed.append(planned)
     return narrowed
 
@@ -146,16 +153,6 @@ def _asked_for(
             return False, "before --from"
         return True, "USE_MLOPS_PIPELINE is false: nothing is skipped"
     return None, None
-
-
-def _why_again(
-    task: Task, before: Sequence[PlannedTask], notebooks: Mapping[str, Notebook], config: RunConfig, run: RunPaths
-) -> str | None:
-    again = {planned.task.stage.name for planned in before if planned.run}
-    upstream = sorted(again & task.stage.reads(config))
-    if upstream:
-        return f"after {', '.join(upstream)}"
-    return reason_to_run(task, fingerprint_of(task, notebooks[task.stage.name], run, config), run)
 
 
 def all_needed(needed: Mapping[str, Collection[str]], key: str) -> set[str]:

@@ -2,12 +2,13 @@
 
 import ast
 import graphlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.code.code_version import functions_in
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.parameters import resolve_config
@@ -144,17 +145,27 @@ STAGE_PARAMETERS = {
 
 @dataclass(frozen=True)
 class Notebook:
-    """One notebook: its path, title, and the names and default values in its parameters cell."""
+    """A stage's notebook."""
 
     path: Path
     title: str
-    parameters: dict[str, Any]
-    source_hash: str
+    parameters: dict[str, Any]  # names and default values in the parameters cell
+    cells: tuple[str, ...]  # sources of the other code cells
 
     @property
     def name(self) -> str:
         """The file name without its suffix: the stage's name."""
         return self.path.stem
+
+    @property
+    def source_hash(self) -> str:
+        """A digest of the code cells other than the parameters cell."""
+        return cells_hash(self.cells)
+
+
+def cells_hash(cells: Iterable[str]) -> str:
+    """Return a digest of the code in ``cells`` without docstrings and comments."""
+    return sha256_of_json([functions_in(cell) for cell in cells])
 
 
 def read_notebook(path: Path) -> Notebook:
@@ -175,7 +186,8 @@ def notebook_of(document: Any, path: Path) -> Notebook:
             f"notebook {str(path)!r}: got {len(cells)} cells tagged 'parameters', wanted exactly one. "
             "Tag it in JupyterLab under Property Inspector > Cell tags."
         )
-    return Notebook(path, _title(document), parse_parameters(cells[0].source, path), _source_hash(document))
+    others = tuple(cell.source for cell in document.cells if cell.cell_type == "code" and cell is not cells[0])
+    return Notebook(path, _title(document), parse_parameters(cells[0].source, path), others)
 
 
 def check_parameters(notebook: Notebook, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -252,8 +264,3 @@ def _title(document: Any) -> str:
             if cell.cell_type == "markdown" and line.startswith("# "):
                 return str(line[2:].strip())
     return ""
-
-
-def _source_hash(document: Any) -> str:
-    """Return the hash of the code cells."""
-    return sha256_of_json([cell.source for cell in document.cells if cell.cell_type == "code"])

@@ -48,7 +48,7 @@ def run_task(at_work: TaskRun, stage: StageStatus, say: Callable[[str], None]) -
         OSError: the run folder cannot be read or written.
     """
     task, run, config = at_work.task, at_work.run, at_work.config
-    fingerprint.begin_training_state(run, task, config)
+    fingerprint.begin_training_state(run, task, at_work.notebook, config)
     # A straight pass records digests of its files, not what they depend on.
     before = fingerprint.fingerprint_of(task, at_work.notebook, run, config) if config.use_mlops_pipeline else None
     at_work.execute(stage)
@@ -229,6 +229,7 @@ class Runner:
         """
         with self._signals_noted(), run_lock(self.run, self._only_tasks):
             plan = make_plan()
+            self._undecided = {planned.task.key: planned.task for planned in plan if planned.only_if_changed}
             self._book = StatusBook(self.run, self._only_tasks)
             self._book.begin(plan)
             # First: a repetition that fails must not leave the old numbers as the run's own.
@@ -237,6 +238,11 @@ class Runner:
             try:
                 exit_code = self._run_tasks(plan)
             finally:
+                if exit_code and exit_code not in _STOPPED_CODES:
+                    # The numbers of before must not stand as the run's own. Trainings stay: they take long.
+                    fingerprint.set_aside(
+                        self.run, [task for task in self._undecided.values() if not task.stage.trains]
+                    )
                 self._book.finish(exit_code)
             return exit_code
 
@@ -290,7 +296,10 @@ class Runner:
             self._forward_signals()
             while (task := self._next(schedule)) is not None:
                 schedule.begin(task)
-                self._begin(task, pool)
+                if self._undecided.pop(task.key, None) and self._is_up_to_date(task):
+                    schedule.done(task)
+                else:
+                    self._begin(task, pool)
             self._book.publish()
             if not self._running:
                 return
@@ -299,6 +308,20 @@ class Runner:
                 shown = time.monotonic()
             if end is not None:
                 self._ended(*end, schedule)
+
+    def _is_up_to_date(self, task: Task) -> bool:
+        """Return whether ``task`` can be skipped now that its inputs are final; else move its files away."""
+        now = fingerprint.fingerprint_of(task, self.notebooks[task.stage.name], self.run, self.config)
+        reason = fingerprint.reason_to_run(task, now, self.run)
+        stage = self._book.stage(task.key)
+        if reason is None:
+            stage.state, stage.reason, stage.exit_code = "done", None, 0
+            self.terminal.line(f"  {task.key}: its inputs came out the same, so it stands")
+        else:
+            stage.reason = reason
+            fingerprint.set_aside(self.run, [task])
+        self._book.put(task.key, stage)
+        return reason is None
 
     def _next(self, schedule: Schedule) -> Task | None:
         if self._signals or self._exit_codes or len(self._running) >= self._jobs:

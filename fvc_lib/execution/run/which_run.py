@@ -14,17 +14,18 @@ from typing import Any
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.fingerprint import (
     begin_training_state,
+    begun_with_these_inputs,
+    copied_with,
     fingerprint_of,
     read_record,
     record_finished,
-    trained_by_this_code,
-    written_by,
 )
 from fvc_lib.execution.plan.plan import PlannedTask
 from fvc_lib.execution.plan.stages import (
     STAGE_PARAMETERS,
     Notebook,
     Task,
+    cells_hash,
     parse_parameters,
     read_notebook,
     stage_named,
@@ -34,7 +35,8 @@ from fvc_lib.execution.run.lock import is_worked_on
 from fvc_lib.execution.run.record import begin_run, record_corpus
 from fvc_lib.execution.run.status import RunState, StageStatus, read_status, write_part
 from fvc_lib.services import config as configuration, parameters
-from fvc_lib.services.atomic_files import sha256_of_json, utc_now
+from fvc_lib.services.atomic_files import utc_now
+from fvc_lib.services.code.training_code import files_of_note
 from fvc_lib.services.config import DECLARED, MAY_CHANGE_ON_RESUME, OF_THE_FOLDER, RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS, is_hub_id, local_weights, read_yaml
 from fvc_lib.services.errors import FvcError, UsageError, command_text
@@ -65,22 +67,30 @@ class Inheritance:
         return [f"  kept: {kept}", *carried, *repeated]
 
 
-def inheritance(ancestor: RunPaths, plan: Sequence[PlannedTask], changed: Mapping[str, Change]) -> Inheritance:
+def inheritance(
+    ancestor: RunPaths,
+    notebooks: Mapping[str, Notebook],
+    plan: Sequence[PlannedTask],
+    changed: Mapping[str, Change],
+) -> Inheritance:
     """Return what a fork of ``ancestor`` would take over; nothing is written.
 
     Args:
         ancestor: the run to fork.
+        notebooks: the notebooks by stage name.
         plan: made for ``ancestor`` with the new configuration, without any stage asked for by name.
         changed: the parameters that differ.
     """
     stale, config = {planned.task.stage.name for planned in plan if planned.run}, parameters.run_config(ancestor)
-    kept = tuple(planned.task for planned in plan if not planned.run)
+    # A finished training whose inputs may come out the same is copied; the fork's own plan decides.
+    kept = tuple(p.task for p in plan if not p.run or (p.only_if_changed and p.task.stage.trains))
     carried, repeated = [], []
     for planned in plan:
         task = planned.task
-        if not planned.run:
+        if task in kept:
             continue
-        obstacle = _obstacle(ancestor, task, stale, changed, config) if task.stage.trains else ""
+        notebook = notebooks[task.stage.name]
+        obstacle = _obstacle(ancestor, task, notebook, stale, changed, config) if task.stage.trains else ""
         if task.stage.trains and not obstacle:
             carried.append(task)
         else:
@@ -91,7 +101,7 @@ def inheritance(ancestor: RunPaths, plan: Sequence[PlannedTask], changed: Mappin
 def take_over(ancestor: RunPaths, fork: RunPaths, taken: Inheritance) -> None:
     """Copy into the new folder ``fork`` what it takes over from ``ancestor``, which is only read."""
     before, status = read_status(ancestor), read_status(fork)
-    paths = [path for task in taken.kept for path in written_by(ancestor, task)]
+    paths = [path for task in taken.kept for path in copied_with(ancestor, task)]
     for task in taken.kept:
         if task.key in before.stages:
             status.stages[task.key] = before.stages[task.key]
@@ -99,7 +109,7 @@ def take_over(ancestor: RunPaths, fork: RunPaths, taken: Inheritance) -> None:
         folder = ancestor.training_checkpoints(task.stage.name, task.fold)
         controls = [folder / name for name in CONTROL_TRAININGS] if task.fold is not None else []
         checkpoints = [path for each in (folder, *controls) for path in _checkpoints(each)]
-        paths += [folder / "code.json", ancestor.metrics(task.stage.name, task.fold), *checkpoints]
+        paths += [*files_of_note(folder), ancestor.metrics(task.stage.name, task.fold), *checkpoints]
         paths += [path.with_name(f"{path.name}.sha256") for path in checkpoints]
         # Attempts go on counting: of two lines of one step in the metric log the later attempt's counts.
         status.stage(task.key).attempts = before.stage(task.key).attempts
@@ -113,7 +123,14 @@ def take_over(ancestor: RunPaths, fork: RunPaths, taken: Inheritance) -> None:
     status.write(fork)
 
 
-def _obstacle(run: RunPaths, task: Task, stale: set[str], changed: Mapping[str, Change], config: RunConfig) -> str:
+def _obstacle(
+    run: RunPaths,
+    task: Task,
+    notebook: Notebook,
+    stale: set[str],
+    changed: Mapping[str, Change],
+    config: RunConfig,
+) -> str:
     """Return why a training cannot go on from its checkpoint; empty if it can."""
     folder = run.training_checkpoints(task.stage.name, task.fold)
     if not _checkpoints(folder):
@@ -122,8 +139,8 @@ def _obstacle(run: RunPaths, task: Task, stale: set[str], changed: Mapping[str, 
         return "its weights come from other data"
     if hindering := sorted(configuration.STARTS_ANEW.intersection(changed)):
         return f"it trained with another {' and '.join(hindering)}"
-    if not trained_by_this_code(folder, task, config):
-        return "its checkpoint was made by other code"
+    if not begun_with_these_inputs(run, task, notebook, config):
+        return "its notebook or a file of the user's has changed"
     return ""
 
 
@@ -449,7 +466,7 @@ def note_interactive_training(run: RunPaths, stage: str, fold: int | None, confi
     """
     task = Task(stage_named(stage), fold)
     if task.stage.trains and not run.training_checkpoints(stage, fold).exists():
-        begin_training_state(run, task, config)
+        begin_training_state(run, task, read_notebook(CHECKOUT / "notebooks" / f"{stage}.ipynb"), config)
 
 
 _INJECTED = "# Parameters"  # papermill puts a cell with this comment after the parameters cell
@@ -484,7 +501,7 @@ def end_of_notebook(
     def record() -> None:
         record_corpus(run)
         cells = [cell for cell in inputs if cell and not cell.startswith(_INJECTED)]
-        if notebook is None or before is None or sha256_of_json(cells) != notebook.source_hash:
+        if notebook is None or before is None or cells_hash(cells[1:]) != notebook.source_hash:
             return
         if read_record(run.stage_checkpoint(stage, fold)) or fingerprint_of(task, notebook, run, config) != before:
             return
