@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import run_notebooks
-from fvc_lib.corpus.listing import LongCorpusError, read_corpus
+from fvc_lib.corpus.corpus_files import LongCorpusError
+from fvc_lib.corpus.listing import read_corpus
 from tests.corpus.published import MINIATURES, text, touch
 
 HEADER = "path,label"

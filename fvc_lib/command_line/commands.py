@@ -305,6 +305,7 @@ def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tup
     Exit codes: 0 ok, 2 no corpus, 3 nothing can be trained on it.
     """
     from fvc_lib.corpus import index, listing
+    from fvc_lib.corpus.corpus_files import counted
     from fvc_lib.corpus.protocols.protocol import refuse_untrainable
     from fvc_lib.corpus.several import read_corpora
 
@@ -326,11 +327,11 @@ def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tup
     told = f"in {groups:,} stated groups" if groups else "of which no groups are stated"
     click.echo(f"{str(path)!r} is read as {found.kind}: {len(found.entries):,} videos {told}")
     for column in ("corpus", "label", "generator", "manipulation", "real_source", "official_split"):
-        counts = listing.counted(value for entry in found.entries if (value := getattr(entry, column)))
+        counts = counted(value for entry in found.entries if (value := getattr(entry, column)))
         shown = ", ".join(f"{name} {count:,}" for name, count in list(counts.items())[:12])
         more = f" and {len(counts) - 12:,} more" if len(counts) > 12 else ""
         click.echo(f"  {column.replace('_', ' '):<15} {shown or 'none stated'}{more}")
-    for reason, count in listing.counted(found.rejected["reason"]).items():
+    for reason, count in counted(found.rejected["reason"]).items():
         first = found.rejected.filter(reason=reason).row(0, named=True)
         click.echo(f"  not used        {count:,} x {reason.replace('_', ' ')}; the first: {first['path']}")
         click.echo(f"                  {first['detail']}")

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from fvc_lib.corpus.corpus_files import some_of
 from fvc_lib.corpus.index import refuse_empty_index
-from fvc_lib.corpus.listing import some_of
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import FOLDS, LABELS, PARTS, check_table
 

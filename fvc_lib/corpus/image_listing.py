@@ -4,7 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fvc_lib.corpus.listing import CorpusFiles, Rejections, recognised, some_of
+from fvc_lib.corpus.corpus_files import CorpusFiles, Rejections, some_of
+from fvc_lib.corpus.listing import recognised
 from fvc_lib.services.atomic_files import AnyPath, escape_text
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import IMAGE_LAYOUTS

@@ -9,14 +9,24 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from fvc_lib.corpus import listing
 from fvc_lib.corpus.copies.groups import GroupMember, join_groups
 from fvc_lib.corpus.copies.likeness import SamePictures
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
+from fvc_lib.corpus.corpus_files import (
+    NOT_A_LOSS,
+    CorpusFiles,
+    Refusal,
+    Rejections,
+    counted,
+    counts_text,
+    disputed,
+    refuse_lost,
+    some_of,
+    written_when_refused,
+)
 from fvc_lib.corpus.folds import split_parts
 from fvc_lib.corpus.image_listing import ImageListing, ListedImage, list_images
 from fvc_lib.corpus.index import video_ids
-from fvc_lib.corpus.listing import NOT_A_LOSS, CorpusFiles, Refusal, Rejections
 from fvc_lib.corpus.probing import IMAGE_FILES, ProbedImage, probe_files
 from fvc_lib.corpus.samples.dishes import generate_sample_dishes
 from fvc_lib.services.atomic_files import AnyPath
@@ -101,7 +111,7 @@ def index_images(
         files, layout, listings = list_images(sample, "manifest")
     units = wanted_targets(config.targets, joined_units(listings))
     rejections = Rejections([row for each in listings for row in each.rejections.rows])
-    with listing.written_when_refused(rejections, rejected_path):
+    with written_when_refused(rejections, rejected_path):
         images = _learnable(listings, units, rejections)
         probed, _ = probe_files(
             IMAGE_FILES, files.root, [image.path for image in images], Path(config.cache_dir) / "index",
@@ -115,7 +125,7 @@ def index_images(
         copies = copies_among([probed[path] for path in sorted(facts)], config.near_duplicate_bits)
         groups, notes = groups_of_images(images, copies, looked_for=config.near_duplicate_bits > 0)
         images = settle_contents(images, {path: each.content_sha256 for path, each in facts.items()}, rejections)
-        listing.refuse_lost(files.root, "image", rejections.frame(), len(images), config.max_rejected_share, _NO_LOSS)
+        refuse_lost(files.root, "image", rejections.frame(), len(images), config.max_rejected_share, _NO_LOSS)
         remaining = without_copies_across(images, known_parts(images), copies, rejections)
         placed, split_notes = _placed([images[place] for place in remaining], listings, units, facts, groups, config)
         # Each corpus of a combined one was split by itself, so copies may have come apart.
@@ -135,9 +145,9 @@ def index_images(
     rejected, classes = rejections.frame(), _classes_of(table)
     notes = [*(note for each in listings for note in each.notes), *notes, *split_notes]
     if never := sorted(set(classes) - set(_classes_of(table.filter(part="train")))):
-        notes.append(f"{len(never):,} classes have no training image: {listing.some_of(never, 8)}.")
+        notes.append(f"{len(never):,} classes have no training image: {some_of(never, 8)}.")
     if rejected.height:
-        counts = listing.counted(rejected["reason"])
+        counts = counted(rejected["reason"])
         notes.append(f"Left out: {', '.join(f'{count:,} x {reason}' for reason, count in counts.items())}.")
     return ImageIndex(table, targets, rejected, files.root, classes, units, layout, tuple(notes))
 
@@ -148,7 +158,7 @@ def _classes_of(images: pl.DataFrame) -> tuple[str, ...]:
 
 def _refuse_unlearnable(images: pl.DataFrame, targets: pl.DataFrame) -> None:
     if empty := [part for part in PARTS if part not in images["part"]]:
-        have = listing.counts_text(images["part"])
+        have = counts_text(images["part"])
         raise DataError(
             f"the split leaves no image for {' and '.join(empty)} ({have}). Add images of other groups, or change the "
             "corpus's own split."
@@ -455,7 +465,7 @@ def _preference(image: ListedImage) -> tuple[int, bool, int, str, int]:
 
 
 def _disputes(copies: Sequence[ListedImage]) -> Iterator[Refusal]:
-    shown = listing.disputed(sorted((image.path, image.class_label or "no class") for image in copies))
+    shown = disputed(sorted((image.path, image.class_label or "no class") for image in copies))
     if len({image.class_label for image in copies} - {None}) > 1:
         yield Refusal("conflicting_labels", f"one content with two classes: {shown}. Keep the right one.")
     numbers = {number for image in copies for number in image.targets}

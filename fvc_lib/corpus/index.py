@@ -14,7 +14,8 @@ import polars as pl
 
 from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_copies
-from fvc_lib.corpus.listing import NOT_A_LOSS, Entry, Listing, Refusal, Rejections, counted, disputed, refuse_lost
+from fvc_lib.corpus.corpus_files import NOT_A_LOSS, Entry, Refusal, Rejections, counted, disputed, refuse_lost
+from fvc_lib.corpus.listing import Listing
 from fvc_lib.corpus.probing import VIDEO_FILES, FileKind, ProbeResult, measured_again, probe_files
 from fvc_lib.corpus.rescaling import rescaling_notes
 from fvc_lib.corpus.several import place, read_corpora

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import polars as pl
 
+from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections, joined
 from fvc_lib.corpus.frame_names import LAYOUT, picture_folders
-from fvc_lib.corpus.listing import CorpusFiles, Entry, Refusal, Rejections, attributes_text, joined
+from fvc_lib.corpus.listing import attributes_text
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_from_text
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.isolated_workers import run_isolated

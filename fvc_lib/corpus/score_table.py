@@ -9,8 +9,9 @@ import polars as pl
 
 from fvc_lib.corpus import frame_names
 from fvc_lib.corpus.copies.groups import Components
+from fvc_lib.corpus.corpus_files import counts_text, some_of
 from fvc_lib.corpus.label_table import GROUP_COLUMNS, SPLIT_COLUMNS, LabelTable, read_label_table
-from fvc_lib.corpus.listing import counts_text, label_map_hint, some_of
+from fvc_lib.corpus.listing import label_map_hint
 from fvc_lib.services.atomic_files import AnyPath, escape_text
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.corpus.listing import Entry, Listing, joined, read_corpus
+from fvc_lib.corpus.corpus_files import Entry, joined
+from fvc_lib.corpus.listing import Listing, read_corpus
 from fvc_lib.services.atomic_files import AnyPath, path_from_text, path_to_text, sha256_of_json
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import CORPORA

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fvc_lib.corpus.corpus_files import CorpusFiles, Refusal, Rejections, is_named_as, some_of
 from fvc_lib.corpus.frame_names import is_picture
-from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, is_named_as, some_of
 from fvc_lib.services.atomic_files import message_text, path_to_text
 from fvc_lib.services.tar_patterns import SUFFIX, fixed_folder, is_pattern, tars_of
 from fvc_lib.video.decode.file_parts import Contents, FilePart, contents_of

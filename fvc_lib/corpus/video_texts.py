@@ -16,9 +16,9 @@ import polars as pl
 from fvc_lib.corpus import label_table
 from fvc_lib.corpus.copies.groups import GroupMember, Merge, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_copies
+from fvc_lib.corpus.corpus_files import CorpusFiles, Refusal, Rejections, counts_text, refuse_lost, written_when_refused
 from fvc_lib.corpus.folds import PartSplit, groups_text, split_parts
 from fvc_lib.corpus.index import video_ids
-from fvc_lib.corpus.listing import CorpusFiles, Refusal, Rejections, counts_text, refuse_lost, written_when_refused
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
 from fvc_lib.corpus.samples.captions import generate_sample_captions
 from fvc_lib.corpus.tar_samples import tar_files, tar_samples, tars_in

@@ -17,7 +17,7 @@ import polars as pl
 import torch
 from torch import nn
 
-from fvc_lib.corpus.listing import Kind
+from fvc_lib.corpus.corpus_files import Kind
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.training_state import TrainingRecord, weights_digest

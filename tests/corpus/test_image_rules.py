@@ -3,6 +3,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from fvc_lib.corpus.corpus_files import Rejections
 from fvc_lib.corpus.image_listing import ImageListing, ListedImage
 from fvc_lib.corpus.images import (
     copies_among,
@@ -15,7 +16,6 @@ from fvc_lib.corpus.images import (
     wanted_targets,
     without_copies_across,
 )
-from fvc_lib.corpus.listing import Rejections
 from fvc_lib.corpus.probing import ProbedImage
 from fvc_lib.services.errors import UsageError
 from fvc_lib.video.decode.still_image import ImageFacts

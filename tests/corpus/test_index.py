@@ -192,7 +192,7 @@ def test_one_content_is_one_video_and_joins_its_groups(tmp_path: Path, make_vide
     }
     assert report.rejected_share == 2 / 5
     detail = build.rejected.filter(pl.col("path") == "f.mp4")["detail"].item()
-    assert "'e.mp4' (real), 'f.mp4' (fake)" in detail
+    assert "'e.mp4', 'f.mp4'" in detail
 
 
 def write_audio(path: Path) -> None:

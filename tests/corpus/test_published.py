@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from fvc_lib.command_line.commands import corpora
+from fvc_lib.corpus.corpus_files import Entry
 from fvc_lib.corpus.index import group_annotations
-from fvc_lib.corpus.listing import CorpusLoader, Entry, Listing, by_rank, read_corpus
+from fvc_lib.corpus.listing import CorpusLoader, Listing, by_rank, read_corpus
 from fvc_lib.corpus.protocols.protocol import make_protocol, official_leaks, training_rows
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError

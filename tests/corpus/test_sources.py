@@ -7,21 +7,13 @@ import polars as pl
 import pytest
 
 from fvc_lib.corpus import label_table
+from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Rejections
 from fvc_lib.corpus.image_listing import list_images
 from fvc_lib.corpus.index import build_index
 from fvc_lib.corpus.label_table import find_table, read_label_table, tables_in
-from fvc_lib.corpus.listing import (
-    CorpusFiles,
-    CorpusLoader,
-    Entry,
-    Listing,
-    Rejections,
-    listing_of_files,
-    read_corpus,
-)
+from fvc_lib.corpus.listing import CorpusLoader, Listing, listing_of_files, read_corpus
 from fvc_lib.corpus.sources.general.folder import read_label_folders
 from fvc_lib.corpus.sources.general.manifest import read_manifest
-from fvc_lib.corpus.sources.images.folder import folders_of
 from fvc_lib.corpus.sources.published import read_lines
 from fvc_lib.corpus.video_texts import read_pairs
 from fvc_lib.services.atomic_files import path_from_text
@@ -57,7 +49,7 @@ def test_paths_may_be_text_everywhere(tmp_path: Path) -> None:
     manifest = write_csv(tmp_path / "list.csv", ("path", "label", "text"), ("real/a.mp4", "real", "a cat"))
     for read in (read_corpus, read_manifest, read_pairs, read_label_table, read_lines):
         assert str(read(str(manifest))) == str(read(manifest))
-    for read in (read_corpus, read_label_folders, folders_of, tables_in):
+    for read in (read_corpus, read_label_folders, tables_in):
         assert str(read(str(tmp_path))) == str(read(tmp_path))
     assert find_table(str(tmp_path), "") == manifest
     assert list_images(str(tmp_path))[2] == list_images(tmp_path)[2]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from fvc_lib.corpus.copies.perceptual_hash import perceptual_hash
-from fvc_lib.corpus.listing import Rejections
+from fvc_lib.corpus.corpus_files import Rejections
 from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.corpus.samples import captions as sample_captions
 from fvc_lib.corpus.samples.captions import plan_clips

@@ -9,7 +9,7 @@ from pathlib import PurePath
 
 import polars as pl
 
-from fvc_lib.corpus.listing import some_of
+from fvc_lib.corpus.corpus_files import some_of
 from fvc_lib.services.errors import DataError, did_you_mean
 from fvc_lib.services.tables import LABELS, LEFT_OUT
 

@@ -20,8 +20,8 @@ from itertools import combinations
 import numpy as np
 import polars as pl
 
+from fvc_lib.corpus.corpus_files import some_of
 from fvc_lib.corpus.folds import GENERATORS_DEALT
-from fvc_lib.corpus.listing import some_of
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import LEFT_OUT
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import polars as pl
 
+from fvc_lib.corpus.corpus_files import some_of
 from fvc_lib.corpus.folds import (
     FoldSplit,
     check_folds,
@@ -14,7 +15,7 @@ from fvc_lib.corpus.folds import (
     split_for_fold,
 )
 from fvc_lib.corpus.index import listed_videos, refuse_empty_index, refuse_unusable
-from fvc_lib.corpus.listing import Listing, some_of
+from fvc_lib.corpus.listing import Listing
 from fvc_lib.corpus.protocols.cross_corpus import cross_corpus
 from fvc_lib.corpus.protocols.generators import leave_one_generator_out
 from fvc_lib.corpus.protocols.matched import Tells, matched, parts_of_folds

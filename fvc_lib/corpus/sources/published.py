@@ -10,16 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fvc_lib.corpus.listing import (
-    CorpusFiles,
-    Entry,
-    Listing,
-    Refusal,
-    Rejections,
-    attributes_text,
-    listing_of_files,
-    some_of,
-)
+from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections, some_of
+from fvc_lib.corpus.listing import Listing, attributes_text, listing_of_files
 from fvc_lib.services.atomic_files import AnyPath, path_to_text
 from fvc_lib.services.errors import DataError, UsageError
 

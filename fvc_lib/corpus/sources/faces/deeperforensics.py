@@ -9,7 +9,8 @@ al., "DeeperForensics-1.0: a large-scale dataset for real-world face forgery det
 import re
 from pathlib import Path
 
-from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
+from fvc_lib.corpus.corpus_files import Refusal
+from fvc_lib.corpus.listing import CorpusLoader, Listing
 from fvc_lib.corpus.sources.faces.faceforensics import sequence_groups, youtube_ids
 from fvc_lib.corpus.sources.published import (
     Described,

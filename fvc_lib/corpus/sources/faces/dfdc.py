@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fvc_lib.corpus.corpus_files import Refusal, Rejections, joined
 from fvc_lib.corpus.label_table import read_label_table
-from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, Rejections, joined
+from fvc_lib.corpus.listing import CorpusLoader, Listing
 from fvc_lib.corpus.sources.published import (
     PARTS,
     Described,

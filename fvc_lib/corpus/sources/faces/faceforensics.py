@@ -15,7 +15,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
+from fvc_lib.corpus.corpus_files import Refusal
+from fvc_lib.corpus.listing import CorpusLoader, Listing
 from fvc_lib.corpus.sources.published import (
     Described,
     first_of,

@@ -10,7 +10,8 @@ import io
 import re
 from pathlib import Path
 
-from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
+from fvc_lib.corpus.corpus_files import Refusal
+from fvc_lib.corpus.listing import CorpusLoader, Listing
 from fvc_lib.corpus.sources.published import Described, listed_but_absent, read_published, require, unknown_name
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import DataError

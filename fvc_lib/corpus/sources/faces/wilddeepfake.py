@@ -11,7 +11,8 @@ dataset for deepfake detection", ACM Multimedia 2020.
 import re
 from pathlib import Path
 
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Refusal, Rejections, listing_of_files
+from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections
+from fvc_lib.corpus.listing import CorpusLoader, Listing, listing_of_files
 from fvc_lib.corpus.sources.published import folders_in, unknown_name
 from fvc_lib.services.atomic_files import AnyPath, path_to_text
 from fvc_lib.services.errors import DataError

@@ -5,18 +5,10 @@ A video is a file, or a folder of pictures, which are its frames.
 
 from pathlib import Path
 
+from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections, joined
 from fvc_lib.corpus.frame_names import LABEL_FOLDER, LAYOUT, is_picture, picture_folders
 from fvc_lib.corpus.label_table import PART_NAMES, tables_in
-from fvc_lib.corpus.listing import (
-    CorpusFiles,
-    CorpusLoader,
-    Entry,
-    Listing,
-    Refusal,
-    Rejections,
-    joined,
-    listing_of_files,
-)
+from fvc_lib.corpus.listing import CorpusLoader, Listing, listing_of_files
 from fvc_lib.corpus.sources.published import folders_in
 from fvc_lib.services.atomic_files import AnyPath, path_from_text, path_to_text
 from fvc_lib.services.registry import CORPORA

@@ -10,8 +10,9 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from fvc_lib.corpus import listing
+from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections, is_named_as
 from fvc_lib.corpus.label_table import cell_text, read_label_table
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Refusal, Rejections
+from fvc_lib.corpus.listing import CorpusLoader, Listing
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_to_text
 from fvc_lib.services.registry import CORPORA
 
@@ -124,7 +125,7 @@ def _videos_by_id(files: CorpusFiles, rejections: Rejections) -> dict[str, str]:
         if name.startswith("."):
             continue
         path = f"{VIDEOS_FOLDER}/{name}"
-        if not listing.is_named_as("video", name):
+        if not is_named_as("video", name):
             detail = f"{name!r} has no video extension; a download that was not finished keeps its .part."
             rejections.add_file(path_to_text(path), Refusal("unknown_extension", detail))
         elif Path(name).stem in videos:

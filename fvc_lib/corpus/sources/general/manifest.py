@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fvc_lib.corpus import listing
+from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Rejections, counts_text
 from fvc_lib.corpus.label_table import (
     GROUP_COLUMNS,
     PART_NAMES,
@@ -16,7 +17,7 @@ from fvc_lib.corpus.label_table import (
     read_label_table,
     stated_part,
 )
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Entry, Listing, Rejections
+from fvc_lib.corpus.listing import CorpusLoader, Listing
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.registry import CORPORA
@@ -84,7 +85,7 @@ def _usable_table(manifest: Path) -> LabelTable:
         raise DataError(f"{manifest.name}: has no data row that can be read; wanted one per video: its path and label.")
     if not set(LABELS) & set(labels):
         raise DataError(
-            f"{manifest.name}: no row is labelled real or fake; got {listing.counts_text(labels)}. Fill the column "
+            f"{manifest.name}: no row is labelled real or fake; got {counts_text(labels)}. Fill the column "
             f"'label'. (In a params file, put the names of label_map into quotes; with audit it is --label-map.) "
             f"{listing.label_map_hint(labels)}"
         )
@@ -105,7 +106,7 @@ def _refuse_unknown_parts(table: LabelTable, split: str | None) -> None:
     if unknown:
         parts = ", ".join(PART_NAMES)
         raise UsageError(
-            f"{table.name}: the column {split!r} has {listing.counts_text(unknown)}; wanted one of {parts}, or nothing."
+            f"{table.name}: the column {split!r} has {counts_text(unknown)}; wanted one of {parts}, or nothing."
             f" Write these, or, where it is no split, rename the column, such as to 'my_{split}'."
         )
 

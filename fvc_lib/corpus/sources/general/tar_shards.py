@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fvc_lib.corpus import listing
+from fvc_lib.corpus.corpus_files import Entry, Refusal, Rejections, counts_text
 from fvc_lib.corpus.label_table import (
     GROUP_COLUMNS,
     PREFERRED_NAMES,
@@ -12,7 +13,7 @@ from fvc_lib.corpus.label_table import (
     join_frames,
     stated_part,
 )
-from fvc_lib.corpus.listing import CorpusLoader, Entry, Listing, Refusal, Rejections
+from fvc_lib.corpus.listing import CorpusLoader, Listing
 from fvc_lib.corpus.sources.general.manifest import read_manifest
 from fvc_lib.corpus.tar_samples import TarSample, tar_files, tar_samples, tars_in
 from fvc_lib.services.errors import DataError
@@ -52,7 +53,7 @@ def read_tar_shards(corpus: Path) -> Listing:
             rows.append(_row(sample, number, label, part))
             places.append(refusal or sample.path)
     if not any(row.label in LABELS for row in rows):
-        got = listing.counts_text(row.label or "no label" for row in rows) or "no video with a label"
+        got = counts_text(row.label or "no label" for row in rows) or "no video with a label"
         first = f" For example: {rejections.rows[0][5]}" if rejections.rows and not rows else ""
         raise DataError(
             f"corpus {str(corpus)!r}: no video in its tars is labelled real or fake; got {got}.{first} Put 'real' or "
@@ -62,7 +63,7 @@ def read_tar_shards(corpus: Path) -> Listing:
         )
     others = [row.label or "" for row in rows if row.label not in LABELS]
     if others:
-        said = f"labelled neither real nor fake ({listing.counts_text(others)}) and not used"
+        said = f"labelled neither real nor fake ({counts_text(others)}) and not used"
         notes += (f"{len(others):,} videos are {said}. {listing.label_map_hint(others)}",)
     rows, places, joined = join_frames(
         files, rows, places, (word for sample in samples for word in _words(sample).values()), rejections

@@ -10,7 +10,8 @@ import json
 import re
 from pathlib import Path
 
-from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
+from fvc_lib.corpus.corpus_files import Refusal
+from fvc_lib.corpus.listing import CorpusLoader, Listing
 from fvc_lib.corpus.sources.published import (
     Described,
     read_lines,

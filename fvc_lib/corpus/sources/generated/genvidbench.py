@@ -9,7 +9,8 @@ Source: Ni et al., "GenVidBench: a challenging benchmark for detecting AI-genera
 import re
 from pathlib import Path
 
-from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal
+from fvc_lib.corpus.corpus_files import Refusal
+from fvc_lib.corpus.listing import CorpusLoader, Listing
 from fvc_lib.corpus.sources.published import (
     Described,
     first_of,

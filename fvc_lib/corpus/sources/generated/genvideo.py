@@ -8,7 +8,8 @@ million-scale GenVideo benchmark", arXiv:2405.19707.
 
 from pathlib import Path
 
-from fvc_lib.corpus.listing import CorpusLoader, Listing, Refusal, joined
+from fvc_lib.corpus.corpus_files import Refusal, joined
+from fvc_lib.corpus.listing import CorpusLoader, Listing
 from fvc_lib.corpus.sources.published import Described, folders_in, read_published, unknown_name
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.registry import CORPORA

@@ -4,9 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from fvc_lib.corpus import listing
+from fvc_lib.corpus.corpus_files import CorpusFiles, Refusal, joined, parts_below
 from fvc_lib.corpus.image_listing import ImageListing, ListedImage
 from fvc_lib.corpus.label_table import PART_NAMES, tables_in
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal
+from fvc_lib.corpus.listing import CorpusLoader
 from fvc_lib.corpus.sources.published import folders_in
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.errors import UsageError
@@ -25,7 +26,7 @@ def list_folder(files: CorpusFiles, below: str = "") -> ImageListing:
     folders = folders_in(files.root / below)
     depth = int(bool(folders) and all(name.lower() in PART_NAMES for name in folders))
     for path in files.walk(below, found.rejections):
-        names = listing.parts_below(path, below)
+        names = parts_below(path, below)
         refusal = files.check(path)
         if refusal is None and len(names) < depth + 2:
             refusal = Refusal("no_class", f"{path!r} lies in no folder of a class. Move it into one.")
@@ -64,9 +65,7 @@ def list_combined(files: CorpusFiles, below: str = "") -> tuple[ImageListing, ..
         found = (_inner(files.root / name) or IMAGE_LAYOUTS.get("folder")).read(files, name)
         folder = escape_text(name)
         images = [
-            replace(
-                image, corpus=folder, stated_group=image.stated_group and listing.joined(folder, image.stated_group)
-            )
+            replace(image, corpus=folder, stated_group=image.stated_group and joined(folder, image.stated_group))
             for image in found.images
         ]
         listings.append(replace(found, images=images, folder=folder))

@@ -6,9 +6,9 @@ Gool, "Food-101 - Mining discriminative components with random forests", ECCV 20
 
 from pathlib import Path, PurePosixPath
 
-from fvc_lib.corpus import listing
+from fvc_lib.corpus.corpus_files import CorpusFiles, Refusal, joined, parts_below
 from fvc_lib.corpus.image_listing import ImageListing, ListedImage
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal
+from fvc_lib.corpus.listing import CorpusLoader
 from fvc_lib.corpus.sources.published import read_lines
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.registry import IMAGE_LAYOUTS
@@ -24,7 +24,7 @@ def list_food101(files: CorpusFiles, below: str = "") -> ImageListing:
     Raises:
         UsageError: one of the three lists is missing.
     """
-    listed, top, meta = ImageListing(), listing.joined(below, "images"), files.root / below / "meta"
+    listed, top, meta = ImageListing(), joined(below, "images"), files.root / below / "meta"
     classes = {line for line in read_lines(meta / "classes.txt") if line}
     lines = {part: read_lines(meta / name) for part, name in _LISTS.items()}
 
@@ -34,7 +34,7 @@ def list_food101(files: CorpusFiles, below: str = "") -> ImageListing:
 
     there: dict[str, str] = {}
     for path in sorted(files.walk(top, listed.rejections), key=lambda path: (not path.endswith(".jpg"), path)):
-        key = str(PurePosixPath(*listing.parts_below(path, top)).with_suffix(""))
+        key = str(PurePosixPath(*parts_below(path, top)).with_suffix(""))
         if there.setdefault(key, path) != path:
             reject(path, "not_listed", f"{path!r} has the name of {there[key]!r}, which is used.", key)
     parts: dict[str, str] = {}
@@ -42,7 +42,7 @@ def list_food101(files: CorpusFiles, below: str = "") -> ImageListing:
         for row, key in enumerate(lines[part], start=1):
             if not key:
                 continue
-            path = there.get(key) or listing.joined(top, f"{key}.jpg")
+            path = there.get(key) or joined(top, f"{key}.jpg")
             refusal = _refusal(files, key, classes, path)
             if refusal is None and key in parts:
                 refusal = Refusal("duplicate_path", f"{key!r} is listed already ({parts[key]}).")

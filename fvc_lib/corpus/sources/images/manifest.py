@@ -4,10 +4,11 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fvc_lib.corpus import label_table, listing
+from fvc_lib.corpus import label_table
+from fvc_lib.corpus.corpus_files import CorpusFiles, Rejections, counts_text, joined, some_of
 from fvc_lib.corpus.image_listing import ImageListing, ListedImage
 from fvc_lib.corpus.label_table import LabelTable, cell_text
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Rejections
+from fvc_lib.corpus.listing import CorpusLoader
 from fvc_lib.services.atomic_files import escape_text
 from fvc_lib.services.registry import IMAGE_LAYOUTS
 
@@ -39,7 +40,7 @@ def list_manifest(files: CorpusFiles, below: str = "") -> ImageListing:
     columns = _target_columns(table, {path, label, group, split}, listed)
     names = _target_names(columns)
     listed.units.update({names[column]: _split_unit(column)[1] for column in columns})
-    folder = listing.joined(*manifest.relative_to(files.root).parts[:-1])
+    folder = joined(*manifest.relative_to(files.root).parts[:-1])
     for row in label_table.file_rows(table, files, listed.rejections, path, [label, group, split, *columns], folder):
         class_label, (part, no_part) = cell_text(row.cells, label), label_table.stated_part(row.cells, split)
         refusal = row.why_not(no_part)
@@ -78,10 +79,10 @@ def _target_columns(table: LabelTable, known: Iterable[str | None], listed: Imag
             continue
         found.append(column)
         if strange:
-            shown = listing.counts_text(strange, 4)
+            shown = counts_text(strange, 4)
             listed.notes.append(f"{table.name}: {len(strange)} cells of {column!r} hold no number: {shown}.")
     if ignored:
-        listed.notes.append(f"{table.name}: columns without numbers are not read: {listing.some_of(ignored, 8)}.")
+        listed.notes.append(f"{table.name}: columns without numbers are not read: {some_of(ignored, 8)}.")
     return found
 
 

@@ -11,9 +11,9 @@ import math
 from collections import defaultdict
 from pathlib import Path, PurePosixPath
 
-from fvc_lib.corpus import listing
+from fvc_lib.corpus.corpus_files import CorpusFiles, Refusal, Rejections, is_named_as, joined, parts_below, some_of
 from fvc_lib.corpus.image_listing import ImageListing, ListedImage
-from fvc_lib.corpus.listing import CorpusFiles, CorpusLoader, Refusal, Rejections
+from fvc_lib.corpus.listing import CorpusLoader
 from fvc_lib.corpus.sources.published import read_lines
 from fvc_lib.services.atomic_files import escape_text, path_to_text
 from fvc_lib.services.errors import LeakageError, UsageError
@@ -36,17 +36,17 @@ def list_nutrition5k(files: CorpusFiles, below: str = "") -> ImageListing:
         LeakageError: the official lists share dishes.
     """
     found = ImageListing(units=dict(UNITS))
-    folder, tables = files.root / below, listing.joined(below, "metadata")
+    folder, tables = files.root / below, joined(below, "metadata")
     dishes = _read_dishes(folder / "metadata", tables, found.rejections)
     parts = _read_parts(folder / "dish_ids" / "splits")
-    pictured, num_videos, top = set[str](), 0, listing.joined(below, "imagery")
+    pictured, num_videos, top = set[str](), 0, joined(below, "imagery")
     for path, is_link in files.walk_all(top):
         name = PurePosixPath(path)
-        dish = next((part for part in listing.parts_below(path, top)[:-1] if part in dishes), None)
+        dish = next((part for part in parts_below(path, top)[:-1] if part in dishes), None)
         refusal = None
         if is_link:
             refusal = files.link_refusal(path)
-        elif not listing.is_named_as("image", path) or name.name.startswith("depth"):
+        elif not is_named_as("image", path) or name.name.startswith("depth"):
             num_videos += name.suffix in (".h264", ".mp4")
             continue
         elif dish is None:
@@ -80,7 +80,7 @@ def list_nutrition5k(files: CorpusFiles, below: str = "") -> ImageListing:
             "to use them (ffmpeg -i camera_A.h264 -vf fps=1 camera_A_%03d.jpeg)."
         )
     if unknown := sorted(set(parts) - set(dishes)):
-        names = listing.some_of([escape_text(name) for name in unknown], 1)
+        names = some_of([escape_text(name) for name in unknown], 1)
         found.notes.append(f"Nutrition5k: {len(unknown):,} dishes of the official lists have no usable row: {names}.")
     return found
 
@@ -135,7 +135,7 @@ def _read_parts(folder: Path) -> dict[str, str]:
             names = set(filter(None, read_lines(folder / name)))
             if both := sorted(names & parts.keys()):
                 raise LeakageError(
-                    f"leakage: {len(both)} dishes are in {' and in '.join(SPLITS.values())}: {listing.some_of(both)}. "
+                    f"leakage: {len(both)} dishes are in {' and in '.join(SPLITS.values())}: {some_of(both)}. "
                     "Remove them from one."
                 )
             parts |= dict.fromkeys(names, part)

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from fvc_lib.corpus.corpus_files import Kind, Rejections, is_named_as
 from fvc_lib.corpus.label_table import SUFFIXES, read_label_table
-from fvc_lib.corpus.listing import Kind, Rejections, is_named_as
 from fvc_lib.metrics.abstention import FAKE, REAL, UNDECIDED, p_values
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray
