@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from fvc_lib.command_line import commands
 from fvc_lib.command_line.audit import audit
-from fvc_lib.command_line.clean import clean, clips
+from fvc_lib.command_line.clean import clean
 from fvc_lib.command_line.ensemble import ensemble
 from fvc_lib.command_line.export import export
 from fvc_lib.command_line.robustness import robustness
@@ -245,6 +245,6 @@ def main(
 
 
 for command in (
-    *commands.COMMANDS, clips, clean, predict, export, robustness, sweep, ensemble, audit, verdict_page, shard,
+    *commands.COMMANDS, clean, predict, export, robustness, sweep, ensemble, audit, verdict_page, shard,
 ):  # fmt: skip
     main.add_command(command)
