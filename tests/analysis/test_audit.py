@@ -300,6 +300,6 @@ def test_one_detector_without_anything_known_gives_what_can_be_given(tmp_path):
     assert findings.write_tables(audit, [], tmp_path)
     for drawn in (
         figures.detectors_figure(audit), figures.roc_figure(audit, videos, scores), figures.slices_figure(audit, "one"),
-        figures.calibration_figure(audit, videos, scores), figures.agreement_figure(audit),
+        figures.agreement_figure(audit),
     ):  # fmt: skip
         assert drawn.layout.title.text

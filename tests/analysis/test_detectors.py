@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.figures.detectors import cost_figure
+from fvc_lib.analysis.figures.comparisons import cost_figure
 from fvc_lib.analysis.read import comparison, comparison_tables
 from fvc_lib.analysis.read.comparison import BEST, HIGHEST, JudgedRun, compare_detectors, read_judged_run
 from fvc_lib.services import tables

@@ -1,4 +1,7 @@
+"""Every figure states a finding, its sample size and its axes, treats names as text, and says when it is empty."""
+
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,34 +10,25 @@ import plotly.graph_objects as go
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.figures.corpus import (
-    fold_balance_figure,
-    group_links_figure,
-    group_lookup_figure,
-    group_sizes_figure,
-    index_overview_figure,
-    label_kinds_figure,
-)
-from fvc_lib.analysis.figures.memory import growth_figure, phase_peaks_figure, stage_timeline_figure
-from fvc_lib.analysis.figures.results import (
-    audit_figure,
-    controls_figure,
-    score_distribution_figure,
-    slices_figure,
-)
-from fvc_lib.analysis.figures.roc_and_calibration import calibration_figure, pr_figure, risk_coverage_figure, roc_figure
-from fvc_lib.analysis.figures.training import (
-    learning_curves_figure,
-    smoothed,
-)
+from fvc_lib.analysis.figures import comparisons, corpus, logs, results, roc_and_calibration as ranking, tasks, theme
 from fvc_lib.analysis.memory import run_memory
 from fvc_lib.analysis.read import queries
+from fvc_lib.analysis.read.comparison import Comparison, compare
+from fvc_lib.analysis.read.headline import FORGERIES
 from fvc_lib.analysis.read.records import read_tables
 from fvc_lib.services import tables
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import RESULTS
-from tests.analysis.memory_story import StoryWriter
+from tests.analysis import task_runs
+from tests.analysis.memory_story import StoryWriter, troubled_run
+
+HOSTILE = "<a href='http://x'>b</a>"
+IMAGES = task_runs.images_of()
+TARGETS = task_runs.targets_of(IMAGES)
+MEANS = tasks.training_means(IMAGES, TARGETS)
+PREDICTED = task_runs.image_predictions_of(IMAGES)
+NUMBERS = task_runs.target_predictions_of(IMAGES, TARGETS)
+RESULTS = task_runs.image_results_of()
+RANKS = task_runs.ranks_of(task_runs.pairs_of())
 
 
 def title(figure: go.Figure) -> str:
@@ -45,167 +39,354 @@ def subtitle(figure: go.Figure) -> str:
     return str(figure.layout.title.subtitle.text).replace("<br>", " ")
 
 
-# What has no unit, and so says none: everything else names its unit in parentheses.
-UNIT_FREE = frozenset(
-    {
-        "ROC AUC", "Metric", "Scored by", "Slice", "Stage", "Stage and phase", "Run", "Outer fold", "Codec", "Step",
-        "Epoch", "Videos", "Videos in the group", "Groups", "Links", "What joined them", "Rows of the label tables",
-        "Platform", "Folds dealt",
-    }
-)  # fmt: skip
+def ticks(figure: go.Figure) -> list[str]:
+    return list(figure.layout.yaxis.ticktext)
 
 
-def all_figures(run: RunPaths) -> list[go.Figure]:
-    """Every figure of the notebooks, but that of a preflight, which this run has not: test_memory_figures has it."""
-    predictions = queries.predictions([run]).frame
-    results = queries.results([run]).frame
-    memory = run_memory(run)
-    return [
-        controls_figure(results),
-        roc_figure(predictions, replicates=50),
-        pr_figure(predictions, replicates=50),
-        calibration_figure(predictions, replicates=50),
-        risk_coverage_figure(predictions, replicates=50),
-        score_distribution_figure(predictions),
-        slices_figure(read_tables([("", run.slices)], tables.SLICES).frame),
-        audit_figure(results),
-        learning_curves_figure(queries.learning_curves([run]).frame),
-        index_overview_figure(queries.index_counts(run, "codec").frame, "codec"),
-        fold_balance_figure(queries.fold_balance(run).frame),
-        phase_peaks_figure(memory),
-        stage_timeline_figure(memory),
-        growth_figure(memory),
-    ]
+def values(figure: go.Figure) -> list[float]:
+    return [trace.x[0] for trace in figure.data]
 
 
-def figures_of_annotations(index: pl.DataFrame) -> list[go.Figure]:
-    """Those of notebook 01 that a corpus with label tables has."""
-    rows = index.select(
-        "source_id", pl.lit("a.csv").alias("origin"), pl.int_range(1, pl.len() + 1).alias("row"), "label",
-        "stated_group", "group_id", "platform", pl.lit(value=True).alias("is_present"),
-    )  # fmt: skip
-    link = {"group_id": "g", "why": "near_duplicate", "evidence": "a, b", "first": "a", "second": "b"}
-    scores = {
-        "split": ["by row", "by group"], "value": [0.99, 0.5], "low": [0.98, 0.5], "high": [1.0, 0.5],
-        "num_rows": [96, 96], "num_groups": [24, 24],
-    }  # fmt: skip
-    return [
-        label_kinds_figure(rows),
-        group_sizes_figure(rows),
-        group_links_figure(pl.DataFrame([link])),
-        group_lookup_figure(pl.DataFrame(scores)),
-    ]
+def annotations(run: RunPaths) -> pl.DataFrame:
+    rows = tables.read_table(run.index, tables.INDEX) if run.index.is_file() else tables.frame_of([], tables.INDEX)
+    return rows.with_columns(is_present=pl.lit(value=True))
 
 
-def test_every_figure_has_a_finding_an_n_and_units_in_the_one_look(run: RunPaths) -> None:
-    annotated = figures_of_annotations(tables.read_table(run.index, tables.INDEX))
-    for figure in (*all_figures(run), *annotated):
-        assert len(title(figure)) > 20
-        assert "n = " in subtitle(figure), subtitle(figure)
-        for direction in ("x", "y"):
-            named = [axis.title.text for axis in axes(figure, direction)]
-            assert any(named), f"{title(figure)}: no {direction} axis has a title"
-            for text in filter(None, named):
-                assert "(" in text or text in UNIT_FREE, f"{title(figure)}: {text}"
-        assert figure.layout.template.layout.font.family == theme.FONT
-        assert figure.layout.paper_bgcolor is None  # the template's, which is white
-        json.loads(figure.to_json())
+Draw = Callable[[RunPaths], go.Figure]
+OF_A_RUN: dict[str, Draw] = {
+    "controls": lambda run: results.controls_figure(queries.results([run]).frame),
+    "scores": lambda run: results.score_distribution_figure(queries.predictions([run]).frame),
+    "slices": lambda run: results.slices_figure(read_tables([("", run.slices)], tables.SLICES).frame),
+    "roc": lambda run: ranking.roc_figure(queries.predictions([run]).frame, replicates=50),
+    "pr": lambda run: ranking.pr_figure(queries.predictions([run]).frame, replicates=50),
+    "calibration": lambda run: ranking.calibration_figure(queries.predictions([run]).frame, replicates=50),
+    "abstaining": lambda run: ranking.risk_coverage_figure(queries.predictions([run]).frame, replicates=50),
+    "curves": lambda run: logs.learning_curves_figure(queries.learning_curves([run]).frame),
+    "peaks": lambda run: logs.phase_peaks_figure(run_memory(run)),
+    "timeline": lambda run: logs.stage_timeline_figure(run_memory(run)),
+    "growth": lambda run: logs.growth_figure(run_memory(run)),
+    "codecs": lambda run: corpus.index_overview_figure(queries.index_counts(run, "codec").frame, "codec"),
+    "folds": lambda run: corpus.fold_balance_figure(queries.fold_balance(run).frame),
+    "labels": lambda run: corpus.label_kinds_figure(annotations(run)),
+    "groups": lambda run: corpus.group_sizes_figure(annotations(run)),
+}
+OF_A_TASK: dict[str, Callable[[int], go.Figure]] = {  # with so many rows of each table
+    "classes": lambda most: tasks.classes_figure(IMAGES.head(most)),
+    "confusion": lambda most: tasks.confusion_figure(PREDICTED.head(most)),
+    "numbers": lambda most: tasks.target_scatter_figure(NUMBERS.head(most), RESULTS, MEANS),
+    "beside": lambda most: tasks.beside_controls_figure(RESULTS.head(most), [("all", "top1")], counted="images"),
+    "retrieval": lambda most: tasks.found_within_figure(RANKS.head(most)),
+}
 
 
-def axes(figure: go.Figure, direction: str) -> list[Any]:
-    """The axes of one direction that are shown."""
-    names = [name for name in figure.layout if name.startswith(f"{direction}axis")]
-    return [figure.layout[name] for name in names if figure.layout[name].visible is not False]
+def check_look(figure: go.Figure) -> None:
+    assert len(title(figure)) > 20
+    assert "n = " in subtitle(figure)
+    for direction in ("x", "y"):
+        named = [figure.layout[name].title.text for name in figure.layout if name.startswith(f"{direction}axis")]
+        assert any(named), f"no {direction} axis has a title"
+    assert figure.layout.template.layout.font.family == theme.FONT
+    shown = figure.to_json().replace("\\u003c", "<")
+    assert "<img" not in shown
+    assert "<a " not in shown
+    assert len(shown) < 400_000
 
 
-def test_every_figure_of_an_empty_run_says_why_it_is_empty(tmp_path_factory: pytest.TempPathFactory) -> None:
-    for figure in all_figures(RunPaths(tmp_path_factory.mktemp("runs") / "e" / "run_x")):
+def test_figures_of_a_run_have_a_finding_an_n_and_axes(run: RunPaths) -> None:
+    for draw in OF_A_RUN.values():
+        check_look(draw(run))
+
+
+@pytest.mark.parametrize("name", OF_A_TASK)
+def test_figures_of_a_task_have_a_finding_an_n_and_axes(name: str) -> None:
+    check_look(OF_A_TASK[name](10_000))
+    assert "nothing to show" in title(OF_A_TASK[name](0))
+
+
+def test_figures_of_an_empty_run_say_why_they_are_empty(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "e" / "run_x")
+    empty = comparisons.levels_figure(tables.frame_of([], tables.ROBUSTNESS_RESULTS))
+    no_target = comparisons.targets_figure(tables.frame_of([], tables.RESULTS))
+    for figure in (*(draw(run) for draw in OF_A_RUN.values()), empty, no_target):
         assert "nothing to show" in title(figure)
         assert subtitle(figure)
         assert not figure.data
 
 
-def test_the_controls_figure_shows_each_score_with_its_interval(run: RunPaths) -> None:
-    results = tables.read_table(run.results, RESULTS)
-    figure = controls_figure(results)
-    model = results.filter((pl.col("source") == "model") & (pl.col("scope") == "all") & (pl.col("metric") == "roc_auc"))
-    point = figure.data[0]
-    row = model.row(0, named=True)
-    assert point.x[0] == row["value"]
-    assert point.x[0] + point.error_x.array[0] == pytest.approx(row["high"])
-    assert point.x[0] - point.error_x.arrayminus[0] == pytest.approx(row["low"])
-    assert point.y[0] == "Model"
-    assert "above its best control" in title(figure)
-    assert title(figure).startswith("The model is above its best control")
-
-
-def test_missing_controls_and_intervals_are_said_not_drawn(run: RunPaths) -> None:
-    results = tables.read_table(run.results, RESULTS).filter(pl.col("source") == "model")
-    bare = results.with_columns(pl.lit(None, pl.Float64).alias("low"), pl.lit(None, pl.Float64).alias("high"))
-    figure = controls_figure(bare)
-    assert "Not shown to be above" in title(figure)
-    assert figure.data[0].error_x.array[0] == 0
-
-
-def test_the_roc_title_and_the_score_share_are_what_the_predictions_say(run: RunPaths) -> None:
-    predictions = queries.predictions([run]).frame
-    right = (predictions["score"] >= predictions["threshold"]) == (predictions["label"] == "fake")
-    assert title(score_distribution_figure(predictions)).startswith(f"{right.mean():.0%} of the videos")
-    value = queries.results([run]).frame.filter(source="model", scope="all", metric="roc_auc")["value"][0]
-    assert f"AUC {value:.3f}" in title(roc_figure(predictions, replicates=2))
-
-
 def test_one_video_and_one_class_do_not_break_a_figure(run: RunPaths) -> None:
     one = queries.predictions([run]).frame.head(1)
-    assert "nothing to show" in title(roc_figure(one))
-    score_distribution_figure(one)
-    calibration_figure(one)
-    learning_curves_figure(queries.learning_curves([run]).frame.filter(pl.col("metric") == "loss").head(1))
+    assert "nothing to show" in title(ranking.roc_figure(one))
+    results.score_distribution_figure(one)
+    ranking.calibration_figure(one)
+    logs.learning_curves_figure(queries.learning_curves([run]).frame.filter(metric="loss").head(1))
 
 
-def test_memory_of_a_device_and_of_its_process_are_two_lines(tmp_path: Path) -> None:
-    run = RunPaths(tmp_path / "e" / "run_x")
-    writer = StoryWriter(run)
-    for used in (2000, 6000, 4000):
-        writer.sample(700).sample(used, seconds=0, device="cuda:0", rss_mb=600)
-    figure = stage_timeline_figure(run_memory(run))
-    lines = {trace.name: list(trace.y) for trace in figure.select_traces({"mode": "lines"})}
-    assert lines == {"cuda:0": [2000, 6000, 4000], "process with children": [700, 700, 700]}
-    assert title(figure).startswith("Memory of cuda:0 peaks at 6.00 GB of 2.00 GB allowed")
-    assert stage_timeline_figure(run_memory(run, folds=[1])).layout.title.text == "Memory over time: nothing to show"
-    assert queries.memory_peaks([run]).frame["peak_rss_bytes"].item() == 700_000_000
-
-
-def test_smoothing_is_a_weighted_mean_of_what_came_before() -> None:
-    values = pl.Series([1.0, 5.0, 2.0])
-    weights = [np.array([0.6**k for k in range(n, -1, -1)]) for n in range(3)]
-    wanted = [float(w @ values[: n + 1].to_numpy() / w.sum()) for n, w in enumerate(weights)]
-    np.testing.assert_allclose(smoothed(values, 0.6), wanted)
-    assert smoothed(values, 0).to_list() == values.to_list()
-    with pytest.raises(ValueError, match=r"\[0, 1\)"):
-        smoothed(values, 1.0)
-
-
-def test_rare_values_are_gathered_and_none_is_lost() -> None:
-    rows = [
-        {"label": label, "value": f"v{n:02d}", "num_videos": 40 - n} for n in range(30) for label in ("real", "fake")
-    ]
-    figure = index_overview_figure(pl.DataFrame(rows), "codec")
-    assert sum(sum(trace.x) for trace in figure.data) == sum(row["num_videos"] for row in rows)
-    assert figure.layout.yaxis.categoryarray[0] == "other"
-    assert len(figure.layout.yaxis.categoryarray) == 15
-
-
-def test_names_are_text_in_titles_ticks_and_legends() -> None:
-    hostile = "<a href='http://x'>b</a>"
-    counts = pl.DataFrame({"label": ["real"], "value": [hostile], "num_videos": [3]})
+def test_names_are_text_in_titles_ticks_and_legends(tmp_path: Path) -> None:
     curves = pl.DataFrame(
-        {"run_id": [hostile, "b"], "stage": ["s"] * 2, "fold": [None] * 2, "phase": [hostile] * 2,
-         "metric": [hostile] * 2, "step": [1, 1], "epoch": [0, 0], "value": [0.1, 0.2]},
+        {"run_id": [HOSTILE, "b"], "stage": ["s"] * 2, "fold": [None] * 2, "phase": [HOSTILE] * 2,
+         "metric": [HOSTILE] * 2, "step": [1, 1], "epoch": [0, 0], "value": [0.1, 0.2]},
         schema_overrides={"fold": pl.Int64},
     )  # fmt: skip
+    rows = {"source_id": ["s", "t"], "label": [HOSTILE, "fake"], "platform": [HOSTILE, "web"], "is_present": True}
+    counts = pl.DataFrame({"label": ["real"], "value": [HOSTILE], "num_videos": [3]})
+    name = HOSTILE.replace("/", "|")
+    writer = StoryWriter(RunPaths(tmp_path / "e" / "run_x"), stage=name)
+    writer.sample(500, name).event("out_of_memory", name)
+    for epoch in range(6):
+        writer.sample(500, epoch=epoch, device=name, rss_mb=100)
+    found = run_memory(writer.run)
     for figure in (
-        index_overview_figure(counts, hostile),
-        learning_curves_figure(curves, hostile),
-    ):
+        corpus.index_overview_figure(counts, HOSTILE), corpus.label_kinds_figure(pl.DataFrame(rows)),
+        logs.learning_curves_figure(curves, HOSTILE), logs.phase_peaks_figure(found),
+        logs.stage_timeline_figure(found), logs.growth_figure(found),
+    ):  # fmt: skip
         assert "<a " not in figure.to_json().replace("\\u003c", "<").replace('\\"', '"')
+
+
+# --- Corpus
+
+
+def test_rare_values_are_added_up_and_none_is_lost() -> None:
+    rows = [(label, f"v{n:02d}", 40 - n) for n in range(30) for label in ("real", "fake")]
+    counts = pl.DataFrame(rows, schema=["label", "value", "num_videos"], orient="row")
+    figure = corpus.index_overview_figure(counts, "codec")
+    assert sum(sum(trace.x) for trace in figure.data) == counts["num_videos"].sum()
+    assert figure.layout.yaxis.categoryarray[0] == "other"
+    assert len(figure.layout.yaxis.categoryarray) == 15
+    kinds = pl.DataFrame({"label": [f"kind {n}" for n in range(20)], "platform": [f"at {n}" for n in range(20)]})
+    kinds = kinds.with_columns(source_id=pl.col("label"), is_present=pl.lit(value=False))
+    figure = corpus.label_kinds_figure(kinds)
+    assert sum(sum(trace.x) for trace in figure.data) == 20
+    assert len(figure.data) <= 7
+
+
+def test_groups_are_counted_by_size_and_by_the_labels_they_hold() -> None:
+    sizes = {"a": ["real"], "b": ["fake"] * 3, "c": ["fake", "real"], "d": ["fake"] * 4, "e": ["parody"]}
+    members = [(group, label) for group, labels in sizes.items() for label in labels]
+    figure = corpus.group_sizes_figure(pl.DataFrame(members, schema=["group_id", "label"], orient="row"))
+    bars = {trace.name: dict(zip(trace.x, trace.y, strict=True)) for trace in figure.data}
+    assert bars == {
+        "real only": {"1": 1, "2 to 3": 0, "4 to 7": 0},
+        "fake only": {"1": 0, "2 to 3": 1, "4 to 7": 1},
+        "real and fake": {"1": 0, "2 to 3": 1, "4 to 7": 0},
+        "neither": {"1": 1, "2 to 3": 0, "4 to 7": 0},
+    }
+
+
+# --- Results
+
+
+def test_the_controls_figure_shows_each_score_with_its_interval(run: RunPaths) -> None:
+    rows = tables.read_table(run.results, tables.RESULTS)
+    figure = results.controls_figure(rows)
+    row = rows.filter(source="model", scope="all", metric="roc_auc").row(0, named=True)
+    point = figure.data[0]
+    ends = (point.x[0], point.x[0] + point.error_x.array[0], point.x[0] - point.error_x.arrayminus[0])
+    assert ends == pytest.approx((row["value"], row["high"], row["low"]))
+    assert ticks(figure)[0] == "Model"
+    assert title(figure).startswith("The model is above its best control")
+    alone = rows.filter(source="model").with_columns(low=pl.lit(None, pl.Float64), high=pl.lit(None, pl.Float64))
+    figure = results.controls_figure(alone)
+    assert "Not shown to be above" in title(figure)
+    assert figure.data[0].error_x.array is None
+
+
+def test_titles_state_what_the_predictions_say(run: RunPaths) -> None:
+    predictions = queries.predictions([run]).frame
+    right = ((predictions["score"] >= predictions["threshold"]) == (predictions["label"] == "fake")).mean()
+    assert title(results.score_distribution_figure(predictions)).startswith(f"{right:.0%} of the videos")
+    area = queries.results([run]).frame.filter(source="model", scope="all", metric="roc_auc")["value"][0]
+    assert f"AUC {area:.3f}" in title(ranking.roc_figure(predictions, replicates=2))
+
+
+def test_slices_of_one_class_or_none_at_all_are_named(run: RunPaths) -> None:
+    slices = tables.read_table(run.slices, tables.SLICES)
+    nothing = pl.lit(None, pl.Float64)
+    figure = results.slices_figure(slices.with_columns(number=nothing, low=nothing, high=nothing))
+    assert title(figure).startswith("Every slice is too small")
+    assert {note.text for note in figure.layout.annotations} == {"one class only"}
+
+
+def test_tables_of_results_hold_every_metric_and_each_folds_choices(run: RunPaths) -> None:
+    rows = tables.read_table(run.results, tables.RESULTS)
+    table = results.metric_table(rows)
+    assert table.columns == ["metric", "better", "by_video", "by_group", "fold_mean", "fold_std"]
+    assert table.filter(metric="Brier score")["better"].item() == "lower"
+    assert table["by_group"].null_count() == 0
+    controls = results.control_table(rows)
+    assert controls["metric"].to_list() == table["metric"].to_list()
+    assert controls.width == 2 + rows["source"].n_unique()
+    predictions = queries.predictions([run]).frame
+    chosen = results.chosen_table(predictions, {2: (7, 18, 5)})
+    assert chosen["epoch"].to_list() == [None, None, 7, None, None]
+    assert chosen["temperature"].to_list() == [1.25] * 5
+    assert chosen["num_test_videos"].sum() == predictions.height
+    audit = tables.read_table(run.leakage_audit, tables.LEAKAGE_AUDIT)
+    assert results.audit_table(audit)["verdict"].to_list() == ["passed", "for information"]
+    assert results.failed_checks(audit) == []
+    assert results.failed_checks(audit.with_columns(passed=pl.lit(value=False))) == audit["finding"].to_list()
+
+
+def test_figures_of_many_videos_are_small() -> None:
+    count, rng = 20_000, np.random.default_rng(0)
+    columns = {"video_id": map(str, range(count)), "group_id": [f"g{n // 9}" for n in range(count)]}
+    labels, scores = rng.choice(["real", "fake"], count), rng.random(count)
+    predictions = pl.DataFrame({**columns, "fold": 0, "label": labels, "score": scores, "threshold": 0.5})
+    curve = ranking.risk_coverage_figure(predictions, replicates=2)
+    bars = results.score_distribution_figure(predictions)
+    model = next(trace for trace in curve.data if trace.name == "Model")
+    assert (len(model.x), model.x[-1]) == (2_000, 1.0)
+    assert max(len(figure.to_json()) for figure in (curve, bars)) < 100_000
+    assert sum(sum(trace.y) for trace in bars.data) == count
+
+
+# --- Comparisons
+
+
+@pytest.fixture
+def comparison(make_run: Callable[..., RunPaths]) -> Comparison:
+    runs = [make_run(name=f"run_{skill}", skill=skill) for skill in (1.6, 2.6)]
+    runs.append(make_run(name="run_<b>", seed=1, skill=1.6))
+    return compare(runs, metric="brier_score", replicates=400)
+
+
+def test_each_pair_is_a_point_with_its_interval_filled_where_a_difference_is_shown(comparison: Comparison) -> None:
+    figure = comparisons.difference_figure(comparison)
+    shown = [pair.is_shown for pair in comparison.pairs]
+    assert set(shown) == {True, False}
+    for trace, pair in zip(figure.data, comparison.pairs, strict=True):
+        assert trace.x[0] == pair.difference.value
+        assert trace.x[0] + trace.error_x.array[0] == pytest.approx(pair.difference.high)
+        assert (trace.marker.color != "white") is pair.is_shown
+    assert title(figure) == f"{sum(shown)} of 3 pairs of runs show a difference in Brier score"
+    low, high = figure.layout.xaxis.range
+    assert low == -high
+    assert "below 0: the second is better" in figure.layout.xaxis.title.text
+    assert ticks(figure)[1] == "run_&lt;b&gt;<br>minus run_1.6"
+
+
+def test_without_a_pair_the_figure_says_why(make_run: Callable[..., RunPaths]) -> None:
+    runs = [make_run(name=f"run_{name}") for name in "abc"]
+    runs[0].predictions(0).unlink()
+    runs[2].predictions(1).unlink()
+    figure = comparisons.difference_figure(compare(runs))
+    assert title(figure) == "Differences in ROC AUC: nothing to show"
+    assert "no predictions of fold 0 of 5" in subtitle(figure)
+    assert "no predictions of fold 1 of 5" in subtitle(figure)
+
+
+def test_targets_stand_worst_first_each_with_its_own_controls(run: RunPaths) -> None:
+    at = {"all": (0.75, 0.5), "target:open_sora_mb": (0.9, 0.5), "target:mora": (0.6, 0.7)}
+    rows = []
+    for scope, (model, control) in at.items():
+        for source in ("model", *FORGERIES.strict_controls):
+            value = {"model": model, "shuffled_labels": 0.5}.get(source, control)
+            rows.append((source, scope, "roc_auc", value, value - 0.05, value + 0.05, None, None, 40, 20))
+    found = tables.frame_of(rows, tables.RESULTS)
+    assert comparisons.targets_of(found) == ["mora", "open_sora_mb"]
+    table = comparisons.target_table(found)
+    assert table["standing"].to_list() == ["not above control", "above control"]
+    assert table["Model"].to_list() == ["0.600 [0.550, 0.650]", "0.900 [0.850, 0.950]"]
+    figure = comparisons.targets_figure(found)
+    assert "0.60 at mora, the worst" in title(figure)
+    assert values(figure) == [0.6, 0.7, 0.9, 0.5]
+    tables.write_table(found, tables.RESULTS, run.results)
+    matrix = comparisons.target_matrix([run])
+    assert matrix.frame.columns == ["trained", "run_id", "mora", "open_sora_mb"]
+    assert ">open_sora_mb</th>" in matrix._repr_html_()
+    assert matrix.frame["open_sora_mb"].to_list() == ["0.900 [0.850, 0.950]"]
+    assert "frame_cnn" in matrix.frame["trained"][0]
+
+
+# --- Logs
+
+
+def test_smoothing_is_a_weighted_mean_of_the_values_so_far() -> None:
+    series = pl.Series([1.0, 5.0, 2.0])
+    weights = [np.array([0.6**k for k in range(n, -1, -1)]) for n in range(3)]
+    wanted = [float(w @ series[: n + 1].to_numpy() / w.sum()) for n, w in enumerate(weights)]
+    np.testing.assert_allclose(logs.smoothed(series, 0.6), wanted)
+    assert logs.smoothed(series, 0).to_list() == series.to_list()
+    with pytest.raises(ValueError, match="smoothing"):
+        logs.smoothed(series, 1.0)
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> StoryWriter:
+    return StoryWriter(RunPaths(tmp_path / "e" / "run_x"))
+
+
+def lines_of(run: RunPaths, **chosen: Any) -> list[go.Scatter]:
+    return [trace for trace in logs.stage_timeline_figure(run_memory(run, **chosen)).data if "lines" in trace.mode]
+
+
+def test_peaks_are_the_highest_of_all_folds_with_their_range_and_the_budget(tmp_path: Path) -> None:
+    found = run_memory(troubled_run(tmp_path / "e" / "run_x"))
+    figure = logs.phase_peaks_figure(found)
+    peak = dict(zip(ticks(figure), values(figure), strict=True))
+    assert peak["04_fold_training:<br>train"] == 1930
+    assert peak["01_data_index:<br>whole stage"] == 430
+    (down,) = figure.data[ticks(figure).index("04_fold_training:<br>train")].error_x.arrayminus
+    assert down == 1930 - 1836
+    for drawn in (figure, logs.stage_timeline_figure(found)):
+        assert {"budget", "90%"} <= {note.text for note in drawn.layout.annotations}
+    points, line = logs.growth_figure(found).data[:2]
+    assert points.name == line.name == "fold 0, attempt 1, train"
+    assert line.x == (2, 10)
+    assert line.y[1] - line.y[0] == pytest.approx(8 * 92)
+    assert title(logs.growth_figure(found)).startswith("Memory leaks: 92.0 MB more with every epoch")
+
+
+def test_the_title_names_the_peak_that_is_drawn(story: StoryWriter) -> None:
+    story.sample(300, "setup").sample(669, "preflight").sample(542, epoch=1, highest_mb=600)
+    found = run_memory(story.run)
+    peaks, timeline = logs.phase_peaks_figure(found), logs.stage_timeline_figure(found)
+    assert max(values(peaks)) == max(timeline.data[0].y) == 669
+    for figure in (peaks, timeline):
+        assert title(figure).startswith("Memory peaks at 669 MB of 2.00 GB allowed")
+        assert "budget 2.00 GB, beyond the axis" in subtitle(figure)
+
+
+def test_stages_lie_end_to_end_with_events_at_their_moment(story: StoryWriter) -> None:
+    index = StoryWriter(story.run, "01_data_index", None)
+    for _ in range(10):
+        index.sample(300, "setup")
+    story.sample(500, "setup").sample(900).event("out_of_memory", "it <b>ended</b>", seconds=0.5).sample(800)
+    figure = logs.stage_timeline_figure(run_memory(story.run))
+    first, second = (trace for trace in figure.data if trace.name == "process with children")
+    assert list(first.x) == list(range(1, 11))
+    assert list(second.x) == [11, 12, 13.5]
+    event = next(trace for trace in figure.data if trace.name == "out of memory")
+    assert (event.x[0], event.text[0]) == (12.5, "it &lt;b&gt;ended&lt;/b&gt;")
+
+
+def test_a_line_breaks_where_a_killed_stage_began_again(story: StoryWriter) -> None:
+    story.sample(500).sample(600).resume().sample(100).sample(200)
+    lines = lines_of(story.run)
+    assert [list(line.y) for line in lines] == [[500, 600], [100, 200]]
+    assert [line.showlegend for line in lines] == [True, False]
+
+
+def test_a_device_and_its_process_have_a_line_each(story: StoryWriter) -> None:
+    for used in (2000, 6000, 4000):
+        story.sample(700).sample(used, seconds=0, device="cuda:0", rss_mb=600)
+    lines = {trace.name: list(trace.y) for trace in lines_of(story.run)}
+    assert lines == {"cuda:0": [2000, 6000, 4000], "process with children": [700, 700, 700]}
+    peaks = logs.phase_peaks_figure(run_memory(story.run))
+    assert "04_fold_training:<br>train, cuda:0" in ticks(peaks)
+    assert title(peaks).startswith("Memory of cuda:0 peaks at 6.00 GB")
+    assert lines_of(story.run, folds=[1]) == []
+
+
+def test_a_long_log_is_thinned_and_keeps_its_peak(story: StoryWriter) -> None:
+    path = story.run.memory("04_fold_training", 0)
+    path.parent.mkdir(parents=True)
+    used = [500 + second % 7 for second in range(20_000)] + [900]
+    lines = [
+        json.dumps({"timestamp": second, "elapsed_seconds": second, "phase": "train", "rss_mb": each})
+        for second, each in enumerate(used)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    (line,) = lines_of(story.run)
+    assert len(line.x) <= 3000
+    assert (max(line.y), min(line.y)) == (900, 506)  # of neighbours the highest

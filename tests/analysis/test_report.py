@@ -11,9 +11,9 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from fvc_lib.analysis.figures.logs import learning_curves_figure
 from fvc_lib.analysis.figures.results import controls_figure
 from fvc_lib.analysis.figures.roc_and_calibration import roc_figure
-from fvc_lib.analysis.figures.training import learning_curves_figure
 from fvc_lib.analysis.pages.display import figure_bundle
 from fvc_lib.analysis.pages.report import records_of, write_record_pages, write_report, write_run_report
 from fvc_lib.analysis.pages.runs_index import write_runs_index

@@ -5,7 +5,7 @@ import polars as pl
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from fvc_lib.analysis.figures.robustness import curves_figure, levels_figure
+from fvc_lib.analysis.figures.comparisons import levels_figure
 from fvc_lib.analysis.read.robustness import findings, level_table, robustness_results
 from fvc_lib.command_line.robustness import _told
 from fvc_lib.services.atomic_files import write_text
@@ -114,17 +114,12 @@ def test_a_level_of_one_class_has_no_number(scored):
     assert "Worst: h264, CRF 23" in "\n".join(findings(both))
 
 
-def test_figures_show_every_level_and_the_course_of_each_kind(scored, results):
+def test_the_figure_shows_every_level(results):
     levels = levels_figure(results)
     assert levels.layout.title.text.startswith("Worst is h264, CRF 40")
-    assert [trace.y[0] for trace in levels.data][:2] == ["undisturbed", "h264, CRF 40"]
+    assert levels.layout.yaxis.ticktext[:2] == ("undisturbed", "h264, CRF 40")
     assert len(levels.data) == 4
-    order = scored["level"].unique(maintain_order=True).to_list()
-    (course,) = curves_figure(results, order).data
-    assert list(course.text) == ["as it is", "CRF 23", "CRF 40"]
-    alone = results.filter(level="undisturbed")
-    assert "nothing to show" in levels_figure(alone).layout.title.text
-    assert "nothing to show" in curves_figure(alone, order).layout.title.text
+    assert "nothing to show" in levels_figure(results.filter(level="undisturbed")).layout.title.text
 
 
 def test_of_several_targets_the_numbers_are_the_mean_over_them_as_in_the_results(scored):

@@ -1,14 +1,12 @@
-"""Forensic features in figures and tables: how labels, size and codec differ in them, and what a model relied on."""
+"""Forensic features: how they follow label, size and codec, and which of them a model relied on."""
 
 from collections.abc import Mapping
 
 import numpy as np
 import plotly.graph_objects as go
 import polars as pl
-from plotly.subplots import make_subplots
 
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.read.headline import Score
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.intervals import group_interval
@@ -19,19 +17,18 @@ TIES = {
     "length": pl.col("num_frames"),
     "bit_rate": pl.col("bits_per_second"),
 }
-STRONG = 0.5  # a tie from which on a feature counts as a proxy
-_FEWEST = 5  # videos below which no tie is computed
-_COLUMNS, _ROW_PIXELS = 2, 170  # two columns, so that names do not overlap on a phone
+STRONG = 0.5  # from this tie on, a feature counts as a proxy
+_FEWEST = 5  # videos
 
 
 def feature_ties(features: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
-    """Return how much each column of ``features`` (FEATURES) follows size, length, bit rate and codec, strongest first.
+    """Return how closely each column of ``features`` (FEATURES) follows size, length, bit rate and codec.
 
     Returns:
-        ``feature size length bit_rate codec strongest auc missing``. Ties are 0 to 1: the absolute rank correlation
-        (Spearman) with a number, the correlation ratio of ranks with the codec; null below five videos, or if either
-        does not vary. ``auc`` is that of the feature alone in its better direction (0.5 to 1). ``missing`` is the
-        share of videos without a value.
+        ``feature size length bit_rate codec strongest auc missing``, the strongest tie first. Ties lie in [0, 1]:
+        the absolute rank correlation (Spearman) with a number, the correlation ratio of ranks with the codec. They
+        are null below five videos, or if either does not vary. ``auc`` is that of the feature alone in its better
+        direction (0.5 to 1). ``missing`` is the share of videos without a value.
     """
     facts = features.join(index.drop("group_id", "label", strict=False), on="video_id", how="left")
     facts = facts.with_columns(**TIES, codec=pl.col("codec").fill_null(""))
@@ -77,41 +74,36 @@ def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tup
         family: its name.
         columns: name and unit of the feature in each column to draw.
     """
-    shown = {column: each for column, each in columns.items() if features[column].drop_nulls().len()}
+    shown = {column: text for column, text in columns.items() if features[column].drop_nulls().len()}
     if not shown:
         return theme.nothing_to_show(family, "No video has a value of this family.")
+    finding = f"{family}: no feature can be compared, one of the labels has no value"
     aucs = {column: _auc_interval(features.select(column, "label", "group_id").drop_nulls()) for column in shown}
-    known_aucs = {column: auc for column, auc in aucs.items() if auc is not None}
-    title = f"{family}: no feature can be compared, one of the labels has no value"
-    if known_aucs:
-        best = max(known_aucs, key=lambda column: abs(known_aucs[column][0] - 0.5))
-        side = "higher" if known_aucs[best][0] > 0.5 else "lower"
-        title = (
-            f"{family}: real and fake videos differ most in {shown[best][0]}, {side} in fakes, AUC "
-            f"{interval_text(*known_aucs[best])}, the largest of {len(known_aucs)}"
-        )
-    known = features.filter(pl.any_horizontal(pl.col(list(shown)).is_not_null()))
-    rows = -(-len(shown) // _COLUMNS)
-    grid = make_subplots(rows=rows, cols=min(_COLUMNS, len(shown)), vertical_spacing=0.5 / rows if rows > 1 else 0)
-    figure = theme.figure(
-        title, f"{theme.videos_and_groups(known)}; means over a video", height=110 + _ROW_PIXELS * rows
-    )
-    figure.update_layout({name: axis for name, axis in grid.layout.to_plotly_json().items() if "axis" in name})
-    for number, (column, (name, unit)) in enumerate(shown.items()):
-        axis = "" if not number else str(number + 1)
+    known = {column: auc for column, auc in aucs.items() if auc is not None}
+    if known:
+        best = max(known, key=lambda column: abs(known[column][0] - 0.5))
+        side = "higher" if known[best][0] > 0.5 else "lower"
+        auc = f"AUC {interval_text(*known[best])}, the largest of {len(known)}"
+        finding = f"{family}: real and fake videos differ most in {shown[best][0]}, {side} in fakes, {auc}"
+    measured = features.filter(pl.any_horizontal(pl.col(list(shown)).is_not_null()))
+    # Two columns, so that names do not overlap on a phone.
+    drawn, places = theme.panel_grid(
+        finding, f"{theme.videos_and_groups(measured)}; means over a video", [name for name, _ in shown.values()],
+        columns=2, panel_height=150, shared_yaxes=True,
+    )  # fmt: skip
+    for (column, (_, unit)), where in zip(shown.items(), places, strict=True):
         for label, color in theme.LABEL_COLORS.items():
-            values = features.filter(label=label)[column].drop_nulls().to_numpy()
-            if values.size:
-                figure.add_trace(_box(values, label, color, axis))
-        text = {"text": f"{figure_text(name)}<br>{figure_text(unit)}", "font": {"size": 12}}
-        labels = {"showgrid": False, "type": "category", "autorange": "reversed"}
-        figure.update_layout(
-            {
-                f"xaxis{axis}": {"title": text, "nticks": 4, "tickangle": 0},
-                f"yaxis{axis}": labels | {"showticklabels": number % _COLUMNS == 0},
-            }
-        )
-    return figure.update_layout(showlegend=False)
+            values = features.filter(label=label)[column].drop_nulls().cast(pl.Float64).to_numpy()
+            if not values.size:
+                continue
+            low, first, middle, third, high = np.quantile(values, [0.05, 0.25, 0.5, 0.75, 0.95]).tolist()
+            ends = {"q1": [first], "median": [middle], "q3": [third], "lowerfence": [low], "upperfence": [high]}
+            box = go.Box(y=[label], orientation="h", name=label, whiskerwidth=0.5, hoverinfo="x", **ends)
+            box.line.color, box.fillcolor = color, theme.translucent(color, 0.25)
+            drawn.add_trace(box, **where)
+        drawn.update_xaxes(title_text=figure_text(unit), nticks=4, tickangle=0, **where)
+    drawn.update_yaxes(showgrid=False, type="category", autorange="reversed")
+    return drawn.update_layout(showlegend=False)
 
 
 def _auc_interval(known: pl.DataFrame) -> tuple[float, float, float] | None:
@@ -121,18 +113,9 @@ def _auc_interval(known: pl.DataFrame) -> tuple[float, float, float] | None:
     """
     if known["label"].n_unique() < 2 or known["group_id"].n_unique() < 3:
         return None
-    labels, scores = (known["label"] == "fake").cast(pl.Int64).to_numpy(), known.to_series().cast(pl.Float64).to_numpy()
-    found = group_interval(labels, scores, known["group_id"].to_list(), roc_auc, replicates=500, seed=0)
-    return found.value, found.low, found.high
-
-
-def _box(values: np.ndarray, label: str, color: str, axis: str) -> go.Box:
-    low, first, middle, third, high = np.quantile(values.astype(np.float64), [0.05, 0.25, 0.5, 0.75, 0.95]).tolist()
-    return go.Box(
-        y=[label], q1=[first], median=[middle], q3=[third], lowerfence=[low], upperfence=[high], orientation="h",
-        name=label, line={"color": color}, fillcolor=theme.translucent(color, 0.25), xaxis=f"x{axis}", yaxis=f"y{axis}",
-        whiskerwidth=0.5, hoverinfo="x",
-    )  # fmt: skip
+    labels, scores = theme.fake_labels(known), known.to_series().cast(pl.Float64).to_numpy()
+    interval = group_interval(labels, scores, known["group_id"].to_list(), roc_auc, replicates=500, seed=0)
+    return interval.value, interval.low, interval.high
 
 
 def importance_figures(families: pl.DataFrame, *, confidence: float = 0.95) -> list[go.Figure]:
@@ -140,18 +123,18 @@ def importance_figures(families: pl.DataFrame, *, confidence: float = 0.95) -> l
     if families.is_empty():
         return []
     needed = families.filter(pl.col("low") > 0)["family"].head(3).to_list()
-    figure = theme.figure(
+    rows = []
+    for name, number, value, low, high in families.rows():
+        rows.append(theme.Row(figure_text(f"{name} ({count_text(number, 'feature')})"), value, low, high))
+    drawn = theme.interval_chart(
         f"Without {', '.join(needed)} the AUC falls" if needed else "No single family is shown to be needed",
         "Fall of the AUC within folds when a family's values are permuted among the test videos, mean of ten "
         f"permutations; {confidence:.0%} intervals over groups. Families with the same information stand in for each "
         "other",
-        height=140 + 34 * families.height,
+        rows,
+        names="Family",
+        values="Fall of the AUC",
+        shown=None,
+        chance=0.0,
     )
-    scores = [
-        (f"{name} ({count_text(number, 'feature')})", Score(name, value, low, high))
-        for name, number, value, low, high in families.rows()
-    ]
-    points = [(theme.interval_point(figure_text(tick), score, theme.MODEL, size=9), score) for tick, score in scores]
-    theme.draw_intervals(figure, points, "Family", "Fall of the AUC")
-    theme.draw_chance(figure, 0.0)
-    return [figure]
+    return [drawn]

@@ -1,11 +1,11 @@
-"""How well the score ranks fakes above reals: ROC and precision-recall curves, calibration, and what abstaining gains.
+"""How well scores rank fakes above reals: ROC and precision-recall curves, calibration, and abstaining.
 
-Each fold has a network of its own, whose scores need not share a scale with the others'. So curves are made within
-folds and averaged vertically, each weighing its pairs of a fake and a real: the area under the mean is the area metric
-within folds. Bands are pointwise, from the same draws of groups as the intervals of the metrics.
+Each fold has its own network, and scores of two networks need not share a scale. Curves are therefore made within folds
+and averaged vertically, each weighted by its pairs of a fake and a real: the area under the mean is the area metric
+within folds. Bands are pointwise, from the same half-samples of groups as the intervals of the metrics.
 
-``predictions`` are one run's rows of ``tables.PREDICTIONS``; ``replicates``, ``seed`` and ``confidence`` are those of
-the half-samples of the groups.
+``predictions`` are one run's rows of ``tables.PREDICTIONS``. ``replicates``, ``seed`` and ``confidence`` are those of
+the half-samples.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ import polars as pl
 
 from fvc_lib.analysis.dashboard.panels import PANELS, QUICK_REPLICATES, Selection, Shown, of_folds
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.figures.theme import band_trace, diagonal, fake_labels, fold_line, level_line, videos_and_groups
+from fvc_lib.analysis.figures.theme import add_band, add_line, add_reference, fake_labels, videos_and_groups
 from fvc_lib.analysis.read.queries import predictions as read_predictions
 from fvc_lib.metrics import calibration, classification
 from fvc_lib.metrics.calibration import RiskCoverage
@@ -29,7 +29,7 @@ from fvc_lib.metrics.intervals import GroupCounts, count_groups, draw_half_sampl
 
 GRID_POINTS = 201
 _HALF = 0.5
-_FEWEST_GROUPS = 2  # of a class or a bin: of one there is no telling how groups vary
+_FEWEST_GROUPS = 2  # of a class or a bin; one group does not show how groups vary
 _SAME = 1e-9  # a recall of 3 / 10 and the grid's 0.3 differ in their last bits
 
 # (curve under R sets of weights, grid (G,)) -> heights (R, G), NaN in rows where a class has no weight.
@@ -38,11 +38,16 @@ Heights = Callable[[ConfusionCurve, FloatArray], FloatArray]
 
 @dataclass(frozen=True)
 class CurveBand:
-    """A mean curve over folds on a grid of G points in [0, 1], ascending from 0 to 1.
+    """A mean curve over folds on a grid of G points in [0, 1], ascending.
 
-    ``grid``, ``mean``, ``low`` and ``high`` (pointwise; NaN where a class has fewer than two groups) are float64 (G,),
-    ``area`` is the exact value of the curve's own area metric within folds, ``fold_heights``, float64 (F, G), the own
-    curves of ``folds``, those that hold both classes.
+    Attributes:
+        grid: float64 (G,).
+        mean: float64 (G,).
+        low: float64 (G,), pointwise; NaN where a class has fewer than two groups.
+        high: float64 (G,), likewise.
+        area: exact value of the curve's area metric within folds.
+        folds: those with both classes.
+        fold_heights: float64 (F, G), the curve of each of ``folds``.
     """
 
     grid: FloatArray
@@ -55,7 +60,7 @@ class CurveBand:
 
     @property
     def has_interval(self) -> bool:
-        """Whether the band could be computed at all."""
+        """Whether there are enough groups for a band."""
         return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
 
@@ -73,47 +78,50 @@ def curve_band(
 ) -> CurveBand:
     """Return the average of the folds' curves, with a band over groups.
 
-    Vertical averaging: T. Fawcett, "An introduction to ROC analysis", Pattern Recognition Letters 27 (2006). ``labels``
-    are int (N,), 1 is fake, ``scores`` float (N,), ``folds`` int (N,); ``area`` is the metric that is the area under
-    one curve of ``heights``.
+    Vertical averaging: T. Fawcett, "An introduction to ROC analysis", Pattern Recognition Letters 27 (2006).
+
+    Args:
+        labels: int (N,); 1 is fake.
+        scores: float (N,).
+        groups: N names.
+        folds: int (N,).
+        heights: the curve.
+        area: the metric that is the area under one curve of ``heights``.
+        replicates: half-samples of the groups.
+        seed: of the half-samples.
+        confidence: of the band.
 
     Raises:
         ValueError: labels are not 0 and 1, or scores are not finite or not as many.
     """
     checked = classification.check_labels(labels)
     values = classification.check_scores(scores, checked.size)
-    fold_of_row = np.asarray(folds)
-    grid = np.linspace(0.0, 1.0, GRID_POINTS)
-    usable = [int(f) for f in np.unique(fold_of_row) if np.unique(checked[fold_of_row == f]).size == 2]
-    rows = [np.flatnonzero(fold_of_row == fold) for fold in usable]
-    if not usable:  # one class in every fold: one pooled curve says more than none
-        rows = [np.arange(checked.size)]
+    fold_of_row, grid = np.asarray(folds), np.linspace(0.0, 1.0, GRID_POINTS)
+    usable = [int(fold) for fold in np.unique(fold_of_row) if np.unique(checked[fold_of_row == fold]).size == 2]
+    # With one class in every fold, one pooled curve is drawn.
+    rows = [np.flatnonzero(fold_of_row == fold) for fold in usable] or [np.arange(checked.size)]
     group_of_row, num_groups = group_codes(groups, checked.size)
+    ranked = [classification.rank_rows(checked, values, of_fold) for of_fold in rows]  # sorted once for all draws
     blocks = draw_half_samples(checked, group_of_row, num_groups, replicates=replicates, seed=seed)
-    # Sorted once: a block of draws from very many groups is a single one.
-    ranked = [classification.rank_rows(checked, values, of_fold) for of_fold in rows]
-    drawn = [_mean_curves(counts, group_of_row, ranked, grid, heights) for counts in blocks]
+    replicated = [_mean_curves(counts, group_of_row, ranked, grid, heights) for counts in blocks]
     mean = _mean_curves(np.ones((1, num_groups)), group_of_row, ranked, grid, heights)[0]
     sizes = count_groups(checked, group_of_row)
-    low, high = interval_ends(mean, np.concatenate(drawn).T, classification.SHARE, sizes, confidence)
+    low, high = interval_ends(mean, np.concatenate(replicated).T, classification.SHARE, sizes, confidence)
     if len(sizes.per_class) < 2 or min(sizes.per_class) < _FEWEST_GROUPS:
         low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
-    own = [heights(each.curve(np.ones((1, each.rows.size))), grid)[0] for each in ranked] if usable else []
-    return CurveBand(
-        grid,
-        mean,
-        low,
-        high,
-        float((within_folds(area, fold_of_row) if usable else area)(checked, values)),
-        tuple(usable),
-        np.array(own).reshape(-1, grid.size),
-    )
+    metric = within_folds(area, fold_of_row) if usable else area
+    own = [heights(of_fold.curve(np.ones((1, of_fold.rows.size))), grid)[0] for of_fold in ranked] if usable else []
+    fold_heights = np.array(own).reshape(-1, grid.size)
+    return CurveBand(grid, mean, low, high, float(metric(checked, values)), tuple(usable), fold_heights)
 
 
 def _mean_curves(
     counts: FloatArray, group_of_row: IntArray, ranked: list[RankedRows], grid: FloatArray, heights: Heights
 ) -> FloatArray:
-    """(R, G) heights averaged over folds by their pairs, groups counting ``counts``; NaN where no fold has both."""
+    """Return heights (R, G) averaged over folds by their pairs; NaN where no fold has both classes.
+
+    ``counts`` (R, groups) are the weights of the groups.
+    """
     total, pairs = np.zeros((len(counts), grid.size)), np.zeros(len(counts))
     for of_fold in ranked:
         curve = of_fold.curve(counts[:, group_of_row[of_fold.rows]])
@@ -124,7 +132,7 @@ def _mean_curves(
 
 
 def true_positive_rates(curve: ConfusionCurve, grid: FloatArray) -> FloatArray:
-    """(R, G) at the grid's false positive rates, the upper one where the curve is vertical."""
+    """Return the true positive rates (R, G) at the grid's false positive rates, the highest where several fit."""
     heights = np.full((len(curve.num_fake), grid.size), np.nan)
     for number, (x, y) in enumerate(zip(curve.false_positive_rates, curve.true_positive_rates, strict=True)):
         if np.isfinite(x[-1]) and np.isfinite(y[-1]):
@@ -134,10 +142,11 @@ def true_positive_rates(curve: ConfusionCurve, grid: FloatArray) -> FloatArray:
 
 
 def precisions(curve: ConfusionCurve, grid: FloatArray) -> FloatArray:
-    """(R, G) precision at the strictest threshold that finds at least the grid's recall; NaN without fakes or reals.
+    """Return precision (R, G) at the strictest threshold that finds at least the grid's recall.
 
-    The step function whose area is the average precision, not a straight line between its points, which would be too
-    good: J. Davis and M. Goadrich, "The relationship between precision-recall and ROC curves", ICML 2006.
+    NaN without fakes or reals. This is the step function whose area is the average precision. Straight lines between
+    its points would be too good: J. Davis and M. Goadrich, "The relationship between precision-recall and ROC curves",
+    ICML 2006.
     """
     recalls = classification.divide(curve.true_positives, curve.num_fake[:, None])
     heights_at = classification.divide(curve.true_positives, curve.true_positives + curve.false_positives)
@@ -166,43 +175,40 @@ def roc_figure(
 ) -> go.Figure:
     """Return the ROC curve averaged over folds, with a band over groups and each fold's curve behind it."""
     if predictions["label"].n_unique() < 2:
-        return theme.nothing_to_show("ROC curve", "Predictions of both classes are needed; none or one is recorded.")
+        return theme.nothing_to_show("ROC curve", _ONE_CLASS)
     band = roc_band(*_columns(predictions), replicates=replicates, seed=seed, confidence=confidence)
-    # The metric of the results and no point of the mean curve, which ties would let lie above it.
-    found = _within(classification.true_positive_rate_at, predictions, band)
-    figure = _curve_figure(
-        predictions, band, confidence,
-        f"At 5% false alarms the model finds {found:.0%} of the fakes; AUC {band.area:.3f}",
-        "FPR %{x:.3f}<br>TPR %{y:.3f}<extra></extra>",
-    )  # fmt: skip
-    figure.add_trace(diagonal("Chance"))
-    figure.update_xaxes(title_text="False positive rate (share of reals called fake)", range=[-0.01, 1.01])
-    figure.update_yaxes(title_text="True positive rate (share of fakes found)", range=[-0.01, 1.01])
-    figure.update_layout(legend={"x": 0.98, "y": 0.04, "xanchor": "right", "yanchor": "bottom"})
-    return figure
+    # The metric of the results rather than a point of the mean curve, which lies higher where scores tie.
+    share = _within(classification.true_positive_rate_at, predictions, band)
+    finding = f"At 5% false alarms the model finds {share:.0%} of the fakes; AUC {band.area:.3f}"
+    drawn = _curve_figure(predictions, band, confidence, finding, "FPR %{x:.3f}<br>TPR %{y:.3f}<extra></extra>")
+    add_reference(drawn, "Chance", 0, 1)
+    drawn.update_layout(legend={"x": 0.98, "y": 0.04, "xanchor": "right", "yanchor": "bottom"})
+    return theme.shares(
+        drawn, "False positive rate (share of reals called fake)", "True positive rate (share of fakes found)"
+    )
 
 
 def pr_figure(
     predictions: pl.DataFrame, *, replicates: int = 2000, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """Return the precision-recall curve averaged over folds with a band, beside the share of fakes."""
+    """Return the precision-recall curve averaged over folds with a band, and the share of fakes."""
     if predictions["label"].n_unique() < 2:
-        why = "Predictions of both classes are needed; none or one is recorded."
-        return theme.nothing_to_show("Precision and recall", why)
+        return theme.nothing_to_show("Precision and recall", _ONE_CLASS)
     band = pr_band(*_columns(predictions), replicates=replicates, seed=seed, confidence=confidence)
     chance = _within(share_of_fakes, predictions, band)
     at_half = band.mean[int(np.argmin(np.abs(band.grid - _HALF)))]
-    figure = _curve_figure(
-        predictions, band, confidence,
+    finding = (
         f"Where half of the fakes are found, {at_half:.0%} of what is called fake is fake; "
-        f"average precision {band.area:.3f}, by guessing {chance:.3f}",
-        "recall %{x:.3f}<br>precision %{y:.3f}<extra></extra>",
-    )  # fmt: skip
-    figure.add_trace(level_line("Guessing (share of fakes)", (chance, chance)))
-    figure.update_xaxes(title_text="Recall (share of fakes found)", range=[-0.01, 1.01])
-    figure.update_yaxes(title_text="Precision (share of fakes among those called fake)", range=[-0.01, 1.02])
-    figure.update_layout(legend={"x": 0.02, "y": 0.04, "xanchor": "left", "yanchor": "bottom"})
-    return figure
+        f"average precision {band.area:.3f}, by guessing {chance:.3f}"
+    )
+    hover = "recall %{x:.3f}<br>precision %{y:.3f}<extra></extra>"
+    drawn = _curve_figure(predictions, band, confidence, finding, hover)
+    add_reference(drawn, "Guessing (share of fakes)", chance, chance)
+    drawn.update_layout(legend={"x": 0.02, "y": 0.04, "xanchor": "left", "yanchor": "bottom"})
+    return theme.shares(drawn, "Recall (share of fakes found)", "Precision (share of fakes among those called fake)")
+
+
+_ONE_CLASS = "Predictions of both classes are needed; none or one is recorded."
 
 
 def _columns(predictions: pl.DataFrame) -> tuple[IntArray, FloatArray, list[str], IntArray]:
@@ -211,28 +217,27 @@ def _columns(predictions: pl.DataFrame) -> tuple[IntArray, FloatArray, list[str]
 
 
 def _within(metric: Metric, predictions: pl.DataFrame, band: CurveBand) -> float:
-    """``metric`` within folds, pooled where the band is of a pooled curve."""
+    """Return ``metric`` within folds, or pooled where the band is of a pooled curve."""
     labels, scores, _, folds = _columns(predictions)
     return float((within_folds(metric, folds) if band.folds else metric)(labels, scores))
 
 
 def _curve_figure(predictions: pl.DataFrame, band: CurveBand, confidence: float, finding: str, hover: str) -> go.Figure:
     """Draw the band, the folds' curves and their mean."""
-    note = f"band: {confidence:.0%} pointwise, over groups"
-    note = note if band.has_interval else "too few groups for a band"
-    figure = theme.figure(finding, f"{videos_and_groups(predictions)}; curves compare within folds; {note}", height=460)
+    note = f"band: {confidence:.0%} pointwise, over groups" if band.has_interval else "too few groups for a band"
+    drawn = theme.figure(finding, f"{videos_and_groups(predictions)}; curves compare within folds; {note}", height=460)
     if band.has_interval:
-        figure.add_trace(band_trace(band.grid, band.low, band.high))
-    for position, fold in enumerate(band.folds):
-        look = fold_line(fold, is_first=position == 0)
-        heights = band.fold_heights[position]
-        figure.add_trace(go.Scatter(x=band.grid, y=heights, hovertemplate=f"fold {fold}<br>{hover}", **look))
-    line = {"color": theme.MODEL, "width": 2.5}
-    figure.add_trace(go.Scatter(x=band.grid, y=band.mean, mode="lines", name="Model", line=line, hovertemplate=hover))
-    return figure
+        add_band(drawn, band.grid, band.low, band.high)
+    for fold, heights in zip(band.folds, band.fold_heights, strict=True):
+        pale = theme.translucent(theme.CONTROL, 0.6)
+        line = add_line(drawn, band.grid, heights, "Single folds", pale, width=1, legendgroup="folds")
+        line.hovertemplate = f"fold {fold}<br>{hover}"
+        line.showlegend = fold == band.folds[0]
+    add_line(drawn, band.grid, band.mean, "Model", theme.MODEL, width=2.5, hovertemplate=hover)
+    return drawn
 
 
-# --- Calibration: how far a score can be believed as a probability, before and after its temperature
+# --- Calibration
 
 
 @dataclass(frozen=True)
@@ -259,103 +264,72 @@ def binned_shares(
 ) -> BinnedShares:
     """Return the share of fakes in each bin of equal width, with an interval over groups.
 
-    A replicate draws groups as the intervals of the metrics do; a bin that it leaves empty has no share in it.
+    Replicates draw groups as the intervals of the metrics do; a bin that a replicate leaves empty has no share in it.
     """
     edges = calibration.equal_width_edges(num_bins)
     bins = calibration.reliability_bins(labels, scores, edges)
     filled = np.flatnonzero(bins.counts)
     inside = np.searchsorted(edges[1:-1], scores, side="right")[:, None] == filled
     group_of_row, num_groups = group_codes(groups, labels.size)
-    in_bin = np.array([np.unique(group_of_row[column]).size for column in inside.T], dtype=np.int64)
-    # Summed by group first: sums of whole numbers are exact in any order, and no weight of a row is ever held.
-    fakes, videos = (
-        np.stack([np.bincount(group_of_row, weights=column, minlength=num_groups) for column in columns.T], axis=1)
-        for columns in (inside * labels[:, None], inside)
-    )
+    # Summed by group first: sums of whole numbers are exact in any order, and rows need no weights of their own.
+    videos, fakes = np.zeros((2, num_groups, filled.size))
+    np.add.at(videos, group_of_row, inside)
+    np.add.at(fakes, group_of_row, inside * labels[:, None])
+    in_bin = (videos > 0).sum(0)
     blocks = draw_half_samples(labels, group_of_row, num_groups, replicates=replicates, seed=seed)
     shares = np.concatenate([classification.divide(counts @ fakes, counts @ videos) for counts in blocks])
     own = classification.divide(fakes.sum(0), videos.sum(0))
-    sizes = [GroupCounts((int(number),), int(number)) for number in in_bin]
-    ends = [
-        interval_ends(own[[place]], shares[:, place][None], classification.SHARE, of_bin, confidence)
-        for place, of_bin in enumerate(sizes)
-    ]
-    low, high = (np.array([end[side][0] for end in ends]) for side in (0, 1))
-    known = in_bin >= _FEWEST_GROUPS
-    return BinnedShares(
-        bins.mean_scores[filled], bins.fake_shares[filled], np.where(known, low, np.nan), np.where(known, high, np.nan),
-        bins.counts[filled], in_bin,
-    )  # fmt: skip
+    ends = np.full((filled.size, 2), np.nan)
+    for place in np.flatnonzero(in_bin >= _FEWEST_GROUPS):
+        sizes = GroupCounts((int(in_bin[place]),), int(in_bin[place]))
+        low, high = interval_ends(own[[place]], shares[:, place][None], classification.SHARE, sizes, confidence)
+        ends[place] = low[0], high[0]
+    means, held = bins.mean_scores[filled], bins.counts[filled]
+    return BinnedShares(means, bins.fake_shares[filled], ends[:, 0], ends[:, 1], held, in_bin)
 
 
 def calibration_figure(
     predictions: pl.DataFrame, num_bins: int = 10, *, replicates: int = 1000, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """Share of fakes against mean score in bins, with intervals; the score before its temperature behind it."""
+    """Return the share of fakes against the mean score in bins, before and after the temperature."""
     if predictions.is_empty():
         return theme.nothing_to_show("Calibration", "No predictions are recorded.")
-    labels, scores = fake_labels(predictions), predictions["score"].to_numpy()
-    before = _probabilities(predictions["logit"].to_numpy())
-    edges, groups = calibration.equal_width_edges(num_bins), predictions["group_id"].to_list()
+    labels, scores, groups, _ = _columns(predictions)
+    before = np.exp(-np.logaddexp(0.0, -predictions["logit"].to_numpy()))
+    edges = calibration.equal_width_edges(num_bins)
     now, then = (calibration.expected_calibration_error(labels, values, edges=edges) for values in (scores, before))
-    shares = binned_shares(
-        labels, scores, groups, num_bins=num_bins, replicates=replicates, seed=seed, confidence=confidence
-    )
-    figure = theme.figure(
+    drawing = {"replicates": replicates, "seed": seed, "confidence": confidence}
+    shares = binned_shares(labels, scores, groups, num_bins=num_bins, **drawing)  # type: ignore[arg-type]
+    drawn = theme.figure(
         f"A score is off the share of fakes by {now:.2f} on average; before its temperature by {then:.2f}",
         f"{videos_and_groups(predictions)}; {shares.counts.size} of {num_bins} bins hold videos, the larger the point "
         f"the more; bars: {confidence:.0%} intervals, none for a bin of one group; the error (ECE) is biased "
         "upwards when bins hold few",
         height=460,
     )
-    figure.add_trace(diagonal("Perfectly calibrated"))
+    add_reference(drawn, "Perfectly calibrated", 0, 1)
     old = calibration.reliability_bins(labels, before, edges)
     held = old.counts > 0
-    figure.add_trace(
-        go.Scatter(
-            x=old.mean_scores[held], y=old.fake_shares[held], mode="markers+lines", name="Before temperature",
-            line={"color": theme.CONTROL, "width": 1, "dash": "dot"}, customdata=old.counts[held],
-            marker={"color": "white", "size": 8, "symbol": "diamond", "line": {"color": theme.CONTROL, "width": 1.5}},
-            hovertemplate="before<br>mean score %{x:.2f}<br>share of fakes %{y:.2f}<br>%{customdata} videos"
-            "<extra></extra>",
-        )
-    )  # fmt: skip
-    figure.add_trace(_bins_trace(shares))
-    figure.update_xaxes(title_text="Mean score in the bin (probability of fake)", range=[-0.02, 1.02])
-    figure.update_yaxes(title_text="Share of fakes in the bin (of its videos)", range=[-0.04, 1.04])
-    figure.update_layout(legend={"x": 0.02, "y": 0.98})
-    return figure
+    hover = "mean score %{x:.2f}<br>share of fakes %{y:.2f}<br>%{customdata} videos<extra></extra>"
+    look = {"mode": "markers+lines", "hovertemplate": hover}
+    shown = old.mean_scores[held], old.fake_shares[held]
+    line = add_line(drawn, *shown, "Before temperature", theme.CONTROL, width=1, dash="dot", **look)
+    line.marker = {"color": "white", "size": 8, "symbol": "diamond", "line": {"color": theme.CONTROL, "width": 1.5}}
+    line.customdata = old.counts[held]
+    line = add_line(drawn, shares.mean_scores, shares.fake_shares, "Score", theme.MODEL, width=1.5, **look)
+    line.marker = {"size": 6 + 14 * np.sqrt(shares.counts / shares.counts.max()), "opacity": 0.85}
+    line.error_y = theme.error_bar(shares.fake_shares, shares.low, shares.high, theme.MODEL)
+    line.customdata = shares.counts
+    drawn.update_layout(legend={"x": 0.02, "y": 0.98})
+    return theme.shares(
+        drawn, "Mean score in the bin (probability of fake)", "Share of fakes in the bin (of its videos)"
+    )
 
 
-def _bins_trace(shares: BinnedShares) -> go.Scatter:
-    known = np.isfinite(shares.low)
-    up = np.where(known, shares.high - shares.fake_shares, 0.0)
-    down = np.where(known, shares.fake_shares - shares.low, 0.0)
-    return go.Scatter(
-        x=shares.mean_scores, y=shares.fake_shares, mode="markers+lines", name="Score",
-        line={"color": theme.MODEL, "width": 1.5},
-        error_y={
-            "type": "data", "symmetric": False, "array": up, "arrayminus": down, "color": theme.MODEL,
-            "thickness": 1.2, "width": 4,
-        },
-        marker={
-            "color": theme.MODEL, "size": 6 + 14 * np.sqrt(shares.counts / max(shares.counts.max(), 1)),
-            "opacity": 0.85, "line": {"color": "white", "width": 1},
-        },
-        customdata=np.stack([shares.counts, shares.num_groups], axis=1),
-        hovertemplate="mean score %{x:.2f}<br>share of fakes %{y:.2f}<br>"
-        "%{customdata[0]} videos in %{customdata[1]} groups<extra></extra>",
-    )  # fmt: skip
-
-
-def _probabilities(logits: FloatArray) -> FloatArray:
-    return np.exp(-np.logaddexp(0.0, -logits))
-
-
-# --- Abstaining: the share of wrong decisions among the videos a run is surest of
+# --- Abstaining: the share of wrong decisions among the most certain videos
 
 _GRID = np.linspace(0.05, 1.0, 96)
-_MOST_POINTS = 2000
+_MOST_POINTS = 2000  # of a curve: more would make a page of tens of megabytes
 
 
 def risk_coverage_figure(
@@ -364,50 +338,36 @@ def risk_coverage_figure(
     """Return the share of wrong decisions against the share of videos decided, the most certain first."""
     if predictions.is_empty():
         return theme.nothing_to_show("Abstaining", "No predictions are recorded.")
-    labels, scores = fake_labels(predictions), predictions["score"].to_numpy()
+    labels, scores, groups, _ = _columns(predictions)
     thresholds = predictions["threshold"].to_numpy()
     curve = calibration.risk_coverage(labels, scores, thresholds)
     everything, half = float(curve.risks[-1]), float(_risk_at(curve, np.array([_HALF]))[0])
-    group_of_row, num_groups = group_codes(predictions["group_id"].to_list(), labels.size)
-    drawn = []
-    for counts in draw_half_samples(labels, group_of_row, num_groups, replicates=replicates, seed=seed):
-        for of_group in counts.astype(np.int64):
-            rows = np.repeat(np.arange(labels.size), of_group[group_of_row])
-            drawn.append(_risk_at(calibration.risk_coverage(labels[rows], scores[rows], thresholds[rows]), _GRID))
+    group_of_row, num_groups = group_codes(groups, labels.size)
+    risks = []
+    for block in draw_half_samples(labels, group_of_row, num_groups, replicates=replicates, seed=seed):
+        for counts in block.astype(np.int64):
+            rows = np.repeat(np.arange(labels.size), counts[group_of_row])
+            risks.append(_risk_at(calibration.risk_coverage(labels[rows], scores[rows], thresholds[rows]), _GRID))
     sizes = GroupCounts((num_groups,), num_groups)
-    low, high = interval_ends(_risk_at(curve, _GRID), np.array(drawn).T, classification.SHARE, sizes, confidence)
-    figure = theme.figure(
-        _finding(everything, half),
+    low, high = interval_ends(_risk_at(curve, _GRID), np.array(risks).T, classification.SHARE, sizes, confidence)
+    gain = "" if half < everything else ": abstaining gains nothing"
+    drawn = theme.figure(
+        f"Deciding every video, {everything:.0%} are wrong; deciding only the surest half, {half:.0%}{gain}",
         f"{videos_and_groups(predictions)}; sure: far from the fold's threshold; area {curve.area:.3f}; "
-        f"band: {confidence:.0%} pointwise, over groups{_sampled(curve.risks.size)}",
+        f"band: {confidence:.0%} pointwise, over groups",
     )
+    top = max(0.5, float(curve.risks.max()))
     if np.isfinite(low).all():
-        figure.add_trace(band_trace(_GRID, low, high))
-    # More points than a screen has columns would make a page of tens of megabytes.
-    shown = np.unique(np.linspace(0, curve.risks.size - 1, min(curve.risks.size, _MOST_POINTS)).round().astype(int))
-    figure.add_trace(
-        go.Scatter(
-            x=curve.coverages[shown], y=curve.risks[shown], mode="lines", name="Model",
-            line={"color": theme.MODEL, "width": 2.5}, line_shape="hv", customdata=curve.confidences[shown],
-            hovertemplate="decided %{x:.0%}<br>wrong %{y:.1%}<br>at least %{customdata:.3f} from the threshold"
-            "<extra></extra>",
-        )
-    )  # fmt: skip
-    figure.add_trace(level_line("Deciding every video", (everything, everything)))
-    figure.update_xaxes(title_text="Coverage (share of videos decided, the surest first)", range=[0, 1.01])
-    top = max(0.5, float(curve.risks.max()), float(np.nanmax(high)) if np.isfinite(high).any() else 0.0)
-    figure.update_yaxes(title_text="Risk (share of these decided wrongly)", range=[-0.01, top + 0.03])
-    figure.update_layout(legend={"x": 0.02, "y": 0.98})
-    return figure
-
-
-def _sampled(num_points: int) -> str:
-    return f"; {_MOST_POINTS:,} of the curve's {num_points:,} points" if num_points > _MOST_POINTS else ""
-
-
-def _finding(everything: float, half: float) -> str:
-    text = f"Deciding every video, {everything:.0%} are wrong; deciding only the surest half, {half:.0%}"
-    return text if half < everything else f"{text}: abstaining gains nothing"
+        add_band(drawn, _GRID, low, high)
+        top = max(top, float(high.max()))
+    places = theme.thinned(curve.risks.size, _MOST_POINTS)
+    line = add_line(drawn, curve.coverages[places], curve.risks[places], "Model", theme.MODEL, width=2.5)
+    line.line.shape = "hv"
+    line.customdata = curve.confidences[places]
+    line.hovertemplate = "decided %{x:.0%}<br>wrong %{y:.1%}<br>at least %{customdata:.3f} from the threshold"
+    add_reference(drawn, "Deciding every video", everything, everything)
+    theme.shares(drawn, "Coverage (share of videos decided, the surest first)", "Risk (share of these decided wrongly)")
+    return drawn.update_layout(legend={"x": 0.02, "y": 0.98}, yaxis={"range": [-0.01, top + 0.03]})
 
 
 def _risk_at(curve: RiskCoverage, coverages: FloatArray) -> FloatArray:
@@ -419,20 +379,17 @@ def _risk_at(curve: RiskCoverage, coverages: FloatArray) -> FloatArray:
 # --- Panels of the dashboard
 
 
-@PANELS.register_panel("roc", at=41, follows=("folds", "highlight"), tasks=("video",))
-def _roc_panel(selection: Selection) -> Shown:
-    return roc_figure(_scored(selection), replicates=QUICK_REPLICATES)
-
-
-@PANELS.register_panel("pr", at=42, follows=("folds", "highlight"), tasks=("video",))
-def _pr_panel(selection: Selection) -> Shown:
-    return pr_figure(_scored(selection), replicates=QUICK_REPLICATES)
-
-
-@PANELS.register_panel("calibration", at=43, follows=("folds",), tasks=("video",))
-def _calibration_panel(selection: Selection) -> Shown:
-    return calibration_figure(_scored(selection), replicates=QUICK_REPLICATES)
-
-
 def _scored(selection: Selection) -> pl.DataFrame:
     return of_folds(selection, read_predictions([selection.detailed]).frame)
+
+
+def _declare(name: str, at: int, draw: Callable[..., go.Figure]) -> None:
+    @PANELS.register_panel(name, at=at, follows=("folds",), tasks=("video",))
+    def shown(selection: Selection) -> Shown:
+        return draw(_scored(selection), replicates=QUICK_REPLICATES)
+
+
+for _number, (_name, _draw) in enumerate(
+    {"roc": roc_figure, "pr": pr_figure, "calibration": calibration_figure}.items()
+):
+    _declare(_name, 41 + _number, _draw)

@@ -1,78 +1,83 @@
-"""What figures of the tasks image and video_text share: a model's numbers, each beside its best control.
+"""Figures and tables of the tasks image and video_text: numbers next to their controls, classes, targets, retrieval.
 
-``results`` are rows of ``tables.TASK_RESULTS``; ``images``, ``targets``, ``rejected`` of the tables of that name;
-``confidence`` is the coverage that the intervals were made with.
+Frames are rows of the tables in ``services.tables`` that their names say: ``results`` of TASK_RESULTS, ``images`` of
+IMAGES, ``targets`` of IMAGE_TARGETS, ``predictions`` of IMAGE_PREDICTIONS, ``ranks`` of RETRIEVAL_RANKS.
+``confidence`` is the coverage of the intervals in them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import plotly.graph_objects as go
 import polars as pl
 
 from fvc_lib.analysis import wording
-from fvc_lib.analysis.dashboard.panels import PANELS, Selection, Shown, confidence_of, runs_alike
+from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown, confidence_of, table_of
 from fvc_lib.analysis.figures import theme
-from fvc_lib.analysis.figures.theme import interval_point
+from fvc_lib.analysis.figures.theme import Row
 from fvc_lib.analysis.pages.display import HtmlTable
-from fvc_lib.analysis.read.headline import MeasuredScores, Score, measured_scores, run_verdict
-from fvc_lib.analysis.read.naming import run_names
+from fvc_lib.analysis.read.headline import Score, measured_scores, run_verdict
+from fvc_lib.analysis.wording import count_text, figure_text, interval_text, number_text
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.tables import PARTS
 
-_LOWEST_DRAWN = -1.0  # what is below stands at the edge; its number is beside it
-_MOST_CHARACTERS = 40  # of a name on the axis
+DIRECTIONS = ("video_to_text", "text_to_video")
+_PART_COLORS = {"train": theme.SERIES[0], "validation": theme.SERIES[4], "test": theme.SERIES[1]}
+_MOST_BARS = 30  # classes
+_MOST_CLASSES = 32  # in a confusion matrix
+_MOST_TARGETS = 8
+_MOST_POINTS = 800  # of each target
+_MOST_PLACES = 400  # of a retrieval curve
+_LOWEST_DRAWN = -1.0  # an R² has no lower end; its number stands next to the point
+
+
+# --- Numbers next to their controls
 
 
 def beside_controls_figure(
-    results: pl.DataFrame, shown: Sequence[tuple[str, str]], *, counted: tuple[str, str], confidence: float = 0.95
+    results: pl.DataFrame, shown: Sequence[tuple[str, str]], *, counted: str, confidence: float = 0.95
 ) -> go.Figure:
-    """Numbers without a unit as points with intervals, and below each in grey what the best control reaches.
+    """Return numbers without a unit as points with intervals, and below each its best control.
 
-    ``shown`` has subject and metric of each row; those not recorded are left out; higher must be better. ``counted`` is
-    what was judged, in the singular and in the plural.
+    Args:
+        results: of one run.
+        shown: subject and metric of each row; those not recorded are left out; higher must be better.
+        counted: what was judged, in the plural.
+        confidence: coverage of the intervals.
     """
-    rows = [row for each in shown if (row := _row(results, *each)) is not None]
+    rows: list[Row] = []
+    finding = subtitle = ""
+    for subject, metric in shown:
+        model = model_score(results, subject, metric)
+        if model is None:
+            continue
+        control = best_control(results, subject, metric)
+        name = wording.metric_name(metric) + ("" if subject == "all" else f", {wording.subject_name(subject)}")
+        tick = figure_text(theme.shortened(name, 40))
+        rows.append(_drawn(tick, model, theme.MODEL))
+        reached = "without a control"
+        if control is not None:
+            source = wording.source_name(control.source).lower()
+            rows.append(_drawn(f"<i>{tick}, {figure_text(source)}</i>", control, theme.CONTROL))
+            reached = f"{source} reaches {interval_text(control.value, control.low, control.high)}"
+        if not finding:
+            finding = f"{name} is {interval_text(model.value, model.low, model.high)}; {reached}"
+            known = results.filter(source="model", subject=subject, metric=metric)
+            num_samples, num_groups = known.select("num_samples", "num_groups").row(0)
+            subtitle = f"n = {num_samples:,} {counted} of the test part in {count_text(num_groups, 'group')}"
     if not rows:
-        return theme.nothing_to_show("The model beside its controls", "None of these numbers is recorded.")
-    scores = [each for name, model, control in rows for each in _named(name, model, control)]
-    figure = theme.figure(_finding(rows), _subtitle(results, shown, counted, confidence), height=150 + 36 * len(scores))
-    shown_range = theme.range_of([_drawn(score) for _, score in scores], 0.0)
-    theme.draw_intervals(figure, [_point(*each) for each in scores], "Metric", "Value (no unit)", shown_range)
-    return figure
+        return theme.nothing_to_show("The model and its controls", "None of these numbers is recorded.")
+    subtitle += f"; bars: {confidence:.0%} intervals over groups"
+    axes = {"names": "Metric", "values": "Value (no unit)"}
+    return theme.interval_chart(finding, subtitle, rows, shown=(0.0, 1.0), chance=None, row_height=36, **axes)
 
 
-def _point(tick: str, score: Score) -> tuple[go.Scatter, Score]:
-    color, size = (theme.MODEL, 11) if score.source == "model" else (theme.CONTROL, 9)
-    return interval_point(tick, _drawn(score), color, size=size), score
-
-
-def runs_beside_controls_figure(
-    runs: Sequence[tuple[str, MeasuredScores]], *, num_left_out: int = 0, confidence: float = 0.95
-) -> go.Figure:
-    """Return the main number of several runs with the first one's measure, each above its best control."""
-    scored = [
-        (name, found) for name, found in runs if any(s.source == "model" and s.value is not None for s in found.scores)
-    ]
-    if not scored:
-        return theme.nothing_to_show("Runs compared", "No chosen run of this task has recorded a result yet.")
-    measure = scored[0][1].measure.name
-    alike = [(name, found) for name, found in scored if found.measure.name == measure]
-    rows = [row for name, found in alike for row in _of_run(name, found)]
-    left = num_left_out + len(runs) - len(alike)
-    beside = f"; {wording.count_text(left, 'chosen run')} without it or of another task left out" if left else ""
-    best_name, best = max(alike, key=lambda each: each[1].scores[0].value or 0.0)
-    value = wording.interval_text(best.scores[0].value, best.scores[0].low, best.scores[0].high)
-    finding = f"{best_name} has the highest {measure}, {value}" if len(alike) > 1 else f"{measure} of one run: {value}"
-    figure = theme.figure(
-        finding,
-        f"n = {wording.count_text(len(alike), 'run')}; bars: {confidence:.0%} intervals; how they overlap does not "
-        f"tell whether a difference is one; the best of many runs is partly luck{beside}",
-        height=150 + 36 * len(rows),
-    )
-    shown_range = theme.range_of([_drawn(score) for _, score in rows], 0.0)
-    theme.draw_intervals(figure, [_point(*each) for each in rows], "Run", measure, shown_range)
-    return figure
+def _drawn(tick: str, score: Score, color: str) -> Row:
+    ends = (score.value, score.low, score.high)
+    value, low, high = (None if end is None else max(end, _LOWEST_DRAWN) for end in ends)
+    return Row(tick, value, low, high, color, text=interval_text(*ends))
 
 
 def best_control(results: pl.DataFrame, subject: str, metric: str) -> Score | None:
@@ -81,90 +86,71 @@ def best_control(results: pl.DataFrame, subject: str, metric: str) -> Score | No
 
 
 def model_score(results: pl.DataFrame, subject: str, metric: str) -> Score | None:
-    """Return the model's ``metric``; None where it is not recorded or not defined."""
-    return _best(results.filter(pl.col("source") == "model"), subject, metric)
+    """Return the model's ``metric``; None where it is not recorded or undefined."""
+    return _best(results.filter(source="model"), subject, metric)
 
 
 def _best(results: pl.DataFrame, subject: str, metric: str) -> Score | None:
-    found = results.filter(pl.col("subject") == subject, pl.col("metric") == metric).drop_nulls("value")
-    found = found.sort("value", "source", descending=[wording.better_direction(metric) == "higher", False])
-    return Score(*found.select("source", "value", "low", "high").row(0)) if found.height else None
+    rows = results.filter(subject=subject, metric=metric).drop_nulls("value")
+    rows = rows.sort("value", "source", descending=[wording.better_direction(metric) == "higher", False])
+    return Score(*rows.select("source", "value", "low", "high").row(0)) if rows.height else None
 
 
-def _row(results: pl.DataFrame, subject: str, metric: str) -> tuple[str, Score, Score | None] | None:
-    model, named = model_score(results, subject, metric), wording.metric_name(metric)
-    name = named if subject == "all" else f"{named}, {wording.subject_name(subject)}"
-    return (name, model, best_control(results, subject, metric)) if model else None
+def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> pl.DataFrame:
+    """Return every metric of ``subjects`` next to its controls; a subject ``target:`` stands for all targets.
 
-
-def _finding(rows: Sequence[tuple[str, Score, Score | None]]) -> str:
-    name, model, control = rows[0]
-    text = f"{name} is {wording.interval_text(model.value, model.low, model.high)}"
-    if control is None:
-        return f"{text}, without a control beside it"
-    reached = wording.interval_text(control.value, control.low, control.high)
-    return f"{text}; {wording.source_name(control.source).lower()} reaches {reached}"
-
-
-def _of_run(name: str, found: MeasuredScores) -> list[tuple[str, Score]]:
-    model = found.scores[0]
-    shown = wording.figure_text(name)
-    groups = wording.count_text(found.num_groups or 0, "group")
-    counted = f"{wording.count_text(found.num_samples or 0, found.measure.one)}, {groups}"
-    rows = [(f"{shown}<br>{counted}", _drawn(model))]
-    controls = [score for score in found.scores[1:] if score.value is not None]
-    if controls:
-        best = max(controls, key=lambda score: score.value or 0.0)
-        source = wording.figure_text(wording.source_name(best.source).lower())
-        rows.append((f"<i>{source}<br>of {shown}</i>", _drawn(best)))
-    return rows
-
-
-def _drawn(score: Score) -> Score:
-    """Where ``score`` is drawn: an R² has no lower end, and one far below 0 would leave the others no room."""
-    value, low = (None if end is None else max(end, _LOWEST_DRAWN) for end in (score.value, score.low))
-    return Score(score.source, value, low, score.high if score.high is None else max(score.high, _LOWEST_DRAWN))
-
-
-def _subtitle(
-    results: pl.DataFrame, shown: Sequence[tuple[str, str]], counted: tuple[str, str], confidence: float
-) -> str:
-    subject, metric = next(each for each in shown if model_score(results, *each) is not None)
-    of_it = (pl.col("subject") == subject) & (pl.col("metric") == metric) & (pl.col("source") == "model")
-    num_samples, num_groups = results.filter(of_it).select("num_samples", "num_groups").row(0)
-    text = (
-        f"n = {wording.count_text(num_samples, *counted)} of the test part in {wording.count_text(num_groups, 'group')}"
+    Returns:
+        ``of metric unit better Model``, a column for each control, ``num_samples num_groups``. Numbers are text with
+        their intervals. ``of`` and ``unit`` are left out where they say nothing.
+    """
+    chosen = [results.filter(_about(subject)) for subject in subjects]
+    rows = pl.concat([results.clear(), *chosen])
+    texts = [_value_text(row) for row in rows.iter_rows(named=True)]
+    source = pl.col("source").map_elements(wording.source_name, pl.String)
+    cells = rows.with_columns(source=source, text=pl.Series(texts, dtype=pl.String))
+    names = cells["source"].unique(maintain_order=True).to_list()
+    names = ["Model", *(name for name in names if name != "Model")]
+    counts = {name: pl.col(name).first() for name in ("unit", "num_samples", "num_groups")}
+    table = cells.group_by("subject", "metric", maintain_order=True).agg(
+        **counts, **{name: pl.col("text").filter(source=name).first().fill_null("none") for name in names}
     )
-    return f"{text}; bars: {confidence:.0%} intervals over groups"
+    shown = table.select(
+        pl.col("subject").map_elements(wording.subject_name, pl.String).alias("of"),
+        pl.col("metric").map_elements(wording.metric_name, pl.String),
+        "unit",
+        pl.col("metric").map_elements(wording.better_direction, pl.String).alias("better"),
+        *names,
+        "num_samples",
+        "num_groups",
+    )
+    needless = ["of"] * (table["subject"].n_unique() < 2) + ["unit"] * (not (table["unit"] != "").any())
+    return shown.drop(needless)
 
 
-def _named(name: str, model: Score, control: Score | None) -> list[tuple[str, Score]]:
-    shown = wording.figure_text(theme.shortened(name, _MOST_CHARACTERS))
-    if control is None:
-        return [(shown, model)]
-    source = wording.figure_text(wording.source_name(control.source).lower())
-    return [(shown, model), (f"<i>{shown}, {source}</i>", control)]
+def _about(subject: str) -> pl.Expr:
+    return pl.col("subject").str.starts_with(subject) if subject.endswith(":") else pl.col("subject") == subject
 
 
-# --- Tables of the tasks image and video_text: the data, every metric beside its controls, and what fits the machine
+def _value_text(row: Mapping[str, Any]) -> str:
+    if row["value"] is None:
+        return "undefined"
+    return interval_text(row["value"], row["low"], row["high"], 2 if row["unit"] or abs(row["value"]) >= 10 else 3)
 
-_MODEL = "model"
-_DIGITS_WITH_UNIT = 2
+
+# --- The data
 
 
 def part_table(rows: pl.DataFrame, counted: dict[str, str]) -> pl.DataFrame:
     """Return the counts of each part of the split: ``part split num_rows`` and ``counted``.
 
-    ``counted`` names columns of the answer, and the columns of ``rows`` whose different values they count. A part
-    without rows is there with zeros.
+    ``counted`` maps a column of the answer to the column of ``rows`` whose different values it counts.
     """
-    parts = pl.DataFrame({"part": PARTS})
-    found = rows.group_by("part").agg(
+    counts = rows.group_by("part").agg(
         split=pl.col("split_source").unique().sort().str.join(", "),
         num_rows=pl.len(),
         **{name: pl.col(column).drop_nulls().n_unique() for name, column in counted.items()},
     )
-    joined = parts.join(found, on="part", how="left", maintain_order="left")
+    joined = pl.DataFrame({"part": PARTS}).join(counts, on="part", how="left", maintain_order="left")
     return joined.with_columns(pl.col("split").fill_null("none"), pl.col("num_rows", *counted).fill_null(0))
 
 
@@ -172,87 +158,220 @@ def target_table(images: pl.DataFrame, targets: pl.DataFrame) -> pl.DataFrame:
     """Return the targets of the images: ``target unit num_images num_groups mean std least most``."""
     known = targets.join(images.select("image_id"), on="image_id", how="semi")
     value = pl.col("value")
-    return known.group_by("target", "unit", maintain_order=True).agg(
-        num_images=pl.len(), num_groups=pl.col("group_id").n_unique(), mean=value.mean(), std=value.std(),
-        least=value.min(), most=value.max(),
-    )  # fmt: skip
+    statistics = {"mean": value.mean(), "std": value.std(), "least": value.min(), "most": value.max()}
+    counts = {"num_images": pl.len(), "num_groups": pl.col("group_id").n_unique()}
+    return known.group_by("target", "unit", maintain_order=True).agg(**counts, **statistics)
 
 
 def training_means(images: pl.DataFrame, targets: pl.DataFrame) -> dict[str, float]:
-    """Return the mean of each target over the training part, which the mean predictor predicts."""
-    training = images.filter(pl.col("part") == "train").select("image_id")
-    means = targets.join(training, on="image_id", how="semi").group_by("target").agg(pl.col("value").mean())
-    return dict(means.sort("target").iter_rows())
+    """Return the mean of each target over the training part: the answers of the mean predictor."""
+    training = targets.join(images.filter(part="train").select("image_id"), on="image_id", how="semi")
+    return dict(training.group_by("target").agg(pl.col("value").mean()).sort("target").iter_rows())
 
 
 def rejected_table(rejected: pl.DataFrame) -> pl.DataFrame:
     """Return rejected files by reason, most frequent first: ``reason number one_of_them what_and_remedy``."""
-    counted = rejected.group_by("reason").agg(
-        number=pl.len(), one_of_them=pl.col("path").first(), what_and_remedy=pl.col("detail").first()
+    first = {"one_of_them": pl.col("path").first(), "what_and_remedy": pl.col("detail").first()}
+    counts = rejected.group_by("reason").agg(number=pl.len(), **first)
+    return counts.sort("number", "reason", descending=[True, False])
+
+
+def classes_figure(images: pl.DataFrame) -> go.Figure:
+    """Return the images of each class by part of the split, the largest classes first."""
+    if images.is_empty():
+        return theme.nothing_to_show("Images by class", "The index has no images.")
+    named = images.with_columns(pl.col("class_label").fill_null("no class"))
+    sizes = images.drop_nulls("class_label").group_by("class_label").len()["len"]
+    finding = "No image has a class: only numbers are learned"
+    if len(sizes):
+        least, most = min(sizes.to_list()), max(sizes.to_list())
+        spread = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+        finding = f"{count_text(len(sizes), 'class', 'classes')} of {spread} images each"
+    parts = dict(images.group_by("part").len().iter_rows())
+    per_part = ", ".join(f"{parts.get(part, 0):,} {part}" for part in PARTS)
+    groups = count_text(images["group_id"].n_unique(), "group")
+    names = theme.commonest(named["class_label"], _MOST_BARS)
+    cut = f"; the {_MOST_BARS} largest classes" if named["class_label"].n_unique() > _MOST_BARS else ""
+    return theme.bar_chart(
+        finding,
+        f"n = {count_text(images.height, 'image')} ({per_part}) in {groups}, none of them in two parts{cut}",
+        named.group_by("class_label", "part").len(),
+        _PART_COLORS,
+        names=names,
+        titles=("Class", "Images"),
     )
-    return counted.sort("number", "reason", descending=[True, False])
 
 
-def metric_and_control_table(results: pl.DataFrame, subjects: Sequence[str]) -> pl.DataFrame:
-    """Every metric of ``subjects`` in this order, beside the controls that have it; ``target:`` means all targets.
-
-    Columns: ``of`` (where there are several subjects), ``metric unit better model``, one for each control,
-    ``num_samples num_groups``; numbers are text with their intervals.
-    """
-    rows = pl.concat([results.filter(_about(subject)) for subject in subjects]) if subjects else results.clear()
-    controls = rows.filter(pl.col("source") != _MODEL)["source"].unique(maintain_order=True).to_list()
-    columns = [_MODEL, *controls]
-    known = {(row["source"], row["subject"], row["metric"]): row for row in rows.iter_rows(named=True)}
-    shown = rows.select("subject", "metric").unique(maintain_order=True)
-    lines = []
-    for subject, metric in shown.iter_rows():
-        cells = {source: known.get((source, subject, metric)) for source in columns}
-        first = next(row for row in cells.values() if row is not None)
-        texts = {wording.source_name(source): _text(row) for source, row in cells.items()}
-        lines.append(
-            {
-                "of": wording.subject_name(subject),
-                "metric": wording.metric_name(metric),
-                "unit": first["unit"],
-                "better": wording.better_direction(metric),
-            }
-            | texts
-            | {"num_samples": first["num_samples"], "num_groups": first["num_groups"]}
-        )
-    texts_schema = {wording.source_name(source): pl.String for source in columns}
-    schema = {**dict.fromkeys(("of", "metric", "unit", "better"), pl.String), **texts_schema}
-    table = pl.DataFrame(lines, schema={**schema, "num_samples": pl.Int64, "num_groups": pl.Int64}, orient="row")
-    needless = [] if shown["subject"].n_unique() > 1 else ["of"]
-    needless += [] if (table["unit"] != "").any() else ["unit"]
-    return table.drop(needless)
+# --- Images: classes and targets
 
 
 def class_table(results: pl.DataFrame) -> pl.DataFrame:
-    """Each class: ``class precision recall f1 num_images num_groups``, the worst F1 first."""
-    rows = results.filter(_about("class:") & (pl.col("source") == _MODEL))
-    empty = {"class": pl.String, "precision": pl.Float64, "recall": pl.Float64, "f1": pl.Float64}
-    if rows.is_empty():
-        return pl.DataFrame(schema={**empty, "num_images": pl.Int64, "num_groups": pl.Int64})
-    names = pl.col("subject").map_elements(wording.subject_name, return_dtype=pl.String)
-    rows = rows.with_columns(names.alias("class"))
-    wide = rows.pivot("metric", index="class", values="value", on_columns=["precision", "recall", "f1"])
-    counts = rows.group_by("class").agg(pl.col("num_samples").max().alias("num_images"), pl.col("num_groups").max())
-    return wide.join(counts, on="class").sort("f1", "class", nulls_last=True)
+    """Return each class, the worst F1 first: ``class precision recall f1 num_images num_groups``."""
+    rows = results.filter(_about("class:"), source="model")
+    rows = rows.with_columns(pl.col("subject").str.strip_prefix("class:").alias("class"))
+    metrics = {name: pl.col("value").filter(metric=name).first() for name in ("precision", "recall", "f1")}
+    counts = {"num_images": pl.col("num_samples").max(), "num_groups": pl.col("num_groups").max()}
+    return rows.group_by("class").agg(**metrics, **counts).sort("f1", "class", nulls_last=True)
 
 
-def _about(subject: str) -> pl.Expr:
-    named = pl.col("subject")
-    return named.str.starts_with(subject) if subject.endswith(":") else named == subject
+def confusion_figure(predictions: pl.DataFrame) -> go.Figure:
+    """Return for the images of each class (rows) the share that was called each class (columns).
+
+    Of more than 32 classes, those with most mistakes are drawn.
+    """
+    if predictions.is_empty():
+        return theme.nothing_to_show("Confusion of classes", "No test image has a class.")
+    is_wrong = pl.col("class_label") != pl.col("predicted_label")
+    wrong = predictions.filter(is_wrong)
+    both = pl.concat([predictions["class_label"], predictions["predicted_label"].rename("class_label")])
+    mistaken = pl.concat([wrong["class_label"], wrong["predicted_label"].rename("class_label")])
+    num_all = both.n_unique()
+    most = theme.commonest(mistaken, _MOST_CLASSES)
+    classes = sorted(both.unique() if num_all <= _MOST_CLASSES else most)
+    counts = np.zeros((len(classes), len(classes)), np.int64)
+    inside = predictions.filter(pl.col("class_label").is_in(classes) & pl.col("predicted_label").is_in(classes))
+    for true, called, count in inside.group_by("class_label", "predicted_label").len().iter_rows():
+        counts[classes.index(true), classes.index(called)] = count
+    sizes = dict(predictions.group_by("class_label").len().iter_rows())
+    totals = np.array([max(sizes.get(name, 0), 1) for name in classes])
+    finding = "No test image is called another class"
+    if wrong.height:
+        pairs = wrong.group_by("class_label", "predicted_label").len()
+        true, called, count = pairs.sort(-pl.col("len").cast(pl.Int64), "class_label", "predicted_label").row(0)
+        times = f"{count} times" if count > 1 else "once, as is every mistake"
+        finding = f"The most frequent mistake: {_short(true)} called {_short(called)}, {times}"
+    right = 1 - wrong.height / predictions.height
+    counted = theme.in_groups(predictions.height, "test image", predictions["group_id"].n_unique())
+    cut = f"; the {len(classes)} of {num_all} classes with most mistakes" if len(classes) < num_all else ""
+    subtitle = f"{counted}, {right:.1%} of them right{cut}; darker: a larger share of the class; numbers: images"
+    drawn = theme.figure(finding, subtitle, height=150 + 26 * max(4, len(classes)))
+    numbers = [str(number) for number in range(1, len(classes) + 1)]
+    ticks = [f"{figure_text(theme.shortened(name, 18))}  {number}" for number, name in enumerate(classes, start=1)]
+    texts = np.where(counts > 0, counts.astype(str), "")
+    look = {
+        "text": texts,
+        "texttemplate": "%{text}",
+        "showscale": False,
+        "hovertemplate": "%{y}, called %{x}: %{z:.1%}",
+    }
+    theme.heat_map(
+        drawn, (counts / totals[:, None]).round(4), numbers, ticks, colors=("#FFFFFF", theme.REAL), low=0, **look
+    )
+    drawn.update_yaxes(title_text="Is")
+    return drawn.update_xaxes(title_text="Was called (row number)", tickangle=0)
 
 
-def _text(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return "none"
-    value, low, high = row["value"], row["low"], row["high"]
-    if value is None:
-        return "undefined"
-    digits = _DIGITS_WITH_UNIT if row["unit"] or abs(value) >= 10 else 3
-    return wording.interval_text(value, low, high, digits) if low is not None else wording.number_text(value, digits)
+def target_scatter_figure(
+    predictions: pl.DataFrame, results: pl.DataFrame, means: Mapping[str, float], *, confidence: float = 0.95
+) -> go.Figure:
+    """Return predicted over true numbers of the test images, a panel per target in its unit.
+
+    Args:
+        predictions: of TARGET_PREDICTIONS.
+        results: of the run.
+        means: of ``training_means``.
+        confidence: coverage of the intervals.
+    """
+    if predictions.is_empty():
+        return theme.nothing_to_show("Predicted numbers", "No number of a test image was predicted.")
+    targets = predictions.select("target", "unit").unique(maintain_order=True).rows()
+    shown = targets[:_MOST_TARGETS]
+    scores = [model_score(results, f"target:{target}", "r2") for target, _ in shown]
+    titles = [
+        f"{_short(target)}: R² {number_text(score.value)}" if score else _short(target)
+        for (target, _), score in zip(shown, scores, strict=True)
+    ]
+    counted = theme.in_groups(predictions["image_id"].n_unique(), "test image", predictions["group_id"].n_unique())
+    subtitle = f"{counted}; {confidence:.0%} intervals over groups"
+    if len(targets) > len(shown):
+        subtitle += f"; {len(targets) - len(shown)} more targets are in the table"
+    drawn, places = theme.panel_grid(
+        _target_finding(results, *shown[0]), subtitle, titles, columns=2, panel_height=290, horizontal_spacing=0.09
+    )
+    for (target, unit), where in zip(shown, places, strict=True):
+        rows = predictions.filter(target=target).sort("image_id").head(_MOST_POINTS)
+        true, predicted = rows["value"].to_list(), rows["predicted"].to_list()
+        ends = [min(*true, *predicted), max(*true, *predicted)]
+        look = {"where": where, "showlegend": where == places[0]}
+        theme.add_line(drawn, ends, ends, "Exact", theme.NEUTRAL, width=1, dash="dash", **look)
+        if target in means:
+            theme.add_line(drawn, ends, [means[target]] * 2, "Mean predictor", theme.CONTROL, **look)
+        points = theme.add_line(drawn, true, predicted, "Test image", theme.REAL, mode="markers", **look)
+        points.marker = {"size": 5, "color": theme.translucent(theme.REAL, 0.5)}
+        in_unit = f" ({unit})" if unit else ""
+        drawn.update_xaxes(title_text=figure_text(f"True {target}{in_unit}"), **where)
+    return drawn.update_yaxes(title_text="Predicted, in the unit below", col=1)
+
+
+def _target_finding(results: pl.DataFrame, target: str, unit: str) -> str:
+    error, mean = (find(results, f"target:{target}", "mae") for find in (model_score, best_control))
+    if error is None:
+        return f"Numbers of the test images: {_short(target)}"
+    in_unit = f" {unit}" if unit else ""
+    finding = f"{_short(target)}: off by {interval_text(error.value, error.low, error.high, 1)}{in_unit} on average"
+    if mean is not None:
+        finding += f"; always saying the mean is off by {number_text(mean.value, 1)}{in_unit}"
+    return finding
+
+
+def _short(name: str) -> str:
+    return theme.shortened(name, 24)
+
+
+# --- Videos and texts
+
+
+def found_within_figure(ranks: pl.DataFrame) -> go.Figure:
+    """Return the share of queries with a match among the first k candidates, in both directions, and chance."""
+    if ranks.is_empty():
+        return theme.nothing_to_show("Retrieval", "No query of the test part is recorded.")
+    firsts, counted = [], []
+    drawn = theme.figure("", "", height=420)
+    for direction, color in zip(DIRECTIONS, theme.SERIES, strict=False):
+        rows = ranks.filter(direction=direction)
+        if rows.is_empty():
+            continue
+        name = direction.replace("_", " ")
+        query, candidate = direction.split("_to_")
+        most = int(rows["num_candidates"].to_numpy().max())
+        places = np.unique(np.geomspace(1, most, _MOST_PLACES).round().astype(np.int64))
+        shares = np.searchsorted(np.sort(rows["rank"].to_numpy()), places, side="right") / rows.height
+        line = theme.add_line(drawn, places, shares.round(5), name, color)
+        by_chance = chance_within(rows, places).round(5)
+        chance = theme.add_line(drawn, places, by_chance, f"{name}, chance", color, dash="dot")
+        line.hovertemplate = chance.hovertemplate = "%{y:.1%} within the first %{x}"
+        line.line.shape = chance.line.shape = "hv"
+        firsts.append(f"{float((rows['rank'] == 1).to_numpy().mean()):.0%} from {name}")
+        counted.append(f"{count_text(rows.height, query)} among {count_text(most, candidate)}")
+    groups = count_text(ranks["group_id"].n_unique(), "group")
+    subtitle = f"n = {' and '.join(counted)} of the test part, {groups}; ties count against the model"
+    finding = f"The first place holds a match for {' and '.join(firsts)}"
+    drawn.update_layout(title=theme.figure(finding, subtitle).layout.title, legend=theme.LEGEND)
+    theme.shares(drawn, "Candidates looked at, best first (logarithmic)", "Queries with a match (share)")
+    return drawn.update_xaxes(type="log", range=None)
+
+
+def chance_within(ranks: pl.DataFrame, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return the share of queries (K,), of one direction, that a random order satisfies within ``places`` (K,) from 1.
+
+    Of P positives among N candidates one is within the first k with probability 1 - C(N - P, k) / C(N, k).
+    """
+    total = np.zeros(places.size)
+    for candidates, positives, count in ranks.group_by("num_candidates", "num_positives").len().iter_rows():
+        # The product over the positives of the share that is missed, given that all before it were.
+        missed = np.ones(places.size)
+        for number in range(positives):
+            missed *= np.clip(candidates - number - places, 0, None) / (candidates - number)
+        total += count * (1 - missed)
+    return total / max(ranks.height, 1)
+
+
+def parts_table(curves: pl.DataFrame, epoch: int) -> pl.DataFrame:
+    """Return ``metric train validation``: the metrics of both parts after ``epoch``; ``curves`` of ``read.queries``."""
+    rows = curves.filter(pl.col("metric") != "loss", epoch=epoch)
+    train, validation = (rows.filter(phase=phase).select("metric", pl.col("value").alias(phase)) for phase in PARTS[:2])
+    joined = train.join(validation, on="metric").sort("metric")
+    return joined.with_columns(pl.col("metric").map_elements(wording.metric_name, pl.String))
 
 
 # --- Panels of the dashboard
@@ -263,16 +382,40 @@ _TASKS = ("image", "video_text")
 @PANELS.register_panel("standing", at=20, tasks=_TASKS)
 def _standing_panel(selection: Selection) -> Shown:
     run = selection.detailed
-    found = measured_scores(run)
-    verdict = run_verdict(run, found)
-    table = pl.DataFrame({"standing": [verdict.standing], "in_words": [" ".join((verdict.sentence, *found.cautions))]})
-    return HtmlTable(table, caption=f"{path_to_text(run.run_id)} beside what knows nothing of its test part")
+    measured = measured_scores(run)
+    verdict = run_verdict(run, measured)
+    words = " ".join((verdict.sentence, *measured.cautions))
+    table = pl.DataFrame({"standing": [verdict.standing], "in_words": [words]})
+    return HtmlTable(table, caption=f"{path_to_text(run.run_id)} and what knows nothing of its test part")
 
 
-@PANELS.register_panel("runs of the task", at=71, follows=("runs",), tasks=_TASKS)
-def _runs_panel(selection: Selection) -> Shown:
-    named = dict(zip(selection.runs, map(path_to_text, run_names(selection.runs)), strict=True))
-    alike = runs_alike(selection)
-    scored = [(named[run], measured_scores(run)) for run in alike]
-    left_out = len(named) - len(alike)
-    return runs_beside_controls_figure(scored, num_left_out=left_out, confidence=confidence_of(selection))
+@PANELS.register_panel("metrics and controls", at=21, tasks=_TASKS)
+def _metrics_panel(selection: Selection) -> Shown:
+    table = metric_and_control_table(table_of(selection, "task_results"), ["all", "target:", *DIRECTIONS, "captions"])
+    caption = f"Every metric of the test part, with {confidence_of(selection):.0%} intervals over groups"
+    return HtmlTable(table, caption=caption)
+
+
+@PANELS.register_panel("confusion", at=50, tasks=("image",))
+def _confusion_panel(selection: Selection) -> Shown:
+    return confusion_figure(table_of(selection, "image_predictions"))
+
+
+@PANELS.register_panel("classes", at=51, tasks=("image",))
+def _class_table_panel(selection: Selection) -> Shown:
+    table = class_table(table_of(selection, "task_results"))
+    return HtmlTable(table, caption="Each class of the test part, the worst F1 first") if table.height else NOTHING
+
+
+@PANELS.register_panel("targets", at=52, tasks=("image",))
+def _targets_panel(selection: Selection) -> Shown:
+    predicted, results = table_of(selection, "target_predictions"), table_of(selection, "task_results")
+    if predicted.is_empty():
+        return NOTHING
+    means = training_means(table_of(selection, "images"), table_of(selection, "image_targets"))
+    return target_scatter_figure(predicted, results, means, confidence=confidence_of(selection))
+
+
+@PANELS.register_panel("ranks", at=55, tasks=("video_text",))
+def _ranks_panel(selection: Selection) -> Shown:
+    return found_within_figure(table_of(selection, "retrieval_ranks"))

@@ -1,19 +1,20 @@
-"""The one look of all figures: a plotly template, fixed colours, and titles that say what was found.
+"""The look of all figures, and one helper for each kind of chart.
 
-Colours are Okabe and Ito's, which stay apart for colour-blind readers ("Color Universal Design", 2008); lightness
-differs too, so a grey print still tells real from fake and model from control.
+The colours are Okabe and Ito's, which colour-blind readers can tell apart ("Color Universal Design", 2008). They also
+differ in lightness, so a grey print tells real from fake and model from control.
 """
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import plotly.graph_objects as go
 import polars as pl
+from plotly.subplots import make_subplots
 
-from fvc_lib.analysis.read.headline import Score
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text
 
 REAL = "#0072B2"
@@ -23,7 +24,6 @@ CONTROL = "#8A8F98"
 ABOVE_CONTROL = "#00735C"
 NOT_ABOVE_CONTROL = "#B3261E"
 NEUTRAL = "#6B7280"
-HIGHLIGHT = "#E69F00"
 GRID = "#E6E8EB"
 INK = "#22262B"
 
@@ -34,14 +34,18 @@ STANDING_COLORS = {
     "no result": NEUTRAL,
 }
 LABEL_COLORS = {"real": REAL, "fake": FAKE}
-# One per fold or run, in this order and then from the start again with another dash.
 SERIES = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#7A5C99", "#4D4D4D")
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 FONT = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
 HEIGHT = 380
+# Above the plot on the left; on the right it would lie under the figure's own buttons.
+LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom", "traceorder": "normal"}
+LEGEND_BELOW = {"orientation": "h", "x": 0, "y": -0.2, "yanchor": "top"}
 _TITLE_CHARACTERS = 88
 _LINE_PIXELS = 19
+
+Floats = npt.NDArray[np.float64]
 
 
 def _axis() -> dict[str, object]:
@@ -73,43 +77,28 @@ TEMPLATE = go.layout.Template(
 
 
 def figure(finding: str, subtitle: str, *, height: int = HEIGHT) -> go.Figure:
-    """Return an empty figure; ``height`` is in pixels with one title line, and more lines add to it.
+    """Return an empty figure with its title.
 
-    ``finding`` is the title, one sentence saying what is to be seen, ``subtitle`` n and how it was computed; plain
-    text.
+    Args:
+        finding: the title, one plain sentence that states the result.
+        subtitle: the sample size and the method, plain text.
+        height: pixels with a title of one line; further lines add to it.
     """
     title, title_lines = _wrapped(finding, _TITLE_CHARACTERS)
     below, subtitle_lines = _wrapped(subtitle, _TITLE_CHARACTERS + 24)
     extra = _LINE_PIXELS * (title_lines - 1 + subtitle_lines - 1)
-    # plotly.js hangs a title by its last line, so each further line would stand above the figure's edge.
+    # plotly.js anchors a title at its last line, so further lines would leave the figure at the top.
     top = 1 - _LINE_PIXELS * (title_lines - 1) / (height + extra)
+    title_layout = {"text": title, "subtitle": {"text": below}, "y": top}
     empty = go.Figure()
-    empty.update_layout(
-        template=TEMPLATE,
-        title={"text": title, "subtitle": {"text": below}, "y": top},
-        height=height + extra,
-        margin={"t": 84 + extra},
-    )
-    return empty
+    return empty.update_layout(template=TEMPLATE, title=title_layout, height=height + extra, margin={"t": 84 + extra})
 
 
 def nothing_to_show(what: str, why: str) -> go.Figure:
     """Return a small figure with a sentence in place of data."""
     empty = figure(f"{what}: nothing to show", why, height=150)
     empty.update_xaxes(visible=False)
-    empty.update_yaxes(visible=False)
-    return empty
-
-
-def series_style(position: int) -> tuple[str, str]:
-    """Colour and dash of the ``position``-th series; no two of the first 32 are alike."""
-    return SERIES[position % len(SERIES)], DASHES[position // len(SERIES) % len(DASHES)]
-
-
-def translucent(color: str, alpha: float) -> str:
-    """``#RRGGBB`` as ``rgba(...)`` with ``alpha`` in [0, 1]."""
-    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red},{green},{blue},{alpha:g})"
+    return empty.update_yaxes(visible=False)
 
 
 def _wrapped(text: str, characters: int) -> tuple[str, int]:
@@ -117,125 +106,256 @@ def _wrapped(text: str, characters: int) -> tuple[str, int]:
     return "<br>".join(figure_text(line) for line in lines), len(lines)
 
 
-# --- What several figures of results are drawn with: a point with its interval, a band, a diagonal, and the n
-
-# A trace that shows one fold says so here, and whoever highlights a fold finds it in every figure.
-FOLD_KEY = "fold"
-_FADED = 0.15
+def series_style(position: int) -> tuple[str, str]:
+    """Return colour and dash of a series; the first 32 all differ."""
+    return SERIES[position % len(SERIES)], DASHES[position // len(SERIES) % len(DASHES)]
 
 
-def fake_labels(predictions: pl.DataFrame) -> npt.NDArray[np.int64]:
-    """``label`` as int64 (N,): 1 is fake."""
-    return (predictions["label"] == "fake").cast(pl.Int64).to_numpy()
-
-
-def videos_and_groups(predictions: pl.DataFrame) -> str:
-    """``n = 96 videos (48 real, 48 fake) in 24 groups``."""
-    fakes = int((predictions["label"] == "fake").sum())
-    reals = predictions.height - fakes
-    groups = count_text(predictions["group_id"].n_unique(), "group")
-    return f"n = {count_text(predictions.height, 'video')} ({reals:,} real, {fakes:,} fake) in {groups}"
-
-
-def of_fold(fold: int | None) -> dict[str, int] | None:
-    """Return the ``meta`` of a trace that shows ``fold``."""
-    return None if fold is None else {FOLD_KEY: fold}
-
-
-def fold_line(fold: int, *, is_first: bool) -> dict[str, Any]:
-    """How one fold's own curve is drawn behind the mean of all."""
-    return {
-        "mode": "lines", "name": "Single folds", "legendgroup": "folds", "showlegend": is_first,
-        "line": {"color": translucent(CONTROL, 0.6), "width": 1}, "meta": of_fold(fold),
-    }  # fmt: skip
-
-
-def with_fold_highlighted(figure: go.Figure, fold: int | None) -> go.Figure:
-    """``figure`` with what shows ``fold`` standing out and what shows other folds faded; unchanged without a fold."""
-    for trace in figure.data if fold is not None else ():
-        shown = (trace.meta or {}).get(FOLD_KEY) if isinstance(trace.meta, dict) else None
-        if shown is None:
-            continue
-        trace.opacity = 1.0 if shown == fold else _FADED
-        if shown == fold and isinstance(trace, go.Scatter) and trace.legendgroup == "folds":
-            trace.line.color, trace.line.width = HIGHLIGHT, 2.5
-    return figure
-
-
-def band_trace(x: npt.NDArray[np.float64], low: npt.NDArray[np.float64], high: npt.NDArray[np.float64]) -> go.Scatter:
-    """Return the area between ``low`` and ``high``."""
-    return go.Scatter(
-        x=np.concatenate([x, x[::-1]]), y=np.concatenate([high, low[::-1]]), fill="toself", mode="lines",
-        line={"width": 0}, fillcolor=translucent(MODEL, 0.13), name="Interval", hoverinfo="skip",
-    )  # fmt: skip
-
-
-def diagonal(name: str) -> go.Scatter:
-    """Return a dashed line from (0, 0) to (1, 1)."""
-    return level_line(name, (0.0, 1.0))
-
-
-def level_line(name: str, heights: tuple[float, float]) -> go.Scatter:
-    """Return a dashed reference line over [0, 1] between two heights."""
-    return go.Scatter(
-        x=[0, 1], y=list(heights), mode="lines", name=name, hoverinfo="skip",
-        line={"color": NEUTRAL, "width": 1, "dash": "dash"},
-    )  # fmt: skip
-
-
-def interval_point(tick: str, score: Score, color: str, *, hollow: bool = False, size: float = 11) -> go.Scatter:
-    """Return a point at the height ``tick`` (escaped) with a bar for its interval, if known."""
-    known = score.value is not None and score.low is not None and score.high is not None
-    up, down = (score.high - score.value, score.value - score.low) if known else (0.0, 0.0)  # type: ignore[operator]
-    return go.Scatter(
-        x=[score.value], y=[tick], mode="markers", name=tick,
-        cliponaxis=False,
-        marker={"size": size, "color": "white" if hollow else color, "line": {"color": color, "width": 2}},
-        error_x={
-            "type": "data", "symmetric": False, "array": [up], "arrayminus": [down], "color": color, "thickness": 2,
-            "width": 5,
-        },
-        hovertemplate="%{x:.3f}<extra></extra>",
-    )  # fmt: skip
-
-
-def value_label(tick: str, score: Score) -> dict[str, object]:
-    """Return the text of a point, in a column right of the plot."""
-    return {
-        "x": 1, "xref": "paper", "xanchor": "left", "xshift": 14, "y": tick, "showarrow": False,
-        "text": interval_text(score.value, score.low, score.high),
-        "font": {"size": 12, "color": MODEL if score.source == "model" else NEUTRAL},
-    }  # fmt: skip
-
-
-Points = Sequence[tuple[go.Scatter, Score]]  # of ``interval_point``
-
-
-def draw_intervals(
-    figure: go.Figure, points: Points, names: str, values: str, shown: list[float] | None = None
-) -> None:
-    """Points from top to bottom, their numbers beside them; with titles of the axes and the range of values."""
-    for point, score in points:
-        figure.add_trace(point)
-        figure.add_annotation(value_label(point.y[0], score))
-    figure.update_yaxes(title_text=names, autorange="reversed", showgrid=False, type="category")
-    figure.update_xaxes(title_text=figure_text(values), range=shown)
-    figure.update_layout(showlegend=False, margin={"r": 170})
-
-
-def draw_chance(figure: go.Figure, value: float | None) -> None:
-    """Draw a dashed line at the value of guessing, if known."""
-    if value is not None:
-        figure.add_vline(x=value, line={"color": NEUTRAL, "width": 1, "dash": "dash"}, layer="below")
-
-
-def range_of(scores: Iterable[Score], low: float) -> list[float]:
-    """From a little below the lowest value shown to a little above the highest, at least [low, 1]."""
-    known = [end for score in scores for end in (score.value, score.low, score.high) if end is not None]
-    return [min(low, *known) - 0.03, max(1.0, *known) + 0.03]
+def translucent(color: str, alpha: float) -> str:
+    """Return ``#RRGGBB`` as ``rgba(...)`` with ``alpha`` in [0, 1]."""
+    red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{alpha:g})"
 
 
 def shortened(text: object, characters: int) -> str:
-    """``text`` with at most so many characters."""
+    """Return ``text`` cut to at most ``characters``."""
     whole = str(text)
     return whole if len(whole) <= characters else f"{whole[: characters - 1]}…"
+
+
+def fake_labels(predictions: pl.DataFrame) -> npt.NDArray[np.int64]:
+    """Return ``label`` as int64 (N,); 1 is fake."""
+    return (predictions["label"] == "fake").cast(pl.Int64).to_numpy()
+
+
+def in_groups(count: int, one: str, num_groups: int) -> str:
+    """Return ``n = 96 videos in 24 groups``."""
+    return f"n = {count_text(count, one)} in {count_text(num_groups, 'group')}"
+
+
+def by_label(real: int, fake: int) -> str:
+    """Return ``n = 96 videos (48 real, 48 fake)``."""
+    return f"n = {count_text(real + fake, 'video')} ({real:,} real, {fake:,} fake)"
+
+
+def videos_and_groups(predictions: pl.DataFrame) -> str:
+    """Return ``n = 96 videos (48 real, 48 fake) in 24 groups``."""
+    fakes = int((predictions["label"] == "fake").sum())
+    groups = count_text(predictions["group_id"].n_unique(), "group")
+    return f"{by_label(predictions.height - fakes, fakes)} in {groups}"
+
+
+# --- Points with intervals
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of an interval chart.
+
+    Attributes:
+        tick: name on the axis, escaped for plotly.
+        value: the point; None: none is drawn.
+        low: lower end of the interval, if known.
+        high: upper end of the interval, if known.
+        color: of point and interval.
+        hollow: whether the point is drawn as a ring.
+        text: on the right, escaped; empty: the value with its interval.
+    """
+
+    tick: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    color: str = MODEL
+    hollow: bool = False
+    text: str = ""
+
+
+def interval_chart(
+    finding: str,
+    subtitle: str,
+    rows: Sequence[Row],
+    *,
+    names: str,
+    values: str,
+    shown: tuple[float, float] | None = (0.4, 1.0),
+    chance: float | None = 0.5,
+    row_height: int = 40,
+) -> go.Figure:
+    """Return rows of points with intervals, from top to bottom, their numbers to the right.
+
+    Args:
+        finding: the title.
+        subtitle: sample size and method.
+        rows: the first stands on top.
+        names: title of the axis of names.
+        values: title of the axis of values.
+        shown: range of values shown at least; None: plotly chooses.
+        chance: value of a dashed line; None: no line.
+        row_height: pixels.
+    """
+    drawn = figure(finding, subtitle, height=150 + row_height * len(rows))
+    for place, row in enumerate(rows):
+        drawn.add_trace(_interval_point(row, place))
+        ink = row.color if row.color.startswith("#") else CONTROL
+        drawn.add_annotation(
+            x=1, xref="paper", xanchor="left", xshift=14, y=place, showarrow=False, align="left",
+            text=row.text or interval_text(row.value, row.low, row.high), font={"size": 12, "color": ink},
+        )  # fmt: skip
+    places = list(range(len(rows)))
+    ticks = [row.tick for row in rows]
+    drawn.update_yaxes(title_text=names, showgrid=False, tickvals=places, ticktext=ticks, range=[len(rows) - 0.5, -0.5])
+    drawn.update_xaxes(title_text=figure_text(values))
+    if shown is not None:
+        ends = [end for row in rows for end in (row.value, row.low, row.high, *shown) if end is not None]
+        drawn.update_xaxes(range=[min(ends) - 0.03, max(ends) + 0.03])
+    if chance is not None:
+        drawn.add_vline(x=chance, line={"color": NEUTRAL, "width": 1, "dash": "dash"}, layer="below")
+    return drawn.update_layout(showlegend=False, margin={"r": 170})
+
+
+def _interval_point(row: Row, place: int) -> go.Scatter:
+    point = go.Scatter(x=[row.value], y=[place], mode="markers", name=row.tick, cliponaxis=False)
+    fill = "white" if row.hollow else row.color
+    point.marker = {"size": 10, "color": fill, "line": {"color": row.color, "width": 2}}
+    point.hovertemplate = "%{x:.3f}<extra></extra>"
+    if row.value is not None and row.low is not None and row.high is not None:
+        bar = error_bar([row.value], [row.low], [row.high], row.color)
+        point.error_x = bar
+    return point
+
+
+def error_bar(
+    values: Sequence[float] | Floats, low: Sequence[float] | Floats, high: Sequence[float] | Floats, color: str
+) -> dict[str, Any]:
+    """Return plotly's error bar from ``low`` to ``high``, each (N,); NaN ends draw nothing."""
+    middle = np.asarray(values, float)
+    up = np.nan_to_num(np.asarray(high, float) - middle)
+    down = np.nan_to_num(middle - np.asarray(low, float))
+    look = {"color": color, "thickness": 1.5, "width": 4}
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, **look}
+
+
+# --- Bars
+
+
+def bar_chart(
+    finding: str,
+    subtitle: str,
+    counts: pl.DataFrame,
+    colors: Mapping[str, str],
+    *,
+    names: Sequence[str],
+    titles: tuple[str, str],
+    upright: bool = False,
+) -> go.Figure:
+    """Return stacked bars.
+
+    Args:
+        finding: the title.
+        subtitle: sample size and method.
+        counts: columns name, series and number, in this order.
+        colors: of each series, in the order of stacking.
+        names: a bar each, from the top or from the left.
+        titles: of the axis of names and of the axis of numbers.
+        upright: whether the bars stand.
+    """
+    known = {(name, series): number for name, series, number in counts.iter_rows()}
+    drawn = figure(finding, subtitle, height=340 if upright else 150 + 34 * len(names))
+    ticks = unique_ticks(names)
+    for series, color in colors.items():
+        numbers = [known.get((name, series), 0) for name in names]
+        if not any(numbers):
+            continue
+        label = figure_text(series)
+        bars = go.Bar(name=label, marker={"color": color}, orientation="v" if upright else "h")
+        bars.x, bars.y = (ticks, numbers) if upright else (numbers, ticks)
+        drawn.add_trace(bars)
+    name_axis, number_axis = ("xaxis", "yaxis") if upright else ("yaxis", "xaxis")
+    drawn.layout[name_axis].update(title_text=figure_text(titles[0]), showgrid=False, type="category")
+    drawn.layout[number_axis].update(title_text=figure_text(titles[1]), rangemode="tozero")
+    if not upright:
+        drawn.update_yaxes(categoryorder="array", categoryarray=ticks[::-1])
+    return drawn.update_layout(barmode="stack", bargap=0.3, legend=LEGEND, showlegend=len(drawn.data) > 1)
+
+
+def unique_ticks(names: Sequence[str], characters: int = 32) -> list[str]:
+    """Return names for an axis, shortened and escaped; equal ones get a number."""
+    ticks: list[str] = []
+    for number, name in enumerate(names):
+        text = figure_text(shortened(name, characters))
+        ticks.append(text if text not in ticks else f"{text} ({number})")
+    return ticks
+
+
+def commonest(values: pl.Series, limit: int) -> list[str]:
+    """Return the ``limit`` most frequent values, most frequent first."""
+    counts = values.rename("value").value_counts().sort(["count", "value"], descending=[True, False])
+    return counts["value"].head(limit).to_list()
+
+
+# --- Lines
+
+
+def add_line(drawn: go.Figure, x: Any, y: Any, name: str, color: str, **look: Any) -> go.Scatter:
+    """Add a line and return its trace; ``look`` may have ``dash``, ``width``, ``where`` and fields of the trace."""
+    line = {"color": color, "dash": look.pop("dash", "solid"), "width": look.pop("width", 2)}
+    where = look.pop("where", {})
+    drawn.add_trace(go.Scatter(x=x, y=y, name=figure_text(name), line=line, **{"mode": "lines", **look}), **where)
+    return drawn.data[-1]
+
+
+def add_reference(drawn: go.Figure, name: str, begin: float, end: float) -> None:
+    """Add a dashed line over [0, 1] from height ``begin`` to ``end``."""
+    add_line(drawn, [0, 1], [begin, end], name, NEUTRAL, dash="dash", width=1, hoverinfo="skip")
+
+
+def add_band(drawn: go.Figure, x: Floats, low: Floats, high: Floats) -> None:
+    """Add the area between ``low`` and ``high``."""
+    around, heights = np.concatenate([x, x[::-1]]), np.concatenate([high, low[::-1]])
+    band = add_line(drawn, around, heights, "Interval", MODEL, width=0, fill="toself", hoverinfo="skip")
+    band.fillcolor = translucent(MODEL, 0.13)
+
+
+def thinned(size: int, most: int) -> npt.NDArray[np.int64]:
+    """Return at most ``most`` places out of ``size``, evenly spread, with the first and the last."""
+    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
+
+
+def shares(drawn: go.Figure, x: str, y: str) -> go.Figure:
+    """Name the axes of a figure whose values are shares in [0, 1]."""
+    drawn.update_xaxes(title_text=x, range=[-0.02, 1.02])
+    return drawn.update_yaxes(title_text=y, range=[-0.02, 1.04])
+
+
+# --- Heat maps and grids of panels
+
+
+def heat_map(
+    drawn: go.Figure, z: Floats, x: Sequence[str], y: Sequence[str], *, colors: Sequence[str], low: float, **look: Any
+) -> go.Figure:
+    """Draw ``z`` (Y, X) from ``low`` to 1 in evenly spaced ``colors``; the first row is on top."""
+    steps = np.linspace(0, 1, len(colors))
+    scale = [[float(at), color] for at, color in zip(steps, colors, strict=True)]
+    drawn.add_trace(go.Heatmap(z=z, x=x, y=y, zmin=low, zmax=1, colorscale=scale, xgap=1, ygap=1, **look))
+    drawn.update_yaxes(autorange="reversed", showgrid=False, type="category", dtick=1)
+    return drawn.update_xaxes(showgrid=False, type="category")
+
+
+def panel_grid(
+    finding: str, subtitle: str, titles: Sequence[str], *, columns: int, panel_height: int, **axes: Any
+) -> tuple[go.Figure, list[dict[str, int]]]:
+    """Return a figure with a panel for each of ``titles`` (plain text), and the row and column of each panel."""
+    columns = min(columns, len(titles))
+    rows = -(-len(titles) // columns)
+    height = 160 + panel_height * rows
+    spacing = 80 / height if rows > 1 else 0
+    texts = [figure_text(title) for title in titles]
+    drawn = make_subplots(rows=rows, cols=columns, subplot_titles=texts, vertical_spacing=spacing, **axes)
+    drawn.update_annotations(font={"size": 12, "color": NEUTRAL})
+    drawn.update_layout(figure(finding, subtitle, height=height).layout)
+    # Next to the subtitle: the titles of the panels take the place above them.
+    beside = {"y": 1 - 42 / height, "yref": "container", "yanchor": "top"}
+    drawn.update_layout(legend={"orientation": "h", "x": 1, "xanchor": "right", **beside})
+    places = [{"row": number // columns + 1, "col": number % columns + 1} for number in range(len(titles))]
+    return drawn, places

@@ -1,0 +1,139 @@
+"""Pictures in a record are small, have their text escaped, and are marked where their file is gone."""
+
+import base64
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from PIL import Image
+
+from fvc_lib.analysis.figures import gallery as galleries
+from fvc_lib.analysis.figures.gallery import GONE, Card, Gallery, strip, thumbnail
+from fvc_lib.analysis.pages.notebook_html import clean_html
+from fvc_lib.analysis.read import queries
+from fvc_lib.services.errors import DataError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import INDEX, read_table
+from tests.analysis.task_runs import HOSTILE, captions_of, image_predictions_of, images_of, pairs_of, targets_of
+
+ROOT = Path("/corpus")
+
+
+def read_picture(path: Path) -> np.ndarray:
+    """A grey level of its own for each picture; the third is gone."""
+    number = int(str(path).split("picture ")[1].split(" ")[0])
+    if number == 2:
+        raise OSError("gone")
+    return np.full((60, 90, 3), number % 256, np.uint8)
+
+
+def read_clip(video_id: str, copy: int) -> np.ndarray:
+    assert copy == 0
+    if int(video_id, 16) == 1:
+        raise DataError("no clip")
+    return np.full((7, 3, 40, 40), int(video_id, 16), np.uint8)
+
+
+def pictures(html: str) -> list[Image.Image]:
+    encoded = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', html)
+    return [Image.open(io.BytesIO(base64.b64decode(text))) for text in encoded]
+
+
+def test_a_thumbnail_is_small_and_keeps_its_shape_and_its_colours() -> None:
+    image = np.zeros((100, 400, 3), np.uint8)
+    image[:, :200] = (250, 10, 10)
+    shown = Image.open(io.BytesIO(thumbnail(image, 80)))
+    assert shown.size == (80, 20)
+    for place, color in ((10, (250, 10, 10)), (70, (0, 0, 0))):
+        assert np.abs(np.subtract(shown.getpixel((place, 10)), color)).max() < 12
+    assert Image.open(io.BytesIO(thumbnail(image[:8, :8], 80))).size == (8, 8)  # not enlarged
+
+
+def test_a_strip_shows_the_first_and_the_last_frame_side_by_side() -> None:
+    clip = np.stack([np.full((3, 30, 20), 30 * t, np.uint8) for t in range(8)])
+    shown = np.asarray(Image.open(io.BytesIO(strip(clip, 30))).convert("L")).astype(int)
+    assert shown.shape == (30, 5 * 20 + 4 * 3)
+    assert shown[15, 5] < 10
+    assert abs(shown[15, -5] - 210) < 10
+    assert strip(clip[:1])  # one frame
+
+
+def test_examples_take_classes_in_turn_from_the_training_part_and_one_of_a_group() -> None:
+    images = images_of()
+    gallery = galleries.example_images(images, targets_of(images), ROOT, read_picture, count=8)
+    titles = [card.title for card in gallery.cards]
+    assert all(titles.count(name) == 2 for name in images["class_label"].unique())
+    rows = images.filter(pl.col("path").is_in([card.shows for card in gallery.cards]))
+    assert set(rows["part"]) == {"train"}
+    assert rows["group_id"].n_unique() == len(gallery.cards) == 8
+    assert "8 of 70 training images in 35 groups" in gallery.caption
+    assert any("kcal" in line for card in gallery.cards for line in card.lines)
+
+
+def test_a_picture_that_is_gone_is_marked_and_names_stay_text_in_the_report() -> None:
+    rows = image_predictions_of(images_of()).head(3)
+    paths = ["a/picture 1 .jpg", "a/picture 2 .jpg", f"a/picture 3 {HOSTILE}.jpg"]
+    rows = rows.with_columns(path=pl.Series(paths), predicted_label=pl.lit(HOSTILE))
+    gallery = galleries.mistaken_images(rows, 30, 3, ROOT, read_picture)
+    html = gallery._repr_html_()
+    assert len(pictures(html)) == 2
+    assert html.count(GONE) == 1
+    assert "onerror=alert(1)&gt;" in html
+    cleaned = clean_html(html)
+    assert len(pictures(cleaned)) == 2  # and what cleans the report lets them through
+    assert cleaned.count(' alt="a/picture ') == 2
+    assert "width" in cleaned
+    assert "<img src=x" not in html + cleaned
+    assert GONE in repr(gallery)
+
+
+def test_an_output_stays_far_below_what_a_record_may_hold() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8)
+    cards = tuple(Card(thumbnail(noise), "noise", f"picture {n}") for n in range(100))
+    html = Gallery(cards, "noise, the worst for JPEG")._repr_html_()
+    assert len(html) < 1_000_000
+    assert "and 52 more" in html
+
+
+def test_captions_are_shown_with_their_references_right_and_wrong_ones() -> None:
+    captions = captions_of(pairs_of())
+    gallery = galleries.caption_gallery(captions, read_clip, count=4)
+    assert gallery.caption.startswith(f"{captions.height // 2} of n = {captions.height} test videos")
+    written = [card.title for card in gallery.cards]
+    assert (written.count("(nothing was written)"), len(written)) == (2, 4)
+    assert all(card.lines[0].startswith("reference: a red circle") for card in gallery.cards)
+    examples = galleries.example_clips(pairs_of(), read_clip, count=3)
+    assert len(examples.cards) == 3
+
+
+@pytest.mark.fault(38, 39)
+def test_the_worst_mistakes_are_those_furthest_over_the_threshold_with_their_frames(run: RunPaths) -> None:
+    index = read_table(run.index, INDEX)
+    predictions = queries.predictions([run]).frame.drop("run_id")
+    worst = galleries.worst_mistakes(predictions, index, 3)
+    assert worst["distance"].is_sorted(descending=True)
+    assert ((worst["score"] >= worst["threshold"]) != (worst["label"] == "fake")).all()
+    gone = worst["video_id"][1]
+
+    def read(video_id: str, number: int) -> np.ndarray:
+        assert number == 0
+        if video_id == gone:
+            raise DataError("no such clip")
+        return np.full((6, 3, 200, 200), 90, np.uint8)
+
+    gallery = galleries.mistakes_gallery(predictions, index, read, 3)
+    html = gallery._repr_html_()
+    assert [card.picture is None for card in gallery.cards] == [False, True, False]
+    assert html.count("data:image/jpeg;base64,") == 2
+    assert "<b>&'" not in html  # as the files of this corpus are called
+    hostile = index.with_columns(path=pl.lit(HOSTILE), manipulation=pl.lit(HOSTILE))
+    without_frames = galleries.mistakes_gallery(predictions, hostile, None, 3)
+    assert [card.picture for card in without_frames.cards] == [None] * 3
+    assert "<img src=x" not in without_frames._repr_html_()
+    assert galleries.mistakes_gallery(predictions.clear(), index, read).cards == ()
+    strips = galleries.frame_strips(predictions, read)
+    assert strips.height == predictions.height - 1
+    assert galleries.frame_strips(predictions, None).is_empty()

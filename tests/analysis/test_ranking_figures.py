@@ -1,0 +1,127 @@
+"""Curves with bands and calibration bins agree with scikit-learn and with the metrics of the results."""
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given, settings, strategies as st
+from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+
+from fvc_lib.analysis.figures.roc_and_calibration import (
+    binned_shares,
+    calibration_figure,
+    pr_band,
+    roc_band,
+    roc_figure,
+    share_of_fakes,
+)
+from fvc_lib.analysis.read import queries
+from fvc_lib.metrics.calibration import equal_width_edges, expected_calibration_error
+from fvc_lib.metrics.classification import roc_auc, true_positive_rate_at
+from fvc_lib.metrics.cross_validation import within_folds
+from fvc_lib.metrics.intervals import GroupCounts, draw_half_samples, group_codes, group_interval, interval_ends
+from fvc_lib.services.run_paths import RunPaths
+
+
+def sample(seed: int, num_rows: int = 60, num_folds: int = 3, num_scores: int = 8) -> tuple[np.ndarray, ...]:
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 2, num_rows)
+    labels[: 2 * num_folds] = np.tile([0, 1], num_folds)  # both classes in each fold
+    later = generator.integers(0, num_folds, num_rows - 2 * num_folds)
+    folds = np.concatenate([np.repeat(np.arange(num_folds), 2), later])
+    scores = generator.integers(0, num_scores, num_rows) / num_scores + 0.1 * labels
+    numbers = generator.integers(0, 6, num_rows)
+    groups = np.array([f"g{fold}_{number}" for fold, number in zip(folds, numbers, strict=True)])
+    return labels, scores, groups, folds
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_mean_curves_are_the_folds_curves_weighted_by_pairs(seed: int) -> None:
+    labels, scores, groups, folds = sample(seed)
+    roc, pr = (band(labels, scores, groups, folds, replicates=2) for band in (roc_band, pr_band))
+    curves, areas, precisions, weights, shares = [], [], [], [], []
+    for fold in range(3):
+        inside = folds == fold
+        own, given_scores = labels[inside], scores[inside]
+        x, y, _ = roc_curve(own, given_scores, drop_intermediate=False)
+        curves.append([y[x <= at + 1e-12].max() if np.isclose(x, at).any() else np.interp(at, x, y) for at in roc.grid])
+        areas.append(roc_auc_score(own, given_scores))
+        precisions.append(average_precision_score(own, given_scores))
+        weights.append(own.sum() * (1 - own).sum())
+        shares.append(own.mean())
+        # The grid has 200 steps and a precision curve jumps at most once per fake, by at most 1.
+        assert pr.fold_heights[fold].mean() == pytest.approx(precisions[-1], abs=(own.sum() + 1) / 200)
+    np.testing.assert_allclose(roc.fold_heights, curves, atol=1e-9)
+    np.testing.assert_allclose(roc.mean, np.average(curves, axis=0, weights=weights), atol=1e-9)
+    assert roc.area == pytest.approx(np.average(areas, weights=weights))
+    assert pr.area == pytest.approx(np.average(precisions, weights=weights))
+    assert within_folds(share_of_fakes, folds)(labels, scores) == pytest.approx(np.average(shares, weights=weights))
+
+
+def test_a_class_of_one_group_has_no_band_as_it_has_no_interval() -> None:
+    labels, scores, groups, folds = sample(3)
+    groups = np.where(labels == 0, "all reals", groups)
+    alone = roc_band(labels, scores, groups, folds, replicates=50)
+    assert group_interval(labels, scores, groups, within_folds(roc_auc, folds), replicates=50).replicates == 0
+    assert not alone.has_interval
+    assert np.isfinite(alone.mean).all()
+    assert not pr_band(labels, scores, groups, folds, replicates=50).has_interval
+
+
+def test_the_title_states_the_share_of_the_results_also_where_scores_tie() -> None:
+    labels, scores, groups, folds = sample(2)
+    tied = np.floor(4 * np.clip(scores, 0, 1)) / 4
+    rows = {"label": np.where(labels == 1, "fake", "real"), "score": tied, "group_id": groups, "fold": folds}
+    share = within_folds(true_positive_rate_at, folds)(labels, tied)
+    curve = roc_band(labels, tied, groups, folds, replicates=2)
+    assert f"{share:.0%}" != f"{np.interp(0.05, curve.grid, curve.mean):.0%}"
+    assert f"{share:.0%}" in roc_figure(pl.DataFrame(rows), replicates=2).layout.title.text
+
+
+def test_folds_of_one_class_are_left_out_and_no_fold_with_both_pools() -> None:
+    labels, scores, groups, folds = sample(1)
+    labels = np.where(folds == 2, 0, labels)
+    assert roc_band(labels, scores, groups, folds, replicates=2).folds == (0, 1)
+    labels = (folds == 0).astype(int)
+    pooled = roc_band(labels, scores, groups, folds, replicates=2)
+    assert pooled.folds == ()
+    assert pooled.area == pytest.approx(roc_auc_score(labels, scores))
+
+
+def test_bins_hold_the_shares_and_one_group_gives_no_interval() -> None:
+    labels = np.array([0, 0, 1, 1, 1, 0], np.int64)
+    scores = np.array([0.11, 0.12, 0.15, 0.91, 0.95, 0.99])
+    shares = binned_shares(labels, scores, ["a", "b", "c", "d", "d", "d"], replicates=200)
+    np.testing.assert_allclose(shares.fake_shares, [1 / 3, 2 / 3])
+    np.testing.assert_allclose(shares.mean_scores, [0.38 / 3, 2.85 / 3])
+    assert shares.counts.tolist() == [3, 3]
+    assert shares.num_groups.tolist() == [3, 1]
+    assert shares.low[0] <= 1 / 3 <= shares.high[0]
+    assert np.isnan([shares.low[1], shares.high[1]]).all()
+
+
+def test_bins_of_groups_are_those_of_rows_to_the_bit() -> None:
+    labels, scores, groups, _ = sample(3)
+    shares = binned_shares(labels, scores, groups, replicates=50, seed=1)
+    group_of_row, num_groups = group_codes(groups, labels.size)
+    weights = next(draw_half_samples(labels, group_of_row, num_groups, replicates=50, seed=1))[:, group_of_row]
+    bins = np.digitize(scores, equal_width_edges(10)[1:-1])
+    inside = bins[:, None] == np.unique(bins)
+    with np.errstate(invalid="ignore"):
+        drawn = (weights @ (inside * labels[:, None])) / (weights @ inside.astype(float))
+    known = np.flatnonzero(np.isfinite(shares.low))
+    assert known.size
+    for place in known:
+        sizes = GroupCounts((int(shares.num_groups[place]),), int(shares.num_groups[place]))
+        low, high = interval_ends(shares.fake_shares[[place]], drawn[:, place][None], (0, 1), sizes, 0.95)
+        assert (shares.low[place], shares.high[place]) == (low[0], high[0])
+
+
+def test_calibration_is_shown_before_and_after_the_temperature(run: RunPaths) -> None:
+    predictions = queries.predictions([run]).frame
+    labels = (predictions["label"] == "fake").cast(pl.Int64).to_numpy()
+    before = 1 / (1 + np.exp(-predictions["logit"].to_numpy()))
+    errors = [expected_calibration_error(labels, scores) for scores in (predictions["score"].to_numpy(), before)]
+    figure = calibration_figure(predictions, replicates=20)
+    assert all(f"{error:.2f}" in figure.layout.title.text for error in errors)
+    assert {"Before temperature", "Score"} <= {trace.name for trace in figure.data}
