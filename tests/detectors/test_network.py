@@ -358,3 +358,20 @@ def test_a_users_file_that_moved_leaves_its_run_readable(my_net):
     config = config_of(model=f"{my_net}:MyNet")
     my_net.unlink()
     assert config_of(**config.model_dump()).model == config.model
+
+
+def test_a_frozen_trunk_is_saved_as_the_digest_of_its_weights_and_refuses_another_one():
+    detector = build_detector(config_of(model="efficientnet_lite0"))
+    saved = detector.state_dict()
+    assert {name.partition(".")[0] for name in saved} == {"trunk", "head"}
+    assert [name for name in saved if name.startswith("trunk.")] == ["trunk.digest"]
+    again = build_detector(config_of(model="efficientnet_lite0"))
+    again.load_state_dict(saved)
+    frames = torch.randint(0, 256, (1, 2, 3, 64, 64), dtype=torch.uint8)
+    assert again.eval()(frames).equal(detector.eval()(frames))
+    with pytest.raises(UsageError, match="frozen trunk"):
+        again.load_state_dict(saved | {"trunk.digest": saved["trunk.digest"].flip(0)})
+    trained = build_detector(config_of(model="efficientnet_lite0", tune="all"))
+    assert "trunk.digest" not in trained.state_dict()
+    with pytest.raises(RuntimeError, match="trunk"):
+        trained.load_state_dict(saved)
