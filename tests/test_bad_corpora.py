@@ -125,16 +125,6 @@ def write_manifest(path: Path, *rows: tuple[str, ...]) -> Path:
     return path
 
 
-@pytest.mark.long
-def test_one_class_only(tmp_path, make_video):
-    for seed in range(3):
-        make_video(tmp_path / f"corpus/real/clip{seed}.mp4", seed)
-    (tmp_path / "corpus/fake").mkdir()
-    ended = use_corpus(tmp_path / "corpus", tmp_path)
-    assert_one_clear_error(ended, 3, "no usable video labelled 'fake'", "only 3 of the other label", "Add fake videos")
-    assert not list_runs(ended.runs_dir)
-
-
 @pytest.mark.fault(7, 9)
 def test_no_readable_video(tmp_path):
     for label in ("real", "fake"):
@@ -148,47 +138,7 @@ def test_no_readable_video(tmp_path):
     assert sorted(ended.rejected["path"]) == ["fake/clip0.mp4", "fake/clip1.mp4", "real/clip0.mp4", "real/clip1.mp4"]
 
 
-@pytest.mark.long
-@pytest.mark.fault(35)
-def test_every_path_leaves_the_corpus(tmp_path, make_video):
-    """The files are good videos of both labels, but not the corpus's own: none of them may be opened."""
-    rows = []
-    for seed, label in enumerate(("real", "fake", "real", "fake")):
-        make_video(tmp_path / f"private/{seed}.mp4", seed)
-        rows.append((f"../private/{seed}.mp4", label))
-    ended = use_corpus(write_manifest(tmp_path / "corpus/list.csv", *rows), tmp_path)
-    words = (
-        "no usable labelled video",
-        "4 x outside_corpus",
-        "copy them into it",
-        "'../private/0.mp4' leaves it by '..'",
-    )
-    assert_one_clear_error(ended, 3, *words)
-    assert not list_runs(ended.runs_dir)
-
-
 LAYOUTS = ("A corpus is (1)", "(2)", "(3)")
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("absent", ("no such file or folder", *LAYOUTS)),
-        pytest.param("notes.txt", ("none of .csv, .tsv, .parquet", *LAYOUTS), marks=pytest.mark.long),
-        pytest.param(
-            "videos",
-            ("a folder without 'real' and 'fake'", "Did you mean", "list.csv", *LAYOUTS),
-            marks=pytest.mark.long,
-        ),
-    ],
-)
-def test_what_is_no_corpus(tmp_path, make_video, name, words):
-    folder = tmp_path / "given"
-    write_manifest(folder / "videos/list.csv", (make_video(folder / "videos/clip.mp4", 1).name, "real"))
-    (folder / "notes.txt").write_text("where I put the videos\n")
-    ended = use_corpus(folder / name, tmp_path)
-    assert_one_clear_error(ended, 2, str(folder / name), *words)
-    assert not list_runs(ended.runs_dir)
 
 
 @pytest.fixture(scope="module")

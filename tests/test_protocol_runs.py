@@ -11,7 +11,6 @@ import polars as pl
 import pytest
 
 from fvc_lib.analysis.read.headline import run_headline
-from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import LEAKAGE_AUDIT, PREDICTIONS, PROTOCOL, RESULTS, read_table
 from tests.faults.small_runs import Place, small_corpus
@@ -90,14 +89,6 @@ def test_every_generator_is_tested_by_a_training_without_it(generators: tuple[Ru
     assert failed(run) == []
     assert "leave_one_generator_out" in run.report_html.read_text()
     assert "leave_one_generator_out" in (run.root.parents[1] / "index.html").read_text()
-
-
-def test_a_finished_run_of_a_protocol_has_nothing_to_do(generators: tuple[RunPaths, str], place: Place) -> None:
-    before = read_status(generators[0]).stages["04_fold_training_fold_0"].attempts
-    process = place.start("--resume", str(generators[0].root))
-    shown, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, shown
-    assert read_status(generators[0]).stages["04_fold_training_fold_0"].attempts == before
 
 
 def test_a_fork_under_the_official_split_trains_once_names_its_leak_and_claims_nothing(

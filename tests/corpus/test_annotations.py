@@ -110,25 +110,6 @@ def test_folds_of_an_index_without_videos_are_refused_with_the_reason(corpus: Pa
         make_folds(Indexed(corpus, tmp_path / "out").index, 5, 0)
 
 
-def test_label_tables_without_a_row_are_refused(corpus: Path, tmp_path: Path) -> None:
-    for name in ("FVC.csv", "FVC_dup.csv"):
-        (corpus / name).write_text("cascade_id,video_url,label\n")
-    with pytest.raises(DataError, match="hold no row"):
-        Indexed(corpus, tmp_path / "out")
-
-
-def test_a_folder_of_videos_is_its_own_label_table(tmp_path: Path) -> None:
-    for path in ("real/b.mp4", "fake/a.mp4"):
-        (tmp_path / "corpus" / path).parent.mkdir(parents=True)
-        (tmp_path / "corpus" / path).touch()
-    indexed = Indexed(tmp_path / "corpus", tmp_path / "out")
-    assert indexed.annotations.select("source_id", "origin", "row", "label", "group_id").rows() == [
-        ("fake/a.mp4", "folder", 1, "fake", "source fake/a.mp4"),
-        ("real/b.mp4", "folder", 2, "real", "source real/b.mp4"),
-    ]
-    assert indexed.rejected["reason"].to_list() == ["not_opened", "not_opened"]
-
-
 @pytest.fixture(scope="module")
 def fvc2018(tmp_path_factory: pytest.TempPathFactory) -> Indexed:
     if not SHARED.is_dir():

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from fvc_lib.corpus.copies import likeness as footage_likeness
 from fvc_lib.corpus.copies.likeness import SameFootage
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
 from fvc_lib.corpus.copies.perceptual_hash import hash_text, parse_hashes, perceptual_hash
@@ -57,11 +56,6 @@ def test_clips_that_only_their_hashes_confuse_are_two(difference: str) -> None:
     assert near_duplicate_pairs(hashes, 10) == near_duplicate_links(hashes, 10) == []
 
 
-def test_another_shape_is_another_clip() -> None:
-    hashes = [perceptual_hash(drawn(PLAIN, GREEN, "down", shape=shape)) for shape in ("square", "bar")]
-    assert near_duplicate_links(hashes, 10) == []
-
-
 @pytest.mark.parametrize("edit", ["noise", "smaller", "brighter", "letterboxed", "one frame replaced"])
 @pytest.mark.parametrize("clip", TWO_CLIPS)
 def test_copies_of_drawn_clips_are_found(edit: str, clip: str) -> None:
@@ -78,26 +72,6 @@ def test_looks_only_take_links_away() -> None:
     hashes = [perceptual_hash(frames) for frames in clips]
     plain = set(near_duplicate_pairs([without_looks(text) for text in hashes], 10))
     assert set(near_duplicate_pairs(hashes, 10)) < plain
-
-
-def test_hashes_of_before_looks_were_kept_are_believed() -> None:
-    one, other = (perceptual_hash(frames) for frames in TWO_CLIPS["another colour"])
-    assert near_duplicate_links([without_looks(one), other], 10) == [(0, 1)]
-    assert near_duplicate_links([one, without_looks(other)], 10) == [(0, 1)]
-
-
-def test_the_answer_depends_neither_on_order_nor_on_how_many_are_judged_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clips = [*TWO_CLIPS["another colour"], *TWO_CLIPS["nothing moves in one"]]
-    hashes = [perceptual_hash(frames) for clip in clips for frames in (clip, noisy(clip, 3), COPIES["brighter"](clip))]
-    pairs = near_duplicate_pairs(hashes, 10)
-    assert len(pairs) >= 3 * len(clips)
-    monkeypatch.setattr(footage_likeness, "_AT_ONCE", 7)
-    assert near_duplicate_pairs(hashes, 10) == pairs
-    last = len(hashes) - 1
-    turned = near_duplicate_pairs(hashes[::-1], 10)
-    assert sorted((last - other, last - one) for one, other in turned) == pairs
 
 
 def test_what_is_connected_or_the_same_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:

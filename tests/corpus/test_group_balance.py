@@ -44,14 +44,6 @@ def test_no_move_or_swap_betters_it_and_it_is_near_the_best_of_all(
         assert reached <= deviation(loads(counts, moved, len(shares)), shares) + 1e-8
 
 
-def test_equal_groups_are_dealt_by_the_generator_and_large_numbers_are_exact() -> None:
-    counts = np.array([(1, 0)] * 30_000 + [(0, 2)] * 20_000)
-    shares = np.full(5, 0.2)
-    parts = balance_groups(counts, shares, np.random.default_rng(0))
-    assert loads(counts, parts, 5).tolist() == [[6000, 8000]] * 5
-    assert not np.array_equal(parts, balance_groups(counts, shares, np.random.default_rng(1)))
-
-
 def test_too_few_groups_of_a_class_are_refused() -> None:
     with pytest.raises(ValueError, match="wanted at least 3"):
         balance_groups(np.array([(1, 0), (1, 0), (1, 0), (0, 9)]), np.full(3, 1 / 3), np.random.default_rng(0))

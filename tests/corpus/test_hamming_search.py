@@ -55,19 +55,6 @@ def test_blocks_cannot_all_differ_in_more_than_their_radius(max_bits: int, size:
     assert sum(block.radius + 1 for block in blocks) > max_bits or blocks == (Block((), 0),)
 
 
-def test_ten_bits_anywhere_are_found() -> None:
-    """However ten differing bits are spread over the blocks."""
-    rng = np.random.default_rng(2)
-    queries = rng.integers(0, 2**64, 400, dtype=np.uint64)
-    entries = queries.copy()
-    for place in range(len(entries)):
-        for bit in rng.permutation(64)[: 10 + place % 2]:
-            entries[place] ^= np.uint64(1) << np.uint64(bit)
-    for size in (1_000, 10_000):
-        for max_bits, expected in ((7, []), (10, [(place, place) for place in range(0, 400, 2)])):
-            assert found(queries, entries, max_bits, blocks_for(max_bits, size, size)) == expected
-
-
 @pytest.mark.parametrize("size", CORPUS_SIZES)
 @pytest.mark.parametrize("least", ["at once", "never"])
 def test_codes_that_many_share_in_a_block_are_found_once(size: int, least: str, monkeypatch) -> None:

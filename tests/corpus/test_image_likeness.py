@@ -4,7 +4,6 @@ from PIL import Image
 
 from fvc_lib.corpus.copies.likeness import SamePictures
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links
-from fvc_lib.corpus.copies.perceptual_hash import MIRROR_BITS
 from tests.corpus.edited_pictures import EDITS, drawn, saved_anew, signature
 
 NUM_DISHES = 12
@@ -47,35 +46,12 @@ def test_of_one_luma_and_other_colours_two_pictures_are_two(dishes: list[Image.I
     assert judge(one, np.array([0, 1]), none, none.astype(np.uint64)).tolist() == [True, False]
 
 
-def test_the_answer_depends_neither_on_order_nor_on_how_many_are_judged_at_once(
-    dishes: list[Image.Image], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copies = [signature(edited(dish)) for dish in dishes[:2] for edited in EDITS.values()]
-    judge = SamePictures([thumbnail for _, thumbnail in copies])
-    one, other = (place.ravel() for place in np.mgrid[: len(copies), : len(copies)])
-    whole = np.zeros_like(one)
-    for mirror in (np.zeros(len(one), np.uint64), np.full(len(one), MIRROR_BITS)):
-        there, back = judge(one, other, whole, mirror), judge(other, one, whole, mirror)
-        assert there.tolist() == back.tolist()
-        assert there.any()
-        assert not there.all()
-        with monkeypatch.context() as patch:
-            patch.setattr("fvc_lib.corpus.copies.likeness._AT_ONCE", 50)
-            assert judge(one, other, whole, mirror).tolist() == there.tolist()
-
-
 def test_plain_pictures_are_like_nothing() -> None:
     grey = Image.new("RGB", (64, 64), (90, 90, 90))
     assert links([signature(grey), signature(saved_anew(grey))]) == []
     judge = SamePictures([signature(grey)[1]] * 2)
     place = np.zeros(1, np.int64)
     assert judge(place, place + 1, place, place.astype(np.uint64)).tolist() == [False]
-
-
-def test_no_pair_is_no_answer(originals: list[tuple[str, str]]) -> None:
-    judge = SamePictures([thumbnail for _, thumbnail in originals])
-    nothing = np.zeros(0, np.int64)
-    assert judge(nothing, nothing, nothing, nothing.astype(np.uint64)).tolist() == []
 
 
 def test_pictures_that_are_equal_to_the_bit_are_connected_and_searched_once(

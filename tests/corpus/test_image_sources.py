@@ -71,28 +71,7 @@ def test_a_list_cannot_lead_out_of_the_corpus(tmp_path: Path) -> None:
     assert reasons(listing) == {"outside_corpus": 2}
 
 
-def test_a_line_that_leads_to_another_class_is_no_picture_of_its_own(tmp_path: Path) -> None:
-    corpus = write_food101(tmp_path, ["pie/1", "soup/1"], ["pie/3"], classes=["pie", "soup", "cake"])
-    put(corpus / "meta" / "train.txt", "pie/1\npie/../soup/1\nsoup/1\n")
-    listing = listed(corpus)
-    assert {image.path: image.class_label for image in listing.images} == {
-        "images/pie/1.jpg": "pie", "images/soup/1.jpg": "soup", "images/pie/3.jpg": "pie",
-    }  # fmt: skip
-    assert reasons(listing) == {"malformed_row": 1}
-    assert "'cake'" in listing.notes[1]
-
-
 # Nutrition5k
-
-
-def test_a_quote_that_is_not_closed_swallows_no_other_dish(tmp_path: Path) -> None:
-    rows = [dish_row("dish_1") + ',ingr_1,"half a lemon', dish_row("dish_2"), 'dish_3,1,"2', dish_row("dish_4")]
-    dishes = [f"dish_{number}" for number in range(1, 6)]
-    corpus = write_nutrition5k(tmp_path, rows, train=dishes[:3], test=dishes[3:], pictures=dict.fromkeys(dishes, 1))
-    listing = listed(corpus)
-    assert sorted(str(image.stated_group) for image in listing.images) == ["dish_1", "dish_2", "dish_4"]
-    assert reasons(listing)["malformed_row"] == 1
-    assert any("2 dishes of the official lists" in note for note in listing.notes)
 
 
 def test_nutrition5k_gives_every_frame_its_dish(tmp_path: Path) -> None:

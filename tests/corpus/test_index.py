@@ -15,11 +15,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib.corpus import index
-from fvc_lib.corpus.folds import make_folds
 from fvc_lib.corpus.index import IndexReport, build_index, video_ids
 from fvc_lib.corpus.probing import VIDEO_FILES
 from fvc_lib.services.atomic_files import path_from_text, sha256_of_file
-from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import INDEX, REJECTED, read_table
 
 MakeVideo = Callable[..., Path]
@@ -122,12 +121,6 @@ def test_every_video_is_described(corpus: Path, build: Built) -> None:
     assert build.seen == [(done, 6) for done in range(7)]
 
 
-@pytest.mark.fault(31)
-def test_equal_stems_in_different_folders_are_different_videos(corpus: Path, build: Built) -> None:
-    build(corpus)
-    assert build.index.filter(pl.col("path").str.ends_with("clip0.mp4"))["video_id"].n_unique() == 2
-
-
 def test_tables_do_not_depend_on_place_order_workers_or_working_directory(
     corpus: Path, tmp_path: Path, make_video: MakeVideo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,15 +219,6 @@ def test_a_file_that_fails_is_a_row_with_a_reason(corpus: Path, make_video: Make
     assert sum(report.rejected.values()) == 5
 
 
-@pytest.mark.fault(14)
-def test_a_file_without_permission_is_a_row(
-    corpus: Path, make_video: MakeVideo, build: Built, probe_function: str
-) -> None:
-    make_video(corpus / "real/last denied.mp4", 50).chmod(0)
-    build(corpus, probe_function=probe_function)
-    assert build.reasons == {"real/last denied.mp4": "unreadable"}
-
-
 def test_a_crash_and_a_hang_cost_one_file_each(
     corpus: Path, make_video: MakeVideo, build: Built, probe_function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,29 +265,6 @@ class TestRefusals:
         assert build.index.height == 3
         assert build.rejected.height == 3
 
-    def test_what_lies_outside_is_not_to_be_repaired(self, tmp_path: Path, make_video: MakeVideo, build: Built) -> None:
-        make_video(tmp_path / "elsewhere/a.mp4", 1)
-        manifest = write_manifest(tmp_path / "m/list.csv", ("../elsewhere/a.mp4", "real", ""))
-        with pytest.raises(
-            DataError, match=r"1 x outside_corpus\)\. Files outside .* copy them into it, .* or set allow_outside"
-        ) as caught:
-            build(manifest)
-        assert "epair" not in str(caught.value)
-
-    def test_every_reason_has_its_remedy(self, tmp_path: Path, build: Built) -> None:
-        (tmp_path / "m").mkdir()
-        (tmp_path / "m/page.mp4").write_text("<html>")
-        rows = [("gone.mp4", "real", ""), ("page.mp4", "fake", ""), ("x.mp4", "parody", "")]
-        with pytest.raises(DataError, match=r"Fetch the files that are missing.* Repair or fetch again") as caught:
-            build(write_manifest(tmp_path / "m/list.csv", *rows))
-        assert "Only videos labelled" not in str(caught.value)
-
-    def test_empty_folders(self, tmp_path: Path, build: Built) -> None:
-        (tmp_path / "real").mkdir()
-        (tmp_path / "fake").mkdir()
-        with pytest.raises(DataError, match=r"no usable labelled video \(nothing rejected\).*lists none. Put lab"):
-            build(tmp_path)
-
     @pytest.mark.fault(7)
     def test_too_many_rejected(self, corpus: Path, build: Built) -> None:
         (corpus / "real/bad.mp4").touch()
@@ -322,15 +283,6 @@ class TestRefusals:
         report = build(write_manifest(tmp_path / "m.csv", *rows), max_rejected_share=0.0)
         assert report.rejected == {"duplicate_path": 5, "label_not_used": 5}
         assert list(report.rejected_table().rows()) == [("duplicate_path", 5), ("label_not_used", 5)]
-
-    def test_fewer_groups_than_folds(self, corpus: Path, build: Built) -> None:
-        build(corpus)
-        with pytest.raises(DataError, match=r"6 groups, 3 with real videos and 3 with fake videos.*at most 3"):
-            make_folds(build.index, 5, 0)
-
-    def test_what_is_no_corpus(self, tmp_path: Path, build: Built) -> None:
-        with pytest.raises(UsageError, match="no such file or folder"):
-            build(tmp_path / "nowhere")
 
 
 class TestContinuing:
@@ -360,19 +312,6 @@ class TestContinuing:
         store.write_bytes(b"".join([lines[0], *foreign, json.dumps(lacking).encode() + b"\n", lines[3][:-20]]))
         assert build(corpus).num_known == 1
         assert build.index.equals(index)
-
-    def test_results_of_another_corpus_are_not_used(self, corpus: Path, tmp_path: Path, build: Built) -> None:
-        build(corpus)
-        other = tmp_path / "other"
-        shutil.copytree(corpus, other, copy_function=shutil.copy2)
-        first, second = sorted((other / "real").iterdir())[:2]
-        content = bytearray(first.read_bytes())
-        content[-1] ^= 1  # same path, size and time in another corpus folder
-        first.write_bytes(content)
-        os.utime(first, ns=(0, (corpus / "real" / first.name).stat().st_mtime_ns))
-        assert build(other).num_known == 0
-        assert sha256_of_file(first) in set(build.index["content_sha256"])
-        assert second.exists()
 
 
 @given(st.lists(st.text("ab", min_size=10, max_size=10), max_size=12, unique=True), st.integers(1, 10))

@@ -1,10 +1,8 @@
 """Indexes that are killed with SIGKILL, moved, listed in another order, or much larger than a screen."""
 
-import csv
 import json
 import os
 import random
-import shutil
 import signal
 import struct
 import subprocess
@@ -136,12 +134,6 @@ def test_an_index_killed_again_and_again_ends_as_if_it_was_not(tmp_path: Path, m
     kill_and_continue(corpus, tmp_path, num_kills=3, seed=1)
 
 
-@pytest.mark.long
-def test_ten_thousand_files_killed_again_and_again(tmp_path: Path, make_video: MakeVideo) -> None:
-    corpus = write_corpus(tmp_path / "corpus", make_video, num_files=10_000, num_videos=50)
-    kill_and_continue(corpus, tmp_path, num_kills=6, seed=2)
-
-
 def build(corpus: Path, folder: Path, workers: int = 1) -> IndexReport:
     return build_index(
         corpus, index_path=folder / "index.parquet", rejected_path=folder / "rejected.parquet",
@@ -164,20 +156,3 @@ def test_a_changed_file_of_equal_size_is_probed_again(tmp_path: Path, make_video
     changed.write_bytes(content)
     assert build(corpus, tmp_path / "out").num_known == 3
     assert (tmp_path / "out/index.parquet").read_bytes() == before
-
-
-def test_the_order_of_a_manifest_and_its_place_change_nothing(tmp_path: Path, make_video: MakeVideo) -> None:
-    corpus = write_corpus(tmp_path / "corpus", make_video, num_files=12, num_videos=5)
-    rows = [
-        (path.relative_to(corpus).as_posix(), path.parent.name, f"event {number % 4}")
-        for number, path in enumerate(sorted(corpus.rglob("clip*.mp4")))
-    ]
-    tables = []
-    for turn, workers in enumerate((1, 2, 3)):
-        place = tmp_path / f"place{turn}"
-        shutil.copytree(corpus, place)
-        with (place / "list.csv").open("w", newline="") as stream:
-            csv.writer(stream).writerows([("path", "label", "group"), *random.Random(turn).sample(rows, len(rows))])
-        assert build(place / "list.csv", tmp_path / f"out{turn}", workers).num_known == 0
-        tables.append((tmp_path / f"out{turn}/index.parquet").read_bytes())
-    assert tables[0] == tables[1] == tables[2]

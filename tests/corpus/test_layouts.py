@@ -62,11 +62,6 @@ def test_celeb_df_plus_plus_is_read_as_what_it_is(tmp_path):
     assert of_person[made["DaGAN"].path] == {"celeb-df id3", "celeb-df id28"}
 
 
-def test_a_folder_of_version_two_keeps_its_name(tmp_path):
-    MINIATURES["celeb_df"](tmp_path)
-    assert read_corpus(tmp_path).name == "Celeb-DF"
-
-
 def table(root: Path, name: str, content: object) -> None:
     text(root, name, [json.dumps(content)])
 

@@ -10,7 +10,6 @@ from hypothesis import given, reject, settings, strategies as st
 from fvc_lib.corpus.protocols.generators import HELD_OUT, OTHER, SHARES, UNKNOWN, alike_names, held_out
 from fvc_lib.corpus.protocols.matched import CELLS_PER_OCTAVE, LENGTH, matched_videos
 from fvc_lib.corpus.protocols.protocol import (
-    SAME_CONTENT,
     check_protocol,
     folds_tested,
     left_out_table,
@@ -104,30 +103,6 @@ def test_nothing_crosses_and_no_video_is_lost_or_tested_twice(protocol: str, num
             continue
         parts = [set(part["group_id"]) for part in (split.train, split.validation, split.test)]
         assert (parts[0] & parts[1]) | (parts[0] & parts[2]) | (parts[1] & parts[2]) <= leaking
-
-
-def test_kfold_is_what_it_was() -> None:
-    from fvc_lib.corpus.folds import make_folds, split_for_fold
-
-    index, config = corpus(40, 0), config_of("kfold")
-    folds, table = make_folds(index, 3, 0), made(index, config)
-    assert folds_tested(table).equals(folds)
-    for fold in range(3):
-        own, split = training_rows(table, fold).split(fold, **SPLIT), split_for_fold(folds, fold, **SPLIT)
-        for part in ("train", "validation", "test"):
-            assert getattr(own, part)["video_id"].equals(getattr(split, part)["video_id"])
-
-
-@pytest.mark.parametrize("protocol", ["kfold", "leave_one_generator_out"])
-def test_a_content_that_two_corpora_have_counts_once(protocol: str) -> None:
-    index = corpus(60, 4, mixed=0)
-    again = index.head(30).with_columns(video_id="z" + pl.col("video_id"), corpus=pl.lit("other"))
-    table, alone = (made(each, config_of(protocol)) for each in (pl.concat([again, index]), index))
-    copies = pl.col("video_id").str.starts_with("z")
-    assert table.filter(~copies).equals(alone)
-    assert set(table.filter(copies)["part"]) == {"left_out"}
-    assert set(table.filter(copies)["reason"]) == {SAME_CONTENT}
-    assert folds_tested(table).equals(folds_tested(alone))
 
 
 def test_a_generator_is_tested_by_trainings_that_have_seen_none_of_it() -> None:

@@ -192,13 +192,6 @@ def test_a_list_that_is_damaged_is_named_with_its_line(
         read_corpus(tmp_path)
 
 
-def test_a_strange_name_is_listed_with_the_name_that_was_wanted(tmp_path: Path) -> None:
-    MINIATURES["celeb_df"](tmp_path)
-    touch(tmp_path, "Celeb-real/holiday.mp4")
-    rejected = read_corpus(tmp_path).rejected
-    assert rejected.select("path", "reason").rows() == [("Celeb-real/holiday.mp4", "unknown_name")]
-
-
 def test_videos_that_a_list_names_and_the_folder_lacks_are_counted(tmp_path: Path) -> None:
     for name, gone in (("genvidbench", "'Pair2/mora/gone.mp4'"), ("fakeavceleb", "men/id00076/gone.mp4'")):
         MINIATURES[name](tmp_path / name)
@@ -269,15 +262,3 @@ def test_the_command_lists_corpora_and_says_what_a_folder_is(tmp_path: Path) -> 
     assert "is read as celeb_df: 6 videos in 4 stated groups" in shown
     assert "label           real 5, fake 1" in shown
     assert "official split  train 4, test 2" in shown
-
-
-def test_stated_groups_are_counted_of_the_videos_that_are_used(tmp_path: Path) -> None:
-    for name in ("a", "b", "c", "d"):
-        (tmp_path / f"{name}.mp4").write_bytes(b"")
-    rows = "a.mp4,real,1\nb.mp4,fake,1\nc.mp4,fake,2\nd.mp4,,3\n"
-    (tmp_path / "m.csv").write_text(f"path,label,group\n{rows}")
-    shown = CliRunner().invoke(corpora, [str(tmp_path / "m.csv")]).output
-    assert "is read as manifest: 3 videos in 2 stated groups" in shown
-    (tmp_path / "n.csv").write_text("path,label\na.mp4,real\nb.mp4,fake\n")
-    shown = CliRunner().invoke(corpora, [str(tmp_path / "n.csv")]).output
-    assert "2 videos of which no groups are stated" in shown

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fvc_lib.corpus.index import build_index
-from fvc_lib.corpus.rescaling import disk_sentence, expected_bytes, rescaling_notes
+from fvc_lib.corpus.rescaling import expected_bytes, rescaling_notes
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table, write_table
@@ -141,15 +141,6 @@ def test_whether_a_file_is_familiar_is_asked_of_the_files_as_they_came(corpus: C
     assert any("frame rate" in told for told in Familiar.of(corpus.index).reasons(facts))
     run.original_index.unlink()
     assert index_of_files(run).equals(corpus.index)  # of a run that left its videos as they are
-
-
-def test_the_disk_that_rescaled_videos_take_is_told_before_they_are_made(corpus: Corpus, tmp_path: Path) -> None:
-    told = disk_sentence("rescale_480_at_8", str(tmp_path / "not there"), None)
-    assert "about 59 MB a minute" in told
-    assert "GB are free" in told
-    hour = corpus.index.with_columns(duration_seconds=pl.lit(3600.0 / corpus.index.height))
-    write_table(hour, INDEX, tmp_path / "index.parquet")
-    assert "about 3.5 GB for 60 minutes" in disk_sentence("rescale_480_at_8", str(tmp_path), tmp_path / "index.parquet")
 
 
 def test_who_chose_height_and_rate_is_told_what_was_enlarged_or_repeated(corpus: Corpus) -> None:

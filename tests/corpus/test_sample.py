@@ -9,12 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from filelock import FileLock
-from sklearn.ensemble import GradientBoostingClassifier
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import roc_auc_score
-from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from benchmarks.edited_copies import EDITS, LOW_RATE, write_edited
 from fvc_lib.corpus.probing import probe_file
@@ -58,20 +52,6 @@ def made(monkeypatch):
 
     monkeypatch.setattr(sample, "make_event", counting)
     return names
-
-
-def test_a_finished_corpus_is_reused(few_events, made, tmp_path):
-    calls = []
-    manifest = generate_sample_corpus(tmp_path / "new" / "corpus", progress=lambda *call: calls.append(call))
-    total = sum(len(event.clips) for event in few_events)
-    assert calls == [(len(few_events[0].clips), total), (total, total)]
-    before = {path: path.stat().st_mtime_ns for path in manifest.parent.rglob("*")}
-    made.clear()
-    calls.clear()
-    assert generate_sample_corpus(manifest.parent, progress=lambda *call: calls.append(call)) == manifest
-    assert made == []
-    assert calls[-1] == (total, total)
-    assert {path: path.stat().st_mtime_ns for path in manifest.parent.rglob("*")} == before
 
 
 def test_missing_and_damaged_clips_are_made_again(few_events, made, tmp_path):
@@ -135,37 +115,6 @@ def corpus(session_folder: Path) -> Path:
     """Made once for all test processes: whoever comes second waits, and finds it."""
     with FileLock(session_folder / "whole_sample.lock"):
         return generate_sample_corpus(session_folder / "whole_sample")
-
-
-def metadata_features(manifest: Path, rows: list[dict[str, str]]) -> np.ndarray:
-    """(N, F): what a probe tells of each file."""
-    probes = [probe_video(manifest.parent / row["path"]) for row in rows]
-    kinds = [f"{p.codec} {p.container}" for p in probes]
-    one_hot = np.array([[kind == other for other in sorted(set(kinds))] for kind in kinds], float)
-    numbers = [
-        (p.frames_per_second, p.width, p.height, p.num_frames, p.duration_seconds, p.size_bytes, p.bits_per_second,
-         p.size_bytes / (p.width * p.height * p.num_frames))
-        for p in probes
-    ]  # fmt: skip
-    return np.hstack([np.array(numbers, float), one_hot])
-
-
-@pytest.mark.long
-def test_metadata_does_not_give_the_label_away(corpus):
-    rows = rows_of(corpus)
-    features = metadata_features(corpus, rows)
-    labels, groups = np.array([row["label"] == "fake" for row in rows]), [row["group"] for row in rows]
-    models = {
-        "boosting": GradientBoostingClassifier(n_estimators=60, random_state=0),
-        "linear": make_pipeline(StandardScaler(), LogisticRegression()),
-    }
-    for name, model in models.items():
-        scores = []
-        for seed in range(4):
-            folds = StratifiedGroupKFold(5, shuffle=True, random_state=seed)
-            said = cross_val_predict(model, features, labels, groups=groups, cv=folds, method="predict_proba")
-            scores.append(roc_auc_score(labels, said[:, 1]))
-        assert 0.35 < np.mean(scores) < 0.65, f"{name}: AUC {np.round(scores, 3)}"
 
 
 @pytest.mark.long

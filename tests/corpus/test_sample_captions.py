@@ -1,13 +1,9 @@
-import csv
 import hashlib
-import io
 import os
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,9 +18,7 @@ from fvc_lib.corpus.samples.captions import (
     Drawing,
     _levels,
     draw,
-    generate_sample_captions,
     make_clip,
-    manifest_text,
     plan_clips,
 )
 from fvc_lib.corpus.samples.files import decode_frames, split_planes
@@ -43,28 +37,6 @@ def test_no_test_caption_is_read_in_training_but_every_two_of_its_words_are():
     assert not any(captions[a].keys() & captions[b].keys() for a, b in combinations(captions, 2))
     pairs = {pair for parts in captions["train"].values() for pair in combinations(parts, 2)}
     assert {pair for part in captions for parts in captions[part].values() for pair in combinations(parts, 2)} <= pairs
-
-
-def test_some_captions_stand_beside_two_clips_and_every_clip_is_a_drawing_of_its_own():
-    clips = plan_clips()
-    for part, repeated in (("train", 40), ("validation", 0), ("test", 8)):
-        counts = Counter(clip.drawing.caption for clip in clips if clip.part == part)
-        assert Counter(counts.values())[2] == repeated
-        assert max(counts.values()) <= 2
-    assert len({clip.drawing.name for clip in clips}) == len({clip.path for clip in clips}) == len(clips) == 432
-    rows = list(csv.DictReader(io.StringIO(manifest_text(clips))))
-    assert rows[0] == {
-        "path": clips[0].path, "text": clips[0].drawing.caption, "split": clips[0].part, "group": "drawing_000",
-    }  # fmt: skip
-
-
-def test_neither_the_container_nor_the_part_says_what_is_seen():
-    clips = plan_clips()
-    for position, values in enumerate((COLOURS, SHAPES, MOTIONS, GROUNDS)):
-        for value in values:
-            shown = [clip for clip in clips if parts_of(clip.drawing)[position] == value]
-            assert {clip.part for clip in shown} == {"train", "validation", "test"}
-            assert len({clip.drawing.encoding for clip in shown}) == 4
 
 
 @pytest.mark.parametrize("colour", COLOURS)
@@ -102,42 +74,6 @@ def few_clips(monkeypatch):
     clips = plan_clips()[:6]
     monkeypatch.setattr(sample_captions, "plan_clips", lambda: clips)
     return clips
-
-
-@pytest.fixture
-def made(monkeypatch):
-    names = []
-
-    def counting(drawing, make=make_clip):
-        names.append(drawing.name)
-        return make(drawing)
-
-    monkeypatch.setattr(sample_captions, "make_clip", counting)
-    return names
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_a_second_call_makes_only_what_is_missing_or_damaged(few_clips, made, tmp_path):
-    seen = []
-    manifest = generate_sample_captions(tmp_path, progress=lambda *done: seen.append(done))
-    assert manifest == tmp_path / "manifest.csv"
-    assert seen == [(number, 6) for number in range(1, 7)]
-    whole = contents(tmp_path)
-    (tmp_path / few_clips[1].path).unlink()
-    (tmp_path / few_clips[4].path).write_bytes(whole[few_clips[4].path][:-1])
-    (tmp_path / "mine.txt").write_text("kept")
-    made.clear()
-    generate_sample_captions(tmp_path)
-    assert sorted(made) == [few_clips[1].drawing.name, few_clips[4].drawing.name]
-    assert contents(tmp_path) == {**whole, "mine.txt": b"kept"}
-    (tmp_path / "sample_captions.json").write_text('{"version": "0", "sha256": {}}')
-    made.clear()
-    generate_sample_captions(tmp_path)
-    assert len(made) == 6
-    assert contents(tmp_path) == {**whole, "mine.txt": b"kept"}
 
 
 def test_bytes_depend_neither_on_place_nor_on_hash_seed(few_clips, tmp_path):

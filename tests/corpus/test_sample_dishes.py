@@ -9,16 +9,12 @@ from PIL import Image
 
 from fvc_lib.corpus.samples import dishes as sample_dishes
 from fvc_lib.corpus.samples.dishes import (
-    BERRY,
-    COMPOSITIONS,
     DISHES_PER_FOOD,
     PHOTOGRAPHS_PER_DISH,
     SHAPES,
-    SIDE_PIXELS,
     TARGETS,
     Dish,
     generate_sample_dishes,
-    manifest_text,
     photograph,
     plan_dishes,
 )
@@ -46,34 +42,6 @@ def test_the_plan_has_all_foods_and_counts_and_some_things_nobody_wrote_down() -
     assert min(known.values()) >= 5
     assert all(planned.class_label or planned.known for planned in plan)
     assert len({path for planned in plan for path in planned.paths}) == len(plan) * PHOTOGRAPHS_PER_DISH
-
-
-def test_the_manifest_follows_from_what_is_drawn() -> None:
-    plan = plan_dishes()
-    rows = list(csv.DictReader(io.StringIO(manifest_text(plan))))
-    by_name = {planned.dish.name: planned for planned in plan}
-    assert len(rows) == len(plan) * PHOTOGRAPHS_PER_DISH
-    for row in rows:
-        planned = by_name[row["group"]]
-        piece, berry = COMPOSITIONS[planned.dish.food], BERRY
-        pieces, berries = planned.dish.num_pieces, planned.dish.num_berries
-        assert row["class"] == planned.class_label
-        if row["mass_g"]:
-            assert float(row["mass_g"]) == pytest.approx(pieces * piece.mass + berries * berry.mass)
-        if row["calories_kcal"]:
-            grams = {name: float(row[name]) for name in ("protein_g", "carbohydrate_g", "fat_g")}
-            energy = 4 * grams["protein_g"] + 4 * grams["carbohydrate_g"] + 9 * grams["fat_g"]
-            assert float(row["calories_kcal"]) == pytest.approx(energy, abs=0.02)
-        assert bool(row["calories_kcal"]) == bool(row["fat_g"])
-
-
-def test_a_photograph_depends_on_its_dish_and_number_alone() -> None:
-    dish = Dish("d", "toast", 3, 2)
-    first = photograph(dish, 0)
-    assert first == photograph(dish, 0)
-    assert first != photograph(dish, 1)
-    assert decoded(first).shape == (SIDE_PIXELS, SIDE_PIXELS, 3)
-    assert decoded(first).std() > 20
 
 
 def test_neither_mean_colour_nor_file_size_tells_the_food() -> None:

@@ -1,13 +1,10 @@
-import csv
-import io
-
 import numpy as np
 import pytest
 
 from fvc_lib.corpus.samples import forgeries, videos
 from fvc_lib.corpus.samples.forgeries import MANIPULATIONS
 from fvc_lib.corpus.samples.scenes import Shot, draw_camera, generator_for, render_shot
-from fvc_lib.corpus.samples.videos import change_of, changes_text, plan_events
+from fvc_lib.corpus.samples.videos import change_of, plan_events
 
 HEIGHT, WIDTH, FRAMES = 96, 128, 30
 EVENTS = plan_events()
@@ -25,18 +22,6 @@ def donor():
 
 def forge(name, base, donor, seed=0):
     return forgeries.forge(name, base, donor, generator_for("forger", seed))
-
-
-@pytest.mark.parametrize("name", MANIPULATIONS)
-def test_shape_is_kept_and_inputs_are_not_written_to(name, base, donor):
-    before = base.copy(), donor.copy()
-    forged = forge(name, base, donor)
-    assert forged.shape == base.shape
-    assert forged.dtype == np.uint8
-    assert not np.array_equal(forged, base)
-    assert np.array_equal(forged, forge(name, base, donor))
-    assert np.array_equal(base, before[0])
-    assert np.array_equal(donor, before[1])
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -84,14 +69,3 @@ def test_a_crop_of_the_clip_has_its_region_in_its_own_frame():
     mask = np.array(whole.region.masks(event.num_frames, event.height, event.width))
     inside = np.array(change_of(event, crop).region.masks(event.num_frames, height, width))
     assert np.array_equal(inside, mask[:, top : top + height, left : left + width])
-
-
-def test_changes_are_listed_for_every_fake_clip_and_lie_in_it():
-    rows = list(csv.DictReader(io.StringIO(changes_text(EVENTS))))
-    fakes = {clip.path: (event, clip) for event in EVENTS if event.manipulation for clip in event.clips}
-    assert [row["path"] for row in rows] == list(fakes)
-    for row in rows:
-        event, clip = fakes[row["path"]]
-        seconds = event.num_frames / clip.encoding.frames_per_second
-        assert 0 <= float(row["from_seconds"]) < float(row["to_seconds"]) <= seconds + 1e-4
-        assert bool(row["half_width"]) == (event.manipulation in {"region_splice", "local_resynthesis"})

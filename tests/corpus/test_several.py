@@ -1,10 +1,7 @@
 """Several corpora in one index: their names, ids and groups, and what is refused."""
 
-import json
-import shutil
 from pathlib import Path
 
-import av
 import polars as pl
 import pytest
 
@@ -13,7 +10,7 @@ from fvc_lib.corpus.listing import Listing
 from fvc_lib.corpus.several import read_corpora
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.tables import GROUP_LINKS, INDEX, REJECTED, read_table
+from fvc_lib.services.tables import GROUP_LINKS, INDEX, read_table
 from tests.corpus.published import MINIATURES, text, touch
 
 
@@ -72,34 +69,6 @@ def test_several_corpora_are_one_index_in_any_order(corpora, tmp_path):
     assert all((root / path_from_text(path)).is_file() for path in index["path"])
 
 
-def test_sequences_of_pictures_are_indexed_as_videos_and_damaged_ones_left_out(make_video, tmp_path):
-    """WildDeepfake's layout; one fake is a copy of a real whose pictures are numbered otherwise, another one is cut."""
-    video = make_video(tmp_path / "video.mp4", 1, num_frames=12)
-    other = make_video(tmp_path / "other.mp4", 2, num_frames=12)
-    root = tmp_path / "wild"
-    sequences = {"real_train/1/real/0": video, "fake_train/1/fake/3": video, "fake_train/2/fake/0": other}
-    for name, source in sequences.items():
-        (root / name).mkdir(parents=True)
-        with av.open(str(source)) as container:
-            for number, frame in enumerate(container.decode(video=0), start=10 if "fake" in name else 0):
-                size = (80, 60) if "fake" in name else (frame.width, frame.height)
-                frame.to_image().resize(size).save(root / name / f"{number}.png")
-    shutil.copytree(root / "fake_train/2/fake/0", root / "fake_train/2/fake/1")
-    damaged = root / "fake_train/2/fake/1/15.png"
-    damaged.write_bytes(damaged.read_bytes()[:-9])
-    index = indexed([root], tmp_path / "out")
-    rows = {row["path"]: row for row in index.iter_rows(named=True)}
-    assert set(rows) == set(sequences)
-    real, copy = rows["real_train/1/real/0"], rows["fake_train/1/fake/3"]
-    assert real["group_id"] == copy["group_id"] != rows["fake_train/2/fake/0"]["group_id"]
-    assert (real["codec"], real["num_frames"], real["frames_per_second"], real["official_split"]) == (
-        "png", 12, None, "train",
-    )  # fmt: skip
-    rejected = read_table(tmp_path / "out/rejected.parquet", REJECTED)
-    assert rejected.select("path", "reason").rows() == [("fake_train/2/fake/1", "corrupt")]
-    assert "15.png" in rejected["detail"].item()
-
-
 def test_what_is_known_of_a_corpus_is_known_of_it_among_others(corpora, tmp_path):
     indexed(corpora[:1], tmp_path)
     report = build_index(
@@ -108,16 +77,6 @@ def test_what_is_known_of_a_corpus_is_known_of_it_among_others(corpora, tmp_path
         max_rejected_share=0.5,
     )  # fmt: skip
     assert (report.num_known, report.num_indexed) == (3, 6)
-
-
-def test_equal_group_names_of_two_corpora_join_nothing(tmp_path):
-    for name in ("one", "two"):
-        touch(tmp_path, f"{name}/a.mp4", f"{name}/b.mp4")
-        text(tmp_path, f"{name}/manifest.csv", ["path,label,group", "a.mp4,real,1", "b.mp4,fake,1"])
-    listing = read_corpora([tmp_path / "one/manifest.csv", tmp_path / "two/manifest.csv"], tmp_path / "links")
-    assert groups_of(listing) == {
-        "one/a.mp4": "one: 1", "one/b.mp4": "one: 1", "two/a.mp4": "two: 1", "two/b.mp4": "two: 1",
-    }  # fmt: skip
 
 
 def test_deeperforensics_joins_the_sequences_of_faceforensics_and_dfd_is_a_corpus_of_its_own(tmp_path):
@@ -168,21 +127,3 @@ def test_files_outside_a_manifest_s_folder_are_found_among_several_corpora(tmp_p
     assert len(listing.entries) == 5
     found = {(listing.root / path_from_text(entry.path)).resolve() for entry in listing.entries}
     assert found == {path.resolve() for path in tmp_path.rglob("*.mp4") if "links" not in path.parts}
-
-
-def test_the_order_of_corpora_is_no_part_of_a_run_and_their_contents_are(tmp_path):
-    from fvc_lib.execution.plan.fingerprint import corpus_record
-    from fvc_lib.services.parameters import resolve_config
-
-    touch(tmp_path, "one/real/a.mp4", "two/real/b.mp4")
-
-    def record(first: str, *more: str) -> dict[str, str]:
-        values = {"corpus": str(tmp_path / first), "more_corpora": [str(tmp_path / each) for each in more]}
-        return corpus_record(resolve_config(values, environ={}))
-
-    assert record("one", "two") == record("two", "one")
-    assert record("one", "two")["name"] == "one + two"
-    before = json.dumps([record("one"), record("one", "two")])
-    touch(tmp_path, "two/real/c.mp4")
-    assert json.loads(before)[0] == record("one")
-    assert json.loads(before)[1] != record("one", "two")

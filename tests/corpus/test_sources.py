@@ -1,28 +1,17 @@
 import csv
 import os
-from functools import partial
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from fvc_lib.corpus import label_table
 from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Rejections
-from fvc_lib.corpus.image_listing import list_images
-from fvc_lib.corpus.index import build_index
-from fvc_lib.corpus.label_table import find_table, read_label_table, tables_in
+from fvc_lib.corpus.label_table import read_label_table
 from fvc_lib.corpus.listing import CorpusLoader, Listing, listing_of_files, read_corpus
-from fvc_lib.corpus.sources.general.folder import read_label_folders
-from fvc_lib.corpus.sources.general.manifest import read_manifest
-from fvc_lib.corpus.sources.published import read_lines
-from fvc_lib.corpus.video_texts import read_pairs
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import CORPORA
-from fvc_lib.services.run_paths import list_runs
-from fvc_lib.services.tables import REJECTED, read_table
 
 
 def touch(root: Path, *names: str | bytes) -> None:
@@ -41,26 +30,6 @@ def write_csv(path: Path, *rows: tuple[str, ...], encoding: str = "utf-8") -> Pa
 
 def reasons(listing: Listing) -> dict[str, str]:
     return dict(listing.rejected.select("path", "reason").iter_rows())
-
-
-def test_paths_may_be_text_everywhere(tmp_path: Path) -> None:
-    """What a user types: every function that reads or writes a corpus takes text, and says the same as of a Path."""
-    touch(tmp_path, "real/a.mp4", "fake/b.mp4")
-    manifest = write_csv(tmp_path / "list.csv", ("path", "label", "text"), ("real/a.mp4", "real", "a cat"))
-    for read in (read_corpus, read_manifest, read_pairs, read_label_table, read_lines):
-        assert str(read(str(manifest))) == str(read(manifest))
-    for read in (read_corpus, read_label_folders, tables_in):
-        assert str(read(str(tmp_path))) == str(read(tmp_path))
-    assert find_table(str(tmp_path), "") == manifest
-    assert list_images(str(tmp_path))[2] == list_images(tmp_path)[2]
-    out, texts = tmp_path / "out", {name: str(tmp_path / "out" / f"{name}.parquet") for name in ("index", "rejected")}
-    with pytest.raises(DataError, match="no usable"):  # files of one letter
-        build_index(
-            str(tmp_path), index_path=texts["index"], rejected_path=texts["rejected"], work_dir=str(out),
-            near_duplicate_bits=0, max_rejected_share=1.0, workers=1,
-        )  # fmt: skip
-    assert read_table(texts["rejected"], REJECTED).height == 2
-    assert list_runs(str(tmp_path)) == []
 
 
 class TestFolder:
@@ -91,13 +60,6 @@ class TestFolder:
         assert [entry.path for entry in listing.entries] == ["real/a.mp4"]
         assert reasons(listing) == {"real/notes.txt": "unknown_extension", "fake/README": "unknown_extension"}
 
-    def test_folder_names_in_any_case(self, tmp_path: Path) -> None:
-        touch(tmp_path, "Real/a.mp4", "FAKE/b.mp4")
-        assert {(e.path, e.label) for e in read_corpus(tmp_path).entries} == {
-            ("Real/a.mp4", "real"),
-            ("FAKE/b.mp4", "fake"),
-        }
-
     def test_links_out_of_the_corpus_are_refused_by_name(self, tmp_path: Path) -> None:
         touch(tmp_path, "outside/secret.mp4", "corpus/real/a.mp4", "corpus/fake/b.mp4", "corpus/more/c.mp4")
         corpus = tmp_path / "corpus"
@@ -126,11 +88,6 @@ class TestFolder:
         assert reasons(read_corpus(corpus)) == {"fake": "outside_corpus", "real/self": "linked_folder"}
         listing = read_corpus(corpus, allow_outside=True)
         assert [entry.path for entry in listing.entries] == ["fake/a.mp4", "fake/deep/b.mp4", "real/c.mp4"]
-
-    def test_a_label_folder_that_is_a_link_is_not_walked(self, tmp_path: Path) -> None:
-        touch(tmp_path, "outside/a.mp4", "corpus/fake/b.mp4")
-        (tmp_path / "corpus/real").symlink_to(tmp_path / "outside")
-        assert reasons(read_corpus(tmp_path / "corpus")) == {"real": "outside_corpus"}
 
     def test_only_regular_files_are_opened(self, tmp_path: Path) -> None:
         touch(tmp_path, "real/a.mp4")
@@ -184,13 +141,6 @@ class TestManifest:
         assert (first.generator, first.real_source, first.attributes) == (None, "youtube", '{"compression": "c23"}')
         assert (second.generator, second.manipulation, second.real_source) == ("sora", "sora", None)
         assert second.attributes == '{"compression": "c40", "race": "unknown"}'
-
-    @pytest.mark.parametrize("path_column", ["path", "video_path"])
-    @pytest.mark.parametrize("group_column", ["group", "group_id"])
-    def test_column_names(self, tmp_path: Path, path_column: str, group_column: str) -> None:
-        touch(tmp_path, "a.mp4")
-        manifest = write_csv(tmp_path / "m.csv", (path_column, group_column, "label"), ("a.mp4", "g", "real"))
-        assert [(e.path, e.stated_group) for e in read_corpus(manifest).entries] == [("a.mp4", "g")]
 
     @pytest.mark.parametrize(
         ("header", "message"),
@@ -276,19 +226,6 @@ class TestManifest:
         assert reason == "missing_video"
         assert ascii(there) in detail
 
-    def test_a_path_of_windows_is_told_how_paths_are_written(self, tmp_path):
-        touch(tmp_path, "b.mp4")
-        rows = [("C:\\data\\a.mp4", "real"), ("b.mp4", "fake"), ("gone.mp4", "fake")]
-        details = read_corpus(write_csv(tmp_path / "m.csv", ("path", "label"), *rows)).rejected["detail"]
-        assert ["'/' between folders" in detail for detail in details] == [True, False]
-
-    def test_two_files_whose_names_look_alike_are_two(self, tmp_path):
-        names = ("caf\u00e9.mp4", "cafe\u0301.mp4")
-        touch(tmp_path, *names)
-        rows = zip(names, ("real", "fake"), strict=True)
-        listing = read_corpus(write_csv(tmp_path / "m.csv", ("path", "label"), *rows))
-        assert {entry.path: entry.label for entry in listing.entries} == dict(zip(names, ("real", "fake"), strict=True))
-
     def test_a_link_to_nothing_is_called_one_in_manifests_and_folders(self, tmp_path):
         touch(tmp_path, "corpus/real/a.mp4", "corpus/fake/b.mp4")
         links = {"x.mp4": "gone.mp4", "y": "/nowhere/y", "z.mp4": "/nowhere/z.mp4", "w.mp4": "w.mp4"}
@@ -367,14 +304,6 @@ class TestManifest:
         }
         assert listing.memberships == (("a.mp4", "g1"), ("a.mp4", "g2"))
 
-    def test_rows_with_too_many_or_too_few_cells_are_not_guessed(self, tmp_path: Path) -> None:
-        touch(tmp_path, "a", "a.mp4")
-        manifest = tmp_path / "m.csv"
-        manifest.write_text("path,label\na, b.mp4,real\na.mp4\na.mp4,real\n\n")
-        listing = read_corpus(manifest)
-        assert [entry.row for entry in listing.entries] == [3]
-        assert listing.rejected["reason"].to_list() == ["malformed_row"] * 2
-
     def test_byte_order_mark_quotes_newlines_and_foreign_bytes(self, tmp_path: Path) -> None:
         names = ['a "b", c.mp4', "two\nlines.mp4", "=cmd().mp4", os.fsdecode(b"caf\xe9.mp4")]
         touch(tmp_path, *names)
@@ -414,20 +343,6 @@ class TestManifest:
         manifest.write_bytes(b"path,label\nnul\0.mp4,real\n" + b"x" * 5000 + b".mp4,fake\n")
         assert sorted(read_corpus(manifest).rejected["reason"]) == ["no_path", "unreadable"]
 
-    def test_the_listing_does_not_depend_on_where_it_lies_or_is_read_from(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        listings = []
-        for place in ("one", "two/deeper"):
-            touch(tmp_path / place, "a.mp4")
-            write_csv(
-                tmp_path / place / "m.csv", ("path", "label"), ("a.mp4", "real"), ("gone.mp4", "fake"), ("..", "real")
-            )
-            monkeypatch.chdir(tmp_path / place)
-            listings.append(read_corpus(Path("m.csv")))
-        assert listings[0].entries == listings[1].entries
-        assert listings[0].rejected.equals(listings[1].rejected)
-
 
 @pytest.mark.parametrize("name", ["missing", "missing.csv", "empty", "notes.txt", "half"])
 def test_what_is_no_corpus_is_told_the_accepted_shapes(tmp_path: Path, name: str) -> None:
@@ -437,12 +352,6 @@ def test_what_is_no_corpus_is_told_the_accepted_shapes(tmp_path: Path, name: str
         read_corpus(tmp_path / name)
     for shape in ("'real/' and 'fake/'", "CSV or Parquet manifest", "FVC_dup.csv"):
         assert shape in str(caught.value)
-
-
-def test_a_folder_with_a_manifest_in_it_is_pointed_to_it(tmp_path: Path) -> None:
-    write_csv(tmp_path / "manifest.csv", ("path", "label"))
-    with pytest.raises(UsageError, match=r"Did you mean .*manifest\.csv"):
-        read_corpus(tmp_path)
 
 
 def test_the_real_manifest(shared: Path) -> None:
@@ -482,14 +391,6 @@ def test_a_parquet_file_that_unpacks_to_far_more_than_it_is_is_refused_before_it
         assert path.stat().st_size < 100_000
         with pytest.raises(UsageError, match=rf"{name}\.parquet: (its cells take more than|cannot be unpacked)"):
             read_corpus(path)
-
-
-def test_a_parquet_file_whose_reading_takes_more_memory_than_a_worker_has_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / "a.parquet"
-    pl.DataFrame({"path": ["x" * 300_000_000], "label": ["real"]}).write_parquet(path)
-    monkeypatch.setattr(label_table, "run_isolated", partial(run_isolated, memory_bytes=900 << 20))
-    with pytest.raises(UsageError, match=r"a\.parquet: cannot be unpacked"):
-        read_corpus(path)
 
 
 def test_parquet_cells_are_text_as_those_of_csv(tmp_path):

@@ -91,13 +91,6 @@ def test_labels_groups_and_parts_are_read_beside_each_video(tars):
     assert "1 videos are labelled neither real nor fake (1 x '7') and not used" in listing.notes[0]
 
 
-def test_a_tar_alone_is_a_corpus_whose_videos_are_read_where_they_lie(tars):
-    listing = read_corpus(tars / "a-001.tar")
-    assert [entry.path for entry in listing.entries] == ["a-001.tar/s3.mp4"]
-    frames = decode_clip(listing.root / listing.entries[0].path, 3, 16).frames
-    assert frames.tolist() == decode_clip(tars.parent / "videos" / "3.mp4", 3, 16).frames.tolist()
-
-
 def test_tars_without_a_usable_label_are_refused_with_what_to_write(tars, tmp_path):
     with pytest.raises(DataError, match=r"labelled real or fake; got 1 x '7'.*KEY\.cls.*label_map "):
         read_corpus(write_tar(tmp_path / "b.tar", {"s.mp4": b"", "s.cls": "7"}))
@@ -248,11 +241,6 @@ def test_what_webdatasets_own_writer_wrote_is_read(tmp_path):
     ]
     assert probe_video(listing.root / listing.entries[0].path).num_frames == 8
     assert listing.rejected["path"].to_list() == ["two_samples.tar/set/000001.pyd"]
-
-
-def test_a_folder_without_a_tar_is_told_what_corpora_look_like(tmp_path):
-    with pytest.raises(UsageError, match=r"a tar, a folder of tars or a pattern like .* with KEY\.mp4"):
-        read_corpus(tmp_path)
 
 
 def test_texts_stand_beside_videos_in_txt_or_json(tmp_path, make_video):

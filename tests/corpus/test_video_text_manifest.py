@@ -4,11 +4,10 @@ import os
 import unicodedata
 from pathlib import Path
 
-import polars as pl
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.corpus.label_table import find_table, read_label_table
+from fvc_lib.corpus.label_table import read_label_table
 from fvc_lib.corpus.video_texts import PairListing, normalised_text, read_pairs
 from fvc_lib.services.errors import UsageError
 
@@ -63,19 +62,6 @@ def test_any_separator_separates(separator, content, mark, tmp_path):
     assert [row.row for row in listing.rows] == [1, 2]
     assert listing.num_rows == 2
     assert listing.root == tmp_path
-
-
-def test_tsv_has_tabs_and_parquet_no_separator(tmp_path):
-    touch(tmp_path, "a.mp4")
-    assert pairs(read_pairs(manifest_of(tmp_path, "path\ttext\na.mp4\tone, two\n", "m.tsv"), ",")) == [
-        ("a.mp4", "one, two")
-    ]
-    table = {"video": ["a.mp4", None], "caption": ["one,\n two", "three"], "split": ["val", "test"]}
-    pl.DataFrame(table).write_parquet(tmp_path / "m.parquet")
-    listing = read_pairs(tmp_path / "m.parquet", "α")
-    assert pairs(listing) == [("a.mp4", "one, two")]
-    assert listing.rows[0].part == "validation"
-    assert reasons(listing) == [(2, "", "no_path")]
 
 
 _CELLS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=8)
@@ -171,13 +157,6 @@ def test_rows_that_cannot_be_used_are_named_with_their_row(tmp_path):
     assert listing.rejections.frame().height == 10
 
 
-def test_space_around_a_path_counts_only_where_the_file_has_it(tmp_path):
-    touch(tmp_path, " a.mp4", "b.mp4")
-    listing = read_pairs(manifest_of(tmp_path, "path , text\n a.mp4,x\n b.mp4 ,y\n c.mp4 ,z\n"), ",")
-    assert pairs(listing) == [(" a.mp4", "x"), ("b.mp4", "y")]
-    assert reasons(listing) == [(3, "c.mp4", "missing_video")]
-
-
 def test_groups_are_known_of_missing_files_too(tmp_path):
     touch(tmp_path, "a.mp4")
     content = "path,text,group\na.mp4,x,g1\ngone.mp4,y,g1\ngone.mp4,y,g2\n../out.mp4,z,g3\na.mp4,,g4\na.mp4,x,nan\n"
@@ -191,22 +170,3 @@ def test_a_normalised_text_stays_what_it_is(text):
     assert normalised_text(once) == once
     assert normalised_text(f" \n{text}\t ") == once
     assert normalised_text(unicodedata.normalize("NFD", text)) == once
-
-
-def test_texts_that_look_alike_are_one_and_case_counts():
-    assert normalised_text(" a  red\u00a0ring\r\n moves ") == "a red ring moves"
-    assert normalised_text("cafe\u0301") == normalised_text("café")
-    assert normalised_text("Red") != normalised_text("red")
-
-
-def test_a_folder_holds_one_manifest(tmp_path):
-    with pytest.raises(UsageError, match="no such file"):
-        find_table(tmp_path / "none", "")
-    with pytest.raises(UsageError, match="wanted one manifest"):
-        find_table(tmp_path, "")
-    first = manifest_of(tmp_path, "path,text\n", "captions.TSV")
-    manifest_of(tmp_path, "read me", "NOTICE.txt")
-    assert find_table(tmp_path, "") == find_table(first, "") == first
-    manifest_of(tmp_path, "path,text\n", "more.csv")
-    with pytest.raises(UsageError, match=r"'captions\.TSV', 'more\.csv'.*Name the one"):
-        find_table(tmp_path, "")

@@ -7,7 +7,6 @@ import polars as pl
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from fvc_lib.corpus.copies.perceptual_hash import perceptual_hash
 from fvc_lib.corpus.corpus_files import Rejections
 from fvc_lib.corpus.probing import ProbeResult
 from fvc_lib.corpus.samples import captions as sample_captions
@@ -15,11 +14,9 @@ from fvc_lib.corpus.samples.captions import plan_clips
 from fvc_lib.corpus.video_texts import PairListing, PairRow, VideoTextIndex, _index, index_video_texts, video_text_root
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
+from fvc_lib.services.errors import DataError, LeakageError, StoppedError
 from fvc_lib.services.tables import PARTS, REJECTED, VIDEO_TEXTS, check_table, read_table
 from fvc_lib.video.decode.probe import VideoProbe
-from tests.corpus.test_footage_likeness import GREEN, PLAIN, YELLOW, drawn
-from tests.corpus.test_near_duplicates import noisy
 
 CONFIG = RunConfig(task="video_text")
 PROBE = VideoProbe("h264", "mov", "yuv420p", 64, 64, 8.0, 12, 1.5, 0, False, 1000, None)
@@ -60,18 +57,6 @@ def test_equal_texts_are_one_and_a_video_may_have_several():
     assert index.notes[1].startswith("4 texts stand beside several videos, at most 3.")
     assert index.notes[2] == "1 videos have several texts, at most 2."
     assert any("3 of the 3 different test texts (3 of 3 test pairs) also stand" in note for note in index.notes)
-
-
-def test_files_of_one_content_are_one_video():
-    rows = [("b", "x", "train", None), ("a", "y", None, None), ("a", "x", "train", None), *SPLIT]
-    index = indexed(rows, [probe_of("a", "same"), probe_of("b", "same")])
-    same = index.pairs.filter(path="a")
-    assert sorted(same["text"]) == ["x", "y"]
-    assert set(same["video_id"]) == {hashlib.sha256(b"same").hexdigest()[:16]}
-    assert set(same["part"]) == {"train"}
-    assert index.pairs.filter(path="b").is_empty()
-    assert [(row["row"], row["reason"]) for row in index.rejected.iter_rows(named=True)] == [(1, "duplicate_pair")]
-    assert "1 files have the content of another one: their texts stand beside that video." in index.notes
 
 
 def test_groups_join_what_is_stated_and_what_is_the_same_file():
@@ -122,17 +107,6 @@ def test_the_order_of_the_rows_does_not_matter_and_no_group_is_on_two_sides(draw
         assert first.pairs.group_by(column).agg(pl.col("part").n_unique())["part"].max() == 1
     assert first.pairs.height + first.rejected.height == len(rows)
     assert check_table(first.rejected, REJECTED, "test").filter(pl.col("reason") != "duplicate_pair").is_empty()
-
-
-def test_drawn_clips_that_differ_in_colour_or_movement_are_not_left_out_as_copies():
-    clips = {"green": (GREEN, "right"), "yellow": (YELLOW, "right"), "back": (GREEN, "left")}
-    hashes = {name: perceptual_hash(drawn(PLAIN, *clip)) for name, clip in clips.items()}
-    hashes["again"] = perceptual_hash(noisy(drawn(PLAIN, *clips["green"]), 3))
-    rows = [("green", "x", "test", None), *((name, "y", "train", None) for name in ("yellow", "back", "again")), *SPLIT]
-    index = indexed(rows, [probe_of(name, hashed=text) for name, text in hashes.items()])
-    assert index.rejected.select("path", "reason").rows() == [("again", "copy_across_split")]
-    groups = dict(index.pairs.select("path", "group_id").iter_rows())
-    assert len({groups[name] for name in clips}) == 3
 
 
 def test_training_copies_of_what_is_tested_on_are_left_out_and_said():
@@ -235,13 +209,6 @@ class TestOnFiles:
         apart = index_video_texts(config.model_copy(update={"near_duplicate_bits": 0}))
         assert "near 0.mp4" in set(apart.pairs["path"])
 
-    def test_a_corpus_that_is_none_is_refused(self, tmp_path):
-        for corpus in (tmp_path / "none", tmp_path):
-            with pytest.raises(UsageError, match="corpus"):
-                index_video_texts(CONFIG.model_copy(update={"corpus": str(corpus)}))
-            with pytest.raises(UsageError, match="corpus"):
-                video_text_root(CONFIG.model_copy(update={"corpus": str(corpus)}))
-
     def test_without_a_corpus_the_generated_one_is_read(self, tmp_path, monkeypatch):
         by_part = {part: [clip for clip in plan_clips() if clip.part == part][:2] for part in PARTS}
         monkeypatch.setattr(sample_captions, "plan_clips", lambda: [clip for part in PARTS for clip in by_part[part]])
@@ -258,17 +225,6 @@ class TestOnFiles:
         assert set(index.pairs["text"]) == {clip.drawing.caption for part in PARTS for clip in by_part[part]}
         assert set(index.pairs["split_source"]) == {"official"}
         assert any(note.startswith("None of the 2 different test texts") for note in index.notes)
-
-
-@pytest.mark.long
-def test_no_two_clips_of_the_generated_corpus_look_alike(tmp_path):
-    """So the default search for near-duplicates leaves its official split whole."""
-    config = RunConfig(task="video_text", data_dir=str(tmp_path), cache_dir=str(tmp_path / "cache"))
-    index = index_video_texts(config)
-    assert index.rejected.is_empty()
-    assert dict(index.pairs["part"].value_counts().iter_rows()) == {"train": 320, "validation": 40, "test": 72}
-    assert index.pairs["group_id"].n_unique() == 432
-    assert any(note.startswith("None of the 64 different test texts") for note in index.notes)
 
 
 def test_real_clips_become_pairs(shared, tmp_path):
