@@ -1,4 +1,4 @@
-"""CSV and Parquet tables that users bring, read as text: their columns, their rows, and the files that these name."""
+"""CSV and Parquet tables of users, read as text: columns, rows, and the files that rows name."""
 
 import csv
 import difflib
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections, joined
+from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections, joined, some_of
 from fvc_lib.corpus.frame_names import LAYOUT, picture_folders
 from fvc_lib.corpus.listing import attributes_text
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_from_text
@@ -24,13 +24,14 @@ from fvc_lib.video.decode.file_parts import picture_names
 
 GROUP_COLUMNS = ("group", "group_id")
 SPLIT_COLUMNS = ("split", "part")
-# What parts of a split are called, in lower case.
+SOURCE_COLUMNS = ("real_source", "source")
+# Names of the parts of a split, in lower case.
 PART_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
               "val": "validation", "dev": "validation", "test": "test", "testing": "test"}  # fmt: skip
 SEPARATORS = (",", ";", "\t")
 SUFFIXES = (".csv", ".tsv", ".parquet")
 PREFERRED_NAMES = ("manifest.csv", "manifest.parquet")
-# What programs write for "no value"; str(NaN) must not put all ungrouped rows into one group called "nan".
+# Spellings of "no value"; str(NaN) must not put all ungrouped rows into one group called "nan".
 _MISSING = frozenset({"", "nan", "null", "none", "<na>"})
 
 
@@ -38,14 +39,13 @@ _MISSING = frozenset({"", "nan", "null", "none", "<na>"})
 class LabelTable:
     """A table of text cells."""
 
-    name: str  # the file's name, for messages
+    name: str  # of the file, for messages
     columns: tuple[str, ...]  # stripped column names
-    # One tuple of cells per data row, or None where the number of cells is not the header's.
-    rows: tuple[tuple[str, ...] | None, ...]
-    separator: str = ""  # between its columns; empty: a Parquet table has none
+    rows: tuple[tuple[str, ...] | None, ...]  # cells of each data row; None: their number is not the header's
+    separator: str = ""  # between columns; empty: a Parquet table
 
     def records(self, wanted: Sequence[str | None], rejections: Rejections) -> Iterator[tuple[int, dict[str, str]]]:
-        """Yield (1-based row number, cells of the ``wanted`` columns that exist); malformed rows are refused."""
+        """Yield (1-based row number, cells of the existing ``wanted`` columns); reject malformed rows."""
         places = [(name, self.columns.index(name)) for name in wanted if name in self.columns]
         for number, row in enumerate(self.rows, start=1):
             if row is None:
@@ -55,25 +55,25 @@ class LabelTable:
                 yield number, {name: row[place] for name, place in places if name is not None}
 
     def require(self, alternatives: Sequence[str]) -> str:
-        """The one column of ``alternatives`` that the table has.
+        """Return the column of ``alternatives`` that the table has.
 
         Raises:
-            UsageError: none or several of them exist; the message names the columns found.
+            UsageError: it has none or several of them.
         """
         present = self.optional(alternatives)
         if present is not None:
             return present
         wanted = " or ".join(repr(name) for name in alternatives)
-        found = ", ".join(repr(name) for name in self.columns) or "none"
         near = did_you_mean(alternatives[0], self.columns) or did_you_mean(alternatives[-1], self.columns)
         hint = f"{near} Rename that column." if near else ""
-        raise UsageError(f"{self.name}: wanted a column {wanted}, found {found}.{hint}")
+        columns = ", ".join(map(repr, self.columns)) or "none"
+        raise UsageError(f"{self.name}: wanted a column {wanted}, found {columns}.{hint}")
 
     def optional(self, alternatives: Sequence[str]) -> str | None:
-        """The column of ``alternatives`` that the table has, or None.
+        """Return the column of ``alternatives`` that the table has, or None.
 
         Raises:
-            UsageError: it has several of them, so that it is not clear which one is meant.
+            UsageError: it has several of them.
         """
         present = [name for name in alternatives if name in self.columns]
         if len(present) > 1:
@@ -82,19 +82,15 @@ class LabelTable:
         return present[0] if present else None
 
     def refuse_misspelt(self, known: Iterable[str]) -> None:
-        """Stop where a column that nobody reads is named nearly like one that is read, ``known``.
+        """Raise ``UsageError`` if an unread column is named nearly like a ``known`` one.
 
-        A name that goes on behind a known one, such as ``label_basis``, is taken for another column.
-
-        Raises:
-            UsageError: the message names both.
+        A known name with a suffix, such as ``label_basis``, is another column.
         """
         known = tuple(known)
         for name in self.columns:
             if not name or name in known or name.lower().startswith(tuple(f"{each}_" for each in known)):
                 continue
-            near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8)
-            if near:
+            if near := difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.8):
                 raise UsageError(
                     f"{self.name}: the column {name!r} is not known. Did you mean {near[0]!r}? Rename it to that, or, "
                     "to have it ignored, to something that looks less like it."
@@ -107,12 +103,12 @@ class FileRow:
 
     number: int  # 1-based
     path: str  # table text, relative to the root of the corpus
-    refusal: Refusal | None  # why there is no such file, if there is none
+    refusal: Refusal | None  # of the file
     cells: Mapping[str, str]  # by column
     name: str  # of the row, for messages
 
     def why_not(self, *others: Refusal | None) -> Refusal | None:
-        """Why the row is not used: its own refusal or the first of ``others``; the detail names the row."""
+        """Return the row's own refusal or the first of ``others``, with the row in its detail."""
         refusal = next(filter(None, (self.refusal, *others)), None)
         return refusal and Refusal(refusal.reason, f"{self.name}: {refusal.detail}")
 
@@ -125,22 +121,21 @@ def file_rows(
     others: Sequence[str | None] = (),
     below: str = "",
 ) -> Iterator[FileRow]:
-    """The well-formed rows of a manifest, each with its file looked up.
+    """Yield the well-formed rows of a manifest with their files looked up.
 
     Args:
         table: the manifest.
         files: of the corpus.
         rejections: receives malformed rows.
-        path_column: has paths relative to the folder ``below``. Space around one counts only where the file has it.
-        others: further columns wanted in ``cells``, as far as they exist.
+        path_column: has paths relative to the folder ``below``. Space around a path counts only if the file has it.
+        others: further columns of ``cells``, if they exist.
         below: the manifest's folder below the root.
     """
     for number, cells in table.records([path_column, *others], rejections):
-        path, refusal = _located(files, cells[path_column], below)
-        if refusal is not None:
-            bare = cells[path_column].strip()
-            if bare != cells[path_column]:
-                path, refusal = _located(files, bare, below)
+        raw = cells[path_column]
+        path, refusal = _located(files, raw, below)
+        if refusal is not None and raw.strip() != raw:
+            path, refusal = _located(files, raw.strip(), below)
         yield FileRow(number, path, refusal, cells, f"{table.name} row {number}")
 
 
@@ -152,10 +147,6 @@ def _located(files: CorpusFiles, raw: str, below: str) -> tuple[str, Refusal | N
     return path, files.check(str(path_from_text(path)))
 
 
-_JOINED = "that are frames: each folder of them is one video, of all pictures that lie in it."
-_SINGLE = "of no folder of one video: each of them is a video of one frame, in the group that its row states."
-
-
 def join_frames(
     files: CorpusFiles,
     rows: Sequence[Entry],
@@ -163,22 +154,22 @@ def join_frames(
     words: Iterable[str],
     rejections: Rejections,
 ) -> tuple[list[Entry], list[str | Refusal], tuple[str, ...]]:
-    """Make one row of those whose pictures share a folder: it is a video, and all pictures in it are its frames.
+    """Make one row, a video, of the rows whose pictures share a folder.
 
-    Pictures that are not the frames of one video stay videos of one frame where their rows state a group, and are
-    refused where they do not.
+    Pictures that are not the frames of one video stay videos of one frame if their rows state a group, else they are
+    refused.
 
     Args:
         files: of the corpus.
         rows: of the label source.
-        places: for each the path of its file as table text, or why there is none.
-        words: what the label source calls its labels: folders of that name hold many videos.
-        rejections: receives refused pictures, and missing ones of a video that has others.
+        places: the path of each row's file as table text, or a refusal.
+        words: labels as the label source writes them: folders of that name hold many videos.
+        rejections: receives refused pictures, and missing pictures of a video.
 
     Returns:
-        The rows that are left, their places, and sentences with counts.
+        The remaining rows, their places, and notes with counts.
     """
-    left, found, counts = dict(enumerate(rows)), list(places), Counter[str]()
+    left, found, counts = dict(enumerate(rows)), list(places), Counter[bool]()
     for folder, numbers, problem in picture_folders(
         [row.path for row in rows],
         [replace(row, path="", source_id="", row=None, attributes=None, links=()) for row in rows],
@@ -186,48 +177,72 @@ def join_frames(
         lambda folder: map(escape_text, picture_names(files.root / path_from_text(folder)) if folder else ()),
     ):
         first = next((number for number in numbers if isinstance(places[number], str)), numbers[0])
-        kept = {number for number in numbers if rows[number].stated_group} if problem else {first}
-        counts[_SINGLE if problem else _JOINED] += len(kept if problem else numbers)
-        for number in set(numbers).difference(kept):
+        remaining = {number for number in numbers if rows[number].stated_group} if problem else {first}
+        counts[not problem] += len(remaining if problem else numbers)
+        for number in set(numbers).difference(remaining):
             row, refusal = left.pop(number), places[number]
             if problem and isinstance(refusal, str):
-                refusal = Refusal(
-                    "unassigned_picture",
-                    f"{row.origin} row {row.row}: {problem}. {LAYOUT}; or name it in column 'group'.",
-                )
+                where = f"{row.origin} row {row.row}: {problem}"
+                refusal = Refusal("unassigned_picture", f"{where}. {LAYOUT}; or name it in column 'group'.")
             if isinstance(refusal, Refusal):
                 rejections.add(row, refusal)
         if not problem:
             common = set.intersection(*(set(json.loads(rows[each].attributes or "{}").items()) for each in numbers))
             left[first] = replace(rows[first], path=folder, source_id=folder, attributes=attributes_text(dict(common)))
             found[first] = places[first] if isinstance(places[first], Refusal) else files.check(folder) or folder
-    notes = tuple(f"{count:,} rows name pictures {what}" for what, count in counts.items() if count)
-    return list(left.values()), [found[number] for number in left], notes
+    notes = []
+    if counts[True]:
+        notes.append(f"{counts[True]:,} rows name frames: each folder of them is one video, of all pictures in it.")
+    if counts[False]:
+        notes.append(f"{counts[False]:,} rows name pictures of no video: each is a video of one frame, in its group.")
+    return list(left.values()), [found[number] for number in left], tuple(notes)
 
 
-def cell_text(cells: Mapping[str, str], column: str | None) -> str | None:
-    """The stripped cell as table text, or None where the column is absent or the cell means "no value"."""
-    value = cells.get(column, "").strip() if column is not None else ""
-    return None if value.lower() in _MISSING else escape_text(value)
+def cell_text(cells: Mapping[str, str], *columns: str | None) -> str | None:
+    """Return the first cell of ``columns`` with a value, stripped, as table text; None if there is none."""
+    values = (cells.get(column, "").strip() for column in columns if column is not None)
+    return next((escape_text(value) for value in values if value.lower() not in _MISSING), None)
 
 
-def stated_part(cells: Mapping[str, str], column: str | None) -> tuple[str | None, Refusal | None]:
-    """The part of the split that a cell states, if any, and why its text is no part."""
-    said = cell_text(cells, column)
-    if said is None or said.lower() in PART_NAMES:
-        return said and PART_NAMES[said.lower()], None
-    return None, Refusal("unknown_split", f"got the part {said!r}, wanted train, validation, test or nothing.")
+def stated_part(cells: Mapping[str, str], *columns: str | None) -> tuple[str | None, Refusal | None]:
+    """Return the part of the split that a cell states, if any, and a refusal of other text."""
+    text = cell_text(cells, *columns)
+    if text is None or text.lower() in PART_NAMES:
+        return text and PART_NAMES[text.lower()], None
+    return None, Refusal("unknown_split", f"got the part {text!r}, wanted train, validation, test or nothing.")
+
+
+def entry_of(
+    cells: Mapping[str, str], path: str, label: str | None, row: int, origin: str
+) -> tuple[Entry, Refusal | None]:
+    """Return the entry that ``cells`` describe in the columns of a manifest, and a refusal of an unknown part."""
+    part, no_part = stated_part(cells, *SPLIT_COLUMNS)
+    generator = cell_text(cells, "generator")
+    entry = Entry(
+        path=path,
+        label=label,
+        source_id=path,
+        stated_group=cell_text(cells, *GROUP_COLUMNS),
+        manipulation=cell_text(cells, "manipulation") or generator,
+        platform=cell_text(cells, "platform"),
+        row=row,
+        origin=origin,
+        generator=generator,
+        real_source=cell_text(cells, *SOURCE_COLUMNS),
+        official_split=part,
+    )
+    return entry, no_part
 
 
 def tables_in(folder: AnyPath) -> list[str]:
-    """Names of the tables in ``folder``; only those called manifest where there are any."""
+    """Return the names of the tables in ``folder``; only those called manifest if there are any."""
     names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
     preferred = [name for name in names if name in PREFERRED_NAMES]
     return preferred or [name for name in names if name.lower().endswith(SUFFIXES) and not name.startswith(".")]
 
 
 def find_table(corpus: AnyPath, accepted: str) -> Path:
-    """The manifest that ``corpus`` is or, as a folder, holds; ``accepted`` says what it has to look like.
+    """Return the manifest that ``corpus`` is or, as a folder, holds; ``accepted`` describes one.
 
     Raises:
         UsageError: there is none, or the folder holds several.
@@ -237,75 +252,78 @@ def find_table(corpus: AnyPath, accepted: str) -> Path:
         if not corpus.exists():
             raise UsageError(f"corpus {str(corpus)!r}: no such file or folder. {accepted}")
         return corpus
-    found = tables_in(corpus)
-    if len(found) == 1:
-        return corpus / found[0]
-    got = ", ".join(repr(name) for name in found[:10]) or f"no {', '.join(SUFFIXES)} file"
-    advice = "Name the one that is meant as corpus." if found else accepted
+    tables = tables_in(corpus)
+    if len(tables) == 1:
+        return corpus / tables[0]
+    got = some_of(tables, 10) or f"no {', '.join(SUFFIXES)} file"
+    advice = "Name the right one as corpus." if tables else accepted
     raise UsageError(f"corpus {str(corpus)!r}: a folder with {got}, wanted one manifest in it. {advice}")
 
 
 def read_label_table(path: AnyPath, separator: str = ",") -> LabelTable:
-    r"""Read text in UTF-8 (BOM allowed) or UTF-16, its columns separated by ``separator``, or a Parquet file, as text.
+    r"""Read a table as text: UTF-8 (BOM allowed) or UTF-16 text, or Parquet.
 
-    The default stands for whichever of comma, semicolon and tab the header has most of.
-    Bytes that are not UTF-8 are kept as surrogate escapes, so that they still name their file. With one character (any,
-    also one like ``α``) cells are quoted as in CSV: RFC 4180, lines may break inside quotes. With several, as in
-    ``a.mp4 ||| he said "go"``, a quote is a letter like any other, each line is a row, and space around a cell is
-    dropped. ``\t``, as a command line gives it, is a tab.
+    Bytes that are not UTF-8 are kept as surrogate escapes, so that they still name their file. With a ``separator`` of
+    one character cells are quoted as in CSV (RFC 4180). With several, as in ``a.mp4 ||| he said "go"``, a quote is a
+    letter, each line is a row, and space around a cell is dropped.
+
+    Args:
+        path: of the table.
+        separator: between columns. The default is whichever of comma, semicolon and tab the header has most of;
+            ``\t`` is a tab.
 
     Raises:
-        UsageError: unreadable, not of that format, without header, with a column named twice, or a separator that
-            cannot be one.
+        UsageError: unreadable, of another format, without header, with a column named twice, or an unusable separator.
     """
     path = Path(path)
     separator = separator.replace("\\t", "\t")
     if not separator or any(mark in separator for mark in '\r\n"'):
         raise UsageError(f"manifest_separator: got {separator!r}, wanted text without quotes and line breaks.")
-    is_parquet = path.suffix.lower() == ".parquet"
     try:
-        columns, rows, found = _from_parquet(path) if is_parquet else _from_text(path, path.read_bytes(), separator)
+        if path.suffix.lower() == ".parquet":
+            lines, separator = _parquet_lines(path), ""
+        else:
+            lines, separator = _text_lines(path, separator)
     except OSError as error:
         raise UsageError(f"manifest {str(path)!r}: {error.strerror}. Give a readable CSV or Parquet file.") from error
-    twice = sorted({name for name in columns if name and columns.count(name) > 1})
-    if twice:
-        raise UsageError(f"{path.name}: the column {twice[0]!r} exists twice. Keep one of them.")
-    return LabelTable(path.name, columns, rows, found)
-
-
-_Content = tuple[tuple[str, ...], tuple[tuple[str, ...] | None, ...], str]  # of ``LabelTable``
-
-
-def _from_text(path: Path, content: bytes, separator: str) -> _Content:
-    try:
-        is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
-        text = content.decode("utf-16") if is_utf16 else content.decode("utf-8-sig", "surrogateescape")
-    except UnicodeDecodeError as error:
-        problem = f"begins as UTF-16 text and is none: {error.reason}"
-        raise UsageError(f"{path.name}: {problem}. Save it in UTF-8.") from error
-    # Spreadsheets are told the separator by a first line such as sep=;
-    if separator == "," and (stated := re.match(r"sep=([^\r\n])\r?\n", text, re.IGNORECASE)):
-        separator, text = stated[1], text[stated.end() :]
-    elif separator == ",":
-        header = next((line for line in text.splitlines() if line.strip()), "")
-        separator = max(SEPARATORS, key=header.count)
-    lines = list(_quoted_lines(path, text, separator) if len(separator) == 1 else _plain_lines(text, separator))
-    if not lines or not any(lines[0]):
+    columns = tuple(name.strip() for name in lines[0]) if lines else ()
+    if not any(columns):
         raise UsageError(f"{path.name}: is empty. Wanted a header line with the names of the columns.")
-    columns = tuple(name.strip() for name in lines[0])
-    if len(columns) == 1 and (separator != "," or "|" in columns[0]):
+    if twice := sorted({name for name in columns if name and columns.count(name) > 1}):
+        raise UsageError(f"{path.name}: the column {twice[0]!r} exists twice. Keep one of them.")
+    if len(columns) == 1 and separator and (separator != "," or "|" in columns[0]):
         wanted = "comma, semicolon or tab" if separator == "," else repr(separator)
         raise UsageError(
             f"{path.name}: got the header {columns[0][:80]!r}, wanted columns separated by {wanted}. Separate "
             "them so, or, in task video_text, set manifest_separator to what separates them."
         )
-    return columns, tuple(tuple(line) if len(line) == len(columns) else None for line in lines[1:]), separator
+    rows = (tuple(line) if len(line) == len(columns) else None for line in lines[1:])
+    return LabelTable(path.name, columns, tuple(rows), separator)
 
 
-def _quoted_lines(path: Path, text: str, separator: str) -> Iterator[list[str]]:
+_Lines = list[list[str]]
+
+
+def _text_lines(path: Path, separator: str) -> tuple[_Lines, str]:
+    """Return the cells of each line and their separator."""
+    content = path.read_bytes()
+    try:
+        is_utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
+        text = content.decode("utf-16") if is_utf16 else content.decode("utf-8-sig", "surrogateescape")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path.name}: begins as UTF-16 and is not: {error.reason}. Save it in UTF-8.") from error
+    # Spreadsheets read the separator from a first line such as sep=;
+    if separator == "," and (stated := re.match(r"sep=([^\r\n])\r?\n", text, re.IGNORECASE)):
+        separator, text = stated[1], text[stated.end() :]
+    elif separator == ",":
+        header = next((line for line in text.splitlines() if line.strip()), "")
+        separator = max(SEPARATORS, key=header.count)
+    if len(separator) > 1:
+        lines = (line for line in text.replace("\r\n", "\n").split("\n") if line.strip())
+        return [[cell.strip() for cell in line.split(separator)] for line in lines], separator
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
-        yield from (line for line in reader if line)
+        return [line for line in reader if line], separator
     except csv.Error as error:
         raise UsageError(
             f"{path.name}: line {reader.line_num} is not as in CSV: {error}. Quote cells as RFC 4180 says, or separate "
@@ -313,18 +331,12 @@ def _quoted_lines(path: Path, text: str, separator: str) -> Iterator[list[str]]:
         ) from error
 
 
-def _plain_lines(text: str, separator: str) -> Iterator[list[str]]:
-    for line in text.replace("\r\n", "\n").split("\n"):
-        if line.strip():
-            yield [cell.strip() for cell in line.split(separator)]
-
-
-# Bytes of memory that the cells of a Parquet table may take: a small file can unpack to gigabytes.
+# Limits of the cells of a Parquet table in memory: a small file can unpack to gigabytes.
 _MOST_CELL_BYTES, _MOST_TIMES_THE_FILE = 256 << 20, 200
 
 
 def parquet_problem(path_text: str) -> str:
-    """Return why a Parquet table cannot be read into memory; empty if it can. Meant for a process of its own."""
+    """Return why a Parquet table cannot be read into memory, else the empty text. Meant for a worker process."""
     path, taken = Path(path_text), 0
     most = _MOST_CELL_BYTES + _MOST_TIMES_THE_FILE * path.stat().st_size
     try:
@@ -337,14 +349,13 @@ def parquet_problem(path_text: str) -> str:
     return ""
 
 
-def _from_parquet(path: Path) -> _Content:
+def _parquet_lines(path: Path) -> _Lines:
     (answer,) = run_isolated(f"{__name__}:{parquet_problem.__name__}", [str(path.absolute())])
     problem = answer.value if answer.failure is None else f"cannot be unpacked: {answer.detail}"
     if problem:
         raise UsageError(f"{path.name}: {problem}. Give a CSV or Parquet file that holds what it says.")
     frame = _parquet_frame(path)
-    columns = tuple(name.strip() for name in frame.columns)
-    return columns, tuple(tuple(_parquet_cell(value) for value in row) for row in frame.iter_rows()), ""
+    return [frame.columns, *([_parquet_cell(value) for value in row] for row in frame.iter_rows())]
 
 
 def _parquet_frame(path: Path) -> pl.DataFrame:

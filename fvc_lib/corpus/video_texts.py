@@ -117,16 +117,13 @@ def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListi
     rows, memberships = list[PairRow](), set[tuple[str, str]]()
     for number, sample in enumerate(samples, start=1):
         cells = sample.cells
-        said = {
-            column: next(filter(None, (label_table.cell_text(cells, name) for name in names)), None)
-            for column, names in (("group", label_table.GROUP_COLUMNS), ("split", label_table.SPLIT_COLUMNS))
-        }
-        part, no_part = label_table.stated_part({"split": said["split"] or ""}, "split")
+        group = label_table.cell_text(cells, *label_table.GROUP_COLUMNS)
+        part, no_part = label_table.stated_part(cells, *label_table.SPLIT_COLUMNS)
         text = normalised_text(sample.text or cells.get("text", "") or cells.get("caption", ""))
         refusal = sample.refusal or _text_refusal(text) or no_part
-        memberships.update((sample.path, group) for group in (said["group"], *sample.links) if group)
+        memberships.update((sample.path, each) for each in (group, *sample.links) if each)
         if refusal is None:
-            rows.append(PairRow(number, sample.path, text, part, said["group"]))
+            rows.append(PairRow(number, sample.path, text, part, group))
         else:
             rejections.add_file(sample.path, refusal, row=number)
     return PairListing(files.root, tuple(rows), rejections, tuple(sorted(memberships)), len(samples), notes)

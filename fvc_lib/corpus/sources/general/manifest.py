@@ -4,14 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from fvc_lib.corpus import listing
-from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Rejections, counts_text
+from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections, counts_text
 from fvc_lib.corpus.label_table import (
     GROUP_COLUMNS,
     PART_NAMES,
+    SOURCE_COLUMNS,
     SPLIT_COLUMNS,
     SUFFIXES,
     LabelTable,
     cell_text,
+    entry_of,
     file_rows,
     join_frames,
     read_label_table,
@@ -24,91 +26,67 @@ from fvc_lib.services.registry import CORPORA
 from fvc_lib.services.tables import LABELS
 
 _PATHS = ("path", "video_path")
-_OPTIONAL = ("manipulation", "platform", "generator", "real_source", "source")
+_KINDS = ("manipulation", "platform", "generator")
 
 
 def read_manifest(manifest: AnyPath) -> Listing:
-    """The listing of a manifest with ``path`` or ``video_path``, ``label`` and optional columns.
+    """List the rows of a manifest with ``path`` or ``video_path``, and ``label``.
 
-    Optional are ``group`` (or ``group_id``), ``manipulation``, ``platform``, ``generator``, ``real_source`` (or
-    ``source``) and ``split`` (or ``part``), the official one; every other column is kept as an attribute by which
-    results are sliced, unless it is named nearly like one of these. Labels are compared without case and surrounding
-    space; those outside real and fake are counted exclusions.
+    Optional columns are ``group`` (or ``group_id``), ``manipulation``, ``platform``, ``generator``, ``real_source`` (or
+    ``source``) and the official ``split`` (or ``part``). Each other column is kept as an attribute by which results are
+    sliced. Labels are compared without case and surrounding space; others than real and fake are counted exclusions.
 
-    A row may name a folder of pictures, which is a video; rows that name the pictures in it are that video, too
+    A row may name a folder of pictures, which is a video. Rows that name pictures in one folder are joined to a video
     (``label_table.join_frames``).
 
     Raises:
-        UsageError: not a table, a needed column is missing, one is misspelt, or a split has parts that are not known.
+        UsageError: not a table, a needed column is missing, one is misspelt, or the split has an unknown part.
         DataError: no row has a usable label.
     """
     manifest = Path(manifest)
-    table = _usable_table(manifest)
-    files, rejections = CorpusFiles(manifest.parent), Rejections()
-    named = _columns(table)
-    path, label, *_, split = named
-    others = [name for name in table.columns if name and name not in named]
-    rows, places = [], []
-    for row in file_rows(table, files, rejections, path, [*named[1:], *others]):
-        stated = listing.stated_label(row.cells[label])
-        group_name, manipulation, platform, generator, real_source = (cell_text(row.cells, each) for each in named[2:7])
-        entry = Entry(
-            row.path, stated, row.path, group_name, manipulation or generator, platform, row.number, table.name
-        )
-        known = {name: text for name in others if (text := cell_text(row.cells, name)) is not None}
-        rows.append(
-            replace(
-                entry,
-                generator=generator,
-                real_source=real_source,
-                official_split=stated_part(row.cells, split)[0],
-                attributes=listing.attributes_text(known),
-            )
-        )
-        places.append(row.why_not() or row.path)
-    rows, places, notes = join_frames(
-        files, rows, places, (cells[label] for _, cells in table.records([label], Rejections())), rejections
-    )
-    return replace(listing.listing_of_rows(files, "manifest", rows, places, rejections), notes=notes)
-
-
-def _usable_table(manifest: Path) -> LabelTable:
-    """The table, where its columns, splits and labels can be used; no file that it names is looked at."""
     table = read_label_table(manifest)
-    _, label, *_, split = _columns(table)
-    _refuse_unknown_parts(table, split)
-    table.refuse_misspelt((*_PATHS, "label", split or "split", *SPLIT_COLUMNS, *GROUP_COLUMNS, *_OPTIONAL))
-    cells = [row[label] for _, row in table.records([label], Rejections())]
-    listing.refuse_unused_labels(table.name, cells)
-    labels = [listing.stated_label(cell) or "" for cell in cells]
+    path, label = table.require(_PATHS), table.require(("label",))
+    group, source = table.optional(GROUP_COLUMNS), table.optional(SOURCE_COLUMNS)
+    split = table.optional([name for name in table.columns if name.lower() in SPLIT_COLUMNS])
+    words = _checked_labels(table, label, split)
+    files, rejections = CorpusFiles(manifest.parent), Rejections()
+    named = {path, label, *_KINDS, group, source, split}
+    others = [name for name in table.columns if name and name not in named]
+    rows, places = list[Entry](), list[str | Refusal]()
+    for row in file_rows(table, files, rejections, path, table.columns):
+        cells = {**row.cells, "split": row.cells[split]} if split else row.cells
+        entry, _ = entry_of(cells, row.path, listing.stated_label(row.cells[label]), row.number, table.name)
+        known = {name: text for name in others if (text := cell_text(row.cells, name)) is not None}
+        rows.append(replace(entry, attributes=listing.attributes_text(known)))
+        places.append(row.why_not() or row.path)
+    rows, places, notes = join_frames(files, rows, places, words, rejections)
+    return listing.listing_of_rows(files, "manifest", rows, places, rejections, notes)
+
+
+def _checked_labels(table: LabelTable, label: str, split: str | None) -> list[str]:
+    """Return the cells of the label column; refuse a table whose columns, splits or labels are unusable."""
+    table.refuse_misspelt(
+        (*_PATHS, "label", split or "split", *SPLIT_COLUMNS, *GROUP_COLUMNS, *_KINDS, *SOURCE_COLUMNS)
+    )
+    records = [cells for _, cells in table.records([label, split], Rejections())]
+    unknown = [cell_text(cells, split) or "" for cells in records if stated_part(cells, split)[1] is not None]
+    if unknown:  # left out, those videos would be tested or trained on
+        raise UsageError(
+            f"{table.name}: the column {split!r} has {counts_text(unknown)}; wanted one of {', '.join(PART_NAMES)}, or "
+            f"nothing. Write these, or, if it is no split, rename the column, such as to 'my_{split}'."
+        )
+    words = [cells[label] for cells in records]
+    listing.refuse_unused_labels(table.name, words)
+    labels = [listing.stated_label(word) or "" for word in words]
     if not labels:
-        raise DataError(f"{manifest.name}: has no data row that can be read; wanted one per video: its path and label.")
+        raise DataError(f"{table.name}: has no data row that can be read; wanted one per video: its path and label.")
     if not set(LABELS) & set(labels):
         raise DataError(
-            f"{manifest.name}: no row is labelled real or fake; got {counts_text(labels)}. Fill the column "
+            f"{table.name}: no row is labelled real or fake; got {counts_text(labels)}. Fill the column "
             f"'label'. (In a params file, put the names of label_map into quotes; with audit it is --label-map.) "
             f"{listing.label_map_hint(labels)}"
         )
-    return table
-
-
-def _columns(table: LabelTable) -> tuple[str, str, str | None, str, str, str, str | None, str | None]:
-    """What a manifest's columns are called: path, label, group, the kinds of fake, the real's source, split."""
-    path, label, group = table.require(_PATHS), table.require(("label",)), table.optional(GROUP_COLUMNS)
-    split = table.optional([name for name in table.columns if name.lower() in SPLIT_COLUMNS])
-    return path, label, group, "manipulation", "platform", "generator", table.optional(("real_source", "source")), split
-
-
-def _refuse_unknown_parts(table: LabelTable, split: str | None) -> None:
-    """Stop where the column ``split`` holds what is no part: left out, those videos would be tested or trained on."""
-    cells = (cells for _, cells in table.records([split], Rejections()))
-    unknown = [cell_text(each, split) or "" for each in cells if stated_part(each, split)[1] is not None]
-    if unknown:
-        parts = ", ".join(PART_NAMES)
-        raise UsageError(
-            f"{table.name}: the column {split!r} has {counts_text(unknown)}; wanted one of {parts}, or nothing."
-            f" Write these, or, where it is no split, rename the column, such as to 'my_{split}'."
-        )
+    return words
 
 
 CORPORA.register(
