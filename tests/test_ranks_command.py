@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from fvc_lib.command_line.run_command import NOTEBOOKS, RunCommand, Wanted
-from fvc_lib.command_line.sweep import Sweep, combinations
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import read_status
 from fvc_lib.execution.run.which_run import ask, find_or_begin
@@ -89,17 +88,6 @@ def test_a_run_begun_in_a_notebook_has_all_gpus_for_its_training(tmp_path, capsy
     assert (again, its_config.num_ranks) == (run, 8)
     with pytest.raises(UsageError, match="num_ranks 8 -> 3"):
         find_or_begin("10_image_recognition", "", {**values, "num_ranks": 3}, False)
-
-
-def test_runs_of_a_sweep_share_the_gpus_and_one_that_is_there_keeps_its_ranks(tmp_path):
-    values = [("runs_dir", str(tmp_path / "runs")), ("model", "frame_cnn"), ("num_folds", "2"), AUTO]
-    members = combinations([("seed", "0,1")], values=values)
-    found = Sweep(members, jobs=None, executor="local")
-    assert [one.asked.config.num_ranks for one in found.members] == [2, 2]
-    assert found.lines()[-1] == "each run: num_ranks auto: 2 (2 trainings at once, 4 GPUs here (0,1,2,3): 2 for each)"
-    begin_run(members[0].asked.config.model_copy(update={"num_ranks": 3}), command="test")
-    later = Sweep(combinations([("seed", "0,1")], values=values), jobs=None, executor="local")
-    assert [one.asked.config.num_ranks for one in later.members] == [3, 2]
 
 
 @pytest.mark.parametrize("text", ["some", "-1", "1.5", ""])

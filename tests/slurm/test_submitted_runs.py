@@ -164,9 +164,8 @@ def test_where_one_job_is_refused_those_before_it_are_cancelled_and_the_site_fil
     with pytest.raises(SlurmError) as refused:
         project.submit(run, site)
     text = str(refused.value)
-    assert "train: sbatch failed" in text
     assert "invalid partition specified: gone" in text
-    assert f"The settings are in {site.path}" in text
+    assert str(site.path) in text
     first = text.partition("Jobs ")[2].split(",")[0]
     cluster.wait_for(lambda: cluster.state(first) == "CANCELLED", "the first job to be cancelled")
     assert submitted_jobs(run) == []

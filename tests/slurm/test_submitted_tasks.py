@@ -1,7 +1,4 @@
-"""The notebooks of image recognition and of videos and texts as jobs of a real Slurm: requeued, killed, on two ranks.
-
-The first is part of ``make test-slurm``, and so of CI; the others are in ``make test-long``.
-"""
+"""The notebook of image recognition as a job of a real Slurm: requeued, and on two ranks of which one is lost."""
 
 from __future__ import annotations
 
@@ -13,53 +10,31 @@ from pathlib import Path
 import pytest
 
 from fvc_lib.corpus.images import index_images
-from fvc_lib.corpus.video_texts import index_video_texts
 from fvc_lib.execution.plan.stages import Task, stage_named
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.execution.run.status import StageStatus, read_status
 from fvc_lib.execution.slurm.job_scripts import plan_jobs, read_site
-from fvc_lib.execution.slurm.queue import SubmittedJob, submit as slurm_submit, submitted_jobs
+from fvc_lib.execution.slurm.queue import SubmittedJob, submit as slurm_submit
 from fvc_lib.services.parameters import resolve_config, run_config
-from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import (
     IMAGE_TARGETS,
     IMAGES,
     LEAKAGE_AUDIT,
     REJECTED,
-    VIDEO_TEXTS,
     write_table,
 )
 from fvc_lib.services.tasks import TASK_OF_STAGE
 from fvc_lib.tasks.image.results import image_results
 from fvc_lib.tasks.image.training import train_images
-from fvc_lib.tasks.leakage_audit import image_split_audit, video_text_split_audit
-from fvc_lib.tasks.video_text.results import video_text_results
-from fvc_lib.tasks.video_text.training import train_video_text
+from fvc_lib.tasks.leakage_audit import image_split_audit
 from tests.faults.small_runs import VALUES, Place, metrics_of, results_of, small_corpus
 from tests.faults.stage_moments import renamed, watching
 from tests.slurm.cluster import Cluster
 
 pytestmark = pytest.mark.long
 STAGE_OF_TASK = {task: stage for stage, task in TASK_OF_STAGE.items()}
-LAUNCH = """
-import sys
-from pathlib import Path
-from fvc_lib.engine.distributed.launch import run_ranks
-from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import FvcError, StoppedError
-from fvc_lib.services.memory.policy import NoObserver
-log, *ranks = sys.argv[1:]
-try:
-    run_ranks("tests.kits.rank_program", ranks, RunConfig(num_ranks=len(ranks)), Path(log), memory=NoObserver())
-except (FvcError, StoppedError) as error:
-    print(f"{type(error).__name__}: {error}")
-"""
-NEVER_BEGINS = """
-import os, signal
-if os.environ.get("SLURM_PROCID") == "1" and os.environ["SLURM_STEP_ID"].isdecimal():
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
 BAD = {"FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL"}
 
 
@@ -79,21 +54,6 @@ def site_file(place: Place, **settings: object) -> Path:
     values = {"cpus": 1, "time": "00:20:00", "signal_seconds": 60, "memory": 2500, **settings}
     path.write_text("".join(f"{name.upper()}={value}\n" for name, value in values.items()))
     return path
-
-
-def submit(
-    place: Place, variables: dict[str, str] | None = None, **site: object
-) -> tuple[RunPaths, list[SubmittedJob]]:
-    """A run from the command line, or with one that is there already, what is left of it."""
-    begun = ["--resume", "latest"] if list_runs(place.runs) else []
-    variables = {"FVC_SITE": str(site_file(place, **site)), **(variables or {})}
-    process = place.start(*begun, "--executor", "slurm", variables=variables)
-    shown, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, shown
-    (run,) = list_runs(place.runs)
-    train, last = submitted_jobs(run)[-2:]
-    assert f"job {last.job_id} after {train.job_id}" in shown
-    return run, [train, last]
 
 
 def end_well(cluster: Cluster, run: RunPaths, jobs: Sequence[SubmittedJob]) -> None:
@@ -116,23 +76,14 @@ def alone(run: RunPaths, task: str, folder: Path) -> RunPaths:
     """The stage's work for a run of the same parameters, in this process."""
     config, paths = run_config(run), RunPaths(folder / "alone" / run.run_id)
     with MetricLog(paths.metrics(STAGE_OF_TASK[task]), run_id=paths.run_id, fold=None) as log:
-        if task == "image":
-            images = index_images(config)
-            write_table(images.images, IMAGES, paths.images)
-            write_table(images.targets, IMAGE_TARGETS, paths.image_targets)
-            write_table(images.rejected, REJECTED, paths.rejected)
-            audit = image_split_audit(images.images, images.root, config)
-            write_table(audit, LEAKAGE_AUDIT, paths.leakage_audit)
-            train_images(paths, config, metric_log=log)
-            image_results(paths, config)
-        else:
-            pairs = index_video_texts(config)
-            write_table(pairs.pairs, VIDEO_TEXTS, paths.video_texts)
-            write_table(pairs.rejected, REJECTED, paths.rejected)
-            audit = video_text_split_audit(pairs.pairs, pairs.root, config)
-            write_table(audit, LEAKAGE_AUDIT, paths.leakage_audit)
-            train_video_text(paths, config, metric_log=log)
-            video_text_results(paths, config)
+        images = index_images(config)
+        write_table(images.images, IMAGES, paths.images)
+        write_table(images.targets, IMAGE_TARGETS, paths.image_targets)
+        write_table(images.rejected, REJECTED, paths.rejected)
+        audit = image_split_audit(images.images, images.root, config)
+        write_table(audit, LEAKAGE_AUDIT, paths.leakage_audit)
+        train_images(paths, config, metric_log=log)
+        image_results(paths, config)
     return paths
 
 

@@ -341,8 +341,7 @@ class _Question:
         run = RunPaths(self.folder)
         # Its networks compute, on a GPU where a site has some.
         stage = Stage(self.stage, (), lambda _run, _fold: (), lambda _run, _fold: (), trains=True)
-        jobs = jobs_of_files(stage, resolve_config(), site, num_files=len(self.files), command=self.command,
-                             shard_option="--shard")  # fmt: skip
+        jobs = jobs_of_files(stage, resolve_config(), site, num_files=len(self.files), command=self.command)
         if is_dry:
             click.echo(describe(jobs, run, site))
             return

@@ -1,19 +1,20 @@
 """Turn a run's tasks into SLURM jobs: the cluster's settings, the jobs, and their batch scripts.
 
 Stages in a row share a job. The folds of a stage are an array, and so are its shards. Needs become dependencies.
-``slurm/site.conf`` has the cluster's settings. It is read as text here, and by the jobs' bash.
+``slurm/site.conf`` has the cluster's settings; bash reads it, here and in the jobs.
 """
 
 import os
 import re
 import shlex
+import subprocess
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.plan import all_needed
@@ -24,9 +25,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import STAGES, Stage
 
 SITE_VARIABLE = "FVC_SITE"
-_ASSIGNMENT = re.compile(r"([A-Z_]+)=(.*)", re.DOTALL)
-_TIME = r"(\d+-)?\d+(:\d+){0,2}"
-_TIME_WANTED = "wanted a time as SLURM reads it: minutes, HH:MM:SS or DAYS-HH:MM:SS"
+_TIME = r"^(\d+-)?\d+(:\d+){0,2}$"  # minutes, HH:MM:SS or DAYS-HH:MM:SS
 
 
 class Site(BaseModel):
@@ -37,7 +36,7 @@ class Site(BaseModel):
     account: str = ""
     partition: str = ""
     partition_training: str = ""
-    time: str = Field("04:00:00", pattern=rf"^{_TIME}$")
+    time: str = Field("04:00:00", pattern=_TIME)
     signal_seconds: int = Field(180, ge=1, le=65535)
     max_requeues: int = Field(20, ge=0)
     cpus: int = Field(2, ge=1)
@@ -46,28 +45,17 @@ class Site(BaseModel):
     rank_start_seconds: int = Field(40, ge=1)
     memory: int = Field(4096, ge=1)
     shard_tasks: int = Field(8, ge=1, le=10_000)
-    extra: tuple[str, ...] = ()
+    extra: tuple[Annotated[str, Field(pattern="^--[a-z]")], ...] = ()
     setup: str = ""
     python: str = ""
     path: Path = CHECKOUT / "slurm" / "site.conf"
-
-    @field_validator(
-        "signal_seconds", "max_requeues", "cpus", "gpus", "ranks_per_node", "rank_start_seconds", "memory",
-        "shard_tasks", mode="before",
-    )  # fmt: skip
-    @classmethod
-    def _plain_digits(cls, value: object) -> object:
-        """Refuse ``1_0`` and ``20.0``, which bash does not take for numbers."""
-        if isinstance(value, str) and not re.fullmatch(r"\d+", value, flags=re.ASCII):
-            raise ValueError("wanted a whole number in digits")
-        return value
 
     @model_validator(mode="after")
     def _time_is_longer_than_the_warning(self) -> Self:
         if seconds_of(self.time) <= self.signal_seconds:
             raise ValueError(
-                f"TIME={self.time} is over before the signal that comes SIGNAL_SECONDS={self.signal_seconds} before "
-                "its end: a job would requeue itself for ever. Give more time, or a later signal"
+                f"TIME={self.time} is not longer than SIGNAL_SECONDS={self.signal_seconds}: a job would requeue itself "
+                "for ever. Give more time, or a later signal"
             )
         return self
 
@@ -85,79 +73,45 @@ def seconds_of(time: str) -> int:
     return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def site_path(environ: Mapping[str, str] | None = None) -> Path:
+def site_path() -> Path:
     """Return the site file: ``FVC_SITE``, else the checkout's."""
-    environ = os.environ if environ is None else environ
-    return Path(environ.get(SITE_VARIABLE) or CHECKOUT / "slurm" / "site.conf").absolute()
+    return Path(os.environ.get(SITE_VARIABLE) or CHECKOUT / "slurm" / "site.conf").absolute()
 
 
 def read_site(path: Path | None = None) -> Site:
-    """Return the settings in ``path``; None: in ``site_path()``.
+    """Return the settings in a site file, as bash reads them.
+
+    Args:
+        path: the file; None: ``site_path()``.
 
     Raises:
-        UsageError: the file is missing, a line is no plain ``KEY=value``, a key is unknown or a value out of range.
+        UsageError: bash cannot read the file, a key is unknown or a value is out of range.
     """
     path = site_path() if path is None else path.absolute()
+    names = {name.upper(): name for name in Site.model_fields if name != "path"}
+    show = "; ".join(f'printf "%s\\0" "${{{name}-}}"' for name in names)
+    # Of this process's variables only those that a site file may use, so that none is taken for a setting.
+    environ = {name: os.environ[name] for name in ("HOME", "PATH", "USER") if name in os.environ}
+    done = subprocess.run(
+        ["bash", "-ec", f'source "$0"; {show}', path], capture_output=True, text=True, check=False, env=environ
+    )
+    if done.returncode:
+        raise UsageError(f"{path}: bash cannot read this site file: {done.stderr.strip()}")
+    if b"\r" in path.read_bytes():  # bash takes them for a part of each value
+        raise UsageError(f"{path}: has line ends of Windows. Take them out.")
+    for name in re.findall(r"^\s*(\w+)=", path.read_text(), re.MULTILINE):
+        if name not in names:
+            raise UsageError(f"{path}: unknown setting {name}.{did_you_mean(name, names)}")
+    values: dict[str, Any] = {
+        field: value for field, value in zip(names.values(), done.stdout.split("\0"), strict=False) if value
+    }
     try:
-        text = path.read_bytes().decode()  # line ends as they are
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read as a site file: {error}. See slurm/site.conf.") from error
-    if "\r" in text:
-        raise UsageError(f"{path}: has line ends of Windows, which bash takes for a part of each value. Take them out.")
-    assigned = {key.lower(): value for key, value in _assignments(text, path).items()}
-    for name in assigned:
-        if name not in Site.model_fields or name == "path":
-            known = [field.upper() for field in Site.model_fields if field != "path"]
-            raise UsageError(f"{path}: unknown setting {name.upper()}.{did_you_mean(name.upper(), known)}")
-    values = {name: value for name, value in assigned.items() if value}
-    try:
-        extra = _options(values.pop("extra", ""), path)
-        return Site(**values, extra=extra, path=path)
+        return Site(**{**values, "extra": tuple(shlex.split(values.get("extra", ""))), "path": path})
     except ValidationError as error:
-        problems = "; ".join(
-            f"{(name := str(item['loc'][0]).upper())}: got {item['input']!r}, "
-            f"{_TIME_WANTED if name == 'TIME' else item['msg'].lower().removeprefix('value error, ')}"
-            if item["loc"]
-            else item["msg"]
-            for item in error.errors()
-        )
-        raise UsageError(f"{path}: {problems}.") from error
-
-
-def _assignments(text: str, path: Path) -> dict[str, str]:
-    """Return the ``KEY=value`` words of ``text`` as bash assigns them; refuse anything else that bash would do."""
-    if match := re.search(r"^\s*[A-Z_]+=[^\s'\"#]+#.*$", text, flags=re.MULTILINE):
-        raise UsageError(f"{path}: got {match[0].strip()!r}; a value with # in it stands in single quotes.")
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    found: dict[str, str] = {}
-    try:
-        for word in lexer:
-            match = _ASSIGNMENT.fullmatch(word)
-            if match is None:
-                raise UsageError(
-                    f"{path}: got {word!r}, wanted KEY=value, the key in capitals; a value with spaces stands in "
-                    "single quotes."
-                )
-            found[match[1]] = match[2]
+        problems = [f"{'.'.join(map(str, item['loc'])).upper()}: {item['msg']}" for item in error.errors()]
+        raise UsageError(f"{path}: {'; '.join(problems)}.") from error
     except ValueError as error:
-        raise UsageError(f"{path}: {error}: a quote is not closed before line {lexer.lineno}.") from error
-    for key, value in found.items():
-        if key != "SETUP" and re.search(r"[$`\n]|^~", value):  # bash might make something else of these
-            raise UsageError(f"{path}: {key}: got {value!r}; only SETUP may hold $, `, ~ or several lines.")
-    return found
-
-
-def _options(text: str, path: Path) -> tuple[str, ...]:
-    """Return options of sbatch such as ``--name=value``."""
-    try:
-        options = tuple(shlex.split(text))
-    except ValueError as error:
-        raise UsageError(f"{path}: EXTRA: {error} in {text!r}.") from error
-    for option in options:
-        if not re.match(r"--[a-z]", option):
-            raise UsageError(f"{path}: EXTRA: got {option!r}, wanted long options of sbatch like --constraint=avx512.")
-    return options
+        raise UsageError(f"{path}: EXTRA: {error}.") from error
 
 
 PIPELINE = "pipeline"
@@ -184,11 +138,7 @@ class SlurmJob:
 
 
 def plan_jobs(
-    tasks: Sequence[Task],
-    config: RunConfig,
-    site: Site,
-    *,
-    stages: Sequence[Stage] = STAGES,
+    tasks: Sequence[Task], config: RunConfig, site: Site, *, stages: Sequence[Stage] = STAGES
 ) -> list[SlurmJob]:
     """Return the jobs that run ``tasks``, each after those it needs.
 
@@ -202,47 +152,36 @@ def plan_jobs(
     name_of = {stage.name: _job_name(group) for group in groups for stage in group}
     needs = {stage.name: stage.comes_after for stage in stages}
     jobs: list[SlurmJob] = []
+
+    def add(job: SlurmJob, needed: Collection[str], after: Sequence[str] = ()) -> None:
+        before = [each for each in jobs if each.name in needed]
+        singles = tuple(each.name for each in before if each.folds is None)
+        arrays = tuple(each.name for each in before if each.folds is not None)
+        jobs.append(replace(job, needs=singles, after=(*arrays, *after)))
+
     for group in groups:
         name = _job_name(group)
         before_of = {
             stage.name: {name_of[need] for need in all_needed(needs, stage.name) & name_of.keys()} - {name}
             for stage in group
         }
-        before = set().union(*before_of.values())
+        shards = [_shards_job(stage, config, site) for stage in group if stage.name in sharded]
+        for array in shards:
+            add(array, before_of[array.stages[0]])
         folds = _folds_of(group[0], tasks) if group[0].per_fold else None
-        arrays = [
-            _waiting(_shards_job(stage, config, site), before_of[stage.name], jobs)
-            for stage in group
-            if stage.name in sharded
-        ]
-        whole = _waiting(_job(name, group, config, site, folds=folds), before, jobs)
-        jobs += [*arrays, replace(whole, after=(*whole.after, *(array.name for array in arrays)))]
+        whole = _job(name, group, config, site, folds=folds)
+        add(whole, set().union(*before_of.values()), [array.name for array in shards])
     return jobs
 
 
-def _waiting(job: SlurmJob, before: Collection[str], jobs: Sequence[SlurmJob]) -> SlurmJob:
-    """Return ``job`` with the dependencies that ``before`` names among ``jobs``."""
-    named = [each for each in jobs if each.name in before]
-    needs = tuple(each.name for each in named if each.folds is None)
-    return replace(job, needs=needs, after=tuple(each.name for each in named if each.folds is not None))
-
-
 def _shards_job(stage: Stage, config: RunConfig, site: Site) -> SlurmJob:
-    job = _job(
-        f"{stage.name}_shards", [stage], config.model_copy(update={"num_ranks": 1}), site,
-        folds=tuple(range(site.shard_tasks)),
-    )  # fmt: skip
-    return replace(job, shards=site.shard_tasks)
+    one_rank, shards = config.model_copy(update={"num_ranks": 1}), site.shard_tasks
+    job = _job(f"{stage.name}_shards", [stage], one_rank, site, folds=tuple(range(shards)))
+    return replace(job, shards=shards)
 
 
 def jobs_of_files(
-    stage: Stage,
-    config: RunConfig,
-    site: Site,
-    *,
-    num_files: int,
-    command: Sequence[str],
-    shard_option: str,
+    stage: Stage, config: RunConfig, site: Site, *, num_files: int, command: Sequence[str]
 ) -> list[SlurmJob]:
     """Return the jobs of a command about files: an array of shards if there are several, and one job after it.
 
@@ -251,19 +190,14 @@ def jobs_of_files(
         config: the parameters.
         site: the cluster's settings.
         num_files: how many files there are.
-        command: of run_notebooks.py.
-        shard_option: the option that names the shard.
+        command: of run_notebooks.py; a shard gets ``--shard`` and its number.
     """
-    shards = min(site.shard_tasks, num_files)
-    whole = replace(
-        _job(stage.name, [stage], config.model_copy(update={"num_ranks": 1}), site),
-        command=tuple(command),
-    )
-    if shards < 2:
+    whole = _job(stage.name, [stage], config.model_copy(update={"num_ranks": 1}), site)
+    whole = replace(whole, command=tuple(command))
+    if (shards := min(site.shard_tasks, num_files)) < 2:
         return [whole]
-    few = site.model_copy(update={"shard_tasks": shards})
-    array = _shards_job(stage, config, few)
-    return [replace(array, command=(*command, shard_option)), replace(whole, after=(array.name,))]
+    array = _shards_job(stage, config, site.model_copy(update={"shard_tasks": shards}))
+    return [replace(array, command=(*command, "--shard")), replace(whole, after=(array.name,))]
 
 
 def plan_one_job(tasks: Sequence[Task], config: RunConfig, site: Site, *, at_once: int = 1) -> list[SlurmJob]:
@@ -294,28 +228,30 @@ def _job(
     folds: tuple[int, ...] | None = None,
     at_once: int = 1,
 ) -> SlurmJob:
-    """Only training is shared between ranks, gets GPUs and is done for several folds at once."""
+    """Return a job for some stages; only training gets ranks, GPUs and several folds at once."""
     trains = any(stage.trains for stage in group)
     ranks = config.num_ranks if trains else 1
     nodes = -(-ranks // (site.ranks_per_node or ranks))
-    on_a_node = -(-ranks // nodes)
+    processes = -(-ranks // nodes) * at_once
     return SlurmJob(
         name=name,
         stages=tuple(stage.name for stage in group),
         folds=folds,
-        memory_mib=site.memory * on_a_node * at_once,
+        memory_mib=site.memory * processes,
         cpus=site.cpus * at_once,
         ranks=ranks,
         nodes=nodes,
-        gpus=site.gpus * on_a_node * at_once if trains else 0,
+        gpus=site.gpus * processes if trains else 0,
         trains=trains,
         at_once=at_once,
     )
 
 
 def _groups(tasks: Sequence[Task], stages: Sequence[Stage], sharded: Collection[str]) -> list[list[Stage]]:
-    """Stages by how many arrays lie before them: those without folds together, those with folds, and one that trains
-    after them, each alone. The shards of a stage (``sharded``: by name) begin after what it needs.
+    """Return the stages of each job, in order of the number of arrays before it.
+
+    Stages without folds are together. A stage with folds is alone, and so is one that trains after other stages. The
+    shards of a stage (``sharded``: by name) begin after what it needs.
     """
     by_name = {stage.name: stage for stage in stages}
 
@@ -339,135 +275,88 @@ def _stages_of(tasks: Sequence[Task]) -> list[Stage]:
 
 
 def _job_name(group: Sequence[Stage]) -> str:
-    """``04_fold_training``, or ``01_data_index_to_03_augmentation`` of several."""
+    """Return ``04_fold_training``, or ``01_data_index_to_03_augmentation`` for several stages."""
     return group[0].name if len(group) == 1 else f"{group[0].name}_to_{group[-1].name}"
 
 
-# A SLURM job written down as a batch script: settings as ``#SBATCH`` lines, then a call of a script of ``slurm/``.
-# The same file runs under plain bash, where the ``#SBATCH`` lines are comments.
-
-
 def script_path(job: SlurmJob, run: RunPaths) -> Path:
-    """Where the job's script lies in the run."""
+    """Return the path of the job's script in the run folder."""
     return run.slurm / f"{job.name}.sh"
 
 
 def render(job: SlurmJob, run: RunPaths, site: Site, *, home: Path = CHECKOUT, folder: Path | None = None) -> str:
-    """Return the text of a job's batch script.
+    """Return a job's batch script: settings as ``#SBATCH`` lines, then a call of a script of ``slurm/``.
 
-    ``home`` is the checkout, and ``folder`` where the job starts (None: here), so that relative paths mean what they
-    meant.
+    Plain bash runs the same file; to it the settings are comments.
+
+    Args:
+        job: the job.
+        run: its run.
+        site: the cluster's settings.
+        home: the checkout.
+        folder: where the job starts, so that relative paths keep their meaning; None: here.
 
     Raises:
         UsageError: a path holds a line break, or a backslash, which SLURM cannot take in the name of a log.
     """
-    folder = Path.cwd() if folder is None else folder
-    options = "\n".join(_lines(job, run, site, folder))
-    title, call = _title(job), _call(job, run, home)
-    python, seconds = site.python or sys.executable, seconds_of(site.time)
-    again = f"sbatch {shlex.quote(str(script_path(job, run)))}"
-    return (
-        f"#!/usr/bin/env bash\n"
-        f"# {title} of {run.run_id}.\n"
-        f"# Written by run_notebooks.py --executor slurm with the settings of {_plain(site.path)}.\n"
-        f"# By hand: {again}, or without SLURM: bash in place of sbatch{_of_bash(job)}\n"
-        f"{options}\n\n"
-        f"export FVC_HOME={shlex.quote(_plain(home))} FVC_PYTHON={shlex.quote(_plain(python))}\n"
-        f"export {SITE_VARIABLE}={shlex.quote(_plain(site.path))} FVC_TIME_SECONDS={seconds}\n"
-        f"{call}\n"
-    )
-
-
-def _of_bash(job: SlurmJob) -> str:
-    return " [SHARD...]" if job.shards else " [FOLD...]" if job.folds else ""
-
-
-def _title(job: SlurmJob) -> str:
-    if job.shards:
-        return f"{job.stages[0]}, one shard of its files per task of an array,"
-    if job.folds is not None:
-        return f"{job.name}, one fold per task of an array,"
-    if job.name == PIPELINE:
-        return "The whole pipeline"
-    return ", ".join(job.stages)
-
-
-def _call(job: SlurmJob, run: RunPaths, home: Path) -> str:
-    root, scripts = shlex.quote(_plain(run.root)), _plain(home / "slurm")
-    if job.folds is not None:
-        named = f"[ $# -gt 0 ] || set -- {' '.join(map(str, job.folds))}"
-        if job.shards:
-            command = shlex.join(_plain(word) for word in job.command or ("shard", run.root, job.stages[0]))
-            return f'{named}\nexec bash {shlex.quote(f"{scripts}/shards.sh")} {job.shards} "$*" {command}'
-        return f'{named}\nexec bash {shlex.quote(f"{scripts}/folds.sh")} {root} {job.stages[0]} "$@"'
-    if job.command:
-        return f"exec bash {shlex.quote(f'{scripts}/command.sh')} {shlex.join(map(_plain, job.command))}"
-    if job.name == PIPELINE:
-        return f"exec bash {shlex.quote(f'{scripts}/pipeline.sh')} {root} {job.at_once}"
-    return f"exec bash {shlex.quote(f'{scripts}/stages.sh')} {root} {' '.join(job.stages)}"
-
-
-def _lines(job: SlurmJob, run: RunPaths, site: Site, folder: Path) -> Iterator[str]:
-    """Yield the ``#SBATCH`` lines."""
-    partition = site.partition_training if job.trains and site.partition_training else site.partition
+    if "\\" in str(run.slurm):
+        raise UsageError(f"{str(run.slurm)!r}: SLURM cannot write a log into a folder with a backslash in its name.")
     log = f"{job.name}.%A_%a.out" if job.folds is not None else f"{job.name}.%j.out"
     options = {
         "job-name": job.name,
         "comment": run.run_id,
-        "array": _array(job.folds),
-        "chdir": str(folder),
-        "output": f"{_no_pattern(run.slurm)}/{log}",
+        "array": ",".join(map(str, job.folds or ())),
+        "chdir": str(Path.cwd() if folder is None else folder),
+        "output": f"{str(run.slurm).replace('%', '%%')}/{log}",
         "account": site.account,
-        "partition": partition,
+        "partition": (job.trains and site.partition_training) or site.partition,
         "time": site.time,
         "signal": f"B:USR1@{site.signal_seconds}",
-        "nodes": str(job.nodes),  # the notebook's kernel starts the ranks: beside itself, or as a step over them all
+        "nodes": str(job.nodes),  # the notebook's kernel starts the ranks: on its node, or as a step over all nodes
         "ntasks": str(job.ranks),
         "ntasks-per-node": str(-(-job.ranks // job.nodes)) if job.nodes > 1 else "",
         "cpus-per-task": str(job.cpus),
         "mem": f"{job.memory_mib}M",
         "gres": f"gpu:{job.gpus}" if job.gpus else "",
+        "open-mode": "append",
     }
-    yield from (f"#SBATCH --{name}={sbatch_quoted(value)}" for name, value in options.items() if value)
-    yield "#SBATCH --open-mode=append"
-    yield "#SBATCH --requeue"
-    yield from (f"#SBATCH {sbatch_quoted(option)}" for option in site.extra)
+    lines = [f"#SBATCH --{name}={sbatch_quoted(value)}" for name, value in options.items() if value]
+    lines += ["#SBATCH --requeue", *(f"#SBATCH {sbatch_quoted(option)}" for option in site.extra)]
+    variables = {
+        "FVC_HOME": home, "FVC_PYTHON": site.python or sys.executable, SITE_VARIABLE: site.path,
+        "FVC_TIME_SECONDS": seconds_of(site.time),
+    }  # fmt: skip
+    lines += ["", f"export {' '.join(f'{name}={shlex.quote(str(value))}' for name, value in variables.items())}"]
+    if job.folds is not None:  # without SLURM: the numbers that bash is given, or all
+        lines.append(f"[ $# -gt 0 ] || set -- {' '.join(map(str, job.folds))}")
+    return "\n".join(["#!/usr/bin/env bash", *lines, f"exec bash {_call(job, run, home / 'slurm')}", ""])
 
 
-def _array(folds: Sequence[int] | None) -> str:
-    """Return such as ``0-4`` or ``0,2-3``; empty for no array."""
-    if not folds:
-        return ""
-    ranges: list[list[int]] = []
-    for fold in folds:
-        if ranges and fold == ranges[-1][1] + 1:
-            ranges[-1][1] = fold
-        else:
-            ranges.append([fold, fold])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+def _call(job: SlurmJob, run: RunPaths, scripts: Path) -> str:
+    """Return the script of ``slurm/`` that a job runs, with its arguments, as words of bash."""
+    script, words = "stages", [run.root, *job.stages]
+    more = ""
+    if job.shards:
+        command = shlex.join(map(str, job.command or ("shard", run.root, job.stages[0])))
+        return f'{shlex.quote(str(scripts / "shards.sh"))} {job.shards} "$*" {command}'
+    if job.folds is not None:
+        script, words, more = "folds", [run.root, job.stages[0]], ' "$@"'
+    elif job.command:
+        script, words = "command", list(job.command)
+    elif job.name == PIPELINE:
+        script, words = "pipeline", [run.root, str(job.at_once)]
+    return shlex.join(map(str, [scripts / f"{script}.sh", *words])) + more
 
 
 def sbatch_quoted(text: str) -> str:
-    """``text`` as one word of an ``#SBATCH`` line, which knows quotes but expands nothing.
+    """Return ``text`` as one word of an ``#SBATCH`` line, which knows quotes but expands nothing.
 
     Raises:
         UsageError: it holds a line break.
     """
-    if re.fullmatch(r"[\w@%+=:,./\[\]-]+", _plain(text), flags=re.ASCII):
+    if "\n" in text or "\r" in text:
+        raise UsageError(f"got {text!r}: a batch script cannot hold a name with a line break. Rename it.")
+    if re.fullmatch(r"[\w@%+=:,./\[\]-]+", text, flags=re.ASCII):
         return text
     # Only within quotes does sbatch take a space that follows a backslash.
     return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'
-
-
-def _no_pattern(path: Path) -> str:
-    """``path`` for the name of a log, in which ``%`` begins a pattern and a backslash ends all patterns."""
-    if "\\" in os.fspath(path):
-        raise UsageError(f"{str(path)!r}: SLURM cannot write a log into a folder with a backslash in its name.")
-    return os.fspath(path).replace("%", "%%")
-
-
-def _plain(value: object) -> str:
-    text = str(value)
-    if "\n" in text or "\r" in text:
-        raise UsageError(f"got {text!r}: a batch script cannot hold a name with a line break. Rename it.")
-    return text
