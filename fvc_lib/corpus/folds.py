@@ -205,13 +205,13 @@ def make_folds(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
 
 
 def most_folds(index: pl.DataFrame) -> int:
-    """How many folds ``make_folds`` can make of these rows at most; below 2 it can make none."""
+    """Return the largest number of folds that ``make_folds`` can make of these rows; below 2 it can make none."""
     groups = _group_counts(index)
     return min(int((groups[label] > 0).sum()) for label in LABELS)
 
 
 def check_folds(folds: pl.DataFrame, leaking: Collection[str] = ()) -> None:
-    """The leakage gate; ``leaking`` groups are known to be in several folds.
+    """Check that no group and no video is in several folds, except ``leaking`` groups: the leakage gate.
 
     Raises:
         LeakageError: a group or a video is in more than one fold, or a video has no group; the ids are listed.
@@ -226,7 +226,7 @@ def check_folds(folds: pl.DataFrame, leaking: Collection[str] = ()) -> None:
 
 
 def balance_table(folds: pl.DataFrame) -> pl.DataFrame:
-    """Per fold: ``fold videos groups real fake fake_share``, sorted by fold."""
+    """Return ``fold videos groups real fake fake_share``, sorted by fold."""
     return (
         folds.group_by("fold")
         .agg(
@@ -296,7 +296,7 @@ def split_for_fold(
 
 
 def _group_counts(videos: pl.DataFrame) -> pl.DataFrame:
-    """``group_id`` and the number of videos of each label, sorted by ``group_id``."""
+    """Return ``group_id`` and the number of videos of each label, sorted by ``group_id``."""
     return (
         videos.group_by("group_id")
         .agg(*((pl.col("label") == label).sum().cast(pl.Int64).alias(label) for label in LABELS))
@@ -305,12 +305,12 @@ def _group_counts(videos: pl.DataFrame) -> pl.DataFrame:
 
 
 def groups_text(count: int) -> str:
-    """``1 group``, ``2 groups``."""
+    """Return ``1 group``, ``2 groups``."""
     return f"{count:,} group{'s' * (count != 1)}"
 
 
 def refuse_few_groups(videos: pl.DataFrame, num_folds: int) -> None:
-    """Stop where ``make_folds`` cannot give every fold both labels; ``videos`` have ``group_id`` and ``label``.
+    """Raise ``DataError`` if ``make_folds`` cannot give every fold both labels.
 
     Raises:
         DataError: fewer groups than folds, or a label in fewer groups than folds.
@@ -369,7 +369,7 @@ def _listed(found: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class PartSplit:
-    """In which part each row is."""
+    """The part of each row."""
 
     parts: tuple[str, ...]  # ``train``, ``validation`` or ``test`` of each row, in the order of the rows
     sources: tuple[str, ...]  # ``official`` where a row is in the part that its corpus says, else ``made``
@@ -383,7 +383,7 @@ class PartSplit:
 
 @dataclass
 class _Group:
-    """What a group's rows say together."""
+    """The rows of a group, summarised."""
 
     num_rows: int = 0
     strata: Counter[str] = field(default_factory=Counter)
@@ -391,7 +391,7 @@ class _Group:
 
     @property
     def stratum(self) -> str:
-        """The commonest of its rows; the first by name of equally common ones."""
+        """Most frequent stratum of its rows; the first by name of equally frequent ones."""
         return min(self.strata, key=lambda name: (-self.strata[name], name))
 
 
@@ -539,7 +539,7 @@ def _hash(seed: int, *parts: str) -> int:
 
 
 def shuffle_labels_by_group(folds: pl.DataFrame, seed: int) -> pl.DataFrame:
-    """The same folds with labels permuted among the groups of each fold: what an honest pipeline scores chance on.
+    """Permute labels among the groups of each fold, so that an honest pipeline scores at chance.
 
     All videos of a group get one label. A fold with groups of one label each keeps its number of real and fake
     groups, so it is a permutation; groups with both labels count as the fraction that is fake, and the sum is

@@ -1,4 +1,4 @@
-"""Names of frames and of parts: which pictures are the frames of one video, which videos are parts of one."""
+"""Names of frames and of parts: pictures that are the frames of one video, videos that are parts of one."""
 
 import re
 from collections import defaultdict
@@ -84,7 +84,7 @@ _PARTS = re.compile(
 
 
 def is_picture(name: str) -> bool:
-    """Whether the extension is a still picture's; a GIF is a video."""
+    """Return whether the extension is a still picture's; a GIF is a video."""
     return splitext(name)[1].lower() in ENDINGS["image"] - ENDINGS["video"]
 
 
@@ -150,7 +150,7 @@ def videos_of(paths: Sequence[str], facts: Sequence[Hashable], words: Iterable[s
 
 
 def _bare_and_whole(path: str) -> tuple[str, str]:
-    """The path without its ending, and that of the video that it is a part of: ``a/talk`` of ``a/talk_seg3.mp4``."""
+    """Return the path without its ending, and the video that it is a part of: ``a/talk`` of ``a/talk_seg3.mp4``."""
     stem, ending = splitext(path)
     bare = stem if ending.lower() in ENDINGS["image"] | ENDINGS["video"] else path
     whole = _PARTS.sub("", bare)
@@ -162,7 +162,7 @@ def _several(facts: Sequence[Hashable], places: Sequence[int]) -> str:
 
 
 def _why_no_sequence(names: Collection[str]) -> str:
-    """One of the numbers in the names has to count them, and they may differ in numbers alone."""
+    """Return why names are no sequence: they must differ in numbers alone, one of which counts them."""
     if other := next((name for name in sorted(names) if not name.lower().endswith(PICTURES)), ""):
         return f"are not all PNG or JPEG, such as {other!r}"
     stems = [splitext(name)[0] for name in names]

@@ -1,4 +1,4 @@
-"""The index: every usable video of a corpus with its label, its leakage group and what the probe found."""
+"""The index: every usable video of a corpus with its label, its leakage group and its probe."""
 
 import ast
 import hashlib
@@ -38,7 +38,7 @@ from fvc_lib.video.decode.probe import VideoProbe
 
 
 def group_annotations(listing: Listing) -> Grouping:
-    """Groups of the distinct source ids of a label source, in sorted order, joined by what it states of them.
+    """Group the distinct source ids of a label source, in sorted order, by its stated groups.
 
     A source without a stated group is a group of its own, called ``source <source id>``.
     """
@@ -47,7 +47,7 @@ def group_annotations(listing: Listing) -> Grouping:
 
 
 def annotations_table(listing: Listing, grouping: Grouping) -> pl.DataFrame:
-    """The ANNOTATIONS table, in the order of the label source; ``grouping`` is what ``group_annotations`` gave."""
+    """Return the ANNOTATIONS table in the order of the label source, with groups of ``group_annotations``."""
     group_of = pl.DataFrame(
         {"source_id": _sources(listing), "group_id": grouping.group_ids},
         schema={"source_id": pl.String, "group_id": pl.String},
@@ -57,7 +57,7 @@ def annotations_table(listing: Listing, grouping: Grouping) -> pl.DataFrame:
 
 
 def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
-    """Each source that all its rows call real, or all fake, once: ``video_id group_id label``, as folds are made from.
+    """Return ``video_id group_id label`` of each source whose rows agree on real or fake.
 
     Args:
         annotations: ANNOTATIONS rows; ``video_id`` is the source id, for there may be no video. An empty label
@@ -73,7 +73,7 @@ def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
 
 
 def num_stated_groups(listing: Listing) -> int:
-    """How many groups the listed videos are in by what the corpus says, before any is opened; 0: it says nothing."""
+    """Count the stated groups of the listed videos, before any is opened; 0 if none is stated."""
     if not listing.memberships:
         return 0
     group_of = dict(zip(_sources(listing), group_annotations(listing).group_ids, strict=True))
@@ -82,7 +82,7 @@ def num_stated_groups(listing: Listing) -> int:
 
 
 def listed_videos(listing: Listing) -> pl.DataFrame:
-    """What an index is about to hold at most: ``video_id group_id label official_split`` of each listed video.
+    """Return ``video_id group_id label official_split`` of each listed video: the most that an index can hold.
 
     No file is opened, so a video is called by its path and groups are what the corpus states.
     """
@@ -102,7 +102,7 @@ def _sources(listing: Listing) -> list[str]:
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What the index holds and what it leaves out, for printing."""
+    """Contents and exclusions of an index, for printing."""
 
     where: str  # the corpus folder, or those of several
     kind: str  # name of the corpus' loader, or of those of several
@@ -123,7 +123,7 @@ class IndexReport:
     notes: tuple[str, ...] = ()  # what the loader could not map, in sentences
 
     def summary_table(self) -> pl.DataFrame:
-        """``what value``: the report as a short table of text; without a video, what the label source alone says."""
+        """Return the report as a table of text, ``what value``; without videos, the facts of the label source."""
         rows = {"rows of the label source": f"{self.num_listed:,}", "videos in the index": f"{self.num_indexed:,}"}
         videos = {
             **{f"  labelled {label}": f"{count:,}" for label, count in self.labels.items()},
@@ -140,13 +140,13 @@ class IndexReport:
         return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")
 
     def rejected_table(self) -> pl.DataFrame:
-        """``reason videos``, most frequent first."""
+        """Return ``reason videos``, most frequent first."""
         rows = list(self.rejected.items())
         return pl.DataFrame(rows, schema={"reason": pl.String, "videos": pl.Int64}, orient="row")
 
 
 def no_loss(kind: str) -> frozenset[str]:
-    """Reasons of the rejected table by which no labelled video is lost.
+    """Return the reasons by which no labelled video is lost.
 
     Duplicates, unused labels and files nobody listed are no loss. Nor is a missing video of FVC-2018: the corpus is
     annotations, and most of its videos are gone from the platforms.
@@ -163,7 +163,7 @@ def report_of(
     num_known: int,
     num_near_copies: int,
 ) -> IndexReport:
-    """Describe an INDEX and a REJECTED table and what was merged; ``num_known`` files were not probed again."""
+    """Describe an INDEX and a REJECTED table; ``num_known`` files were not probed again."""
     sizes = index.group_by("group_id").agg(
         pl.len(), *((pl.col("label") == label).sum().alias(label) for label in LABELS)
     )
@@ -191,7 +191,7 @@ def report_of(
 
 
 def _without_expected(rejected: pl.DataFrame, listing: Listing) -> pl.DataFrame:
-    """``rejected`` without the absent videos of those of several corpora that are annotations."""
+    """Leave out the missing videos of corpora, among several, that are annotations."""
     annotated = [f"{name}/" for name, part in listing.parts.items() if no_loss(part.kind) > NOT_A_LOSS]
     below = [pl.col("path").str.starts_with(start) for start in annotated]
     return rejected.filter(~((pl.col("reason") == "missing_video") & pl.any_horizontal(pl.lit(False), *below)))
@@ -200,7 +200,7 @@ def _without_expected(rejected: pl.DataFrame, listing: Listing) -> pl.DataFrame:
 def refuse_unusable(
     listing: Listing, videos: pl.DataFrame, rejected: pl.DataFrame, max_rejected_share: float, hint: str = ""
 ) -> None:
-    """Stop where nothing honest can be made of ``videos`` of a corpus.
+    """Raise ``DataError`` if nothing honest can be made of ``videos`` of a corpus.
 
     Args:
         listing: the corpus.
@@ -230,7 +230,7 @@ def refuse_unusable(
 
 
 def refuse_empty_index(index: pl.DataFrame) -> None:
-    """Stop what works on videos where the index has none.
+    """Raise ``DataError`` if the index has no video.
 
     Raises:
         DataError: the index has no rows.
@@ -369,7 +369,7 @@ def probe_listing(
     chosen: Callable[[str], bool] = lambda _: True,
     writer: str = "",
 ) -> tuple[dict[str, ProbeResult], int]:
-    """What became of each file, by its path in ``listing``, and how many were known before.
+    """Probe each file; return the results by path in ``listing``, and the number of results known before.
 
     What is known of a corpus is known of it among others. Arguments as ``probe_files``; ``chosen`` says of a path
     whether it counts.
@@ -392,7 +392,7 @@ def probe_listing(
 
 
 def files_of(listing: Listing) -> dict[str, Path]:
-    """Where each file lies, by its path in ``listing``."""
+    """Map each path in ``listing`` to its file."""
     return {
         place(name, entry.path): part.root / path_from_text(entry.path)
         for name, part in (listing.parts or {"": listing}).items()
@@ -401,7 +401,7 @@ def files_of(listing: Listing) -> dict[str, Path]:
 
 
 def video_ids(contents: Iterable[str], length: int = 16) -> dict[str, str]:
-    """Content hash to id: its first ``length`` hex digits, more for contents that would otherwise share an id."""
+    """Map each content hash to an id: its first ``length`` hex digits, or more to keep ids distinct."""
     by_prefix: defaultdict[str, list[str]] = defaultdict(list)
     for content in sorted(set(contents)):
         by_prefix[content[:length]].append(content)
@@ -415,7 +415,7 @@ def video_ids(contents: Iterable[str], length: int = 16) -> dict[str, str]:
 
 
 def _in_ids(corpus: str) -> str:
-    """The name of a corpus as the end of an id: ids name files, so they have letters, digits, ``_`` and ``-`` alone."""
+    """Return the name of a corpus as the end of an id, which names files: letters, digits, ``_`` and ``-`` only."""
     plain = re.sub("[^0-9A-Za-z_-]+", "-", corpus)[:40].strip("-")
     return plain if plain == corpus else f"{plain}-{hashlib.sha256(corpus.encode()).hexdigest()[:4]}"
 
@@ -436,7 +436,7 @@ def _tables(
     seed: int,
     measure: Measuring | None,
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, tuple[Merge, ...], int]:
-    """The INDEX, with what files are like before ``measure`` too, REJECTED, what was merged, how many near-copies.
+    """Return INDEX, INDEX before ``measure``, REJECTED, merges, and the number of near-copies.
 
     ``results`` is emptied, so that memory holds what was found either there or in a table.
     """
@@ -480,7 +480,7 @@ def _readable(entries: Sequence[Entry], results: dict[str, ProbeResult], rejecti
 
 
 def _settle_contents(probed: Sequence[_Probed], rejections: Rejections) -> list[int]:
-    """Places in ``probed`` to keep: of each corpus the first path of each content whose files all have one label."""
+    """Return places in ``probed``: the first path of each content per corpus, if its files agree on the label."""
     sharing: defaultdict[str, list[int]] = defaultdict(list)
     for position, item in enumerate(probed):  # sorted by path, as the listing is
         sharing[item.result.content_sha256].append(position)
@@ -505,7 +505,7 @@ def _settle_contents(probed: Sequence[_Probed], rejections: Rejections) -> list[
 
 
 def used_for(rejected: pl.DataFrame) -> dict[str, str]:
-    """Of each duplicate of a REJECTED table, by path, the path of the file of the same content that is used."""
+    """Map the path of each duplicate in a REJECTED table to the path of the used file of the same content."""
     rows = rejected.filter(reason="duplicate_content").select("path", "detail").iter_rows()
     return {path: ast.literal_eval(detail.removeprefix(_SAME_AS).removesuffix(_USED)) for path, detail in rows}
 
@@ -518,7 +518,7 @@ def _of_trial(
     seed: int,
     rejections: Rejections,
 ) -> list[int]:
-    """Those of the places ``remaining`` that lie in groups of the trial."""
+    """Return the places ``remaining`` in groups of the trial; reject the others."""
     labels: defaultdict[str, list[str]] = defaultdict(list)
     for position in remaining:
         labels[grouping.group_ids[position]].append(str(probed[position].entry.label))
@@ -531,7 +531,7 @@ def _of_trial(
 
 
 def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed: int) -> frozenset[str]:
-    """``number`` of the groups, or all: by turns one with a real and one with a fake video, in an order drawn by seed.
+    """Choose ``number`` groups: in turns one with a real and one with a fake video, in an order drawn by seed.
 
     The choice depends on the groups' names and ``seed`` alone, and a smaller number chooses among a larger one's.
 
@@ -555,7 +555,7 @@ def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed
 def _measured_again(
     listing: Listing, probed: list[_Probed], remaining: Sequence[int], measure: Measuring, rejections: Rejections
 ) -> list[int]:
-    """Put what ``measure`` finds of each content into ``probed``; of ``remaining`` the places where it found that.
+    """Replace probes in ``probed`` by those of ``measure``; return the ``remaining`` places that have one.
 
     Content and pictures, and so ids and groups, stay those of the files as they are.
     """
@@ -574,7 +574,7 @@ def _measured_again(
 
 
 def _index_table(probed: list[_Probed], remaining: Sequence[int], grouping: Grouping) -> pl.DataFrame:
-    """``probed`` is emptied: what the table holds, most of it perceptual hashes, is not held twice."""
+    """Return INDEX rows of the places ``remaining``. ``probed`` is emptied, so that hashes are not held twice."""
     places = sorted(remaining)
     contents = [probed[place].result.content_sha256 for place in places]
     id_of, times = video_ids(contents), Counter(contents)

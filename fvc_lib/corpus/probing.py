@@ -39,7 +39,7 @@ HASH_SIZE = 160  # side in pixels of the square the frames are decoded to
 
 
 def probe_file(path_text: str) -> dict[str, Any]:
-    """``probe``, ``content_sha256`` and ``perceptual_hash`` of a file, or ``reason`` and ``detail`` why not.
+    """Return ``probe``, ``content_sha256`` and ``perceptual_hash`` of a file, or ``reason`` and ``detail``.
 
     The frames are those that a clip of six frames is made of, so a file whose frames are missing or damaged is found
     now and not in the middle of a run.
@@ -58,7 +58,7 @@ def probe_file(path_text: str) -> dict[str, Any]:
 
 
 def probed(path: Path, probe: VideoProbe, clip: Clip) -> dict[str, Any]:
-    """What ``probe_file`` says of a video of which these are the facts, and the clip of six frames.
+    """Return the result of ``probe_file`` from a video's probe and its clip of six frames.
 
     Raises:
         OSError: it cannot be read any more.
@@ -74,7 +74,7 @@ def probed(path: Path, probe: VideoProbe, clip: Clip) -> dict[str, Any]:
 
 
 def probe_image(path_text: str) -> dict[str, Any]:
-    """``facts``, ``perceptual_hash`` and ``thumbnail`` of an image that decodes whole, or ``reason`` and ``detail``."""
+    """Return ``facts``, ``perceptual_hash`` and ``thumbnail`` of a whole image, or ``reason`` and ``detail``."""
     try:
         facts, picture = examine_image(Path(path_text), shortest_side=GRID_SIDE)
     except StillImageError as error:
@@ -90,7 +90,7 @@ def probe_image(path_text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What became of one video: ``probe`` and the hashes, or ``reason`` and ``detail`` why there are none."""
+    """Result of one video: ``probe`` and the hashes, or ``reason`` and ``detail``."""
 
     path: str
     probe: VideoProbe | None = None
@@ -101,13 +101,13 @@ class ProbeResult:
 
     @property
     def lasts(self) -> bool:
-        """Whether the same content would be found the same again."""
+        """Whether the same content gives the same result again."""
         return not self.reason or self.reason in _LASTING
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedImage:
-    """What became of one image: ``facts`` and what it looks like, or ``reason`` and ``detail`` why there are none."""
+    """Result of one image: ``facts``, hash and thumbnail, or ``reason`` and ``detail``."""
 
     path: str
     facts: ImageFacts | None = None
@@ -122,7 +122,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class FileKind(Generic[Result]):
-    """How files of one kind are probed."""
+    """Settings by which files of one kind are probed."""
 
     store: str  # what the file of remembered results is called by
     function: str  # ``module:name`` run in the workers; it gives ``reason`` and ``detail``, or what ``read`` needs
@@ -228,7 +228,7 @@ def probe_files(
 
 
 def file_state(path: Path) -> dict[str, int] | None:
-    """What tells that a file, one in a tar, or a folder of pictures is unchanged; None where it cannot be looked at."""
+    """Return size and time of a file, a member of a tar or a folder of pictures; None if it cannot be read."""
     try:
         parts = parts_of(path)
         of_folder = path.stat().st_mtime_ns if path.is_dir() else 0
@@ -241,7 +241,7 @@ def file_state(path: Path) -> dict[str, int] | None:
 def _read_known(
     kind: FileKind[Result], version: str, store: Path, states: Mapping[str, dict[str, int] | None]
 ) -> dict[str, Result]:
-    """Earlier results of files in these states; damaged, foreign and outdated lines are passed over, a later wins.
+    """Return earlier results of files in these states. Damaged and outdated lines are skipped; a later line wins.
 
     What is known of other files or of earlier states is not held in memory.
     """
@@ -270,7 +270,7 @@ def measured_again(
     progress: Callable[[int, int], None] | None = None,
     writer: str = "",
 ) -> dict[str, ProbeResult]:
-    """The facts of each video's re-encoded file, or the reason ``not_reencoded`` with why there is none.
+    """Re-encode videos; return the probe of each new file, or the reason ``not_reencoded``.
 
     The files are kept in ``cache_dir`` by content and recipe (``video.reencode``).
 

@@ -1,4 +1,4 @@
-"""What bringing a corpus to one height and one rate does to its videos, in sentences for whoever chose them."""
+"""Notes on a corpus that is brought to one height and one frame rate."""
 
 import shutil
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _SAME_RATE = 0.01  # 23.976 and 24, 29.97 and 30 frames a second differ by less
 
 
 def rescaling_notes(originals: pl.DataFrame, recipe: str) -> tuple[str, ...]:
-    """How many videos are enlarged, how many have frames repeated, and with which values none would.
+    """Return notes on enlarged videos and repeated frames, with values that avoid them.
 
     Args:
         originals: INDEX of the files as they are.
@@ -29,7 +29,7 @@ def rescaling_notes(originals: pl.DataFrame, recipe: str) -> tuple[str, ...]:
 
 
 def shown_rows(originals: pl.DataFrame) -> pl.Series:
-    """Of each video of an INDEX the height of its picture as it is shown, in pixels."""
+    """Return the displayed height in pixels of each video of an INDEX."""
     turned = pl.col("rotation_degrees").is_in([90, 270])
     return originals.select(rows=pl.when(turned).then("width").otherwise("height")).to_series()
 
@@ -60,7 +60,7 @@ def expected_bytes(seconds: float, recipe: str) -> int:
 
 
 def disk_sentence(recipe: str, cache_dir: AnyPath, index: Path | None) -> str:
-    """How much disk rescaled videos take, in all where ``index`` says how long they are, and how much is free."""
+    """Return a sentence on the disk that rescaled videos take, and the free space."""
     there = next(
         folder for folder in (Path(cache_dir).absolute(), *Path(cache_dir).absolute().parents) if folder.is_dir()
     )

@@ -32,7 +32,7 @@ def read_corpora(
     unused_labels: bool = False,
     most_files: int | None = None,
 ) -> Listing:
-    """List what the corpora hold, without opening a video; their order does not matter. One alone is as it is.
+    """List the corpora without opening a video. Their order does not matter; one alone is unchanged.
 
     Args:
         corpora: folders, manifests, tars and patterns of tars.
@@ -80,7 +80,7 @@ def read_corpora(
 def corpus_names(
     corpora: Sequence[AnyPath], *, allow_outside: bool = False, label_map: Mapping[str, str] | None = None
 ) -> list[str]:
-    """What the corpora of these videos are called once they are indexed together, sorted; nothing is written.
+    """Return the sorted names of corpora that are indexed together; nothing is written.
 
     Arguments and errors are those of ``read_corpora``.
     """
@@ -89,12 +89,12 @@ def corpus_names(
 
 
 def place(name: str, path: str) -> str:
-    """Table text of where the file ``path`` of the corpus ``name`` lies among several; without a name it is alone."""
+    """Return the path, as table text, of ``path`` in corpus ``name`` among several; unchanged without a name."""
     return f"{name}{_OUTSIDE}{path}" if name and path.startswith("/") else joined(name, path)
 
 
 def _refuse_overlap(paths: Sequence[Path]) -> None:
-    """Two manifests in one folder are two corpora; a folder that holds another corpus would list its videos again."""
+    """Refuse corpora within others. Two manifests in one folder are two corpora."""
     real = [Path(os.path.realpath(path)) for path in paths]
     tars = [{os.path.realpath(tar) for tar in (tars_of(path) if is_pattern(path) else [path])} for path in paths]
     for number, path in enumerate(real):
@@ -112,7 +112,7 @@ def _refuse_overlap(paths: Sequence[Path]) -> None:
 
 
 def _names(paths: Sequence[Path], listings: Sequence[Listing]) -> list[dict[str, str]]:
-    """Of each corpus, what the names in it become: those that two share get the end of the path that tells them apart.
+    """Return new names for the names in each corpus: shared ones get the distinguishing end of the path.
 
     That end is the same in whatever order the corpora are given.
     """
@@ -134,7 +134,7 @@ def _called(listing: Listing, names: Mapping[str, str]) -> Listing:
 
 
 def _placed(name: str, part: Listing) -> Listing:
-    """``part`` with the name of its corpus before its paths and sources, and before groups that are its own."""
+    """Put the name of its corpus before the paths and sources of ``part``, and before its own groups."""
     is_published = bool(dict(CORPORA.items())[part.kind].title)
 
     def group(stated: str) -> str:
@@ -157,12 +157,12 @@ def _placed(name: str, part: Listing) -> Listing:
 
 
 def _behind(text: str, frame: pl.DataFrame, *columns: str) -> pl.DataFrame:
-    """``frame`` with ``text`` before what stands in ``columns``; null stays null."""
+    """Put ``text`` before the values of ``columns``; null stays null."""
     return frame.with_columns((pl.lit(text) + pl.col(name)).alias(name) for name in columns)
 
 
 def _linked(places: Mapping[str, str], links: Path) -> Path:
-    """A folder below ``links`` with a link for each of ``places``: by name (table text), where it leads to."""
+    """Return a folder below ``links`` with a link for each of ``places``, targets by name (table text)."""
     folder = links / f"corpora_{sha256_of_json(places)[:16]}"
     folder.mkdir(parents=True, exist_ok=True)
     for name, target in places.items():

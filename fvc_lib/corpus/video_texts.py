@@ -50,7 +50,7 @@ class PairRow:
 
 @dataclass(frozen=True)
 class PairListing:
-    """What a manifest lists."""
+    """A manifest as listed."""
 
     root: Path  # absolute folder that every path is relative to
     rows: tuple[PairRow, ...]  # usable rows in the manifest's order
@@ -63,7 +63,7 @@ class PairListing:
 
 
 def normalised_text(text: str) -> str:
-    """``text`` in Unicode's form NFC, without space around it and with single spaces inside; letters keep their case.
+    """Return ``text`` in Unicode form NFC with single spaces inside and none around; case is unchanged.
 
     Texts that are equal after this are one text.
     """
@@ -103,7 +103,7 @@ def read_pairs(manifest: AnyPath, separator: str = ",", *, allow_outside: bool =
 
 
 def read_tar_pairs(corpus: AnyPath, *, allow_outside: bool = False) -> PairListing:
-    """Every video of a tar, of the tars of a folder, or of those that a pattern names, with the text beside it.
+    """List every video in a tar, in the tars of a folder, or in those that a pattern names, with its text.
 
     The text is that of ``KEY.txt``, else ``text`` or ``caption`` of ``KEY.json``, where ``split`` and ``group`` are
     read too.
@@ -149,7 +149,7 @@ _WHY = {
 
 
 def _notes(pairs: pl.DataFrame, listing: PairListing, merges: Sequence[Merge], num_copies: int) -> Iterator[str]:
-    """Sentences with counts on a VIDEO_TEXTS table."""
+    """Yield notes with counts on a VIDEO_TEXTS table."""
     by_text = pairs.group_by("text_id").agg(pl.col("video_id").n_unique().alias("videos"))["videos"]
     by_video = pairs.group_by("video_id").agg(pl.col("text_id").n_unique().alias("texts"))["texts"]
     yield (
@@ -187,7 +187,7 @@ def _several(counts: pl.Series, what: str) -> str:
 
 
 def _known_texts(pairs: pl.DataFrame) -> str:
-    """How much of the test could be known by heart from training."""
+    """Return a note on test texts that training has too."""
     trained = pairs.filter(pl.col("part") == "train")["text_id"].unique()
     test = pairs.filter(pl.col("part") == "test")
     texts = test["text_id"].unique()
@@ -205,7 +205,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class VideoTextIndex:
-    """What a corpus of videos and texts holds."""
+    """Index of a corpus of videos and texts."""
 
     pairs: pl.DataFrame  # VIDEO_TEXTS table, sorted by ``pair_id``
     rejected: pl.DataFrame  # REJECTED table of the manifest's rows that are not used
@@ -214,7 +214,7 @@ class VideoTextIndex:
 
 
 def video_text_root(config: RunConfig) -> Path:
-    """The folder that the ``path`` column of ``config``'s pairs is relative to; nothing is read or generated.
+    """Return the folder that the pairs' paths are relative to, without reading or generating anything.
 
     Raises:
         UsageError: ``config.corpus`` is no manifest and no folder with one.
@@ -227,9 +227,9 @@ def video_text_root(config: RunConfig) -> Path:
 
 
 def _is_of_tars(corpus: Path) -> bool:
-    """A folder with a manifest in it is read by that, whatever else lies there.
+    """Return whether tars are to be read. A folder with a manifest is read by that.
 
-    Tables that are called like a tar beside them are what video2dataset has noted of it, and no manifests.
+    Tables named after a tar next to them are notes of video2dataset, not manifests.
     """
     tars = {name.split(".")[0] for name in tars_in(corpus)}
     tables = label_table.tables_in(corpus) if corpus.is_dir() else []
@@ -315,7 +315,7 @@ def _index(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunC
 def _without_copies_across_the_split(
     rows: Sequence[PairRow], group_of: Mapping[str, str], rejections: Rejections
 ) -> list[PairRow]:
-    """Leave out training rows whose footage is, as another file, in the manifest's own test or validation part.
+    """Leave out training rows whose footage is in the stated test or validation part as another file.
 
     A split that divides a stated group or one file contradicts its own manifest: those stay, for the split to refuse.
     """
@@ -348,7 +348,7 @@ def _without_copies_across_the_split(
 
 
 def _official_parts(rows: Sequence[PairRow], group_of: Mapping[str, str]) -> list[str | None]:
-    """What the manifest says of each row, or of another row of its group."""
+    """Return the stated part of each row, or of another row of its group."""
     said: defaultdict[str, set[str]] = defaultdict(set)
     for row in rows:
         if row.part is not None:
@@ -357,7 +357,7 @@ def _official_parts(rows: Sequence[PairRow], group_of: Mapping[str, str]) -> lis
 
 
 def _distinct(rows: Sequence[PairRow], contents: Mapping[str, str], rejections: Rejections) -> list[int]:
-    """Positions in ``rows`` of the first row of each pair of a content and a text."""
+    """Return positions of the first row of each pair of a content and a text."""
     first: dict[tuple[str, str], PairRow] = {}
     positions = []
     for position, row in enumerate(rows):
@@ -377,7 +377,7 @@ def _table(
     group_of: Mapping[str, str],
     split: PartSplit,
 ) -> pl.DataFrame:
-    """Of the rows at the positions ``used``; all ``rows`` are in ``split``."""
+    """Return VIDEO_TEXTS of the rows at the positions ``used``; all ``rows`` are in ``split``."""
     remaining = [rows[position] for position in used]
     files = [videos[row.path] for row in remaining]
     # What the video of each content is called by: the first path of its files.

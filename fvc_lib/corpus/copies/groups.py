@@ -18,7 +18,7 @@ _Node = tuple[str, str]  # ("group", stated group), or ("source", source id) of 
 
 @dataclass(frozen=True, slots=True)
 class GroupMember:
-    """One video file as far as its group is concerned."""
+    """One video file and the facts that decide its group."""
 
     path: str  # names the file in merge reports; unique
     source_id: str  # what the label source calls the video
@@ -27,13 +27,13 @@ class GroupMember:
 
     @property
     def own_name(self) -> tuple[str, str]:
-        """What a group without a stated name is called by: the content, or the source where there is none."""
+        """Name of a group without a stated one: the content, or the source if there is none."""
         return ("source", self.source_id) if self.content_sha256 is None else ("video", self.content_sha256)
 
 
 @dataclass(frozen=True)
 class Merge:
-    """One link that joined two sets of videos which the label source kept apart."""
+    """One link between sets of videos that the label source keeps apart."""
 
     group_id: str  # the group they are in now
     why: Why  # what linked them
@@ -51,7 +51,7 @@ class Grouping:
 
 
 class Components:
-    """Which of ``count`` things are connected so far: ``label`` int64 (count,) is equal for those that are."""
+    """Connected components of ``count`` things: ``label``, int64 (count,), is equal for connected ones."""
 
     def __init__(self, count: int) -> None:
         self.label = np.arange(count)
@@ -59,13 +59,13 @@ class Components:
         self._size = np.ones(count, np.int64)  # by label
 
     def copy(self) -> "Components":
-        """What is joined in the one is not in the other."""
+        """Return an independent copy."""
         other = Components(0)
         other.label, other._next, other._size = self.label.copy(), self._next.copy(), self._size.copy()
         return other
 
     def join(self, left: int, right: int) -> bool:
-        """Connect two things, relabelling the smaller side; false when they are connected already."""
+        """Connect two things; return false if they are connected already. The smaller side is relabelled."""
         kept, lost = int(self.label[left]), int(self.label[right])
         if kept == lost:
             return False

@@ -44,16 +44,16 @@ class Block:
 
     @property
     def mask(self) -> np.uint64:
-        """The bits as a number."""
+        """Bit mask of the block."""
         return np.uint64(sum(1 << bit for bit in self.bits))
 
     @property
     def num_lookups(self) -> int:
-        """How many keys each query is looked up by."""
+        """Number of keys that each query is looked up by."""
         return sum(math.comb(len(self.bits), flipped) for flipped in range(self.radius + 1))
 
     def keys(self, codes: Codes) -> npt.NDArray[np.uint32]:
-        """The bits of each code as one small number."""
+        """Return the bits of each code as one small number."""
         keys, words = np.zeros(len(codes), np.uint32), codes.view(np.uint16).reshape(-1, 4)
         values = np.arange(1 << 16, dtype=np.uint32)
         for word in range(4):  # of a little-endian code
@@ -66,7 +66,7 @@ class Block:
 
 
 def blocks_for(max_bits: int, num_queries: int, num_entries: int) -> tuple[Block, ...]:
-    """The blocks by which pairs within ``max_bits`` are found in least time; one without bits: all are compared."""
+    """Return the blocks by which pairs within ``max_bits`` are found in least time. One without bits: compare all."""
     best: tuple[Block, ...] = (Block((), 0),)
     least = num_queries * num_entries * _IN_MATRIX_NS + _STEP_NS
     for blocks in _ways_to_cut(max_bits):
@@ -81,7 +81,7 @@ def blocks_for(max_bits: int, num_queries: int, num_entries: int) -> tuple[Block
 
 
 def _ways_to_cut(max_bits: int) -> Iterator[tuple[Block, ...]]:
-    """Blocks of which at least one differs in at most its radius: if all exceeded it, so would the sum ``max_bits``."""
+    """Yield sets of blocks of which at least one differs in at most its radius, for each pair within ``max_bits``."""
     for number in range(2, _MOST_BLOCKS + 1):
         share, rest = divmod(max_bits - number + 1, number)
         radii = [share + (block < rest) for block in range(number)]
@@ -95,7 +95,7 @@ def _ways_to_cut(max_bits: int) -> Iterator[tuple[Block, ...]]:
 
 
 def _dealt(sizes: Sequence[int]) -> list[tuple[int, ...]]:
-    """Bits in turn, so that neighbours (frequencies next to each other) lie in different blocks."""
+    """Deal bits in turn, so that neighbouring frequencies lie in different blocks."""
     bits: list[list[int]] = [[] for _ in sizes]
     turns = itertools.cycle(range(len(sizes)))
     for bit in range(sum(sizes)):
@@ -113,7 +113,7 @@ class Sorted:
 
     @classmethod
     def by(cls, block: Block, codes: Codes) -> Self:
-        """At most 2**32 of them."""
+        """Sort at most 2**32 codes by their keys in ``block``."""
         # As one number the two sort ten times as fast as by argsort.
         order = block.keys(codes).astype(np.uint64) << np.uint64(32)
         order |= np.arange(len(codes), dtype=np.uint64)
@@ -126,13 +126,13 @@ class Sorted:
         return len(self.codes)
 
     def part(self, some: slice) -> Self:
-        """Some of them."""
+        """Return some of them."""
         return type(self)(self.codes[some], self.keys[some], self.position[some])
 
 
 @dataclass(frozen=True)
 class BlockSearch:
-    """Entries that are looked up by one block, and which blocks have been looked at before."""
+    """Entries that are looked up by one block, and the blocks before it."""
 
     codes: Codes  # of the entries, sorted
     position: npt.NDArray[np.uint32]
@@ -271,25 +271,25 @@ def _all_tiles(queries: Places, entries: Places, near: Near) -> Iterator[tuple[P
 
 
 def _width(num_entries: int, num_keys: int) -> int:
-    """As many entries as nearly all keys have that have any."""
+    """Return a number of entries that nearly no key exceeds."""
     mean = num_entries / num_keys
     return math.ceil(1 + mean + math.sqrt(mean))
 
 
 def _is_run_start(keys: npt.NDArray[np.uint32]) -> Flags:
-    """(Q,): whether a key differs from the one before it."""
+    """Return (Q,): whether a key differs from the one before it."""
     return np.concatenate([np.ones(min(1, len(keys)), np.bool_), keys[1:] != keys[:-1]])
 
 
 def _run_lengths(keys: npt.NDArray[np.uint32]) -> Places:
-    """(Q,): how many of these sorted keys are equal to each."""
+    """Return (Q,): the number of equal keys of each of these sorted keys."""
     starts = np.flatnonzero(_is_run_start(keys))
     lengths = np.diff(starts, append=len(keys))
     return np.repeat(lengths, lengths)
 
 
 def _masks(num_bits: int, radius: int) -> Iterator[int]:
-    """All numbers of ``num_bits`` bits with at most ``radius`` of them set."""
+    """Yield all numbers of ``num_bits`` bits with at most ``radius`` of them set."""
     for flipped in range(radius + 1):
         for chosen in itertools.combinations(range(num_bits), flipped):
             yield sum(1 << bit for bit in chosen)

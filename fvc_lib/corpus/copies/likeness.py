@@ -40,7 +40,7 @@ _RIGHT = np.array([right for _, right in perceptual_hash.WINDOWS])
 
 
 def thumbnail_text(grid: Grid, picture: npt.NDArray[np.uint8]) -> str:
-    """The thumbnail of one picture, uint8 (3, H, W) RGB with (160, 160) of ``luma_grids``, in Base64."""
+    """Return the Base64 thumbnail of a picture, uint8 (3, H, W) RGB, whose ``luma_grids`` is (160, 160)."""
     # As products of matrices: ten times as fast as grid_average, whose exactness nothing here needs.
     down, right = (_shares(np.linspace(0, side, COLOUR_SIDE + 1), side) for side in picture.shape[1:])
     rgb = down @ picture.astype(np.float32) @ right.T
@@ -53,7 +53,7 @@ def thumbnail_text(grid: Grid, picture: npt.NDArray[np.uint8]) -> str:
 
 
 class SamePictures:
-    """Judges pairs for ``near_duplicate_links``, by what ``thumbnail_text`` gave of each picture.
+    """Judge pairs for ``near_duplicate_links`` by the texts of ``thumbnail_text``.
 
     Raises:
         ValueError: a text that is no thumbnail.
@@ -94,7 +94,7 @@ class SamePictures:
 
 
 def _shares(borders: npt.NDArray[np.float64], num_cells: int) -> npt.NDArray[np.float32]:
-    """Averages over the spans between ``borders`` as a matrix: the share of each cell in each span, each row 1."""
+    """Return the matrix of averages over the spans between ``borders``; each row sums to 1."""
     cells = np.arange(num_cells)
     overlap = (np.minimum(borders[1:, None], cells + 1) - np.maximum(borders[:-1, None], cells)).clip(0)
     shares: npt.NDArray[np.float32] = (overlap / overlap.sum(axis=1, keepdims=True)).astype(np.float32)
@@ -102,7 +102,7 @@ def _shares(borders: npt.NDArray[np.float64], num_cells: int) -> npt.NDArray[np.
 
 
 def span_averages(side: int, patch_side: int) -> npt.NDArray[np.float32]:
-    """``_shares`` of a thumbnail's cells in a patch's, per span, (10, patch_side, side)."""
+    """Return ``_shares`` of a thumbnail's cells in a patch's, per span, (10, patch_side, side)."""
     borders = [
         side / perceptual_hash.STEPS * np.linspace(begin, end, patch_side + 1) for begin, end in perceptual_hash.SPANS
     ]
@@ -116,7 +116,7 @@ _COLOUR_AVERAGES = span_averages(COLOUR_SIDE, _COLOUR_PATCH_SIDE)
 def patches(
     thumbnails: npt.NDArray[np.uint8], averages: npt.NDArray[np.float32], window: Places | None = None
 ) -> _Patches:
-    """Of each thumbnail (K, side, side) or (K, channels, side, side) a window, or the whole of it."""
+    """Cut a window of each thumbnail, (K, side, side) or (K, channels, side, side); by default the whole."""
     window = np.zeros(len(thumbnails), np.int64) if window is None else window
     down, right = averages[_DOWN[window]], averages[_RIGHT[window]].transpose(0, 2, 1)
     if thumbnails.ndim == 4:
@@ -126,13 +126,13 @@ def patches(
 
 
 def mirrored_where(pictures: _Patches, is_mirrored: npt.NDArray[np.bool_]) -> _Patches:
-    """(K, ..., side, side), those mirrored left to right that (K,) says."""
+    """Mirror pictures (K, ..., side, side) left to right if ``is_mirrored`` (K,)."""
     is_mirrored = is_mirrored.reshape(-1, *[1] * (pictures.ndim - 1))
     return np.where(is_mirrored, pictures[..., ::-1], pictures)
 
 
 def _colours_agree(one: _Patches, other: _Patches) -> npt.NDArray[np.bool_]:
-    """(K,): whether (K, 2, 6, 6) vary alike, but for a white balance and a saturation; grey agrees with everything."""
+    """Return (K,): whether colours (K, 2, 6, 6) vary alike except white balance and saturation. Grey always agrees."""
     first, second = (values - values.mean(axis=(2, 3), keepdims=True) for values in (one, other))
     common = (first * second).mean(axis=(1, 2, 3))
     first, second = (np.square(values).mean(axis=(1, 2, 3)) for values in (first, second))
@@ -142,7 +142,7 @@ def _colours_agree(one: _Patches, other: _Patches) -> npt.NDArray[np.bool_]:
 
 
 def _explained(one: _Patches, other: _Patches) -> npt.NDArray[np.float64]:
-    """(K,): share of the variance of ``one`` that a straight, near and positive function of ``other`` explains."""
+    """Return (K,): share of the variance of ``one`` that a positive linear function of a shifted ``other`` explains."""
     count = len(one)
     down, right = np.gradient(other, axis=1), np.gradient(other, axis=2)
     place = np.linspace(-1, 1, _PATCH_SIDE, dtype=np.float32)
@@ -189,7 +189,7 @@ _COLOUR_PLACES = span_averages(perceptual_hash.LOOK_COLOUR_SIDE, 5)
 
 
 class SameFootage:
-    """Judges pairs of videos by the looks of their frames.
+    """Judge pairs of videos by the looks of their frames.
 
     Args:
         looks: of N videos; those of old hashes, which have none, agree with everything.
@@ -256,18 +256,18 @@ def _total(values: _Frames) -> _Values:
 
 
 def _ratio(part: _Values, whole: _Values) -> _Values:
-    """Rounded, so that the order in which a sum was made decides nothing; 1 where there is nothing to compare."""
+    """Return the ratio, 1 if there is nothing to compare. Rounding makes it independent of the order of sums."""
     return np.asarray(np.where(whole > 1e-6, part / np.maximum(whole, 1e-6), 1.0).round(6))
 
 
 def _share_off_median(luma: _Frames, is_near: _Flags) -> _Values:
-    """(K,): how much of a picture is not of its plain ground, in the mean of the frames that are near."""
+    """Return (K,): the share of a picture off its median, averaged over the near frames."""
     off = np.abs(luma - np.median(luma, axis=(3, 4), keepdims=True)) > _PLAIN_LEVELS
     return np.asarray((off.mean(axis=(2, 3, 4)) * is_near).sum(axis=1) / is_near.sum(axis=1))
 
 
 def _colours(first: _Frames, second: _Frames, used: _Frames) -> tuple[_Values, _Values]:
-    """(K,) each: the mean cosine of the hues where both have one, and how much alike the saturations are."""
+    """Return (K,) each: mean cosine of the hues if both have one, and likeness of the saturations."""
     num_used = _total(used)
     shrunk = []
     for values in (first, second):
@@ -284,7 +284,7 @@ def _colours(first: _Frames, second: _Frames, used: _Frames) -> tuple[_Values, _
 
 
 def _motion_alike(luma: tuple[_Frames, _Frames], colour: tuple[_Frames, _Frames], used: _Frames) -> _Values:
-    """(K,): correlation of what differs from the mean of the frames, in luma and colour; 1 where nothing moves."""
+    """Return (K,): correlation of the deviations from the mean frame, in luma and colour; 1 if nothing moves."""
     num_used = used.sum(axis=1, keepdims=True)
     together = np.zeros(len(used))
     energy = [np.zeros(len(used)), np.zeros(len(used))]

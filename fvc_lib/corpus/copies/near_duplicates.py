@@ -1,4 +1,4 @@
-"""Which videos show the same footage, by their perceptual hashes: all pairs, or as few as connect them.
+"""Pairs of videos that show the same footage, by their perceptual hashes.
 
 Two videos do when one looks like a window of the other, the right way round or mirrored, in more than half of its
 frames. Compared are frames at the same relative times, or where one is taken for a copy with a fifth cut off at the
@@ -53,14 +53,14 @@ class _Candidates:
         return len(self.one)
 
     def where(self, kept: npt.NDArray[np.bool_] | slice) -> Self:
-        """Some of them."""
+        """Return some of them."""
         return type(self)(self.one[kept], self.other[kept], self.window[kept], self.mirror[kept])
 
 
 def near_duplicate_links(
     hashes: Sequence[str | None], max_bits: int, confirm: SamePictures | None = None, threads: int = 0
 ) -> list[tuple[int, int]]:
-    """Index pairs (i < j), ascending, of videos that show the same footage: as few as connect all that do.
+    """Return the fewest index pairs (i < j), ascending, that connect all videos of the same footage.
 
     Frames agree when they differ in at most ``max_bits`` of 64 bits, closely when in at most ``max_bits - 3``. Beside
     the hashes memory is bounded, but for some 24 bytes a video and thread. Time grows with the number of videos to the
@@ -96,7 +96,7 @@ def near_duplicate_links(
 
 
 def near_copies(contents: Sequence[str], hashes: Sequence[str | None], max_bits: int) -> list[tuple[int, int]]:
-    """``near_duplicate_links``, but of files with one content the first stands for all; none for 0 bits."""
+    """Return ``near_duplicate_links`` of the first file of each content; none for 0 bits."""
     first: dict[str, int] = {}
     for place, content in enumerate(contents if max_bits else ()):
         first.setdefault(content, place)
@@ -105,9 +105,9 @@ def near_copies(contents: Sequence[str], hashes: Sequence[str | None], max_bits:
 
 
 def nearly_alike(table: Hashes, one: Hashes, max_bits: int) -> Places:
-    """Which of (N, T, 30) may show the footage of ``one``, (T, 30).
+    """Return the rows of ``table``, (N, T, 30), that may show the footage of ``one``, (T, 30).
 
-    They are all that ``near_duplicate_links`` links with it directly, and few besides.
+    They include all that ``near_duplicate_links`` links with it directly.
     """
     closely, near = max(0, max_bits - _CLOSER_BITS), np.zeros(len(table), np.bool_)
     for frame, mirror in itertools.product(_middle_frames(len(one)), (np.uint64(0), MIRROR_BITS)):
@@ -130,7 +130,7 @@ class _Judge:
         return _show_the_same(self.table, None, found, self.max_bits)
 
     def looks_agree(self, near: _Candidates) -> npt.NDArray[np.bool_]:
-        """(K,): of candidates whose hashes agree; dear, so it is asked of as few as possible."""
+        """Return (K,): whether looks agree, of candidates whose hashes do; expensive."""
         same = np.ones(len(near), np.bool_)
         if self.looks is not None:
             same = _show_the_same(self.table, self.looks, near, self.max_bits)
@@ -141,7 +141,7 @@ class _Judge:
 
 
 def _known_hashes(hashes: Sequence[str | None], max_bits: int) -> tuple[Places, Hashes, SameFootage | None]:
-    """Positions (N,) of the videos that have a hash, the hashes (N, T, 30), and who judges their looks, if any."""
+    """Return positions (N,) of the videos with a hash, the hashes (N, T, 30), and the judge of their looks, if any."""
     if not 0 <= max_bits <= 64:
         raise ValueError(f"max_bits: got {max_bits}, wanted 0 to 64")
     known = np.array([i for i, text in enumerate(hashes) if text is not None], np.int64)
@@ -150,7 +150,7 @@ def _known_hashes(hashes: Sequence[str | None], max_bits: int) -> tuple[Places, 
 
 
 def _first_of_kind(texts: Sequence[str], looks: Sequence[str] | None) -> Places:
-    """(N,): the first of those that are the same to the bit, so that they have the same neighbours."""
+    """Return (N,): the first of the videos that are equal to the bit."""
     digests = np.empty((len(texts), 2), np.uint64)
     for place, text in enumerate(texts):
         digest = hashlib.blake2b(text.encode(), digest_size=16)
@@ -170,7 +170,7 @@ def _as_they_are(one: Places, other: Places) -> _Candidates:
 
 
 def _gathered(candidates: Iterator[_Candidates], clusters: Components) -> Iterator[_Candidates]:
-    """Candidates that are not connected yet, in portions worth the effort."""
+    """Yield unconnected candidates, in portions worth the effort."""
     waiting: list[_Candidates] = []
     num_waiting = 0
     for found in candidates:
@@ -191,7 +191,7 @@ def _concatenated(parts: Sequence[_Candidates]) -> _Candidates:
 
 
 def _link(clusters: Components, judge: _Judge, candidates: _Candidates) -> Iterator[tuple[int, int]]:
-    """Connect those of the candidates that show the same footage; yields each pair that connects anything."""
+    """Connect the candidates that show the same footage; yield each pair that connects anything."""
     for some in _apart(clusters, candidates, _PAIRS_AT_ONCE):
         near = some.where(judge.hashes_agree(some))
         while len(near):
@@ -206,14 +206,14 @@ def _link(clusters: Components, judge: _Judge, candidates: _Candidates) -> Itera
 
 
 def _would_connect(clusters: Components, near: _Candidates) -> Flags:
-    """(K,): as few of the pairs as connect what all would, if all were the same: looks are dear."""
+    """Return (K,): the fewest pairs that connect as much as all of them, because looks are expensive."""
     labels, ends = np.unique(np.stack([clusters.label[near.one], clusters.label[near.other]]), return_inverse=True)
     parts = Components(len(labels))
     return np.array([parts.join(*pair) for pair in ends.reshape(2, -1).T.tolist()])
 
 
 def _apart(clusters: Components, candidates: _Candidates, num_at_once: int) -> Iterator[_Candidates]:
-    """Portions of the candidates, without what is connected by the time that a portion is asked for."""
+    """Yield portions of the candidates without pairs that are connected by then."""
     for start in range(0, len(candidates), num_at_once):
         some = candidates.where(slice(start, start + num_at_once))
         yield some.where(clusters.label[some.one] != clusters.label[some.other])
@@ -252,7 +252,7 @@ def _links_of_a_frame(
 
 @dataclass(frozen=True)
 class _Search:
-    """What queries and entries of one frame mean: the wholes, plain and mirrored, and the windows of some videos."""
+    """Queries and entries of one frame: the wholes, plain and mirrored, and the windows of some videos."""
 
     judge: _Judge
     clusters: Components
@@ -262,7 +262,7 @@ class _Search:
     entry_of: npt.NDArray[np.uint32]  # place of each entry in the flat table (videos, 30)
 
     def candidates(self, query: Places, entry: Places) -> _Candidates:
-        """(K,) pairs, without those of a video with itself, and of two wholes from one side only."""
+        """Return (K,) pairs without those of a video with itself; two wholes are paired once."""
         found = self._pairs(query, entry)
         return found.where(np.where(found.window == 0, found.one < found.other, found.one != found.other))
 
@@ -273,7 +273,7 @@ class _Search:
         return _Candidates(self.wholes[query - len(self.wholes) * is_mirrored], self.videos[other], window, mirror)
 
     def in_matrix(self, query: Places, entry: Places, near: Near) -> Iterator[tuple[Places, Places]]:
-        """Pairs of many queries and entries, as rows and columns, that may show the same and are not connected yet.
+        """Yield unconnected pairs of queries and entries, as rows and columns, that may show the same.
 
         Of videos that are connected one is compared with all, and by then mostly no others are left for the rest.
         """
@@ -299,7 +299,7 @@ class _Search:
             rows, at_once = np.delete(rows, taken), min(2 * at_once, _MOST_ROWS)
 
     def _may_be_the_same(self, one: _Candidates, rows: Places, other: _Candidates, columns: Places) -> Flags:
-        """(R, C): whether enough frames agree that more than half of them may do in some view."""
+        """Return (R, C): whether more than half of the frames may agree in some view."""
         table, telling = self.judge.table, _telling_frames(self.judge.table.shape[1], self.frame)
         may_be = np.full((len(rows), len(columns)), not telling)
         for first, second in telling:
@@ -312,7 +312,7 @@ class _Search:
 
 @cache
 def _telling_frames(num_frames: int, frame: int) -> TimeView:
-    """Pairs of frames of the one and the other: at least one agrees wherever more than half of a view's do.
+    """Return pairs of frames of which at least one agrees whenever more than half of a view's do.
 
     That of ``frame`` itself is not among them; none of a single frame.
     """
@@ -328,7 +328,7 @@ def _telling_frames(num_frames: int, frame: int) -> TimeView:
 def _show_the_same(
     table: Hashes, looks: SameFootage | None, candidates: _Candidates, max_bits: int
 ) -> npt.NDArray[np.bool_]:
-    """(K,): whether more than half of the frames of (N, T, 30) agree in some view of time, and a middle one closely."""
+    """Return (K,): whether over half of the frames agree in some view of time, and a middle one closely."""
     whole = table[candidates.one, :, 0]
     part = table[candidates.other, :, candidates.window]
     num_frames = table.shape[1]
@@ -360,7 +360,7 @@ def _middle_frames(num_frames: int) -> range:
 
 
 def _time_views(num_frames: int) -> tuple[TimeView, ...]:
-    """Frames of equal relative times, and those nearest to each other when either of the two was cut."""
+    """Return pairs of frames at equal relative times, and the nearest ones if either video was cut."""
     last = num_frames - 1
     views = [tuple((frame, frame) for frame in range(num_frames))]
     for start, end in _CUT_FIFTHS:

@@ -46,7 +46,7 @@ _DARK_LEVEL = 24.0  # rows and columns never brighter on average are bars
 
 
 def perceptual_hash(frames: npt.NDArray[np.uint8]) -> str:
-    """The hash of a video by its sampled frames.
+    """Return the hash of a video by its sampled frames.
 
     Black bars are cut off first, so letterboxed frames hash as the picture does. Frames too plain to be told from
     others hash to zeros, which match nothing.
@@ -68,12 +68,12 @@ def perceptual_hash(frames: npt.NDArray[np.uint8]) -> str:
 
 
 def hash_of_grids(grids: Grid) -> str:
-    """``perceptual_hash`` of what ``luma_grids`` gave, without looks."""
+    """Return ``perceptual_hash`` of ``luma_grids``, without looks."""
     return hash_text(_sign_bits(_amplitudes(grids)))
 
 
 def hash_text(codes: Hashes, looks: Looks | None = None) -> str:
-    """uint64 (T, 30), and uint8 (T, 216) where there are looks, as the text that ``parse_hashes`` reads."""
+    """Write uint64 (T, 30), and looks uint8 (T, 216) if given, as the text that ``parse_hashes`` reads."""
     frames = [frame.astype(">u8").tobytes() for frame in codes]
     if looks is not None:
         frames = [frame + look.tobytes() for frame, look in zip(frames, looks, strict=True)]
@@ -81,7 +81,7 @@ def hash_text(codes: Hashes, looks: Looks | None = None) -> str:
 
 
 def parse_hashes(texts: Sequence[str]) -> tuple[Hashes, Looks]:
-    """The texts as uint64 (N, T, 30) and uint8 (N, T, 216), zeros for those without looks.
+    """Return the texts as uint64 (N, T, 30) and uint8 (N, T, 216), zeros for those without looks.
 
     Hashes of fewer frames repeat theirs at the nearest relative time. Where no text has looks, their T is 0.
 
@@ -118,7 +118,7 @@ def _parse(text: str) -> npt.NDArray[np.uint8]:
 
 
 def _looks(frames: npt.NDArray[np.uint8], grids: Grid) -> Looks:
-    """Of uint8 (T, 3, H, W) RGB and its ``luma_grids``, (T, 216)."""
+    """Return the looks (T, 216) of uint8 (T, 3, H, W) RGB and its ``luma_grids``."""
     luma = grid_average(grids, LOOK_LUMA_SIDE)
     rgb = np.stack([grid_average(frame, LOOK_COLOUR_SIDE) for frame in frames])
     colour = 128 + (rgb[:, [2, 0]] - grid_average(grids, LOOK_COLOUR_SIDE)[:, None]) / 2
@@ -127,7 +127,7 @@ def _looks(frames: npt.NDArray[np.uint8], grids: Grid) -> Looks:
 
 
 def without_bars(frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The part of uint8 (T, 3, H, W) RGB between rows and columns that are black in all frames."""
+    """Cut off rows and columns at the border of uint8 (T, 3, H, W) RGB that are black in all frames."""
     row_levels, column_levels = np.zeros(frames.shape[2]), np.zeros(frames.shape[3])
     for frame in frames:
         luma = (frame * _LUMA_WEIGHTS).sum(axis=0)
@@ -137,12 +137,12 @@ def without_bars(frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def luma_grids(frames: npt.NDArray[np.uint8]) -> Grid:
-    """Luma of uint8 (T, 3, H, W) RGB averaged to (T, 160, 160), 0 to 255."""
+    """Average the luma of uint8 (T, 3, H, W) RGB to (T, 160, 160), 0 to 255."""
     return np.stack([grid_average((frame * _LUMA_WEIGHTS).sum(axis=0), GRID_SIDE) for frame in frames])
 
 
 def _picture_span(levels: npt.NDArray[np.float64]) -> slice:
-    """The rows (or columns) between dark bars; all of them when less than a quarter would be left."""
+    """Return the rows (or columns) between dark bars; all if less than a quarter would remain."""
     bright = np.flatnonzero(levels > _DARK_LEVEL)
     if len(bright) and 4 * (bright[-1] + 1 - bright[0]) >= len(levels):
         return slice(int(bright[0]), int(bright[-1]) + 1)
@@ -150,7 +150,7 @@ def _picture_span(levels: npt.NDArray[np.float64]) -> slice:
 
 
 def grid_average(picture: npt.NDArray[np.floating] | npt.NDArray[np.uint8], side: int) -> Grid:
-    """Area average of (..., H, W) onto (..., side, side), cell borders weighted by what they cut off."""
+    """Average (..., H, W) by area onto (..., side, side)."""
     averaged = picture.astype(np.float64)
     for _ in range(2):  # rows, then columns; each pass swaps the two
         averaged = _average_along_rows(np.swapaxes(averaged, -1, -2), side)
@@ -170,13 +170,13 @@ def _average_along_rows(picture: Grid, side: int) -> Grid:
 
 
 def _lowest_frequencies() -> npt.NDArray[np.int64]:
-    """The 64 (vertical, horizontal) frequencies nearest to zero, without zero itself, (64, 2)."""
+    """Return the 64 (vertical, horizontal) frequencies nearest to zero, without zero itself, (64, 2)."""
     square = [(v, h) for v in range(12) for h in range(12) if v or h]
     return np.array(sorted(square, key=lambda f: (f[0] + f[1], f[0]))[:64])
 
 
 def _cosines() -> Grid:
-    """Per span the 12 lowest DCT-II frequencies, zero outside of it, scaled to give amplitudes, (10, 12, 160)."""
+    """Return the 12 lowest DCT-II frequencies per span, zero outside, scaled to amplitudes, (10, 12, 160)."""
     position, frequency = (np.arange(GRID_SIDE) + 0.5) / GRID_SIDE, np.arange(12)[:, None]
     bases = []
     for begin, end in ((first / STEPS, last / STEPS) for first, last in SPANS):

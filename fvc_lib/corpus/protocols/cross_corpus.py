@@ -18,13 +18,13 @@ CROSSES = "its group is also tested"
 
 
 def _known(name: str, corpora: Sequence[str]) -> str:
-    """The corpus that ``name`` means, as it is called but for case and what is no letter or digit; else ``name``."""
+    """Return the corpus called ``name`` up to case and punctuation, else ``name``."""
     plain = {"".join(filter(str.isalnum, each.lower())): each for each in corpora}
     return plain.get("".join(filter(str.isalnum, name.lower())), name) if name not in corpora else name
 
 
 def refused_targets(targets: Sequence[str], corpora: Sequence[str]) -> str:
-    """Why ``targets`` cannot be tested on in a run of these ``corpora``, sentences; empty where they can."""
+    """Return why ``targets`` cannot be tested in a run of these ``corpora``, else the empty text."""
     listed = f"They are: {', '.join(corpora) or 'one without a name'}."
     for name in (_known(name, corpora) for name in targets):
         if name not in corpora:
@@ -41,7 +41,7 @@ def refused_targets(targets: Sequence[str], corpora: Sequence[str]) -> str:
 
 
 def cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
-    """Columns ``video_id group_id label fold target part reason`` of the one training, fold 0.
+    """Return ``video_id group_id label fold target part reason`` of the one training, fold 0.
 
     Raises:
         DataError: a target that is none of the run's corpora, that lacks a label, or no corpus left to train on.

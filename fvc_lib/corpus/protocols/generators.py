@@ -34,7 +34,7 @@ _SHORTEST_ALIKE = 3  # letters; shorter names lie in others by chance
 
 
 def generator_of(index: pl.DataFrame) -> pl.DataFrame:
-    """``video_id group_id label generator parts``, sorted by video: the generator of a fake, else its manipulation.
+    """Return ``video_id group_id label generator parts``, by video; the manipulation replaces a missing generator.
 
     It is called by its most frequent spelling; ``parts`` are the plain names of all that made the fake.
     """
@@ -64,13 +64,13 @@ def _as_named(index: pl.DataFrame) -> pl.DataFrame:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Plain names of what is joined in ``name``, sorted: letters and digits in one case."""
+    """Return the plain names joined in ``name``, sorted: letters and digits in one case."""
     plain = ("".join(filter(str.isalnum, part.casefold())) for part in name.split("+"))
     return tuple(sorted({each for each in plain if each})) or (name,)
 
 
 def alike_names(index: pl.DataFrame) -> list[str]:
-    """Sentences on spellings that were taken for one generator, and on different ones of which one holds the other."""
+    """Return notes on spellings taken for one generator, and on generators of which one name contains the other."""
     spelled = defaultdict(list)
     for name in _as_named(index)["generator"].drop_nulls().unique().sort():
         spelled[_parts(name)].append(name)
@@ -90,7 +90,7 @@ def alike_names(index: pl.DataFrame) -> list[str]:
 
 
 def held_out(index: pl.DataFrame, num_folds: int) -> list[str]:
-    """The target of each fold; the most frequent generators first, some of them several times where folds are left.
+    """Return the target of each fold: the most frequent generators first, some several times if folds are left.
 
     Raises:
         DataError: fewer than two generators, or too few groups for so many folds.
@@ -119,7 +119,7 @@ def held_out(index: pl.DataFrame, num_folds: int) -> list[str]:
 
 
 def leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
-    """Columns ``video_id group_id label fold target part reason``, of each video one row per fold.
+    """Return ``video_id group_id label fold target part reason``, one row per video and fold.
 
     Raises:
         DataError: as ``held_out``, or fewer groups with real videos than folds.
@@ -150,7 +150,7 @@ def leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> p
 
 
 def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[str, int]:
-    """The fold of each group: one of a generator that it holds where there is one, and so that reals are even.
+    """Deal groups to folds: a group goes to a fold of one of its generators, and reals are spread evenly.
 
     Groups with most videos first; each goes to the fold that has least of what the group has.
     """

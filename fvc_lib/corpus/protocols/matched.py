@@ -29,12 +29,12 @@ Tells = Callable[[pl.DataFrame, pl.DataFrame, tuple[str, ...]], tuple[float | No
 
 
 def matched_columns(protocol: str) -> tuple[str, ...]:
-    """The index's columns that ``protocol`` matches."""
+    """Return the columns of the index that ``protocol`` matches."""
     return LENGTH if protocol == LENGTH_MATCHED else METADATA
 
 
 def matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tells: Tells) -> pl.DataFrame:
-    """Columns ``video_id group_id label fold target part reason``, of each video one row per fold.
+    """Return ``video_id group_id label fold target part reason``, one row per video and fold.
 
     Raises:
         DataError: too few videos of both labels are alike for so many folds, or what is matched tells the label still.
@@ -62,7 +62,7 @@ def matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tells
 
 
 def _fold_pairs(chosen: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
-    """FOLDS with a real and the fake like it in one fold: apart, what a model learns of one is wrong of the other.
+    """Return FOLDS with a real and its matched fake in one fold; apart, a model learns the wrong label of the other.
 
     Where groups hold so many pairs that what they connect is too large to be dealt evenly, whole groups only.
     """
@@ -82,7 +82,7 @@ def _fold_pairs(chosen: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame
 
 
 def matched_videos(index: pl.DataFrame, columns: tuple[str, ...], cells: int, seed: int) -> pl.DataFrame:
-    """``video_id group_id label pair`` of as many reals as fakes of each cell, a pair one of each.
+    """Return ``video_id group_id label pair`` of equally many reals and fakes of each cell.
 
     ``cells`` are so many per doubling of a number, 0: equal values.
 
@@ -112,7 +112,7 @@ def _cell(columns: tuple[str, ...], cells: int) -> pl.Expr:
 
 
 def parts_of_folds(index: pl.DataFrame, folds: pl.DataFrame, num_folds: int) -> pl.DataFrame:
-    """Folds as parts of each training, with what was not taken left out of all."""
+    """Return folds as parts of each training; videos without a fold are left out of all."""
     videos = index.select("video_id", "group_id", "label").join(
         folds.select("video_id", home="fold"), on="video_id", how="left"
     )

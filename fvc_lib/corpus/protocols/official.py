@@ -15,7 +15,7 @@ NO_PART = "the corpus's own split does not name it"
 
 
 def official(index: pl.DataFrame, *, strict: bool) -> pl.DataFrame:
-    """Columns ``video_id group_id label fold target part reason`` of the one training, fold 0.
+    """Return ``video_id group_id label fold target part reason`` of the one training, fold 0.
 
     Raises:
         DataError: the corpus has no split of its own, or none with a training and a test part.

@@ -1,4 +1,4 @@
-"""The protocol of a run as a table: which part every video plays in every training, checked before anything trains."""
+"""The protocol of a run as a table: the part of every video in every training, checked before anything trains."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -32,7 +32,7 @@ _CONTENTS_ONCE = (names.KFOLD, names.LEAVE_ONE_GENERATOR_OUT, names.LENGTH_MATCH
 
 
 def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.DataFrame:
-    """The part of every video of the index in every training of ``config.protocol`` (PROTOCOL).
+    """Return PROTOCOL: the part of every video of the index in every training of ``config.protocol``.
 
     The rows are sorted by training and video; the order of the index's does not matter.
 
@@ -73,7 +73,7 @@ def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.Da
 
 
 def refuse_untrainable(listing: Listing, config: RunConfig) -> None:
-    """Stop on corpora that cannot be trained on, by what they list alone; nothing is opened or written.
+    """Raise ``DataError`` for corpora that cannot be trained on, by their listing alone.
 
     The index has these videos at most, and these groups at most, so it would be refused as well.
 
@@ -91,7 +91,7 @@ def refuse_untrainable(listing: Listing, config: RunConfig) -> None:
 
 
 def check_protocol(table: pl.DataFrame, index: pl.DataFrame, num_trainings: int) -> None:
-    """The gate: nothing crosses within a training, every video has a part in each, and none is tested twice.
+    """Check that no group crosses parts, each training has every video, and no video is tested twice: the gate.
 
     The groups that the corpus's own split has in several parts pass under protocol ``official``, and no other.
 
@@ -136,13 +136,13 @@ def _by_training(table: pl.DataFrame) -> Mapping[int, pl.DataFrame]:
 
 
 def folds_tested(table: pl.DataFrame) -> pl.DataFrame:
-    """FOLDS: the videos that are tested, and by which training; sorted by ``video_id``."""
+    """Return FOLDS of the tested videos, sorted by ``video_id``."""
     return table.filter(pl.col("part") == "test").select(*FOLDS.columns).sort("video_id")
 
 
 @dataclass(frozen=True)
 class TrainingRows:
-    """What one training is split from.
+    """The rows that one training is split from.
 
     Attributes:
         folds: FOLDS of the videos that take part: those with the training's own number are tested.
@@ -155,13 +155,13 @@ class TrainingRows:
     leaking: frozenset[str] = field(default_factory=frozenset)
 
     def shuffled(self, seed: int) -> "TrainingRows":
-        """The same with labels shuffled by group (``shuffled_labels``)."""
+        """Return the same rows with labels shuffled by group."""
         return replace(self, folds=shuffle_labels_by_group(self.folds, seed))
 
     def split(
         self, fold: int | None, *, inner_validation_share: float, seed: int, without: Collection[str] = ()
     ) -> FoldSplit:
-        """Its parts, ``without`` some videos; arguments and errors as of ``folds.split_for_fold``."""
+        """Split into parts, ``without`` some videos; arguments and errors as of ``folds.split_for_fold``."""
         rows = self.folds.filter(~pl.col("video_id").is_in(sorted(without))) if without else self.folds
         return split_for_fold(
             rows,
@@ -174,7 +174,7 @@ class TrainingRows:
 
 
 def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
-    """Of training ``fold`` of a PROTOCOL table; whoever is not tested by it gets the next number in place of a fold."""
+    """Return the rows of training ``fold``; videos that it does not test get the number ``fold + 1``."""
     rows = table.filter((pl.col("fold") == fold) & (pl.col("part") != LEFT_OUT))
     number = pl.when(pl.col("part") == "test").then(fold).otherwise(fold + 1)
     leaking = rows.filter((pl.col("protocol") == names.OFFICIAL) & pl.col("reason").is_not_null())["group_id"]
@@ -186,13 +186,13 @@ def training_rows(table: pl.DataFrame, fold: int) -> TrainingRows:
 
 
 def all_rows(table: pl.DataFrame) -> TrainingRows:
-    """What a network is split from that is tested on nothing: whoever takes part in some training of a PROTOCOL."""
+    """Return the rows of a training without a test: all videos that take part in any training of a PROTOCOL."""
     rows = table.filter(pl.col("part") != LEFT_OUT).unique("video_id").with_columns(fold=pl.lit(0, pl.Int64))
     return TrainingRows(rows.select(*FOLDS.columns).sort("video_id"))
 
 
 def sentence(table: pl.DataFrame) -> str:
-    """The protocol, its targets, and how many videos never take part, in one line."""
+    """Return the protocol, its targets, and the number of videos without any part, in one line."""
     name = table["protocol"][0]
     tested = table.filter(pl.col("part") == "test")
     targets = tested.drop_nulls("target").group_by("target").agg(pl.col("fold").n_unique()).sort("target").rows()
@@ -207,7 +207,7 @@ def sentence(table: pl.DataFrame) -> str:
 
 
 def parts_table(table: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
-    """Per training: ``fold target train validation test left_out``, numbers of videos, validation as it will be made.
+    """Return numbers of videos per training: ``fold target train validation test left_out``.
 
     Raises:
         DataError: too few groups for a validation part.
@@ -224,7 +224,7 @@ def parts_table(table: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
 
 
 def left_out_table(table: pl.DataFrame) -> pl.DataFrame:
-    """What takes no part in some training, and what leaks in an official split: ``reason label videos groups``.
+    """Return ``reason label videos groups`` of videos left out of a training, or leaking in an official split.
 
     A video is counted once for each reason, in however many trainings.
     """
@@ -240,7 +240,7 @@ _A_FEW = pl.format("{} ({})", "path", "official_split").head(4).str.join(", ")
 
 
 def official_leaks(index: pl.DataFrame) -> pl.DataFrame:
-    """Groups that the corpus's own split has in several parts: ``group_id train validation test paths``.
+    """Return ``group_id train validation test paths`` of groups in several parts of the official split.
 
     Numbers of videos, and the paths of a few. Nothing where the corpus has no split of its own.
     """

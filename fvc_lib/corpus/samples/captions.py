@@ -1,4 +1,4 @@
-"""The generated corpus of task video_text: clips of drawn things that move, with captions that say what is seen.
+"""The generated corpus of task video_text: clips of moving drawn things, with captions.
 
 Training, validation and test show different combinations of colour, shape, motion and ground: a test caption was never
 read in training, though every two of its words were. Whoever finds the right one has understood the parts.
@@ -65,7 +65,7 @@ class Drawing:
 
     @property
     def caption(self) -> str:
-        """What is seen."""
+        """Caption of the clip."""
         return f"a {self.colour} {self.shape} {self.motion} over a {self.ground}"
 
     @property
@@ -76,14 +76,14 @@ class Drawing:
 
 
 def make_clip(drawing: Drawing) -> bytes:
-    """The file's content of a drawing."""
+    """Return the content of a drawing's file."""
     frames = draw(drawing)
     bits_per_second = drawing.encoding.target_bytes(frames) * 8 * FRAMES_PER_SECOND // NUM_FRAMES
     return encode_frames(frames, drawing.encoding, bits_per_second)
 
 
 def draw(drawing: Drawing) -> Planes:
-    """uint8 (T, 3*H/2, W) planar yuv420p, video range."""
+    """Draw uint8 (T, 3*H/2, W) planar yuv420p, video range."""
     rng = generator_for("caption drawing", drawing.name)
     ground, thing = _levels(GROUNDS[drawing.ground]), _levels(COLOURS[drawing.colour])
     shade = texture(rng, SIDE_PIXELS, SIDE_PIXELS, (32, 16, 16, 7), 26.0)
@@ -102,7 +102,7 @@ def draw(drawing: Drawing) -> Planes:
 
 
 def _path(rng: np.random.Generator, direction: tuple[int, int], radius: float) -> npt.NDArray[np.float64]:
-    """(T, 2) centres in pixels (row, column): straight, at constant speed, whole within the picture.
+    """Return (T, 2) centres in pixels (row, column): straight, at constant speed, inside the picture.
 
     Where along its way it starts is drawn, so that a single frame does not tell where it goes.
     """
@@ -117,14 +117,14 @@ def _path(rng: np.random.Generator, direction: tuple[int, int], radius: float) -
 
 
 def _inside(shape: str, row: float, column: float, radius: float) -> npt.NDArray[np.bool_]:
-    """(H, W): which pixels belong to the thing around (``row``, ``column``)."""
+    """Return (H, W): the pixels of the thing around (``row``, ``column``)."""
     centres = np.arange(SIDE_PIXELS) + 0.5
     y, x = (centres[:, None] - row) / radius, (centres - column) / radius
     return np.asarray(SHAPES[shape](x, y))
 
 
 def _levels(colour: tuple[int, int, int]) -> Plane:
-    """(3,) luma and both chroma levels in video range, after ITU-R BT.601."""
+    """Return (3,) luma and both chroma levels in video range, after ITU-R BT.601."""
     red, green, blue = (value / 255 for value in colour)
     luma = 0.299 * red + 0.587 * green + 0.114 * blue
     return np.array([16 + 219 * luma, 128 + 224 * (blue - luma) / 1.772, 128 + 224 * (red - luma) / 1.402], np.float32)
@@ -150,7 +150,7 @@ class CaptionedClip:
 
 
 def plan_clips() -> tuple[CaptionedClip, ...]:
-    """All clips in the order of their names; the same on every call."""
+    """Return all clips in the order of their names; the same on every call."""
     combinations = list(product(COLOURS, SHAPES, MOTIONS, GROUNDS))
     dealt = [combinations[i] for i in generator_for("captions", CORPUS_VERSION).permutation(len(combinations))]
     shown: list[tuple[str, tuple[str, str, str, str]]] = []
@@ -187,6 +187,6 @@ def _contents(clip: CaptionedClip) -> list[bytes]:
 
 
 def manifest_text(clips: Sequence[CaptionedClip]) -> str:
-    """The manifest's CSV text, one row per clip."""
+    """Return the manifest's CSV text, one row per clip."""
     rows = ((clip.path, clip.drawing.caption, clip.part, clip.drawing.name) for clip in clips)
     return csv_text([("path", "text", "split", "group"), *rows])

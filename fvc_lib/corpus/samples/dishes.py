@@ -1,4 +1,4 @@
-"""The generated corpus of task image: photographs of drawn dishes, with what lies on them and what that amounts to.
+"""The generated corpus of task image: photographs of drawn dishes, with their contents and nutrients.
 
 Several photographs show one dish: they are its group. Pieces of one kind have one mass and one composition, so what a
 dish weighs and how much energy it has follow from what can be seen: which food it is, and how many pieces and berries.
@@ -45,7 +45,7 @@ _BERRY_COLOURS: tuple[Colour, ...] = ((200, 20, 60), (60, 40, 150))
 
 @dataclass(frozen=True)
 class Dish:
-    """What lies on a plate, the same in all its photographs."""
+    """Contents of a plate, the same in all its photographs."""
 
     name: str  # seeds everything that is drawn of it
     food: str  # a key of ``SHAPES``
@@ -55,7 +55,7 @@ class Dish:
 
 @dataclass(frozen=True)
 class _Look:
-    """The dish's own looks: where its pieces lie, of what shape they are, and what colours it has."""
+    """The looks of a dish: places and shape of its pieces, and its colours."""
 
     shape: Callable[[Field, Field], Field]
     pieces: tuple[tuple[float, float, float], ...]  # x, y, angle; in radii of the plate
@@ -68,7 +68,7 @@ class _Look:
 
 
 def photograph(dish: Dish, number: int) -> bytes:
-    """JPEG of ``SIDE_PIXELS`` a side: photograph ``number`` of ``dish``, from a place and in a light of its own."""
+    """Return photograph ``number`` of ``dish`` as JPEG of ``SIDE_PIXELS`` a side, with its own camera and light."""
     picture = _draw(_look(dish), generator_for("photograph", dish.name, number))
     quality = int(generator_for("quality", dish.name, number).integers(72, 95))
     stream = io.BytesIO()
@@ -113,7 +113,7 @@ def _look(dish: Dish) -> _Look:
 
 
 def _scattered(count: int, rng: np.random.Generator) -> tuple[tuple[float, float, float], ...]:
-    """Places (x, y, angle) around the middle, each in a sector of its own so that pieces hardly touch."""
+    """Return places (x, y, angle) around the middle, each in its own sector so that pieces hardly touch."""
     first = rng.uniform(0, 2 * math.pi)
     places = []
     for number in range(count):
@@ -130,7 +130,7 @@ def _at_rim(count: int, rng: np.random.Generator) -> tuple[tuple[float, float], 
 
 
 def _draw(look: _Look, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """uint8 (H, W, 3): the scene from a turned and shifted camera, in a light of its own, with a sensor's noise."""
+    """Draw uint8 (H, W, 3): the scene from a turned and shifted camera, with its own light and noise."""
     x, y, pixel = _plate_coordinates(rng)
     canvas = np.empty((*x.shape, 3), dtype=np.float32)
     canvas[:] = look.table
@@ -149,7 +149,7 @@ def _draw(look: _Look, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
 
 
 def _plate_coordinates(rng: np.random.Generator) -> tuple[Field, Field, np.float32]:
-    """Coordinates (H, W) in radii of the plate, and how many of those a pixel is wide."""
+    """Return coordinates (H, W) in radii of the plate, and the width of a pixel in radii."""
     angle, scale, tilt = rng.uniform(0, 2 * math.pi), rng.uniform(1.02, 1.16), rng.uniform(1.0, 1.12)
     across = (_STEPS[None, :] - np.float32(rng.uniform(-0.1, 0.1))) * np.float32(scale)
     down = (_STEPS[:, None] - np.float32(rng.uniform(-0.1, 0.1))) * np.float32(scale * tilt)
@@ -158,7 +158,7 @@ def _plate_coordinates(rng: np.random.Generator) -> tuple[Field, Field, np.float
 
 
 def _grain(x: Field, y: Field, rng: np.random.Generator) -> Field:
-    """The table's pattern as a factor: boards or checks."""
+    """Return the table's pattern as a factor: boards or checks."""
     period, strength = np.float32(rng.uniform(0.2, 0.5)), np.float32(rng.uniform(0.05, 0.18))
     boards = np.abs((x / period) % 1 - np.float32(0.5)) > np.float32(0.25)
     if rng.random() < 0.5:
@@ -257,14 +257,14 @@ class PlannedDish:
 
     @property
     def amounts(self) -> dict[str, float]:
-        """What the whole dish has of each of ``TARGETS``, known or not."""
+        """Amount of each of ``TARGETS`` in the whole dish, known or not."""
         piece, berry = COMPOSITIONS[self.dish.food].amounts, BERRY.amounts
         total = (self.dish.num_pieces * p + self.dish.num_berries * b for p, b in zip(piece, berry, strict=True))
         return {name: round(amount, 3) for name, amount in zip(TARGETS, total, strict=True)}
 
 
 def plan_dishes() -> tuple[PlannedDish, ...]:
-    """All dishes in the order of their names, which say nothing about them; the same on every call."""
+    """Return all dishes in the order of their names; the same on every call."""
     foods = [food for food in SHAPES for _ in range(DISHES_PER_FOOD)]
     order = generator_for("dishes", CORPUS_VERSION).permutation(len(foods))
     return tuple(_plan(f"dish_{number:03d}", foods[place]) for number, place in enumerate(order))
@@ -302,7 +302,7 @@ def _photographs(dish: Dish) -> list[bytes]:
 
 
 def manifest_text(plan: Sequence[PlannedDish]) -> str:
-    """The manifest's CSV text, one row per photograph."""
+    """Return the manifest's CSV text, one row per photograph."""
     rows: list[Sequence[object]] = [("path", "class", "group", *TARGETS)]
     for planned in plan:
         amounts = planned.amounts

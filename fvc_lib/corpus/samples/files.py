@@ -41,7 +41,7 @@ _SUFFIX_FORMATS = {"mp4": "mp4", "mkv": "matroska", "webm": "webm", "avi": "avi"
 
 @dataclass(frozen=True)
 class Encoding:
-    """How one file is written."""
+    """Encoding of one file."""
 
     codec: str  # encoder name
     suffix: str  # of the file name; chooses the container
@@ -49,7 +49,7 @@ class Encoding:
     bits_per_pixel: float  # of every frame, container included
 
     def target_bytes(self, frames: Planes) -> int:
-        """The file size that ``frames`` (T, 3*H/2, W) shall have."""
+        """Return the wanted file size of ``frames`` (T, 3*H/2, W)."""
         pixels = frames.shape[0] * frames.shape[1] * 2 // 3 * frames.shape[2]
         return int(pixels * self.bits_per_pixel / 8)
 
@@ -96,14 +96,14 @@ def encode_frames(frames: Planes, encoding: Encoding, bits_per_second: int) -> b
 
 
 def decode_frames(content: bytes) -> Planes:
-    """All frames of an encoded file as uint8 (T, 3*H/2, W) planar yuv420p."""
+    """Decode all frames of a file as uint8 (T, 3*H/2, W) planar yuv420p."""
     with av.open(io.BytesIO(content), "r") as source:
         source.streams.video[0].codec_context.thread_count = 1
         return np.stack([frame.to_ndarray() for frame in source.decode(video=0)]).astype(np.uint8, copy=False)
 
 
 def rescale_frames(frames: Planes, height: int, width: int) -> Planes:
-    """Bilinear resize of (T, 3*H/2, W) to the given luma size (multiples of 4)."""
+    """Resize (T, 3*H/2, W) bilinearly to the given luma size (multiples of 4)."""
     scaled = np.empty((frames.shape[0], height * 3 // 2, width), np.uint8)
     for source, target in zip(frames, scaled, strict=True):
         for from_plane, to_plane in zip(split_planes(source), split_planes(target), strict=True):
@@ -112,7 +112,7 @@ def rescale_frames(frames: Planes, height: int, width: int) -> Planes:
 
 
 def crop_frames(frames: Planes, top: int, left: int, height: int, width: int) -> Planes:
-    """The window of (T, 3*H/2, W) at even ``top`` and ``left`` with the given luma size (multiples of 4)."""
+    """Crop (T, 3*H/2, W) at even ``top`` and ``left`` to the given luma size (multiples of 4)."""
     cropped = np.empty((frames.shape[0], height * 3 // 2, width), np.uint8)
     for source, target in zip(frames, cropped, strict=True):
         for from_plane, to_plane, scale in zip(split_planes(source), split_planes(target), (1, 2, 2), strict=True):
@@ -122,7 +122,7 @@ def crop_frames(frames: Planes, top: int, left: int, height: int, width: int) ->
 
 
 def split_planes(planes: Planes) -> tuple[Planes, Planes, Planes]:
-    """Views of luma (H, W) and both chroma planes (H/2, W/2) of one packed frame (3*H/2, W)."""
+    """Return views of luma (H, W) and both chroma planes (H/2, W/2) of a packed frame (3*H/2, W)."""
     height, width = planes.shape[0] * 2 // 3, planes.shape[1]
     chroma = planes[height:].reshape(2, height // 2, width // 2)
     return planes[:height], chroma[0], chroma[1]
@@ -151,7 +151,7 @@ def generate(
     progress: Callable[[int, int], None] | None,
     stop: Callable[[], bool] | None = None,
 ) -> Path:
-    """Write a generated corpus to ``folder``, or what is missing of it, on a few threads.
+    """Write the missing files of a generated corpus to ``folder``, on a few threads.
 
     Files that an earlier call finished are recognised by their checksums and kept; damaged, missing or foreign ones are
     written again, and files that the corpus does not name are left alone. The encoders leave the interpreter alone
@@ -198,14 +198,14 @@ def generate(
 
 
 def csv_text(rows: Iterable[Sequence[object]]) -> str:
-    """Rows, the header first, as the text of a manifest."""
+    """Return rows, the header first, as the text of a manifest."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
 def _read_checksums(record: Path, version: str) -> dict[str, str]:
-    """What an earlier call of this version recorded, by path in the corpus; anything else counts as nothing."""
+    """Return the checksums by path of an earlier call of this version; empty if there is none."""
     try:
         document = json.loads(record.read_text(encoding="utf-8"))
         return dict(document["sha256"]) if document["version"] == version else {}
@@ -214,7 +214,7 @@ def _read_checksums(record: Path, version: str) -> dict[str, str]:
 
 
 def _kept_or_made(folder: Path, files: PlannedFiles, known: dict[str, str]) -> dict[str, str]:
-    """Checksums of ``files``, of which those are written that are not there as ``known`` says."""
+    """Write the ``files`` that differ from ``known``; return the checksums of all."""
 
     def is_there(path: str) -> bool:
         return path in known and (folder / path).is_file() and sha256_of_file(folder / path) == known[path]
@@ -228,6 +228,6 @@ def _kept_or_made(folder: Path, files: PlannedFiles, known: dict[str, str]) -> d
 
 
 def write_if_other(path: Path, text: str) -> None:
-    """Replace ``path`` atomically where it does not hold just ``text``: an unchanged file keeps its time."""
+    """Replace ``path`` atomically unless it holds ``text``: an unchanged file keeps its time."""
     if not path.is_file() or path.read_bytes() != text.encode():
         write_text(path, text)

@@ -1,4 +1,4 @@
-"""The manipulations that make the sample corpus' fakes, and the record of where and when each one changed its clip.
+"""The manipulations that make the sample corpus' fakes, with the place and time of each change.
 
 Footage is planar yuv420p, uint8 (T, 3*H/2, W). The manipulations are strong enough to be seen in six frames of 112
 pixels: the corpus shows that a pipeline learns, not how hard real forgeries are. Each is drawn first, as a ``Change``
@@ -29,7 +29,7 @@ class Region:
     half_width: float
 
     def masks(self, num_frames: int, height: int, width: int) -> list[Mask]:
-        """One mask (height, width) per frame, True inside."""
+        """Return one mask (height, width) per frame, True inside."""
         half_height, half_width = self.half_height * height, self.half_width * width
         begin, end = np.array(self.begin), np.array(self.end)
         rows, columns = np.arange(height)[:, None], np.arange(width)
@@ -41,7 +41,7 @@ class Region:
         return masks
 
     def cropped(self, top: float, left: float, height: float, width: float) -> "Region":
-        """The same region in a crop of the frame, whose place and sides are shares of the frame's."""
+        """Return the region in a crop of the frame; the crop's place and sides are shares of the frame's."""
         (begin_row, begin_column), (end_row, end_column) = self.begin, self.end
         return Region(
             ((begin_row - top) / height, (begin_column - left) / width),
@@ -71,7 +71,7 @@ class Manipulation:
 
 
 def _draw_region(num_frames: int, rng: np.random.Generator) -> Change:
-    """A fifth to a third of the view, in every frame."""
+    """Draw a region of a fifth to a third of the view, in every frame."""
     half_area = rng.uniform(0.20, 0.32) / np.pi
     stretch = rng.uniform(0.75, 1.35)
     half_height, half_width = np.sqrt(half_area) * stretch, np.sqrt(half_area) / stretch
@@ -81,7 +81,7 @@ def _draw_region(num_frames: int, rng: np.random.Generator) -> Change:
 
 
 def splice_region(base: Planes, donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
-    """A moving part of the view is replaced by the donor's, whose grain and texture are another camera's."""
+    """Replace a moving part of the view by the donor's, which has another camera's grain and texture."""
     del rng
     forged = base.copy()
     for t, mask in enumerate(_masks(base, change)):
@@ -90,7 +90,7 @@ def splice_region(base: Planes, donor: Planes, change: Change, rng: np.random.Ge
 
 
 def resynthesise_region(base: Planes, donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
-    """A moving part of the view is generated anew at low resolution: no grain, but an upsampler's lattice."""
+    """Generate a moving part of the view at low resolution: no grain, but an upsampler's lattice."""
     del donor
     forged = base.copy()
     height, width = base.shape[1] * 2 // 3, base.shape[2]
@@ -105,14 +105,14 @@ def resynthesise_region(base: Planes, donor: Planes, change: Change, rng: np.ran
 
 
 def _draw_stretch(num_frames: int, rng: np.random.Generator) -> Change:
-    """About half of the clip."""
+    """Draw about half of the clip."""
     length = round(num_frames * rng.uniform(0.45, 0.6))
     start = int(rng.integers(0, num_frames - length + 1))
     return Change(start, start + length, None)
 
 
 def duplicate_frames(base: Planes, donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
-    """One frame is repeated for about half of the clip: what happened meanwhile is hidden."""
+    """Repeat one frame for about half of the clip."""
     del donor, rng
     source = np.arange(len(base))
     source[change.first_frame : change.end_frame] = change.first_frame
@@ -125,7 +125,7 @@ def _draw_whole(num_frames: int, rng: np.random.Generator) -> Change:
 
 
 def drop_frames(base: Planes, donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
-    """Most frames are dropped at several places, and the gaps filled by holding the last frame that is left."""
+    """Drop most frames at several places, and hold the last remaining frame in the gaps."""
     del donor, change
     hold = max(2, round(len(base) * rng.uniform(0.28, 0.36)))
     source = np.arange(len(base))
@@ -135,14 +135,14 @@ def drop_frames(base: Planes, donor: Planes, change: Change, rng: np.random.Gene
 
 
 def _draw_splice(num_frames: int, rng: np.random.Generator) -> Change:
-    """A third to a half of the clip, not at its beginning."""
+    """Draw a third to a half of the clip, not at its beginning."""
     length = round(num_frames * rng.uniform(0.34, 0.5))
     start = int(rng.integers(num_frames // 6, num_frames - length + 1))
     return Change(start, start + length, None)
 
 
 def splice_time(base: Planes, donor: Planes, change: Change, rng: np.random.Generator) -> Planes:
-    """A stretch of a third to a half of the clip is replaced by other footage."""
+    """Replace a third to a half of the clip by other footage."""
     del rng
     forged = base.copy()
     forged[change.first_frame : change.end_frame] = donor[change.first_frame : change.end_frame]
@@ -159,7 +159,7 @@ MANIPULATIONS = {
 
 
 def forge(name: str, base: Planes, donor: Planes, rng: np.random.Generator) -> Planes:
-    """``base`` changed by the manipulation called ``name``; ``rng`` chooses where and when."""
+    """Change ``base`` by the manipulation called ``name``; ``rng`` chooses where and when."""
     manipulation = MANIPULATIONS[name]
     return manipulation.apply(base, donor, manipulation.draw(len(base), rng), rng)
 
@@ -176,7 +176,7 @@ def _paste(target: Planes, source: Planes, mask: Mask) -> None:
 
 
 def _lattice(height: int, width: int, period: int, amplitude: float) -> Plane:
-    """A checkerboard (H, W) of +-amplitude with the given period in pixels."""
+    """Return a checkerboard (H, W) of +-amplitude with the given period in pixels."""
     rows = (np.arange(height) // (period // 2) % 2)[:, None]
     columns = np.arange(width) // (period // 2) % 2
     return np.where(rows == columns, np.float32(amplitude), np.float32(-amplitude))

@@ -19,7 +19,7 @@ MARGIN_PIXELS = 28  # how far shake and pan may carry the camera from the centre
 
 @dataclass(frozen=True)
 class Camera:
-    """What a device does to every frame it takes."""
+    """Properties of a device that affect every frame."""
 
     noise_sigma: float  # standard deviation of luma noise in grey levels at mid grey
     shake_pixels: float
@@ -41,20 +41,20 @@ class Shot:
 
 
 def generator_for(*parts: object) -> np.random.Generator:
-    """A generator seeded by the parts' text: the same on every machine and in any order of calls."""
+    """Return a generator seeded by the parts' text: the same on every machine and in any order of calls."""
     digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
     return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "big")))
 
 
 def draw_camera(name: str) -> Camera:
-    """A handheld camera; all shots, real or to be manipulated, draw from these ranges."""
+    """Draw a handheld camera; all shots, real or to be manipulated, use these ranges."""
     rng = generator_for("camera", name)
     ranges = ((2.5, 4.5), (1.0, 3.5), (-18.0, 18.0), (-0.18, 0.18), (0.05, 0.25), (-8.0, 8.0))
     return Camera(*(rng.uniform(*limits) for limits in ranges))
 
 
 def render_shot(shot: Shot) -> Planes:
-    """uint8 (T, 3*H/2, W), planar yuv420p, video range; width and height are multiples of 4."""
+    """Render uint8 (T, 3*H/2, W) planar yuv420p, video range; width and height are multiples of 4."""
     rng = generator_for("shot", shot.name)
     place = _draw_place(rng, shot)
     things = [_draw_thing(rng, shot) for _ in range(int(rng.integers(1, 4)))]
@@ -74,7 +74,7 @@ def render_shot(shot: Shot) -> Planes:
 
 
 def resize_plane(plane: npt.NDArray[np.generic], height: int, width: int) -> Plane:
-    """Bilinear resize of (H, W) with half-pixel centres, by gathers and element-wise sums only."""
+    """Resize (H, W) bilinearly with half-pixel centres, by gathers and element-wise sums only."""
     rows, row_weight = _taps(plane.shape[0], height)
     columns, column_weight = _taps(plane.shape[1], width)
     source = plane.astype(np.float32)
@@ -85,7 +85,7 @@ def resize_plane(plane: npt.NDArray[np.generic], height: int, width: int) -> Pla
 
 
 def texture(rng: np.random.Generator, height: int, width: int, cells: tuple[int, ...], contrast: float) -> Plane:
-    """Value noise of several octaves, (height, width), zero-mean by symmetry; ``cells`` are their sizes in pixels."""
+    """Draw value noise of several octaves, (height, width); ``cells`` are their sizes in pixels."""
     total = np.zeros((height, width), np.float32)
     for cell in cells:
         grid = rng.uniform(-1.0, 1.0, (height // cell + 2, width // cell + 2))
@@ -147,14 +147,14 @@ def _draw_place(rng: np.random.Generator, shot: Shot) -> _Place:
 
 
 def _add_slope(rng: np.random.Generator, luma: Plane) -> None:
-    """Light that falls off in one direction, as a sky or a wall does."""
+    """Add light that falls off in one direction, as a sky or a wall does."""
     height, width = luma.shape
     luma += np.linspace(-1, 1, height, dtype=np.float32)[:, None] * np.float32(rng.uniform(-35, 35))
     luma += np.linspace(-1, 1, width, dtype=np.float32) * np.float32(rng.uniform(-35, 35))
 
 
 def _add_block(rng: np.random.Generator, luma: Plane, chroma: npt.NDArray[np.float32]) -> None:
-    """A large still object (house, furniture): a rectangle with its own brightness, colour and texture."""
+    """Add a large still object: a rectangle with its own brightness, colour and texture."""
     height, width = luma.shape
     h, w = (2 * int(rng.integers(side // 10, side // 3)) for side in (height // 2, width // 2))
     top, left = 2 * int(rng.integers(0, (height - h) // 2)), 2 * int(rng.integers(0, (width - w) // 2))
@@ -180,7 +180,7 @@ def _draw_thing(rng: np.random.Generator, shot: Shot) -> _Thing:
 
 
 def _camera_path(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.int64]:
-    """Offsets (T, 2) in half pixels from the canvas' corner: a slow pan plus a smoothed random walk."""
+    """Return offsets (T, 2) in half pixels from the canvas' corner: a slow pan plus a smoothed random walk."""
     steps = rng.normal(0, shot.camera.shake_pixels, (shot.num_frames + 4, 2))
     shake = (steps[:-4] + 2 * steps[1:-3] + 3 * steps[2:-2] + 2 * steps[3:-1] + steps[4:]) / 4
     angle_share = rng.uniform(-0.4, 0.4)
@@ -191,7 +191,7 @@ def _camera_path(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.int64]:
 
 
 def _exposure(rng: np.random.Generator, shot: Shot) -> npt.NDArray[np.float32]:
-    """Brightness per frame (T,): a drift, and for some shots a lamp that comes on or goes out within a few frames."""
+    """Return brightness per frame (T,): a drift, and in some shots a lamp that is switched."""
     drift = 1.0 + shot.camera.exposure_drift * np.linspace(-0.5, 0.5, shot.num_frames)
     if rng.random() < 0.3:
         moment, strength = rng.uniform(0.2, 0.8), rng.uniform(-0.15, 0.15)
@@ -206,13 +206,13 @@ def _vignette(shot: Shot) -> Plane:
 
 
 def _noise_field(rng: np.random.Generator, shot: Shot) -> Plane:
-    """A noise sheet larger than the frame; neighbours are correlated, as after demosaicing."""
+    """Return a noise sheet larger than the frame; neighbours are correlated, as after demosaicing."""
     white = rng.normal(0, shot.camera.noise_sigma, (shot.height + 65, shot.width + 65)).astype(np.float32)
     return (white[1:, 1:] + white[:-1, 1:] + white[1:, :-1] + white[:-1, :-1]) / np.float32(1.6)
 
 
 def _noise_window(rng: np.random.Generator, noise: Plane, shot: Shot) -> Plane:
-    """A fresh-looking frame of noise: a random window of the sheet, randomly mirrored."""
+    """Return a random window of the noise sheet, randomly mirrored."""
     top, left = (int(v) for v in rng.integers(0, 65, 2))
     window = noise[top : top + shot.height, left : left + shot.width]
     flips = int(rng.integers(0, 4))
@@ -227,7 +227,7 @@ def _view(place: _Place, offset: npt.NDArray[np.int64], shot: Shot) -> tuple[Pla
 
 
 def _soften(luma: Plane) -> Plane:
-    """A lens: three taps in each direction, borders kept."""
+    """Blur as a lens does: three taps in each direction, borders unchanged."""
     soft = luma.copy()
     soft[1:-1] = (luma[:-2] + 2 * luma[1:-1] + luma[2:]) / 4
     wide = soft.copy()

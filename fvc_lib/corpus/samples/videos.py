@@ -65,7 +65,7 @@ class EventPlan:
 
 
 def plan_events() -> tuple[EventPlan, ...]:
-    """All events of the corpus in the order of their names; the same on every call."""
+    """Return all events of the corpus in the order of their names; the same on every call."""
     drafts = []
     for label in ("real", "fake"):
         manipulations, copies = _deal(tuple(MANIPULATIONS), label, "manipulation"), _deal(_COPIES, label, "copies")
@@ -108,7 +108,7 @@ def _named(draft: EventPlan, number: int, first_clip: int) -> EventPlan:
 
 
 def _deal(cards: Sequence[T], *seed: str) -> list[T]:
-    """One card per event of a label, each equally often as far as that goes, in an order of its own for each seed."""
+    """Deal one card per event of a label, each about equally often, in an order drawn for each seed."""
     dealt = [cards[i % len(cards)] for i in range(EVENTS_PER_LABEL)]
     return [dealt[i] for i in scenes.generator_for("deal", DESIGN_SEED, *seed).permutation(EVENTS_PER_LABEL)]
 
@@ -124,7 +124,7 @@ Use it to see that the pipeline runs and reports honestly. Results on it say not
 
 
 def generate_sample_corpus(folder: AnyPath, *, progress: Callable[[int, int], None] | None = None) -> Path:
-    """Write the sample corpus to ``folder``, or what is missing of it; see ``files.generate``.
+    """Write the missing files of the sample corpus to ``folder``; see ``files.generate``.
 
     Equal versions of this code, numpy and PyAV write equal bytes.
 
@@ -143,7 +143,7 @@ def generate_sample_corpus(folder: AnyPath, *, progress: Callable[[int, int], No
 
 
 def make_event(event: EventPlan) -> tuple[bytes, ...]:
-    """The files' contents of ``event.clips`` in their order."""
+    """Return the contents of the files of ``event.clips`` in their order."""
     footage = film(event, "base", _camera(event))
     if event.manipulation is not None:
         uses_donor = MANIPULATIONS[event.manipulation].uses_donor
@@ -170,7 +170,7 @@ def film(event: EventPlan, role: str, camera: Camera) -> Planes:
 
 
 def manifest_text(events: tuple[EventPlan, ...]) -> str:
-    """The manifest's CSV text, one row per clip."""
+    """Return the manifest's CSV text, one row per clip."""
     header = ("path", "label", "group", "manipulation", "generator", "source", "variant", "variant_of")
     rows: list[Sequence[object]] = [header]
     for event in events:
@@ -184,7 +184,7 @@ def manifest_text(events: tuple[EventPlan, ...]) -> str:
 
 
 def source_of(event: EventPlan) -> str:
-    """The kind of camera that filmed it: phones have small sensors, and so more noise."""
+    """Return the kind of camera: phones have small sensors, and so more noise."""
     return "phone" if _camera(event).noise_sigma >= _PHONE_NOISE else "camcorder"
 
 
@@ -193,7 +193,7 @@ def _camera(event: EventPlan) -> Camera:
 
 
 def change_of(event: EventPlan, clip: ClipPlan) -> Change:
-    """Where and when ``clip`` was changed, in its own frames.
+    """Return the place and time of the change of ``clip``, in its own frames.
 
     Raises:
         ValueError: a real event.
@@ -210,7 +210,7 @@ def change_of(event: EventPlan, clip: ClipPlan) -> Change:
 
 
 def changes_text(events: tuple[EventPlan, ...]) -> str:
-    """CSV text, one row per fake clip: when it was changed, and where.
+    """Return CSV text with the time and place of the change, one row per fake clip.
 
     ``from_seconds`` and ``to_seconds`` count from the clip's first frame; the second is where the change has ended. The
     changed region is an ellipse that wanders in a straight line from its place in the first frame to that in the last:
@@ -243,7 +243,7 @@ def _vary(frames: Planes, variant: str, seed: str) -> Planes:
 
 
 def _crop_box(height: int, width: int, seed: str) -> tuple[int, int, int, int]:
-    """Top, left, height and width in pixels."""
+    """Return top, left, height and width in pixels."""
     rng = scenes.generator_for("variant", seed)
     kept = rng.uniform(0.86, 0.94)
     h, w = 4 * round(height * kept / 4), 4 * round(width * kept / 4)
@@ -252,7 +252,7 @@ def _crop_box(height: int, width: int, seed: str) -> tuple[int, int, int, int]:
 
 
 def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None = None, generate: bool = True) -> Path:
-    """The user's corpus; without one, the sample corpus in ``data_dir``, with ``generate`` made complete.
+    """Return the user's corpus, or the sample corpus in ``data_dir``, completed if ``generate`` is set.
 
     ``progress`` is called with (clips done, clips in all) meanwhile.
     """
@@ -263,14 +263,14 @@ def run_corpus(config: RunConfig, *, progress: Callable[[int, int], None] | None
 
 
 def names_of_corpora(config: RunConfig) -> list[str]:
-    """What the run's corpora are called, before anything is generated, opened or written; errors as of reading them."""
+    """Return the names of the run's corpora without generating or writing anything; errors as of reading them."""
     given = [each for each in (config.corpus, *config.more_corpora) if each]
     found = corpus_names(given, allow_outside=config.allow_outside, label_map=config.label_map) if given else []
     return found if config.corpus else [*found, _SAMPLE]
 
 
 def run_listing(config: RunConfig, *, generate: bool = True) -> Listing:
-    """What the run's corpora list, as its index is made of them; errors as of reading them."""
+    """Return the listing of the run's corpora; errors as of reading them."""
     return read_corpora(
         [run_corpus(config, generate=generate), *config.more_corpora],
         Path(config.cache_dir) / "index",
@@ -280,7 +280,7 @@ def run_listing(config: RunConfig, *, generate: bool = True) -> Listing:
 
 
 def corpus_root(config: RunConfig, *, generate: bool = True) -> Path:
-    """The folder that the paths in the index of the run are relative to; of several corpora, one of links to them.
+    """Return the folder that the paths in the run's index are relative to; of several corpora, a folder of links.
 
     Without ``generate`` a sample corpus that is not there is an error, as any other is.
     """

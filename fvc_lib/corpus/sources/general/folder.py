@@ -15,7 +15,7 @@ from fvc_lib.services.registry import CORPORA
 
 
 def read_label_folders(folder: AnyPath) -> Listing:
-    """The listing of every video below the folders called ``real`` and ``fake``, or ``0_real``, in any case.
+    """List every video below the folders called ``real`` and ``fake``, or ``0_real``, in any case.
 
     Where there are none, those in the folders ``train``, ``val`` and ``test`` count; these are the official parts.
     """
@@ -40,7 +40,7 @@ def read_label_folders(folder: AnyPath) -> Listing:
 
 
 def _label_folders(folder: Path) -> list[tuple[str, str, str | None]]:
-    """Each folder of a label: its path below ``folder``, the label, and the official part that it lies in."""
+    """Return each folder of a label: its path below ``folder``, the label, and its official part."""
     parts = [(name, PART_NAMES[name.lower()]) for name in folders_in(folder) if name.lower() in PART_NAMES]
     found = [
         (joined(top, name), match[1].lower(), part)

@@ -35,7 +35,7 @@ _BEFORE_ID = {
 
 
 def parse_video_url(url: str) -> tuple[str, str] | None:
-    """``(platform, platform id)`` of a YouTube, Facebook or Twitter video URL, or None when it is none of them."""
+    """Return ``(platform, platform id)`` of a YouTube, Facebook or Twitter video URL, else None."""
     text = url.strip()
     try:
         parts = urlsplit(text if "//" in text else f"//{text}")
@@ -51,7 +51,7 @@ def parse_video_url(url: str) -> tuple[str, str] | None:
 
 
 def read_fvc2018(folder: AnyPath) -> Listing:
-    """The listing of a folder with ``FVC.csv``, ``FVC_dup.csv`` and ``videos/<platform id>.*``.
+    """List a folder with ``FVC.csv``, ``FVC_dup.csv`` and ``videos/<platform id>.*``.
 
     Labels are the tables' own, also the 74 rows labelled real inside fake cascades. Rows labelled uncertain,
     debunked or parody, and rows whose video is absent, are counted exclusions; all rows link cascades.
@@ -117,7 +117,7 @@ def _label_rows(path: Path, rejections: Rejections) -> list[Entry]:
 
 
 def _videos_by_id(files: CorpusFiles, rejections: Rejections) -> dict[str, str]:
-    """Platform id to path below the root; ids are the names up to the extension, compared with case."""
+    """Map platform ids, the case-sensitive file names up to the extension, to paths below the root."""
     folder = files.root / VIDEOS_FOLDER
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     videos: dict[str, str] = {}

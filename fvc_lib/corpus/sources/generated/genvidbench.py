@@ -30,7 +30,7 @@ _LINE = re.compile(r"(\S.*?)[\s,]+([01])")
 
 
 def read_genvidbench(folder: AnyPath) -> Listing:
-    """The listing of both pairs: Pair1 is the training part and Pair2 the test part, as the authors use them.
+    """List both pairs: Pair1 is the training part and Pair2 the test part, as the authors use them.
 
     Raises:
         DataError: a line of a list is none, or says of a real source that it is fake.
@@ -69,7 +69,7 @@ def _described(path: str, labels: dict[str, str]) -> Described | Refusal:
 
 
 def _labels(folder: Path, pair: str) -> dict[str, str]:
-    """Label by path below the folder; a list's paths may begin at the folder or at the pair."""
+    """Return labels by path below the folder; a list's paths may begin at the folder or at the pair."""
     path = first_of(folder, f"{pair}_labels.txt", f"{pair}/{pair}_labels.txt", f"labels/{pair}_labels.txt")
     labels = {}
     for number, line in enumerate(read_lines(path) if path else [], start=1):

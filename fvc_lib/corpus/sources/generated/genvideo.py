@@ -39,7 +39,7 @@ def read_genvideo(folder: AnyPath) -> Listing:
 
 
 def _tops(folder: Path) -> list[str]:
-    """Where ``Real`` or ``Fake/GENERATOR`` lie: in the folder itself or in folders below."""
+    """Return the folders of ``Real`` or ``Fake/GENERATOR``: the folder itself or folders in it."""
     return [
         name
         for name in ("", *folders_in(folder))
