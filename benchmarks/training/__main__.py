@@ -18,7 +18,7 @@ Parts (--only):
              checkpoints  one is saved after each step, one every two minutes is charged, its writer's time included
   epochs   everything at once, as it is by default, over whole short epochs with validation and a checkpoint each
   memory   the peak over the bare loop's, each in a process of its own
-  stall    how long a save of 130 MB blocks the training, and what its writer delays afterwards
+  stall    how long a save of 130 MB blocks the training
   lines    metric lines a second
   waiting  the share of an epoch that passes before the next clips are there
 

@@ -64,7 +64,7 @@ def compete(
     task = training.task(windows, num_validation)
     settings = training.settings(epochs, checkpoint_seconds=extras.checkpoint_seconds)
     bare = BareLoop(task, settings, training.loss_weights)
-    turns = Turns(bare.turns(), turns_per_block, extras.around, extras.checkpoints.finish)
+    turns = Turns(bare.turns(), turns_per_block, extras.around)
     device, observer = resolve_device("cpu", "off"), CurrentObserver(extras)
     with extras.metrics() as metrics, frozen_garbage():
         engine = Engine(task, settings, device, extras.checkpoints, metrics, memory=observer, stop=turns)

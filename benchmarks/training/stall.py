@@ -1,4 +1,4 @@
-"""How long a checkpoint of a large state holds up the training, and how much memory it takes meanwhile."""
+"""How long a checkpoint of a large state holds up the training, beside torch.save and fsync of the same state."""
 
 from __future__ import annotations
 
@@ -20,10 +20,8 @@ from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.task import Batch, LossSum, Outputs, Sample
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
-from fvc_lib.services.memory.budget import ProcessTree
 from fvc_lib.services.memory.policy import frozen_garbage
 
-TARGET_MS = 60.0
 _WIDTH, _DEPTH = 1646, 4  # the weights and two moments of these layers are 130 MB in float32
 _BATCH = 32
 _TRIES = 8
@@ -81,45 +79,27 @@ class Vectors:
 
 @dataclass
 class Watched:
-    """Given to an engine as ``stop``: notes of every step how long it took and what a checkpoint did meanwhile.
+    """Given to an engine as ``stop``: notes how long each step took, and whether it saved.
 
     Attributes:
-        quiet: seconds of steps beside which nothing was written.
-        saving: of steps that end with a save.
-        beside: of other steps during which one was on its way to the disk, in lists: one for each save.
-        resting_bytes: resident memory at the ends of quiet steps.
-        writing_bytes: at the ends of others.
+        quiet: seconds of steps without a save.
+        saving: seconds of steps with one.
     """
 
     folder: WatchedFolder
     quiet: list[float] = field(default_factory=list)
     saving: list[float] = field(default_factory=list)
-    beside: list[list[float]] = field(default_factory=list)
-    resting_bytes: list[int] = field(default_factory=list)
-    writing_bytes: list[int] = field(default_factory=list)
     _started: float | None = None
-    _was_writing: bool = False
     _saves: int = 0
 
     def __call__(self) -> bool:
-        """A step has ended; never stops the engine."""
+        """Note the step that has ended; never stop the engine."""
         now = time.perf_counter()
+        saves = len(self.folder.blocked)
         if self._started is not None:
-            self._note(now - self._started)
-            resident = ProcessTree().measure().rss_bytes
-            (self.writing_bytes if self.folder.is_writing else self.resting_bytes).append(resident)
-        self._was_writing, self._saves = self.folder.is_writing, len(self.folder.blocked)
-        self._started = time.perf_counter()
+            (self.saving if saves > self._saves else self.quiet).append(now - self._started)
+        self._started, self._saves = time.perf_counter(), saves
         return False
-
-    def _note(self, seconds: float) -> None:
-        if len(self.folder.blocked) > self._saves:
-            self.saving.append(seconds)
-            self.beside.append([])
-        elif self._was_writing and self.beside:
-            self.beside[-1].append(seconds)
-        else:
-            self.quiet.append(seconds)
 
 
 class WatchedFolder(CheckpointFolder):
@@ -180,22 +160,16 @@ def stall_figures(watched: Watched, plain: list[float]) -> list[Figure]:
         )
     usual = statistics.median(watched.quiet)
     group = f"state of {watched.folder.num_bytes / 1e6:.0f} MB"
-    beside = [late for late in watched.beside if late]
 
-    def milliseconds(what: str, values: list[float], target: float | None = None) -> Figure:
-        return Figure(group, what, "ms", tuple(1e3 * value for value in values), target=target)
+    def milliseconds(what: str, values: list[float]) -> Figure:
+        return Figure(group, what, "ms", tuple(1e3 * value for value in values))
 
     return [
-        milliseconds("a save blocks the training", watched.folder.blocked[1:-1], TARGET_MS),
+        milliseconds("a save blocks the training", watched.folder.blocked[1:-1]),
         milliseconds("CPU time of that", watched.folder.blocked_cpu[1:-1]),
         milliseconds("a step with a save, over the usual", [seconds - usual for seconds in watched.saving]),
-        milliseconds("most delayed step while a save is written", [max(late) - usual for late in beside]),
-        milliseconds("all steps' delay while a save is written",
-                     [sum(late) - usual * len(late) for late in beside]),
         milliseconds("usual step", watched.quiet),
-        milliseconds("torch.save and fsync in the training instead", plain),
-        Figure(group, "memory beside a save, over the usual", "MB",
-               tuple((there - statistics.median(watched.resting_bytes)) / 1e6 for there in watched.writing_bytes)),
+        milliseconds("torch.save and fsync of as large a state", plain),
     ]  # fmt: skip
 
 

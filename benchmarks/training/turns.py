@@ -23,10 +23,9 @@ class Spent(NamedTuple):
 
 
 class Clock:
-    """Runs between ``start`` and ``stop``; ``settle`` waits for threads whose CPU time is still to be counted."""
+    """Runs between ``start`` and ``stop``."""
 
-    def __init__(self, settle: Callable[[], None] = lambda: None) -> None:
-        self._settle = settle
+    def __init__(self) -> None:
         self._started = Spent(0, 0, 0)
 
     def start(self) -> None:
@@ -37,7 +36,6 @@ class Clock:
     def stop(self) -> Spent:
         """What passed. The wait for other threads is in their CPU time and in nothing else."""
         wall, thread = time.perf_counter(), time.thread_time()
-        self._settle()
         before = self._started
         return Spent(wall - before.wall, thread - before.thread, time.process_time() - before.process)
 
@@ -52,7 +50,6 @@ class Turns:
         theirs: the other training, pausing at the same places.
         turns_per_block: of each side.
         around: entered while blocks of ours run, outside their time: what only they should be charged with.
-        settle: waits for what ours has left to other threads.
 
     Attributes:
         ours: what each block took.
@@ -62,14 +59,13 @@ class Turns:
     theirs: Iterator[None]
     turns_per_block: int = 1
     around: Callable[[], AbstractContextManager[object]] = nullcontext
-    settle: Callable[[], None] = lambda: None
     ours: list[Spent] = field(default_factory=list)
     their: list[Spent] = field(default_factory=list)
     _asked: int = 0
     _surrounding: ExitStack = field(default_factory=ExitStack)
 
     def __post_init__(self) -> None:
-        self._clock = Clock(self.settle)
+        self._clock = Clock()
 
     def __call__(self) -> bool:
         """The engine is about to begin a turn; never stops it."""

@@ -55,7 +55,6 @@ class EngineSettings:
     num_workers: int = 0
     max_nonfinite_steps: int = 5  # so many skipped steps are borne; one more ends the training
     checkpoint_seconds: float = 120.0  # at most this long between checkpoints within an epoch
-    checkpoint_epochs: int = 1  # a checkpoint at the end of every so many epochs, and of the last
     gradient_checkpointing: bool = False  # compute activations again in the backward pass instead of keeping them
     # What the weights' moving average, which validation and test see, keeps of itself; 0: there is none.
     ema_decay: float = 0.0
@@ -144,7 +143,6 @@ class Engine:
                 raise
             exhausted = self._watch.exhausted(error)
         finally:
-            self._checkpoints.give_memory_back()
             self._loaded.close()
             self._let_go()
         if exhausted is not None:
@@ -174,7 +172,6 @@ class Engine:
                 self._restore_checkpoint(event)  # from outside the handler, whose traceback holds tensors
         if self.state.step > first_step and devices.was_of_no_use(self._model):
             _logger.warning("accelerations: compile did nothing, no step went through the network's whole forward pass")
-        self._checkpoints.finish()
 
     def predict(self, data: SampleSet, weights: Mapping[str, Tensor], accumulator: Accumulator) -> LossMean:
         """Run ``data`` once through the model with ``weights``, in order, into ``accumulator``; returns the loss.
@@ -228,7 +225,6 @@ class Engine:
             self._precision,
             device,
             report=self._watch.out_of_memory,
-            before_retry=self._checkpoints.give_memory_back,
             shared=self._ranks.shared_gradients(self._model),
             send_ahead="send_ahead" in self.compute.accelerations,
         )
@@ -240,8 +236,7 @@ class Engine:
         self._enter(TrainingState(MicroBatchPlan(settings.micro_batch)))
         if device.type != "cpu":
             self.state.inexact_because.append(f"on {device.type} sums may round otherwise from run to run")
-        self._save(epoch_ended=False)
-        self._checkpoints.finish()  # before the first step, so that a folder that refuses writes says so now
+        self._save(epoch_ended=False)  # so that a folder that refuses writes ends the training before its first step
 
     def _begin_alike(self) -> None:
         """Every rank with rank 0's weights, and with random draws of its own."""
@@ -388,12 +383,7 @@ class Engine:
         state.finished = self._is_last_epoch()
         self._watch.epoch_metrics("train", {"epoch_loss": train_loss} | self._training_metrics())
         self._watch.epoch_metrics("validation", metrics)
-        if state.finished or state.epochs_done % self.settings.checkpoint_epochs == 0:
-            self._save(epoch_ended=True)
-        else:
-            due = self._checkpoints.is_due(self.settings.checkpoint_seconds)
-            if self._ranks.from_leader("due", lambda: due):
-                self._save_if_possible()
+        self._save(epoch_ended=True)
 
     def _training_metrics(self) -> dict[str, float]:
         """Of the training data, by what validation sees; no weight depends on whether they are asked for."""
@@ -488,14 +478,12 @@ class Engine:
     def _stop_if_asked(self) -> None:
         if any(wish for (wish,) in self._ranks.meet("boundary", self._stop())):
             self._save(epoch_ended=False)
-            self._checkpoints.finish()
             raise StoppedError(
                 f"stopped as asked after step {self.state.step} of {self._total_steps}; the state is saved: resume the "
                 "run to go on."
             )
 
     def _save_if_possible(self) -> None:
-        """Within an epoch, or at the end of one that gets no checkpoint of its own."""
         try:
             self._save(epoch_ended=False)
         except (RuntimeError, MemoryError) as error:

@@ -31,7 +31,6 @@ from fvc_lib.engine.oom_detection import OutOfMemory, is_out_of_memory
 from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper
 from fvc_lib.engine.task import Batch, Task
 from fvc_lib.engine.training_state import copy_weights
-from fvc_lib.services.checkpoint_files import copied_to_cpu
 from fvc_lib.services.errors import FvcError, StoppedError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.memory import budget as memory_budget
@@ -271,14 +270,14 @@ def _train_a_little(request: StepRequest, size: int) -> int:
             request.task, model, precision, device, report=_refuse, shared=_AllRanksSamples(request),
             send_ahead="send_ahead" in request.compute.accelerations,
         )  # fmt: skip
-        also_held: list[Any] = [copy_weights(model)]
+        best_model = copy_weights(model)  # a training holds these too
         for batch in _batches(request):
             batch_bytes = sum(tensor.nbytes for tensor in batch.tensors.values())
             part = batch.part(0, 2 * size)
             result = transaction.gradients(part, size, min(size, len(part)))
             if is_usable(result.loss):
                 stepper.take(result, 1e-6)
-            also_held[1:] = [copied_to_cpu([model.state_dict(), stepper.state_dict()])]
+        del best_model
     return batch_bytes
 
 

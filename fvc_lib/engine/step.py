@@ -99,7 +99,6 @@ class BatchTransaction:
 
     Args:
         report: called with every out-of-memory, after the memory is free again and before the next attempt.
-        before_retry: called after an out-of-memory, to free what others hold; a checkpoint being written, for one.
         shared: the model's gradients over all ranks; None: there is one.
         send_ahead: send the next micro-batch to the device while one is computed.
     """
@@ -112,7 +111,6 @@ class BatchTransaction:
         device: torch.device,
         *,
         report: Callable[[OutOfMemory], None] = lambda event: None,
-        before_retry: Callable[[], None] = lambda: None,
         shared: OwnGradients | None = None,
         send_ahead: bool = False,
     ) -> None:
@@ -122,7 +120,6 @@ class BatchTransaction:
         self._precision = precision
         self._device = device
         self._report = report
-        self._before_retry = before_retry
         self._shared = shared or OwnGradients()
         self._bounded = [module for module in model.modules() if isinstance(module, BoundedGradients)]
         self._dropout = SampleDropout(model, device)
@@ -326,7 +323,6 @@ class BatchTransaction:
 
     def _roll_back(self, work: _Work) -> None:
         self._model.zero_grad(set_to_none=True)
-        self._before_retry()
         gc.collect()
         release_cached_memory(self._device)
         self._restore(work)

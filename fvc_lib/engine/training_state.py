@@ -71,7 +71,7 @@ class TrainingState:
         return {
             "micro_batches": self.micro_batches.to_document(),
             "epochs_done": self.epochs_done,
-            "windows_done": self.batches_done,  # the name in every checkpoint so far
+            "batches_done": self.batches_done,
             "step": self.step,
             "epoch_loss": [self.epoch_loss.total, self.epoch_loss.weight],
             "nonfinite_steps": self.nonfinite_steps,
@@ -90,7 +90,6 @@ class TrainingState:
         values = dict(document)
         changed = micro_batches.resumed(values["micro_batches"], values["step"])
         values["micro_batches"] = micro_batches
-        values["batches_done"] = values.pop("windows_done")
         values["epoch_loss"] = LossMean(*values["epoch_loss"])
         values["history"] = [EpochRecord(**record) for record in values["history"]]
         state = cls(**values, best_model=best_model)
@@ -183,11 +182,11 @@ class TrainingCheckpoints:
         self._saved_at = time.monotonic()
 
     def save(self, model: nn.Module, stepper: Stepper, state: TrainingState, *, epoch_ended: bool) -> None:
-        """Copy everything now; it is written beside the training (``CheckpointFolder.save``).
+        """Write a checkpoint; rank 0 alone writes.
 
         Raises:
-            CheckpointWriteError: the previous one could not be written.
-            MemoryError: out of memory on one rank before any was in the exchange; on all ranks.
+            CheckpointWriteError: it cannot be written.
+            MemoryError: a rank ran out of memory; raised on all ranks.
         """
         self._saved_at = time.monotonic()  # also where it fails: trying again at once would fail again
         random_state, *others = self._random_states()
@@ -263,21 +262,8 @@ class TrainingCheckpoints:
         }
 
     def is_due(self, interval_seconds: float) -> bool:
-        """Whether so much time has passed; not while the last one is still being written."""
-        return time.monotonic() - self._saved_at >= interval_seconds and not self._folder.is_writing
-
-    def finish(self) -> None:
-        """Wait until what was saved is on the disk.
-
-        Raises:
-            CheckpointWriteError: it could not be written.
-        """
-        self._folder.finish()
-        self._ranks.meet("saved")
-
-    def give_memory_back(self) -> None:
-        """Keep no copy of the state, once it is written: for when memory is short."""
-        self._folder.give_memory_back()
+        """Return whether ``interval_seconds`` have passed since the last checkpoint."""
+        return time.monotonic() - self._saved_at >= interval_seconds
 
 
 def _refuse_another_model(model: nn.Module, saved: Mapping[str, Tensor], path: str) -> None:

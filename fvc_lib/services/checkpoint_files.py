@@ -1,10 +1,9 @@
-"""Training checkpoints: complete or absent, verified when read, bound to what they were made from.
+"""Training checkpoints: complete or absent, verified when read, bound to their configuration and data.
 
-A folder holds ``latest_checkpoint.pt`` (the truth), ``checkpoint_epoch_NNN.pt`` (the last few epochs, the fallback)
-and ``best_model.safetensors`` (derived from the latest, for use elsewhere). torch and safetensors load a file with
-flipped bits without a word, so each has its digest beside it (``<name>.sha256``, as ``sha256sum`` writes it) and is
-trusted only as far as that fits; at every moment of a replacement the digests accept the file that is there. Training
-waits for a copy of the state only; writing and fsync happen in a thread beside it.
+A folder holds ``latest_checkpoint.pt``, ``checkpoint_epoch_NNN.pt`` (the last two epochs, as a fallback) and
+``best_model.safetensors`` (a copy of the best weights in the latest). torch and safetensors load files with flipped
+bits silently, so each file has its SHA-256 next to it (``<name>.sha256``, as ``sha256sum`` writes it). While a file is
+replaced, its ``.sha256`` accepts the old and the new one.
 """
 
 import hashlib
@@ -16,7 +15,6 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from io import FileIO
 from itertools import islice
@@ -34,6 +32,7 @@ from fvc_lib.services.errors import FvcError, UsageError
 LATEST = "latest_checkpoint.pt"
 BEST = "best_model.safetensors"
 _FORMAT = 1
+_KEPT_EPOCHS = 2
 _EPOCH_FILE = re.compile(r"^checkpoint_epoch_(\d{3,})\.pt$")
 _UNLOADABLE = (pickle.UnpicklingError, zipfile.BadZipFile, EOFError, ValueError, KeyError)
 _logger = logging.getLogger(__name__)
@@ -223,29 +222,6 @@ def tensors_with_nan(weights: Mapping[str, Any]) -> str:
     return ", ".join(islice((name for name, tensor in tensors if tensor.isnan().any()), 5))
 
 
-def copied_to_cpu(value: Any, into: Any = None) -> Any:
-    """``value`` with every tensor in it, at any depth of dicts, lists and tuples, copied: what training may go on
-    changing is not what is being written.
-
-    Args:
-        value: what to copy.
-        into: an earlier copy whose tensors may be written over where they have the same place, shape and dtype. Fresh
-            memory costs more than the copy: 130 MB took 56 ms of page by page, and 9 ms into memory that was there.
-    """
-    if isinstance(value, Tensor):
-        tensor = value.detach()
-        if isinstance(into, Tensor) and (into.shape, into.dtype) == (tensor.shape, tensor.dtype):
-            return into.copy_(tensor)
-        return tensor.to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        earlier = into if isinstance(into, Mapping) else {}
-        return {key: copied_to_cpu(item, earlier.get(key)) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        parts = into if isinstance(into, (list, tuple)) and len(into) == len(value) else [None] * len(value)
-        return type(value)(copied_to_cpu(item, part) for item, part in zip(value, parts, strict=True))
-    return value
-
-
 def _metadata(description: Mapping[str, Any]) -> dict[str, str]:
     """One entry, because safetensors writes several in random order."""
     return {"fvc": json.dumps(dict(description), sort_keys=True)}
@@ -341,7 +317,6 @@ class CheckpointFolder:
     Args:
         folder: created when missing; temporaries of dead writers are swept.
         binding: every file is stamped with it, and a file with another one is refused.
-        keep_last: how many ``checkpoint_epoch_NNN.pt`` stay.
         report: told in one sentence about every damaged file.
         anew: the command that gives these checkpoints up, for messages.
     """
@@ -351,27 +326,16 @@ class CheckpointFolder:
         folder: Path,
         binding: CheckpointBinding,
         *,
-        keep_last: int = 2,
         report: Callable[[str], None] = _logger.warning,
         anew: str = "train anew",
     ) -> None:
         self.folder = folder
         self._binding = binding
-        self._keep_last = keep_last
         self._report = report
         self._anew = anew
         self._best_epoch_on_disk: int | None = None
-        # Its thread starts with the first save and stays: one that is started when memory is short may never run.
-        self._writer = ThreadPoolExecutor(1, "fvc-checkpoint")
-        self._written: Future[None] | None = None  # of the checkpoint saved last, until somebody has waited for it
-        self._copy: Any = None  # of the state saved last: its memory serves for the next
         if folder.is_dir():
             atomic_files.sweep_temporaries(folder)
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether the checkpoint saved last is still on its way to the disk."""
-        return self._written is not None and not self._written.done()
 
     def save(
         self,
@@ -383,22 +347,22 @@ class CheckpointFolder:
         best_model: Mapping[str, Tensor],
         epoch_ended: bool,
     ) -> None:
-        """Copy the state and write it beside the training: the latest checkpoint; at an epoch's end also its own
-        copy, and the best model when it changed. ``finish`` waits for the disk; a second save waits for the first.
+        """Write the latest checkpoint, at an epoch's end also its own copy, and the best model if it changed.
+
+        The state goes to the file piece by piece; there is no second copy in memory.
 
         Args:
             state: nested dicts and lists of tensors, numbers, text and None.
-            epoch: epochs completed.
-            step: optimizer steps completed.
-            best_epoch: the epoch ``best_model`` comes from; 0 when there is none yet.
-            best_model: weights by name on the CPU, which nobody changes any more; may be empty.
-            epoch_ended: whether this is the end of ``epoch`` rather than the middle of the next.
+            epoch: completed epochs.
+            step: completed optimizer steps.
+            best_epoch: the epoch of ``best_model``; 0 if there is none yet.
+            best_model: weights by name; may be empty.
+            epoch_ended: True at the end of ``epoch``, False within the next one.
 
         Raises:
-            CheckpointWriteError: the previous save failed; see ``finish``.
+            CheckpointWriteError: the disk is full, read-only or gone. Earlier files still load.
+            MemoryError: as torch raises it, or RuntimeError. Earlier files still load.
         """
-        self.finish()
-        self._copy = copied_to_cpu(state, self._copy)
         document = {
             "format": _FORMAT,
             "config": dict(self._binding.config),
@@ -408,47 +372,15 @@ class CheckpointFolder:
             "step": step,
             "best_epoch": best_epoch,
             "best_model": dict(best_model),
-            "state": self._copy,
+            "state": dict(state),
         }
-        task = (document, epoch_ended and epoch > 0)
         try:
-            self._written = self._writer.submit(self._write, *task)
-        except RuntimeError:  # the system grants no thread
-            self._writer = ThreadPoolExecutor(1, "fvc-checkpoint")  # the one before has kept the task, and would do it
-            self._written = Future()
-            try:
-                self._write(*task)
-                self._written.set_result(None)
-            except Exception as error:  # noqa: BLE001 - raised by ``finish``
-                self._written.set_exception(error)
-
-    def finish(self) -> None:
-        """Wait until what was saved is on the disk.
-
-        Raises:
-            CheckpointWriteError: the disk is full, read-only or gone. The files from before still load.
-        """
-        written, self._written = self._written, None
-        try:
-            if written is not None:
-                written.result()
-        except (MemoryError, RuntimeError) as error:  # torch says the latter when memory ends
-            told = str(error).partition("\n")[0] or "out of memory"
-            raise CheckpointWriteError(
-                f"checkpoint in {str(self.folder)!r}: could not be written ({told}). The previous checkpoint is "
-                "intact: if it was out of memory, give the job more, then resume."
-            ) from error
+            self._write(document, epoch_ended and epoch > 0)
         except OSError as error:
             raise CheckpointWriteError(
                 f"checkpoint in {str(self.folder)!r}: {error.strerror or error}; {_free_space(self.folder)}. The "
                 "previous checkpoint is intact: make room or make the folder writable, then resume."
             ) from error
-
-    def give_memory_back(self) -> None:
-        """Wait until what was saved is written, and keep no copy of it: for when memory is short."""
-        if self._written is not None:
-            self._written.exception()  # raised by ``finish``
-        self._copy = None
 
     def load(self) -> Checkpoint | None:
         """The newest checkpoint that is whole, or None when there is none. The best model is made consistent with it.
@@ -460,10 +392,8 @@ class CheckpointFolder:
             CheckpointReadError: a file could not be read, for want of memory or because of the disk; all is as it was.
             CheckpointMismatchError: it was made by another configuration or network, or from other data; the message
                 says which.
-            CheckpointWriteError: the last save failed, or the best model had to be written again and could not be.
+            CheckpointWriteError: the best model had to be written again and could not be.
         """
-        self.finish()
-        self._copy = None  # whoever loads a state needs the room for that
         for path in self._newest_first():
             try:
                 checkpoint = self._read(path)
@@ -484,7 +414,6 @@ class CheckpointFolder:
             self._report(f"no checkpoint in {str(self.folder)!r} can be used: training begins at step 0.")
 
     def _write(self, document: dict[str, Any], epoch_ended: bool) -> None:
-        """In the writer's thread."""
         latest = self.folder / LATEST
         if epoch_ended:  # the copy first, so that a fallback is never behind what it falls back from
             own = self.folder / f"checkpoint_epoch_{document['epoch']:03d}.pt"
@@ -568,7 +497,7 @@ class CheckpointFolder:
         }
 
     def _drop_old_epochs(self) -> None:
-        for _, path in sorted(self._epoch_files(), reverse=True)[self._keep_last :]:
+        for _, path in sorted(self._epoch_files(), reverse=True)[_KEPT_EPOCHS:]:
             _digest_path(path).unlink(missing_ok=True)  # first: a kill between them leaves a file that nobody trusts
             path.unlink(missing_ok=True)
 

@@ -375,8 +375,6 @@ class RunConfig(BaseModel):
 
     # Checkpoints
     checkpoint_minutes: float = field(2.0, "nothing", "at most this long between checkpoints within an epoch", ge=0)
-    checkpoint_epochs: int = field(1, "nothing", "checkpoint at the end of every so many epochs", ge=1)
-    keep_checkpoints: int = field(2, "nothing", "epoch checkpoints that stay beside the best and the latest", ge=1)
 
     # Results
     bootstrap_replicates: int = field(2000, "results", "random half-samples of the groups, for intervals", ge=100)

@@ -452,7 +452,7 @@ def train(
                 each.task,
                 settings,
                 compute,
-                CheckpointFolder(checkpoints, binding, keep_last=config.keep_checkpoints, anew=anew),
+                CheckpointFolder(checkpoints, binding, anew=anew),
                 metrics,
                 policy=kept.policy,
                 memory=kept.observer_of(name),
@@ -558,7 +558,6 @@ def settings_of(
         num_workers=min(config.num_workers, available_cores()),
         max_nonfinite_steps=config.max_nonfinite_steps,
         checkpoint_seconds=60 * config.checkpoint_minutes,
-        checkpoint_epochs=config.checkpoint_epochs,
         gradient_checkpointing=config.gradient_checkpointing,
         ema_decay=config.ema_decay,
     )

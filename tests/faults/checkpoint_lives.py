@@ -38,7 +38,6 @@ def save(folder: CheckpointFolder, epoch: int, step: int, best_epoch: int, *, ep
         state_of(step), epoch=epoch, step=step, best_epoch=best_epoch, best_model=best_of(best_epoch),
         epoch_ended=epoch_ended,
     )  # fmt: skip
-    folder.finish()
 
 
 def three_epochs(path: Path) -> None:

@@ -5,7 +5,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 from functools import partial
 from pathlib import Path
 
@@ -51,7 +50,6 @@ def save(folder, epoch, *, best_epoch=None, epoch_ended=True, step=None):
         best_model={"weights": torch.full((2, 2), float(best_epoch))} if best_epoch else {},
         epoch_ended=epoch_ended,
     )
-    folder.finish()
 
 
 def consistent(folder: CheckpointFolder) -> int:
@@ -202,25 +200,6 @@ def test_a_torchscript_file_in_a_checkpoints_place_is_damaged_and_the_one_before
     assert "cannot be loaded safely" in reports[-2]
 
 
-def test_where_no_thread_can_be_started_the_training_itself_writes(open_folder, tmp_path, monkeypatch):
-    def refused(_):
-        raise RuntimeError("can't start new thread")
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    folder = open_folder()
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refused)
-        save(folder, 1)
-        assert consistent(open_folder()) == 1
-        patch.setattr(checkpoint_files._HashingStream, "_put", full)
-        with pytest.raises(CheckpointWriteError, match=r"No space left.*previous checkpoint is intact"):
-            save(folder, 2)
-    save(folder, 3)
-    assert consistent(open_folder()) == 3
-
-
 @pytest.mark.fault(11)
 def test_a_full_disk_keeps_the_previous_checkpoint_and_is_named(open_folder, tmp_path, monkeypatch):
     folder = open_folder()
@@ -254,30 +233,6 @@ def test_a_lost_or_foreign_best_model_is_written_again(open_folder, tmp_path):
     assert best.read_bytes() == whole
     write_weights_with_digest(best, {"w": torch.zeros(3)}, {})
     assert consistent(open_folder()) == 2
-
-
-def test_what_training_changes_after_a_save_is_not_in_it(open_folder):
-    folder, weights = open_folder(), torch.zeros(1_000_000)
-    state = {"nested": [{"weights": weights}], "pair": (weights, 1)}
-    for step in range(1, 4):
-        folder.save(state, epoch=0, step=step, best_epoch=0, best_model={}, epoch_ended=False)
-        weights += 1  # while it is being written
-    checkpoint = folder.load()
-    assert checkpoint.step == 3
-    assert checkpoint.state["nested"][0]["weights"].unique().tolist() == [2.0]
-    assert checkpoint.state["pair"][0].unique().tolist() == [2.0]
-
-
-def test_a_failure_beside_the_training_is_told_by_the_next_save(open_folder, tmp_path):
-    folder = open_folder()
-    save(folder, 1)
-    (tmp_path / "fold_0" / f"{LATEST}.sha256").unlink()
-    (tmp_path / "fold_0" / f"{LATEST}.sha256").mkdir()
-    state = {"epoch": 0, "step": 1, "best_epoch": 0, "best_model": {}, "epoch_ended": False}
-    folder.save({}, **state)
-    with pytest.raises(CheckpointWriteError, match=r"Is a directory.*previous checkpoint is intact"):
-        folder.save({}, **state)
-    folder.finish()  # told once
 
 
 @pytest.mark.fault(24)
@@ -316,7 +271,6 @@ except CheckpointReadError as error:
 """
     folder = open_folder()
     folder.save({"w": torch.zeros(10 << 20)}, epoch=1, step=1, best_epoch=0, best_model={}, epoch_ended=True)
-    folder.finish()
     names = sorted(path.name for path in (tmp_path / "fold_0").iterdir())
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "fold_0")], capture_output=True, text=True, check=False

@@ -184,7 +184,7 @@ def test_what_is_frozen_for_an_epoch_does_not_move_in_it(make_engine):
 OF_THE_ENGINE = {
     "epochs": 7, "effective_batch_size": 12, "learning_rate": 0.5, "weight_decay": 0.25, "warmup_share": 0.75,
     "max_gradient_norm": 3.0, "early_stopping_epochs": 9, "num_workers": 2, "max_nonfinite_steps": 8,
-    "checkpoint_epochs": 4, "gradient_checkpointing": True, "ema_decay": 0.125,
+    "gradient_checkpointing": True, "ema_decay": 0.125,
 }  # fmt: skip
 
 
