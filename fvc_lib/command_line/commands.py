@@ -362,7 +362,7 @@ def print_plan(plan: Sequence[PlannedTask], config: RunConfig, run: RunPaths | N
     if config.rescale:
         from fvc_lib.corpus.rescaling import disk_sentence  # with polars and PyAV, which others need not wait for
 
-        click.echo(f"disk: {disk_sentence(config.recipe, config.cache_dir, run.index if run else None)}")
+        click.echo(f"disk: {disk_sentence(config.recipe, config.cache_dir)}")
     for planned in plan:
         decision = "may " if planned.only_if_changed else "run " if planned.run else "skip"
         click.echo(f"  {decision}  {planned.task.key:<28} {planned.reason}")

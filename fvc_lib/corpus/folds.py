@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fvc_lib.corpus.corpus_files import some_of
+from fvc_lib.corpus.corpus_files import counts_text, some_of
 from fvc_lib.corpus.index import refuse_empty_index
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import FOLDS, LABELS, PARTS, check_table
@@ -513,21 +513,16 @@ def _fill_empty(
 def _notes(
     part_of: dict[str, str], stated: dict[str, str], missing: Sequence[str], rare: Sequence[str]
 ) -> Iterable[str]:
-    counts = Counter(part_of.values())
     if stated:
-        sizes = Counter(stated.values())
-        parts = ", ".join(f"{part} with {groups_text(sizes[part])}" for part in PARTS if sizes[part])
-        yield f"The corpus's own split is kept: {parts}."
+        yield f"The corpus's own split is kept: {counts_text(stated.values())} groups."
     if missing:
-        made = " and ".join(f"{part} ({groups_text(counts[part])})" for part in missing)
-        of = f"the {len([p for p in stated.values() if p == 'train']):,} official training groups" if stated else ""
-        alone = f"{groups_text(len(part_of) - len(stated))} without a part" if len(stated) < len(part_of) else ""
-        yield f"Made by seed: {made}, cut from {' and '.join(text for text in (of, alone) if text)}."
+        made = {part: groups_text(sum(each == part for each in part_of.values())) for part in missing}
+        yield f"Made by seed: {' and '.join(f'{part} ({size})' for part, size in made.items())}."
     elif len(stated) < len(part_of):
         yield f"{len(part_of) - len(stated):,} groups without an official part are trained on."
     if rare:
         names = some_of([name[1:] or "without a class" for name in rare])
-        yield f"{len(rare)} strata have too few groups to be in every part and are trained on: {names}."
+        yield f"{len(rare)} strata have too few groups for every part and are trained on: {names}."
 
 
 def _hash(seed: int, *parts: str) -> int:

@@ -16,7 +16,15 @@ import polars as pl
 from fvc_lib.corpus import label_table
 from fvc_lib.corpus.copies.groups import GroupMember, Merge, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_copies
-from fvc_lib.corpus.corpus_files import CorpusFiles, Refusal, Rejections, counts_text, refuse_lost, written_when_refused
+from fvc_lib.corpus.corpus_files import (
+    CorpusFiles,
+    Refusal,
+    Rejections,
+    counts_text,
+    reasons_text,
+    refuse_lost,
+    written_when_refused,
+)
 from fvc_lib.corpus.folds import PartSplit, groups_text, split_parts
 from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
@@ -139,64 +147,25 @@ def _text_refusal(text: str) -> Refusal | None:
     return None
 
 
-# --- What became of a corpus of videos and texts, in sentences; and the refusal of one that nothing can be made of.
-
-_WHY = {
-    "same_source": "by a file listed in both",
-    "same_content": "by equal content",
-    "near_duplicate": "by near-duplicates",
-}
-
-
-def _notes(pairs: pl.DataFrame, listing: PairListing, merges: Sequence[Merge], num_copies: int) -> Iterator[str]:
+def _notes(pairs: pl.DataFrame, listing: PairListing, merges: Sequence[Merge]) -> Iterator[str]:
     """Yield notes with counts on a VIDEO_TEXTS table."""
-    by_text = pairs.group_by("text_id").agg(pl.col("video_id").n_unique().alias("videos"))["videos"]
-    by_video = pairs.group_by("video_id").agg(pl.col("text_id").n_unique().alias("texts"))["texts"]
-    yield (
-        f"{listing.num_rows:,} rows of the manifest give {pairs.height:,} pairs of {len(by_video):,} videos and "
-        f"{len(by_text):,} different texts."
-    )
+    texts, videos = pairs["text_id"].n_unique(), pairs["video_id"].n_unique()
+    yield f"{listing.num_rows:,} rows give {pairs.height:,} pairs of {videos:,} videos and {texts:,} different texts."
     yield from listing.notes
-    yield _several(by_text, "texts stand beside several videos") + " Equal texts are one text."
-    yield _several(by_video, "videos have several texts")
-    rejected = listing.rejections.rows
-    if rejected:
-        reasons = counts_text(row[4] for row in rejected)
-        missing = sum(row[4] == "missing_video" for row in rejected)
-        yield f"{len(rejected):,} rows are not used ({reasons}); the files of {missing:,} of them are missing."
-    if num_copies:
-        yield f"{num_copies:,} files have the content of another one: their texts stand beside that video."
+    if listing.rejections.rows:
+        yield f"Not used: {reasons_text(listing.rejections.frame())}."
     if merges:
-        reasons = ", ".join(f"{sum(m.why == why for m in merges):,} {how}" for why, how in _WHY.items())
+        reasons = counts_text(merge.why for merge in merges)
         yield f"{len(merges):,} links joined groups beyond what the manifest states: {reasons}."
-    sizes = pairs.group_by("part").agg(pl.len(), *(pl.col(f"{name}_id").n_unique() for name in ("video", "group")))
-    rows = {row["part"]: row for row in sizes.iter_rows(named=True)}
-    found = [
-        f"{part} {rows[part]['len']:,} pairs of {rows[part]['video_id']:,} videos in {rows[part]['group_id']:,} groups"
-        for part in PARTS
-        if part in rows
-    ]
-    yield f"Parts: {'; '.join(found)}."
-    yield _known_texts(pairs)
-
-
-def _several(counts: pl.Series, what: str) -> str:
-    several = counts.filter(counts > 1)
-    most = f", at most {int(several.to_numpy().max()):,}" if len(several) else ""
-    return f"{len(several):,} {what}{most}."
-
-
-def _known_texts(pairs: pl.DataFrame) -> str:
-    """Return a note on test texts that training has too."""
-    trained = pairs.filter(pl.col("part") == "train")["text_id"].unique()
-    test = pairs.filter(pl.col("part") == "test")
-    texts = test["text_id"].unique()
+    for part in PARTS:
+        rows = pairs.filter(part=part)
+        sizes = f"{rows.height:,} pairs of {rows['video_id'].n_unique():,} videos"
+        yield f"Part {part}: {sizes} in {rows['group_id'].n_unique():,} groups."
+    trained, test = pairs.filter(part="train")["text_id"].unique(), pairs.filter(part="test")
     known = test.filter(pl.col("text_id").is_in(trained.implode()))
-    if known.is_empty():
-        return f"None of the {len(texts):,} different test texts stands beside a training video."
-    return (
-        f"{known['text_id'].n_unique():,} of the {len(texts):,} different test texts ({known.height:,} of "
-        f"{test.height:,} test pairs) also stand beside training videos: a model may know them by heart."
+    yield (
+        f"{known['text_id'].n_unique():,} of {test['text_id'].n_unique():,} different test texts ({known.height:,} of "
+        f"{test.height:,} pairs) also belong to training videos: a model may know them by heart."
     )
 
 
@@ -307,9 +276,8 @@ def _index(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunC
             "manifest's split."
         )
     pairs = _table(_distinct(rows, contents, rejections), rows, videos, group_of, split)
-    num_copies = len({row.path for row in rows}) - pairs["video_id"].n_unique()
-    notes = _notes(pairs, listing, grouping.merges, num_copies)
-    return VideoTextIndex(pairs, rejections.frame(), listing.root, (*notes, *split.notes))
+    notes = (*_notes(pairs, listing, grouping.merges), *split.notes)
+    return VideoTextIndex(pairs, rejections.frame(), listing.root, notes)
 
 
 def _without_copies_across_the_split(
