@@ -21,7 +21,7 @@ from fvc_lib.corpus.samples.files import Encoding
 from fvc_lib.corpus.samples.forgeries import MANIPULATIONS
 from fvc_lib.corpus.samples.videos import ClipPlan, EventPlan, make_event, manifest_text
 from fvc_lib.services.run_paths import list_runs
-from fvc_lib.tasks.video.verdicts.detector import TrainedDetector
+from fvc_lib.tasks.video.predicting import VideoDetector
 
 _SIZES, _OTHER_SIZE = ((240, 180), (176, 240), (208, 208), (288, 216)), (352, 288)
 _CONTAINERS = (("libx264", "mp4"), ("libx264", "mkv"), ("mpeg4", "avi"))
@@ -71,7 +71,7 @@ def written(folder: Path, planned: Sequence[EventPlan]) -> list[Path]:
     return [folder / event.clips[0].path for event in planned]
 
 
-def trained(folder: Path) -> TrainedDetector:
+def trained(folder: Path) -> VideoDetector:
     """That of a run on the corpus, which is made or gone on with."""
     runs = list_runs(folder / "runs")
     given = ["--resume", runs[-1].root] if runs else []

@@ -32,10 +32,10 @@ import av
 import numpy as np
 import torch
 
-from fvc_lib.command_line.models import find_model
+from fvc_lib.command_line.models import find_model, verdict_detector
 from fvc_lib.services.clip_settings import PLAIN_VIEW
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.tasks.video.verdicts.detector import TrainedDetector, detector_of
+from fvc_lib.tasks.video.predicting import VideoDetector
 from fvc_lib.tasks.video.verdicts.judging import judge_files
 from fvc_lib.tasks.video.verdicts.rule import rule_of
 from fvc_lib.video.decode.clip import uniform_places
@@ -76,13 +76,13 @@ def cpu_seconds() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
-def judged(detector: TrainedDetector, files: list[Path]) -> list[float | None]:
+def judged(detector: VideoDetector, files: list[Path]) -> list[float | None]:
     """As ``predict`` does it; scores (N,)."""
     with tempfile.TemporaryDirectory() as folder:
         return judge_files(detector, files, rule_of(), Path(folder), workers=1).table["score"].to_list()
 
 
-def looped(clips: Callable[[Path], np.ndarray], detector: TrainedDetector, files: list[Path]) -> list[float | None]:
+def looped(clips: Callable[[Path], np.ndarray], detector: VideoDetector, files: list[Path]) -> list[float | None]:
     """Clips uint8 (N T, 3, S, S) of each file, a batch at a time through all networks; scores (N,)."""
     networks, scores = detector.networks, list[float | None]()
     number = networks.config.clips_per_video
@@ -116,7 +116,7 @@ def plain_torchcodec(path: Path, num_frames: int, side: int) -> np.ndarray:
     return torch.nn.functional.interpolate(frames.float(), (side, side), mode="bilinear").byte().numpy()
 
 
-def sides(detector: TrainedDetector) -> dict[str, Callable[[list[Path]], list[float | None]]]:
+def sides(detector: VideoDetector) -> dict[str, Callable[[list[Path]], list[float | None]]]:
     """By name; peers that are not installed are left out. Theirs are stretched pictures, so other scores."""
     store = detector.networks.store
     frames, side = store.num_frames * store.view.clips, store.fixed_size
@@ -137,7 +137,7 @@ def sides(detector: TrainedDetector) -> dict[str, Callable[[list[Path]], list[fl
 def measure_side(name: str, model: Path, files: list[Path]) -> None:
     """In a process of its own: prints CPU seconds and scores as JSON."""
     torch.set_num_threads(1)
-    detector = detector_of(model)
+    detector = verdict_detector(model)
     detector.networks.check()
     before = cpu_seconds()
     scores = sides(detector)[name](files)
@@ -227,7 +227,7 @@ def main() -> None:
                 measure_windows(path, asked.rounds, Path(folder))
         return
     model = find_model(resolve_config().runs_dir, asked.model)
-    detector = detector_of(model)
+    detector = verdict_detector(model)
     names = list(sides(detector))
     with tempfile.TemporaryDirectory() as folder:
         files = write_videos(Path(folder), asked.files)

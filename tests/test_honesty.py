@@ -21,7 +21,7 @@ from fvc_lib.corpus.samples.forgeries import Region
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import FOLDS, INDEX, RESULTS, read_table
 from fvc_lib.tasks.video.verdicts.occlusion import occlusion_map
-from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
+from fvc_lib.tasks.video.verdicts.scoring import networks_of_run
 from fvc_lib.video.decode.clip import decode_clip
 
 ROOT = Path(__file__).parents[1]
@@ -78,7 +78,7 @@ def maps_of_planted_changes(run: RunPaths, corpus: Path) -> pl.DataFrame:
     ``shown``; ``hit``, the share of the highest tile that lies in the region; ``iou`` of the region and
     as large a part of the picture, the highest first. By chance ``share`` and ``chance_iou``.
     """
-    networks = RunNetworks(run, held=None)
+    networks = networks_of_run(run, held=None)
     frames, side = networks.config.num_frames, networks.config.fixed_size
     with (corpus / "changes.csv").open() as lines:
         changes = {

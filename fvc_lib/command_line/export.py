@@ -9,12 +9,12 @@ from fvc_lib import CHECKOUT
 from fvc_lib.command_line.models import standing_of_run
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.parameters import resolve_config, run_config
-from fvc_lib.services.records.ensembles import find_run_or_ensemble, is_ensemble, members_of, read_ensemble
+from fvc_lib.services.records.ensembles import find_run_or_ensemble, is_ensemble, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, PROTOCOLS
 
 if TYPE_CHECKING:
-    from fvc_lib.tasks.bundle_folder import Standing
+    from fvc_lib.tasks.predicting import Standing
 
 _PIPELINES = {"video": "video-classification", "image": "image-classification", "video_text": "video-text-to-text"}
 _USES = {
@@ -41,7 +41,7 @@ _LIMITS = {
 @click.option(
     "--to", type=click.Path(path_type=Path), help="The folder to write, not there yet. Without: ./bundle_RUN."
 )
-@click.option("--format", "form", type=click.Choice(("onnx", "torch_export")),
+@click.option("--format", "form", type=click.Choice(("onnx",)),
               help="Write each network in this form as well, compared with it.")  # fmt: skip
 @click.option("--final", is_flag=True, help="Write the run's one network of all groups (train_final), not the folds'.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
@@ -73,12 +73,9 @@ def export(run: str, to: Path | None, form: str | None, final: bool, runs_dir: P
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     found = find_run_or_ensemble(runs_dir or Path(resolve_config().runs_dir), run)
     target = (to or Path(f"bundle_{found.run_id}")).expanduser().absolute()
-    if is_ensemble(found.root):
-        if form or final:
-            raise UsageError(f"--{'format' if form else 'final'}: is for runs. Export the ensemble's runs with it.")
-        num_networks, sentences = write_ensemble(found, target)
-    else:
-        num_networks, sentences = write_run_bundle(found, target, form=form or "", final=final)
+    if is_ensemble(found.root) and (form or final):
+        raise UsageError(f"--{'format' if form else 'final'}: is for runs. Export the ensemble's runs with it.")
+    num_networks, sentences = write_run_bundle(found, target, form=form or "", final=final)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     click.echo(f"bundle {target}: {num_networks} network{'s' * (num_networks != 1)}, {size / 1e6:.1f} MB")
     for sentence in sentences:
@@ -86,43 +83,23 @@ def export(run: str, to: Path | None, form: str | None, final: bool, runs_dir: P
 
 
 def write_run_bundle(run: RunPaths, target: Path, *, form: str = "", final: bool = False) -> tuple[int, list[str]]:
-    """Write the run's bundle with its README; return the number of networks, and sentences for the terminal.
+    """Write the bundle of a run or ensemble; return the number of networks, and sentences for the terminal.
 
     Raises:
-        UsageError, FvcError, OSError: as ``write_bundle`` and ``write_predictor_bundle``.
-        DataError: the run's results are missing or damaged.
+        UsageError, FvcError, OSError: as ``predictor_of`` and ``write_bundle``.
+        DataError: the results are missing or damaged.
     """
-    from fvc_lib.tasks.predictor_bundle import write_predictor_bundle
-    from fvc_lib.tasks.video.verdicts.bundle import write_bundle
+    from fvc_lib.tasks.bundle import write_bundle
+    from fvc_lib.tasks.forms import check_packages
+    from fvc_lib.tasks.predicting import predictor_of
 
-    task, standing, number = run_config(run).task, _exported_standing(run), 1
-    if final and task != DEFAULT_TASK:
-        raise UsageError(f"--final: is for runs of task {DEFAULT_TASK}; {run.run_id} is of task {task}. Leave it out.")
-    card = model_card(run, standing, final=final)
-    if task == DEFAULT_TASK:
-        record, written = write_bundle(run, target, standing, card, form=form, final=final)
-        number = len(record.folds) if record.final is None else 1
-    else:
-        written = write_predictor_bundle(run, target, standing, card, form=form)
+    if form:
+        check_packages()
+    standing = _exported_standing(run)
+    predictor = predictor_of(run, standing, final=final)
+    written = write_bundle(predictor, target, model_card(run, standing, final=final), form=form, paths=run)
+    number = sum(1 for _ in target.rglob("model/*.safetensors"))
     return number, [*standing.sentences[:1], *([written] if written else [])]
-
-
-def write_ensemble(ensemble: RunPaths, target: Path) -> tuple[int, list[str]]:
-    """Write the bundle of an ensemble, with a bundle of each of its runs; return as ``write_run_bundle``.
-
-    Raises:
-        UsageError, FvcError, OSError: as ``write_ensemble_bundle``.
-        DataError: the results of the ensemble or of a run are missing or damaged.
-    """
-    from fvc_lib.tasks.video.ensembles.bundle import write_ensemble_bundle
-
-    record, parts = read_ensemble(ensemble.root), []
-    for run in (ensemble, *members_of(ensemble.root, record)):
-        standing = _exported_standing(run)
-        parts.append((standing, model_card(run, standing)))
-    (standing, card), *members = parts
-    write_ensemble_bundle(ensemble, target, standing, card, members)
-    return len(record.members) * len(record.folds), standing.sentences[:1]
 
 
 def _exported_standing(run: RunPaths) -> "Standing":
@@ -195,8 +172,7 @@ def _members_part(ensemble: RunPaths) -> list[str]:
     """Return a line on each run of an ensemble."""
     record = read_ensemble(ensemble.root)
     return [
-        f"- `members/{place}`: {member.model}, seed {member.seed}, weight {record.weight_of_member(place):.3f}; it has "
-        "a README.md of its own"
+        f"- `members/{place}`: {member.model}, seed {member.seed}, weight {record.weight_of_member(place):.3f}"
         for place, member in enumerate(record.members)
     ]
 

@@ -502,10 +502,9 @@ class RunConfig(BaseModel):
         """Whether a trunk with given weights sees the clips, of which no fold trains anything: features are kept."""
         if self.task != DEFAULT_TASK or self.of_features == "forensic" or DETECTORS.file_of(self.model) is not None:
             return False
-        spec, weights = DETECTORS.load(self.model), Path(self.model_weights)
-        is_own = any((weights / name).is_file() for name in ("run.json", "bundle.json"))  # then each fold has another
+        spec = DETECTORS.load(self.model)
         given = bool(self.model_weights) or spec.brings_weights
-        return bool((spec.build_trunk or spec.trunk) and (self.tune or spec.tune) == "head" and given and not is_own)
+        return bool((spec.build_trunk or spec.trunk) and (self.tune or spec.tune) == "head" and given)
 
     @property
     def recipe(self) -> str:

@@ -383,31 +383,19 @@ RESULTS = _table(
 )
 
 # Of a bundle: the out-of-fold scores, and by what its run's videos are known again. Groups are numbers.
-CALIBRATION = _table(
-    "calibration",
+KNOWN_VIDEOS = _table(
+    "known_videos",
     group_id=group_column(),
     label=label_column(),
-    fold=pa.Column(pl.Int64, pa.Check.ge(0)),
-    score=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
-    threshold=pa.Column(pl.Float64, pa.Check.in_range(0, 1)),
-    logit=finite_column(),
-    temperature=pa.Column(pl.Float64, pa.Check.in_range(1e-6, 1e6)),
-    content_sha256=_sha256(nullable=True),  # of the video; null in a bundle of an earlier version
+    content_sha256=_sha256(),
+    perceptual_hash=text_column(nullable=True),
+    fold=pa.Column(pl.Int64, pa.Check.ge(0), nullable=True),  # whose network had not seen it; null: no score is stored
+    score=pa.Column(pl.Float64, pa.Check.in_range(0, 1), nullable=True),
+    logit=finite_column(nullable=True),
+    temperature=pa.Column(pl.Float64, pa.Check.in_range(1e-6, 1e6), nullable=True),
     # Calibrated log odds of fake by the network of all groups, where the video chose its epoch; null: not known.
     final_logit=finite_column(nullable=True),
 )
-LOOKS = _table(
-    "looks",
-    group_id=group_column(),
-    label=label_column(),
-    fold=pa.Column(pl.Int64, pa.Check.ge(0), nullable=True),  # whose network had not seen it; null: none
-    content_sha256=_sha256(),
-    perceptual_hash=text_column(nullable=True),
-)
-
-# What the runs saw that a bundle's run went on from.
-
-# Of a bundle of a run without folds: in which part a file is, and each text that a video may be compared with.
 KNOWN_FILES = _table("known_files", content_sha256=_sha256(unique=True), part=_part())
 KNOWN_TEXTS = _table(
     "known_texts",

@@ -114,8 +114,7 @@ class TaskSpec:
     synthetic: str  # what a number on the built-in corpus does not tell, the end of a sentence
     # What suits it better than a field's own default; below a params file and everything else.
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    # Name of a class in its module ``predicting`` that answers for new files (``tasks.predicting.Predictor``); none:
-    # its answers are verdicts, or there are none.
+    # Name of the class in its module ``predicting`` that answers for new files (``tasks.predicting.Predictor``).
     predictor: str = ""
     # In order of preference, how subject and metric of the one number begin, and what is judged by it; none: the
     # results over folds have one.
@@ -241,6 +240,7 @@ _VIDEO = TaskSpec(
     params="demo",
     network="model",
     synthetic="fakes in the world are told",
+    predictor="VideoDetector",
     sample="sample videos",
     strict_controls={
         "": {

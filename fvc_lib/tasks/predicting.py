@@ -1,20 +1,18 @@
-"""What a finished training of a task without verdicts says of new files, whether its run is asked or a bundle of it.
+"""Predictors: trained models of any task, from a finished run, an ensemble or a bundle, that answer for new files.
 
-A task has a class for that (``TaskSpec.predictor``), made of what a run left or of what a bundle holds; how the one
-network of a finished training comes back is the same for all.
+A task names its class in ``TaskSpec.predictor``. ``Predictor.of_run`` reads a run, ``tasks/bundle.py`` a bundle.
 """
 
-import logging
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import polars as pl
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import nn
 
 from fvc_lib.corpus.corpus_files import Kind
@@ -28,15 +26,14 @@ from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import TASKS
-from fvc_lib.tasks.bundle_folder import NOT_STATED, Standing
+from fvc_lib.services.tables import KNOWN_FILES, write_table
+from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
 from fvc_lib.tasks.journal import BLOCK_FILES
 from fvc_lib.tasks.network_code import changed_functions, functions_of, own_code
-from fvc_lib.tasks.recipe import TrainedClass, TrainingOutcome, read_outcome
+from fvc_lib.tasks.recipe import TrainedClass, read_outcome
 from fvc_lib.video.clips.clip_file import Pixels
 
-_logger = logging.getLogger(__name__)
-
+KNOWN = "known_files.parquet"
 Value = str | float | None
 PART_SENTENCES = {
     "train": "The run was trained on this very file: it may know it by heart, and the answer shows nothing.",
@@ -45,18 +42,45 @@ PART_SENTENCES = {
 }
 
 
+class Strict(BaseModel):
+    """A part of a record: every field of its type, and no other field."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ScoreRecord(Strict):
+    """One number of the model or of a control, over all folds or the test part."""
+
+    source: str
+    metric: str
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class Standing(Strict):
+    """How the model compares with its controls: a word, sentences and numbers."""
+
+    standing: str
+    sentences: list[str]
+    scores: list[ScoreRecord]
+
+
+NOT_STATED = Standing(standing="not stated", sentences=["Where it stands, the run's report says."], scores=[])
+
+
 @dataclass(frozen=True)
 class Finding:
-    """What is said of one file, or the ``failure`` why nothing is.
+    """The answer for one file, or the ``failure`` that prevented it.
 
     Attributes:
         path: table text, absolute.
-        sha256: of its content; empty where it was not read.
-        values: by column; all of ``Predictor.columns`` where there is no failure.
-        title, lines: the same for a person, the answer first.
-        picture: what was made of what the network saw, where it was asked for.
-        failure: why nothing is said.
-        lasts: whether the same file would be found the same again; not so where a worker died or took too long.
+        sha256: of the content; empty where it was not read.
+        values: by column; all of ``Predictor.columns`` without a failure.
+        title, lines: the answer as text, the most important part first.
+        picture: what the caller's ``Picture`` returned.
+        failure: the reason without an answer.
+        lasts: whether another attempt would find the same; False after a crash or a timeout.
     """
 
     path: str
@@ -74,19 +98,24 @@ class Prediction:
     """A row of ``Predictor.predict``.
 
     Attributes:
-        path: as it was given.
-        values: what is said, by column; empty where there is a failure.
-        part: ``train``, ``validation`` or ``test``, where the run has this very file; else empty.
-        failure: why nothing is said.
+        path: as given.
+        values: the answer by column; empty where there is a failure.
+        part: ``train``, ``validation`` or ``test`` where the run has this very file; else empty.
+        failure: the reason without an answer.
     """
 
     path: Path
-    values: Mapping[str, Value] = field(default_factory=dict)
+    values: Mapping[str, Any] = field(default_factory=dict)
     part: str = ""
     failure: str = ""
 
+    @property
+    def score(self) -> float | None:
+        """Of a video the calibrated probability of fake; None without one."""
+        return self.values.get("score")
 
-# Of a file, given what the network saw of it, uint8 (3, S, S) of a picture, (T, 3, S, S) of a video: a text to keep.
+
+# Takes the path of a file (table text) and the frames that the network sees; returns text to keep with the finding.
 Picture = Callable[[str, Pixels], str]
 
 
@@ -97,17 +126,17 @@ def no_picture(_path: str, _seen: Pixels) -> str:
 
 @dataclass(frozen=True)
 class Trained:
-    """One finished training without folds, of a run or of a bundle of it.
+    """One trained network on the disk.
 
     Attributes:
-        name: of the run.
-        config: its configuration; what it names lies on this machine.
-        weights: the file of its best weights, with their digest beside.
-        digest: of these weights (``weights_digest``), as the training noted it; empty of earlier versions.
+        name: of the run, and of the fold if any, for messages.
+        config: the run's, with weights to build from that lie on this machine.
+        weights: the file of its best weights, with their digest in a file of its own.
+        digest: of these weights (``weights_digest``), as the training noted it.
         network: the class that was trained.
-        known: in which part a file of the run is, by the hash of its content.
-        remedy: what to do where something of it is damaged or has changed, a sentence.
-        standing: where it stands beside its controls.
+        remedy: a sentence on what to do about damage.
+        known: the part of each file of the run, by the SHA-256 of its content.
+        standing: how the model compares with its controls.
     """
 
     name: str
@@ -115,16 +144,15 @@ class Trained:
     weights: Path
     digest: str
     network: TrainedClass
-    known: Mapping[str, str]
     remedy: str
+    known: Mapping[str, str] = field(default_factory=dict)
     standing: Standing = NOT_STATED
 
-    @cached_property
     def state(self) -> dict[str, torch.Tensor]:
-        """Its weights; ``FvcError`` where they are damaged or another training's."""
+        """Read the weights; raise ``FvcError`` where they are damaged or another training's."""
         state = load_weights(self.weights)
-        if self.digest and weights_digest(state) != self.digest:
-            raise FvcError(f"{str(self.weights)!r}: is not what the test part was judged by. {self.remedy}")
+        if weights_digest(state) != self.digest:
+            raise FvcError(f"{str(self.weights)!r}: is not what {self.name} was judged by. {self.remedy}")
         return state
 
     def built(self, build: Callable[[], nn.Module]) -> tuple[nn.Module, tuple[str, ...]]:
@@ -136,98 +164,99 @@ class Trained:
             UsageError: the user's own code has changed since the training, or the weights are another network's.
             FvcError: the weights are damaged or another training's.
         """
-        state = self.state
+        state, trained = self.state(), self.network
         with forked_random_state(0, torch.device("cpu")):
             network = build().eval()
         try:
             network.load_state_dict(state)
         except RuntimeError as error:
             raise UsageError(
-                f"{self.name}: its weights do not fit the network {self.network.name} of this version "
+                f"{self.name}: its weights do not fit the network {trained.name} of this version "
                 f"({' '.join(str(error).split())[:300]}). {self.remedy}"
             ) from error
-        return network, cautions_on_code(self.name, self.network, network, self.remedy)
-
-
-def cautions_on_code(name: str, trained: TrainedClass, network: nn.Module, remedy: str) -> tuple[str, ...]:
-    """Return a caution where the library's part of the network ``trained`` has changed; else nothing.
-
-    Raises:
-        UsageError: the user's own part has changed.
-    """
-    functions = functions_of(network)
-    changed = changed_functions(trained.functions, functions)
-    if changed and own_code(functions) != trained.code:
-        raise UsageError(f"{name}: the code of {trained.name} has changed since its training ({changed}). {remedy}")
-    return (f"{name} was trained by other code than this version's. What differs: {changed}.",) if changed else ()
+        functions = functions_of(network)
+        changed = changed_functions(trained.functions, functions)
+        if changed and own_code(functions) != trained.code:
+            raise UsageError(
+                f"{self.name}: the code of {trained.name} has changed since its training ({changed}). Bring that code "
+                "back, or train again."
+            )
+        run = self.name.partition(",")[0]
+        told = f"{run} was trained by other code than this version's. What differs: {changed}."
+        return network, (told,) if changed else ()
 
 
 class Predictor:
-    """What a finished training says of files.
+    """A trained model that answers for files.
 
-    Each file goes through the network alone, so that what is said of it does not depend on what is asked beside it.
+    Each file goes through the network alone: its answer does not depend on the other files.
 
     Attributes:
         kind: of the files.
-        own_files: names of the files that a bundle has beside what every bundle has.
-        trained: what it is made of.
+        trained: its networks, by the stem of their file in a bundle.
         columns: of the answer.
-        notes: what the answers can be held to, beside the run's results.
+        notes: limits of the answers.
         cautions: sentences on code or decoding that is not the run's.
     """
 
     kind: ClassVar[Kind]
-    own_files: ClassVar[tuple[str, ...]]
+    columns: Mapping[str, pl.DataType]
+    notes: Sequence[str] = ()
+    cautions: tuple[str, ...] = ()
 
-    def __init__(self, trained: Trained) -> None:
-        self.trained, self.config, self.name = trained, trained.config, trained.name
-        self.compute = resolve_device(self.config.device, self.config.amp)
-        self.columns: Mapping[str, pl.DataType] = {}
-        self.notes: Sequence[str] = ()
-        self.cautions: tuple[str, ...] = ()
+    def __init__(
+        self, name: str, config: RunConfig, trained: Mapping[str, Trained], standing: Standing = NOT_STATED
+    ) -> None:
+        self.name, self.config, self.trained, self.standing = name, config, trained, standing
+        self.compute = resolve_device(config.device, config.amp)
+
+    @classmethod
+    def of_run(
+        cls, paths: RunPaths, standing: Standing = NOT_STATED, *, held: int | None = 1, final: bool = False
+    ) -> Self:
+        """Return the predictor of a finished run.
+
+        Args:
+            paths: the run.
+            standing: how it compares with its controls.
+            held: the most networks in memory at once; None: all.
+            final: whether the network of all groups judges.
+
+        Raises:
+            UsageError: the run is not finished, or has no network of all groups.
+            FvcError: a file of the run is damaged.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def of_bundle(cls, bundle: Any, *, held: int | None = 1) -> Self:
+        """Return the predictor of an opened ``Bundle``; raise ``FvcError`` for content that no export writes."""
+        raise NotImplementedError
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """Write the files that ``of_bundle`` reads; return the task's section of ``bundle.json``; raise ``OSError``."""
+        raise NotImplementedError
+
+    def write_form(self, paths: RunPaths, form: str, folder: Path) -> str:
+        """Write the networks of the run in ``paths`` to ``folder`` as ``form`` too; return sentences on them.
+
+        Raises:
+            UsageError: a network cannot be written so, or answers otherwise there; or the task has no such form.
+        """
+        raise UsageError(f"--format {form}: is not for runs of task {self.config.task}. Leave it out.")
+
+    def check(self) -> None:
+        """Load every network once; raise as ``Trained.built``."""
 
     @property
     def file_word(self) -> str:
-        """What one of its files is called."""
+        """The word for one of its files."""
         return "picture" if self.kind == "image" else self.kind
 
     @property
     def held_bytes(self) -> int:
-        """What weights, and what is compared with, take in memory."""
-        return self.trained.weights.stat().st_size
-
-    def _build(self, build: Callable[[], nn.Module]) -> nn.Module:
-        """Return the network in evaluation mode on its device; raise as ``Trained.built``."""
-        network, remarks = self.trained.built(build)
-        self.cautions += remarks
-        return network.to(self.compute.device)
-
-    @classmethod
-    def of_run(cls, trained: Trained, paths: RunPaths) -> Self:
-        """Of a finished run; raises as ``predictor_of``."""
-        raise NotImplementedError
-
-    @classmethod
-    def of_bundle(cls, trained: Trained, folder: Path) -> Self:
-        """Of a bundle whose files have been checked; ``FvcError`` where they are what no export writes."""
-        raise NotImplementedError
-
-    @staticmethod
-    def files_of_run(paths: RunPaths) -> pl.DataFrame:
-        """``content_sha256 part group_id`` of the run's files, one or several rows each."""
-        raise NotImplementedError
-
-    def write(self, folder: Path) -> None:
-        """Write what ``of_bundle`` reads, ``own_files`` as far as there is something to write; raises ``OSError``."""
-        raise NotImplementedError
-
-    def write_form(self, paths: RunPaths, form: str, path: Path) -> str:
-        """Write the network of the run in ``paths`` to ``path`` as ``form`` too; what it is, in sentences.
-
-        Raises:
-            UsageError: it cannot be written so, or says something else there; or the task has no such forms.
-        """
-        raise UsageError(f"--format {form}: is not for runs of task {self.config.task}. Leave it out.")
+        """The memory that weights and reference data take, in bytes."""
+        return sum(each.weights.stat().st_size for each in self.trained.values())
 
     @property
     def decode_hash(self) -> str:
@@ -235,91 +264,130 @@ class Predictor:
         raise NotImplementedError
 
     @property
-    def standing(self) -> Standing:
-        """Where the training stands beside its controls."""
-        return self.trained.standing
+    def identity(self) -> str:
+        """A text that changes with anything that decides an answer."""
+        raise NotImplementedError
+
+    def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Any]:
+        """Yield the finding of each of ``files``, in any order; a bad file fails alone.
+
+        Args:
+            files: absolute, each once.
+            workers: processes that decode; 0: one per core.
+            picture: called with the path and the pixels of each file that is judged.
+
+        Raises:
+            FvcError: the code that decodes was changed, or a network returns values that are not finite.
+            OSError: the cache cannot be written.
+        """
+        raise NotImplementedError
+
+    def predict(self, files: Sequence[str | Path] | str | Path, *, workers: int = 0) -> list[Prediction]:
+        """Return one row per file, in their order; a bad file fails alone. Arguments and errors as ``findings``."""
+        given = [Path(each) for each in ([files] if isinstance(files, str | Path) else files)]
+        absolute = [each.absolute() for each in given]
+        todo, found = list(dict.fromkeys(absolute)), dict[str, Any]()
+        for start in range(0, len(todo), BLOCK_FILES):
+            with closing(self.findings(todo[start : start + BLOCK_FILES], workers=workers)) as answers:
+                found |= {each.path: each for each in answers}
+        return [self.row(path, found[path_to_text(whole)]) for path, whole in zip(given, absolute, strict=True)]
+
+    def row(self, path: Path, found: Any) -> Prediction:
+        """Return the row of a finding."""
+        raise NotImplementedError
+
+
+class OneNetwork(Predictor):
+    """The predictor of a training without folds: one network, and parts by content.
+
+    Args:
+        trained: the network.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        super().__init__(trained.name, trained.config, {"network": trained}, trained.standing)
+        self.known = trained.known
+
+    @classmethod
+    def of_run(
+        cls, paths: RunPaths, standing: Standing = NOT_STATED, *, held: int | None = 1, final: bool = False
+    ) -> Self:
+        """See ``Predictor``."""
+        refuse_damaged(paths.root, logs=False)
+        config = run_config(paths)
+        if final:
+            raise UsageError(f"--final: is for runs of task {DEFAULT_TASK}; {paths.run_id} is of task {config.task}.")
+        stage = TASKS[config.task].training_stage.name
+        outcome = read_outcome(paths.stage_outcome(stage), TrainingRecord)
+        weights = paths.stage_training(stage) / BEST
+        if outcome is None or not weights.is_file():
+            raise UsageError(
+                f"{paths.run_id}: its training is not finished, so there is no network to ask. Finish the run: "
+                f"{command_text('--resume', paths.root)}"
+            )
+        known = dict(cls.files_of_run(paths).iter_rows())
+        remedy = f"Train again: {command_text('--force', stage[:2], '--resume', paths.root)}"
+        digest = outcome.training.best_weights
+        trained = Trained(paths.run_id, config, weights, digest, outcome.network, remedy, known, standing)
+        return cls.from_run(trained, paths)
+
+    @classmethod
+    def of_bundle(cls, bundle: Any, *, held: int | None = 1) -> Self:
+        """See ``Predictor``."""
+        known = dict(bundle.table(KNOWN, KNOWN_FILES).iter_rows())
+        return cls.from_bundle(bundle.trained("network", known=known, standing=bundle.record.standing), bundle.folder)
+
+    @classmethod
+    def from_run(cls, trained: Trained, paths: RunPaths) -> Self:
+        """Return the predictor of ``trained`` with what the run in ``paths`` stored."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_bundle(cls, trained: Trained, folder: Path) -> Self:
+        """Return the predictor of ``trained`` with the files of a bundle; raise ``FvcError`` for other content."""
+        raise NotImplementedError
+
+    @staticmethod
+    def files_of_run(paths: RunPaths) -> pl.DataFrame:
+        """Return ``content_sha256 part`` of the run's files, several rows each at most."""
+        raise NotImplementedError
+
+    def write(self, folder: Path) -> dict[str, Any]:
+        """See ``Predictor``; subclasses add their own files."""
+        known = pl.DataFrame(list(self.known.items()), schema=list(KNOWN_FILES.columns), orient="row")
+        write_table(known.sort("content_sha256"), KNOWN_FILES, folder / KNOWN)
+        return {}
 
     @property
     def identity(self) -> str:
-        """Of all that decides what is found of a file."""
-        learned = weights_digest(self.trained.state)
+        """See ``Predictor``."""
+        digest = self.trained["network"].digest
         more = [list(self.columns), self.decode_hash, self.identity_of_parts()]
-        return f"{self.name}@{learned[:12]}:{sha256_of_json(more)[:16]}"
+        return f"{self.name}@{digest[:12]}:{sha256_of_json(more)[:16]}"
 
     def identity_of_parts(self) -> Any:
         """Return the contents of its own files as a JSON value."""
         raise NotImplementedError
 
-    def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
-        """Yield the finding of each of ``files``, in any order; a bad file costs itself alone.
+    def row(self, path: Path, found: Finding) -> Prediction:
+        """See ``Predictor``."""
+        return Prediction(path, found.values, self.known.get(found.sha256, ""), found.failure)
 
-        Args:
-            files: absolute, each once.
-            workers: processes that decode; 0: one per core.
-            picture: told path and pixels of each file that is judged.
-
-        Raises:
-            FvcError: the code that decodes was changed, or the network says nothing finite.
-            OSError: nothing can be written to the cache.
-        """
-        raise NotImplementedError
-
-    def predict(self, files: Sequence[str | Path] | str | Path, *, workers: int = 0) -> list[Prediction]:
-        """One row per file, in their order; a bad file costs itself alone. Arguments and errors as ``findings``."""
-        given = [Path(each) for each in ([files] if isinstance(files, str | Path) else files)]
-        absolute = [each.absolute() for each in given]
-        todo, found = list(dict.fromkeys(absolute)), dict[str, Finding]()
-        for start in range(0, len(todo), BLOCK_FILES):
-            with closing(self.findings(todo[start : start + BLOCK_FILES], workers=workers)) as answers:
-                found |= {each.path: each for each in answers}
-        of_files = (found[path_to_text(path)] for path in absolute)
-        return [
-            Prediction(path, each.values, self.trained.known.get(each.sha256, ""), each.failure)
-            for path, each in zip(given, of_files, strict=True)
-        ]
+    def _build(self, build: Callable[[], nn.Module]) -> nn.Module:
+        """Return the network in evaluation mode on its device; raise as ``Trained.built``."""
+        network, cautions = self.trained["network"].built(build)
+        self.cautions += cautions
+        return network.to(self.compute.device)
 
 
 def predictor_class(task: str) -> type[Predictor]:
-    """Return the predictor class of ``task``; raise ``UsageError`` where there is none."""
-    spec = TASKS[task]
-    if not spec.predictor:
-        raise UsageError(f"task {spec.name}: predicts nothing of single files.")
-    found: type[Predictor] = getattr(import_module(f"fvc_lib.tasks.{spec.name}.predicting"), spec.predictor)
+    """Return the predictor class of ``task``."""
+    found: type[Predictor] = getattr(import_module(f"fvc_lib.tasks.{task}.predicting"), TASKS[task].predictor)
     return found
 
 
-def predictor_of(paths: RunPaths, standing: Standing = NOT_STATED) -> Predictor:
-    """Return the predictor of the run in ``paths``.
-
-    Raises:
-        UsageError: its task has nothing of the kind, or the run is not finished.
-        FvcError: what it stored is damaged.
-    """
-    refuse_damaged(paths.root, logs=False)
-    config = run_config(paths)
-    answers = predictor_class(config.task)
-    stage = TASKS[config.task].training_stage.name
-    outcome = outcome_of(paths)
-    trained = Trained(
-        name=paths.run_id,
-        config=config,
-        weights=paths.stage_training(stage) / BEST,
-        digest=outcome.training.best_weights,
-        network=outcome.network,
-        known=dict(answers.files_of_run(paths).select("content_sha256", "part").iter_rows()),
-        remedy=f"Train again: {command_text('--force', stage[:2], '--resume', paths.root)}",
-        standing=standing,
-    )
-    return answers.of_run(trained, paths)
-
-
-def outcome_of(paths: RunPaths) -> TrainingOutcome[TrainingRecord]:
-    """Return the outcome of a run without folds; raise ``UsageError`` where it is not finished."""
-    stage = TASKS[run_config(paths).task].training_stage.name
-    outcome = read_outcome(paths.stage_outcome(stage), TrainingRecord)
-    if outcome is None or not (paths.stage_training(stage) / BEST).is_file():
-        raise UsageError(
-            f"{paths.run_id}: its training is not finished, so there is no network to ask. Finish the run: "
-            f"{command_text('--resume', paths.root)}"
-        )
-    return outcome
+def predictor_of(
+    paths: RunPaths, standing: Standing = NOT_STATED, *, held: int | None = 1, final: bool = False
+) -> Predictor:
+    """Return the predictor of a run or ensemble; arguments and errors as ``Predictor.of_run``."""
+    return predictor_class(run_config(paths).task).of_run(paths, standing, held=held, final=final)

@@ -14,8 +14,8 @@ from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import find_model
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.tasks.bundle_folder import Standing
-from fvc_lib.tasks.video.verdicts.bundle import write_bundle
+from fvc_lib.tasks.bundle import write_bundle
+from fvc_lib.tasks.predicting import Standing, predictor_of
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
 
@@ -36,7 +36,7 @@ def bundles(run, tmp_path_factory) -> list[Path]:
     """Two of other content."""
     folder = tmp_path_factory.mktemp("bundles")
     for name in ("first", "second"):
-        write_bundle(run, folder / name, STANDING, f"{name}\n")
+        write_bundle(predictor_of(run, STANDING), folder / name, f"{name}\n")
     return [folder / "first", folder / "second"]
 
 

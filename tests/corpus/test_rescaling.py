@@ -17,7 +17,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table, write_table
 from fvc_lib.tasks.decoding import FileToScore, item_to_decode
 from fvc_lib.tasks.leakage_audit import leakage_audit
-from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, index_of_files
+from fvc_lib.tasks.video.verdicts.unfamiliar import index_of_files, training_ranges
 from fvc_lib.video.clips.clip_file import map_clip_file
 from fvc_lib.video.clips.making import make_clips
 from fvc_lib.video.clips.store import ClipStore
@@ -137,8 +137,8 @@ def test_whether_a_file_is_familiar_is_asked_of_the_files_as_they_came(corpus: C
     write_table(corpus.index, INDEX, run.index)
     write_table(corpus.originals, INDEX, run.original_index)
     facts = asdict(probe_video(corpus.folder / corpus.index["path"][0]))
-    assert Familiar.of(index_of_files(run)).reasons(facts) == []
-    assert any("frame rate" in told for told in Familiar.of(corpus.index).reasons(facts))
+    assert training_ranges(index_of_files(run)).reasons(facts) == []
+    assert any("frame rate" in told for told in training_ranges(corpus.index).reasons(facts))
     run.original_index.unlink()
     assert index_of_files(run).equals(corpus.index)  # of a run that left its videos as they are
 

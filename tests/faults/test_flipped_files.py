@@ -28,8 +28,8 @@ from fvc_lib.services.stage_logs import JsonLines
 from fvc_lib.services.tables import AUGMENTED, INDEX, read_table
 from fvc_lib.tasks.journal import Journal
 from fvc_lib.tasks.video.features import FeatureSource
+from fvc_lib.tasks.video.predicting import Finding
 from fvc_lib.tasks.video.robustness import _known
-from fvc_lib.tasks.video.verdicts.detector import Finding
 from fvc_lib.video.clips.clip_file import write_with_digest
 from fvc_lib.video.clips.making import make_clips, write_seen
 from fvc_lib.video.clips.shards import ClipShards, write_shards

@@ -9,7 +9,7 @@ from fvc_lib.services.records.digests import write_document
 
 def sealed(folder: Path) -> Path:
     """With digests that fit what is there: what somebody who means ill would hand on."""
-    files = [file for file in folder.rglob("*") if file.is_file() and file.name != "digests.json"]
+    files = [file for file in folder.rglob("*") if file.is_file() and file != folder / "digests.json"]
     digests = {file.relative_to(folder).as_posix(): sha256_of_file(file) for file in files}
     write_document(folder / "digests.json", {"files": digests})
     return folder

@@ -24,9 +24,9 @@ from fvc_lib.services.checkpoint_files import write_weights_with_digest
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import CALIBRATION, INDEX, LOOKS, PREDICTIONS, read_table, write_table
-from fvc_lib.tasks.bundle_folder import Standing
-from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks, write_bundle
+from fvc_lib.services.tables import INDEX, KNOWN_VIDEOS, PREDICTIONS, read_table
+from fvc_lib.tasks.bundle import write_bundle
+from fvc_lib.tasks.predicting import Standing, predictor_of
 from fvc_lib.tasks.video.verdicts.judging import judge_files
 from fvc_lib.tasks.video.verdicts.rule import rule_of
 from tests.kits.bundle_kit import Bomb, edited, sealed
@@ -66,7 +66,7 @@ def run(home) -> RunPaths:
 @pytest.fixture(scope="module")
 def bundle(run, home) -> Path:
     """Of a run; only copied."""
-    write_bundle(run, home / "bundle", STANDING, "---\n---\n")
+    write_bundle(predictor_of(run, STANDING), home / "bundle", "---\n---\n")
     return home / "bundle"
 
 
@@ -107,30 +107,25 @@ def test_a_bundle_scores_as_its_run_to_the_bit_without_the_run_and_the_corpus(ru
     assert judged_by_bundle["probability"].null_count() == 3
     first, missing, known, broken, copied = by_bundle
     assert "near-duplicate of a video of the run" in copied.failure
-    assert first.folds == (0, 1)
-    assert not first.is_of_the_run
-    assert 0 <= first.low < first.score < first.high <= 1
+    assert not first.part
+    assert 0 <= first.values["low"] < first.score < first.values["high"] <= 1
     assert missing.score is None
     assert "no such file" in missing.failure
     assert broken.score is None
     assert broken.failure
-    assert known.is_of_the_run
-    assert known.folds == (own["fold"],)
-    assert known.score == known.low == known.high == own["score"]
+    assert known.part == "test"
+    assert known.score == known.values["low"] == known.values["high"] == own["score"]
 
 
 def test_tables_of_a_bundle_are_the_run_without_paths_and_names(run, bundle):
     stored = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in (0, 1)])
-    calibration, looks = (
-        read_table(bundle / "calibration.parquet", CALIBRATION),
-        read_table(bundle / "looks.parquet", LOOKS),
-    )
-    assert sorted(calibration.select("label", "fold", "score").rows()) == sorted(
+    known = read_table(bundle / "known_videos.parquet", KNOWN_VIDEOS)
+    assert sorted(known.drop_nulls("score").select("label", "fold", "score").rows()) == sorted(
         stored.select("label", "fold", "score").rows()
     )
-    assert calibration["group_id"].n_unique() == stored["group_id"].n_unique()
-    assert set(looks["content_sha256"]) == set(read_table(run.index, INDEX)["content_sha256"])
-    ranges = json.loads((bundle / "training_ranges.json").read_text())
+    assert known["group_id"].n_unique() == read_table(run.index, INDEX)["group_id"].n_unique()
+    assert set(known["content_sha256"]) == set(read_table(run.index, INDEX)["content_sha256"])
+    ranges = json.loads((bundle / "bundle.json").read_text())["section"]["ranges"]
     assert ranges["codec"] == {"h264": 12}
     assert ranges["shorter_side_pixels"]["quantiles"]["0.5"] == 24
     assert ranges["duration_seconds"]["num_unknown"] == 0
@@ -141,7 +136,7 @@ def test_tables_of_a_bundle_are_the_run_without_paths_and_names(run, bundle):
 
 def test_a_flipped_bit_in_any_file_is_refused_by_name(copy):
     files = [file for file in copy.rglob("*") if file.is_file()]
-    assert len(files) == 11
+    assert len(files) == 9
     for file in files:
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
@@ -153,13 +148,13 @@ def test_a_flipped_bit_in_any_file_is_refused_by_name(copy):
     load_detector(copy)
 
 
-@pytest.mark.parametrize("name", ["README.md", "calibration.parquet", "model/fold_1.safetensors", "digests.json"])
+@pytest.mark.parametrize("name", ["README.md", "known_videos.parquet", "model/fold_1.safetensors", "digests.json"])
 def test_a_missing_part_is_refused_by_name(copy, name):
     (copy / name).unlink()
     with pytest.raises(UsageError, match=Path(name).name):
         load_detector(copy)
     if name != "digests.json":
-        with pytest.raises(UsageError, match=f"'{name}' is missing"):
+        with pytest.raises(FvcError, match=r"missing|has not the networks|no such file|cannot be read"):
             load_detector(sealed(copy))
 
 
@@ -201,23 +196,24 @@ def test_weights_of_other_shapes_or_another_network_are_refused(copy):
     weights = safetensors.torch.load_file(path)
     name = next(iter(weights))
     write_weights_with_digest(path, {**weights, name: torch.zeros(3, 5)}, {})
-    with pytest.raises(FvcError, match="not what fold 0 was judged by"):
+    with pytest.raises(FvcError, match=r"is not what .*fold 0 was judged by"):
         load_detector(sealed(copy)).networks.check()
 
-    folds = json.loads((copy / "bundle.json").read_text())["folds"]
-    folds[0]["weights"] = weights_digest(safetensors.torch.load_file(path))
+    digests = json.loads((copy / "bundle.json").read_text())["weights"]
+    digests["fold_0"] = weights_digest(safetensors.torch.load_file(path))
     with pytest.raises(UsageError, match=rf"do not fit .*{name}"):
-        load_detector(edited(copy, folds=folds)).networks.check()
+        load_detector(edited(copy, weights=digests)).networks.check()
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"format": 5}, "got format 5, and this version of FVC .* reads 6"),
+        ({"format": 5}, "got format 5, and this version of FVC .* reads 7"),
         ({"format": None}, "got format None"),
-        ({"folds": []}, r"bundle.json, folds"),
-        ({"run_id": "/../../../x"}, r"bundle.json, run_id"),
-        ({"run_id": "run\x1b[2J"}, r"bundle.json, run_id"),
+        ({"section": {"folds": []}}, "no network"),
+        ({"weights": {}}, "has not the networks"),
+        ({"name": "/../../../x"}, r"bundle.json, name"),
+        ({"name": "run\x1b[2J"}, r"bundle.json, name"),
         ({"run_hash": "../../x"}, r"bundle.json, run_hash"),
         ({"more": 1}, r"bundle.json, more: Extra"),
         ({"params": {"cache_dir": "/etc"}}, "the parameter 'cache_dir', which no bundle has"),
@@ -240,7 +236,7 @@ def test_a_folder_that_is_neither_bundle_nor_run_is_refused_with_the_command(tmp
     with pytest.raises(UsageError, match=r"neither a bundle .* nor a run folder.* export RUN"):
         load_detector(tmp_path)
     with pytest.raises(UsageError, match="is there already"):
-        write_bundle(run, bundle, STANDING, "")
+        write_bundle(predictor_of(run), bundle, "")
 
 
 def test_an_own_network_and_its_weights_are_copied_and_its_code_runs_only_where_allowed(tmp_path, monkeypatch):
@@ -250,7 +246,7 @@ def test_an_own_network_and_its_weights_are_copied_and_its_code_runs_only_where_
     weights = tmp_path / "mine" / "published.pth"
     torch.save({"line.weight": torch.ones(1, 1), "line.bias": torch.zeros(1)}, weights)
     run = trained_run(tmp_path, f"{tmp_path}/mine/my_net.py:MyNet", str(weights))
-    write_bundle(run, tmp_path / "bundle", STANDING, "card")
+    write_bundle(predictor_of(run, STANDING), tmp_path / "bundle", "card")
     with pytest.raises(UsageError, match=r"its model is code, network/my_net.py.*allow_code=True"):
         load_detector(tmp_path / "bundle")
     video = next((tmp_path / "corpus").rglob("*.mp4"))
@@ -264,7 +260,7 @@ def test_an_own_network_and_its_weights_are_copied_and_its_code_runs_only_where_
     detector = load_detector(tmp_path / "bundle", allow_code=True)
     assert detector.predict(video, workers=1) == by_run
     assert (tmp_path / "bundle" / "begun_with" / "model.safetensors").is_file()
-    assert detector.networks.record.network.licence == "CC0"
+    assert json.loads((tmp_path / "bundle" / "bundle.json").read_text())["network"]["licence"] == "CC0"
     assert np.isfinite(by_run[0].score)
 
 
@@ -282,17 +278,16 @@ def test_export_writes_a_model_card_with_the_standing_first(run, tmp_path):
 
 
 def test_tables_that_no_export_writes_are_refused(copy):
-    path = copy / "looks.parquet"
-    looks = read_table(path, LOOKS)
-    write_table(looks.with_columns(fold=pl.lit(7, pl.Int64)), LOOKS, path)
-    with pytest.raises(UsageError, match=r"looks.parquet names fold 7"):
+    path = copy / "known_videos.parquet"
+    pl.read_parquet(path).filter(label="real").write_parquet(path)
+    with pytest.raises(UsageError, match=r"known_videos.parquet has no scores of both"):
         load_detector(sealed(copy))
     path.write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(FvcError, match=r"looks.parquet: cannot be read as a table"):
+    with pytest.raises(FvcError, match=r"known_videos.parquet: cannot be read as a table"):
         load_detector(sealed(copy))
     pl.select(group_id=pl.lit("g").repeat_by(20_000_000).explode()).write_parquet(path)
     assert path.stat().st_size < 1 << 20
-    with pytest.raises(UsageError, match=r"looks.parquet says that it has 20,000,000 rows"):
+    with pytest.raises(UsageError, match=r"known_videos.parquet says that it has 20,000,000 rows"):
         load_detector(sealed(copy))
     (copy / "digests.json").write_text("[" * 200_000)
     with pytest.raises(UsageError, match=r"digests.json is missing or damaged"):
@@ -309,17 +304,10 @@ def test_no_training_begins_with_weights_of_a_run_or_a_bundle(run, bundle):
     ("column", "value"),
     [("logit", float("nan")), ("logit", float("inf")), ("temperature", float("inf")), ("score", 2.0), ("fold", 9)],
 )
-def test_calibration_that_means_nothing_is_refused(copy, column, value):
-    path = copy / "calibration.parquet"
+def test_scores_that_mean_nothing_are_refused(copy, column, value):
+    path = copy / "known_videos.parquet"
     pl.read_parquet(path).with_columns(pl.lit(value).alias(column)).cast({"fold": pl.Int64}).write_parquet(path)
-    with pytest.raises(FvcError, match=rf"calibration.parquet.*{column}"):
-        load_detector(sealed(copy))
-
-
-def test_calibration_of_one_class_is_refused(copy):
-    path = copy / "calibration.parquet"
-    pl.read_parquet(path).filter(label="real").write_parquet(path)
-    with pytest.raises(UsageError, match=r"calibration.parquet has not both reals and fakes"):
+    with pytest.raises(FvcError, match=rf"known_videos.parquet.*{column}"):
         load_detector(sealed(copy))
 
 
@@ -333,9 +321,9 @@ def test_calibration_of_one_class_is_refused(copy):
     ],
 )
 def test_ranges_that_no_export_writes_are_refused(copy, old, new, why):
-    path = copy / "training_ranges.json"
+    path = copy / "bundle.json"
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(UsageError, match=rf"training_ranges.json, .*({why})"):
+    with pytest.raises(UsageError, match=rf"bundle.json, section.ranges.*({why})"):
         load_detector(sealed(copy))
 
 
@@ -369,12 +357,7 @@ def test_features_that_no_export_writes_are_refused(copy):
         load_detector(sealed(copy))
 
 
-@pytest.mark.parametrize("by", ["another PyAV", "other code"])
-def test_what_decodes_otherwise_than_for_the_run_is_named(bundle, tmp_path, by):
-    copy, made = (
-        shutil.copytree(bundle, tmp_path / "copy"),
-        json.loads((bundle / "bundle.json").read_text())["made_with"],
-    )
-    version = {"av": "1.0"} if by == "another PyAV" else {}
-    (told,) = BundleNetworks(edited(copy, decode_hash="0" * 64, made_with=made | version)).cautions()
-    assert ("another PyAV" in told, "other code" in told) == (by == "another PyAV", by == "other code")
+def test_another_decoder_than_the_runs_is_named(copy):
+    assert not load_detector(copy).cautions
+    (told,) = load_detector(edited(copy, decode_hash="0" * 64)).cautions
+    assert "decoded by other code" in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +14,15 @@ from scipy.special import expit
 
 from fvc_lib import load_detector
 from fvc_lib.corpus.folds import split_for_fold
-from fvc_lib.services.errors import DataError, FvcError, LeakageError
+from fvc_lib.services.errors import DataError, FvcError, LeakageError, UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, INDEX, PREDICTIONS, VALIDATION_PREDICTIONS, read_table, write_table
-from fvc_lib.tasks.bundle_folder import Standing
+from fvc_lib.tasks.bundle import write_bundle
+from fvc_lib.tasks.predicting import Standing, predictor_of
 from fvc_lib.tasks.video.controls import fake_labels
 from fvc_lib.tasks.video.ensembles import combine, make, stacking
-from fvc_lib.tasks.video.ensembles.bundle import write_ensemble_bundle
+from tests.kits.bundle_kit import edited, sealed
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
 
@@ -112,23 +114,22 @@ def test_a_new_file_gets_each_members_score_by_fold_together_and_a_known_one_its
     alone = [next(load_detector(run.root).findings([new], workers=1)).logits for run in runs]
     folder = ensemble_in(tmp_path / "ensemble_stacking", runs, "stacking")
     detector = load_detector(folder.root)
-    rules, said = detector.record.folds, np.array(alone).T
+    rules, said = detector.ensemble.folds, np.array(alone).T
     by_fold = [expit(rule.intercept + said[fold] @ rule.weights) for fold, rule in enumerate(rules)]
     of_new, of_known, nothing = detector.predict([new, known, tmp_path / "none.mp4"], workers=1)
     assert of_new.score == pytest.approx(np.mean(by_fold), abs=1e-6)
-    assert (of_new.low, of_new.high) == pytest.approx((min(by_fold), max(by_fold)), abs=1e-6)
+    assert (of_new.values["low"], of_new.values["high"]) == pytest.approx((min(by_fold), max(by_fold)), abs=1e-6)
     stored = pl.concat([read_table(folder.predictions(fold), PREDICTIONS) for fold in (0, 1)])
     assert of_known.score == pytest.approx(stored.filter(video_id=index["video_id"][3])["score"][0], abs=1e-12)
-    assert of_known.is_of_the_run
+    assert of_known.part == "test"
     assert nothing.failure
     assert detector.model_id.startswith("ensemble_stacking@")
 
 
 def test_a_bundle_judges_as_its_ensemble_and_nothing_damaged_or_foreign_is_loaded(runs, tmp_path):
     folder = ensemble_in(tmp_path / "ensemble_stacking", runs, "stacking")
-    bundle, cards = tmp_path / "bundle", [(STANDING, f"card {place}") for place in range(2)]
-    write_ensemble_bundle(folder, bundle, STANDING, "the card", cards)
-    assert (bundle / "members/1/README.md").read_text() == "card 1"
+    bundle = tmp_path / "bundle"
+    write_bundle(predictor_of(folder, STANDING), bundle, "the card")
     assert not any(str(runs[0].root.parents[2]).encode() in file.read_bytes() for file in files_below(bundle))
     new = tmp_path / "new.mp4"
     write_video(new, draw_clip("unknown", 0, fake=True))
@@ -150,21 +151,30 @@ def test_a_bundle_judges_as_its_ensemble_and_nothing_damaged_or_foreign_is_loade
 
     for spoil in (
         lambda copy: (copy / "more.txt").write_text("more"),
-        lambda copy: (copy / "members/2").mkdir(),
         lambda copy: (copy / "link").symlink_to(new),
-        lambda copy: (copy / "calibration.parquet").write_bytes(b"PAR1"),
+        lambda copy: (copy / "known_videos.parquet").write_bytes(b"PAR1"),
         lambda copy: (copy / "members/0/model/fold_0.safetensors").write_bytes(b"torn"),
         swapped,
-        lambda copy: (copy / "ensemble.json").write_text((copy / "ensemble.json").read_text().replace("0.", "1.", 1)),
+        lambda copy: (copy / "bundle.json").write_text((copy / "bundle.json").read_text().replace("0.", "1.", 1)),
     ):
         with pytest.raises(FvcError):
             load_detector(spoilt(spoil))
         shutil.rmtree(tmp_path / "spoilt")
+
+    def with_code(copy: Path) -> None:
+        params = json.loads((copy / "members/1/bundle.json").read_text())["params"]
+        (copy / "members/1/network").mkdir()
+        (copy / "members/1/network/evil.py").write_text("raise SystemExit('ran')")
+        edited(copy / "members/1", params=params | {"model": "evil.py:Net"})
+        sealed(copy)
+
+    with pytest.raises(UsageError, match="allow_code=True"):
+        load_detector(spoilt(with_code))
 
 
 def test_a_member_that_was_trained_anew_is_no_member_any_more(copies, tmp_path):
     folder = ensemble_in(tmp_path / "ensemble_mean", copies, "mean")
     load_detector(folder.root)
     shutil.copytree(copies[0].fold_checkpoints(1), copies[0].fold_checkpoints(0), dirs_exist_ok=True)
-    with pytest.raises(DataError, match="was trained anew since it became a member"):
+    with pytest.raises(DataError, match="since it became a member"):
         load_detector(folder.root)

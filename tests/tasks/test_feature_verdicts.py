@@ -11,12 +11,12 @@ from fvc_lib.services.checkpoint_files import load_weights
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.tables import INDEX, PREDICTIONS, read_table
-from fvc_lib.tasks.bundle_folder import Standing
+from fvc_lib.tasks.bundle import write_bundle
+from fvc_lib.tasks.predicting import Standing, predictor_of
 from fvc_lib.tasks.video.classical.judging import described_in, fitted_model
-from fvc_lib.tasks.video.verdicts.bundle import write_bundle
 from fvc_lib.tasks.video.verdicts.evidence import NO_FRAMES, file_evidence
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
-from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
+from fvc_lib.tasks.video.verdicts.scoring import networks_of_run
 from tests.kits.scored_run import enlarged, trained_run, write_video
 from tests.kits.training import draw_clip
 
@@ -38,7 +38,7 @@ def run(home):
 
 
 def test_a_file_of_the_run_measured_anew_gets_the_logit_that_its_own_fold_gave_it(run, home):
-    networks = RunNetworks(run)
+    networks = networks_of_run(run)
     index = read_table(run.index, INDEX)
     predictions = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in range(2)])
     asked = index.join(predictions, on="video_id").sort("video_id").head(3)
@@ -54,20 +54,19 @@ def test_run_and_bundle_judge_a_new_file_alike_and_name_a_bad_one(run, home):
     new, bad = home / "new.mp4", home / "bad.mp4"
     write_video(new, enlarged(draw_clip("another", 0, True), 4))
     bad.write_bytes(b"no video")
-    write_bundle(run, home / "bundle", STANDING, "---\n---\n")
+    write_bundle(predictor_of(run, STANDING), home / "bundle", "---\n---\n")
     assert {path.suffix for path in (home / "bundle" / "model").iterdir()} == {".safetensors", ".sha256"}
     assert described_in(home / "bundle" / "model" / "fold_0.safetensors")["features"]
     by_run = load_detector(run.root).predict([new, bad])
     by_bundle = load_detector(home / "bundle").predict([new, bad])
     assert by_run == by_bundle
-    assert 0 <= by_run[0].low <= by_run[0].score <= by_run[0].high <= 1
-    assert by_run[0].folds == (0, 1)
+    assert 0 <= by_run[0].values["low"] <= by_run[0].score <= by_run[0].values["high"] <= 1
     assert by_run[1].score is None
     assert "unreadable" in by_run[1].failure
 
 
 def test_windows_and_maps_are_refused_in_words_and_the_rest_of_the_page_is_there(run, home):
-    networks = RunNetworks(run)
+    networks = networks_of_run(run)
     with pytest.raises(UsageError, match="no maps of where"):
         networks.network(0)
     index = read_table(run.index, INDEX).sort("video_id")
@@ -80,7 +79,7 @@ def test_windows_and_maps_are_refused_in_words_and_the_rest_of_the_page_is_there
 
 def test_a_model_is_written_in_no_network_s_form_and_not_judged_with_other_features(run, home):
     with pytest.raises(UsageError, match="no network on clips"):
-        write_bundle(run, home / "other", STANDING, "", form="torch_export")
+        write_bundle(predictor_of(run, STANDING), home / "other", "", form="onnx", paths=run)
     path = run.fold_checkpoints(0) / "best_model.safetensors"
     config = run_config(run).model_copy(update={"feature_families": "packets"})
     with pytest.raises(UsageError, match="not measured here, such as sharpness"):

@@ -19,15 +19,15 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, PREDICTIONS, PROTOCOL, frame_of, read_table, write_table
 from fvc_lib.services.tasks import FINAL_TRAINING
-from fvc_lib.tasks.bundle_folder import Standing
+from fvc_lib.tasks.bundle import write_bundle
+from fvc_lib.tasks.predicting import Standing, predictor_of
 from fvc_lib.tasks.video import data
 from fvc_lib.tasks.video.training import train_fold
-from fvc_lib.tasks.video.verdicts.bundle import write_bundle
 from fvc_lib.tasks.video.verdicts.evidence import NO_NETWORK, file_evidence
 from fvc_lib.tasks.video.verdicts.final import TAKEN_OVER, WORTH, agreement_table
 from fvc_lib.tasks.video.verdicts.judging import judge_files
 from fvc_lib.tasks.video.verdicts.rule import rule_of
-from fvc_lib.tasks.video.verdicts.scoring import FINAL, RunNetworks, held_back
+from fvc_lib.tasks.video.verdicts.scoring import FINAL, held_back, networks_of_run
 from tests.kits.scored_run import NUM_VIDEOS, trained_run, write_video
 from tests.kits.training import draw_clip
 
@@ -64,7 +64,7 @@ def run(without) -> RunPaths:
 
 @pytest.fixture(scope="module")
 def bundle(run, home) -> Path:
-    write_bundle(run, home / "bundle", STANDING, "---\n---\n", final=True)
+    write_bundle(predictor_of(run, STANDING, final=True), home / "bundle", "---\n---\n")
     return home / "bundle"
 
 
@@ -110,10 +110,9 @@ def test_run_and_bundle_judge_new_files_by_it_alone_and_its_own_videos_by_their_
             (("folds", by_folds), ("run", by_run), ("bundle", by_bundle))}  # fmt: skip
     assert rows["run"] == rows["bundle"]
     first, stored = rows["run"]
-    assert first.folds == (-1,)
-    assert first.score == first.low == first.high != rows["folds"][0].score
+    assert first.score == first.values["low"] == first.values["high"] != rows["folds"][0].score
     assert stored == rows["folds"][1]
-    assert stored.is_of_the_run
+    assert stored.part == "test"
     rule = rule_of(0.3, prior=0.01)
     said = [judge_files(each, asked, rule, tmp_path / name, workers=1) for name, each in
             (("r", by_run), ("b", by_bundle))]  # fmt: skip
@@ -135,7 +134,7 @@ def test_its_scores_are_compared_with_the_folds_on_the_videos_that_chose_it(run)
     chose = read_table(run.final_validation, FINAL_VALIDATION)
     stored = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in (0, 1)])
     both = chose.join(stored, on="video_id", suffix="_fold").filter(label="fake")
-    temperature = RunNetworks(run, final=True).folds[FINAL].temperature
+    temperature = networks_of_run(run, final=True).folds[FINAL].temperature
     row = agreement_table(run).filter(label="fake").row(0, named=True)
     assert row["out_of_fold"] == pytest.approx(both["score"].median())
     assert row["this_network"] == pytest.approx((1 / (1 + (-both["logit"] / temperature).exp())).median())
@@ -183,8 +182,7 @@ def test_a_bundle_of_it_has_one_network(run, bundle):
     names = {file.name for file in (bundle / "model").iterdir()}
     assert names == {"final.safetensors", "final.safetensors.sha256"}
     record = json.loads((bundle / "bundle.json").read_text())
-    assert record["format"] == 6
-    assert len(record["folds"]) == 2
+    assert len(record["section"]["folds"]) == 2
 
 
 def test_its_card_says_what_it_is_worth_and_gives_it_no_number_of_its_own(run):
@@ -194,6 +192,6 @@ def test_its_card_says_what_it_is_worth_and_gives_it_no_number_of_its_own(run):
 
 
 def test_a_bundle_of_folds_cannot_be_asked_for_it(run, tmp_path):
-    write_bundle(run, tmp_path / "bundle", STANDING, "---\n---\n")
-    with pytest.raises(UsageError, match="not the one of all groups"):
+    write_bundle(predictor_of(run, STANDING), tmp_path / "bundle", "---\n---\n")
+    with pytest.raises(UsageError, match="no network of all groups"):
         load_detector(tmp_path / "bundle", final=True)

@@ -16,7 +16,7 @@ from fvc_lib.tasks.video import features
 from fvc_lib.tasks.video.data import made_clips, read_fold
 from fvc_lib.tasks.video.features import FeatureSource, with_features
 from fvc_lib.tasks.video.training import fold_training, train_fold
-from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
+from fvc_lib.tasks.video.verdicts.scoring import networks_of_run
 from fvc_lib.video.clips.store import prune_set, stored_sets
 
 CPU = torch.device("cpu")
@@ -233,5 +233,5 @@ def test_a_finished_run_asked_again_says_of_clips_what_it_said_by_their_features
     frozen.paths.params_yaml.write_text(yaml.safe_dump(frozen.config.model_dump(mode="json")))
     stored = read_table(frozen.paths.predictions(0), PREDICTIONS)
     clips = np.stack([frozen.store.read(video_id, 0)[None] for video_id in stored["video_id"]])
-    logits = RunNetworks(frozen.paths, [0]).logits(0, clips)
+    logits = networks_of_run(frozen.paths, [0]).logits(0, clips)
     np.testing.assert_allclose(logits, stored["logit"].to_numpy(), atol=1e-5)

@@ -11,6 +11,8 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.pages.video_page import Known, heat_map, heated
 from fvc_lib.command_line.verdicts.pages import page_parts
 from fvc_lib.services.parameters import resolve_config
+from fvc_lib.tasks.predicting import Trained
+from fvc_lib.tasks.recipe import TrainedClass
 from fvc_lib.tasks.video.verdicts.evidence import FileEvidence
 from fvc_lib.tasks.video.verdicts.occlusion import DeletionCurve, occlusion_map, without_detail
 from fvc_lib.tasks.video.verdicts.scoring import FoldNetwork, Networks
@@ -23,8 +25,9 @@ class Handmade(Networks):
 
     def __init__(self, *made: nn.Module, batch_size: int = 16) -> None:
         config = resolve_config({"model": "frame_cnn", "batch_size": batch_size, "device": "cpu"}, environ={})
-        folds = {fold: FoldNetwork(Path(), "", 0.0, 1.0, 0.5) for fold in range(len(made))}
-        super().__init__("handmade", config, folds, built_with="", damaged=str, held=None)
+        none = Trained("", config, Path(), "", TrainedClass("", "", "", 0), "")
+        folds = {fold: FoldNetwork(none, 0.0, 1.0, 0.5) for fold in range(len(made))}
+        super().__init__("handmade", config, folds, held=None)
         self.made, self.largest, self.passes = made, 0, 0
 
     def _loaded(self, fold: int) -> nn.Module:

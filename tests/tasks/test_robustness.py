@@ -20,7 +20,7 @@ from fvc_lib.tasks import decoding
 from fvc_lib.tasks.decoding import FileToScore
 from fvc_lib.tasks.video import robustness
 from fvc_lib.tasks.video.robustness import levels_named, score_levels
-from fvc_lib.tasks.video.verdicts.scoring import RunNetworks, score_files
+from fvc_lib.tasks.video.verdicts.scoring import networks_of_run, score_files
 from tests.faults.forked import run as run_child
 from tests.kits.scored_run import NUM_VIDEOS, trained_run, write_video
 from tests.kits.training import draw_clip
@@ -66,7 +66,7 @@ def test_a_killed_sweep_goes_on_scores_nothing_twice_and_finds_the_stored_scores
     again, _ = score_levels(run, ("jpeg_50",))
     assert again.equals(table)
     assert again.equals(read_table(run.robustness, ROBUSTNESS))
-    assert not list((Path(RunNetworks(run).config.cache_dir) / "scoring").iterdir())
+    assert not list((Path(networks_of_run(run).config.cache_dir) / "scoring").iterdir())
 
 
 def test_the_way_to_go_on_names_the_levels_that_were_asked_for(run):
@@ -89,18 +89,17 @@ def test_scores_that_are_not_the_stored_ones_stop_the_sweep(run, tmp_path):
 def test_all_folds_judge_a_foreign_file_and_a_bad_one_costs_itself(run, tmp_path):
     write_video(tmp_path / "new.mp4", draw_clip("new", 0, True))
     (tmp_path / "bad.mp4").write_bytes(b"no video at all")
-    networks = RunNetworks(run, held=2)
+    networks = networks_of_run(run, held=2)
     files = [FileToScore(tmp_path / name, (0, 1)) for name in ("bad.mp4", "new.mp4", "none.mp4")]
     found = {each.position: each for each in score_files(networks, files, workers=1)}
     assert "unreadable" in found[0].failure
     assert "no such file" in found[2].failure
-    assert found[1].scores.keys() == {0, 1}
-    assert all(0 < score < 1 for score in found[1].scores.values())
+    assert found[1].logits.keys() == {0, 1}
     # A file of the run gets its stored score from the fold that it tested.
     row = read_table(run.predictions(1), PREDICTIONS).row(0, named=True)
     own = Path(networks.config.corpus) / row["label"] / f"{row['video_id']}.mp4"
     (again,) = score_files(networks, [FileToScore(own, (1,))], workers=1)
-    assert again.scores == {1: pytest.approx(row["score"], abs=1e-6)}
+    assert networks.score(1, again.logits[1]) == pytest.approx(row["score"], abs=1e-6)
     (refused,) = score_files(networks, [FileToScore(own, (1,), content_sha256="0" * 64)], workers=1)
     assert "content has changed" in refused.failure
 
@@ -108,12 +107,12 @@ def test_all_folds_judge_a_foreign_file_and_a_bad_one_costs_itself(run, tmp_path
 def test_weights_that_are_not_those_of_the_training_are_refused(run):
     path = run.fold_checkpoints(0) / BEST
     before, digest = path.read_bytes(), path.with_name(f"{BEST}.sha256").read_bytes()
-    networks = RunNetworks(run)
+    networks = networks_of_run(run)
     clips = np.zeros((1, 1, 4, 3, 24, 24), np.uint8)
     try:
         weights = {name: tensor + 1e-3 for name, tensor in networks._loaded(0).state_dict().items()}
         write_weights_with_digest(path, weights, {})
-        with pytest.raises(FvcError, match="is not what fold 0 was judged by"):
+        with pytest.raises(FvcError, match=r"is not what .*fold 0 was judged by"):
             networks.logits(0, clips)
         path.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
         with pytest.raises(FvcError, match=BEST):
@@ -129,10 +128,10 @@ def test_runs_without_networks_are_refused(run, tmp_path):
     config = yaml.safe_load(run.params_yaml.read_text())
     other.params_yaml.write_text(yaml.safe_dump(config))
     with pytest.raises(UsageError, match="fold 0, 1 is not finished"):
-        RunNetworks(other)
+        networks_of_run(other)
     other.params_yaml.write_text("task: image\n")
     with pytest.raises(UsageError, match="is of task image"):
-        RunNetworks(other)
+        networks_of_run(other)
 
 
 def test_levels_are_named_by_recipe_or_kind():
@@ -146,10 +145,9 @@ def test_levels_are_named_by_recipe_or_kind():
 
 
 def test_a_stored_score_counts_for_its_weights_and_its_recipe_alone(run, monkeypatch):
-    networks = RunNetworks(run)
+    networks = networks_of_run(run)
     names = {robustness._identity(networks, level) for level in ("undisturbed", "size_half", "jpeg_50")}
-    outcome = networks.outcomes[0]
-    training = replace(outcome.training, best_weights="0" * 64)
-    monkeypatch.setitem(networks.outcomes, 0, replace(outcome, training=training))
+    changed = replace(networks.folds[0], trained=replace(networks.folds[0].trained, digest="0" * 64))
+    monkeypatch.setitem(networks.folds, 0, changed)
     names |= {robustness._identity(networks, level) for level in ("undisturbed", "size_half", "jpeg_50")}
     assert len(names) == 6

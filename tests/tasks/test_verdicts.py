@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from fvc_lib.command_line.main import main
+from fvc_lib.command_line.models import verdict_detector
 from fvc_lib.command_line.verdicts.predict import _only_call_in
 from fvc_lib.execution.run.shards import Shard
 from fvc_lib.services.atomic_files import this_host
@@ -25,12 +26,12 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, PREDICTIONS, VERDICTS, read_table, write_table
 from fvc_lib.services.tasks import VERDICTS as VERDICTS_STAGE
 from fvc_lib.tasks.decoding import scratch_folder
+from fvc_lib.tasks.video.predicting import decoding_cautions
 from fvc_lib.tasks.video.selection import read_selection
-from fvc_lib.tasks.video.verdicts.detector import decoding_cautions, detector_of
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, answers_to, files_of, find_out_shard, judge_files, judged
 from fvc_lib.tasks.video.verdicts.rule import WITHHELD, KnownVideos, Rule, at_prior, rule_of, rule_sentences
-from fvc_lib.tasks.video.verdicts.scoring import RunNetworks
-from fvc_lib.tasks.video.verdicts.unfamiliar import Familiar, KnownFootage
+from fvc_lib.tasks.video.verdicts.scoring import networks_of_run
+from fvc_lib.tasks.video.verdicts.unfamiliar import KnownFootage, training_ranges
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import ScoredTables, draw_clip
 
@@ -52,7 +53,7 @@ def known() -> KnownVideos:
     scores = np.where(fakes, 0.8, 0.1) + np.linspace(0, 0.1, 40)
     said = ScoredTables.predictions(folds, scores).select("video_id", "fold", "score", "logit", "temperature")
     rows = ScoredTables.index(folds).join(said, on="video_id", how="left", maintain_order="left")
-    return KnownVideos(rows, rows, [0.5] * 4)
+    return KnownVideos(rows, [0.5] * 4)
 
 
 def row_of(logits: np.ndarray, known: KnownVideos, rule: Rule, unfamiliar=()) -> dict[str, object]:
@@ -62,7 +63,7 @@ def row_of(logits: np.ndarray, known: KnownVideos, rule: Rule, unfamiliar=()) ->
 
 
 def judge(run: RunPaths, files: list[Path], folder: Path, **more: object) -> Verdicts:
-    return judge_files(detector_of(run.root), files, rule_of(0.3), folder, workers=1, **more)
+    return judge_files(verdict_detector(run.root), files, rule_of(0.3), folder, workers=1, **more)
 
 
 def write_copy(path: Path, video: dict[str, object]) -> None:
@@ -83,7 +84,7 @@ def test_fake_and_real_are_said_where_the_other_is_unlikely_and_else_undecided(k
 
 
 def test_one_network_has_no_range_that_would_look_like_certainty(known):
-    alone = KnownVideos(known.rows, known.tested.with_columns(fold=0), [0.5])
+    alone = KnownVideos(known.rows.with_columns(fold=0), [0.5])
     row = row_of(logits(0.95)[:1], alone, rule_of(0.1))
     assert (row["verdict"], row["score_low"], row["score_high"]) == ("fake", None, None)
     assert row["score"] == pytest.approx(0.95)
@@ -141,7 +142,7 @@ def test_probability_is_that_of_bayes_whatever_share_training_saw_and_the_test_h
 
 
 def test_scores_are_probabilities_at_the_share_of_the_videos_they_were_calibrated_on(run):
-    detector = detector_of(run.root)
+    detector = verdict_detector(run.root)
     for fold, rate in enumerate(detector.known.base_rates):
         chosen = read_selection(run.fold_checkpoints(fold)).selection
         assert rate == chosen.num_fake / (chosen.num_fake + chosen.num_real)
@@ -162,8 +163,8 @@ def test_what_lies_beyond_the_runs_videos_is_named_and_what_lies_within_is_not()
         folds, duration_seconds=list(np.linspace(2, 10, count)), frames_per_second=[25.0] * count,
         bits_per_second=[1e6] * count,
     )  # fmt: skip
-    familiar = Familiar.of(index)
-    assert familiar.share_outside == 0
+    familiar = training_ranges(index)
+    assert familiar.share_unfamiliar == 0
     fine = {"codec": "h264", "width": 48, "height": 64, "duration_seconds": 10.5, "frames_per_second": 23.976,
             "bits_per_second": 1e6}  # fmt: skip
     assert familiar.reasons(fine) == []
@@ -173,7 +174,7 @@ def test_what_lies_beyond_the_runs_videos_is_named_and_what_lies_within_is_not()
         "Unfamiliar: codec av1 (the run's videos: h264); shorter side 64 pixels (48 to 48); longer side 640 pixels "
         "(64 to 64); length 60 seconds (2 to 10); its bit rate is not known."
     )
-    (told,) = Familiar.of(ScoredTables.index(folds)).reasons(fine)
+    (told,) = training_ranges(ScoredTables.index(folds)).reasons(fine)
     assert told.startswith("Unfamiliar: the length of the run's videos is not known; ")
 
 
@@ -261,7 +262,7 @@ def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, 
     for file in files:
         write_video(file, draw_clip(file.stem, 0, file.stem == "b"))
     (tmp_path / "bad.mp4").write_bytes(b"\0" * 5000)
-    asked, folder, detector, shown = [*files, tmp_path / "bad.mp4"], tmp_path / "out", detector_of(run.root), []
+    asked, folder, detector, shown = [*files, tmp_path / "bad.mp4"], tmp_path / "out", verdict_detector(run.root), []
 
     def go_on(progress=lambda done, total: None, rule=None, of=detector):
         shown.clear()
@@ -304,14 +305,14 @@ def test_a_stopped_call_goes_on_and_scores_only_what_is_new_or_has_changed(run, 
     assert changed["sha256"].to_list()[::2] == fresh["sha256"].to_list()[::2]
     assert changed["score"][1] != fresh["score"][1]
 
-    other = detector_of(run.root)
+    other = verdict_detector(run.root)
     other.identity = "of another model"
     assert go_on(of=other).num_resumed == 0
     assert sorted(shown) == files
 
 
 def test_a_score_does_not_depend_on_the_videos_beside_it_or_on_what_a_pass_is_filled_up_with(run, monkeypatch):
-    networks = RunNetworks(run, held=None)
+    networks = networks_of_run(run, held=None)
     clips = np.stack([draw_clip(f"v{number}", 0, number % 2 == 0) for number in range(7)])[:, None]
     alone = [networks.logits(0, clips[each : each + 1], mine := [])[0] for each in range(7)]
     assert networks.logits(0, clips).tolist() == alone
@@ -326,7 +327,7 @@ def test_a_score_does_not_depend_on_the_videos_beside_it_or_on_what_a_pass_is_fi
 def shard_of(run, files: list[Path], folder: Path, number: int, of: int, **more) -> None:
     shard = Shard(number, of)
     mine = [file for file in files if shard.has(str(file))]
-    find_out_shard(detector_of(run.root), mine, folder, str(shard), workers=1, **more)
+    find_out_shard(verdict_detector(run.root), mine, folder, str(shard), workers=1, **more)
 
 
 @pytest.mark.parametrize("of", [2, 5])
@@ -397,7 +398,7 @@ def test_what_a_killed_call_left_unfinished_beside_its_tables_goes(run, tmp_path
 
 
 def test_a_decoder_that_is_not_known_to_be_the_runs_is_said(run, monkeypatch):
-    networks = RunNetworks(run)
+    networks = networks_of_run(run)
     assert decoding_cautions(run, networks) == ()
     monkeypatch.setattr(networks, "config", networks.config.model_copy(update={"num_frames": 5}))
     (told,) = decoding_cautions(run, networks)

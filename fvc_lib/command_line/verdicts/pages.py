@@ -18,10 +18,10 @@ from fvc_lib.command_line.models import standing_of_run
 from fvc_lib.services.atomic_files import sha256_of_json
 from fvc_lib.services.progress import Report, Tell, not_reported, part_text, silent
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.tasks.bundle_folder import CARD, is_bundle
+from fvc_lib.tasks.bundle import CARD, is_bundle
 from fvc_lib.tasks.decoding import scratch_folder
+from fvc_lib.tasks.video.predicting import VideoDetector
 from fvc_lib.tasks.video.verdicts import occlusion, windows
-from fvc_lib.tasks.video.verdicts.detector import TrainedDetector
 from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, judge_files
 from fvc_lib.tasks.video.verdicts.rule import Rule, percent, score_bounds
@@ -153,7 +153,7 @@ def known_scores(verdicts: Verdicts) -> Known:
 
 
 def upload_desk(
-    detector: TrainedDetector,
+    detector: VideoDetector,
     model: Path,
     rule: Rule,
     *,
@@ -172,7 +172,7 @@ def upload_desk(
     atexit.register(stack.close)
 
     def judge(path: Path, tell: Tell) -> Judged:
-        detector.prepare(tell)
+        detector.distance_now(tell)
         number = len(detector.networks.judges)
         tell(f"decoding it and asking {number} network{'s' * (number != 1)}", 0, 0)
         answers = path.parent / "answers"  # deleted with the upload

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -28,12 +28,8 @@ from fvc_lib.services.atomic_files import path_to_text, write_bytes
 from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.progress import Report, not_reported
-from fvc_lib.services.records.ensembles import is_ensemble, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import DEFAULT_TASK, PREDICTIONS, VERDICTS, Stage
-
-if TYPE_CHECKING:
-    from fvc_lib.tasks.video.verdicts.scoring import Networks
 
 _SHOWN = 20
 _OF_VERDICTS = ("error_rate", "fpr", "cost", "prior", "map_minutes", "file_seconds", "pages", "final")
@@ -129,12 +125,9 @@ def predict(
     Exit codes: 0 at least one file was read, 1 the notebook failed, 2 usage, 3 no file could be read, 75 stopped by a
     signal: the same command goes on.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    from fvc_lib.tasks.bundle_folder import is_bundle  # torch takes a second to load
-    from fvc_lib.tasks.video.ensembles.detector import EnsembleDetector
-    from fvc_lib.tasks.video.verdicts.bundle import BundleNetworks
-    from fvc_lib.tasks.video.verdicts.judging import files_of, find_out_shard
+    from fvc_lib.tasks.video.verdicts.judging import files_of, find_out_shard  # torch takes a second to load
     from fvc_lib.tasks.video.verdicts.rule import rule_of
-    from fvc_lib.tasks.video.verdicts.scoring import FINAL, RunNetworks
+    from fvc_lib.tasks.video.verdicts.scoring import FINAL
 
     if dry_run and executor != "slurm":
         raise UsageError("--dry-run: shows the jobs of --executor slurm. Give that as well.")
@@ -152,17 +145,8 @@ def predict(
                              f"task {task}. Leave it out.")  # fmt: skip
         _predict(context, found, paths, runs, out, jobs, dealt, allow_code=allow_code)
         return
-    if is_bundle(found):
-        # Refused before anything is written.
-        networks: Sequence[Networks] = [BundleNetworks(found, allow_code=allow_code)]
-        name, final = networks[0].name, final or FINAL in networks[0].folds
-    elif is_ensemble(found):
-        ensemble = verdict_detector(found, allow_code=allow_code, final=final)  # likewise
-        networks = ensemble.members if isinstance(ensemble, EnsembleDetector) else [ensemble.networks]
-        name = read_ensemble(found).name
-    else:
-        networks = [RunNetworks(RunPaths(found), final=final)]
-        name = networks[0].name
+    detector = verdict_detector(found, allow_code=allow_code, held=1, final=final)  # refused before anything is written
+    name, final = detector.name, final or FINAL in detector.networks.folds
     if fpr is not None and cost is not None:
         raise UsageError("--fpr and --cost: give one of them.")
     decide_at = f"fpr={fpr:.12f}" if fpr is not None else f"cost={cost}" if cost is not None else ""
@@ -180,7 +164,7 @@ def predict(
     more += ["--allow-code"] * allow_code + ["--final"] * final
     question = _Question(
         VERDICTS, "video", found, files, folder, FILES, more,
-        weights_bytes=sum(fold.path.stat().st_size for each in networks for fold in each.folds.values()),
+        weights_bytes=detector.held_bytes,
     )  # fmt: skip
 
     def find_out(mine: list[Path], report: Report) -> None:
@@ -250,11 +234,11 @@ def _predict(
     allow_code: bool,
 ) -> None:
     """Write the predictions of ``model``, of a task without verdicts, for ``paths``; raise as ``predict_files``."""
-    from fvc_lib.tasks.predicting import Predictor  # torch takes a second to load
+    from fvc_lib.tasks.predicting import OneNetwork  # torch takes a second to load
     from fvc_lib.tasks.video.verdicts.judging import files_of
 
     predictor = load_detector(model, allow_code=allow_code)
-    assert isinstance(predictor, Predictor)
+    assert isinstance(predictor, OneNetwork)
     files = files_of(paths, predictor.kind)
     folder = out or runs / "predictions" / f"{time.strftime('%Y%m%d_%H%M%S')}_{predictor.name}"
     folder = folder.expanduser().absolute()

@@ -16,14 +16,14 @@ from fvc_lib.services.progress import Report
 from fvc_lib.services.tasks import PREDICTIONS
 
 if TYPE_CHECKING:
-    from fvc_lib.tasks.predicting import Finding, Predictor
+    from fvc_lib.tasks.predicting import Finding, OneNetwork
     from fvc_lib.video.clips.clip_file import Pixels
 
 CSV, LINES, PAGE = FILES = ("predictions.csv", "predictions.jsonl", "predictions.html")
 _SHOWN = 20
 
 
-def predict_files(predictor: "Predictor", files: Sequence[Path], folder: Path, workers: int) -> None:
+def predict_files(predictor: "OneNetwork", files: Sequence[Path], folder: Path, workers: int) -> None:
     """Write two tables and the page (``FILES``) into ``folder``, and say the answers.
 
     What is found of a file is kept at once in a journal there, by which a call that was killed goes on, and into which
@@ -98,7 +98,7 @@ def predict_files(predictor: "Predictor", files: Sequence[Path], folder: Path, w
 
 
 def find_out_predictions(
-    predictor: "Predictor",
+    predictor: "OneNetwork",
     mine: Sequence[Path],
     files: Sequence[Path],
     folder: Path,
@@ -117,7 +117,7 @@ def find_out_predictions(
 
 
 def _finder(
-    predictor: "Predictor", files: Sequence[Path], workers: int
+    predictor: "OneNetwork", files: Sequence[Path], workers: int
 ) -> "Callable[[list[Path]], Generator[Finding]]":
     """Return a function that finds out about some of ``files``, with pictures of those that the page shows."""
     from fvc_lib.analysis.figures.gallery import strip, thumbnail
@@ -134,8 +134,8 @@ def _finder(
     return lambda some: predictor.findings(some, workers=workers, picture=picture)
 
 
-def _row(found: "Finding", predictor: "Predictor", sentences: dict[str, str]) -> dict[str, Any]:
-    part = predictor.trained.known.get(found.sha256)
+def _row(found: "Finding", predictor: "OneNetwork", sentences: dict[str, str]) -> dict[str, Any]:
+    part = predictor.known.get(found.sha256)
     return {
         "path": found.path, "sha256": found.sha256 or None, "part": part, **found.values,
         "remarks": found.failure or (sentences[part] if part else ""), "failure": found.failure or None,

@@ -88,7 +88,7 @@ class EnsembleRecord(_Strict):
 
 
 def is_ensemble(path: str | Path) -> bool:
-    """Return whether a folder is a finished ensemble or a bundle of one."""
+    """Return whether a folder is a finished ensemble."""
     return (Path(path).expanduser() / RECORD).is_file()
 
 

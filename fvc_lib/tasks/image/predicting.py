@@ -27,11 +27,12 @@ from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.decoding import scratch_folder
-from fvc_lib.tasks.forms import ClipsToCompare, write_form
+from fvc_lib.tasks.forms import SUFFIX, write_onnx
 from fvc_lib.tasks.image.data import ImageDataset, ImageLabels, ImageRecords, decoded_side, middle_view
 from fvc_lib.tasks.image.task import Calibration, ImageTask
 from fvc_lib.tasks.image.training import calibration_file, labels_file, read_image_parts
-from fvc_lib.tasks.predicting import Finding, Picture, Predictor, Trained, no_picture
+from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
+from fvc_lib.video.clips.clip_file import Pixels
 
 _DECODER = "fvc_lib.video.decode.still_image"
 _CLASS = ("class", "probability", "probability_uncalibrated", "runner_up", "runner_up_probability")
@@ -40,11 +41,10 @@ _COMPARED = 5
 _LABELS, _CALIBRATION = "labels.json", "calibration.json"
 
 
-class ImagePredictor(Predictor):
+class ImagePredictor(OneNetwork):
     """See ``Predictor``; ``labels`` are what the network's outputs mean, ``calibration`` how sure it may be called."""
 
     kind = "image"
-    own_files = (_LABELS, _CALIBRATION)
 
     def __init__(self, trained: Trained, labels: ImageLabels, calibration: Calibration | None) -> None:
         super().__init__(trained)
@@ -59,12 +59,12 @@ class ImagePredictor(Predictor):
         self.columns = types | dict.fromkeys(self._targets, pl.Float64())
 
     @classmethod
-    def of_run(cls, trained: Trained, paths: RunPaths) -> Self:
+    def from_run(cls, trained: Trained, paths: RunPaths) -> Self:
         """See ``Predictor``."""
         return cls(trained, _labels(labels_file(paths), trained), _calibration(calibration_file(paths)))
 
     @classmethod
-    def of_bundle(cls, trained: Trained, folder: Path) -> Self:
+    def from_bundle(cls, trained: Trained, folder: Path) -> Self:
         """See ``Predictor``."""
         calibration = _calibration(folder / _CALIBRATION)
         if calibration is None and (folder / _CALIBRATION).is_file():
@@ -74,30 +74,32 @@ class ImagePredictor(Predictor):
     @staticmethod
     def files_of_run(paths: RunPaths) -> pl.DataFrame:
         """See ``Predictor``."""
-        return tables.read_table(paths.images, tables.IMAGES).select("content_sha256", "part", "group_id")
+        return tables.read_table(paths.images, tables.IMAGES).select("content_sha256", "part")
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path) -> dict[str, Any]:
         """See ``Predictor``."""
         write_json(folder / _LABELS, asdict(self.labels))
         if self.calibration is not None:
             write_json(folder / _CALIBRATION, asdict(self.calibration))
+        return super().write(folder)
 
     @property
     def decode_hash(self) -> str:
         """Of Pillow and what calls it."""
         return sha256_of_json([PIL.__version__, code_hash(_DECODER)])
 
-    def write_form(self, paths: RunPaths, form: str, path: Path) -> str:
+    def write_form(self, paths: RunPaths, form: str, folder: Path) -> str:
         """See ``Predictor``."""
-        found, name = _pictures_to_compare(paths, self.config), f"network {self.config.backbone!r}"
+        pixels, described = _pictures_to_compare(paths, self.config)
         assert isinstance(self.network, ImageModel)
-        largest = write_form(_Numbers(self.network), form, path, found, name, ("images", "outputs"))
+        network, path, name = _Numbers(self.network), folder / f"network{SUFFIX}", f"network {self.config.backbone!r}"
+        largest = write_onnx(network, path, pixels, described, name, ("images", "outputs"))
         size, num_classes, num_targets = self.config.image_size, len(self.labels.classes), len(self.labels.targets)
         return (
             f"`model/{path.name}` is the network as {form}: `images` uint8 (B, 3, {size}, {size}) to `outputs` float32 "
             f"(B, {num_classes + num_targets}): the logits of {num_classes} classes as in `labels.json`, then "
             f"{num_targets} numbers, each to be multiplied by its deviation there, and its mean added. Compared with "
-            f"the network on {found.described}: no output differs by more than {largest:.1g}."
+            f"the network on {described}: no output differs by more than {largest:.1g}."
         )
 
     def identity_of_parts(self) -> Any:
@@ -186,16 +188,16 @@ class _Numbers(nn.Module):
         return torch.cat([head(features) for head in self.heads], dim=1)
 
 
-def _pictures_to_compare(paths: RunPaths, config: RunConfig) -> ClipsToCompare:
-    """Some of the run's test pictures as the network sees them; drawn ones where they are not there."""
+def _pictures_to_compare(paths: RunPaths, config: RunConfig) -> tuple[Pixels, str]:
+    """Return some of the run's test pictures as the network sees them, else random ones, and a description."""
     try:
         root, parts = read_image_parts(paths, config)
         dataset = ImageDataset(root, parts.test, parts.labels, config.image_size)
         seen = [dataset[number].tensors["image"].numpy() for number in range(min(_COMPARED, len(dataset)))]
     except (FvcError, OSError):
         drawn = np.random.default_rng(0).integers(0, 256, (2, 3, config.image_size, config.image_size), np.uint8)
-        return ClipsToCompare(drawn, are_real=False, what="pictures")
-    return ClipsToCompare(np.stack(seen), are_real=True, what="pictures")
+        return drawn, "2 random pictures (the run has none here)"
+    return np.stack(seen), f"{len(seen)} pictures of the run"
 
 
 def _labels(path: Path, trained: Trained) -> ImageLabels:

@@ -26,7 +26,7 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import JsonLines, checked_row
 from fvc_lib.services.tables import INDEX, PREDICTIONS, ROBUSTNESS, frame_of, read_table, write_table
 from fvc_lib.tasks.decoding import FileToScore
-from fvc_lib.tasks.video.verdicts.scoring import RunNetworks, score_files
+from fvc_lib.tasks.video.verdicts.scoring import Networks, networks_of_run, score_files
 from fvc_lib.video.reencode import RECIPES
 
 _logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def score_levels(
         DataError: undisturbed videos do not get their stored scores.
         StoppedError: ``stop`` returned True; another call resumes.
     """
-    networks = RunNetworks(paths)
+    networks = networks_of_run(paths)
     videos = _videos(paths, networks)
     earlier = [name for name in RECIPES if name not in levels and paths.robustness_scores(name).is_file()]
     total, done = (len(levels) + 1) * videos.height, 0
@@ -103,7 +103,7 @@ def score_levels(
             if progress is not None:
                 progress(before + number, total)
 
-        found[level] = _scored_level(networks, videos, level, workers, tell, stop)
+        found[level] = _scored_level(paths, networks, videos, level, workers, tell, stop)
         done += videos.height
         if level == UNDISTURBED:
             checked = check_undisturbed(videos, found[level], _tolerance(networks), paths)
@@ -130,9 +130,9 @@ def _kind(level: str) -> str:
     return level if level == UNDISTURBED else RECIPES[level].kind
 
 
-def _videos(paths: RunPaths, networks: RunNetworks) -> pl.DataFrame:
+def _videos(paths: RunPaths, networks: Networks) -> pl.DataFrame:
     """Return PREDICTIONS of all folds with absolute ``path`` and ``content_sha256``, sorted by fold and id."""
-    predictions = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in networks.outcomes])
+    predictions = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in networks.folds])
     index = read_table(paths.index, INDEX, without=["perceptual_hash"]).select("video_id", "path", "content_sha256")
     root = corpus_root(networks.config)
     joined = predictions.join(index, on="video_id", how="inner", validate="1:1").sort("fold", "video_id")
@@ -141,7 +141,8 @@ def _videos(paths: RunPaths, networks: RunNetworks) -> pl.DataFrame:
 
 
 def _scored_level(
-    networks: RunNetworks,
+    paths: RunPaths,
+    networks: Networks,
     videos: pl.DataFrame,
     level: str,
     workers: int,
@@ -149,7 +150,7 @@ def _scored_level(
     stop: Callable[[], bool],
 ) -> dict[str, Mapping[str, Any]]:
     """Return ``score`` and ``logit``, or ``failure``, by video id; earlier failures are tried again."""
-    paths, identity = networks.paths, _identity(networks, level)
+    identity = _identity(networks, level)
     known = {name: row for name, row in _known(paths, level, identity).items() if row["failure"] is None}
     todo = [video for video in videos.to_dicts() if video["video_id"] not in known]
     tell(len(known))
@@ -159,11 +160,12 @@ def _scored_level(
     with JsonLines(paths.robustness_scores(level)) as lines, closing(scored):
         for each in scored:
             video = todo[each.position]
+            logit = each.logits.get(video["fold"])
             row = {
                 "identity": identity,
                 "video_id": video["video_id"],
-                "score": each.scores.get(video["fold"]),
-                "logit": each.logits.get(video["fold"]),
+                "score": None if logit is None else networks.score(video["fold"], logit),
+                "logit": logit,
                 "failure": each.failure or None,
             }
             lines.append(row, digest=True)
@@ -172,12 +174,12 @@ def _scored_level(
     return known
 
 
-def _identity(networks: RunNetworks, level: str) -> str:
+def _identity(networks: Networks, level: str) -> str:
     """Return a hex SHA-256 of everything but the video that a score depends on."""
     recipe = "" if level == UNDISTURBED else RECIPES[level].digest
     by_fold = {
-        str(fold): [outcome.training.best_weights, outcome.training.temperature, outcome.training.selection.prior_logit]
-        for fold, outcome in networks.outcomes.items()
+        str(fold): [network.weights, network.temperature, network.prior_logit]
+        for fold, network in networks.folds.items()
     }
     return sha256_of_json([recipe, networks.store.decode_hash, by_fold, networks.compute.describe()])
 
@@ -199,10 +201,10 @@ def _known(paths: RunPaths, level: str, identity: str) -> dict[str, Mapping[str,
     return found
 
 
-def _tolerance(networks: RunNetworks) -> float:
+def _tolerance(networks: Networks) -> float:
     """Return the allowed difference from a stored score."""
     here = networks.compute
-    same = all(outcome.device == here.describe() for outcome in networks.outcomes.values())
+    same = all(network.device == here.describe() for network in networks.folds.values())
     return _TOLERANCE if same and here.amp_dtype is None else _TOLERANCE_ELSEWHERE
 
 

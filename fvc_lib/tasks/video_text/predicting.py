@@ -20,9 +20,9 @@ from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import KNOWN_TEXTS, PARTS, VIDEO_TEXTS, frame_of, read_table, write_table
-from fvc_lib.tasks.bundle_folder import read_arrays, read_bundle_table, refused
+from fvc_lib.tasks.bundle import read_arrays, read_bundle_table, refused
 from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
-from fvc_lib.tasks.predicting import Finding, Picture, Predictor, Trained, no_picture
+from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
 from fvc_lib.tasks.video_text.training import network_plan, text_tensors, tokenizer_file
 from fvc_lib.video.clips.clip_file import Pixels, load_clip_file
 from fvc_lib.video.clips.store import ClipStore
@@ -36,13 +36,12 @@ _FILLER = "a video"  # stands beside every video; no embedding or caption of a v
 _UNIT = 1e-3  # so far from 1 may an embedding's length be
 
 
-class VideoTextPredictor(Predictor):
+class VideoTextPredictor(OneNetwork):
     """See ``Predictor``; ``texts`` are KNOWN_TEXTS, and ``embedded`` their embeddings, unit vectors (M, E), where the
     network compares videos with texts. None: they are computed.
     """
 
     kind = "video"
-    own_files = (_TOKENIZER, _TEXTS, _EMBEDDINGS)
 
     def __init__(
         self, trained: Trained, tokenizer: TextTokenizer, texts: pl.DataFrame, embedded: Tensor | None = None
@@ -66,7 +65,7 @@ class VideoTextPredictor(Predictor):
         self.columns, self.notes = columns, self._notes()
 
     @classmethod
-    def of_run(cls, trained: Trained, paths: RunPaths) -> Self:
+    def from_run(cls, trained: Trained, paths: RunPaths) -> Self:
         """See ``Predictor``."""
         pairs = read_table(paths.video_texts, VIDEO_TEXTS)
         # Each text once, with the parts that it stands in, those it was trained with first.
@@ -81,7 +80,7 @@ class VideoTextPredictor(Predictor):
         return cls(trained, TextTokenizer.load(tokenizer_file(paths)), texts.select("text", "part"))
 
     @classmethod
-    def of_bundle(cls, trained: Trained, folder: Path) -> Self:
+    def from_bundle(cls, trained: Trained, folder: Path) -> Self:
         """See ``Predictor``."""
         tokenizer, is_compared = TextTokenizer.load(folder / _TOKENIZER), bool(trained.config.contrastive_weight)
         for name in (_TEXTS, _EMBEDDINGS):
@@ -106,14 +105,15 @@ class VideoTextPredictor(Predictor):
     @staticmethod
     def files_of_run(paths: RunPaths) -> pl.DataFrame:
         """See ``Predictor``."""
-        return read_table(paths.video_texts, VIDEO_TEXTS).select("content_sha256", "part", "group_id")
+        return read_table(paths.video_texts, VIDEO_TEXTS).select("content_sha256", "part")
 
-    def write(self, folder: Path) -> None:
+    def write(self, folder: Path) -> dict[str, Any]:
         """See ``Predictor``."""
         self._tokenizer.save(folder / _TOKENIZER)
         if self.embedded is not None:
             write_table(self.texts, KNOWN_TEXTS, folder / _TEXTS)
             safetensors.torch.save_file({"text_embeddings": self.embedded.contiguous()}, folder / _EMBEDDINGS)
+        return super().write(folder)
 
     @property
     def decode_hash(self) -> str:

@@ -128,7 +128,7 @@ class _Line(nn.Module):
         return features.mean(1).to(self.weight.dtype) @ self.weight + self.offset
 
 
-def probe(config: RunConfig, built_with: str, arrays: Arrays) -> nn.Module:
+def probe(config: RunConfig, arrays: Arrays) -> nn.Module:
     """Return the frozen trunk of ``config`` with the fitted line as its head: a network on clips like others."""
-    network = build_detector(trunk_config(config).model_copy(update={"model_weights": built_with}))
+    network = build_detector(trunk_config(config))
     return Detector(network.trunk, _Line(arrays))

@@ -239,7 +239,7 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
     if not tested.height:
         return None
     store = networks.store
-    key = [tested.rows(), {fold: networks.weights(fold) for fold in networks.judges}, store.decode_hash]
+    key = [tested.rows(), {fold: networks.folds[fold].weights for fold in networks.judges}, store.decode_hash]
     name = f"{networks.name}_{sha256_of_json(key)[:16]}.safetensors"
     path = Path(networks.config.cache_dir) / "feature_distance" / name
     features = _stored(path)

@@ -12,7 +12,7 @@ from fvc_lib.metrics.abstention import abstention_rates, left_out_p_values, witn
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos, Rule, agreeing, percent
-from fvc_lib.tasks.video.verdicts.scoring import FINAL, RunNetworks
+from fvc_lib.tasks.video.verdicts.scoring import FINAL, networks_of_run
 
 WORTH = (
     "One network, trained on all groups, with no number of its own: its worth is taken to be that of the folds' "
@@ -33,9 +33,9 @@ def known_videos_of_final(paths: RunPaths) -> KnownVideos:
         UsageError: the run has no such network, or a fold is not finished.
         DataError: a table of the run is missing or damaged.
     """
-    networks = RunNetworks(paths, final=True)
-    temperature = networks.folds[FINAL].temperature
-    return KnownVideos.of(paths, sorted(networks.outcomes), final_temperature=temperature)
+    folds = networks_of_run(paths, final=True).folds
+    temperature = folds[FINAL].temperature
+    return KnownVideos.of(paths, sorted(folds.keys() - {FINAL}), final_temperature=temperature)
 
 
 def agreement_table(paths: RunPaths) -> pl.DataFrame:
@@ -68,8 +68,8 @@ def _agreement(tested: pl.DataFrame) -> pl.DataFrame:
 def final_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
     """Return the limits of its answers, and how its scores compare on the videos that chose its epoch."""
     tested = known.tested
-    compared = tested["final_logit"].is_not_null() if "final_logit" in tested.columns else None
-    if compared is None or not compared.any():
+    compared = tested["final_logit"].is_not_null()
+    if not compared.any():
         return (WORTH, TAKEN_OVER, NOT_COMPARED)
     scores = tested.select(pl.coalesce("final_logit", pl.col("logit") / pl.col("temperature"))).to_series().to_numpy()
     said = known.answers_to(left_out_p_values(known.witnesses, tested["group_id"], scores), rule)

@@ -1,22 +1,22 @@
-"""Is this video fake? A detector asked of any number of files, with an answer only where one can be stood by.
+"""Verdicts on any number of files: fake, real or undecided.
 
 Fake or real is said where the other answer is unlikely at a stated rate, by the run's own out-of-fold scores
-(``metrics/abstention.py``); else undecided. Undecided, too, is whatever the run's videos say nothing about: a codec,
-size, length or rate beyond theirs, and everything, where the run is not shown to be above its controls.
+(``metrics/abstention.py``); else undecided. Undecided, too, is a video whose codec, size, length or rate is beyond
+those of the run's videos, and every video where the run is not shown to be above its controls.
 
-Files are looked at in blocks, so that as much is in memory of a hundred thousand as of a thousand. What is found of one
-is appended to a journal at once: whoever is killed goes on with the same folder, and nothing is scored twice. The
-journal knows no rule, so another rule on the same files scores nothing either. Shards of the files (``find_out_shard``)
-have a journal each, and what is found of a file depends on no other file, so that how many there are changes no bit.
+Files are looked at in blocks, so memory does not grow with their number. Each finding is appended to a journal at once:
+a call that was killed goes on with the same folder and scores nothing twice. The journal holds no verdicts, so another
+rule scores nothing again. Shards of the files (``find_out_shard``) have a journal each.
 """
 
 import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +28,13 @@ from fvc_lib.corpus.label_table import SUFFIXES, read_label_table
 from fvc_lib.metrics.abstention import FAKE, REAL, UNDECIDED, p_values
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray
-from fvc_lib.services.atomic_files import atomic_output
+from fvc_lib.services.atomic_files import atomic_output, path_from_text
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.progress import Report, not_reported, part_text
 from fvc_lib.services.tables import VERDICTS, check_table, csv_for_people, frame_of
 from fvc_lib.services.tasks import VERDICTS as VERDICTS_STAGE
 from fvc_lib.tasks.journal import Journal, find_out, found_in_blocks, take_in
-from fvc_lib.tasks.video.verdicts.detector import (
-    Finding,
-    Seen,
-    TrainedDetector,
-    known_sentence,
-    mean_of,
-    nobody,
-)
+from fvc_lib.tasks.video.predicting import Finding, VideoDetector, known_sentence, mean_of
 from fvc_lib.tasks.video.verdicts.feature_distance import UNKNOWN
 from fvc_lib.tasks.video.verdicts.final import final_sentences
 from fvc_lib.tasks.video.verdicts.rule import (
@@ -55,8 +48,7 @@ from fvc_lib.tasks.video.verdicts.rule import (
 )
 from fvc_lib.tasks.video.verdicts.scoring import FINAL
 from fvc_lib.tasks.video.verdicts.unfamiliar import FAMILIARITY
-
-# --- Which files are meant
+from fvc_lib.video.clips.clip_file import Pixels
 
 STANDARD_INPUT = "-"
 
@@ -64,9 +56,9 @@ STANDARD_INPUT = "-"
 def files_of(asked: Sequence[str], kind: Kind = "video") -> list[Path]:
     """Return the files that ``asked`` names, absolute, each once and in this order.
 
-    A folder stands for all files below it that are named as the ``kind`` is; a table (CSV, TSV, Parquet) for what its
-    column ``path`` names, relative to the table's folder; ``-`` for the lines of standard input. Whatever else is named
-    is taken for one, there or not: what is wrong with it is said in its row.
+    A folder names all files below it with a suffix of the ``kind``; a table (CSV, TSV, Parquet) the files in its column
+    ``path``, relative to the table's folder; ``-`` the lines of standard input. Anything else is a file, whether it
+    exists or not.
 
     Raises:
         UsageError: nothing is named, a folder without videos, a table without that column, or a name with a NUL byte.
@@ -103,25 +95,27 @@ def files_of(asked: Sequence[str], kind: Kind = "video") -> list[Path]:
 
 CSV, LINES = "verdicts.csv", "verdicts.jsonl"
 _MOST_SHOWN = 1000
+_UNSCORED, _UNREAD = "no prediction", "not read"
+_RANGE = "The range of a score is that of the folds' networks, no interval with a stated coverage."
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """What was found, and the sentences that belong beside it.
+    """The verdicts on files, and their limits.
 
     Attributes:
-        table: VERDICTS of the first thousand files; those of all are in ``files``.
-        counts: how many of ``fake``, ``real``, ``undecided``, ``no prediction`` and ``not read``.
-        num_resumed: files of which an earlier call had found out what was needed.
-        detector, rule: who judged, and by which rule.
-        limits: what the answers can be held to.
-        files: the rows of all, as CSV with reasons as one text, and as JSON lines with reasons as a list.
+        table: VERDICTS of the first thousand files.
+        counts: the number of ``fake``, ``real``, ``undecided``, ``no prediction`` and ``not read``.
+        num_resumed: files whose findings an earlier call had stored.
+        detector, rule: that judged.
+        limits: sentences.
+        files: the rows of all files, as CSV with reasons as one text, and as JSON lines with reasons as a list.
     """
 
     table: pl.DataFrame
     counts: Mapping[str, int]
     num_resumed: int
-    detector: TrainedDetector
+    detector: VideoDetector
     rule: Rule
     limits: tuple[str, ...]
     files: tuple[Path, ...]
@@ -131,68 +125,62 @@ class Verdicts:
         """The run's videos."""
         return self.detector.known
 
-    @property
-    def num_files(self) -> int:
-        """All that were named."""
-        return sum(self.counts.values())
-
     def rows(self) -> Iterator[dict[str, Any]]:
-        """All rows of VERDICTS in turn; one is in memory."""
+        """Yield all rows of VERDICTS; one is in memory."""
         with self.files[1].open(encoding="utf-8") as lines:
             for line in lines:
                 row: dict[str, Any] = json.loads(line)
                 yield row | {"reasons": "\n".join(row["reasons"])}
 
     def answer(self) -> str:
-        """How many of each, in one sentence."""
+        """Return the counts as one sentence."""
         told = [f"{self.counts[word]:,} {word}" for word in (FAKE, REAL, UNDECIDED)]
-        told += [f"{self.counts[_UNSAID]:,} without a prediction"] if self.counts[_UNSAID] else []
+        told += [f"{self.counts[_UNSCORED]:,} without a prediction"] if self.counts[_UNSCORED] else []
         told += [f"{self.counts[_UNREAD]:,} could not be read"] if self.counts[_UNREAD] else []
-        return f"{self.num_files:,} video{'s' * (self.num_files != 1)}: {', '.join(told)}."
-
-
-_UNSAID, _UNREAD = "no prediction", "not read"
+        number = sum(self.counts.values())
+        return f"{number:,} video{'s' * (number != 1)}: {', '.join(told)}."
 
 
 def judge_files(
-    detector: TrainedDetector,
+    detector: VideoDetector,
     files: Sequence[Path],
     rule: Rule,
     folder: Path,
     *,
     workers: int = 0,
     file_seconds: float = 0.0,
-    seen: Seen = nobody,
+    seen: Callable[[Path, Pixels], None] = lambda _path, _frames: None,
     progress: Report = not_reported,
 ) -> Verdicts:
     """Write a verdict on each of ``files``, in their order, to ``folder``.
 
     Args:
-        detector: of a run or a bundle.
+        detector: of a run, ensemble or bundle.
         files: absolute, each once.
         rule: when an answer is given.
-        folder: for the tables, and for the journal by which a call that was killed goes on, and into which goes what
-            shards found.
+        folder: of the tables and the journal; journals of shards are merged into it.
         workers: processes that decode; 0: one per core.
-        file_seconds: after so long a file is given up; 0: after a minute and a second for each megabyte.
-        seen: is given a file that is scored now and its frames, uint8 (T, 3, S, S), as the networks saw them.
-        progress: is told how many files are done.
+        file_seconds: time limit of a file; 0: a minute, and a second for each megabyte.
+        seen: called with each file that is scored now and its frames, uint8 (T, 3, S, S), as the networks see them.
+        progress: called with the number of files done.
 
     Raises:
-        FvcError: as ``TrainedDetector.findings``.
+        FvcError: as ``VideoDetector.findings``.
         OSError: a table cannot be written.
     """
-    detector.prepare(lambda part, done, total: progress(0, len(files), part_text(part, done, total)))
+    detector.distance_now(lambda part, done, total: progress(0, len(files), part_text(part, done, total)))
     folder.mkdir(parents=True, exist_ok=True)
     take_in(folder, VERDICTS_STAGE)
-    written, judge = (folder / CSV, folder / LINES), _Judge(detector, rule)
-    counts, shown, num_resumed = Counter[str](), [judge.table([])], 0
+    known = detector.known
+    answers = dict(zip(known.tested["content_sha256"], known.answers_to(known.left_out, rule), strict=True))
 
-    def find(rest: list[Path]) -> Generator[Finding]:
-        return detector.findings(
-            rest, workers=workers, seen=lambda path, clips: seen(path, clips[0]), file_seconds=file_seconds
-        )
+    def picture(path: str, clips: Pixels) -> str:
+        seen(path_from_text(path), clips[0])
+        return ""
 
+    find = partial(detector.findings, workers=workers, picture=picture, file_seconds=file_seconds)
+    counts, shown, num_resumed = Counter[str](), [_table(detector, [], answers, rule)], 0
+    written = (folder / CSV, folder / LINES)
     with ExitStack() as stack:
         journal = stack.enter_context(closing(Journal(folder, detector.identity, Finding)))
         temporaries = [stack.enter_context(atomic_output(path)) for path in written]
@@ -201,13 +189,13 @@ def judge_files(
         table.write(csv_for_people(shown[0]))
         for found, num_known in found_in_blocks(journal, files, find, progress):
             num_resumed += num_known
-            some = check_table(judge.table(found), VERDICTS, CSV)
+            some = check_table(_table(detector, found, answers, rule), VERDICTS, CSV)
             flat = some.with_columns(pl.col("reasons").str.replace_all("\n", " "))
             table.write(csv_for_people(flat, header=False))
             for row in some.iter_rows(named=True):
                 lines.write(f"{json.dumps({**row, 'reasons': row['reasons'].splitlines()})}\n")
-            said = pl.when(pl.col("failure").is_null()).then(pl.lit(_UNSAID)).otherwise(pl.lit(_UNREAD))
-            counts.update(some.select(pl.coalesce("verdict", said)).to_series().to_list())
+            without = pl.when(pl.col("failure").is_null()).then(pl.lit(_UNSCORED)).otherwise(pl.lit(_UNREAD))
+            counts.update(some.select(pl.coalesce("verdict", without)).to_series().to_list())
             if sum(each.height for each in shown) < _MOST_SHOWN:
                 shown.append(some)
     limits = (*detector.cautions, *detector.remarks, *_limits(detector, rule))
@@ -215,7 +203,7 @@ def judge_files(
 
 
 def find_out_shard(
-    detector: TrainedDetector,
+    detector: VideoDetector,
     files: Sequence[Path],
     folder: Path,
     shard: str,
@@ -224,83 +212,64 @@ def find_out_shard(
     file_seconds: float = 0.0,
     progress: Report = not_reported,
 ) -> None:
-    """Note in ``folder`` what is found of the ``files`` of one ``shard``, such as ``3_of_16``; ``judge_files`` goes on.
+    """Store the findings on the ``files`` of one ``shard``, such as ``3_of_16``, in ``folder``, for ``judge_files``.
 
-    The other arguments, and what is raised, as of ``judge_files``.
+    The other arguments, and errors, as of ``judge_files``.
     """
-
-    def find(rest: list[Path]) -> Generator[Finding]:
-        return detector.findings(rest, workers=workers, file_seconds=file_seconds)
-
+    find = partial(detector.findings, workers=workers, file_seconds=file_seconds)
     find_out(Journal(folder, detector.identity, Finding, shard=shard), files, find, progress)
 
 
-_RANGE = "The range beside a score is that of the folds' networks, no interval with a stated coverage."
-
-
-def _limits(detector: TrainedDetector, rule: Rule) -> tuple[str, ...]:
-    share, bits = detector.familiar.share_outside, detector.networks.config.near_duplicate_bits
+def _limits(detector: VideoDetector, rule: Rule) -> tuple[str, ...]:
     is_final = FINAL in detector.networks.judges
-    outside = "an unknown share" if share is None else percent(share)
     return (
         *rule_sentences(detector.known, rule),
         *(final_sentences(detector.known, rule) if is_final else ()),
-        f"{FAMILIARITY} Of the run's own videos {outside} are.",
+        f"{FAMILIARITY} Of the run's own videos {percent(detector.ranges.share_unfamiliar)} are.",
         detector.distance.limit() if detector.distance else UNKNOWN,
         "The rates hold for videos that come from where the run's videos come from; of others nothing is promised.",
         *([] if is_final else [_RANGE]),
-        *([] if bits else ["Copies of the run's videos were not looked for: the run has near_duplicate_bits 0."]),
-    )
+        *([] if detector.config.near_duplicate_bits else [
+            "Copies of the run's videos were not looked for: the run has near_duplicate_bits 0."]),
+    )  # fmt: skip
 
 
-# --- One file
-
-
-class _Judge:
-    """Rows of VERDICTS for what was found of files."""
-
-    def __init__(self, detector: TrainedDetector, rule: Rule) -> None:
-        self._detector, self._known, self._rule = detector, detector.known, rule
-        said = self._known.answers_to(self._known.left_out, rule)
-        self._answers = dict(zip(self._known.tested["content_sha256"].to_list(), said, strict=True))
-
-    def table(self, found: Sequence[Finding]) -> pl.DataFrame:
-        """VERDICTS, in the order of ``found``."""
-        new = [place for place, each in enumerate(found) if each.logits and not each.is_known]
-        said = answers_to(np.array([found[place].logits for place in new]), self._known, self._rule) if new else []
-        answers = dict(zip(new, said, strict=True))
-        rows = [self._row(each, answers.get(place, "")) for place, each in enumerate(found)]
-        return frame_of({name: [row[name] for row in rows] for name in VERDICTS.columns}, VERDICTS)
-
-    def _row(self, found: Finding, answer: str) -> dict[str, Any]:
+def _table(
+    detector: VideoDetector, found: Sequence[Finding], answers_of_known: Mapping[str, str], rule: Rule
+) -> pl.DataFrame:
+    """Return VERDICTS, in the order of ``found``; ``answers_of_known``: at the stated rates, by content."""
+    new, known = [each for each in found if each.logits and not each.is_known], detector.known
+    answers = answers_to(np.array([each.logits for each in new]), known, rule) if new else []
+    answer_of, rows = dict(zip((each.path for each in new), answers, strict=True)), []
+    for each in found:
         row: dict[str, Any] = dict.fromkeys(VERDICTS.columns)
-        row |= {"path": found.path, "model_id": self._detector.model_id, "failure": found.failure or None}
-        if found.sha256:
-            row |= {"sha256": found.sha256, "video_id": found.sha256[:16]}
-        reasons = [found.failure] if found.failure else list(found.no_prediction)
-        if found.is_known:
-            known, reasons = self._own(found, reasons)
-            row |= known
-        elif found.logits:
-            given, reasons = judged(np.array(found.logits), answer, self._known, self._rule, found.unfamiliar)
+        row |= {"path": each.path, "model_id": detector.model_id, "failure": each.failure or None}
+        if each.sha256:
+            row |= {"sha256": each.sha256, "video_id": each.sha256[:16]}
+        reasons = [each.failure] if each.failure else list(each.no_prediction)
+        if each.is_known:
+            video = known.rows.row(detector.place_of[each.sha256], named=True)
+            row["video_id"] = video["video_id"]
+            if each.logits:
+                given, reasons = _of_known(video, each.logits, answers_of_known[each.sha256], known, rule)
+                row |= given
+        elif each.logits:
+            given, reasons = judged(np.array(each.logits), answer_of[each.path], known, rule, each.unfamiliar)
             row |= given
-        return row | {"reasons": "\n".join(reasons)}
+        rows.append(row | {"reasons": "\n".join(reasons)})
+    return frame_of({name: [row[name] for row in rows] for name in VERDICTS.columns}, VERDICTS)
 
-    def _own(self, found: Finding, reasons: list[str]) -> tuple[dict[str, Any], list[str]]:
-        """Columns of VERDICTS for a video of the run, and its reasons."""
-        video, rule = self._known.rows.row(self._detector.place_of[found.sha256], named=True), self._rule
-        if not found.logits:
-            return {"video_id": video["video_id"]}, reasons
-        verdict, why = _concluded(self._answers[found.sha256], video["score"], self._known, rule)
-        rate = self._known.base_rates[video["fold"] : video["fold"] + 1]
-        stored = f"{known_sentence(video)}; its score is that of the one network that had not seen it"
-        given = {
-            "video_id": video["video_id"],
-            "score": video["score"],
-            "probability": at_prior(np.array(found.logits), rate, rule.prior),
-            "verdict": verdict,
-        }
-        return given, [*why[: rule.withheld], f"{stored} (fold {video['fold']}).", *why[rule.withheld :]]
+
+def _of_known(
+    video: Mapping[str, Any], logits: Sequence[float], answer: str, known: KnownVideos, rule: Rule
+) -> tuple[dict[str, Any], list[str]]:
+    """Return columns of VERDICTS for a video of the run, and the reasons."""
+    verdict, why = _concluded(answer, video["score"], known, rule)
+    rate = known.base_rates[video["fold"] : video["fold"] + 1]
+    probability = at_prior(np.array(logits), rate, rule.prior)
+    stored = f"{known_sentence(video)}; its score is that of the one network that had not seen it"
+    reasons = [*why[: rule.withheld], f"{stored} (fold {video['fold']}).", *why[rule.withheld :]]
+    return {"score": video["score"], "probability": probability, "verdict": verdict}, reasons
 
 
 def answers_to(logits: FloatArray, known: KnownVideos, rule: Rule) -> list[str]:
@@ -311,7 +280,7 @@ def answers_to(logits: FloatArray, known: KnownVideos, rule: Rule) -> list[str]:
 def judged(
     logits: FloatArray, answer: str, known: KnownVideos, rule: Rule, unfamiliar: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """Columns of VERDICTS for a new video, and the reasons, by what each fold's network says of it, float64 (K,)."""
+    """Return columns of VERDICTS for a new video with calibrated log odds float64 (K,), and the reasons."""
     scores = probabilities(logits, 1.0).tolist()
     score = mean_of(scores)
     verdict, reasons = _concluded(answer, score, known, rule, unfamiliar)
@@ -327,10 +296,10 @@ def judged(
 
 
 def _concluded(
-    answer: str, score: float, known: KnownVideos, rule: Rule, more: Sequence[str] = ()
+    answer: str, score: float, known: KnownVideos, rule: Rule, unfamiliar: Sequence[str] = ()
 ) -> tuple[str, list[str]]:
-    """Return the verdict and the reasons; each of ``more`` alone makes it undecided."""
-    against = [*([WITHHELD] if rule.withheld else []), *more]
+    """Return the verdict and the reasons; each of ``unfamiliar`` alone makes it undecided."""
+    against = [*([WITHHELD] if rule.withheld else []), *unfamiliar]
     if answer == UNDECIDED:
         against.append("Among the run's videos such scores are found of reals and of fakes alike, or of neither.")
     elif agreeing(answer, score, known.threshold(rule)) == UNDECIDED:

@@ -5,6 +5,7 @@ Fake or real is said where the other answer is unlikely at a stated rate (``metr
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -29,7 +30,7 @@ from fvc_lib.metrics.classification import FloatArray
 from fvc_lib.metrics.operating_points import OperatingPoint, operating_point, threshold_at
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, PREDICTIONS, read_table
+from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, KNOWN_VIDEOS, PREDICTIONS, read_table
 
 WITHHELD = "The run is not shown to be above its controls, so its scores decide nothing."
 
@@ -78,31 +79,25 @@ def rule_of(error_rate: float = 0.1, decide_at: str = "", prior: float = 0.0, *,
 
 
 class KnownVideos:
-    """A run's videos with what its networks said of those they had not seen.
+    """A run's videos with the scores of networks that had not seen them.
 
     Attributes:
-        rows: ``video_id group_id label content_sha256 perceptual_hash fold score logit temperature`` of all, the last
-            four null where no score is stored; of a run the columns of INDEX as well.
-        tested: those with a score, in the order of ``witnesses``; of a bundle without ``video_id``. Where the network
-            of all groups judges, also ``final_logit``: its calibrated log odds of the videos that chose its epoch.
+        rows: ``video_id group_id label content_sha256 perceptual_hash fold score logit temperature final_logit`` of
+            all; the last five null where no score is stored. Of a run the columns of INDEX as well. ``final_logit`` is
+            the calibrated log odds by the network of all groups, of the videos that chose its epoch.
+        tested: the rows with a score, in the order of ``witnesses``.
         base_rates: of each fold, the share of fakes at which its scores are probabilities; None: not known.
         judges_rates: the same of each network that judges new videos.
-        witnesses: of the tested, on the scale logit / temperature.
     """
 
     def __init__(
         self,
         rows: pl.DataFrame,
-        tested: pl.DataFrame,
         base_rates: Sequence[float | None] = (),
         judges_rates: Sequence[float | None] | None = None,
     ) -> None:
-        self.rows, self.tested, self.base_rates = rows, tested, tuple(base_rates)
+        self.rows, self.tested, self.base_rates = rows, rows.drop_nulls("score"), tuple(base_rates)
         self.judges_rates = self.base_rates if judges_rates is None else tuple(judges_rates)
-        labels = (self.tested["label"] == FAKE).cast(pl.Int64).to_numpy()
-        scores = (self.tested["logit"] / self.tested["temperature"]).to_numpy()
-        self.witnesses: Witnesses = witnesses(labels, scores, self.tested["group_id"], self.tested["fold"])
-        self.left_out: PValues = left_out_p_values(self.witnesses, self.tested["group_id"])
 
     @classmethod
     def of(
@@ -114,30 +109,35 @@ class KnownVideos:
         *,
         final_temperature: float = 0.0,
     ) -> Self:
-        """Of a run whose ``folds`` are finished; with a ``final_temperature`` its network of all groups, too."""
-        predictions = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in folds])
-        said = predictions.select("video_id", "fold", "score", "logit", "temperature")
-        rows = read_table(run.index, INDEX).join(said, on="video_id", how="left", maintain_order="left")
+        """Read those of a run or ensemble; with ``final_temperature`` log odds by its network of all groups, too."""
+        scores = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in folds])
+        scores = scores.select("video_id", "fold", "score", "logit", "temperature")
+        by_final = pl.DataFrame(schema={"video_id": pl.String, "final_logit": pl.Float64})
         if final_temperature:
             by_final = read_table(run.final_validation, FINAL_VALIDATION)
             by_final = by_final.select("video_id", final_logit=pl.col("logit") / final_temperature)
-            rows = rows.join(by_final, on="video_id", how="left", maintain_order="left")
-        return cls(rows, rows.drop_nulls("score"), base_rates, judges_rates)
+        rows = read_table(run.index, INDEX)
+        for more in (scores, by_final):
+            rows = rows.join(more, on="video_id", how="left", maintain_order="left")
+        return cls(rows, base_rates, judges_rates)
 
-    @classmethod
-    def of_tables(
-        cls,
-        looks: pl.DataFrame,
-        calibration: pl.DataFrame,
-        base_rates: Sequence[float | None] = (),
-        judges_rates: Sequence[float | None] | None = None,
-    ) -> Self:
-        """Of a bundle's LOOKS and CALIBRATION; a video is called by the beginning of its content's hash."""
-        said = calibration.drop_nulls("content_sha256").unique("content_sha256", keep="first", maintain_order=True)
-        rows = looks.drop("fold").with_columns(video_id=pl.col("content_sha256").str.head(16))
-        said = said.select("content_sha256", "fold", "score", "logit", "temperature")
-        rows = rows.join(said, on="content_sha256", how="left", maintain_order="left")
-        return cls(rows, calibration, base_rates, judges_rates)
+    def anonymous(self) -> pl.DataFrame:
+        """Return KNOWN_VIDEOS in an order by content, with numbers for groups."""
+        number = pl.col("group_id").rank("dense").cast(pl.String)
+        rows = self.rows.with_columns(group_id="group_" + number).select(list(KNOWN_VIDEOS.columns))
+        return rows.sort("content_sha256", "label", "fold")
+
+    @cached_property
+    def witnesses(self) -> Witnesses:
+        """The tested videos, on the scale logit / temperature."""
+        labels = (self.tested["label"] == FAKE).cast(pl.Int64).to_numpy()
+        scores = (self.tested["logit"] / self.tested["temperature"]).to_numpy()
+        return witnesses(labels, scores, self.tested["group_id"], self.tested["fold"])
+
+    @cached_property
+    def left_out(self) -> PValues:
+        """The p-values of each tested video against those of other groups."""
+        return left_out_p_values(self.witnesses, self.tested["group_id"])
 
     def threshold(self, rule: Rule) -> float | None:
         """From which score on the rule's operating point says fake, if it has one."""

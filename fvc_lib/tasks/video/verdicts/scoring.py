@@ -1,21 +1,19 @@
-"""Scores of video files by the networks of a finished run, with the run's own eyes.
+"""Score video files by the networks of a finished training, decoded as the run decoded its own videos.
 
-Files are decoded by the code that makes training clips (``video/clips/worker.py``): the same frames, fit, crop and
-normalisation, in isolated processes, so that a bad file costs itself alone. Clips lie on the disk until they are
-scored, a batch at a time; no more networks than ``held`` are in memory. Which folds judge a file its caller says: a
-fold's network must not judge what it was trained on.
+Files are decoded by the code that makes training clips, in isolated processes. Clips lie on the disk until a batch is
+scored. The caller names the folds that judge a file: a fold's network must not judge what it was trained on.
 """
 
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import torch
 from torch import Tensor, nn
@@ -30,12 +28,10 @@ from fvc_lib.engine.device import (
     resolve_device,
 )
 from fvc_lib.engine.oom_detection import is_out_of_memory
-from fvc_lib.engine.random_state import forked_random_state
-from fvc_lib.engine.training_state import weights_digest
 from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.services.checkpoint_files import BEST, load_weights
+from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, FvcError, StoppedError, UsageError, command_text
+from fvc_lib.services.errors import DataError, StoppedError, UsageError, command_text
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.registry import DETECTORS
@@ -43,89 +39,76 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FINAL_VALIDATION, PREDICTIONS, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING
 from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
-from fvc_lib.tasks.predicting import cautions_on_code
-from fvc_lib.tasks.recipe import TrainedClass, TrainingOutcome, read_outcome
-from fvc_lib.tasks.video.classical.judging import (
-    FeatureMeasurer,
-    FittedModel,
-    fitted_model,
-    probe,
-)
+from fvc_lib.tasks.predicting import Trained
+from fvc_lib.tasks.recipe import read_outcome
+from fvc_lib.tasks.video.classical.judging import FeatureMeasurer, FittedModel, fitted_model, probe
 from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.video.clips.clip_file import Pixels, load_clip_file
 from fvc_lib.video.clips.store import ClipStore
 
-FINAL = -1  # in place of a fold's number: the network of all groups
+Floats = npt.NDArray[np.float64]
+Features = npt.NDArray[np.float32]
+
+FINAL = -1  # the network of all groups, in place of a fold's number
 _SAME_LOGIT = 1e-3  # half precision adds up differently in another order
+_MEASURED_AT_ONCE = 64  # files whose features are measured together
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class FoldNetwork:
-    """One fold's network on the disk, and how its logits become scores.
+    """One fold's network, and how its logits become scores.
 
     Attributes:
-        path: of its best weights, with their digest beside.
-        weights: hex SHA-256 of them, as their training noted it (``weights_digest``).
-        prior_logit: added to its logits; then they are divided by ``temperature``.
-        threshold: from this score on a video is called fake.
-        base_rate: share of fakes at which its scores are probabilities: that of the inner validation videos; None: not
+        trained: the network on the disk.
+        prior_logit: added to its logits, which are then divided by ``temperature``.
+        threshold: the lowest score of a video that is called fake.
+        base_rate: share of fakes at which its scores are probabilities, that of the inner validation videos; None: not
             known, or they were of one class.
-        trained: its class.
+        device: of its training; empty of a bundle.
     """
 
-    path: Path
-    weights: str
+    trained: Trained
     prior_logit: float
     temperature: float
     threshold: float
     base_rate: float | None = None
-    trained: TrainedClass | None = None
+    device: str = ""
 
-
-_MEASURED_AT_ONCE = 64  # files whose features are measured together
+    @property
+    def weights(self) -> str:
+        """Hex SHA-256 of its weights, as the training noted it."""
+        return self.trained.digest
 
 
 class Networks:
-    """The networks of a finished training of task video, loaded where they are first needed.
+    """The networks of a finished training of task video, each loaded when it is first needed.
 
-    New videos are judged by those of all folds; where there is a network of all groups (``FINAL``), by it alone.
+    New videos are judged by those of all folds, or by the network of all groups (``FINAL``) alone where it is there.
 
     Args:
         name: of the run, for messages.
         config: the run's.
         folds: by number.
-        built_with: the ``model_weights`` that a network is built with before it is given its own.
-        damaged: what to do about weights that are not those of a fold, given the fold.
-        held: so many networks are in memory at most; none: all.
+        held: the most networks in memory at once; None: all.
     """
 
-    def __init__(
-        self,
-        name: str,
-        config: RunConfig,
-        folds: Mapping[int, FoldNetwork],
-        *,
-        built_with: str,
-        damaged: Callable[[int], str],
-        held: int | None = 1,
-    ) -> None:
+    def __init__(self, name: str, config: RunConfig, folds: Mapping[int, FoldNetwork], *, held: int | None = 1) -> None:
         self.name, self.config, self.folds = name, config, folds
         self.compute = resolve_device(config.device, config.amp)
         self._precision = Precision(self.compute)
-        self._batch = config.batch_size or DETECTORS.get(config.model).micro_batch
-        self._built_with, self._damaged = built_with, damaged
+        self.batch_size = config.batch_size or DETECTORS.get(config.model).micro_batch
         self._held, self._networks = held or len(folds), OrderedDict[int, nn.Module]()
         self._fitted: dict[int, FittedModel] = {}
-        self.remarks: list[str] = []  # sentences on code that has changed, of the networks that were loaded
-        self.measurer: FeatureMeasurer | None = None  # where models see forensic features in place of clips
+        self.remarks: list[str] = []  # cautions on changed code of the networks that were loaded
+        self.measurer: FeatureMeasurer | None = None  # of models on forensic features
         if config.of_features == "forensic":
             self.measurer = FeatureMeasurer(config, self.store.recipe, Path(config.cache_dir))
-            self._batch = _MEASURED_AT_ONCE
+            self.batch_size = _MEASURED_AT_ONCE
 
     @property
     def store(self) -> ClipStore:
-        """What names the run's settings of decoding; nothing is written to it."""
+        """The run's settings of decoding; nothing is written to it."""
         return ClipStore.of(self.config)
 
     @property
@@ -135,72 +118,56 @@ class Networks:
 
     @property
     def base_rates(self) -> tuple[float | None, ...]:
-        """Of each of the judges, as ``FoldNetwork`` has it."""
+        """The base rate of each judge."""
         return tuple(self.folds[fold].base_rate for fold in self.judges)
-
-    @property
-    def batch_size(self) -> int:
-        """Clips that are taken to the networks together; a forward pass has ``clips_in_a_pass`` of them."""
-        return self._batch
 
     @cached_property
     def sees_order(self) -> bool:
-        """Whether the order of a clip's frames matters to a network: one that looks at motion."""
+        """Whether a network's answer depends on the order of a clip's frames, as one that looks at motion."""
         if self.measurer is not None:
             return False
-        clip = np.random.default_rng(0).integers(0, 256, (1, *self._clip_shape), dtype=np.uint8)
+        clips = self.config.clips
+        shape = (1, clips.num_frames, 3, clips.side, clips.side)
+        clip = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
         others = np.concatenate([clip, np.roll(clip, 1, axis=1), clip[:, ::-1]])
         logits = self.raw_logits(self.network(self.judges[0]), np.ascontiguousarray(others))
         return bool(np.ptp(logits) > _SAME_LOGIT * max(1.0, float(np.abs(logits).max())))
 
-    @property
-    def _clip_shape(self) -> tuple[int, int, int, int]:
-        clips = self.config.clips
-        return (clips.num_frames, 3, clips.side, clips.side)
+    def logits(self, fold: int, clips: Pixels, features: list[Features] | None = None) -> Floats:
+        """Return the mean logit of each video, float64 (V,), at the training's share of fakes.
 
-    def weights(self, fold: int) -> str:
-        """Hex SHA-256 of the weights of ``fold``, as its training noted it."""
-        return self.folds[fold].weights
-
-    def logits(
-        self, fold: int, clips: Pixels, features: list[np.ndarray[Any, np.dtype[np.float32]]] | None = None
-    ) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """float64 (V,) of videos uint8 (V, N, T, 3, S, S), N clips each: their mean, on the share of fakes of training.
-
-        From the same forward pass what goes into the network's head is appended to ``features``, where it is given:
-        float32 (V, F), the mean over time, or over time and space, and over each video's clips; nothing where that
-        is not one row for each clip.
+        Args:
+            fold: whose network judges.
+            clips: uint8 (V, N, T, 3, S, S), N clips of each video.
+            features: receives the inputs of the network's head from the same pass: float32 (V, F), the mean over time
+                and space and over each video's clips. It receives nothing where these are not one row per clip.
 
         Raises:
-            DataError: the network says nothing finite.
+            DataError: the network returns values that are not finite.
         """
         network, flat, inputs = self.network(fold), clips.reshape(-1, *clips.shape[2:]), list[Tensor]()
-        if features is None:
-            values = self.raw_logits(network, flat)
-        else:
-            # They are others where the head sees frames one by one.
-            with _head_inputs(network, inputs):
-                values = self.raw_logits(network, flat, inputs)
-            if sum(map(len, inputs)) == len(flat):
-                pooled = torch.cat(inputs)
-                features.append(pooled.reshape(len(clips), -1, pooled.shape[-1]).mean(1).numpy())
+        with ExitStack() as stack:
+            if features is not None:
+                stack.enter_context(_head_inputs(network, inputs))
+            values = self.raw_logits(network, flat, inputs)
+        if features is not None and sum(map(len, inputs)) == len(flat):  # more, where the head sees single frames
+            pooled = torch.cat(inputs)
+            features.append(pooled.reshape(len(clips), -1, pooled.shape[-1]).mean(1).numpy())
         values = torch.from_numpy(values).reshape(len(clips), -1).mean(1).numpy()
         if not np.isfinite(values).all():
-            raise DataError(f"{self.name}, {name_of(fold)}: the network says nothing finite of a video.")
+            raise DataError(f"{self.name}, {name_of(fold)}: the network returns values that are not finite.")
         return np.asarray(values + self.folds[fold].prior_logit)
 
-    def raw_logits(
-        self, network: nn.Module, clips: Pixels, beside: list[Tensor] | None = None
-    ) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """float64 (N,) of clips uint8 (N, T, 3, S, S), as ``network`` gives them; to the bit what each has alone.
+    def raw_logits(self, network: nn.Module, clips: Pixels, inputs: list[Tensor] | None = None) -> Floats:
+        """Return what ``network`` gives of clips uint8 (N, T, 3, S, S), float64 (N,); to the bit as of each alone.
 
-        A pass for which there was no memory leaves nothing in ``beside``, which a hook fills.
+        A hook may fill ``inputs`` with a row per clip; rows of a pass that ran out of memory are removed.
         """
-        flat, found, done = torch.from_numpy(clips), [], 0
-        kept, device = 0, self.compute.device
+        flat, found, done = torch.from_numpy(clips), list[Tensor](), 0
+        inputs, passes, device = [] if inputs is None else inputs, 0, self.compute.device
         with torch.inference_mode(), deterministic_algorithms(device):
             while done < len(flat):
-                size = clips_in_a_pass(device, self._batch)
+                size = clips_in_a_pass(device, self.batch_size)
                 these = flat[done : done + size]
                 try:
                     with self._precision.autocast():
@@ -208,14 +175,12 @@ class Networks:
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error) or size == 1:
                         raise
-                    if beside is not None:
-                        del beside[kept:]
-                    self._batch = max(1, self._batch // 2)
-                    release_cached_memory(self.compute.device)
+                    del inputs[passes:]
+                    self.batch_size = max(1, self.batch_size // 2)
+                    release_cached_memory(device)
                     continue
-                if beside is not None:
-                    beside[kept:] = [each[: len(these)] for each in beside[kept:]]
-                    kept = len(beside)
+                inputs[passes:] = [each[: len(these)] for each in inputs[passes:]]
+                passes = len(inputs)
                 found.append(some.double().cpu())
                 done += len(some)
         return np.asarray(torch.cat(found).numpy())
@@ -225,18 +190,19 @@ class Networks:
         return float(probabilities(np.array([logit]), self.folds[fold].temperature)[0])
 
     def check(self) -> None:
-        """Load every network once; raises as ``logits``, where one is damaged or of other code."""
+        """Load every network once; raise as ``Trained.built``."""
         for fold in self.folds:
             self.network(fold) if self.measurer is None else self.fitted(fold)
 
     def fitted(self, fold: int) -> FittedModel:
-        """Return the model of ``fold`` on forensic features; raise as ``logits``."""
+        """Return the model of ``fold`` on forensic features; raise as ``Trained.state``."""
         if fold not in self._fitted:
-            self._fitted[fold] = fitted_model(self.folds[fold].path, self._state(fold), self.config)
+            trained = self.folds[fold].trained
+            self._fitted[fold] = fitted_model(trained.weights, trained.state(), self.config)
         return self._fitted[fold]
 
     def network(self, fold: int) -> nn.Module:
-        """Return the network of ``fold``, in evaluation mode on its device; raise as ``logits``."""
+        """Return the network of ``fold``, in evaluation mode on its device; raise as ``Trained.built``."""
         if self.measurer is not None:
             raise UsageError(
                 f"{self.name}: model {self.config.model!r} sees features of the whole video and no frames: it has no "
@@ -250,106 +216,82 @@ class Networks:
         return self._networks[fold]
 
     def _loaded(self, fold: int) -> nn.Module:
-        """With the weights whose digest the training noted.
-
-        Raises:
-            FvcError: the file is damaged or another's.
-            UsageError: the network's code has changed, or what it is built with is gone.
-        """
-        state, wanted = self._state(fold), self.folds[fold]
+        trained = self.folds[fold].trained
         if self.config.of_features:
-            network = probe(self.config, self._built_with, {name: each.numpy() for name, each in state.items()}).eval()
-            return network.to(self.compute.device)
-        with forked_random_state(0, torch.device("cpu")):
-            network = build_detector(self.config.model_copy(update={"model_weights": self._built_with})).eval()
-        try:
-            network.load_state_dict(state)
-        except RuntimeError as error:
-            told = " ".join(str(error).split())[:300]
-            raise UsageError(f"{self.name}: its weights do not fit the network of this version ({told}).") from error
-        if wanted.trained is not None:
-            remedy = "Bring that code back, or train again."
-            for caution in cautions_on_code(self.name, wanted.trained, network, remedy):
-                if caution not in self.remarks:
-                    self.remarks.append(caution)
-                    _logger.warning(caution)
+            arrays = {name: each.numpy() for name, each in trained.state().items()}
+            return probe(self.config, arrays).eval().to(self.compute.device)
+        network, cautions = trained.built(lambda: build_detector(self.config))
+        for caution in cautions:
+            if caution not in self.remarks:
+                self.remarks.append(caution)
+                _logger.warning(caution)
         return network.to(self.compute.device)
-
-    def _state(self, fold: int) -> dict[str, Tensor]:
-        path, wanted = self.folds[fold].path, self.folds[fold]
-        state = load_weights(path)
-        if weights_digest(state) != wanted.weights:
-            raise FvcError(
-                f"{str(path)!r}: is not what {name_of(fold)} was judged by (its outcome has another digest). "
-                f"{self._damaged(fold)}"
-            )
-        return state
 
 
 def name_of(fold: int) -> str:
-    """``fold 2``, or what ``FINAL`` is called."""
+    """Return ``fold 2``, or the name of ``FINAL``."""
     return "the network of all groups" if fold == FINAL else f"fold {fold}"
 
 
-class RunNetworks(Networks):
-    """Those of a run, best weights of each fold; with ``final`` the network of all groups besides.
-
-    Attributes:
-        config: the run's.
-        outcomes: of the folds that are there, by number.
+def networks_of_run(
+    paths: RunPaths, folds: Collection[int] | None = None, *, held: int | None = 1, final: bool = False
+) -> Networks:
+    """Return the networks of a run's ``folds`` (None: all); with ``final`` the network of all groups, too.
 
     Raises:
-        UsageError: the run is of another task, or one of ``folds`` is not finished.
+        UsageError: the run is of another task, or one of its trainings is not finished.
+        DataError: a file of the run is damaged.
     """
-
-    def __init__(
-        self, paths: RunPaths, folds: Collection[int] | None = None, *, held: int | None = 1, final: bool = False
-    ) -> None:
-        refuse_damaged(paths.root, logs=False)
-        self.paths, config = paths, run_config(paths)
-        if config.task != DEFAULT_TASK:
-            raise UsageError(f"{paths.run_id} is of task {config.task}; videos are scored by runs of {DEFAULT_TASK}.")
-        wanted = range(config.num_trainings) if folds is None else sorted(folds)
-        found = {fold: read_outcome(paths.fold_outcome(fold), TrainingSummary) for fold in wanted}
-        missing = [fold for fold, outcome in found.items() if outcome is None]
-        if missing:
-            raise UsageError(
-                f"{paths.run_id}: fold {', '.join(map(str, missing))} is not finished, so there is no network to ask. "
-                f"Name another run, or finish this one: {command_text('--resume', paths.root)}"
-            )
-        self.outcomes: dict[int, TrainingOutcome[TrainingSummary]] = {f: o for f, o in found.items() if o is not None}
-        networks = {
-            fold: _fold_network(paths.fold_checkpoints(fold), outcome) for fold, outcome in self.outcomes.items()
-        }
-        if final:
-            of_all = read_outcome(paths.stage_outcome(FINAL_TRAINING), TrainingSummary)
-            if of_all is None:
-                raise UsageError(
-                    f"{paths.run_id} has no network of all groups, or it is not finished. Train it: "
-                    f"{command_text('--resume', paths.root, '-p', 'train_final', 'true')}"
-                )
-            network = _fold_network(paths.stage_training(FINAL_TRAINING), of_all)
-            ratio, threshold = held_back(paths, self.outcomes), network.threshold
-            if 0 < threshold < 1:  # the same videos above it
-                threshold = float(probabilities(np.log([threshold / (1 - threshold)]), ratio)[0])
-            networks[FINAL] = replace(network, temperature=network.temperature * ratio, threshold=threshold)
-        super().__init__(
-            paths.run_id,
-            config,
-            networks,
-            built_with=config.model_weights,
-            damaged=lambda fold: (
-                "Train it again: " + command_text("--force", "04b" if fold == FINAL else "04", "--resume", paths.root)
-            ),
-            held=held,
+    refuse_damaged(paths.root, logs=False)
+    config = run_config(paths)
+    if config.task != DEFAULT_TASK:
+        raise UsageError(f"{paths.run_id} is of task {config.task}; videos are scored by runs of {DEFAULT_TASK}.")
+    wanted = range(config.num_trainings) if folds is None else sorted(folds)
+    if missing := [fold for fold in wanted if read_outcome(paths.fold_outcome(fold), TrainingSummary) is None]:
+        raise UsageError(
+            f"{paths.run_id}: fold {', '.join(map(str, missing))} is not finished, so there is no network to ask. "
+            f"Name another run, or finish this one: {command_text('--resume', paths.root)}"
         )
+    networks = {fold: _fold_network(paths, config, fold) for fold in wanted}
+    if final:
+        network, ratio = _fold_network(paths, config, FINAL), held_back(paths, networks)
+        if 0 < (threshold := network.threshold) < 1:  # the same videos above it
+            threshold = float(probabilities(np.log([threshold / (1 - threshold)]), ratio)[0])
+        networks[FINAL] = replace(network, temperature=network.temperature * ratio, threshold=threshold)
+    return Networks(paths.run_id, config, networks, held=held)
+
+
+def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
+    """Return the network of one finished training; raise ``UsageError`` where that of all groups is not finished."""
+    is_final = fold == FINAL
+    file = paths.stage_outcome(FINAL_TRAINING) if is_final else paths.fold_outcome(fold)
+    outcome = read_outcome(file, TrainingSummary)
+    if outcome is None:
+        raise UsageError(
+            f"{paths.run_id} has no network of all groups, or it is not finished. Train it: "
+            f"{command_text('--resume', paths.root, '-p', 'train_final', 'true')}"
+        )
+    training = outcome.training
+    chosen = training.selection
+    trained = Trained(
+        name=f"{paths.run_id}, {name_of(fold)}",
+        config=config,
+        weights=(paths.stage_training(FINAL_TRAINING) if is_final else paths.fold_checkpoints(fold)) / BEST,
+        digest=training.best_weights,
+        network=outcome.network,
+        remedy=f"Train it again: {command_text('--force', '04b' if is_final else '04', '--resume', paths.root)}",
+    )
+    rate = chosen.num_fake / chosen.num_videos if chosen.num_real and chosen.num_fake else None
+    return FoldNetwork(
+        trained, chosen.prior_logit, training.temperature, training.threshold, rate, device=outcome.device
+    )
 
 
 def held_back(paths: RunPaths, folds: Collection[int]) -> float:
-    """By what the log odds of the network of all groups are divided, at least 1.
+    """Return the number, at least 1, that divides the log odds of the network of all groups.
 
-    It is never surer than the folds' networks: of the videos that chose its epoch the median size of its log odds is at
-    most that of their out-of-fold log odds. Fitted on few videos that it knows well, its own temperature makes it so.
+    It makes that network no surer than the folds': over the videos that chose its epoch the median size of its log odds
+    is at most that of their out-of-fold log odds. Its own temperature was fitted on few videos that it knows well.
 
     Raises:
         UsageError: none of these videos has an out-of-fold score.
@@ -362,28 +304,14 @@ def held_back(paths: RunPaths, folds: Collection[int]) -> float:
     if not both.height:
         raise UsageError(
             f"{paths.run_id}: none of the videos that chose the epoch of the network of all groups is tested by a "
-            "fold, so its scores cannot be set beside theirs. Leave --final out."
+            "fold, so its scores cannot be compared with theirs. Leave --final out."
         )
     return max(1.0, mine / theirs) if theirs else 1.0
 
 
-def _fold_network(folder: Path, outcome: TrainingOutcome[TrainingSummary]) -> FoldNetwork:
-    training = outcome.training
-    chosen = training.selection
-    return FoldNetwork(
-        path=folder / BEST,
-        weights=training.best_weights,
-        prior_logit=chosen.prior_logit,
-        temperature=training.temperature,
-        threshold=training.threshold,
-        base_rate=chosen.num_fake / chosen.num_videos if chosen.num_real and chosen.num_fake else None,
-        trained=outcome.network,
-    )
-
-
 @contextmanager
 def _head_inputs(network: nn.Module, found: list[Tensor]) -> Iterator[None]:
-    """Append to ``found`` what goes into the head in each forward pass, float32 (N, F)."""
+    """Append the inputs of the head in each forward pass to ``found``, float32 (N, F)."""
 
     def take(_module: nn.Module, given: tuple[Tensor, ...]) -> None:
         features = given[0].detach().float()
@@ -405,53 +333,44 @@ def _head_inputs(network: nn.Module, found: list[Tensor]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FileScores:
-    """What was found of a file, by fold; or the ``failure`` why nothing was.
+    """The logits of a file by fold, or the ``failure`` that prevented them.
 
     Attributes:
         position: of the file in the list.
-        logits: mean over its clips, on the share of fakes of training.
-        scores: calibrated probabilities of fake.
-        features: where asked for, what goes into the network's head, float32 (F,); none of a network without one.
-        lasts: whether the same file would fail again; not so where its worker died or took too long.
+        logits: the mean over its clips, at the training's share of fakes.
+        features: the inputs of each network's head, float32 (F,), where asked for and known.
+        lasts: whether another attempt would fail the same; False after a crash or a timeout.
     """
 
     position: int
     logits: Mapping[int, float] = field(default_factory=dict)
-    scores: Mapping[int, float] = field(default_factory=dict)
-    features: Mapping[int, np.ndarray[Any, np.dtype[np.float32]]] = field(default_factory=dict)
+    features: Mapping[int, Features] = field(default_factory=dict)
     failure: str = ""
     lasts: bool = True
 
 
 def score_files(
-    networks: Networks,
-    files: Sequence[FileToScore],
-    *,
-    workers: int = 0,
-    stop: Callable[[], bool] = lambda: False,
-    seen: Callable[[int, Pixels], None] = lambda _position, _clips: None,
+    networks: Networks, files: Sequence[FileToScore], *, workers: int = 0, stop: Callable[[], bool] = lambda: False
 ) -> Generator[FileScores]:
-    """Decode ``files`` and have them judged; what is finished comes at once, in any order.
+    """Decode and score ``files``; yield each as soon as it is known, in any order.
 
-    Files that one fold judges should stand together: its network is then loaded once.
+    Put files of one fold together: its network is then loaded once.
 
     Args:
         networks: of the run or bundle.
         files: N.
         workers: processes that decode; 0: one per core.
         stop: asked between batches.
-        seen: is given the position of a file and its clips, uint8 (N, T, 3, S, S), before they are judged.
 
     Raises:
-        StoppedError: ``stop`` said so.
+        StoppedError: ``stop`` returned True.
         OSError: a clip cannot be written.
-        FvcError: as ``Networks`` has it, or the code that decodes was changed since it was loaded here.
+        FvcError: as ``Networks.logits``, or the code that decodes was changed since it was loaded here.
     """
-    config = networks.config
-    waiting: list[int] = []
+    waiting: dict[int, FileToScore] = {}
     if not files:
         return
-    with scratch_folder(config) as folder:
+    with scratch_folder(networks.config) as folder:
         clips = [folder / f"{number}.npy" for number in range(len(files))]
         with closing(decoded_files(networks.store, files, clips, workers=workers)) as answers:
             for answer in answers:
@@ -460,70 +379,65 @@ def score_files(
                 if answer.failure:
                     yield FileScores(answer.position, failure=answer.failure, lasts=answer.lasts)
                     continue
-                waiting.append(answer.position)
-                if len(waiting) * config.clips_per_video >= networks.batch_size:
-                    yield from score_clips(networks, files, clips, waiting, seen)
-                    waiting = []
-            yield from score_clips(networks, files, clips, waiting, seen)
+                waiting[answer.position] = files[answer.position]
+                if len(waiting) * networks.config.clips_per_video >= networks.batch_size:
+                    yield from score_clips(networks, waiting, clips)
+                    waiting = {}
+            yield from score_clips(networks, waiting, clips)
 
 
 def score_clips(
     networks: Networks,
-    files: Sequence[FileToScore] | Mapping[int, FileToScore],
+    files: Mapping[int, FileToScore],
     clips: Sequence[Path],
-    positions: Sequence[int],
-    seen: Callable[[int, Pixels], None],
     *,
+    seen: Callable[[int, Pixels], None] = lambda _position, _clips: None,
     features: bool = False,
 ) -> Iterator[FileScores]:
-    """Have those ``files`` judged that stand at ``positions``, and whose ``clips`` are there; these go.
+    """Yield the scores of decoded ``files``, by their position in ``clips``; their clips are deleted.
 
-    With ``features`` these are told as well, from the same forward pass.
+    Args:
+        networks: of the run or bundle.
+        files: by position.
+        clips: file of each position.
+        seen: called with the position and the clips of each file, uint8 (N, T, 3, S, S), before it is judged.
+        features: whether to return the inputs of the heads.
     """
-    config, shape = networks.config, networks.store.shape
-    found: dict[int, dict[int, float]] = {position: {} for position in positions}
-    beside: dict[int, dict[int, np.ndarray[Any, np.dtype[np.float32]]]] = {position: {} for position in positions}
-    pixels = np.empty((len(positions), *shape), np.uint8)
+    positions, shape, number = list(files), networks.store.shape, networks.config.clips_per_video
+    pixels = np.empty((len(files), *shape), np.uint8)
     for place, position in enumerate(positions):
         load_clip_file(clips[position], pixels[place], shape)
         clips[position].unlink()
-    number = config.clips_per_video
-    videos = pixels.reshape(len(positions), number, shape[0] // number, *shape[1:])
+    videos = pixels.reshape(len(files), number, shape[0] // number, *shape[1:])
     for place, position in enumerate(positions):
         seen(position, videos[place])
     if networks.measurer is not None:
-        yield from _score_features(networks, networks.measurer, files, positions)
+        yield from _score_features(networks, networks.measurer, files)
         return
-    for fold in sorted({fold for position in positions for fold in files[position].folds}):
+    found: dict[int, dict[int, float]] = {position: {} for position in positions}
+    inputs: dict[int, dict[int, Features]] = {position: {} for position in positions}
+    for fold in sorted({fold for file in files.values() for fold in file.folds}):
         places = [place for place, position in enumerate(positions) if fold in files[position].folds]
-        taken = list[np.ndarray[Any, np.dtype[np.float32]]]() if features else None
+        taken = list[Features]() if features else None
         for place, logit in zip(places, networks.logits(fold, videos[places], taken).tolist(), strict=True):
             found[positions[place]][fold] = logit
         for rows in taken or ():
             for place, row in zip(places, rows, strict=True):
-                beside[positions[place]][fold] = row
+                inputs[positions[place]][fold] = row
     for position, logits in found.items():
-        scores = {fold: networks.score(fold, logit) for fold, logit in logits.items()}
-        yield FileScores(position, logits, scores, beside[position])
+        yield FileScores(position, logits, inputs[position])
 
 
 def _score_features(
-    networks: Networks,
-    measurer: FeatureMeasurer,
-    files: Sequence[FileToScore] | Mapping[int, FileToScore],
-    positions: Sequence[int],
+    networks: Networks, measurer: FeatureMeasurer, files: Mapping[int, FileToScore]
 ) -> Iterator[FileScores]:
-    """Judge the files at ``positions`` by their forensic features, measured now; raise as ``Networks``."""
-    if any(files[position].recipe for position in positions):
-        raise UsageError(
-            f"{networks.name}: its model sees features, and disturbed videos are scored by networks alone."
-        )
-    asked = [(files[position].path, files[position].content_sha256) for position in positions]
-    for place, found, failure in measurer.measure(asked):
+    """Measure the forensic features of ``files`` and judge by them; raise as ``score_files``."""
+    if any(file.recipe for file in files.values()):
+        raise UsageError(f"{networks.name}: its model sees features; only networks score disturbed videos.")
+    positions = list(files)
+    for place, found, failure in measurer.measure([(file.path, file.content_sha256) for file in files.values()]):
         position, logits = positions[place], dict[int, float]()
-        if failure:
-            yield FileScores(position, failure=failure)
-            continue
-        for fold in files[position].folds:
-            logits[fold] = float(networks.fitted(fold).logits([found])[0]) + networks.folds[fold].prior_logit
-        yield FileScores(position, logits, {fold: networks.score(fold, logit) for fold, logit in logits.items()})
+        if not failure:
+            for fold in files[position].folds:
+                logits[fold] = float(networks.fitted(fold).logits([found])[0]) + networks.folds[fold].prior_logit
+        yield FileScores(position, logits, failure=failure)

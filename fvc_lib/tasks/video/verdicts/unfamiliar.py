@@ -1,7 +1,7 @@
 """What a run's videos say nothing about: codecs, sizes, lengths and rates beyond theirs, and copies of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ class _Strict(BaseModel):
 
 
 class NumberRange(_Strict):
-    """Of how many videos a number is not known, and its quantiles over the others by share; null: of none known."""
+    """The number of videos of which a number is not known, and its quantiles over the others; null: of none known."""
 
     num_unknown: _Count
     quantiles: dict[str, _Number | None]
@@ -41,23 +41,35 @@ class TrainingRanges(_Strict):
     duration_seconds: NumberRange
     frames_per_second: NumberRange
     bits_per_second: NumberRange
-    share_unfamiliar: Annotated[float, Field(ge=0, le=1)] | None = None  # of these very videos; null: not recorded
+    share_unfamiliar: Annotated[float, Field(ge=0, le=1)] = 0.0  # of these very videos
+
+    def reasons(self, facts: _Facts) -> list[str]:
+        """Return one sentence on how a video is outside, or none; ``facts``: of its probe, named as in INDEX."""
+        found, unknown = [], list[str]()
+        if facts["codec"] not in self.codec:
+            found.append((f"codec {facts['codec']}", ", ".join(sorted(self.codec))))
+        for column, (name, unit, of) in _WATCHED.items():
+            value, known = of(facts), getattr(self, column)
+            low, high = (known.quantiles.get(share) for share in (_LOW, _HIGH))
+            if value is None:
+                if not known.num_unknown:
+                    unknown.append(f"its {name} is not known")
+            elif low is None or high is None:
+                unknown.append(f"the {name} of the run's videos is not known")
+            elif not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):
+                found.append((f"{name} {_shown(value)} {unit}", f"{_shown(low)} to {_shown(high)}"))
+        theirs = ["the run's videos: ", *[""] * len(found)]
+        told = [f"{what} ({whose}{known})" for (what, known), whose in zip(found, theirs, strict=False)]
+        return [f"Unfamiliar: {'; '.join([*told, *unknown])}."] if told or unknown else []
 
 
-class _Watched(NamedTuple):
-    """A number by which a video may be unfamiliar: its name for people, its unit, and how a probe's facts give it."""
-
-    name: str
-    unit: str
-    of: Callable[[_Facts], float | None]
-
-
-_WATCHED: Mapping[str, _Watched] = {
-    "shorter_side_pixels": _Watched("shorter side", "pixels", lambda facts: min(facts["width"], facts["height"])),
-    "longer_side_pixels": _Watched("longer side", "pixels", lambda facts: max(facts["width"], facts["height"])),
-    "duration_seconds": _Watched("length", "seconds", lambda facts: facts["duration_seconds"]),
-    "frames_per_second": _Watched("frame rate", "frames a second", lambda facts: facts["frames_per_second"]),
-    "bits_per_second": _Watched("bit rate", "bits a second", lambda facts: facts["bits_per_second"]),
+# A number by which a video may be unfamiliar: its name for people, its unit, and its value by a probe's facts.
+_WATCHED: Mapping[str, tuple[str, str, Callable[[_Facts], float | None]]] = {
+    "shorter_side_pixels": ("shorter side", "pixels", lambda facts: min(facts["width"], facts["height"])),
+    "longer_side_pixels": ("longer side", "pixels", lambda facts: max(facts["width"], facts["height"])),
+    "duration_seconds": ("length", "seconds", lambda facts: facts["duration_seconds"]),
+    "frames_per_second": ("frame rate", "frames a second", lambda facts: facts["frames_per_second"]),
+    "bits_per_second": ("bit rate", "bits a second", lambda facts: facts["bits_per_second"]),
 }
 _SLACK = 0.1
 _LOW, _HIGH = "0.01", "0.99"
@@ -69,68 +81,29 @@ FAMILIARITY = (
 
 
 def index_of_files(run: RunPaths) -> pl.DataFrame:
-    """INDEX of a run's videos as they came, with which a file that comes is compared; one may be made of others."""
+    """Return INDEX of a run's videos before any re-encoding, with which a new file is compared."""
     return read_table(run.original_index if run.original_index.is_file() else run.index, INDEX)
 
 
 def training_ranges(index: pl.DataFrame) -> TrainingRanges:
-    """Of the run's videos (INDEX); below the median a quantile is the next smaller video's, above the next larger's."""
+    """Return the ranges of videos (INDEX); a quantile below the median is rounded down to a video's, above it up."""
     sides = pl.concat_list("width", "height").list
     values = index.select(
         shorter_side_pixels=sides.min(), longer_side_pixels=sides.max(), num_frames="num_frames",
         duration_seconds="duration_seconds", frames_per_second="frames_per_second", bits_per_second="bits_per_second",
     )  # fmt: skip
-    said: dict[str, Any] = {name: dict(sorted(index[name].value_counts().rows())) for name in ("codec", "container")}
+    parts: dict[str, Any] = {name: dict(sorted(index[name].value_counts().rows())) for name in ("codec", "container")}
     for name in values.columns:
         quantiles = {str(share): values[name].quantile(share, _rounding(share)) for share in _QUANTILES}
-        said[name] = NumberRange(num_unknown=values[name].null_count(), quantiles=quantiles)
-    found = TrainingRanges(**said)
-    familiar, videos = Familiar(found), index.select("codec", "width", "height", *values.columns[3:])
-    outside = sum(bool(familiar.reasons(facts)) for facts in videos.iter_rows(named=True))
-    return found.model_copy(update={"share_unfamiliar": outside / max(1, index.height)})
+        parts[name] = NumberRange(num_unknown=values[name].null_count(), quantiles=quantiles)
+    ranges = TrainingRanges(**parts)
+    videos = index.select("codec", "width", "height", *values.columns[3:])
+    outside = sum(bool(ranges.reasons(facts)) for facts in videos.iter_rows(named=True))
+    return ranges.model_copy(update={"share_unfamiliar": outside / max(1, index.height)})
 
 
 def _rounding(share: float) -> Any:
     return "linear" if share == 0.5 else "lower" if share < 0.5 else "higher"
-
-
-class Familiar:
-    """The range of a run's videos.
-
-    Attributes:
-        codecs: theirs.
-        share_outside: of themselves; None: not recorded.
-        described: all that decides, as JSON text.
-    """
-
-    def __init__(self, ranges: TrainingRanges) -> None:
-        self.codecs, self.share_outside = frozenset(ranges.codec), ranges.share_unfamiliar
-        self.described = ranges.model_dump_json()
-        self._ranges: Mapping[str, NumberRange] = {name: getattr(ranges, name) for name in _WATCHED}
-
-    @classmethod
-    def of(cls, index: pl.DataFrame) -> Self:
-        """Of a run's INDEX."""
-        return cls(training_ranges(index))
-
-    def reasons(self, facts: _Facts) -> list[str]:
-        """In what a video is outside, in one sentence, or none; ``facts``: of its probe, named as in INDEX."""
-        found, beside = [], list[str]()
-        if facts["codec"] not in self.codecs:
-            found.append((f"codec {facts['codec']}", ", ".join(sorted(self.codecs))))
-        for column, (name, unit, of) in _WATCHED.items():
-            value, known = of(facts), self._ranges[column]
-            low, high = (known.quantiles.get(share) for share in (_LOW, _HIGH))
-            if value is None:
-                if not known.num_unknown:
-                    beside.append(f"its {name} is not known")
-            elif low is None or high is None:
-                beside.append(f"the {name} of the run's videos is not known")
-            elif not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):
-                found.append((f"{name} {_shown(value)} {unit}", f"{_shown(low)} to {_shown(high)}"))
-        theirs = ["the run's videos: ", *[""] * len(found)]
-        told = [f"{what} ({whose}{known})" for (what, known), whose in zip(found, theirs, strict=False)]
-        return [f"Unfamiliar: {'; '.join([*told, *beside])}."] if told or beside else []
 
 
 def _shown(value: float) -> str:

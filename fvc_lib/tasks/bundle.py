@@ -1,0 +1,467 @@
+"""A bundle: one folder with a trained model of any task, or an ensemble, that needs neither its runs nor their corpus.
+
+Every bundle has ``bundle.json``, a model card, the SHA-256 of every other file in ``digests.json``, and weights as
+safetensors in ``model/``. A task adds its section of ``bundle.json`` and its own files. An ensemble has a bundle of
+each member in ``members/``. A bundle is read as if a stranger had made it: every file needs its digest, no name leads
+out of the folder, nothing is unpickled, and code of its own runs only where the caller allows it (``docs/bundle.md``).
+"""
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import av
+import polars as pl
+import safetensors.numpy
+import safetensors.torch
+import torch
+from pandera.polars import DataFrameSchema
+from pyarrow import ArrowException
+from pyarrow.parquet import read_metadata
+from pydantic import Field, ValidationError
+from safetensors import SafetensorError
+
+from fvc_lib import __version__
+from fvc_lib.detectors.texts.transformers_encoders import OWN
+from fvc_lib.detectors.weights import BEGUN_WITH, read_weights
+from fvc_lib.services.atomic_files import read_json_object, sha256_of_file, write_json, write_text
+from fvc_lib.services.checkpoint_files import write_weights_with_digest
+from fvc_lib.services.config import DECLARED, RunConfig
+from fvc_lib.services.errors import UsageError
+from fvc_lib.services.parameters import resolve_config
+from fvc_lib.services.records.digests import read_document, write_document
+from fvc_lib.services.registry import BACKBONES, CROPS, DETECTORS, FileRegistry
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.tables import read_table
+from fvc_lib.services.tasks import TASKS
+from fvc_lib.tasks.predicting import Predictor, Standing, Strict, Trained, predictor_class
+from fvc_lib.tasks.recipe import TrainedClass
+from fvc_lib.tasks.video.classical.judging import described_in
+
+FORMAT = 7
+RECORD, DIGESTS, CARD = "bundle.json", "digests.json", "README.md"
+WEIGHTS, MEMBERS, _TEXT_ENCODER = "model", "members", "text_encoder"
+REMEDY = "Get the bundle again, or export it again."
+# Parameters that may name a user's file, and the folder of the bundle for it.
+_OWN_CODE: Mapping[str, tuple[str, FileRegistry[Any]]] = {
+    "model": ("network", DETECTORS), "backbone": ("network", DETECTORS), "crop": ("crop", CROPS),
+}  # fmt: skip
+_FILE_AND_ITEM = re.compile(r"\w+\.py:[A-Za-z_]\w*", re.ASCII)
+_WEIGHT_FIELDS = ("model_weights", "backbone_weights")
+# Of this machine, or of the corpus that the run was made with.
+_LEFT_OUT = frozenset({"corpus", "more_corpora", "target_corpora", "label_map", *_WEIGHT_FIELDS})
+_KEPT = frozenset({"amp", "batch_size", "device"})
+_FILES = re.compile(
+    rf"({MEMBERS}/\d+/)?({RECORD}|{DIGESTS}|{CARD}|[a-z_]+\.(json|parquet|safetensors)"
+    rf"|{WEIGHTS}/(fold_\d+|final|network)\.(safetensors(\.sha256)?|onnx(\.data)?)"
+    rf"|({BEGUN_WITH}|{_TEXT_ENCODER})/[\w-][\w.-]*\.(json|txt|safetensors)|(network|crop)/(\w+/)*\w+\.py)",
+    re.ASCII,
+)
+_DESCRIBED = ("settings", "features", "families")  # of a fitted model's file; other entries name places
+# Ten times what a corpus of a million files needs.
+_MOST_ROWS, _MOST_BYTES, _MOST_JSON_BYTES = 10_000_000, 4 << 30, 16 << 20
+_Part = TypeVar("_Part")
+_Model = TypeVar("_Model", bound=Strict)
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Name = Annotated[str, Field(pattern=r"^[^/\\\x00-\x1f\x7f]{1,200}$")]  # becomes a folder's name
+
+
+class NetworkRecord(Strict):
+    """The class that was trained, the digests of its functions, and licences as far as they are known."""
+
+    name: str
+    code: str
+    functions: dict[str, str]
+    licence: str
+    weights_licence: str
+    begun_with_sha256: str
+    paper: str
+
+
+class BundleRecord(Strict):
+    """``bundle.json``; ``section`` is the task's own, ``weights`` and ``network`` are empty of an ensemble."""
+
+    format: int
+    made_with: dict[str, str]
+    name: Name
+    run_hash: Digest
+    decode_hash: Digest
+    params: dict[str, Any]
+    weights: dict[str, Digest]
+    network: NetworkRecord | None
+    standing: Standing
+    section: dict[str, Any]
+
+
+def is_bundle(path: str | Path) -> bool:
+    """Return whether a folder is an exported bundle, or was one."""
+    folder = Path(path).expanduser()
+    return (folder / RECORD).is_file() or (folder / DIGESTS).is_file()
+
+
+def refused(folder: Path, why: str) -> UsageError:
+    """Return the error for a bundle that is not loaded."""
+    return UsageError(f"bundle {str(folder)!r}: {why}. {REMEDY}")
+
+
+# --- Writing
+
+
+def write_bundle(
+    predictor: Predictor, folder: Path, card: str, *, form: str = "", paths: RunPaths | None = None
+) -> str:
+    """Write ``predictor`` to ``folder``, whole or not at all, and load it from there.
+
+    Args:
+        predictor: of a run or ensemble.
+        folder: must not exist.
+        card: the model card; a section on the other form is appended.
+        form: a form in which each network is written too (``forms.ONNX``); empty: none.
+        paths: the run, whose files the other form is compared on.
+
+    Returns:
+        Sentences on the other form.
+
+    Raises:
+        UsageError: ``folder`` exists, or a network cannot be written as ``form`` or answers otherwise there.
+        FvcError: a file of the run is damaged, or the code of its network has changed.
+        OSError: a file cannot be written.
+    """
+    with new_folder(folder) as building:
+        (building / WEIGHTS).mkdir()
+        told = predictor.write_form(paths, form, building / WEIGHTS) if form and paths is not None else ""
+        _fill(predictor, building, f"{card}\n## Without this project\n\n{told}\n" if told else card)
+        written = open_bundle(building, allow_code=True)
+        written.check()
+        if written.identity != predictor.identity:
+            raise refused(building, "it does not answer as the run does; report this")
+    return told
+
+
+def _fill(predictor: Predictor, folder: Path, card: str) -> None:
+    config, network = predictor.config, None
+    for stem, trained in predictor.trained.items():
+        description = {k: v for k, v in described_in(trained.weights).items() if k in _DESCRIBED}
+        write_weights_with_digest(folder / WEIGHTS / f"{stem}.safetensors", trained.state(), description)
+    section, params = predictor.write(folder), dict[str, Any]()
+    if predictor.trained:
+        trained = next(iter(predictor.trained.values()))
+        network, params = _network_record(config, trained.network), _write_params(folder, config)
+    record = BundleRecord(
+        format=FORMAT,
+        made_with={"fvc": __version__, "torch": str(torch.__version__), "av": av.__version__},
+        name=predictor.name,
+        run_hash=config.config_hash,
+        decode_hash=predictor.decode_hash,
+        params=params | {"task": config.task},
+        weights={stem: trained.digest for stem, trained in predictor.trained.items()},
+        network=network,
+        standing=predictor.standing,
+        section=section,
+    )
+    write_json(folder / RECORD, record.model_dump(mode="json"))
+    write_text(folder / CARD, card)
+    for name in _files_in(folder):
+        (folder / name).chmod(0o644)
+    write_document(folder / DIGESTS, {"files": {name: sha256_of_file(folder / name) for name in _files_in(folder)}})
+
+
+def _network_record(config: RunConfig, trained: TrainedClass) -> NetworkRecord:
+    name = getattr(config, TASKS[config.task].network)
+    spec = None if BACKBONES.is_own(name) else DETECTORS.get(name)
+    return NetworkRecord(
+        name=trained.name,
+        code=trained.code,
+        functions=dict(trained.functions),
+        licence=spec.licence if spec else "not stated" if ":" in name else "this project's",
+        weights_licence=trained.weights_licence or (spec.weights_licence if spec else ""),
+        begun_with_sha256=trained.weights_sha256,
+        paper=spec.paper if spec else "",
+    )
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield a folder to fill; at the end it becomes ``folder``, whole or not at all.
+
+    Raises:
+        UsageError: ``folder`` exists, or is inside of a run.
+        OSError: it cannot be made.
+    """
+    folder = folder.expanduser().absolute()
+    if folder.exists() or folder.is_symlink():
+        raise UsageError(f"{str(folder)!r} is there already. Name another folder with --to.")
+    if run := next((each for each in folder.parents if (each / "run.json").is_file()), None):
+        raise UsageError(f"{str(folder)!r} is inside of the run {str(run)!r}. Name another folder with --to.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield building
+        building.chmod(0o755)
+        building.rename(folder)
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+
+
+def _write_params(folder: Path, config: RunConfig) -> dict[str, Any]:
+    """Return the parameters for ``bundle.json``; copy published weights and the user's own code into ``folder``."""
+    relevant = config.relevant()
+    params = {name: value for name, value in relevant.items() if name in _recorded(config.task)}
+    if "num_frames" in params:  # also where the network declares them: another version may declare other values
+        clips = config.clips
+        params |= {"num_frames": clips.num_frames, "fixed_size": clips.side}
+        params |= {"frame_sampling": clips.view.sampling, "frame_fit": clips.view.fit}
+    for name in _OWN_CODE.keys() & params.keys():
+        place, registry = _OWN_CODE[name]
+        for relative, file in registry.code_files(params[name]).items():
+            (folder / place / relative).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, folder / place / relative)
+        if (own := registry.file_of(params[name])) is not None:
+            params[name] = f"{own.name}:{params[name].rpartition(':')[2]}"
+    if begun := next((relevant[name] for name in _WEIGHT_FIELDS if relevant.get(name)), ""):
+        _copy_weights(Path(begun), folder / BEGUN_WITH)
+    if params.get("text_encoder", OWN) != OWN:
+        _copy_weights(Path(config.text_encoder), folder / _TEXT_ENCODER)
+        params["text_encoder"] = _TEXT_ENCODER
+    return params
+
+
+def _recorded(task: str) -> frozenset[str]:
+    """Return the fields of decoding, sampling, network and training; none names a place on a machine."""
+    own = {name for name, declared in DECLARED.items() if task in declared.tasks and declared.hashed}
+    places = {name for name, declared in DECLARED.items() if declared.changes == "folder" or name.endswith("_dir")}
+    return frozenset(own | _KEPT) - _LEFT_OUT - places
+
+
+def _copy_weights(source: Path, target: Path) -> None:
+    """Copy a file or folder of weights to the folder ``target`` as safetensors; raise ``UsageError``, ``OSError``."""
+    target.mkdir()
+    weights = sorted(source.glob("*.safetensors"))
+    for file in (*weights, *sorted(source.glob("*.json")), *sorted(source.glob("*.txt"))):
+        shutil.copyfile(file, target / file.name)
+    if not weights:
+        tensors = {name: tensor.clone().contiguous() for name, tensor in read_weights(source).items()}
+        safetensors.torch.save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+
+
+# --- Reading
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle whose files have been checked.
+
+    Attributes:
+        folder: absolute.
+        record: its ``bundle.json``.
+        config: the run's, as far as it is recorded; its places are of this machine.
+        allow_code: whether code of its own may run.
+    """
+
+    folder: Path
+    record: BundleRecord
+    config: RunConfig
+    allow_code: bool = False
+
+    @classmethod
+    def open(cls, folder: Path, *, allow_code: bool = False) -> "Bundle":
+        """Check and read a bundle; raise ``UsageError`` as ``open_bundle``."""
+        folder = folder.expanduser().absolute()
+        _check_files(folder)
+        if (found := read_json_object(folder / RECORD).get("format")) != FORMAT:
+            raise refused(folder, f"got format {found!r}, and this version of FVC ({__version__}) reads {FORMAT}")
+        record = parsed(BundleRecord, folder, (folder / RECORD).read_bytes())
+        stems = {file.name.partition(".")[0] for file in (folder / WEIGHTS).glob("*")}
+        wanted = [f"{stem}.safetensors{end}" for stem in record.weights for end in ("", ".sha256")]
+        if stems != record.weights.keys() or not all((folder / WEIGHTS / name).is_file() for name in wanted):
+            raise refused(folder, f"{WEIGHTS}/ has not the networks of {RECORD}")
+        return cls(folder, record, _config_of(folder, record.params, allow_code=allow_code), allow_code)
+
+    def trained(self, stem: str, *, fold: str = "", **more: Any) -> Trained:
+        """Return the network in ``model/STEM.safetensors``, with ``more`` fields of ``Trained``."""
+        network, name = self.record.network, self.record.name
+        if network is None or stem not in self.record.weights:
+            raise refused(self.folder, f"{WEIGHTS}/{stem}.safetensors is missing")
+        return Trained(
+            name=f"{name}, {fold}" if fold else name,
+            config=self.config,
+            weights=self.folder / WEIGHTS / f"{stem}.safetensors",
+            digest=self.record.weights[stem],
+            network=TrainedClass(network.name, "", network.code, 0, functions=network.functions),
+            remedy=REMEDY,
+            **more,
+        )
+
+    def section(self, model: type[_Model]) -> _Model:
+        """Return the task's section of the record; raise ``UsageError`` where no export writes it."""
+        try:
+            return model.model_validate(self.record.section)
+        except ValidationError as error:
+            raise _invalid(self.folder, "section", error) from error
+
+    def table(self, name: str, schema: DataFrameSchema) -> pl.DataFrame:
+        """Return the table ``name``; raise ``FvcError`` where no export writes it."""
+        return read_bundle_table(self.folder, name, schema)
+
+
+def open_bundle(folder: Path, *, allow_code: bool = False, held: int | None = 1) -> Predictor:
+    """Return the predictor of a bundle.
+
+    Args:
+        folder: of the bundle.
+        allow_code: whether its own network or crop may run: code that the author of the bundle wrote.
+        held: the most networks in memory at once; None: all.
+
+    Raises:
+        UsageError: it is damaged, hostile, of another format, or needs code that is not allowed.
+        FvcError: a table or file of weights that no export writes.
+    """
+    bundle = Bundle.open(folder, allow_code=allow_code)
+    predictor = predictor_class(bundle.config.task).of_bundle(bundle, held=held)
+    if predictor.decode_hash != bundle.record.decode_hash:
+        before = bundle.record.made_with.get("av", "unknown")
+        told = (
+            f"Files are decoded by other code or libraries than the run's were (PyAV {before}, here {av.__version__})"
+        )
+        predictor.cautions += (f"{told}: answers may differ a little from the run's.",)
+    return predictor
+
+
+def task_of_bundle(folder: Path) -> str:
+    """Return the task that a bundle states, unchecked; raise ``UsageError`` where it states none."""
+    path = folder / RECORD
+    document = read_json_object(path) if path.is_file() and path.stat().st_size <= _MOST_JSON_BYTES else {}
+    params = document.get("params")
+    task = params.get("task") if isinstance(params, dict) else None
+    if not isinstance(task, str) or task not in TASKS:
+        raise refused(folder, f"{RECORD} is missing or damaged")
+    return task
+
+
+def _files_in(folder: Path) -> list[str]:
+    """Return the relative names of the files, sorted; top-level names with a dot belong to a version system."""
+    found = []
+    for above, folders, files in os.walk(folder):
+        here = Path(above)
+        if here == folder:
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            files = [name for name in files if not name.startswith(".") and name != DIGESTS]
+        for name in (*folders, *files):
+            path = here / name
+            if path.is_symlink() or not (path.is_dir() or path.is_file()):
+                raise refused(folder, f"{str(path.relative_to(folder))!r} is a link or no file")
+        found += [(here / name).relative_to(folder).as_posix() for name in files]
+    return sorted(found)
+
+
+def _check_files(folder: Path) -> None:
+    """Check that the files are those of ``digests.json``; raise ``UsageError``."""
+    there, path = set(_files_in(folder)), folder / DIGESTS
+    for name in sorted(there | {DIGESTS}):
+        if name.endswith(".json") and (folder / name).is_file() and (folder / name).stat().st_size > _MOST_JSON_BYTES:
+            raise refused(folder, f"{name!r} is larger than {_MOST_JSON_BYTES:,} bytes")
+    files = {} if path.is_symlink() else read_document(path).get("files")
+    if not files or not isinstance(files, dict):
+        raise refused(folder, f"{DIGESTS} is missing or damaged: it is not what was written")
+    for name in sorted(there & files.keys()):
+        if sha256_of_file(folder / name) != files[name]:
+            raise refused(folder, f"{name!r} is damaged: its SHA-256 is not that of {DIGESTS}")
+    if missing := sorted({*files, RECORD, CARD} - there):
+        raise refused(folder, f"{missing[0]!r} is missing")
+    if other := sorted(name for name in there if name not in files or not _FILES.fullmatch(name)):
+        raise refused(folder, f"{other[0]!r} does not belong there")
+
+
+def parsed(model: type[_Model], folder: Path, content: bytes) -> _Model:
+    """Return the JSON ``content``, validated; raise ``UsageError`` where no export writes it."""
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        raise _invalid(folder, "", error) from error
+
+
+def _invalid(folder: Path, part: str, error: ValidationError) -> UsageError:
+    first = error.errors()[0]
+    where = ".".join(map(str, (*filter(None, [part]), *first["loc"])))
+    return refused(folder, f"{RECORD}, {where or 'as a whole'}: {first['msg']}")
+
+
+def _config_of(folder: Path, params: Mapping[str, Any], *, allow_code: bool) -> RunConfig:
+    """Return the recorded configuration, with this machine's cache folder and the bundle's own files.
+
+    Raises:
+        UsageError: a parameter that no bundle of the task has, or code that is not allowed.
+    """
+    params, task = dict(params), task_of_bundle(folder)
+    if foreign := sorted(set(params) - _recorded(task) - {"task"}):
+        raise refused(folder, f"{RECORD} has the parameter {foreign[0]!r}, which no bundle has")
+    for name, (place, registry) in _OWN_CODE.items():
+        value = params.get(name, "")
+        if not isinstance(value, str) or registry.file_of(value) is None:
+            continue
+        if not _FILE_AND_ITEM.fullmatch(value):
+            raise refused(folder, f"{name} names {value!r}, a file outside of it")
+        own = folder / place / value.partition(":")[0]
+        if not own.is_file():
+            raise refused(folder, f"{name} is {value!r}, and {place}/{own.name} is missing")
+        if not allow_code:
+            raise UsageError(
+                f"bundle {str(folder)!r}: its {name} is code, {place}/{own.name}, which loading it would run on this "
+                f"machine. Read that file; where you trust it: load_detector({str(folder)!r}, allow_code=True)."
+            )
+        params[name] = f"{folder}/{place}/{value}"
+    places = dict[str, str]()
+    if params.get("text_encoder", OWN) != OWN:
+        if params["text_encoder"] != _TEXT_ENCODER or not (folder / _TEXT_ENCODER).is_dir():
+            raise refused(folder, f"text_encoder is {params['text_encoder']!r}, wanted {_TEXT_ENCODER!r}")
+        places["text_encoder"] = str(folder / _TEXT_ENCODER)
+        params["text_encoder"] = OWN
+    config = resolve_config({**params, "cache_dir": resolve_config().cache_dir}, environ={})
+    if (folder / BEGUN_WITH).is_dir():
+        places |= {name: str(folder / BEGUN_WITH) for name in _WEIGHT_FIELDS if name in config.relevant()}
+    return config.model_copy(update=places)
+
+
+def read_bundle_table(folder: Path, name: str, schema: DataFrameSchema) -> pl.DataFrame:
+    """Return the table ``name``, read only where it states a bounded size: a few bytes of Parquet can name any size.
+
+    Raises:
+        FvcError: a table that no export writes.
+    """
+    path = folder / name
+    try:
+        stated = read_metadata(path)
+    except (OSError, ArrowException):
+        return read_table(path, schema)  # raises the error
+    groups = [stated.row_group(number) for number in range(stated.num_row_groups)]
+    num_bytes = max(sum(group.total_byte_size for group in groups), 0)
+    if stated.num_rows > _MOST_ROWS or num_bytes > _MOST_BYTES:
+        raise refused(
+            folder, f"{name} says that it has {stated.num_rows:,} rows of {num_bytes:,} bytes, at most "
+            f"{_MOST_ROWS:,} and {_MOST_BYTES:,} are read"
+        )  # fmt: skip
+    return read_table(path, schema)
+
+
+def read_arrays(folder: Path, name: str, read: Callable[[dict[str, Any]], _Part]) -> _Part | None:
+    """Return ``read`` of the arrays in the file ``name``; None where there is no such file.
+
+    Raises:
+        UsageError: a file that no export writes.
+    """
+    path = folder / name
+    if not path.is_file():
+        return None
+    if path.stat().st_size > _MOST_BYTES:
+        raise refused(folder, f"{name} is larger than {_MOST_BYTES:,} bytes")
+    try:
+        return read(safetensors.numpy.load_file(path))
+    except (OSError, SafetensorError, ValueError, KeyError) as error:
+        raise refused(folder, f"{name}: {error}") from error
