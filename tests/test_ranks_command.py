@@ -33,22 +33,12 @@ def asked(tmp_path, *values, **options):
     return ask((), (), [*folders, ("model", "frame_cnn"), ("num_folds", "2"), *values], options)
 
 
-def said_by(command, capsys):
-    command._say_ranks()
-    return capsys.readouterr().out
-
-
-def test_a_new_run_says_how_many_ranks_and_what_each_computes(tmp_path, capsys):
+def test_a_new_run_has_the_ranks_that_the_gpus_allow(tmp_path):
     command = RunCommand(NOTEBOOKS, Wanted(), asked(tmp_path, AUTO))
     assert command.config.num_ranks == 4
-    assert said_by(command, capsys).splitlines() == [
-        "num_ranks auto: 4 (2 trainings at once, 8 GPUs here (0,1,2,3,4,5,6,7): 4 for each)",
-        "4 ranks share each training: of the 16 samples of an optimizer step each computes 4",
-    ]
     one_by_one = RunCommand(NOTEBOOKS, Wanted(jobs=1), asked(tmp_path, AUTO))
     assert one_by_one.config.num_ranks == 8
-    alone = RunCommand(NOTEBOOKS, Wanted(), asked(tmp_path))
-    assert (alone.config.num_ranks, said_by(alone, capsys)) == (1, "")
+    assert RunCommand(NOTEBOOKS, Wanted(), asked(tmp_path)).config.num_ranks == 1
 
 
 def test_a_submitted_run_has_the_ranks_that_a_node_of_the_site_has_gpus_for(tmp_path, monkeypatch):
@@ -59,7 +49,7 @@ def test_a_submitted_run_has_the_ranks_that_a_node_of_the_site_has_gpus_for(tmp_
         assert RunCommand(NOTEBOOKS, wanted, asked(tmp_path, AUTO)).config.num_ranks == ranks
 
 
-def test_a_resumed_run_keeps_its_ranks_on_a_machine_with_other_gpus_and_a_fork_does_not(tmp_path, capsys, monkeypatch):
+def test_a_resumed_run_keeps_its_ranks_on_a_machine_with_other_gpus_and_a_fork_does_not(tmp_path, monkeypatch):
     made = RunCommand(NOTEBOOKS, Wanted(), asked(tmp_path, AUTO))
     run = begin_run(made.config, command="test", chosen=made._chosen)
     assert "num_ranks: 4  #" in run.params_yaml.read_text()
@@ -69,9 +59,6 @@ def test_a_resumed_run_keeps_its_ranks_on_a_machine_with_other_gpus_and_a_fork_d
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     resumed = RunCommand(NOTEBOOKS, Wanted(resume="latest"), asked(tmp_path, AUTO))
     assert resumed.config.num_ranks == 4
-    assert f"num_ranks auto: 4 ({run.run_id} was made with it; -p num_ranks NUMBER changes it)" in said_by(
-        resumed, capsys
-    )
     assert RunCommand(NOTEBOOKS, Wanted(resume="latest"), asked(tmp_path)).config.num_ranks == 4
     assert RunCommand(NOTEBOOKS, Wanted(resume="latest"), asked(tmp_path, ("num_ranks", "2"))).config.num_ranks == 2
     fork = RunCommand(NOTEBOOKS, Wanted(resume="latest", fork=True), asked(tmp_path, AUTO))
