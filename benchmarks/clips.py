@@ -115,7 +115,6 @@ def streamed(shards: ClipShards) -> Iterator[Pixels]:
     """Every clip in the order of a shuffle buffer."""
     clips = listed(shards)
     places = np.array([shards.place_of(*clip) for clip in clips])
-    shards.begin_pass()
     for number in epoch_order(len(clips), 0, 0, stream=Stream(places[:, 0], places[:, 1], shards.buffer)).tolist():
         yield loaded(shards, clips[number][0])
 

@@ -3,19 +3,18 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, file_state
 from fvc_lib.services.atomic_files import path_to_text, process_lives, this_host
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, FvcError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_limits
+from fvc_lib.video.clips.making import DECODE_FUNCTION, decode_item, decode_limits, failure_of
 from fvc_lib.video.clips.store import ClipStore
 
 FILE_SECONDS = 60.0  # the time limit for an empty file; a second more for each megabyte
@@ -71,7 +70,7 @@ def decoded_files(
     limits = decode_limits(store, workers, recipes=bool(store.recipe) or any(file.recipe for file in files))
     with closing(run_isolated(DECODE_FUNCTION, items, **limits)) as answers:
         for answer in answers:
-            failure = _failure_of_video(answer.value or {})
+            failure = failure_of(answer.value or {})
             failure = f"the decoder gave up: {answer.detail}" if answer.failure else failure
             yield DecodedFile(answer.position, failure, lasts=answer.failure is None)
 
@@ -97,26 +96,13 @@ def looked_at(
                 more = " Or give it more time: --file-seconds." if answer.failure == "timeout" else ""
                 detail = f"the decoder gave up on this file: {answer.detail}. {VIDEO_FILES.remedy}{more}"
                 value = {"reason": answer.failure, "detail": detail}
-            failure = _failure_of_video(value)
+            failure = failure_of(value)
             yield answer.position, VIDEO_FILES.read(path, value), failure
 
 
 def item_to_decode(store: ClipStore, file: FileToScore, clip: Path) -> dict[str, Any]:
     """Return the item for a function of ``video/clips/worker.py`` that decodes ``file`` into ``clip``."""
-    return {
-        "source": str(file.path),
-        "target": str(clip),
-        "content_sha256": file.content_sha256,
-        "num_frames": store.num_frames,
-        "fixed_size": store.fixed_size,
-        "view": asdict(store.view),
-        "code": store.decode_code,
-        "crop": store.crop_code,
-        "seen": "",
-        "recipe": file.recipe,
-        # Re-encoded videos of the run are in the cache; those of others would fill it.
-        "encoded": [store.recipe, str(store.cache_dir), False] if store.recipe else [],
-    }
+    return decode_item(store, file.path, clip, file.content_sha256) | {"recipe": file.recipe}
 
 
 @contextmanager
@@ -146,14 +132,3 @@ def _time_limit(path: Path, least_seconds: float) -> float:
     """Return the limit for a file by its size: its length is known from the file alone, and a hostile one may lie."""
     state = file_state(path)
     return least_seconds + round(state["size_bytes"] / 1e6 if state else 0)
-
-
-def _failure_of_video(value: Mapping[str, Any]) -> str:
-    """Return the reason why a video has no clip; raise where that is no fault of the video."""
-    if "code_changed" in value:
-        raise FvcError("the code that decodes was changed since it was loaded here. Start again.")
-    if "crop_error" in value:
-        raise DataError(f"{value['crop_error']}. Mend the function that crops.")
-    if "write_error" in value:
-        raise OSError(*value["write_error"])
-    return str(value.get("video_error", ""))

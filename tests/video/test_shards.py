@@ -1,10 +1,9 @@
+import gc
 import io
 import json
-import os
 import pickle
-import random
 import tarfile
-import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from fvc_lib.video.clips.shards import (
     write_shards,
 )
 from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.decode.file_parts import contents_of
 
 SHARD_BYTES = 4 * (128 + 2 * 3 * 16 * 16)  # four clips a shard
 
@@ -50,10 +50,6 @@ def load(shards: ClipShards, video_id: str, number: int) -> np.ndarray:
     return frames
 
 
-def listed(folder: Path) -> list[tuple[str, int]]:
-    return [clip for shard in read_manifest(folder).shards for clip in shard.clips]
-
-
 @pytest.fixture
 def written(tmp_path):
     store, clips = filled_store(tmp_path / "cache")
@@ -71,47 +67,15 @@ def test_every_clip_comes_back(written):
         frames = load(shards, *name)
         np.testing.assert_array_equal(frames, store.read(*name))
     assert not shards.has("0" * 16, 7)
-    with pytest.raises(DataError, match=r"number 7 is not in the shards .*03_augmentation"):
+    with pytest.raises(DataError):
         load(shards, "0" * 16, 7)
 
 
-def test_a_stream_of_shards_gives_the_stores_clips_in_every_pass(written):
-    store, clips, folder = written
+def test_clips_have_places_in_the_order_of_the_shards(written):
+    _, clips, folder = written
     shards = ClipShards(folder, buffer=2)
-    for _ in range(2):
-        shards.begin_pass()
-        for video_id, number in listed(folder):
-            np.testing.assert_array_equal(load(shards, video_id, number), store.read(video_id, number))
-    places = [shards.place_of(*clip) for clip in listed(folder)]
+    places = [shards.place_of(*clip) for clip in shards.clips]
     assert places == [(number // 4, number % 4) for number in range(clips.height)]
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system cannot be asked to read ahead")
-def test_a_stream_asks_for_each_shard_once_a_pass_and_shards_in_any_order_never(written, monkeypatch):
-    _, _, folder = written
-    asked, by_inode = [], {path.stat().st_ino: path.name for path in folder.glob("*.tar")}
-
-    def noted(descriptor, start, length, advice):
-        asked.append((by_inode[os.fstat(descriptor).st_ino], start, length, advice))
-
-    monkeypatch.setattr(os, "posix_fadvise", noted)
-
-    def read_all(shards):
-        asked.clear()
-        for clip in random.Random(0).sample(listed(folder), 10):
-            load(shards, *clip)
-        for thread in threading.enumerate():
-            if thread.name == "reading ahead":
-                thread.join()
-        return sorted(asked)
-
-    whole = [(f"clips-00000{number}.tar", 0, 0, os.POSIX_FADV_WILLNEED) for number in range(3)]
-    stream = ClipShards(folder, buffer=2)
-    assert read_all(stream) == whole
-    assert read_all(stream) == []
-    stream.begin_pass()
-    assert read_all(stream) == whole
-    assert read_all(ClipShards(folder)) == []
 
 
 def test_members_are_named_by_plain_ids():
@@ -136,7 +100,7 @@ def test_the_bytes_depend_on_the_clips_alone(written, tmp_path):
         }
 
 
-def test_tar_files_hold_a_clip_and_its_row_side_by_side_as_webdataset_wants_them(written):
+def test_tar_files_hold_a_clip_and_its_row_side_by_side(written):
     store, clips, folder = written
     rows = {row["clip_id"]: row for row in clips.iter_rows(named=True)}
     read = []
@@ -151,7 +115,35 @@ def test_tar_files_hold_a_clip_and_its_row_side_by_side_as_webdataset_wants_them
                 pixels = np.load(io.BytesIO(tar.extractfile(pixels_name).read()))
                 np.testing.assert_array_equal(pixels, store.read(row["video_id"], row["augmentation_index"]))
                 read.append(key)
-    assert read == [f"{video_id}_{number}" for video_id, number in listed(folder)]
+    assert read == [f"{video_id}_{number}" for video_id, number in ClipShards(folder).clips]
+
+
+def test_the_package_webdataset_reads_our_shards(written):
+    webdataset = pytest.importorskip("webdataset")
+    store, clips, folder = written
+    rows = {row["clip_id"]: row for row in clips.iter_rows(named=True)}
+    tars = sorted(str(path) for path in folder.glob("*.tar"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # it leaves files open
+        read = list(webdataset.WebDataset(tars, shardshuffle=False).decode())
+        gc.collect()
+    assert [sample["__key__"] for sample in read] == [f"{name}_{number}" for name, number in ClipShards(folder).clips]
+    for sample in read:
+        row = rows[sample["__key__"]]
+        assert sample["json"] == row
+        np.testing.assert_array_equal(sample["npy"], store.read(row["video_id"], row["augmentation_index"]))
+
+
+def test_our_reader_reads_shards_of_the_package_webdataset(tmp_path):
+    webdataset = pytest.importorskip("webdataset")
+    with webdataset.TarWriter(str(tmp_path / "a.tar")) as writer:
+        for number in range(3):
+            writer.write({"__key__": f"deep/v{number}", "mp4": bytes([number]) * 700, "json": {"label": "real"}})
+    contents = contents_of(tmp_path / "a.tar")
+    assert contents.damage == ""
+    assert list(contents.members) == [f"deep/v{number}.{kind}" for number in range(3) for kind in ("json", "mp4")]
+    assert contents.members["deep/v2.mp4"].read() == b"\2" * 700
+    assert json.loads(contents.members["deep/v0.json"].read()) == {"label": "real"}
 
 
 def test_what_is_there_and_whole_is_not_written_again(written):
@@ -161,7 +153,7 @@ def test_what_is_there_and_whole_is_not_written_again(written):
     write_shards(store, clips, progress=lambda done, total: seen.append((done, total)))
     assert seen == []
     assert {path.name: (path.stat().st_ino, path.read_bytes()) for path in folder.glob("clips-*")} == before
-    flip_bit(folder / "clips-000001.tar", 3000)
+    (folder / "clips-000001.tar").write_bytes(b"damaged")
     (folder / "clips-000009.tar").touch()
     write_shards(store, clips, shard_bytes=SHARD_BYTES, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(4, 10), (8, 10), (10, 10)]
@@ -184,43 +176,19 @@ def test_a_manifest_of_other_clips_or_settings_is_written_anew(written):
         assert path.read_bytes() == whole
 
 
-def test_a_shard_that_cannot_be_read_is_written_anew(written):
-    store, clips, folder = written
-    path = folder / "clips-000000.tar"
-    whole = path.read_bytes()
-    path.unlink()
-    path.symlink_to("/proc/self/mem")  # opens, and its end cannot be sought
-    with pytest.raises(OSError, match="Invalid argument"):
-        ClipShards(folder).verify()
-    write_shards(store, clips, shard_bytes=SHARD_BYTES)
-    assert not path.is_symlink()
-    assert path.read_bytes() == whole
-
-
-def flip_bit(path: Path, byte: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[byte] ^= 16
-    path.write_bytes(content)
-
-
 def test_any_flipped_bit_and_any_cut_is_found_before_a_clip_is_given(written):
     _, _, folder = written
     path = folder / "clips-000000.tar"
     whole = path.read_bytes()
-    first, *_, other = listed(folder)
-    draw = random.Random(0)
-    for byte in draw.sample(range(len(whole)), 40):
-        flip_bit(path, byte)
-        with pytest.raises(DataError, match=r"clips-000000\.tar.*SHA-256.*03_augmentation"):
+    first, *_, other = ClipShards(folder).clips
+    flips = [bytes(whole[:at]) + bytes([whole[at] ^ 16]) + whole[at + 1 :] for at in range(7, len(whole), 499)]
+    for content in (*flips, b"", whole[:511], whole[: len(whole) // 2], whole[:-1]):
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=path.name):
             load(ClipShards(folder), *first)
-        path.write_bytes(whole)
-    for size in (0, 511, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:size])
-        with pytest.raises(DataError, match=f"got {size} bytes, wanted {len(whole)}"):
-            ClipShards(folder).verify()
-        load(ClipShards(folder), *other)  # the other shards are whole
+    load(ClipShards(folder), *other)  # the other shards are whole
     path.unlink()
-    with pytest.raises(DataError, match="No such file"):
+    with pytest.raises(DataError, match=path.name):
         ClipShards(folder).verify()
 
 
@@ -288,8 +256,8 @@ def test_hostile_members_are_refused_by_name_and_never_executed(written, tmp_pat
     before = set(tmp_path.rglob("*"))
     replace_members(folder, hostile_members(bomb)[kind])
     shards = ClipShards(folder)
-    for clip in listed(folder)[:4]:
-        with pytest.raises(DataError, match=r"clips-000000\.tar.*member '"):
+    for clip in shards.clips[:4]:
+        with pytest.raises(DataError, match=r"clips-000000\.tar"):
             load(shards, *clip)
     assert set(tmp_path.rglob("*")) == before
 
@@ -322,7 +290,7 @@ def test_torn_and_absent_manifests_are_refused(written):
     with pytest.raises(DataError, match=MANIFEST):
         ClipShards(folder)
     path.unlink()
-    with pytest.raises(DataError, match="No such file"):
+    with pytest.raises(DataError, match=MANIFEST):
         ClipShards(folder)
 
 
@@ -334,14 +302,10 @@ def test_a_clip_that_is_missing_in_the_store_is_named_and_leaves_no_manifest(tmp
     assert not (shards_folder(store, clips) / MANIFEST).exists()
 
 
-def test_long_ids_and_a_shard_for_each_clip_also_in_a_spawned_process(tmp_path):
-    store = ClipStore(tmp_path, 1, 16, AugmentationSettings(()))
-    rows = []
-    for number in range(70):
-        video_id = f"{number:0128d}"
-        store.write(video_id, 0, np.full(store.shape, number, np.uint8))
-        rows.append((f"{video_id}_0", video_id, "g", "real", 0, "[]", store.settings_hash, "x"))
-    folder = write_shards(store, pl.DataFrame(rows, schema=list(AUGMENTED.columns), orient="row"), shard_bytes=1)
+def test_a_shard_for_each_clip_also_in_a_spawned_process(written):
+    store, clips, _ = written
+    folder = write_shards(store, clips.head(3), shard_bytes=1)
     shards = pickle.loads(pickle.dumps(ClipShards(folder)))
-    for _ in range(2):
-        assert [int(load(shards, f"{number:0128d}", 0)[0, 0, 0, 0]) for number in range(70)] == list(range(70))
+    assert len(shards.manifest.shards) == 3
+    for clip in shards.clips:
+        np.testing.assert_array_equal(load(shards, *clip), store.read(*clip))

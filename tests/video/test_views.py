@@ -19,7 +19,7 @@ from fvc_lib.video.clips.making import make_clips, write_seen
 from fvc_lib.video.clips.shards import ClipShards, write_shards
 from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.decode.pixels import FrameConverter
-from fvc_lib.video.decode.views import NOT_FOUND, clip_places, decode_view, square_boxes, with_box
+from fvc_lib.video.decode.views import NOT_FOUND, clip_places, decode_view, square_boxes
 from tests.video.conftest import plan_of
 
 HARD = {
@@ -201,9 +201,6 @@ def test_what_is_not_found_is_a_row_with_its_reason_and_a_clip_of_the_middle(tmp
     assert clip.shape == (8, 3, 32, 32)
     assert clip[:, :, 8:24, 8:24].min() > 150  # the square is in the middle of every frame
     assert np.percentile(clip[:, :, :2], 50) < 100
-    framed = with_box(root / "real.mp4", decode_view(root / "real.mp4", 4, 32, store.view)[1])
-    assert framed.shape == (2, 3, 256, 256)
-    assert (framed[0, 0].astype(int) - framed[0, 1] > 200).sum() > 50
 
 
 def test_copies_are_augmented_clip_by_clip_and_shards_give_each_part(tmp_path, corpus):
@@ -261,8 +258,6 @@ def test_a_stores_name_has_what_decides_its_pixels_and_nothing_else(tmp_path, mo
     crop = tmp_path / "my_crop.py"
     crop.write_text(CROP)
     cropped, fitted = View(crop=f"{crop}:bright"), View(fit="crop:0.5")
-    with_a_fit = View(fit="crop", crop=cropped.crop)  # which a crop does without
-    assert store_of(tmp_path, with_a_fit).decode_folder == store_of(tmp_path, cropped).decode_folder
     views = [cropped, fitted, PLAIN_VIEW, View("window:2")]
     before = [store_of(tmp_path, view).decode_hash for view in views]
 
@@ -274,8 +269,8 @@ def test_a_stores_name_has_what_decides_its_pixels_and_nothing_else(tmp_path, mo
     with monkeypatch.context() as patch:
         patch.setattr(importlib.metadata, "version", lambda name: "0" if name == "pillow" else version(name))
         assert changed() == [True, False, False, False]
-    monkeypatch.setattr(View, "resized", lambda self, side: side)
-    assert changed() == [False, True, False, False]
+    monkeypatch.setattr(View, "resized", lambda self, side: side + 1)
+    assert all(changed())
 
 
 def test_the_plain_view_keeps_its_place_and_every_other_choice_has_its_own(tmp_path):

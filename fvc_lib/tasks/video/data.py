@@ -78,12 +78,6 @@ def stream_of(source: ClipSource, clips: Sequence[tuple[str, int]], samples_of_e
     return Stream(found[:, 0], found[:, 1], source.buffer)
 
 
-def begin_pass(source: ClipSource) -> None:
-    """Tell a streamed ``source`` that a new pass begins."""
-    if isinstance(source, ClipShards):
-        source.begin_pass()
-
-
 class ClipDataset:
     """Samples with ``frames`` uint8 (T, 3, S, S) and ``label`` float32 () from stored clips.
 
@@ -154,7 +148,6 @@ class ClipDataset:
 
     def at_epoch(self, epoch: int) -> "ClipDataset":
         """Return the samples of ``epoch`` (0-based)."""
-        begin_pass(self._source)
         draws = self._per_row < self._clips
         if self._mixing is None and not draws:
             return self

@@ -32,7 +32,7 @@ from fvc_lib.engine.task import (
 from fvc_lib.metrics.retrieval import RetrievalMetrics, retrieval_metrics
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError
-from fvc_lib.tasks.video.data import ClipSource, begin_pass, open_clips, stream_of
+from fvc_lib.tasks.video.data import ClipSource, open_clips, stream_of
 from fvc_lib.video.clips import making
 from fvc_lib.video.clips.shards import write_shards
 from fvc_lib.video.clips.store import ClipStore
@@ -179,7 +179,6 @@ class VideoTextDataset:
 
     def at_epoch(self, epoch: int) -> "VideoTextDataset":
         """Return the same samples; they do not depend on the epoch."""
-        begin_pass(self._source)
         return self
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""One clip as a file: numpy's plain ``.npy`` header, of which there is exactly one per shape; uint8 pixels; SHA-256.
+"""One clip as a file: NumPy's ``.npy`` header, uint8 pixels, and the SHA-256 of both.
 
 NumPy reads such a file as any other: it ignores what follows the pixels.
 """
@@ -22,30 +22,25 @@ DIGEST_BYTES = 32
 
 @lru_cache(maxsize=32)
 def clip_header(shape: Shape) -> bytes:
-    """The ``.npy`` header of a clip of ``shape`` (T, 3, S, S): version 1.0, uint8, C order."""
+    """Return the ``.npy`` header of a clip of ``shape`` (T, 3, S, S): version 1.0, uint8, C order."""
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, {"descr": "|u1", "fortran_order": False, "shape": shape})
     return stream.getvalue()
 
 
 def clip_file_bytes(shape: Shape) -> int:
-    """The size of header and pixels of a clip of ``shape``."""
+    """Return the size of header and pixels of a clip of ``shape``."""
     return len(clip_header(shape)) + int(np.prod(shape))
 
 
 def write_clip_file(path: AnyPath, frames: Pixels) -> None:
-    """Replace ``path`` by a clip, uint8 (T, 3, S, S), atomically.
-
-    Raises:
-        OSError: as the file system gave it.
-    """
-    height, width = frames.shape[2:]
+    """Replace ``path`` by a clip, uint8 (T, 3, S, S), atomically."""
     with atomic_output(path) as temporary, temporary.open("wb") as stream:
-        write_with_digest(stream, clip_header((frames.shape[0], 3, height, width)), np.ascontiguousarray(frames).data)
+        write_with_digest(stream, clip_header((len(frames), 3, *frames.shape[2:])), np.ascontiguousarray(frames).data)
 
 
 def write_with_digest(stream: BinaryIO, *parts: bytes | memoryview) -> None:
-    """Write ``parts`` and their SHA-256, as ``check_digest`` wants it."""
+    """Write ``parts`` and then their SHA-256."""
     digest = hashlib.sha256()
     for part in parts:
         stream.write(part)
@@ -54,10 +49,10 @@ def write_with_digest(stream: BinaryIO, *parts: bytes | memoryview) -> None:
 
 
 def check_digest(path: AnyPath) -> None:
-    """Check that a cached file ends with the SHA-256 of what comes before.
+    """Check that a file ends with the SHA-256 of the bytes before.
 
     Raises:
-        OSError: as the file system gave it.
+        OSError: it cannot be read.
         ValueError: it does not.
     """
     content = memoryview(Path(path).read_bytes())
@@ -66,11 +61,11 @@ def check_digest(path: AnyPath) -> None:
 
 
 def map_clip_file(path: AnyPath, shape: Shape) -> Pixels:
-    """The clip as a read-only memory map, uint8 of ``shape``; nothing is parsed, so nothing in the file is executed.
+    """Return the clip as a read-only memory map, uint8 of ``shape``. Nothing is unpickled.
 
     Raises:
-        OSError: as the file system gave it.
-        ValueError: the file is not such a clip.
+        OSError: the file cannot be read.
+        ValueError: the file is no clip of that shape.
     """
     path = Path(path)
     header = clip_header(shape)
@@ -81,13 +76,13 @@ def map_clip_file(path: AnyPath, shape: Shape) -> Pixels:
 
 
 def load_clip_file(path: AnyPath, frames: Pixels, shape: Shape, first: int = 0) -> None:
-    """Fill ``frames``, uint8 (t, 3, S, S) in C order, with those from number ``first`` on of a file of ``shape``.
+    """Fill ``frames``, uint8 (t, 3, S, S) in C order, with the frames from number ``first`` on of a file of ``shape``.
 
-    Takes half the time of copying the map page by page.
+    This takes half the time of copying from the memory map.
 
     Raises:
-        OSError: as the file system gave it.
-        ValueError: the file is not such a clip.
+        OSError: the file cannot be read.
+        ValueError: the file is no clip of that shape.
     """
     header = bytearray(len(clip_header(shape)))
     descriptor = os.open(path, os.O_RDONLY)
@@ -102,16 +97,12 @@ def load_clip_file(path: AnyPath, frames: Pixels, shape: Shape, first: int = 0) 
 
 
 def check_pixels(frames: Pixels, shape: Shape) -> None:
-    """Refuse an array that a clip of ``shape`` is not, or cannot be read into.
-
-    Raises:
-        ValueError: names what was got.
-    """
+    """Raise ``ValueError`` unless ``frames`` is uint8 of ``shape``."""
     if frames.dtype != np.uint8 or frames.shape != shape:
         raise ValueError(f"clip: got {frames.dtype} {frames.shape}, wanted uint8 {shape}")
 
 
 def check_part(frames: Pixels, shape: Shape, first: int) -> None:
-    """As ``check_pixels``, where ``frames`` shall hold those from number ``first`` on of a clip of ``shape``."""
+    """Raise ``ValueError`` unless ``frames`` can hold the frames from number ``first`` on of a clip of ``shape``."""
     fits = frames.ndim == 4 and first >= 0 and 0 < len(frames) <= shape[0] - first
     check_pixels(frames, (len(frames) if fits else shape[0], *shape[1:]))

@@ -1,7 +1,6 @@
 """What is seen of a video where that is not ``clip.decode_clip``: windows of neighbouring frames, and crops."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -206,19 +205,3 @@ def cut_out(frame: Pixels, box: npt.NDArray[np.floating], side: int) -> Pixels:
     ends = (min(left + width, picture.width), min(top + height, picture.height))
     cut = picture.resize((side, side), Image.Resampling.BILINEAR, box=(left, top, *ends))
     return np.asarray(cut).transpose(2, 0, 1)
-
-
-def with_box(path: AnyPath, seen: Sequence[SeenClip], size: int = 256) -> Pixels:
-    """The middle frame of each of ``seen``, uint8 (N, 3, size, size) letterboxed, with a frame around what is seen."""
-    middle = np.array([row.middle_frame for row in seen])
-    decoded = decode_places(Path(path), lambda _: np.unique(middle), size)
-    frames, box = decoded.frames[np.searchsorted(decoded.frame_indices, middle)].copy(), decoded.content
-    for frame, row in zip(frames, seen, strict=True):
-        left, top = box.left + row.left * box.width, box.top + row.top * box.height
-        right, bottom = left + row.width * box.width, top + row.height * box.height
-        columns, rows = slice(round(left), round(right)), slice(round(top), round(bottom))
-        for line in (round(left), round(right) - 2):
-            frame[:, rows, line : line + 2] = np.array([255, 0, 0])[:, None, None]
-        for line in (round(top), round(bottom) - 2):
-            frame[:, line : line + 2, columns] = np.array([255, 0, 0])[:, None, None]
-    return frames
