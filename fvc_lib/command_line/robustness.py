@@ -71,7 +71,7 @@ def robustness(
     reported = commands.report_run(found)
     if not code:
         click.echo("\n".join(["", *(f"  {line}" for line in _told(found)), ""]))
-        click.echo(f"  robustness    {found.record_html(ROBUSTNESS)}\n  table         {found.robustness_results}")
+        click.echo(f"  robustness    {found.report_html}\n  table         {found.robustness_results}")
     context.exit(code or reported)
 
 

@@ -74,7 +74,6 @@ class RunPaths:
     code_patch = _Path("code.patch")  # what the checkout had changed since its commit when the run began
     report_html = _Path("report.html")  # the one offline page that tells the whole run
     notebooks = _Path("notebooks")  # executed notebooks
-    reports = _Path("notebooks/reports")  # their offline HTML
     logs = _Path("logs")  # plain text
     slurm = _Path("slurm")  # the batch scripts a run was submitted with, and what SLURM's accounting said
     shards = _Path("shards")  # <stage>/<number>_of_<number>.json: how far each shard of a stage is
@@ -123,7 +122,6 @@ class RunPaths:
     stage_log = _PathOfStage("logs/{}.log")  # what its kernel and native libraries wrote past the notebook
     executed_notebook = _PathOfStage("notebooks/{}.ipynb")  # the record of a finished stage
     partial_notebook = _PathOfStage("notebooks/{}.partial.ipynb")  # of one that is running or died
-    record_html = _PathOfStage("notebooks/reports/{}.html")  # the offline page of the record
     stage_checkpoint = _PathOfStage("checkpoints/stage_{}.json")  # that it was finished, with its fingerprint
 
     def predictions(self, fold: int) -> Path:

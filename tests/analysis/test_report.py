@@ -15,7 +15,7 @@ from fvc_lib.analysis.figures.logs import learning_curves_figure
 from fvc_lib.analysis.figures.results import controls_figure
 from fvc_lib.analysis.figures.roc_and_calibration import roc_figure
 from fvc_lib.analysis.pages.display import figure_bundle
-from fvc_lib.analysis.pages.report import records_of, write_record_pages, write_report, write_run_report
+from fvc_lib.analysis.pages.report import records_of, write_report, write_run_report
 from fvc_lib.analysis.pages.runs_index import write_runs_index
 from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.headline import run_headline
@@ -67,44 +67,35 @@ def notebooks(run: RunPaths) -> list[Path]:
 
 
 def test_the_report_holds_everything_but_plotly_and_loads_nothing_else(run: RunPaths, notebooks: list[Path]) -> None:
-    write_report(notebooks, run.report_html, title="T <script>alert(1)</script>", headline=run_headline(run))
+    write_run_report(run)
     html = run.report_html.read_text(encoding="utf-8")
     assert loads_of(run.report_html) == ["plotly.min.js"]
     assert len(html) < 300_000
     assert html.count('<div class="figure"') == 3
-    assert "<script>alert" not in html
-    assert open_sections(run.report_html) == [True, False, False]
+    assert open_sections(run.report_html) == [True, False, False, False]
     score = run_headline(run).model_score
     for text in (f"{score.value:.3f}", f"{score.low:.3f}, {score.high:.3f}", "above control", "795 MB", "3 min 05 s"):
         assert text in html, text
-    write_report(notebooks, run.report_html, title="T <script>alert(1)</script>", headline=run_headline(run))
-    assert run.report_html.read_text(encoding="utf-8") == html
-
-
-def test_all_pages_of_a_run_share_one_plotly_and_pages_without_figures_need_none(
-    run: RunPaths, notebooks: list[Path]
-) -> None:
-    write_run_report(run)
     assert [path.relative_to(run.root) for path in run.root.rglob("plotly*")] == [Path("plotly.min.js")]
-    wanted = {
-        "02_folds": [],
-        "05_kfold_results": ["../../plotly.min.js"],
-        "06_analysis_dashboard": ["../../plotly.min.js"],
-    }
-    assert {key: loads_of(run.record_html(key)) for key in wanted} == wanted
-    assert run.record_html("02_folds").stat().st_size < 60_000
+    write_report(notebooks[2:], run.root / "x.html", title="T <script>alert(1)</script>", answer=["a <b>"])
+    alone = (run.root / "x.html").read_text(encoding="utf-8")
+    assert loads_of(run.root / "x.html") == []
+    assert "<script>alert" not in alone
+    assert "a &lt;b&gt;" in alone
+    assert len(alone) < 60_000
 
 
 def test_a_failed_run_says_so_first_and_opens_the_failed_section(run: RunPaths, notebooks: list[Path]) -> None:
     error = new_output("error", ename="ValueError", evalue="<no> codec", traceback=["\x1b[31mValueError\x1b[0m"])
-    failed = save(run.partial_notebook("03_augmentation"), new_markdown_cell("# A"), cell("x", error))
+    save(run.partial_notebook("03_augmentation"), new_markdown_cell("# A"), cell("x", error))
     stages = {"03_augmentation": {"state": "failed", "error": {"name": "ValueError", "message": "<no> codec"}}}
     write_json(run.status_json, {"state": "failed", "stages": stages})
-    write_report([*notebooks, failed], run.report_html, title="T", headline=run_headline(run))
+    write_run_report(run)
     html = run.report_html.read_text(encoding="utf-8")
     assert "state: failed" in html
     assert html.count("ValueError: &lt;no&gt; codec") == 3  # the alarm, the section's, and the output itself
-    assert open_sections(run.report_html) == [True, False, False, True]
+    assert open_sections(run.report_html)[0]
+    assert 'id="section-03_augmentation"' in html
 
 
 @pytest.fixture
@@ -126,47 +117,34 @@ def died(run: RunPaths) -> Path:
     return save(run.partial_notebook("03_augmentation"), new_markdown_cell("# Augmentation"), *cells)
 
 
+def alarm_of(run: RunPaths) -> str:
+    html = run.report_html.read_text(encoding="utf-8")
+    section = html[html.index('id="section-03_augmentation"') :]
+    return section[section.index('<p class="alarm">') :].partition("</p>")[0]
+
+
 def test_a_record_whose_kernel_died_says_so_and_what_never_ran(run: RunPaths, died: Path) -> None:
-    assert write_record_pages(run) == {}
-    html = run.record_html("03_augmentation").read_text(encoding="utf-8")
-    alarm = html[html.index('<p class="alarm">') :].partition("</p>")[0]
+    write_run_report(run)
     for fact in ("KernelDied: killed by SIGKILL", "2 code cells of 4 never ran", "-p batch_size 2"):
-        assert fact in alarm
-    assert "slurm job 12_0" in html
+        assert fact in alarm_of(run)
+    assert "slurm job 12_0" in run.report_html.read_text(encoding="utf-8")
     notebook = nbformat.read(died, as_version=4)
     banner = new_markdown_cell("<b>Failed: killed by the system</b>", metadata={"tags": ["papermill-error-cell-tag"]})
     notebook.cells.insert(0, banner)
     nbformat.write(notebook, died)
-    write_record_pages(run)
-    alarms = run.record_html("03_augmentation").read_text(encoding="utf-8").split('class="alarm">')[1:]
-    assert "SIGKILL" not in alarms[0].partition("</p>")[0]  # the record says it below
-    assert "killed by the system" in alarms[1]
-
-
-def test_links_work_from_every_page(run: RunPaths, died: Path) -> None:
     write_run_report(run)
-    write_runs_index(run.root.parent.parent)
-    for path in (run.record_html("03_augmentation"), run.report_html):
+    assert "SIGKILL" not in alarm_of(run)  # the record says it below
+    assert "killed by the system" in run.report_html.read_text(encoding="utf-8")
+
+
+def test_links_work(run: RunPaths, died: Path) -> None:
+    write_run_report(run)
+    index = write_runs_index(run.root.parent.parent)
+    for path in (index, run.report_html):
         links = re.findall(r'<a [^>]*href="([^"]*)"', path.read_text(encoding="utf-8"))
-        local = [path.parent / unquote(link) for link in links if not link.startswith(("#", "http"))]
+        local = [path.parent / unquote(link.partition("#")[0]) for link in links if not link.startswith(("#", "http"))]
         assert [link for link in local if not link.exists()] == []
-        assert [link.read_text() for link in local if "logs" in link.parts] == ["flood"]
-
-
-def test_a_page_is_written_again_where_its_record_or_the_end_of_its_task_changed(run: RunPaths) -> None:
-    keys = ("02_folds", "03_augmentation", "05_kfold_results")
-    for key in keys:
-        save(run.executed_notebook(key), cell("x"))
-    write_record_pages(run)
-    before = [run.record_html(key).stat().st_ino for key in keys]
-    save(run.executed_notebook("05_kfold_results"), cell("other"))
-    status = json.loads(run.status_json.read_text())
-    status["stages"]["03_augmentation"]["state"] = "interrupted"
-    write_json(run.status_json, status)
-    write_record_pages(run)
-    same = [run.record_html(key).stat().st_ino == inode for key, inode in zip(keys, before, strict=True)]
-    assert same == [True, False, False]
-    assert "state-interrupted" in run.record_html("03_augmentation").read_text(encoding="utf-8")
+    assert [link.read_text() for link in local if "logs" in link.parts] == ["flood"]
 
 
 def test_of_two_records_of_a_task_the_newer_counts(run: RunPaths) -> None:

@@ -1,4 +1,4 @@
-"""The list of all runs: written from whatever lies there, true about who is at work, quick the second time."""
+"""The list of all runs is written from whatever lies there, and true about who is at work."""
 
 import fcntl
 import json
@@ -7,13 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import nbformat
-import pytest
 
-from fvc_lib.analysis.pages import runs_index
 from fvc_lib.analysis.pages.report import write_run_report
 from fvc_lib.analysis.pages.runs_index import write_runs_index
-from fvc_lib.analysis.wording import bytes_text
-from fvc_lib.services.atomic_files import size_of
 from fvc_lib.services.run_paths import RunPaths
 
 MakeRun = Callable[..., RunPaths]
@@ -78,45 +74,6 @@ def test_one_bad_run_is_a_row_and_hides_no_other(make_run: MakeRun) -> None:
         html = written(good)
         assert "above control</span>" in row_of(html, good), name
         assert name != name.upper() or "cannot be read" in row_of(html, bad), name
-
-
-def test_a_finished_run_is_read_once_and_again_when_it_has_changed(
-    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
-    headline = runs_index.headlines.run_headline
-    monkeypatch.setattr(runs_index.headlines, "run_headline", lambda run: (read.append(run.run_id), headline(run))[1])
-    done, other = make_run(), make_run(name="run_20250401_000000_other")
-    first = written(done)
-    assert len(read) == 2
-    assert written(done) == first
-    assert len(read) == 2
-    other.status_json.write_text('{"state": "failed"}')
-    assert "state-failed" in row_of(written(done), other)
-    written(done)
-    assert read[2:] == [other.run_id] * 2  # what is not finished is looked at each time
-    shutil.rmtree(other.root)
-    assert other.run_id not in written(done)
-    assert other.root.name not in (done.root.parent.parent / ".index_rows.json").read_text()
-
-
-def test_the_size_is_that_of_now_whatever_was_taken_from_a_finished_run(run: RunPaths) -> None:
-    below = run.root / "features" / "fold_0"
-    below.mkdir(parents=True)
-    (below / "features.npz").write_bytes(bytes(50_000_000))
-    before = written(run)
-    assert f"<td>{bytes_text(size_of(run.root))}</td>" in row_of(before, run)
-    (below / "features.npz").unlink()
-    assert f"<td>{bytes_text(size_of(run.root))}</td>" in row_of(written(run), run)
-
-
-@pytest.mark.parametrize("content", ["{", '{"demo/x": 3}'])
-def test_a_damaged_store_of_rows_costs_nothing_but_time(run: RunPaths, content: str) -> None:
-    first = written(run)
-    store = run.root.parent.parent / ".index_rows.json"
-    store.write_text(content)
-    assert written(run) == first
-    assert run.run_id in store.read_text()
 
 
 def test_the_index_and_the_report_name_the_corpus_and_its_fingerprint(run: RunPaths) -> None:

@@ -1,4 +1,4 @@
-"""Report, records and list of runs, opened from the disk: whole, drawn, linked, printable, and asking nobody anything.
+"""Report and list of runs, opened from the disk: whole, drawn, linked, printable, and asking nobody anything.
 
 The run they tell of has names that would like to be markup, script or SQL; see ``runs.py``.
 """
@@ -22,18 +22,12 @@ pytestmark = pytest.mark.long
 WIDE, PHONE = (1200, 900), (390, 844)
 PAPER = (688, 900)  # A4 less the margins of the style sheet, in CSS pixels
 RECORD = "05_kfold_results"
-PAGES = ["report", "index", RECORD]
-
-
-def path_of(name: str, runs: Runs) -> Path:
-    special = {"report": runs.shown.report_html, "index": runs.folder / "index.html"}
-    return special.get(name, runs.shown.record_html(name))
 
 
 @pytest.mark.fault(38, 39)
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", ["report", "index"])
 def test_a_page_is_drawn_fits_its_window_and_shows_names_as_text(open_file: OpenFile, runs: Runs, name: str) -> None:
-    watched = open_file(path_of(name, runs), WIDE)
+    watched = open_file(runs.shown.report_html if name == "report" else runs.folder / "index.html", WIDE)
     draw_all(watched.page)
     text = watched.page.locator("body").inner_text()
     assert bool(figures(watched.page)) == (name != "index")
@@ -76,11 +70,10 @@ def test_links_between_the_pages_lead_where_they_say(open_file: OpenFile, runs: 
     links = page.locator("a")
     assert links.count() == 2 * 2  # report and record of the shown and of the copied run
     for number, run in enumerate((runs.shown, runs.copied)):
-        page.locator("tr", has_text=FOREIGN[:4] if number else "img src").locator("a", has_text="05").first.click()
-        page.wait_for_url(run.record_html(RECORD).as_uri())
-        page.locator("header a", has_text=run.run_id).click()
-        page.wait_for_url(run.report_html.as_uri())
-        page.locator(f"summary a[href$='{RECORD}.html']").click()
+        row = page.locator("tr", has_text=FOREIGN[:4] if number else "img src")
+        row.locator("a", has_text="05").first.click()
+        page.wait_for_url(f"{run.report_html.as_uri()}#section-{RECORD}")
+        page.wait_for_function("id => document.getElementById(id).open", arg=f"section-{RECORD}")
         page.locator("header a", has_text="all runs").click()
         page.wait_for_url((runs.folder / "index.html").as_uri())
     page.goto(runs.shown.report_html.as_uri())

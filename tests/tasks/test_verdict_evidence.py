@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fvc_lib.analysis.pages.video_page import Known, extremes
+from fvc_lib.analysis.pages.video_page import Known, over_time
 from fvc_lib.command_line.models import verdict_detector
 from fvc_lib.command_line.verdicts.pages import page_name, page_parts, write_video_pages
 from fvc_lib.detectors.network import head_of
@@ -55,9 +55,8 @@ def test_the_curve_is_higher_where_a_video_was_changed(detector, tmp_path):
     outside = (found.ends <= first) | (found.begins >= last)
     mean = found.scores.mean(1)
     assert mean[inside].min() > mean[outside].max() + 0.1
-    most, least = extremes(found.begins, found.ends, found.scores, found.middles)
-    assert first <= (most[0].begin + most[0].end) / 2 <= last
-    assert least[0].end <= first or least[0].begin >= last
+    most = over_time(found.begins, found.ends, found.scores, found.middles, 4.0, KNOWN)["most"]
+    assert first <= (most["begin"] + most["end"]) / 2 <= last
     assert found.scores.shape == (7, 2)
     assert found.note.startswith("Each of the 7 windows shows 4 frames of about 0.4")
     assert "together they show 33 %" in found.note

@@ -1,7 +1,7 @@
 """Executed notebooks as HTML: cells, outputs, and figures from the stored plotly mimetype.
 
-nbconvert's own templates fetch MathJax and widgets from the network and drop plotly's mimetype, so this has a template
-of its own. Its filters render prose, code and terminal colours. HTML that a notebook holds is cleaned to an allow-list.
+nbconvert's own templates fetch MathJax and widgets from the network and drop plotly's mimetype, so this uses a template
+of its own and nbconvert's filters. HTML inside a notebook is cleaned to an allow-list.
 """
 
 import base64
@@ -9,7 +9,6 @@ import itertools
 import json
 import re
 from dataclasses import dataclass
-from functools import partial
 from html import escape, unescape
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from fvc_lib.services.records.digests import undamaged_content
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 END_TAG = "papermill-error-cell-tag"  # of the cell in which the runner says how the notebook ended
-_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_KINDS = ("text/html", "image/png", "image/jpeg", "image/gif", "image/webp", "text/markdown")  # the best first
 _NOTHING = "\N{ZERO WIDTH SPACE}"  # the text of a display that is empty for now
 _REMARKS = {
     "pending": "This cell never ran.",
@@ -64,10 +63,11 @@ class NotebookHtml:
     Attributes:
         title: its first heading, with the fold if the file name has one; plain text.
         file_name: plain text.
-        body: HTML of all cells.
+        body: HTML of all cells; links to the run's logs begin with ``../logs/``.
         num_figures: in ``body``.
-        error: name and message of the first error, plain text; empty if there is none.
-        num_never_ran: code cells that were not reached, of ``num_code_cells``.
+        error: name and message of the first error, plain text; empty: none.
+        num_never_ran: code cells that were not reached.
+        num_code_cells: all code cells.
         tells_its_end: whether it begins with the runner's account of its end.
     """
 
@@ -80,66 +80,68 @@ class NotebookHtml:
     num_code_cells: int = 0
     tells_its_end: bool = False
 
+    def seen_from(self, run_folder: str) -> Markup:
+        """Return ``body`` for a page that reaches the run's folder by ``run_folder``, such as ``../../``."""
+        return Markup(re.sub(rf'href="{_LOG.pattern}"', rf'href="{run_folder}\1"', str(self.body)))
 
-def render_notebook(path: Path, prefix: str, *, run_folder: str | None = None) -> NotebookHtml:
-    """Render an executed notebook.
 
-    Args:
-        path: of the notebook.
-        prefix: unique within the page; starts the id of each figure.
-        run_folder: address of the run's folder from the page, such as ``"../../"``, for links to the run's logs; None:
-            these links become plain text.
+def render_notebook(path: Path, prefix: str) -> NotebookHtml:
+    """Render an executed notebook; ``prefix`` starts the id of each figure.
 
     Raises:
         DataError: the file is missing, is no notebook or is damaged.
     """
     cells = _load(path).cells
-    title = path_to_text(path.name.split(".")[0])
-    fold = re.search(r"_fold_(\d+)$", title)
-    for cell in cells:
-        if cell.cell_type == "markdown" and (heading := _TITLE.search(cell.source)):
-            title = heading["title"].replace("`", "") + (f", fold {fold[1]}" if fold else "")
-            cell.source = _TITLE.sub("", cell.source, count=1)
-            break
     code = [cell for cell in cells if cell.cell_type == "code"]
     for cell in code:
         CoalesceStreamsPreprocessor().preprocess_cell(cell, {}, 0)  # type: ignore[no-untyped-call]
-    errors = [each for cell in code for each in cell.outputs if each.output_type == "error"]
-    figures, clean = itertools.count(1), partial(clean_html, run_folder=run_folder)
+    title = _take_title(cells, path_to_text(path.name.split(".")[0]))
+    figures = itertools.count(1)
     body = render(
-        "notebook.html", cells=cells, best=_best, plotly=PLOTLY, end_tag=END_TAG, remarks=_REMARKS,
-        figure=lambda spec: figure_html(spec, f"{prefix}-figure-{next(figures)}"), clean=clean,
-        prose=lambda text: Markup('<div class="prose">{}</div>').format(clean(_ANCHOR.sub("", markdown2html(text)))),
+        "notebook.html", cells=cells, best=_best, plotly=PLOTLY, end_tag=END_TAG, remarks=_REMARKS, clean=clean_html,
+        figure=lambda spec: figure_html(spec, f"{prefix}-figure-{next(figures)}"), prose=_prose,
         code=lambda text: Markup(_HIGHLIGHT(text)),
         terminal=lambda text: Markup(ansi2html(text)),  # type: ignore[no-untyped-call]
     )  # fmt: skip
+    errors = [output for cell in code for output in cell.outputs if output.output_type == "error"]
     written = [cell for cell in code if cell.source.strip()]
     states = [cell.get("metadata", {}).get("papermill", {}).get("status") for cell in written]
     return NotebookHtml(
-        clean_text(title),
-        path_to_text(path.name),
-        body,
-        next(figures) - 1,
-        clean_text(f"{errors[0].ename}: {errors[0].evalue}") if errors else "",
-        states.count("pending"),
-        len(written),
-        any(END_TAG in cell.get("metadata", {}).get("tags", []) for cell in cells),
+        title=clean_text(title),
+        file_name=path_to_text(path.name),
+        body=body,
+        num_figures=next(figures) - 1,
+        error=clean_text(f"{errors[0].ename}: {errors[0].evalue}") if errors else "",
+        num_never_ran=states.count("pending"),
+        num_code_cells=len(written),
+        tells_its_end=any(END_TAG in cell.get("metadata", {}).get("tags", []) for cell in cells),
     )
 
 
 def _load(path: Path) -> Any:
     try:
-        text = undamaged_content(path).decode()
-        stored = json.loads(text)
-        if isinstance(stored, dict) and stored.get("nbformat") == 4 and isinstance(stored.get("cells"), list):
-            # Not checked against nbformat's schema: a record with a repeated cell id is still worth reading.
-            return nbformat.v4.reads(text)
-        why = "got JSON without cells in notebook format 4"
+        # Not checked against nbformat's schema: a record with a repeated cell id is still worth reading.
+        return nbformat.v4.reads(undamaged_content(path).decode())
     except OSError as error:
         why = str(error.strerror)
-    except ValueError as error:
-        why = f"is no notebook ({error})"
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        why = f"is no notebook ({type(error).__name__}: {error})"
     raise DataError(f"{path_to_text(path)}: {why}. Run the stage that writes this record again.")
+
+
+def _take_title(cells: list[Any], name: str) -> str:
+    """Take the first heading out of ``cells`` and return it; without a heading the file's name."""
+    for cell in cells:
+        heading = _TITLE.search(cell.source) if cell.cell_type == "markdown" else None
+        if heading:
+            cell.source = _TITLE.sub("", cell.source, count=1)
+            fold = re.search(r"_fold_(\d+)$", name)
+            return heading["title"].replace("`", "") + (f", fold {fold[1]}" if fold else "")
+    return name
+
+
+def _prose(text: str) -> Markup:
+    return Markup('<div class="prose">{}</div>').format(clean_html(_ANCHOR.sub("", markdown2html(text))))
 
 
 def _best(data: dict[str, Any]) -> tuple[str, Any]:
@@ -151,53 +153,46 @@ def _best(data: dict[str, Any]) -> tuple[str, Any]:
         return "text/plain", plain.replace(_NOTHING, "")
     if "image/svg+xml" in data:  # within <img> it can neither run scripts nor load anything
         return "image/svg+xml", base64.b64encode(data["image/svg+xml"].encode()).decode()
-    kinds = ("text/html", *_IMAGES, "text/markdown")
-    kind = next((kind for kind in kinds if kind in data), None)
+    kind = next((kind for kind in _KINDS if kind in data), None)
     return (kind, str(data[kind])) if kind else ("text/plain", plain)
 
 
-def clean_html(html: str, run_folder: str | None = None) -> Markup:
-    """Reduce ``html`` to harmless tags and attributes: no script, no style sheet, nothing loaded from elsewhere.
-
-    Links to the run's own logs lead there from ``run_folder``, an address; without it they go.
-    """
+def clean_html(html: str) -> Markup:
+    """Reduce ``html`` to harmless tags and attributes: no script, no style sheet, nothing loaded from elsewhere."""
 
     def is_allowed(tag: str, name: str, value: str) -> bool:
         if (tag, name) == ("img", "src"):
             return value.lower().startswith("data:image/")
         if (tag, name) == ("a", "href"):
-            return bool(_LINK.fullmatch(value) or (run_folder is not None and _LOG.fullmatch(value)))
+            return bool(_LINK.fullmatch(value) or _LOG.fullmatch(value))
         return name in _ATTRIBUTES
 
-    cleaner = bleach.Cleaner(
-        tags=_TAGS, attributes=is_allowed, protocols={"http", "https", "mailto", "data"}, strip=True,
-        css_sanitizer=CSSSanitizer(),
-    )  # fmt: skip
-    cleaned = str(cleaner.clean(_SCRIPT_OR_STYLE.sub("", html)))
-    return Markup(re.sub(rf'href="{_LOG.pattern}"', rf'href="{run_folder or ""}\1"', cleaned))
+    protocols, styles = {"http", "https", "mailto", "data"}, CSSSanitizer()
+    cleaned = bleach.clean(
+        _SCRIPT_OR_STYLE.sub("", html), _TAGS, is_allowed, protocols, strip=True, css_sanitizer=styles
+    )
+    return Markup(cleaned)
 
 
 def figure_html(spec: dict[str, Any], name: str) -> Markup:
-    """Return the HTML of a figure as a notebook stores it; the page's script draws it. ``name`` is the element's id."""
-    layout = dict(spec.get("layout") or {})
-    title, data = _lift_title(layout), spec.get("data") or []
+    """Return the HTML of a stored figure; the page's script draws it. ``name`` is the element's id."""
+    layout, data = dict(spec.get("layout") or {}), spec.get("data") or []
+    title = _lift_title(layout)
     if title and not data:  # the title says why there is nothing to show
         return title
     layout.pop("width", None)
     content = json.dumps({"data": data, "layout": layout | {"autosize": True}}, cls=PlotlyJSONEncoder)
     height = layout.get("height")
+    pixels = int(height) if isinstance(height, int | float) and 50 <= height <= 5000 else 400
+    harmless = Markup(content.replace("<", "\\u003c"))  # only a "<" could end the element early
     return title + Markup(
         '<div class="figure" id="{0}" style="height:{1}px"><noscript>This figure needs JavaScript.</noscript></div>'
         '<script type="application/json" id="{0}-data">{2}</script>'
-    ).format(
-        name,
-        int(height) if isinstance(height, int | float) and 50 <= height <= 5000 else 400,
-        Markup(content.replace("<", "\\u003c")),  # only a "<" could end the element early
-    )
+    ).format(name, pixels, harmless)
 
 
 def _lift_title(layout: dict[str, Any]) -> Markup:
-    """Take title and subtitle out of the layout of a figure from ``theme.figure``, with their room; return their HTML.
+    """Take title and subtitle with their room out of the layout of ``theme.figure``; return them as HTML.
 
     Text above the figure wraps on a narrow screen.
     """
@@ -212,6 +207,6 @@ def _lift_title(layout: dict[str, Any]) -> Markup:
         layout["legend"] = {**legend, "y": 1}
     del layout["title"]
     # plotly's titles hold a little HTML, of which the text is kept.
-    texts = [unescape(re.sub(r"<[^>]*>", " ", str(each.get("text") or ""))) for each in (title, subtitle)]
+    texts = [unescape(re.sub(r"<[^>]*>", " ", str(part.get("text") or ""))) for part in (title, subtitle)]
     finding, basis = (Markup(escape(text, quote=False)) for text in texts)
     return Markup('<p class="finding">{}</p><p class="basis">{}</p>').format(finding, basis)

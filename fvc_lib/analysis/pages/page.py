@@ -1,4 +1,4 @@
-"""The frame of all offline pages: templates, style, scripts and what a page may load.
+"""The frame of all offline pages: templates, one style sheet, scripts, and a policy on what a page may load.
 
 Templates print values as one clean, escaped line, unless they are HTML already.
 """
@@ -8,6 +8,7 @@ import functools
 import hashlib
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
@@ -73,7 +74,7 @@ def interval_bar(score: Score, control: float | None = None, color: str = "#1b2a
     )  # fmt: skip
 
 
-def page(title: str, body: Markup, scripts: tuple[str, ...] = (), *, stamp: str = "", plotly: str = "") -> str:
+def page(title: str, body: Markup, scripts: Sequence[str] = (), *, stamp: str = "", plotly: str = "") -> str:
     """Return a whole HTML document.
 
     Args:
@@ -85,20 +86,32 @@ def page(title: str, body: Markup, scripts: tuple[str, ...] = (), *, stamp: str 
     """
     style = (TEMPLATES / "page.css").read_text(encoding="utf-8")
     style += str(HtmlFormatter(style="default").get_style_defs(".highlight"))
-    return render(
-        "page.html", title=title, body=body, scripts=[Markup(text) for text in scripts], stamp=stamp, plotly=plotly,
-        policy=content_policy(scripts, loads_plotly=bool(plotly)), style=Markup(style),
-    )  # fmt: skip
-
-
-def content_policy(scripts: tuple[str, ...], *, loads_plotly: bool = False) -> str:
-    """Return a Content-Security-Policy that allows exactly ``scripts``, and scripts next to the page if asked."""
+    # Exactly these scripts may run, and plotly.js next to the page.
     allowed = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts]
-    allowed += ["'self'", "file:"] if loads_plotly else []
-    return (
+    allowed += ["'self'", "file:"] if plotly else []
+    policy = (
         f"default-src 'none'; script-src {' '.join(allowed) or repr('none')}; style-src 'unsafe-inline'; "
         "img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
     )
+    return render(
+        "page.html", title=title, body=body, scripts=[Markup(text) for text in scripts], stamp=stamp, plotly=plotly,
+        policy=policy, style=Markup(style),
+    )  # fmt: skip
+
+
+def write_page(
+    path: Path, title: str, body: Markup, scripts: Sequence[str] = (), *, stamp: str = "", has_figures: bool = False
+) -> None:
+    """Write a page, whole or not at all; with figures plotly.js goes next to it. Arguments are as for ``page``.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_text(path, page(title, body, scripts, stamp=stamp, plotly=PLOTLY_FILE if has_figures else ""))
+    if has_figures:
+        plotly, script = path.parent / PLOTLY_FILE, get_plotlyjs()
+        if not plotly.is_file() or plotly.stat().st_size != len(script.encode()):
+            write_text(plotly, script)
 
 
 def stamp_of(path: Path) -> str | None:
@@ -108,10 +121,3 @@ def stamp_of(path: Path) -> str | None:
     with path.open(encoding="utf-8", errors="replace") as stream:
         found = re.search(r'<meta name="fvc-stamp" content="([^"]*)"', stream.read(_HEAD_CHARACTERS))
     return found[1] if found else None
-
-
-def share_plotly(folder: Path) -> None:
-    """Write plotly.js into ``folder``, unless this version is there."""
-    path, script = folder / PLOTLY_FILE, get_plotlyjs()
-    if not path.is_file() or path.stat().st_size != len(script.encode()):
-        write_text(path, script)

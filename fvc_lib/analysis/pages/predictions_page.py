@@ -1,4 +1,4 @@
-"""What a run says of new files on one offline page: what its numbers are worth first, then file by file."""
+"""The offline page of a run's answers on new files: how far they can be trusted, then file by file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,12 +7,12 @@ import polars as pl
 from markupsafe import Markup
 
 from fvc_lib.analysis.figures.gallery import Card, card_html
-from fvc_lib.analysis.pages.page import page, render
+from fvc_lib.analysis.pages.page import render, write_page
 from fvc_lib.analysis.read.headline import run_headline, run_verdict, task_scores
 from fvc_lib.analysis.read.naming import run_parameters, run_task
 from fvc_lib.analysis.read.records import read_tables
 from fvc_lib.analysis.wording import count_text, interval_text, source_name
-from fvc_lib.services.atomic_files import path_to_text, write_text
+from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import TASK_RESULTS
 from fvc_lib.services.tasks import TASKS
@@ -21,23 +21,22 @@ MOST_CARDS = 300  # some 5 kB each
 
 
 def worth_of(run: RunPaths) -> tuple[str, ...]:
-    """What the numbers of a run without folds are worth, in sentences: its standing, what to know beside it, and every
-    number that a headline could have, with its controls.
+    """Return sentences on what the numbers of a run without folds are worth.
+
+    They are its standing, its cautions, and every number that a headline could have, with its controls.
     """
     task = run_task(run_parameters(run))
     results = read_tables([(path_to_text(run.run_id), run.task_results)], TASK_RESULTS).frame
-    told = list(run_headline(run).sentences)
+    sentences = list(run_headline(run).sentences)
     for begins, metric, _ in TASKS[task].headline:
-        of_metric = results.filter(pl.col("subject").str.starts_with(begins), pl.col("metric").str.starts_with(metric))
-        for subject in of_metric["subject"].unique(maintain_order=True):
-            found = task_scores(of_metric.filter(pl.col("subject") == subject), task)
-            scores = "; ".join(
-                f"{source_name(each.source)} {interval_text(each.value, each.low, each.high)}" for each in found.scores
-            )
+        rows = results.filter(pl.col("subject").str.starts_with(begins), pl.col("metric").str.starts_with(metric))
+        for of_subject in rows.partition_by("subject", maintain_order=True):
+            found = task_scores(of_subject, task)
+            scores = [f"{source_name(s.source)} {interval_text(s.value, s.low, s.high)}" for s in found.scores]
             samples = count_text(found.num_samples or 0, found.measure.one)
             verdict = run_verdict(run, found).sentence
-            told.append(f"{found.measure.name} on {samples} of the test part: {scores}. {verdict}")
-    return tuple(dict.fromkeys(told))
+            sentences.append(f"{found.measure.name} on {samples} of the test part: {'; '.join(scores)}. {verdict}")
+    return tuple(dict.fromkeys(sentences))
 
 
 def write_predictions_page(
@@ -55,13 +54,13 @@ def write_predictions_page(
 
     Args:
         path: of the page.
-        title: what it is of.
-        answer: how many files, in one sentence.
-        worth: ``worth_of`` and what else the answers can be held to.
+        title: plain text.
+        answer: the number of files, in one sentence.
+        worth: ``worth_of`` and further limits.
         cards: of the first ``MOST_CARDS`` files that were read.
-        num_read: how many that were in all.
-        failures: path and reason of those that were not; the first ``MOST_CARDS`` are shown.
-        is_shown: whether the run is shown to be above its controls; else that stands out.
+        num_read: number of files that were read.
+        failures: path and reason of the others; the first ``MOST_CARDS`` are shown.
+        is_shown: whether the run is shown to be above its controls; else an alarm says so.
 
     Raises:
         OSError: it cannot be written.
@@ -71,4 +70,4 @@ def write_predictions_page(
         more=num_read - len(cards), failures=failures[:MOST_CARDS], more_failures=max(0, len(failures) - MOST_CARDS),
         is_shown=is_shown,
     )  # fmt: skip
-    write_text(path, page(title, body))
+    write_page(path, title, body)

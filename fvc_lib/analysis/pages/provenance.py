@@ -1,4 +1,4 @@
-"""How a run came about, as a section of its report: code, versions, machine, attempts, and commands to repeat it."""
+"""Provenance of a run, a section of its report: code, versions, machine, attempts, and commands to repeat it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from fvc_lib.services.run_paths import RunPaths
 
 
 def provenance_html(run: RunPaths) -> Markup:
-    """Return the section's HTML, for a page in the run's folder. Facts that are not recorded are marked so."""
+    """Return the section's HTML, for a page in the run's folder; missing facts are marked as not recorded."""
     record = read_json_object(run.run_json)
     attempts = [as_mapping(each) for each in as_list(record.get("attempts"))]
     first = attempts[0] if attempts else {}

@@ -1,29 +1,26 @@
-"""The offline pages of a run: one for each record, and the report over all of them."""
+"""The offline report of a run: the answer, a section for each record, all videos, and provenance."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import polars as pl
 from markupsafe import Markup
 
-import fvc_lib
 from fvc_lib.analysis import wording
 from fvc_lib.analysis.memory import memory_facts, run_memory
 from fvc_lib.analysis.pages.notebook_html import NotebookHtml, render_notebook
-from fvc_lib.analysis.pages.page import PLOTLY_FILE, TEMPLATES, page, render, share_plotly, stamp_of
+from fvc_lib.analysis.pages.page import TEMPLATES, render, write_page
 from fvc_lib.analysis.pages.provenance import provenance_html
 from fvc_lib.analysis.read import headline as headlines
 from fvc_lib.analysis.read.cautions import audit_facts
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, ReportHeadline
 from fvc_lib.analysis.read.naming import run_parameters, trial_text
 from fvc_lib.analysis.read.records import as_number, read_tables, run_status
-from fvc_lib.services.atomic_files import as_mapping, path_to_text, sha256_of_json, write_text
+from fvc_lib.services.atomic_files import as_mapping, path_to_text
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGES, LEFT_OUT, PROTOCOL, REJECTED, SCORES, TASK_RESULTS, VIDEO_FRAMES
@@ -44,77 +41,134 @@ _FACTS = frozenset({("video_to_text", "recall"), ("captions", "content_word_reca
 _MOST_FACTS = 6
 # The answer first, then the way to it.
 SECTION_ORDER = tuple(stage.name for stage in sorted(STAGES, key=lambda stage: (stage.report_rank, stage.name)))
-_FORMAT = 4  # of the pages; another number writes all of them again
-_RUN_FOLDER = "../../"  # from notebooks/reports
 
 
-# --- The report
+@dataclass(frozen=True)
+class Section:
+    """One record in a report; ``stage`` is what the run's status says of it."""
+
+    key: str
+    notebook: NotebookHtml
+    stage: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def body(self) -> Markup:
+        """The cells, for a page in the run's folder."""
+        return self.notebook.seen_from("")
+
+    @property
+    def alarm(self) -> str:
+        """What is wrong with a record that is not whole; empty: it is whole."""
+        notebook, stage = self.notebook, self.stage
+        if not notebook.num_never_ran and not notebook.error and stage.get("state") not in ("failed", "interrupted"):
+            return ""
+        parts = []
+        if not notebook.tells_its_end:
+            error = as_mapping(stage.get("error"))
+            reason = f"{error.get('name')}: {error.get('message')}" if error else stage.get("reason")
+            parts.append(f"{str(notebook.error or reason or 'It did not come to its end').rstrip('.')}.")
+        if notebook.num_never_ran:
+            cells = wording.count_text(notebook.num_never_ran, "code cell")
+            parts.append(f"{cells} of {notebook.num_code_cells} never ran.")
+        parts.append(str(stage.get("advice") or ""))
+        return wording.clean_text(" ".join(parts))
+
+    @property
+    def facts(self) -> str:
+        """Start, duration, peak memory and the like, in one line."""
+        stage = self.stage
+        seconds, peak = as_number(stage.get("duration_seconds")), as_number(stage.get("peak_rss_bytes"))
+        facts = {
+            "started": wording.time_text(str(stage["started_utc"])) if stage.get("started_utc") else None,
+            "duration": wording.duration_text(seconds) if seconds is not None else None,
+            "peak memory": wording.bytes_text(peak) if peak is not None else None,
+            "attempts": stage.get("attempts"),
+            "host": stage.get("host"),
+            "slurm job": stage.get("job_id"),
+            "killed by": stage.get("killed_by"),
+        }
+        if stage.get("state") != "done":
+            facts |= {"last step": stage.get("last_step"), "last metric": stage.get("last_metric")}
+        known = [f"{name} {value}" for name, value in facts.items() if value]
+        return wording.clean_text(" · ".join([self.notebook.file_name, *known]))
+
+
+def records_of(run: RunPaths) -> dict[str, Path]:
+    """Return the newest record of each task, by the task's key."""
+    newest: dict[str, Path] = {}
+    for path in sorted(run.notebooks.glob("[!.]*.ipynb"), key=lambda path: path.stat().st_mtime_ns):
+        newest[path.stem.removesuffix(PARTIAL)] = path
+    return dict(sorted(newest.items()))
 
 
 def write_run_report(run: RunPaths) -> None:
-    """Write a page of each record, and ``report.html`` over the records so far.
+    """Write ``report.html`` over the records so far; none without a record.
 
     Raises:
-        OSError: a page cannot be written.
+        OSError: it cannot be written.
     """
-    unreadable = write_record_pages(run)
-    records = {key: path for key, path in records_of(run).items() if key not in unreadable}
+    records = records_of(run)
     if not records:
         return
     headline = headlines.run_headline(run)
-    of_results = () if headline.earlier else (*_results_facts(run), *audit_facts(run))
-    write_report(
-        sorted(records.values(), key=lambda path: _rank(path.name)),
-        run.report_html,
-        title=f"FVC {run.run_id}",
-        headline=replace(headline, more_facts=(*of_results, *memory_facts(run_memory(run)))),
-        pages={path: quote(os.fsencode(run.record_html(key).relative_to(run.root))) for key, path in records.items()},
-        videos="" if headline.earlier else videos_html(run),
-        provenance=provenance_html(run),
-        notes=[*headline.notes, *(f"A record cannot be shown. {problem}" for problem in unreadable.values())],
-    )
+    stages, notes = run_status(run)["stages"], list(headline.notes)
+    sections: list[Section] = []
+    for key in sorted(records, key=lambda key: _rank(records[key].name)):
+        try:
+            notebook = render_notebook(records[key], f"s{len(sections) + 1}")
+        except DataError as error:
+            notes.append(f"A record cannot be shown. {error}")
+            continue
+        sections.append(Section(path_to_text(key), notebook, as_mapping(stages.get(key))))
+    is_whole = not headline.earlier
+    facts = (*_results_facts(run), *audit_facts(run)) if is_whole else ()
+    headline = replace(headline, more_facts=(*facts, *memory_facts(run_memory(run))))
+    videos = videos_html(run) if is_whole else ""
+    _write(
+        run.report_html, f"FVC {run.run_id}", sections, headline=headline, videos=videos, notes=notes,
+        provenance=provenance_html(run), run_facts=_run_facts(headline),
+    )  # fmt: skip
 
 
 def write_report(
-    notebooks: Sequence[Path],
-    output: Path,
-    *,
-    title: str,
-    headline: ReportHeadline | None = None,
-    pages: Mapping[Path, str] | None = None,
-    videos: Markup | str = "",
-    provenance: Markup | str = "",
-    notes: Sequence[str] = (),
-    answer: Sequence[str] = (),
+    notebooks: Sequence[Path], output: Path, *, title: str, answer: Sequence[str] = (), videos: Markup | str = ""
 ) -> None:
-    """Write ``output``, an HTML page that opens without a network or a server; plotly.js goes next to it.
+    """Write an offline page over executed notebooks, a section each, the first one open.
 
     Args:
-        notebooks: executed notebooks, a section each, the first one open.
-        output: the page.
+        notebooks: executed.
+        output: the page; plotly.js goes next to it.
         title: plain text.
-        headline: the head of the page; None: the title and ``answer``.
-        pages: address of each notebook's own page.
+        answer: plain sentences at the head.
         videos: HTML of the table of all videos.
-        provenance: HTML of the last section.
-        notes: plain sentences, shown first.
-        answer: plain sentences.
 
     Raises:
         DataError: a notebook is missing or unreadable.
         OSError: the page cannot be written.
     """
-    rendered = [render_notebook(path, f"s{number}", run_folder="") for number, path in enumerate(notebooks, start=1)]
-    sections = [(each, (pages or {}).get(path)) for path, each in zip(notebooks, rendered, strict=True)]
-    body = render(
-        "report.html", title=title, headline=headline, sections=sections, provenance=provenance, notes=notes,
-        run_facts=_run_facts(headline) if headline else {}, answer=answer, videos=videos,
-    )  # fmt: skip
-    scripts = (SCRIPT, *([VIDEOS_SCRIPT] if videos else []))
-    has_figures = any(each.num_figures for each in rendered)
-    if has_figures:
-        share_plotly(output.parent)
-    write_text(output, page(title, body, scripts, plotly=PLOTLY_FILE if has_figures else ""))
+    sections = [Section(path.stem, render_notebook(path, f"s{number}")) for number, path in enumerate(notebooks, 1)]
+    _write(output, title, sections, answer=answer, videos=videos)
+
+
+def _write(output: Path, title: str, sections: Sequence[Section], **parts: Any) -> None:
+    empty: dict[str, Any] = {
+        "headline": None,
+        "notes": (),
+        "answer": (),
+        "videos": "",
+        "provenance": "",
+        "run_facts": {},
+    }
+    values = {**empty, **parts}
+    body = render("report.html", title=title, sections=sections, **values)
+    scripts = (SCRIPT, VIDEOS_SCRIPT) if values["videos"] else (SCRIPT,)
+    write_page(output, title, body, scripts, has_figures=any(section.notebook.num_figures for section in sections))
+
+
+def _rank(name: str) -> tuple[bool, int, str]:
+    """Sort partial records first, then by ``SECTION_ORDER``."""
+    position = next((i for i, stage in enumerate(SECTION_ORDER) if name.startswith(stage)), len(SECTION_ORDER))
+    return (not name.endswith(f"{PARTIAL}.ipynb"), position, name)
 
 
 def videos_html(run: RunPaths) -> Markup | str:
@@ -123,18 +177,18 @@ def videos_html(run: RunPaths) -> Markup | str:
     Of more than ``MOST_VIDEOS`` videos the first are shown.
     """
     stored, pictured = read_tables([("", run.scores)], SCORES), read_tables([("", run.video_frames)], VIDEO_FRAMES)
-    notes = (*stored.notes, *pictured.notes)
+    notes = [*stored.notes, *pictured.notes]
     if stored.frame.is_empty():
         return Markup("").join(Markup('<p class="under">{}</p>').format(note) for note in notes)
     shown = stored.frame.head(MOST_VIDEOS)
     if shown.height < stored.frame.height:
         first = f"These are the first {shown.height:,} of {stored.frame.height:,} videos"
-        notes = (*notes, f"{first}; tables/scores.csv has all of them.")
+        notes.append(f"{first}; tables/scores.csv has all of them.")
     strips = dict(pictured.frame.select("video_id", "jpeg_base64").iter_rows())
-    frames = {place: strips[each] for place, each in enumerate(shown["video_id"]) if each in strips}
-    texts = [pl.col(name).map_elements(wording.clean_text, pl.String) for name in ("path", "group_id")]
+    frames = {place: strips[video] for place, video in enumerate(shown["video_id"]) if video in strips}
+    path, group = (pl.col(name).map_elements(wording.clean_text, pl.String) for name in ("path", "group_id"))
     numbers = [pl.col(name).round(4) for name in ("score", "score_std", "threshold")]
-    rows = shown.select(texts[0], "label", *numbers, "fold", texts[1], pl.col("is_right").cast(pl.Int8)).rows()
+    rows = shown.select(path, "label", *numbers, "fold", group, pl.col("is_right").cast(pl.Int8)).rows()
     data = json.dumps({"rows": rows, "frames": frames, "page": PAGE_ROWS}, separators=(",", ":"))
     return render(
         "videos.html", notes=notes, data=Markup(data.replace("<", "\\u003c")), num_frames=len(frames),
@@ -173,91 +227,6 @@ def _results_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
             name = f"{wording.metric_name(metric)}, {wording.subject_name(subject)}"
             facts.append((name, wording.number_text(row["value"])))
     return tuple((wording.clean_text(name), text) for name, text in facts[:_MOST_FACTS])
-
-
-def _rank(name: str) -> tuple[bool, int, str]:
-    position = next((i for i, stage in enumerate(SECTION_ORDER) if name.startswith(stage)), len(SECTION_ORDER))
-    return (not name.endswith(f"{PARTIAL}.ipynb"), position, name)
-
-
-# --- A page of each record
-
-
-def records_of(run: RunPaths) -> dict[str, Path]:
-    """Return the newest record of each task, by the task's key."""
-    newest: dict[str, Path] = {}
-    for path in sorted(run.notebooks.glob("[!.]*.ipynb"), key=lambda path: path.stat().st_mtime_ns):
-        newest[path.stem.removesuffix(PARTIAL)] = path
-    return dict(sorted(newest.items()))
-
-
-def write_record_pages(run: RunPaths) -> dict[str, str]:
-    """Write ``notebooks/reports/KEY.html`` for every record that has changed since its page was written.
-
-    Returns:
-        Why a record could not be shown, by its task's key.
-
-    Raises:
-        OSError: a page cannot be written.
-    """
-    stages, problems = run_status(run)["stages"], {}
-    for key, record in records_of(run).items():
-        stage, status = as_mapping(stages.get(key)), record.stat()
-        stamp = sha256_of_json(
-            [_FORMAT, fvc_lib.__version__, status.st_mtime_ns, status.st_size, repr(sorted(stage.items()))]
-        )
-        try:
-            if stamp_of(run.record_html(key)) != stamp:
-                _write_record_page(run, key, record, stage, stamp)
-        except DataError as error:
-            problems[key] = str(error)
-    return problems
-
-
-def _write_record_page(run: RunPaths, key: str, record: Path, stage: Mapping[str, Any], stamp: str) -> None:
-    rendered = render_notebook(record, "r", run_folder=_RUN_FOLDER)
-    body = render(
-        "record.html", rendered=rendered, run_id=path_to_text(run.run_id), run_folder=_RUN_FOLDER,
-        state=wording.clean_text(stage.get("state") or ""), alarm=_alarm(rendered, stage),
-        facts=_record_facts(rendered, stage),
-    )  # fmt: skip
-    if rendered.num_figures:
-        share_plotly(run.root)
-    plotly = _RUN_FOLDER + PLOTLY_FILE if rendered.num_figures else ""
-    title = f"{rendered.title} · {path_to_text(run.run_id)}"
-    write_text(run.record_html(key), page(title, body, (SCRIPT,), stamp=stamp, plotly=plotly))
-
-
-def _alarm(rendered: NotebookHtml, stage: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a record that is not whole; empty if the record says so itself, None if it is whole."""
-    unfinished = rendered.num_never_ran
-    if not unfinished and not rendered.error and stage.get("state") not in ("failed", "interrupted"):
-        return None
-    cells = f"{wording.count_text(unfinished, 'code cell')} of {rendered.num_code_cells}"
-    missing = f" {cells} never ran." if unfinished else ""
-    if rendered.tells_its_end:
-        return missing
-    error = as_mapping(stage.get("error"))
-    reason = f"{error.get('name')}: {error.get('message')}" if error else stage.get("reason")
-    what = wording.clean_text(rendered.error or reason or "It did not come to its end.").rstrip(".")
-    advice = f" {wording.clean_text(stage['advice'])}" if stage.get("advice") else ""
-    return f"{what}.{missing}{advice}"
-
-
-def _record_facts(rendered: NotebookHtml, stage: Mapping[str, Any]) -> str:
-    seconds, peak = as_number(stage.get("duration_seconds")), as_number(stage.get("peak_rss_bytes"))
-    facts = {
-        "started": wording.time_text(str(stage["started_utc"])) if stage.get("started_utc") else None,
-        "duration": wording.duration_text(seconds) if seconds is not None else None,
-        "peak memory": wording.bytes_text(peak) if peak is not None else None,
-        "attempts": stage.get("attempts"),
-        "host": stage.get("host"),
-        "slurm job": stage.get("job_id"),
-        "killed by": stage.get("killed_by"),
-    }
-    if stage.get("state") != "done":
-        facts |= {"last step": stage.get("last_step"), "last metric": stage.get("last_metric")}
-    return " · ".join(map(wording.clean_text, [rendered.file_name, *(f"{k} {v}" for k, v in facts.items() if v)]))
 
 
 # --- The end of a run in the terminal

@@ -1,22 +1,17 @@
-"""``runs/index.html``: all runs with their headline numbers, for a file manager.
-
-The rows of finished runs are kept in ``.index_rows.json``, so that the next index need not read these runs again.
-"""
+"""``runs/index.html``: all runs with their headline numbers, for a file manager."""
 
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
 from markupsafe import Markup
 
-import fvc_lib
 from fvc_lib.analysis import wording
-from fvc_lib.analysis.pages.page import TEMPLATES, page, render
+from fvc_lib.analysis.pages.page import render, write_page
 from fvc_lib.analysis.pages.report import PARTIAL, records_of
 from fvc_lib.analysis.read import headline as headlines, naming
-from fvc_lib.services.atomic_files import path_to_text, read_json_object, sha256_of_json, write_json, write_text
+from fvc_lib.services.atomic_files import path_to_text, read_json_object, size_of
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
@@ -43,64 +38,36 @@ def write_runs_index(runs_dir: Path) -> Path:
     parts: dict[str, list[RunPaths]] = {}  # in the order of the newest run of each
     for run in runs:
         parts.setdefault(run.experiment if links[run.experiment] else "", []).append(run)
-    store = runs_dir / ".index_rows.json"
-    known, kept, blocks = read_json_object(store), dict[str, list[str]](), []
+    blocks = []
     for experiment, part in parts.items():
-        rows = []
-        for run, mark in zip(part, naming.run_marks(part), strict=True):
-            name, (stamp, size_bytes) = path_to_text(str(run.root)), _stamp_and_size(run, mark)
-            entry = known.get(name)
-            if isinstance(entry, list) and entry[:1] == [stamp]:
-                row, is_final = Markup(entry[1]), True
-            else:
-                row, is_final = _row(run, runs_dir, mark, size_bytes)
-            rows.append(row)
-            if is_final:
-                kept[name] = [stamp, row]
+        rows = [_row(run, runs_dir, mark) for run, mark in zip(part, naming.run_marks(part), strict=True)]
         blocks.append({"experiment": path_to_text(experiment), "comparisons": links.get(experiment), "rows": rows})
-    if kept != known:
-        write_json(store, kept)
-    write_text(output, page("FVC runs", render("index.html", heads=_HEADS, num_runs=len(runs), blocks=blocks)))
+    write_page(output, "FVC runs", render("index.html", heads=_HEADS, num_runs=len(runs), blocks=blocks))
     return output
 
 
-def _stamp_and_size(run: RunPaths, mark: Sequence[str]) -> tuple[str, int]:
-    """Return a digest that changes with any file of the run and with this code, and the run's size in bytes."""
-    code = [Path(__file__), Path(str(headlines.__file__)), TEMPLATES / "index_row.html"]
-    states, size_bytes = [], 0
-    for path in (*code, *sorted(run.root.rglob("*"))):
-        with suppress(OSError):  # gone this moment, or another user's
-            status = path.lstat()
-            states.append([status.st_mtime_ns, status.st_ctime_ns, status.st_size])
-            size_bytes += 0 if path.is_dir() or path in code else status.st_size
-    return sha256_of_json([fvc_lib.__version__, mark, states]), size_bytes
-
-
-def _row(run: RunPaths, runs_dir: Path, mark: Sequence[str], size_bytes: int) -> tuple[Markup, bool]:
-    """Return the run's row, and whether it stays true while nobody touches the run."""
+def _row(run: RunPaths, runs_dir: Path, mark: Sequence[str]) -> Markup:
     try:
         headline = headlines.run_headline(run)
-        row = render(
-            "index_row.html", trouble="", headline=headline, size_bytes=size_bytes, records=_records(run, runs_dir),
-            report=_address(run.report_html, runs_dir) if run.report_html.is_file() else "",
-            title=" · ".join(filter(None, mark)),
-            about=" · ".join(filter(None, (headline.experiment, wording.time_text(headline.started_utc)))),
-            damaged=[path.name for path in (run.run_json, run.status_json) if not read_json_object(path)],
+        report = _address(run.report_html, runs_dir) if run.report_html.is_file() else ""
+        about = " · ".join(filter(None, (headline.experiment, wording.time_text(headline.started_utc))))
+        damaged = [path.name for path in (run.run_json, run.status_json) if not read_json_object(path)]
+        return render(
+            "index_row.html", trouble="", headline=headline, size_bytes=size_of(run.root), report=report,
+            records=_records(run, report), title=" · ".join(filter(None, mark)), about=about, damaged=damaged,
         )  # fmt: skip
-        return row, headline.state == "done"
     except Exception as error:  # noqa: BLE001  # a damaged or foreign folder must not hide the others
         why = wording.clean_text(f"{type(error).__name__}: {error}")[:500]
-        return render("index_row.html", trouble=why, name=path_to_text(run.run_id), columns=len(_HEADS)), False
+        return render("index_row.html", trouble=why, name=path_to_text(run.run_id), columns=len(_HEADS))
 
 
-def _records(run: RunPaths, runs_dir: Path) -> list[tuple[str, str, bool]]:
-    """Return short name (``04·0``), address and whether it is partial of each record's page."""
+def _records(run: RunPaths, report: str) -> list[tuple[str, str, bool]]:
+    """Return short name (``04·0``), address and whether it is partial, of each record's section in the report."""
     links = []
-    for key, record in records_of(run).items():
+    for key, record in records_of(run).items() if report else ():
         stage, _, fold = key.rpartition("_fold_")
         short = key.partition("_")[0] + (f"·{fold}" if stage and fold.isdecimal() else "")
-        if run.record_html(key).is_file():
-            links.append((path_to_text(short), _address(run.record_html(key), runs_dir), PARTIAL in record.name))
+        links.append((path_to_text(short), f"{report}#section-{quote(path_to_text(key))}", PARTIAL in record.name))
     return links
 
 
