@@ -218,15 +218,14 @@ def slices_figure(slices: pl.DataFrame, metric: str = _MAIN, *, confidence: floa
 
 
 def _slice_row(row: Mapping[str, object]) -> Row:
-    small = ", small" if row["is_small"] else ""
-    tick = figure_text(f"{_slice_name(row)} (n = {row['num_videos']:,}{small})")
+    tick = figure_text(f"{_slice_name(row, 20)} (n = {row['num_videos']:,})")
     color = theme.CONTROL if row["is_small"] else theme.MODEL
     text = "" if row["number"] is not None else "one class only"
     return Row(tick, row["number"], row["low"], row["high"], color, bool(row["is_small"]), text)  # type: ignore[arg-type]  # rows are untyped
 
 
-def _slice_name(row: Mapping[str, object]) -> str:
-    return f"{str(row['slice_by']).replace('_', ' ')} {theme.shortened(row['value'], 32)}"
+def _slice_name(row: Mapping[str, object], characters: int = 32) -> str:
+    return f"{str(row['slice_by']).replace('_', ' ')} {theme.shortened(row['value'], characters)}"
 
 
 def _num_videos(rows: pl.DataFrame) -> int:

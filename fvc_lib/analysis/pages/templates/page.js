@@ -17,25 +17,7 @@
       if (rearranged) arrangements.set(div, { phone: rearranged, wide: asItCame });
       arrange(div, div.clientWidth);
       sizes.observe(div);
-      div.on("plotly_click", (event) => choose(foldOf(event.points[0].data)));
-      emphasise(div);
     });
-  };
-  // A click on a fold's curve or bar makes that fold stand out in every figure; a second click undoes it.
-  let chosen = null;
-  const foldOf = (trace) => (trace.meta && Number.isInteger(trace.meta.fold) ? trace.meta.fold : null);
-  const emphasise = (div) => {
-    const numbers = (div.data || []).map((trace, number) => (foldOf(trace) === null ? -1 : number))
-      .filter((number) => number >= 0);
-    if (numbers.length === 0 || (chosen === null && div.dataset.emphasised !== "yes")) return;
-    div.dataset.emphasised = chosen === null ? "no" : "yes";
-    const opacity = numbers.map((number) => (chosen === null || foldOf(div.data[number]) === chosen ? 1 : 0.15));
-    Plotly.restyle(div, { opacity }, numbers);
-  };
-  const choose = (fold) => {
-    if (fold === null) return;
-    chosen = fold === chosen ? null : fold;
-    figures.forEach(emphasise);
   };
   // Named rows with their numbers in a column leave a phone no room for the plot: there the names stand in the plot,
   // above their points, and the numbers below or beside them.
@@ -44,13 +26,10 @@
   const copied = (value) => (value === undefined ? null : JSON.parse(JSON.stringify(value)));
   const forPhone = ({ data, layout }) => {
     const beside = (note) => note.x === 1 && note.xref === "paper" && note.xanchor === "left";
-    const isName = (y) => typeof (Array.isArray(y[0]) ? y[1][0] : y[0]) === "string";
-    const rows = data.map((trace) => trace.y || []).filter(isName);
-    const areNamed = rows.length > 0 && rows.length === data.length;
-    if (!areNamed || !(layout.annotations || []).some(beside)) return broken(layout);
-    const name = (y, row) => {
-      const [place, text] = Array.isArray(y[0]) ? [row, y[1][0]] : [y[0], y[0]];
-      const above = { y: place, yanchor: "bottom", yshift: 6, text: text.replace("<br>", " "), font: { size: 11 } };
+    const rows = (layout.yaxis || {}).ticktext || [];
+    if (!rows.length || rows.length !== data.length || !(layout.annotations || []).some(beside)) return broken(layout);
+    const name = (text, y) => {
+      const above = { y, yanchor: "bottom", yshift: 6, text: text.replace("<br>", " "), font: { size: 11 } };
       return { x: 0, xref: "paper", xanchor: "left", showarrow: false, bgcolor: "rgba(255,255,255,0.75)", ...above };
     };
     // A number below a low row would seem to be the next one's: it stands beside the name.
