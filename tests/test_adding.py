@@ -59,8 +59,8 @@ def test_a_field_is_hashed_bound_and_refused_elsewhere_by_its_declaration_alone(
     assert "head_dropout" in config.STARTS_ANEW - config.MAY_CHANGE_ON_RESUME
     assert "head_dropout: 0.3  # share of the head's inputs" in other.to_yaml()
     image = parameters.resolve_config({"task": "image", "head_dropout": 0.3}, environ={})
-    with pytest.raises(config.UsageError, match="head_dropout: read by task video and video_text alone"):
-        parameters.refuse_fields_of_another_task(image, ["head_dropout"])
+    with pytest.raises(config.UsageError, match="head_dropout"):
+        parameters.refuse_contradictions(image, ["head_dropout"])
     assert "head_dropout" not in image.relevant()
 
 

@@ -119,7 +119,7 @@ def test_a_detector_that_cannot_be_imported_ends_it_before_a_run_begins(tmp_path
         ({"tune": "last:99"}, "last:99"),
         ({"model": "frame_cnn", "head": "gru"}, "frame_cnn"),
         ({"model": "clip_vit_b16", "tune": "head"}, "clip_vit_b16"),
-        ({"mix_share": 0.5, "mixup_alpha": 0.4}, "mix"),
+        ({"mixup_alpha": 0.4}, "mix"),
         ({"layer_decay": 0.7}, "layer_decay"),
         ({"model": f"{__file__}:Broken"}, "TypeError"),
     ],

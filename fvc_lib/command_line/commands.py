@@ -16,7 +16,7 @@ from fvc_lib.execution.run.status import StageStatus, status_now
 from fvc_lib.execution.run.which_run import Inheritance, ask, changes, in_words
 from fvc_lib.execution.slurm.queue import JobState, job_states, submitted_jobs
 from fvc_lib.services.atomic_files import size_of
-from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config import DEFAULTS, RunConfig, meaning
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.records.digests import refuse_damaged
@@ -349,9 +349,12 @@ def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
         in_brackets = f" ({', '.join(notes)})" if notes else ""
         click.echo(f"{stage.name}: {notebook.title}{in_brackets}")
         for name, value in notebook.parameters.items():
-            field = RunConfig.model_fields.get(name)
-            meaning = field.description if field else STAGE_PARAMETERS[name]
-            click.echo(f"    {name} = {value!r}  {meaning}")
+            click.echo(f"    {name} = {value!r}  {STAGE_PARAMETERS.get(name) or meaning(name)}")
+    click.echo("every other parameter, for -p:")
+    shown = {name for notebook in notebooks.values() for name in notebook.parameters}
+    for name, value in DEFAULTS.items():
+        if name not in shown:
+            click.echo(f"    {name} = {value!r}  {meaning(name)}")
 
 
 def print_plan(plan: Sequence[PlannedTask], config: RunConfig, run: RunPaths | None) -> None:

@@ -31,7 +31,7 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.config_fields import AUTO_RANKS
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.isolated_workers import run_isolated
-from fvc_lib.services.parameters import refuse_fields_of_another_task, run_config
+from fvc_lib.services.parameters import refuse_contradictions, run_config
 from fvc_lib.services.registry import DETECTORS, IMAGE_LAYOUTS
 from fvc_lib.services.run_paths import RunPaths, find_run, refuse_runs_folder
 from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK
@@ -132,7 +132,7 @@ class RunCommand:
         if not wanted.of_a_run or wanted.fork:
             _refuse_wrong_corpus(asked.config)
         if not wanted.of_a_run:
-            refuse_fields_of_another_task(asked.config, asked.written)
+            refuse_contradictions(asked.config, asked.written)
         if self._submits and not asked.config.use_mlops_pipeline:
             raise UsageError(
                 "USE_MLOPS_PIPELINE=false runs every notebook straight through and records nothing that jobs could go "

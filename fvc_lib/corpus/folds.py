@@ -34,6 +34,7 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 _LACKS_A_CLASS = 1e4  # more than all squared deviations together
+VALIDATION_SHARE, TEST_SHARE = 0.15, 0.2  # of the groups, in a split into train, validation and test
 _TINY = 1e-9  # a smaller improvement is rounding noise
 
 
@@ -400,8 +401,8 @@ def split_parts(
     strata: Sequence[str | None],
     official: Sequence[str | None],
     *,
-    validation_share: float,
-    test_share: float,
+    validation_share: float = VALIDATION_SHARE,
+    test_share: float = TEST_SHARE,
     seed: int,
 ) -> PartSplit:
     """Put N rows into parts so that no group is in two and every stratum is in all of them.

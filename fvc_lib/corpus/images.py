@@ -1,6 +1,5 @@
 """The index of task image: each usable image with its class, numbers, group and part, and what is left out."""
 
-import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -133,13 +132,6 @@ def index_images(
             [each.image for each in placed], [each.part for each in placed], copies, rejections
         )
         placed = [placed[place] for place in remaining]
-        if config.dev_samples_per_class:
-            split_notes.append(f"Dev mode: of {len(placed):,} images only a small share is used. Only try things out.")
-            chosen = dev_subset(
-                [each.image_id for each in placed], [each.stratum for each in placed], [each.part for each in placed],
-                per_stratum=config.dev_samples_per_class, seed=config.seed,
-            )  # fmt: skip
-            placed = [placed[place] for place in chosen]
         table, targets = _tables(placed, facts, units)
         _refuse_unlearnable(table, targets)
     rejected, classes = rejections.frame(), _classes_of(table)
@@ -205,7 +197,7 @@ def _placed(
         groups = [group_of[image.path] for image in images]
         split = split_parts(
             groups, [strata[image] for image in images], [image.part for image in images],
-            validation_share=config.split_validation_share, test_share=config.split_test_share, seed=config.seed,
+            seed=config.seed,
         )  # fmt: skip
         notes.extend(f"{each.folder}: {note}" if each.folder else note for note in split.notes)
         placed.extend(
@@ -228,39 +220,6 @@ def _tables(
         numbers += [(each.image_id, each.group_id, name, units[name], value) for name, value in sorted(image.targets)]
     targets = check_table(frame_of(numbers, IMAGE_TARGETS), IMAGE_TARGETS, "targets")
     return check_table(frame_of(rows, IMAGES), IMAGES, "images"), targets
-
-
-def dev_subset(
-    names: Sequence[str], strata: Sequence[str | None], parts: Sequence[str], *, per_stratum: int, seed: int
-) -> list[int]:
-    """Choose a small part of a corpus: positions of the chosen rows, ascending.
-
-    At most ``per_stratum`` training rows of each stratum (class) are chosen. Validation and test keep the same share
-    of each stratum as training, and at least one row. Rows are chosen in the order of a hash of their names, so a
-    larger subset contains the smaller ones.
-
-    Args:
-        names: (N,), unique, derived from content.
-        strata: (N,).
-        parts: (N,), ``train``, ``validation`` or ``test``.
-        per_stratum: at least 1.
-        seed: of the choice.
-    """
-
-    def order(place: int) -> bytes:
-        return hashlib.sha256(f"dev\x1f{seed}\x1f{names[place]}".encode("utf-8", "surrogateescape")).digest()
-
-    places: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for position, (stratum, part) in enumerate(zip(strata, parts, strict=True)):
-        places[part, "" if stratum is None else f"={stratum}"].append(position)
-    sizes = {stratum: len(found) for (part, stratum), found in places.items() if part == "train"}
-    overall_share = sum(min(size, per_stratum) for size in sizes.values()) / max(1, sum(sizes.values()))
-    chosen = []
-    for (part, stratum), found in places.items():
-        share = min(1.0, per_stratum / sizes[stratum]) if stratum in sizes else overall_share
-        count = min(len(found), per_stratum) if part == "train" else max(1, round(share * len(found)))
-        chosen.extend(sorted(found, key=order)[:count])
-    return sorted(chosen)
 
 
 # --- Targets, and the strata of images without a class.

@@ -37,7 +37,7 @@ def rescaling_notes(originals: pl.DataFrame, recipe: str) -> tuple[str, ...]:
     if slow:
         notes.append(
             f"{slow:,} of {originals.height:,} videos had fewer frames a second, and repeated frames may still tell "
-            f"them apart: -p rescale_rate {max(1, int(min(rates) + _SAME_RATE))} would repeat none."
+            "them apart. Leave them out of the corpus to rule that out."
         )
     return tuple(notes)
 

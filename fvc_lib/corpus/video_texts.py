@@ -218,7 +218,7 @@ def index_video_texts(
     where the corpus lies. Probes are kept under ``config.cache_dir`` as they come; a later call goes on from them.
 
     Args:
-        config: ``corpus``, ``manifest_separator``, ``near_duplicate_bits``, ``max_rejected_share``, the split's shares
+        config: ``corpus``, ``manifest_separator``, ``near_duplicate_bits``, ``max_rejected_share``
             and ``seed`` decide the result.
         rejected_path: where the REJECTED table goes when the corpus is refused, for the error to name it.
         progress: called with (done, total) of the clips generated, then of the files probed.
@@ -266,7 +266,7 @@ def _index(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunC
     rows.sort(key=lambda row: (contents[row.path], row.text, row.path, row.row))
     split = split_parts(
         [group_of[row.path] for row in rows], [None] * len(rows), _official_parts(rows, group_of),
-        validation_share=config.split_validation_share, test_share=config.split_test_share, seed=config.seed,
+        seed=config.seed,
     )  # fmt: skip
     if split.empty_parts:
         raise DataError(

@@ -64,7 +64,7 @@ class DetectorFacts:
         lines = [
             *head,
             f"  clip           {spec.num_frames} frames of {spec.side} x {spec.side} pixels",
-            f"  sampled        {spec.frame_sampling}, {spec.frame_fit}; -p frame_sampling and frame_fit for another",
+            f"  sampled        {spec.frame_sampling}, {spec.frame_fit}; -p frame_sampling for another",
             f"  normalisation  {spec.normalisation}",
             f"  trained        {spec.tune}; -p tune head, norms, last:N, effort or all for another choice",
         ]

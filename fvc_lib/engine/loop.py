@@ -58,7 +58,6 @@ class EngineSettings:
     gradient_checkpointing: bool = False  # compute activations again in the backward pass instead of keeping them
     # What the weights' moving average, which validation and test see, keeps of itself; 0: there is none.
     ema_decay: float = 0.0
-    training_metrics: bool = False  # measure the training data after each epoch too, as the validation data are
 
 
 class TrainingDivergedError(FvcError):
@@ -306,8 +305,6 @@ class Engine:
                 yield PlannedBatch(_TRAINING, epoch, share(samples, self._ranks.rank, self._ranks.size))
             batches_done = 0
             yield from self._planned_evaluation(_VALIDATION, self.task.validation_data)
-            if settings.training_metrics:
-                yield from self._planned_evaluation(_TRAINING, data)
 
     def _planned_evaluation(self, data_set: int, data: SampleSet) -> Iterator[PlannedBatch]:
         batches = effective_batches(np.arange(len(data)), self.settings.effective_batch_size)
@@ -381,19 +378,9 @@ class Engine:
             state.best_loss, state.best_epoch = loss, state.epochs_done
             state.best_model = better
         state.finished = self._is_last_epoch()
-        self._watch.epoch_metrics("train", {"epoch_loss": train_loss} | self._training_metrics())
+        self._watch.epoch_metrics("train", {"epoch_loss": train_loss})
         self._watch.epoch_metrics("validation", metrics)
         self._save(epoch_ended=True)
-
-    def _training_metrics(self) -> dict[str, float]:
-        """Of the training data, by what validation sees; no weight depends on whether they are asked for."""
-        if not self.settings.training_metrics:
-            return {}
-        collected, plan = self.task.new_accumulator(), MicroBatchPlan(self.state.micro_batch)
-        random_state = forked_random_state(stable_seed("training metrics", self.settings.seed), self.compute.device)
-        with random_state, self._stepper.averaged():
-            self._evaluate(self._model, self.task.training_data, self._loaded, collected, plan, self.state.step)
-        return self._ranks.from_leader("training metrics", collected.compute)
 
     def _evaluate(
         self,

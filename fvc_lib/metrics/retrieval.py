@@ -258,18 +258,8 @@ class RetrievalPlan:
 def plan_retrieval(
     num_videos: int, num_texts: int, dimensions: int, memory_bytes: int, more_pairs: int = 0
 ) -> RetrievalPlan:
-    """The largest blocks that fit into ``memory_bytes`` and the cache.
-
-    Raises:
-        ValueError: not even blocks of 16 x 16 fit.
-    """
-    needed = least_memory_bytes(num_videos, num_texts, dimensions, more_pairs)
-    if memory_bytes < needed:
-        raise ValueError(
-            f"memory_bytes={memory_bytes:,} is too little for {num_videos:,} videos and {num_texts:,} texts of "
-            f"{dimensions:,} numbers, {num_videos + more_pairs:,} pairs of which belong together; give at least "
-            f"{needed:,} (of a run: retrieval_memory_mb {math.ceil(needed / 1e6)})"
-        )
+    """Return the largest blocks that fit into the cache and ``memory_bytes``, or the smallest blocks there are."""
+    memory_bytes = max(memory_bytes, least_memory_bytes(num_videos, num_texts, dimensions, more_pairs))
     sizes, videos, texts = (num_videos, num_texts, dimensions), min(_BLOCK, num_videos), min(_BLOCK, num_texts)
     while (plan := RetrievalPlan(*sizes, videos, texts, more_pairs)).streamed_bytes > memory_bytes:
         videos, texts = (math.ceil(videos / 2), texts) if videos >= texts else (videos, math.ceil(texts / 2))

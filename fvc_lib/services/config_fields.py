@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -13,67 +13,64 @@ from pydantic_core import CoreSchema, core_schema
 
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.registry import FEATURES, Registry
-from fvc_lib.services.tasks import TASKS
-
-
-@dataclasses.dataclass(frozen=True)
-class Retired:
-    """A field of an earlier version: its default then, the field in its place, and why there is none, a sentence."""
-
-    default: Any
-    successor: str = ""
-    why: str = ""
-
-
-RETIRED: Mapping[str, Retired] = {
-    "probe_workers": Retired(0, "workers"),
-    "micro_batch_recovery_steps": Retired(
-        0, why="After an out-of-memory the micro-batch climbs back by itself: leave it out."
-    ),
-    "replay_run": Retired(
-        "", why="A micro-batch that changed shows in rounding alone, and is not repeated: leave it out."
-    ),
-}
+from fvc_lib.services.tasks import DATA_INDEX, KFOLD_RESULTS, TASKS
 
 # What the value of a field may change:
-#   data      which samples there are and which part they play; checkpoints are bound to the samples themselves
+#   data      the samples and the part that each plays; checkpoints are bound to the samples themselves
 #   weights   what is learned; checkpoints are bound to the value
-#   results   what is chosen or reported of a trained model, what is trained beside it, or whether a stage ends well
-#   rounding  how sums are rounded, and nothing else
-#   nothing   where files lie, how fast it goes, how much memory it takes
-#   folder    where the run itself lies: the run's own, and no value of it is a change
+#   results   what is chosen, reported or trained next to a model, or whether a stage ends well
+#   rounding  how sums are rounded
+#   nothing   places of files, speed, memory
+#   folder    the place of the run itself
 Changes = Literal["data", "weights", "results", "rounding", "nothing", "folder"]
 TRAINED = ("data", "weights")
+_SINGLE_STAGES = tuple(spec.stages[0].name for spec in TASKS.values() if len(spec.stages) == 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Declaration:
-    """What is known of a field beside type, default and description."""
+    """What is known of a field besides type, default and description."""
 
-    changes: Changes  # what its value may change
-    tasks: tuple[str, ...]  # those of which some stage reads it
+    changes: Changes
+    tasks: tuple[str, ...]  # tasks that have a stage that reads it
+    stages: frozenset[str]  # stages whose result depends on it
     hashed: bool  # whether the run's hash counts it
     resume: bool  # whether a run may be resumed with another value
     path: bool = False  # whether it names a file or folder
     variable: str = ""  # the environment variable that sets it
-    content: bool = False  # whether its value counts by what the file it names holds, not by where that lies
-    # The tasks that read it since when there were runs already: at what it was before (``EARLIER_DEFAULTS``, else its
-    # default) it counts in none of their hashes and binds no checkpoint. True: all that read it.
-    later: bool | tuple[str, ...] = False
-    meaning: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by task, where it is not the description
-    instead: str = ""  # what to give where a task does not read it, a sentence
+    content: bool = False  # whether it counts by the content of the file that it names
+    neutral: Any = ...  # the value that hashes and checkpoint bindings leave out; ...: none
 
 
-def field(default: Any, changes: Changes, description: str, tasks: Iterable[str] = tuple(TASKS), **options: Any) -> Any:
-    """A field of ``RunConfig``: pydantic's, with a ``Declaration``, whose attributes explain the options.
+def field(
+    default: Any,
+    changes: Changes,
+    description: str,
+    tasks: Iterable[str] = tuple(TASKS),
+    *,
+    stages: Iterable[str] = (),
+    **options: Any,
+) -> Any:
+    """Declare a field of ``RunConfig``.
 
-    ``description`` is one line in the words of the first task that reads it. Whether it is hashed and may be changed
-    on resume follows from ``changes`` unless given; other options are pydantic's (``ge=0``).
+    Args:
+        default: the default.
+        changes: what its value may change; whether it is hashed and may differ on resume follows, unless given.
+        description: one line.
+        tasks: the tasks that read it.
+        stages: the stages of task video whose results depend on it, besides the index (data) or the trainings
+            (weights); of a field that changes results alone, all of them, by default 05.
+        options: further attributes of ``Declaration``, and pydantic's own (``ge=0``).
     """
+    usual = (*stages, DATA_INDEX) if changes == "data" else tuple(stages)
+    if changes == "results":
+        usual = usual or (KFOLD_RESULTS,)
     options.setdefault("hashed", changes in (*TRAINED, "results"))
     options.setdefault("resume", changes in ("rounding", "nothing"))
     declared = {name: options.pop(name) for name in Declaration.__dataclass_fields__ if name in options}
-    extra: dict[str, Any] = {"declaration": Declaration(changes, tuple(tasks), **declared)}
+    extra: dict[str, Any] = {
+        "declaration": Declaration(changes, tuple(tasks), frozenset({*usual, *_SINGLE_STAGES}), **declared)
+    }
     return Field(default, description=description, json_schema_extra=extra, **options)
 
 
@@ -91,12 +88,6 @@ def split_names(value: Any) -> Any:
             listed = listed[1:-1]
         return tuple(name.strip(" '\"") for name in _COMMA.split(listed) if name.strip(" '\""))
     return tuple(value) if isinstance(value, list) else value
-
-
-def split_numbers(value: Any) -> Any:
-    """``-p recall_at 1,5,10`` and a YAML list mean the same."""
-    names = split_names(value)
-    return tuple(int(name) if isinstance(name, str) and name.isdecimal() else name for name in names)
 
 
 AUTO_RANKS = 0  # ``num_ranks`` as typed until a run is made, which holds the number that it came to

@@ -1,6 +1,6 @@
-"""How defaults, a params file, the environment and the command line become one configuration, and a run's is read.
+"""Merge defaults, params files, environment and command line into one configuration, and read a run's.
 
-Precedence: defaults < params file < environment < command line. What is wrong is told with its field and the remedy.
+Precedence: defaults < params file < environment < command line. Errors name the field and the remedy.
 """
 
 import os
@@ -11,29 +11,31 @@ from typing import Any
 from pydantic import ValidationError
 
 from fvc_lib.services.atomic_files import AnyPath
-from fvc_lib.services.config import DECLARED, DEFAULTS, EARLIER_DEFAULTS, ENVIRONMENT, RunConfig, require_known
-from fvc_lib.services.config_fields import RETIRED, read_yaml
+from fvc_lib.services.config import DECLARED, ENVIRONMENT, NEUTRAL, RunConfig, require_known
+from fvc_lib.services.config_fields import read_yaml
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.records.digests import undamaged_content
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK, TASKS
-
-
-def values_unsaid(task: str) -> dict[str, Any]:
-    """By name, as JSON values, what a run of ``task`` was made with whose record does not say it."""
-    known = {name: retired.default for name, retired in RETIRED.items()}
-    known |= {**DEFAULTS, **_task_defaults(task), **EARLIER_DEFAULTS}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in known.items()}
+from fvc_lib.services.tasks import CROSS_CORPUS, TASKS
 
 
 def run_config(run: RunPaths) -> RunConfig:
-    """The configuration a run was started with, from its ``params.yaml``; ``UsageError`` where that is invalid."""
+    """Return the configuration a run was started with, from its ``params.yaml``.
+
+    A field that is newer than the record has its neutral value, not today's default.
+
+    Raises:
+        UsageError: the file is invalid.
+    """
+    return resolve_config({**NEUTRAL, **recorded_parameters(run)}, environ={})
+
+
+def recorded_parameters(run: RunPaths) -> dict[str, Any]:
+    """Return what stands in a run's ``params.yaml``; errors as of ``run_config``."""
     recorded = read_params_file(run.params_yaml)
     DETECTORS.refuse_of_cell(recorded.get("model"))
-    read = recorded.get("task", DEFAULT_TASK)
-    earlier = {name: value for name, value in EARLIER_DEFAULTS.items() if read in DECLARED[name].tasks}
-    return resolve_config({**earlier, **recorded}, environ={})
+    return recorded
 
 
 def read_params_file(path: AnyPath, *, typed: bool = True) -> dict[str, Any]:
@@ -101,61 +103,28 @@ def by_own_names(values: Mapping[str, Any], task: object) -> dict[str, Any]:
     return {free.get(name, name): value for name, value in values.items()}
 
 
-def refuse_fields_of_another_task(config: RunConfig, given: Iterable[str]) -> None:
-    """Check that ``config.task`` reads the fields named in ``given``, or that they say nothing but the default.
+def refuse_contradictions(config: RunConfig, given: Iterable[str]) -> None:
+    """Check that the values of ``config`` fit each other, and that its task reads the fields named in ``given``.
 
     Raises:
-        UsageError: target_corpora without the protocol that has them, or the other way round; a stream without a
-            shuffle_buffer, or the other way round; more ranks than a step has samples; or one would be set and change
-            nothing; the message says whose it is and what to give instead.
+        UsageError: target_corpora without the protocol that has them, or the other way round; more ranks than a step
+            has samples; or a field would be set that the task does not read.
     """
-    _refuse_odd_targets(config)
-    _refuse_half_a_stream(config)
-    _refuse_idle_ranks(config)
-    foreign = [name for name in sorted(given) if config.task not in DECLARED[name].tasks and _is_set(config, name)]
-    if not foreign:
-        return
-    owners = dict.fromkeys(DECLARED[name].tasks for name in foreign)
-    sentences = [
-        f"{', '.join(name for name in foreign if DECLARED[name].tasks == tasks)}: read by task "
-        f"{' and '.join(tasks)} alone, and this run's task is {config.task}."
-        for tasks in owners
-    ]
-    sentences += dict.fromkeys(text for name in foreign if (text := DECLARED[name].instead))
-    others = dict.fromkeys(task for tasks in owners for task in tasks)
-    choice = " or ".join(f"-p task {task}" for task in others)
-    raise UsageError(
-        f"{' '.join(sentences)} Leave {'them' if len(foreign) > 1 else 'it'} out, or begin a run with {choice}."
-    )
-
-
-def _refuse_odd_targets(config: RunConfig) -> None:
-    if config.protocol == CROSS_CORPUS and not config.target_corpora:
+    if (config.protocol == CROSS_CORPUS) != bool(config.target_corpora):
         raise UsageError(
-            "target_corpora: got none, and protocol cross_corpus needs the names of the corpora to test on: "
-            "-p target_corpora NAME."
+            f"target_corpora: protocol {config.protocol} with {', '.join(config.target_corpora) or 'none'}. Protocol "
+            f"{CROSS_CORPUS}, and no other, needs the names of the corpora to test on: -p target_corpora NAME."
         )
-    if config.target_corpora and config.protocol != CROSS_CORPUS:
-        raise UsageError(
-            f"target_corpora: protocol {config.protocol} has none. Leave them out, or say -p protocol {CROSS_CORPUS}."
-        )
-
-
-def _refuse_half_a_stream(config: RunConfig) -> None:
-    read = all(config.task in DECLARED[name].tasks for name in ("clip_source", "shuffle_buffer"))
-    if read and (config.clip_source == "stream") != (config.shuffle_buffer > 0):
-        raise UsageError(
-            f"clip_source {config.clip_source} with shuffle_buffer {config.shuffle_buffer}: wanted both or neither, "
-            "because a stream mixes only what lies near: -p clip_source stream -p shuffle_buffer 1000, or "
-            "-p clip_source shards, which reads clips in any order."
-        )
-
-
-def _refuse_idle_ranks(config: RunConfig) -> None:
     if config.num_ranks > config.effective_batch_size:
         raise UsageError(
             f"num_ranks {config.num_ranks}: an optimizer step has {config.effective_batch_size} samples "
-            "(effective_batch_size), and ranks without any would only wait. Give at most as many ranks, or auto."
+            "(effective_batch_size), and further ranks would only wait. Give at most as many ranks, or auto."
+        )
+    foreign = [name for name in sorted(given) if config.task not in DECLARED[name].tasks and _is_set(config, name)]
+    if foreign:
+        of_tasks = ", ".join(f"{name} (of task {' and '.join(DECLARED[name].tasks)})" for name in foreign)
+        raise UsageError(
+            f"{of_tasks}: task {config.task} does not read it. Leave it out, or begin a run with another -p task."
         )
 
 

@@ -331,7 +331,7 @@ _VIDEO_TEXT = TaskSpec(
         "captions": {"most_frequent_caption": _again(VIDEO_TEXT)},
     },
     no_headline=("Recall, text to video", "text"),
-    curves=("loss", "text_to_video/recall@{recall_at[0]}", "caption_loss*"),
+    curves=("loss", "text_to_video/recall@1", "caption_loss*"),
 )  # fmt: skip
 
 TASKS: Mapping[str, TaskSpec] = {spec.name: spec for spec in (_VIDEO, _IMAGE, _VIDEO_TEXT)}

@@ -217,7 +217,7 @@ def _write_params(folder: Path, config: RunConfig) -> dict[str, Any]:
     if "num_frames" in params:  # also where the network declares them: another version may declare other values
         clips = config.clips
         params |= {"num_frames": clips.num_frames, "fixed_size": clips.side}
-        params |= {"frame_sampling": clips.view.sampling, "frame_fit": clips.view.fit}
+        params["frame_sampling"] = clips.view.sampling
     for name in _OWN_CODE.keys() & params.keys():
         place, registry = _OWN_CODE[name]
         for relative, file in registry.code_files(params[name]).items():

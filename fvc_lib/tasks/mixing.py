@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+MIX_SHARE = 0.3  # of the training samples, where mixing is on
+
 
 @dataclass(frozen=True)
 class MixSettings:

@@ -48,6 +48,7 @@ from fvc_lib.tasks.network_code import functions_of, own_code
 Progress = Callable[[int, int], None]
 R = TypeVar("R", bound=TrainingRecord)
 _logger = logging.getLogger(__name__)
+MAX_GRADIENT_NORM = 1.0  # gradients are clipped to this L2 norm
 
 
 def _also(name: str) -> Any:
@@ -550,13 +551,12 @@ def settings_of(
         learning_rate=config.learning_rate,
         weight_decay=config.weight_decay,
         warmup_share=config.warmup_share,
-        max_gradient_norm=config.max_gradient_norm,
+        max_gradient_norm=MAX_GRADIENT_NORM,
         early_stopping_epochs=config.early_stopping_epochs,
         seed=seed,
         balance_classes=balance_classes,
         balance_batches=balance_batches,
         num_workers=min(config.num_workers, available_cores()),
-        max_nonfinite_steps=config.max_nonfinite_steps,
         checkpoint_seconds=60 * config.checkpoint_minutes,
         gradient_checkpointing=config.gradient_checkpointing,
         ema_decay=config.ema_decay,

@@ -137,13 +137,3 @@ def test_each_class_stands_with_its_numbers_the_worst_first() -> None:
     assert set(table["class"]) == set(CLASSES)
     assert HOSTILE in set(table["class"])
     assert tasks.class_table(RESULTS.clear()).is_empty()
-
-
-def test_the_training_part_stands_next_to_the_validation_part_of_the_same_epoch() -> None:
-    rows = [
-        ("train", "text_to_video/mrr", 1, 0.5), ("validation", "text_to_video/mrr", 1, 0.4),
-        ("train", "text_to_video/mrr", 2, 0.9), ("validation", "text_to_video/mrr", 2, 0.6),
-        ("train", "loss", 2, 1.0), ("validation", "loss", 2, 2.0), ("train", "gradient_norm", 2, 3.0),
-    ]  # fmt: skip
-    curves = pl.DataFrame(rows, schema=["phase", "metric", "epoch", "value"], orient="row")
-    assert tasks.parts_table(curves, 2).rows() == [("Mean reciprocal rank, text to video", 0.9, 0.6)]

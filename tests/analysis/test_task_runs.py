@@ -17,7 +17,6 @@ from fvc_lib.analysis.read.comparison import compare
 from fvc_lib.analysis.read.headline import Score, judge, run_headline, runs_table, task_scores
 from fvc_lib.analysis.read.queries import SQL_TABLES, ask_sql
 from fvc_lib.services.errors import command_text
-from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGES, TASK_RESULTS, read_table, write_table
 from tests.analysis.task_runs import (
@@ -247,10 +246,3 @@ def test_tags_for_mlflow_say_what_was_judged(task: str, task_run: RunPaths) -> N
     assert tags["fvc.num_images" if task == "image" else "fvc.num_texts"] == "30"
     assert "AUC" not in tags["mlflow.note.content"]
     assert "forensic" not in tags["mlflow.note.content"]
-
-
-def test_dev_mode_is_said_beside_the_number(tmp_path: Path) -> None:
-    run = write_image_run(tmp_path)
-    config = resolve_config({"task": "image", "dev_samples_per_class": 20}, environ={})
-    run.params_yaml.write_text(config.to_yaml())
-    assert "Trained in dev mode, on at most 20 images of each class." in run_headline(run).cautions

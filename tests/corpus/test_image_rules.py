@@ -1,13 +1,12 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import strategies as st
 
 from fvc_lib.corpus.corpus_files import Rejections
 from fvc_lib.corpus.image_listing import ImageListing, ListedImage
 from fvc_lib.corpus.images import (
     copies_among,
-    dev_subset,
     groups_of_images,
     joined_units,
     known_parts,
@@ -140,28 +139,3 @@ ROWS = st.lists(
     st.tuples(st.sampled_from(["pie", "soup", None]), st.sampled_from(["train", "train", "validation", "test"])),
     min_size=1, max_size=60,
 )  # fmt: skip
-
-
-@settings(max_examples=20)
-@given(ROWS, st.integers(1, 5), st.integers(0, 3), st.randoms(use_true_random=False))
-def test_a_subset_is_stratified_nested_and_independent_of_order(rows, per_stratum: int, seed: int, random) -> None:
-    names = [f"image{number}" for number in range(len(rows))]
-    named = [(name, *row) for name, row in zip(names, rows, strict=True)]
-
-    def chosen(of, most: int) -> set[str]:
-        places = dev_subset(*zip(*of, strict=True), per_stratum=most, seed=seed)
-        assert places == sorted(set(places))
-        return {of[place][0] for place in places}
-
-    kept = chosen(named, per_stratum)
-    before, after = Counter(rows), Counter(row for name, row in zip(names, rows, strict=True) if name in kept)
-    for (stratum, part), count in before.items():
-        trained = before[stratum, "train"]
-        if part == "train":
-            assert after[stratum, part] == min(count, per_stratum)
-        elif trained:
-            assert after[stratum, part] == max(1, round(min(1.0, per_stratum / trained) * count))
-        else:
-            assert 1 <= after[stratum, part] <= count
-    assert chosen(random.sample(named, len(named)), per_stratum) == kept
-    assert {name for name, _, part in named if name in kept and part == "train"} <= chosen(named, per_stratum + 1)

@@ -141,18 +141,6 @@ def test_targets_are_chosen_by_name(index: ImageIndex, combined: Path) -> None:
         index_images(config_for(combined, targets=("calorie",)))
 
 
-def test_dev_mode_thins_out_every_class_and_part(index: ImageIndex, combined: Path) -> None:
-    dev = index_images(config_for(combined, dev_samples_per_class=2))
-    rows = Counter(dev.images.filter(source="food101").select("class_label", "part").rows())
-    assert rows["pie", "train"] <= 2
-    assert rows["soup", "train"] == 2
-    assert {part for _, part in rows} == {"train", "validation", "test"}
-    assert set(dev.images["image_id"]) < set(index.images["image_id"])
-    parts = parts_of(index)
-    assert all(parts[path] == part for path, part in parts_of(dev).items())
-    assert set(dev.targets["image_id"]) <= set(dev.images["image_id"])
-
-
 def test_too_much_loss_stops_the_run_and_what_was_wrong_stands_in_a_table(combined: Path, tmp_path: Path) -> None:
     table = tmp_path / "rejected.parquet"
     with pytest.raises(DataError, match=r"max_rejected_share.*rejected\.parquet"):

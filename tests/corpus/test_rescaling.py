@@ -27,7 +27,7 @@ from fvc_lib.video.decode.probe import PacketFacts, probe_video
 from fvc_lib.video.reencode import reencoded
 
 NUM_VIDEOS, SECONDS = 24, 1
-RESCALED = RunConfig(rescale=32, rescale_rate=10, bootstrap_replicates=200)
+RESCALED = RunConfig(rescale=32, bootstrap_replicates=200)
 
 
 def write_video(path: Path, number: int, size: tuple[int, int], rate: int) -> None:
@@ -80,7 +80,7 @@ def judged(index: pl.DataFrame) -> pl.DataFrame:
 
 
 def test_labels_that_size_and_rate_told_are_at_chance_after_it(corpus: Corpus) -> None:
-    assert set(corpus.index.select("height", "frames_per_second").rows()) == {(32, 10.0)}
+    assert set(corpus.index.select("height", "frames_per_second").rows()) == {(32, 8.0)}
     assert set(corpus.originals.select("height", "frames_per_second").rows()) == {(96, 30.0), (64, 20.0)}
     same = ("video_id", "path", "label", "group_id", "content_sha256", "perceptual_hash")
     assert corpus.index.select(same).equals(corpus.originals.select(same))
@@ -105,8 +105,8 @@ def test_the_audit_warns_of_size_and_rate_where_they_tell_and_only_there(corpus:
 
 
 def test_clips_are_of_the_rescaled_videos(corpus: Corpus) -> None:
-    config = RunConfig(rescale=32, rescale_rate=10, cache_dir=str(corpus.folder.parent / "cache"), num_frames=2,
-                       fixed_size=32, frame_sampling="uniform", frame_fit="letterbox")  # fmt: skip
+    config = RunConfig(rescale=32, cache_dir=str(corpus.folder.parent / "cache"), num_frames=2,
+                       fixed_size=32, frame_sampling="uniform")  # fmt: skip
     store, plain = ClipStore.of(config), ClipStore.of(config.model_copy(update={"rescale": 0}))
     assert store.decode_hash != plain.decode_hash
     index = corpus.index.head(1)
@@ -116,8 +116,8 @@ def test_clips_are_of_the_rescaled_videos(corpus: Corpus) -> None:
 
 
 def test_a_file_to_be_judged_is_rescaled_too_and_fills_no_cache(corpus: Corpus, tmp_path: Path) -> None:
-    store = ClipStore.of(RunConfig(rescale=32, rescale_rate=10, cache_dir=str(tmp_path / "cache"), num_frames=2,
-                                   fixed_size=32, frame_sampling="uniform", frame_fit="letterbox"))  # fmt: skip
+    store = ClipStore.of(RunConfig(rescale=32, cache_dir=str(tmp_path / "cache"), num_frames=2,
+                                   fixed_size=32, frame_sampling="uniform"))  # fmt: skip
     path, clip = corpus.folder / corpus.index["path"][0], tmp_path / "clips" / "0.npy"
     clip.parent.mkdir()
     item = item_to_decode(store, FileToScore(path, (0,)), clip)
@@ -147,7 +147,7 @@ def test_notes_count_what_was_enlarged_or_repeated(corpus: Corpus) -> None:
     assert len(corpus.notes) == 1
     _, small, slow = rescaling_notes(corpus.originals, "rescale_80_at_25")
     assert all(word in small for word in ("12 of 24", "-p rescale 64 "))
-    assert all(word in slow for word in ("12 of 24", "-p rescale_rate 20 "))
+    assert all(word in slow for word in ("12 of 24",))
     film = corpus.originals.with_columns(frames_per_second=pl.lit(23.976), rotation_degrees=pl.lit(90, pl.Int64))
     assert len(rescaling_notes(film, "rescale_96_at_24")) == 1
     assert rescaling_notes(corpus.originals, "canonical") == ()

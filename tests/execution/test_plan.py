@@ -2,7 +2,6 @@
 
 import json
 import os
-from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,7 +22,6 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.records import digests
-from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FOLDS, read_table, write_table
 from fvc_lib.services.tasks import STAGES, TASKS, Stage
@@ -187,18 +185,3 @@ def test_a_record_of_another_version_is_no_record(finished):
     record = run.stage_checkpoint("one")
     record.write_text(record.read_text().replace('"code"', '"library"'))
     assert reasons(project, run) == [(True, "not finished yet"), (True, "after one")]
-
-
-def test_an_older_record_names_only_parameters_that_differ_from_what_it_was_made_with(tmp_path):
-    run, training = RunPaths(tmp_path / "run"), next(task for task in tasks_in_order(RunConfig()) if task.stage.trains)
-    said = {"seed": 0, "augmentations": ["flip"], "probe_workers": 0, "ema_decay": 0.5}
-    record = fingerprint.StageRecord(fingerprint.Fingerprint(said, {}, "", {}, ""), {})
-    write_document(run.stage_checkpoint(training.stage.name, training.fold), asdict(record))
-
-    # Of fields newer than the record: model and num_frames had other defaults, and ema_decay counts where it is set.
-    newer = {"canonical": False, "dev_groups": 0, "target_corpora": [], "folds_seed": None, "num_frames": 6}
-    now = {"seed": 0, "augmentations": ["flip"], "model": "efficientnet_lite0", "dev_groups": 20}
-    found = fingerprint.Fingerprint(newer | now, {}, "", {}, "")
-
-    told = "dev_groups 0 -> 20, ema_decay 0.5 -> 0.0, model 'frame_cnn' -> 'efficientnet_lite0'"
-    assert fingerprint.reason_to_run(training, found, run) == f"parameters changed: {told}"

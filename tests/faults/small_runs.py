@@ -34,8 +34,8 @@ VALUES: Mapping[str, Mapping[str, object]] = {
     "video": SMALL,
     "image": {**SMALL_TASK, "task": "image", "image_size": 32},
     "video_text": {
-        **SMALL_TASK, "task": "video_text", "fixed_size": 32, "num_frames": 2, "text_width": 16, "text_heads": 2,
-        "text_layers": 1, "embedding_size": 16, "max_text_tokens": 16, "vocabulary_size": 300, "recall_at": "1,2",
+        **SMALL_TASK, "task": "video_text", "fixed_size": 32, "num_frames": 2,
+        "embedding_size": 16, "max_text_tokens": 16, "vocabulary_size": 300,
         "effective_batch_size": 8, "batch_size": 8,
     },
 }  # fmt: skip

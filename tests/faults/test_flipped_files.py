@@ -194,7 +194,7 @@ def test_a_flipped_bit_of_a_shard_or_its_manifest_is_refused_by_name(run, index,
 
 @pytest.mark.fault(40)
 def test_a_flipped_bit_of_what_a_clip_shows_is_refused_by_name(run, index, home, tmp_path):
-    config = run_config(run).model_copy(update={"cache_dir": str(tmp_path), "frame_fit": "crop"})
+    config = run_config(run).model_copy(update={"cache_dir": str(tmp_path), "frame_sampling": "window:2"})
     store, chance = ClipStore.of(config), random.Random("seen")
     make_clips(store, index, home / "corpus", 0, None, workers=1)
     path = store.seen_path(index["video_id"][0])

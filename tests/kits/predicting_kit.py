@@ -50,8 +50,8 @@ def caption_run(folder, counts=None, **settings):
     root = folder / "clips"
     pairs = some_captions(root, counts or {"train": 3, "validation": 1, "test": 4})
     small = {
-        "task": "video_text", "corpus": str(root / "manifest.csv"), "num_frames": 2, "fixed_size": 16, "text_width": 16,
-        "text_heads": 2, "text_layers": 1, "embedding_size": 8, "max_text_tokens": 16, "effective_batch_size": 16,
+        "task": "video_text", "corpus": str(root / "manifest.csv"), "num_frames": 2, "fixed_size": 16,
+        "embedding_size": 8, "max_text_tokens": 16, "effective_batch_size": 16,
         "batch_size": 16, "workers": 1, "masked_weight": 0.5,
         "cache_dir": str(folder / "cache"), "runs_dir": str(folder / "runs"),
     }  # fmt: skip

@@ -32,7 +32,7 @@ PLAN = NetworkPlan(
     captions=True,
     masked=False,
 )
-CONFIG = RunConfig(task="video_text", recall_at=(1, 2), retrieval_memory_mb=64, beam_width=1)
+CONFIG = RunConfig(task="video_text")
 
 
 def network(plan: NetworkPlan = PLAN, seed: int = 0) -> VideoTextNetwork:

@@ -1,6 +1,5 @@
 """Precedence, refusals with suggestions, and a hash that means the experiment and nothing else."""
 
-import re
 import subprocess
 import sys
 
@@ -9,12 +8,13 @@ import yaml
 from hypothesis import given, strategies as st
 
 from fvc_lib.execution.run.which_run import ask
+from fvc_lib.services import parameters
 from fvc_lib.services.clip_settings import ClipSettings
-from fvc_lib.services.config import NOT_HASHED, RunConfig
+from fvc_lib.services.config import DECLARED, NEUTRAL, NOT_HASHED, RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import parse_text_value, read_params_file, resolve_config, run_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tasks import TASKS
+from fvc_lib.services.tasks import STAGES, TASKS
 
 
 def test_defaults_give_way_to_the_file_then_the_environment_then_the_command_line():
@@ -30,15 +30,6 @@ def test_the_default_network_is_pretrained_and_clips_are_its_own():
     assert (config.model, config.clips) == ("efficientnet_lite0", ClipSettings(6, 224))
     assert resolve_config({"model": "frame_cnn"}, environ={}).clips == ClipSettings(6, 112)
     assert resolve_config({"num_frames": 4}, environ={}).clips == ClipSettings(4, 224)
-
-
-@pytest.mark.parametrize("recorded", ["", "model: r2plus1d_small\nfixed_size: 96\n"])
-def test_an_earlier_run_keeps_the_network_and_clips_it_was_made_with(tmp_path, recorded):
-    run = RunPaths(tmp_path)
-    run.params_yaml.write_text(f"task: video\n{recorded}")
-    config = run_config(run)
-    made = ("r2plus1d_small", 6, 96) if recorded else ("frame_cnn", 6, 112)
-    assert (config.model, config.num_frames, config.fixed_size) == made
 
 
 @pytest.mark.parametrize(("text", "expected"), [("true", True), ("false", False), ("1", True), ("0", False)])
@@ -82,7 +73,6 @@ def test_a_bad_file_is_named_even_where_the_environment_would_hide_it():
         ("augmentations", "flip, noise", ("flip", "noise")),
         ("augmentations", "[flip, 'noise']", ("flip", "noise")),
         ("augmentations", "[]", ()),
-        ("recall_at", "[1, 5]", (1, 5)),
         ("corpus", "none", "none"),
     ],
 )
@@ -122,13 +112,13 @@ def test_a_params_file_that_is_no_mapping_is_refused_by_name(tmp_path, content, 
         ("train_final: yes", True), ("experiment: 007", "007"), ("experiment: 2026-01-02", "2026-01-02"),
         ("experiment: yes", "yes"), ("label_map: {yes: fake, no: real}", {"yes": "fake", "no": "real"}),
         ("label_map: {01: fake, 00: real}", {"01": "fake", "00": "real"}), ("mem_gb: null", None),
-        ("mem_gb:", None), ("augmentations: [flip, noise]", ("flip", "noise")), ("recall_at: [1, 010]", (1, 10)),
+        ("mem_gb:", None), ("augmentations: [flip, noise]", ("flip", "noise")),
         ("num_ranks: auto", 0), ("targets: []", ()),
     ],
 )  # fmt: skip
 def test_a_params_file_says_what_it_would_say_on_the_command_line(tmp_path, line, value):
     path, name = tmp_path / "p.yaml", line.partition(":")[0]
-    task = "image" if name == "targets" else "video_text" if name == "recall_at" else "video"
+    task = "image" if name == "targets" else "video"
     path.write_text(f"task: {task}\n{line}\n")
     for asked in (ask([path], (), (), {}), ask((), [path.read_text()], (), {})):
         assert getattr(asked.config, name) == value
@@ -186,20 +176,9 @@ def test_what_another_task_reads_is_neither_written_nor_hashed():
     video, image = resolve_config(environ={}), resolve_config({"task": "image"}, environ={})
     assert "image_size" not in yaml.safe_load(video.to_yaml())
     assert yaml.safe_load(image.to_yaml())["image_size"] == image.image_size
-    assert "text_width" not in image.relevant()
+    assert "embedding_size" not in image.relevant()
     assert video.model_copy(update={"image_size": 64}).config_hash == video.config_hash
     assert image.model_copy(update={"image_size": 64}).config_hash != image.config_hash
-
-
-@pytest.mark.parametrize(
-    ("task", "foreign"), [("image", "fold|clip|video|FVC-2018"), ("video_text", "fold|image|FVC-2018")]
-)
-def test_what_a_field_means_is_said_in_the_words_of_the_runs_own_task(task, foreign):
-    config = resolve_config({"task": task}, environ={})
-    told = {name: config.meaning(name) for name in config.relevant() if name != "task"}
-    assert [name for name, text in told.items() if re.search(rf"\b({foreign})s?\b", text)] == []
-    assert told["batch_size"] in config.to_yaml()
-    assert resolve_config({}, environ={}).meaning("batch_size").startswith("samples in memory at once")
 
 
 def test_names_of_networks_are_checked_and_lead_to_the_files_that_register_them():
@@ -220,22 +199,25 @@ def test_a_known_name_of_a_network_is_checked_without_loading_torch():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_a_run_of_an_earlier_version_still_resolves_and_a_command_learns_the_new_name():
-    assert resolve_config({"probe_workers": 5}, environ={}).workers == 5
-    silent = {"probe_workers": 0, "replay_run": "", "micro_batch_recovery_steps": 0}
-    assert resolve_config(silent, environ={}) == resolve_config({}, environ={})
-    with pytest.raises(UsageError, match=r"'replay_run' is no longer there.*leave it out"):
-        resolve_config({"replay_run": "run_x"}, environ={})
-    with pytest.raises(UsageError, match="is called workers now"):
-        parse_text_value("probe_workers", "5")
-
-
-def test_a_stream_counts_in_the_hash_by_its_buffer_and_shards_do_not():
-    whole = RunConfig(clip_source="stream", shuffle_buffer=9)
-    assert whole.config_hash != RunConfig(clip_source="stream", shuffle_buffer=8).config_hash
-    assert RunConfig(clip_source="shards").config_hash == RunConfig().config_hash
-
-
 def test_a_label_map_that_was_not_written_as_pairs_says_how_to_write_it():
     with pytest.raises(UsageError, match="'1:fake' has no '='; wanted LABEL=fake or LABEL=real, such as 1=fake,0=real"):
         resolve_config({"label_map": "1:fake"}, environ={})
+
+
+def test_a_field_newer_than_a_run_has_its_neutral_value_there_and_not_today_s_default(tmp_path, monkeypatch):
+    run = RunPaths(tmp_path)
+    run.params_yaml.write_text("task: video\nepochs: 3\n")
+    monkeypatch.setattr(parameters, "NEUTRAL", {**NEUTRAL, "ema_decay": 0.5})
+    assert (run_config(run).ema_decay, run_config(run).epochs) == (0.5, 3)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_a_neutral_value_is_in_no_hash_and_no_binding(task, name):
+    """So a field that somebody adds leaves every run and checkpoint alone."""
+    config = RunConfig(task=task).model_copy(update={name: DECLARED[name].neutral})
+    assert name not in config.training_values()
+    for stage in STAGES:
+        assert name not in config.values_read_by(stage)
+    hashes = {config.config_hash, config.model_copy(update={name: RunConfig.model_fields[name].default}).config_hash}
+    assert len(hashes) == 1

@@ -79,7 +79,7 @@ def test_videos_without_an_original_are_told_apart(tiny_training):
 
 def test_the_fingerprint_sees_labels_parts_copies_and_settings(tiny_training):
     store = tiny_training.store
-    other_store = tiny_training.with_config(augmentation_strength=0.5)
+    other_store = tiny_training.with_config(augmentations=("noise",))
     prints = {
         rows_fingerprint(store, [("train", ROWS), ("test", ())]),
         rows_fingerprint(store, [("train", ROWS[:2]), ("test", ROWS[2:])]),

@@ -92,38 +92,6 @@ def test_a_mixed_target_costs_its_parts_shares():
     )
 
 
-def test_the_focal_part_weighs_well_classified_pictures_down():
-    logits = torch.tensor([[4.0, 0.0], [0.0, 0.0]])
-    target = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    plain, focal = class_losses(logits, target), class_losses(logits, target, focal_gamma=2.0)
-    probabilities = logits.softmax(1)[:, 0]
-    torch.testing.assert_close(focal, (1 - probabilities) ** 2 * plain)
-    assert focal[0] / plain[0] < focal[1] / plain[1]
-
-
-def test_with_smoothing_the_focal_factor_stands_before_the_whole_loss_of_a_picture_and_mixed_ones_sum_it():
-    """A picture that is certain weighs next to nothing, smoothing included; the pull to equal probabilities is gone."""
-    logits = torch.tensor([[6.0, 0.0, -1.0], [0.5, 0.0, -1.0]])
-    probabilities = logits.softmax(1)
-    of_class = []
-    for known in (0, 1):
-        classes = torch.tensor([known, known])
-        smooth = F.cross_entropy(logits, classes, label_smoothing=0.1, reduction="none")
-        of_class.append((1 - probabilities[:, known]) ** 2 * smooth)
-        found = class_losses(logits, F.one_hot(classes, 3).float(), label_smoothing=0.1, focal_gamma=2.0)
-        torch.testing.assert_close(found, of_class[-1])
-    assert of_class[0][0] < 1e-5
-    mixed = class_losses(logits, torch.tensor([[1.4, 0.6, 0.0]] * 2), label_smoothing=0.1, focal_gamma=2.0)
-    torch.testing.assert_close(mixed, 1.4 * of_class[0] + 0.6 * of_class[1])
-
-
-@pytest.mark.parametrize("gamma", [0.5, 2.0])
-def test_the_focal_gradient_is_finite_where_the_class_is_certain(gamma):
-    logits = torch.tensor([[200.0, 0.0]], requires_grad=True)
-    class_losses(logits, torch.tensor([[1.0, 0.0]]), focal_gamma=gamma).sum().backward()
-    assert torch.isfinite(logits.grad).all()
-
-
 def test_numbers_are_averaged_over_those_that_are_known():
     predicted, values = torch.tensor([[0.5, 3.0], [0.5, 9.0]]), torch.zeros(2, 2)
     known = torch.tensor([[1.0, 1.0], [1.0, 0.0]])

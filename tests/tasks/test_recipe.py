@@ -124,7 +124,7 @@ def train(root: Path, config: RunConfig, **arguments: Any):
         trained[0].predict(Line(7), points)
         return Finished([TrainingRecord(**trained[0].record())], lambda: written.append(list(points.found)))
 
-    bound = ("epochs", "effective_batch_size", "dev_samples_per_class")
+    bound = ("epochs", "effective_batch_size")
     task = LineTask(arguments.pop("network", Straight))
     training = Training(
         stage=STAGE, model_name="linear", settings=settings_of(config, 5, 2), networks=[Network(task, "line")],
@@ -165,12 +165,6 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bits(tmp_path):
     assert (again.training.steps, scored, written) == (9, [], [])  # nothing is trained or scored twice
     again, scored, _ = train(tmp_path / "straight", config, outputs=[tmp_path / "a table that is gone"])
     assert (again.training.steps, scored) == (9, straight)
-
-
-def test_a_full_run_refuses_what_dev_mode_trained(tmp_path):
-    train(tmp_path / "run", config_of(tmp_path, dev_samples_per_class=2))
-    with pytest.raises(CheckpointMismatchError, match="dev_samples_per_class"):
-        train(tmp_path / "run", config_of(tmp_path))
 
 
 def test_the_record_names_the_network_its_file_and_its_weights(tmp_path):

@@ -171,9 +171,7 @@ class Net(FrameCnn):
 def streamed(tiny, folder, **changes):
     """The training of that network on a stream of some shards of a few clips each, which are there."""
     (folder / "sees.py").write_text(SEES)
-    tiny = tiny.with_config(
-        clip_source="stream", shuffle_buffer=10, model=f"{folder / 'sees.py'}:Net", early_stopping_epochs=0, **changes
-    )
+    tiny = tiny.with_config(clip_source="stream", model=f"{folder / 'sees.py'}:Net", early_stopping_epochs=0, **changes)
     write_shards(tiny.store, read_table(tiny.paths.augmented_metadata, AUGMENTED), shard_bytes=60_000)
     return tiny
 
@@ -268,7 +266,7 @@ def test_each_pair_of_a_stream_comes_once_an_epoch_over_two_ranks_and_a_killed_r
     """To the bit; the steps of two ranks have together the pairs of one process's steps."""
     (tmp_path / "sees.py").write_text(COLOURS + SEES.replace("Net(FrameCnn)", "Net(Colours)"))
     config = tiny_config(
-        tmp_path, model=f"{tmp_path / 'sees.py'}:Net", clip_source="stream", shuffle_buffer=5, num_ranks=2,
+        tmp_path, model=f"{tmp_path / 'sees.py'}:Net", clip_source="stream", num_ranks=2,
         num_workers=1, checkpoint_minutes=0, early_stopping_epochs=0,
     )  # fmt: skip
     whole, disturbed, single = (RunPaths(tmp_path / name / "run_1") for name in ("whole", "disturbed", "single"))

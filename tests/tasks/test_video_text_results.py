@@ -13,7 +13,7 @@ from fvc_lib.tasks.video_text.results import chance_metrics, chance_of_ranks, vi
 from fvc_lib.tasks.video_text.task import RetrievalSet, measured_retrieval
 from fvc_lib.tasks.video_text.training import retrieval_ranks, write_embeddings
 
-CONFIG = resolve_config({"task": "video_text", "recall_at": (1, 2), "bootstrap_replicates": 100}, environ={})
+CONFIG = resolve_config({"task": "video_text", "bootstrap_replicates": 100}, environ={})
 
 
 def types(schema):
@@ -63,7 +63,7 @@ def run(tmp_path):
         videos, texts, np.array([[0, 0], [1, 1], [2, 2], [3, 2]]), np.arange(4), np.array([0, 1, 2])
     )
     test = pairs.filter(pl.col("part") == "test")
-    found = measured_retrieval(retrieval, CONFIG)
+    found = measured_retrieval(retrieval)
     write_table(retrieval_ranks(test, retrieval, found), RETRIEVAL_RANKS, paths.retrieval_ranks)
     write_embeddings(paths.embeddings, retrieval)
     captions = [

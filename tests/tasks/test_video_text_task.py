@@ -51,7 +51,7 @@ def test_every_sample_weighs_one_whatever_losses_there_are():
 
 
 def test_captions_are_written_only_when_asked_for():
-    task, batch = tiny_task(beam_width=2), pairs().whole()
+    task, batch = tiny_task(), pairs().whole()
     model = built(task).eval()
     with torch.no_grad():
         assert "caption_tokens" not in task.forward(model, batch)

@@ -366,16 +366,6 @@ def chance_within(ranks: pl.DataFrame, places: npt.NDArray[np.int64]) -> npt.NDA
     return total / max(ranks.height, 1)
 
 
-def parts_table(curves: pl.DataFrame, epoch: int) -> pl.DataFrame:
-    """Return ``metric train validation``: the metrics of both parts after ``epoch``; ``curves`` of ``read.queries``."""
-    rows = curves.filter(pl.col("metric") != "loss", epoch=epoch)
-    train, validation = (rows.filter(phase=phase).select("metric", pl.col("value").alias(phase)) for phase in PARTS[:2])
-    joined = train.join(validation, on="metric").sort("metric")
-    return joined.with_columns(pl.col("metric").map_elements(wording.metric_name, pl.String))
-
-
-# --- Panels of the dashboard
-
 _TASKS = ("image", "video_text")
 
 

@@ -10,6 +10,7 @@ from fvc_lib.analysis.read.records import Answer, read_tables
 from fvc_lib.analysis.wording import clean_text, count_text, number_text
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.code.training_code import mixed_code
+from fvc_lib.services.config import RESCALE_RATE
 from fvc_lib.services.records.digests import run_damage
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGES, INDEX, LEAKAGE_AUDIT
@@ -36,11 +37,8 @@ def parameter_cautions(parameters: Mapping[str, object]) -> tuple[str, ...]:
             )
     rows = parameters.get("rescale")
     if isinstance(rows, int) and rows > 0:
-        at = f"{rows} rows and {parameters.get('rescale_rate')} frames a second"
+        at = f"{rows} rows and {RESCALE_RATE} frames a second"
         told.append(f"Every video was brought to {at} before it was decoded or measured.")
-    kept = parameters.get("dev_samples_per_class")
-    if isinstance(kept, int) and kept > 0:
-        told.append(f"Trained in dev mode, on at most {count_text(kept, 'image')} of each class.")
     return tuple(told)
 
 

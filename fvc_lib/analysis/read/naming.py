@@ -7,8 +7,7 @@ from pathlib import Path
 from fvc_lib.analysis.read.protocols import protocol_text
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import as_text, path_to_text, read_json_object
-from fvc_lib.services.config import DECLARED, DEFAULTS, EARLIER_DEFAULTS, NOT_HASHED
-from fvc_lib.services.config_fields import RETIRED
+from fvc_lib.services.config import DECLARED, DEFAULTS, NOT_HASHED
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.records.digests import document_damage
@@ -71,7 +70,7 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
     for corpus, content in zip(corpora, contents, strict=True):
         known.setdefault(corpus, set()).update(filter(None, [content]))
     for each, corpus, content in zip(asked, corpora, contents, strict=True):
-        named = [name for name in each if name not in _NO_MARKS and name not in NOT_HASHED | RETIRED.keys()]
+        named = [name for name in each if name not in _NO_MARKS and name not in NOT_HASHED]
         own = [trial] if (trial := trial_text(each)) else []
         own += [f"{name} {each[name]}" for name in named if _value_text(each, name) != usual[run_task(each), name]]
         more = f", {len(own) - _MOST_MARKS} more" if len(own) > _MOST_MARKS else ""
@@ -82,8 +81,8 @@ def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
 
 
 def _value_text(parameters: Mapping[str, object], name: str) -> str:
-    """Of a run from before there was the parameter what it came down to then."""
-    return str(parameters[name] if name in parameters else EARLIER_DEFAULTS.get(name, DEFAULTS.get(name)))
+    """Return a parameter's value as text; the default of one that the record lacks."""
+    return str(parameters.get(name, DEFAULTS.get(name)))
 
 
 def run_labels(runs: Sequence[RunPaths]) -> list[str]:

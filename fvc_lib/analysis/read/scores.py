@@ -10,12 +10,10 @@ from fvc_lib.analysis.read.naming import run_parameters, trial_text
 from fvc_lib.analysis.read.protocols import TARGET_SCOPE
 from fvc_lib.analysis.wording import count_text, interval_text, latex_table, latex_text, source_name
 from fvc_lib.services.atomic_files import write_text
-from fvc_lib.services.config import NOT_HASHED
+from fvc_lib.services.config import NEUTRAL, NOT_HASHED
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.parameters import values_unsaid
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import PREDICTIONS, SCORES, check_table, csv_for_people, read_table
-from fvc_lib.services.tasks import DEFAULT_TASK
 
 
 def score_table(
@@ -54,13 +52,13 @@ def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
 
     Their folds may differ: no network has seen the group that it scored.
     """
-    unsaid, found = values_unsaid(DEFAULT_TASK), {}
-    own = unsaid | run_parameters(run)
+    found = {}
+    own = {**NEUTRAL, **run_parameters(run)}
     for folder in sorted(run.root.parent.glob("run_*")):
         other = RunPaths(folder)
         if folder == run.root or not other.results.is_file():
             continue
-        asked = unsaid | run_parameters(other)
+        asked = {**NEUTRAL, **run_parameters(other)}
         differing = {name for name in {*own, *asked} - NOT_HASHED if own.get(name) != asked.get(name)}
         if differing != {"seed"}:
             continue

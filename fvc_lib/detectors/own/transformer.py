@@ -160,63 +160,32 @@ class CaptionDecoder(nn.Module):
         return {"caption_loss": (losses * counted).sum(1), "token_accuracy": (right * counted).sum(1)}
 
     @torch.no_grad()
-    def write(self, memory: Tensor, beam_width: int = 1) -> Tensor:
-        """The likeliest texts that a beam search finds; with one beam, the likeliest token again and again.
+    def write(self, memory: Tensor) -> Tensor:
+        """Return a text for each sample, by taking the likeliest token again and again.
 
-        Texts are compared by the probability of all of their tokens, whatever their length. One that has ended stays
-        among the beams as it is. What reaches ``max_tokens`` without an end is cut there. Samples do not see each
-        other.
+        A text that reaches ``max_tokens`` without an end is cut there. Samples do not see each other.
 
         Args:
             memory: float (B, T, W).
-            beam_width: texts that are followed at once.
 
         Returns:
             int64 (B, max_tokens): beginning, text, end, padding.
         """
         batch, numbers = len(memory), self._numbers
-        beams = _Beams.begun(batch, beam_width, self._max_tokens, numbers, memory.device)
-        seen = memory.repeat_interleave(beam_width, 0)
+        tokens = torch.full((batch, self._max_tokens), numbers.padding, device=memory.device)
+        tokens[:, 0] = numbers.begin
+        ended = torch.zeros(batch, dtype=torch.bool, device=memory.device)
         for place in range(1, self._max_tokens):
-            states = self._states(beams.tokens[:, :, :place].flatten(0, 1), seen)[:, -1]
-            following = (states @ self.embedding.weight.T).float().log_softmax(1)
+            following = self._states(tokens[:, :place], memory)[:, -1] @ self.embedding.weight.T
             following[:, [numbers.padding, numbers.begin, *numbers.others]] = -torch.inf
-            beams = beams.extended(following.view(batch, beam_width, -1), place, numbers)
-            # Longer is never likelier: an ended text that leads is overtaken by none.
-            if bool(beams.ended[:, 0].all()):
+            token = following.argmax(1)
+            tokens[:, place] = token.where(~ended, numbers.padding)
+            ended |= token == numbers.end
+            if bool(ended.all()):
                 break
-        return beams.tokens[:, 0]
+        return tokens
 
     def _states(self, tokens: Tensor, memory: Tensor) -> Tensor:
         hidden = later_places(tokens.shape[1], tokens.device)
         states: Tensor = self.transformer(self.embedding(tokens), hidden, memory)
         return states
-
-
-@dataclass(frozen=True)
-class _Beams:
-    """Texts in the making, the likeliest first: tokens int64 (B, K, L), log-probabilities and ended (B, K)."""
-
-    tokens: Tensor
-    log_probabilities: Tensor
-    ended: Tensor
-
-    @classmethod
-    def begun(cls, batch: int, width: int, max_tokens: int, numbers: TokenNumbers, device: torch.device) -> "_Beams":
-        tokens = torch.full((batch, width, max_tokens), numbers.padding, dtype=torch.int64, device=device)
-        tokens[:, :, 0] = numbers.begin
-        log_probabilities = torch.full((batch, width), -torch.inf, device=device)
-        log_probabilities[:, 0] = 0.0  # the others are copies of the first until it has been continued
-        return cls(tokens, log_probabilities, torch.zeros(batch, width, dtype=torch.bool, device=device))
-
-    def extended(self, following: Tensor, place: int, numbers: TokenNumbers) -> "_Beams":
-        """With the best tokens at ``place``; ``following`` (B, K, V) are log-probabilities."""
-        width, vocabulary_size = following.shape[1:]
-        following = following.masked_fill(self.ended[:, :, None], -torch.inf)
-        following[:, :, numbers.padding] = torch.where(self.ended, 0.0, -torch.inf)
-        every = (self.log_probabilities[:, :, None] + following).flatten(1)
-        best, places = every.topk(width, dim=1)
-        beam, token = places // vocabulary_size, places % vocabulary_size
-        tokens = self.tokens.gather(1, beam[:, :, None].expand(-1, -1, self.tokens.shape[2]))
-        tokens[:, :, place] = token
-        return _Beams(tokens, best, self.ended.gather(1, beam) | (token == numbers.end))

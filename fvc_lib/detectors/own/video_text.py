@@ -303,13 +303,13 @@ class VideoTextNetwork(nn.Module):
         transformers = [module for module in self.modules() if isinstance(module, Transformer)]
         return *recomputable_blocks_of(self.video.trunk), *(layer for each in transformers for layer in each.layers)
 
-    def forward(self, tensors: Mapping[str, Tensor], beam_width: int = 0) -> Outputs:
+    def forward(self, tensors: Mapping[str, Tensor], write: bool = False) -> Outputs:
         """What the losses and metrics need, per sample.
 
         Args:
             tensors: ``frames`` uint8 (B, T, 3, S, S), ``tokens`` int64 (B, L), for masked modelling ``hidden`` bool
                 (B, T), and for an encoder of transformers what that reads.
-            beam_width: so many beams write captions; 0: none are written.
+            write: whether captions are written.
 
         Returns:
             As far as each was asked for: ``video_embedding`` and ``text_embedding`` float32 (B, E), unit vectors;
@@ -321,8 +321,8 @@ class VideoTextNetwork(nn.Module):
             outputs |= self.joint(memory, tensors)
         if self.captions is not None:
             outputs |= self.captions.score(tensors["tokens"], memory)
-            if beam_width:
-                outputs["caption_tokens"] = self.captions.write(memory, beam_width)
+            if write:
+                outputs["caption_tokens"] = self.captions.write(memory)
         if self.masked is not None:
             outputs["masked_loss"] = self.masked(self.video, features, narrowed, tensors["hidden"])
         return outputs

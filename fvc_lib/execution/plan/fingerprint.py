@@ -11,13 +11,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fvc_lib.execution.plan.stages import STAGE_PARAMETERS, Notebook, Task
+from fvc_lib.execution.plan.stages import Notebook, Task
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json, write_json
 from fvc_lib.services.code.code_version import code_behind, in_words, tree_hash
 from fvc_lib.services.code.training_code import changed_functions, files_of_note, has_inputs, note_code
-from fvc_lib.services.config import DECLARED, RunConfig
+from fvc_lib.services.config import NEUTRAL, RunConfig
 from fvc_lib.services.errors import UsageError, command_text
-from fvc_lib.services.parameters import values_unsaid
 from fvc_lib.services.records.digests import content_hash, is_log, listed, read_document, write_document
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tar_patterns import fixed_folder, is_pattern, tars_of
@@ -46,17 +45,14 @@ class StageRecord:
 
 def fingerprint_of(task: Task, notebook: Notebook, run: RunPaths, config: RunConfig) -> Fingerprint:
     """Return what ``task`` would depend on if it ran now; the digest of a missing input is empty."""
-    own = set(notebook.parameters) - set(STAGE_PARAMETERS)
-    names = {name for name in own if not DECLARED[name].resume and not DECLARED[name].path}
-    if task.stage.trains:
-        names |= config.training_values().keys()
-    sources = [*notebook.cells, *config.code_chosen(notebook.parameters)]
+    parameters = config.values_read_by(task.stage, notebook.parameters)
+    sources = [*notebook.cells, *config.code_chosen(parameters)]
     return Fingerprint(
-        parameters={name: config.identity(name) for name in sorted(names)},
+        parameters=parameters,
         inputs={str(path.relative_to(run.root)): content_hash(path) for path in _inputs(task, run, config)},
         notebook=notebook.source_hash,
         code={} if task.stage.trains else code_behind(sources),
-        corpus=_corpora_hash(config) if "corpus" in notebook.parameters else "",
+        corpus="" if task.stage.needs else _corpora_hash(config),
     )
 
 
@@ -101,11 +97,9 @@ def reason_to_run(task: Task, now: Fingerprint, run: RunPaths, *, inputs_are_fin
     if record is None or record.fingerprint is None:
         return "not finished yet"
     then = record.fingerprint
-    unsaid = values_unsaid(task.stage.tasks[0])  # of parameters that one of the two records is too old, or new, for
-    before, asked = ({name: unsaid.get(name) for name in {*then.parameters, *now.parameters}} | one
-                     for one in (then.parameters, now.parameters))  # fmt: skip
-    if changed := _differing(before, asked):
-        values = ", ".join(f"{name} {before[name]!r} -> {asked[name]!r}" for name in changed)
+    if changed := _differing(then.parameters, now.parameters):  # neutral values stand in neither
+        before, asked = ({**NEUTRAL, **one} for one in (then.parameters, now.parameters))
+        values = ", ".join(f"{name} {before.get(name)!r} -> {asked.get(name)!r}" for name in changed)
         return f"parameters changed: {values}"
     if then.corpus != now.corpus:
         return "the corpus changed"

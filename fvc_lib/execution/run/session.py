@@ -20,7 +20,7 @@ from typing import Any
 import polars as pl
 
 from fvc_lib.services.atomic_files import path_to_text, sweep_temporaries, temporary_of
-from fvc_lib.services.config import RunConfig
+from fvc_lib.services.config import RunConfig, meaning
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.isolated_workers import SUSPECTS
 from fvc_lib.services.parameters import run_config
@@ -134,7 +134,7 @@ class StageSession:
             "parameter": list(self.parameters),
             "value": used,
             **({"in_the_cell": differs} if any(differs) else {}),
-            "meaning": [self.config.meaning(name) for name in self.parameters],
+            "meaning": [meaning(name) for name in self.parameters],
         }
         return pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
 

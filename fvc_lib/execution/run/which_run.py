@@ -250,7 +250,7 @@ def config_to_resume(run: RunPaths, asked: Asked, arguments: Sequence[str]) -> R
     wanted = _with_written(own, asked)
     if wanted.num_ranks == AUTO_RANKS:
         wanted = wanted.model_copy(update={"num_ranks": own.num_ranks})
-    parameters.refuse_fields_of_another_task(wanted, asked.written)
+    parameters.refuse_contradictions(wanted, asked.written)
     if changed := {name: change for name, change in changes(own, wanted).items() if name not in MAY_CHANGE_ON_RESUME}:
         given = [] if any(text.startswith("--resume") for text in arguments) else ["--resume", str(run.root)]
         command = command_text(*arguments, *given, "--fork")
@@ -273,7 +273,7 @@ def config_of_fork(run: RunPaths, asked: Asked) -> RunConfig:
     wanted = _with_written(own, asked).model_copy(
         update={"runs_dir": str(run.root.parents[1]), "experiment": run.experiment}
     )
-    parameters.refuse_fields_of_another_task(wanted, asked.written)
+    parameters.refuse_contradictions(wanted, asked.written)
     if not changes(own, wanted):
         raise UsageError(
             f"{run.run_id} has these very values. Leave --fork out to resume it, or say what shall differ: "
@@ -351,7 +351,7 @@ def _begin(
     config: RunConfig, given: Iterable[str], command: str, state: RunState = "running"
 ) -> tuple[RunPaths, RunConfig]:
     """Begin the run of a notebook, which trains one fold at a time; ``given`` are the names of its values."""
-    parameters.refuse_fields_of_another_task(config, given)
+    parameters.refuse_contradictions(config, given)
     config, chosen = ranks_chosen_here(with_absolute_paths(config), jobs=1)
     print(chosen, end="\n" if chosen else "")
     return begin_run(config, command=command, state=state, chosen=chosen), config

@@ -115,7 +115,7 @@ def image_parts(images: pl.DataFrame, targets: pl.DataFrame) -> ImageParts:
     if empty:
         raise DataError(
             f"images: no picture with a class or a number in the {' and the '.join(empty)} part. Give the corpus more "
-            "groups, or look at split_validation_share and split_test_share."
+            "groups."
         )
     _refuse_untrained_classes(parts["train"], classes)
     labels = labels_of_training(classes, tuple(units), tuple(units.values()), parts["train"].values)

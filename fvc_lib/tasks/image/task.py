@@ -223,10 +223,10 @@ class ImageTask:
         config, tensors = self.config, batch.tensors
         classes = class_losses(
             outputs["class_logits"], tensors["class_target"],
-            label_smoothing=config.label_smoothing, focal_gamma=config.focal_gamma,
+            label_smoothing=config.label_smoothing,
         )  # fmt: skip
         numbers = value_losses(outputs["values"], tensors["values"], tensors["known"])
-        losses = classes + config.regression_weight * numbers
+        losses = classes + numbers
         return LossSum(losses.sum(), losses.new_tensor(float(len(losses))))
 
     def new_accumulator(self) -> ImageScores:

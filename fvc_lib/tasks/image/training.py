@@ -27,7 +27,7 @@ from fvc_lib.tasks import recipe
 from fvc_lib.tasks.image import data
 from fvc_lib.tasks.image.data import ImageDataset, ImageParts, ImageRecords
 from fvc_lib.tasks.image.task import ImageLogits, ImageScores, ImageTask, calibration_of
-from fvc_lib.tasks.mixing import MixSettings
+from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome
 
 DEFAULT_MICRO_BATCH = 8
@@ -136,7 +136,7 @@ def image_split_training(root: Path, parts: ImageParts, config: RunConfig) -> Tr
     balanced = config.class_balance == "loss" and parts.labels.classes
     weights = data.balancing_weights(parts.train, len(parts.labels.classes)) if balanced else None
     evenly = config.class_balance in ("sampler", "batch")
-    mixing = MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha, evenly)
+    mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha, evenly)
     validation = ImageDataset(root, parts.validation, parts.labels, config.image_size, weights)
     training = replace(validation, records=parts.train, mixing=mixing, seed=stable_seed("images", config.seed))
     task = ImageTask(training, validation, config)

@@ -29,6 +29,7 @@ from fvc_lib.video.clips.shards import ClipShards, shards_folder
 from fvc_lib.video.clips.store import ClipStore, note_use
 
 _logger = logging.getLogger(__name__)
+STREAM_BUFFER = 1000  # clips among which the next one of a stream is drawn
 
 
 @dataclass(frozen=True)
@@ -347,7 +348,7 @@ def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
     if config.clip_source == "store":
         store.note_use()
         return store
-    shards = ClipShards(shards_folder(store, made), config.shuffle_buffer)
+    shards = ClipShards(shards_folder(store, made), STREAM_BUFFER if config.clip_source == "stream" else 0)
     if shards.settings_hash != store.settings_hash or shards.shape != store.shape:
         raise DataError(f"shards in {str(shards.folder)!r}: made with other settings. Run 03_augmentation again.")
     shards.verify()

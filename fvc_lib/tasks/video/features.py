@@ -28,7 +28,7 @@ from fvc_lib.services.code.code_version import code_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS
-from fvc_lib.tasks.mixing import MixSettings
+from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings
 from fvc_lib.tasks.network_code import functions_of
 from fvc_lib.video.clips.clip_file import DIGEST_BYTES, Pixels, Shape, check_digest, write_with_digest
 from fvc_lib.video.clips.store import ClipStore, check_clip_name, note_use
@@ -166,7 +166,7 @@ def frozen_trunk(network: nn.Module, config: RunConfig) -> Trunk | None:
     trunk = network.trunk if isinstance(network, Detector) else None
     if (config.tune or DETECTORS.get(config.model).tune) != "head" or not isinstance(trunk, Trunk) or not trunk.weights:
         return None
-    if MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha).mixes:
+    if MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha).mixes:
         raise UsageError(
             "mixup_alpha, cutmix_alpha: they mix the pixels of clips, and with a frozen trunk training sees features "
             "that are computed once of each clip alone. Set both to 0, or train more: -p tune norms, last:N or all."

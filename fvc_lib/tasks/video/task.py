@@ -85,7 +85,7 @@ class VideoTask:
         return {"logits": logits} if held is None else {"logits": logits, "penalty": held.expand(len(batch))}
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """Return the class-weighted binary cross-entropy, with label smoothing and focal loss if set."""
+        """Return the class-weighted binary cross-entropy, with label smoothing if set."""
         mixed, logits = batch.tensors.get("target"), outputs["logits"].float()
         labels = batch.tensors["label"] if mixed is None else mixed
         real, fake = self._weights
@@ -93,14 +93,13 @@ class VideoTask:
         # Weigh the penalty like the clips, so that it counts once in the mean however the batch is split.
         held = (outputs["penalty"] * weights).sum() if "penalty" in outputs else 0.0
         config = self._config
-        smoothing, gamma = config.label_smoothing, config.focal_gamma
-        if not (smoothing or gamma or mixed is not None):
+        if not (config.label_smoothing or mixed is not None):
             loss = F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
             return LossSum(loss + held, weights.sum())
         # A sigmoid is a softmax over the logit and 0.
         targets = torch.stack([real * (1 - labels), fake * labels], dim=1)
         both = torch.stack([torch.zeros_like(logits), logits], dim=1)
-        losses = class_losses(both, targets, label_smoothing=smoothing, focal_gamma=gamma)
+        losses = class_losses(both, targets, label_smoothing=config.label_smoothing)
         return LossSum(losses.sum() + held, weights.sum())
 
     def new_accumulator(self) -> "BinaryScores":

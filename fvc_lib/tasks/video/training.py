@@ -30,7 +30,7 @@ from fvc_lib.services.tables import (
     write_table,
 )
 from fvc_lib.services.tasks import FINAL_TRAINING, FOLD_TRAINING
-from fvc_lib.tasks.mixing import MixSettings
+from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings
 from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome, train
 from fvc_lib.tasks.video import data
 from fvc_lib.tasks.video.classical.training import FeatureLook, look_at_features, train_on_features
@@ -190,7 +190,7 @@ def _with_features(
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
     weights = data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0)
     balanced = config.class_balance in ("sampler", "batch")
-    mixing = MixSettings(config.mix_share, config.mixup_alpha, config.cutmix_alpha, balanced)
+    mixing = MixSettings(MIX_SHARE, config.mixup_alpha, config.cutmix_alpha, balanced)
     seed = stable_seed("clips", config.seed, "final" if clips.fold is None else clips.fold)
     number = config.clips_per_video
     training = ClipDataset(

@@ -128,7 +128,7 @@ class VideoTextPredictor(OneNetwork):
 
     def identity_of_parts(self) -> Any:
         """See ``Predictor``."""
-        return [self._tokenizer.fingerprint, self.texts.rows(), self.config.beam_width]
+        return [self._tokenizer.fingerprint, self.texts.rows()]
 
     def findings(self, files: Sequence[Path], *, workers: int = 0, picture: Picture = no_picture) -> Generator[Finding]:
         """See ``Predictor``."""
@@ -178,7 +178,7 @@ class VideoTextPredictor(OneNetwork):
         device = self.compute.device
         tensors = {name: rows.to(device) for name, rows in ({"frames": frames[None]} | beside).items()}
         with torch.inference_mode(), deterministic_algorithms(device), Precision(self.compute).autocast():
-            outputs = self.network(tensors, self.config.beam_width)
+            outputs = self.network(tensors, write=True)
         return {name: each.float().cpu() if each.is_floating_point() else each.cpu() for name, each in outputs.items()}
 
     def _text_embeddings(self) -> Tensor:

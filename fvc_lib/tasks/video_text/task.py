@@ -33,11 +33,13 @@ from fvc_lib.metrics.retrieval import RetrievalMetrics, retrieval_metrics
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.tasks.video.data import ClipSource, open_clips, stream_of
+from fvc_lib.tasks.video_text.results import RECALL_AT
 from fvc_lib.video.clips import making
 from fvc_lib.video.clips.shards import write_shards
 from fvc_lib.video.clips.store import ClipStore
 
 _logger = logging.getLogger(__name__)
+_MASKED_SHARE = 0.3  # of a clip's frames, hidden in masked modelling
 
 
 def make_clips(
@@ -222,9 +224,9 @@ class HiddenFrames:
         return hidden
 
 
-def num_hidden_frames(num_frames: int, share: float) -> int:
-    """Return ``share`` of ``num_frames``, rounded, but at least 1 and at most ``num_frames`` - 1."""
-    return min(max(round(share * num_frames), 1), num_frames - 1)
+def num_hidden_frames(num_frames: int) -> int:
+    """Return how many of ``num_frames`` are hidden: at least 1 and at most ``num_frames`` - 1."""
+    return min(max(round(_MASKED_SHARE * num_frames), 1), num_frames - 1)
 
 
 @dataclass(frozen=True)
@@ -289,12 +291,9 @@ class RetrievalSet:
         return bool(self.video_embeddings.isfinite().all() and self.text_embeddings.isfinite().all())
 
 
-def measured_retrieval(found: RetrievalSet, config: RunConfig) -> RetrievalMetrics:
+def measured_retrieval(found: RetrievalSet) -> RetrievalMetrics:
     """Return the retrieval metrics of both directions, by cosine similarity."""
-    return retrieval_metrics(
-        found.video_embeddings, found.text_embeddings, found.pairs,
-        ks=config.recall_at, memory_bytes=config.retrieval_memory_mb * 1_000_000,
-    )  # fmt: skip
+    return retrieval_metrics(found.video_embeddings, found.text_embeddings, found.pairs, ks=RECALL_AT)
 
 
 class VideoTextOutputs(SampleColumns):
@@ -334,8 +333,8 @@ class VideoTextOutputs(SampleColumns):
         retrieval = self.retrieval_set()
         if retrieval is None:
             return metrics
-        found = measured_retrieval(retrieval, self.config).as_metrics() if retrieval.is_finite else {}
-        names = [*(f"recall@{k}" for k in self.config.recall_at), "mrr"]
+        found = measured_retrieval(retrieval).as_metrics() if retrieval.is_finite else {}
+        names = [*(f"recall@{k}" for k in RECALL_AT), "mrr"]
         measured = [f"{direction}/{name}" for direction in ("video_to_text", "text_to_video") for name in names]
         return metrics | {name: found.get(name, math.nan) for name in measured}
 
@@ -382,7 +381,7 @@ class VideoTextTask:
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
         """Return the outputs of ``VideoTextNetwork.forward``."""
-        outputs: Outputs = model(batch.tensors, self.config.beam_width if self._writing else 0)
+        outputs: Outputs = model(batch.tensors, self._writing)
         return outputs
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:

@@ -1,7 +1,6 @@
 """Train task video_text on one split and predict its test part once."""
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +22,7 @@ from fvc_lib.engine.device import without_memory
 from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.training_state import TrainingRecord
-from fvc_lib.metrics.retrieval import RetrievalMetrics, least_memory_bytes
+from fvc_lib.metrics.retrieval import RetrievalMetrics
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
@@ -38,6 +37,7 @@ from fvc_lib.tasks.video_text import task as video_text
 from fvc_lib.tasks.video_text.task import RetrievalSet, VideoTextOutputs, VideoTextTask
 
 _logger = logging.getLogger(__name__)
+_TEXT_WIDTH, _TEXT_LAYERS, _TEXT_HEADS = 128, 2, 4  # of the text transformer and the decoder
 
 
 def train_video_text(
@@ -51,12 +51,11 @@ def train_video_text(
 
     Raises:
         DataError: too many videos have no clip, a part is empty, or an embedding of the test part is not finite.
-        UsageError: as ``check_config`` and ``check_retrieval_memory``.
+        UsageError: as ``check_config``.
         FvcError: as ``recipe.train``, which explains the options.
     """
     pairs, stop = read_table(paths.video_texts, VIDEO_TEXTS), options.get("stop")
     check_config(config)
-    check_retrieval_memory(pairs, config)
     if options.get("ranks") is None and config.num_ranks > 1:
         video_text.make_clips(config, pairs, stop=stop)  # before ranks are started
 
@@ -108,8 +107,6 @@ def check_config(config: RunConfig) -> None:
             "contrastive_weight and caption_weight are both 0: nothing would be learned that can be measured. Give one "
             "of them a weight."
         )
-    if config.text_width % config.text_heads:
-        raise UsageError(f"text_heads: got {config.text_heads}, wanted a divisor of text_width {config.text_width}.")
     if config.masked_weight and config.clips.num_frames < 2:
         raise UsageError("masked_weight: a clip of one frame leaves none to predict from. Use more num_frames.")
     if _encoder_folder(config):
@@ -121,22 +118,6 @@ def check_config(config: RunConfig) -> None:
                 VideoEncoder(plan)
         except (RuntimeError, NotImplementedError):  # the constructor needs real tensors
             VideoEncoder(plan)
-
-
-def check_retrieval_memory(pairs: pl.DataFrame, config: RunConfig) -> None:
-    """Raise ``UsageError`` if ``retrieval_memory_mb`` is too small for a part of ``pairs`` (VIDEO_TEXTS)."""
-    if not config.contrastive_weight:
-        return
-    for part in PARTS if config.training_metrics else ("validation", "test"):
-        of_part = pairs.filter(pl.col("part") == part)
-        videos, texts = of_part["video_id"].n_unique(), of_part["text_id"].n_unique()
-        num_pairs = of_part.select("video_id", "text_id").n_unique()
-        least = least_memory_bytes(videos, texts, config.embedding_size, num_pairs - videos)
-        if config.retrieval_memory_mb * 1_000_000 < least:
-            raise UsageError(
-                f"retrieval_memory_mb: got {config.retrieval_memory_mb}, wanted at least {math.ceil(least / 1e6)} for "
-                f"the {part} part's {videos:,} videos and {texts:,} texts. Give that or more."
-            )
 
 
 def tokenizer_file(paths: RunPaths) -> Path:
@@ -162,7 +143,7 @@ class VideoTextParts:
         data = video_text.VideoTextDataset(self.source, pairs, self.tokenizer, config.max_text_tokens)
         hidden = None
         if config.masked_weight:
-            num_hidden = video_text.num_hidden_frames(config.clips.num_frames, config.masked_share)
+            num_hidden = video_text.num_hidden_frames(config.clips.num_frames)
             hidden = video_text.HiddenFrames(config.clips.num_frames, num_hidden, stable_seed(STAGE, config.seed))
         return video_text.PreparedSamples(data, _beside(pairs, config), hidden)
 
@@ -184,7 +165,7 @@ def read_parts(
     if empty:
         raise DataError(
             f"no pair is left of the part {' and '.join(empty)}: {len(missing)} videos have no clip. Add videos, or "
-            "change split_validation_share or split_test_share in a new run."
+            "make the groups of the corpus smaller."
         )
     texts = remaining.filter(pl.col("part") == "train")["text"]
     tokenizer = TextTokenizer.train(texts.unique(), config.vocabulary_size)
@@ -221,7 +202,7 @@ def split_training(parts: "VideoTextParts", config: RunConfig) -> Training[Train
     return Training(
         stage=STAGE,
         model_name=config.model,
-        settings=replace(settings, training_metrics=config.training_metrics),
+        settings=settings,
         parameters=training_parameters(config),
         networks=[Network(task, fingerprint)],
         sizes=recipe.sizes_of(*(parts.of(part).height for part in ("train", "validation", "test"))),
@@ -246,9 +227,9 @@ def network_plan(config: RunConfig, vocabulary_size: int) -> NetworkPlan:
         max_tokens=config.max_text_tokens,
         numbers=TokenNumbers(PAD, BEGIN, END, (MASK,)),
         embedding_size=config.embedding_size,
-        width=config.text_width,
-        layers=config.text_layers,
-        heads=config.text_heads,
+        width=_TEXT_WIDTH,
+        layers=_TEXT_LAYERS,
+        heads=_TEXT_HEADS,
         text_encoder=_encoder_folder(config),
         contrastive=config.contrastive_loss if config.contrastive_weight else None,
         num_together=config.effective_batch_size,
@@ -290,7 +271,7 @@ def write_test_tables(
     retrieval = outputs.retrieval_set()
     ranks = frame_of(None, RETRIEVAL_RANKS)
     if retrieval is not None:
-        ranks = retrieval_ranks(pairs, retrieval, video_text.measured_retrieval(retrieval, config))
+        ranks = retrieval_ranks(pairs, retrieval, video_text.measured_retrieval(retrieval))
     write_embeddings(paths.embeddings, retrieval)
     write_table(ranks, RETRIEVAL_RANKS, paths.retrieval_ranks)
     write_table(written_captions(pairs, outputs, tokenizer), CAPTIONS, paths.captions)

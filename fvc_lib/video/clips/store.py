@@ -73,7 +73,7 @@ class ClipStore:
         """Return the store for the decoding and augmentation settings of ``config``."""
         from fvc_lib.video.augmentations import AugmentationSettings
 
-        augmentation = AugmentationSettings(names=config.augmentations, strength=config.augmentation_strength)
+        augmentation = AugmentationSettings(names=config.augmentations)
         clips = config.clips
         return cls(Path(config.cache_dir), clips.num_frames, clips.side, augmentation, clips.view, config.recipe)
 
