@@ -14,7 +14,16 @@ import polars as pl
 
 from fvc_lib.corpus.copies.groups import Grouping, GroupMember, Merge, join_groups
 from fvc_lib.corpus.copies.near_duplicates import near_copies
-from fvc_lib.corpus.corpus_files import NOT_A_LOSS, Entry, Refusal, Rejections, counted, disputed, refuse_lost
+from fvc_lib.corpus.corpus_files import (
+    NOT_A_LOSS,
+    Entry,
+    Refusal,
+    Rejections,
+    counted,
+    disputed,
+    reasons_text,
+    refuse_lost,
+)
 from fvc_lib.corpus.listing import Listing
 from fvc_lib.corpus.probing import VIDEO_FILES, FileKind, ProbeResult, measured_again, probe_files
 from fvc_lib.corpus.rescaling import rescaling_notes
@@ -97,45 +106,33 @@ def _sources(listing: Listing) -> list[str]:
     return listing.annotations["source_id"].unique().sort().to_list()
 
 
-# --- What became of a corpus: the figures of its index, and the refusal of an index that nothing can be made of.
-
-
 @dataclass(frozen=True)
 class IndexReport:
     """Contents and exclusions of an index, for printing."""
 
-    where: str  # the corpus folder, or those of several
-    kind: str  # name of the corpus' loader, or of those of several
     num_listed: int  # rows or files of the label source, used or not
     num_indexed: int  # videos in the index
     num_known: int  # files that were not probed again because they are unchanged
-    labels: dict[str, int]  # videos per label, real and fake
     rejected: dict[str, int]  # rows of the rejected table per reason, most frequent first
     rejected_share: float  # share of labelled videos that were lost
-    num_stated_groups: int  # groups the label source stated, over all its rows
     num_groups: int  # leakage groups in the index
     largest_group: int  # videos in the largest of them
-    mixed_groups: int  # groups that hold both labels
-    merges: tuple[Merge, ...]  # links that joined what the label source kept apart
-    num_near_copies: int  # readable files of different contents that look like another one, whatever their group
-    total_seconds: float  # duration of all videos whose duration is known
-    total_bytes: int  # size of all videos
-    notes: tuple[str, ...] = ()  # what the loader could not map, in sentences
+    mixed_groups: int  # groups with both labels
+    merges: tuple[Merge, ...]  # links that joined groups beyond the stated ones
+    facts: dict[str, str]  # further rows of the summary
+    notes: tuple[str, ...] = ()  # sentences for the user
 
     def summary_table(self) -> pl.DataFrame:
-        """Return the report as a table of text, ``what value``; without videos, the facts of the label source."""
+        """Return the report as a table of text, ``what value``."""
         rows = {"rows of the label source": f"{self.num_listed:,}", "videos in the index": f"{self.num_indexed:,}"}
-        videos = {
-            **{f"  labelled {label}": f"{count:,}" for label, count in self.labels.items()},
-            "  with a near-copy among all files": f"{self.num_near_copies:,}",
-            "labelled videos lost": f"{self.rejected_share:.1%}",
-            "total duration": f"{self.total_seconds / 60:,.1f} min",
-            "total size": f"{self.total_bytes / 1e6:,.1f} MB",
-            "leakage groups": f"{self.num_groups:,}",
-            "  videos in the largest": f"{self.largest_group:,}",
-            "  with both labels": f"{self.mixed_groups:,}",
-        }
-        rows |= videos if self.num_indexed else {"stated groups": f"{self.num_stated_groups:,}"}
+        rows |= self.facts
+        if self.num_indexed:
+            rows |= {
+                "labelled videos lost": f"{self.rejected_share:.1%}",
+                "leakage groups": f"{self.num_groups:,}",
+                "  videos in the largest": f"{self.largest_group:,}",
+                "  with both labels": f"{self.mixed_groups:,}",
+            }
         rows["joined beyond what was stated"] = f"{len(self.merges):,} links"
         return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")
 
@@ -148,44 +145,41 @@ class IndexReport:
 def no_loss(kind: str) -> frozenset[str]:
     """Return the reasons by which no labelled video is lost.
 
-    Duplicates, unused labels and files nobody listed are no loss. Nor is a missing video of FVC-2018: the corpus is
-    annotations, and most of its videos are gone from the platforms.
+    A missing video of FVC-2018 is no loss: the corpus is annotations, and most videos are gone from the platforms.
     """
     return NOT_A_LOSS | {"missing_video"} if kind == "fvc2018" else NOT_A_LOSS
 
 
-def report_of(
+def _report_of(
     listing: Listing,
     index: pl.DataFrame,
     rejected: pl.DataFrame,
     merges: tuple[Merge, ...],
-    *,
     num_known: int,
     num_near_copies: int,
 ) -> IndexReport:
-    """Describe an INDEX and a REJECTED table; ``num_known`` files were not probed again."""
-    sizes = index.group_by("group_id").agg(
-        pl.len(), *((pl.col("label") == label).sum().alias(label) for label in LABELS)
-    )
+    of_label = [(pl.col("label") == label).sum().alias(label) for label in LABELS]
+    groups = index.group_by("group_id").agg(pl.len(), *of_label)
     losses = _without_expected(rejected, listing)
     lost = losses.filter(~pl.col("reason").is_in(sorted(no_loss(listing.kind)))).height
+    if index.height:
+        facts = {f"  labelled {label}": f"{count:,}" for label, count in counted(index["label"]).items()}
+        facts["  with a near-copy among all files"] = f"{num_near_copies:,}"
+        facts["total duration"] = f"{float(index['duration_seconds'].sum()) / 60:,.1f} min"
+        facts["total size"] = f"{int(index['size_bytes'].sum()) / 1e6:,.1f} MB"
+    else:
+        facts = {"stated groups": f"{listing.annotations['stated_group'].drop_nulls().n_unique():,}"}
     return IndexReport(
-        where=listing.shown,
-        kind=listing.kind,
         num_listed=listing.annotations.height,
         num_indexed=index.height,
         num_known=num_known,
-        labels={label: int((index["label"] == label).sum()) for label in LABELS},
         rejected=counted(rejected["reason"].to_list()),
         rejected_share=lost / max(1, lost + index.height),
-        num_stated_groups=listing.annotations["stated_group"].drop_nulls().n_unique(),
-        num_groups=sizes.height,
-        largest_group=int(sizes["len"].max() or 0),  # type: ignore[arg-type]  # polars types max() as any literal
-        mixed_groups=sizes.filter(pl.min_horizontal(*LABELS) > 0).height,
+        num_groups=groups.height,
+        largest_group=max(groups["len"], default=0),
+        mixed_groups=groups.filter(pl.min_horizontal(*LABELS) > 0).height,
         merges=merges,
-        num_near_copies=num_near_copies,
-        total_seconds=float(index["duration_seconds"].sum()),
-        total_bytes=int(index["size_bytes"].sum()),
+        facts=facts,
         notes=listing.notes,
     )
 
@@ -221,11 +215,9 @@ def refuse_unusable(
         raise DataError(f"{error}{hint}") from None
     missing = [label for label in LABELS if label not in videos["label"]]
     if missing:
-        counts = counted(rejected["reason"])
-        reasons = ", ".join(f"{count:,} x {reason}" for reason, count in counts.items()) or "nothing rejected"
         raise DataError(
             f"corpus {listing.shown!r}: has no usable video labelled {missing[0]!r}, only {videos.height} of "
-            f"the other label ({reasons}). Add {missing[0]} videos: one class alone cannot be told from anything."
+            f"the other label ({reasons_text(rejected)}). Add {missing[0]} videos: one class alone is not enough."
         )
 
 
@@ -293,31 +285,31 @@ def build_index(
     working directory or where the corpus lies.
 
     Args:
-        corpus: folder, manifest or FVC-2018 folder; see ``listing.read_corpus``.
+        corpus: folder, manifest, tar or pattern; see ``listing.read_corpus``.
         more_corpora: further ones, indexed together with it; see ``several.read_corpora``.
-        index_path: where the INDEX table goes, sorted by ``video_id``.
-        rejected_path: where the REJECTED table goes.
-        work_dir: probe results are kept here as they come; a killed index continues from them.
+        index_path: receives the INDEX table, sorted by ``video_id``.
+        rejected_path: receives the REJECTED table.
+        work_dir: keeps probe results as they come; a killed index continues from them.
         near_duplicate_bits: perceptual hashes closer than this join groups; 0: off.
-        max_rejected_share: the most labelled videos that may be lost, as a share.
-        group_links_path: where the GROUP_LINKS table goes; none: it is not written.
-        annotations_path: where the ANNOTATIONS table goes; none: it is not written.
-        annotations_only: index the label tables alone. No video is opened, also where there are some; those are
-            rejected as ``not_opened``, the index has no rows, and the links are those of the annotations.
-        allow_outside: take listed files outside the corpus folder as well, and follow links.
+        max_rejected_share: largest share of labelled videos that may be lost.
+        group_links_path: receives the GROUP_LINKS table, if given.
+        annotations_path: receives the ANNOTATIONS table, if given.
+        annotations_only: index the label tables alone. No video is opened; existing ones are rejected as
+            ``not_opened``, the index has no rows, and the links are those of the annotations.
+        allow_outside: take listed files outside the corpus folder, and follow links.
         label_map: labels of its table, in lower case, that mean real or fake.
-        unused_labels: ``label_map`` may name labels that no row has.
-        dev_groups: take so many whole groups, drawn by ``seed`` (``trial_groups``); 0: all.
+        unused_labels: ``label_map`` may name labels without a row.
+        dev_groups: take this many whole groups, drawn by ``seed`` (``trial_groups``); 0: all.
         seed: of that draw.
-        recipe: measure videos as this one (``RunConfig.recipe``) writes them anew; empty: as they are.
-        recipe_cache: where those files are kept.
-        originals_path: where the same table goes with what the videos are like before that; none: it is not written.
+        recipe: probe videos as re-encoded by this (``RunConfig.recipe``); empty: as they are.
+        recipe_cache: keeps those files.
+        originals_path: receives the INDEX table of the files before that, if given.
         workers: probing processes; 0: one per available core.
         progress: called with (done, total) as files are probed, then as they are re-encoded.
         probe_function: ``module:name`` run in the workers.
 
     Raises:
-        UsageError: ``corpus`` or one of ``more_corpora`` is not a corpus, is given twice or lies within another.
+        UsageError: a corpus has no known layout, is given twice or lies within another.
         DataError: after the tables were written: no usable video, only one label, or too many lost; with
             ``annotations_only``: no row.
     """
@@ -349,13 +341,13 @@ def build_index(
     write_table(index, INDEX, index_path)
     if originals_path is not None:
         write_table(originals, INDEX, originals_path)
-    report = report_of(listing, index, rejected, merges, num_known=num_known, num_near_copies=num_near_copies)
+    report = _report_of(listing, index, rejected, merges, num_known, num_near_copies)
     report = replace(report, notes=(*report.notes, *(rescaling_notes(originals, recipe) if recipe else ())))
     if not annotations_only:
         hint = " The rejected table says it file by file."
         refuse_unusable(listing, index, rejected, max_rejected_share, hint)
     elif not report.num_listed:
-        raise DataError(f"corpus {report.where!r}: its label tables hold no row. Give a corpus with annotations.")
+        raise DataError(f"corpus {listing.shown!r}: its label tables hold no row. Give a corpus with annotations.")
     return report
 
 

@@ -41,8 +41,7 @@ HASH_SIZE = 160  # side in pixels of the square the frames are decoded to
 def probe_file(path_text: str) -> dict[str, Any]:
     """Return ``probe``, ``content_sha256`` and ``perceptual_hash`` of a file, or ``reason`` and ``detail``.
 
-    The frames are those that a clip of six frames is made of, so a file whose frames are missing or damaged is found
-    now and not in the middle of a run.
+    The frames are those of a clip of six, so a file with damaged frames fails now and not in the middle of a run.
     """
     path = Path(path_text)
     try:
@@ -177,23 +176,23 @@ def probe_files(
     stop: Callable[[], bool] | None = None,
     writer: str = "",
 ) -> tuple[dict[str, Result], int]:
-    """Probe every path once, reusing what ``work_dir`` knows of files with unchanged size and modification time.
+    """Probe every path once, reusing results in ``work_dir`` of files with unchanged size and modification time.
 
     Args:
         kind: ``VIDEO_FILES`` or ``IMAGE_FILES``.
         root: the corpus folder.
         paths: table texts relative to ``root``.
-        work_dir: where results are appended as JSON lines, one file per corpus folder and ``writer``; all are read.
+        work_dir: receives results as JSON lines, one file per corpus folder and ``writer``; all are read.
         workers: processes; 0: one per available core.
         progress: called with (done, total) after each file.
         stop: asked after each file.
-        writer: name of one of several processes that probe other files of the same corpus meanwhile; empty: the only.
+        writer: name of this process among several that probe the same corpus; empty: the only one.
 
     Returns:
-        The result of each path, and how many of them were known before.
+        The result of each path, and the number of results known before.
 
     Raises:
-        StoppedError: ``stop`` said so; what was found is remembered.
+        StoppedError: ``stop`` returned true; a later call continues.
     """
     root, work_dir = Path(root), Path(work_dir)
     stem = f"{kind.store}_{hashlib.sha256(os.fsencode(os.path.realpath(root))).hexdigest()[:16]}"
@@ -243,7 +242,7 @@ def _read_known(
 ) -> dict[str, Result]:
     """Return earlier results of files in these states. Damaged and outdated lines are skipped; a later line wins.
 
-    What is known of other files or of earlier states is not held in memory.
+    Results of other files or earlier states are not held in memory.
     """
     known: dict[str, Result] = {}
     if not store.is_file():
@@ -275,8 +274,8 @@ def measured_again(
     The files are kept in ``cache_dir`` by content and recipe (``video.reencode``).
 
     Args:
-        sources: a file of each content, by the content's hash. Shards that have copies of one video each encode
-            it, to the same bytes, and the last to finish replaces the file.
+        sources: a file of each content, by the content's hash. Shards with copies of one video encode it to the same
+            bytes, so the last to finish may replace the file.
         recipe: as ``video.reencode.recipe_named`` takes it.
         cache_dir: where re-encoded files are kept.
         work_dir: where probe results are kept.

@@ -112,11 +112,9 @@ def test_every_video_is_described(corpus: Path, build: Built) -> None:
         assert (row["codec"], row["width"], row["height"], row["num_frames"]) == ("h264", 128, 96, 8)
         assert row["size_bytes"] == path.stat().st_size
         assert row["perceptual_hash"]
-    assert report.labels == {"real": 3, "fake": 3}
     assert (report.num_listed, report.num_indexed, report.num_groups, report.num_known) == (6, 6, 6, 0)
-    assert report.total_bytes == index["size_bytes"].sum()
     assert report.merges == ()
-    assert dict(report.summary_table().rows())["videos in the index"] == "6"
+    assert dict(report.summary_table().rows()).items() >= {"videos in the index": "6", "  labelled real": "3"}.items()
     assert build.rejected.is_empty()
     assert build.seen == [(done, 6) for done in range(7)]
 
@@ -156,7 +154,7 @@ def test_near_duplicates_join_stated_groups_and_say_why(tmp_path: Path, make_vid
     assert groups["d.mp4"].startswith("video ")
     assert [*map(astuple, report.merges)] == [("g1+1 more", "near_duplicate", "a.mp4 ~ b.mp4", "g1", "g2")]
     assert (report.mixed_groups, report.largest_group) == (1, 3)
-    assert (report.num_stated_groups, report.num_groups) == (2, 2)
+    assert report.num_groups == 2
     assert build(manifest, near_duplicate_bits=0).merges == ()
     assert dict(build.index.select("path", "group_id").iter_rows())["a.mp4"] == "g1"
 
