@@ -191,10 +191,9 @@ def test_thresholds_are_judged_on_the_half_that_did_not_choose_them(audit):
     assert len(others) == 1, "beside it stands a rate that the reals resolve"
 
 
-def test_the_average_is_named_and_the_oracle_is_above_all_of_them(audit):
-    values = dict(audit.common.select("detector", "value").iter_rows())
-    assert values[numbers.ORACLE] >= max(values.values())
-    assert "nobody can use" in findings.ensemble_sentence(audit)
+def test_the_average_is_named_beside_all_of_them(audit):
+    assert numbers.AVERAGE in audit.common["detector"]
+    assert numbers.AVERAGE in findings.ensemble_sentence(audit).lower()
     assert audit.correlations[1:, 1:].min() < 0.99
     same, weak = audit.detectors.index("same"), audit.detectors.index("weak")
     assert audit.correlations[same, weak] > 0.95
@@ -267,7 +266,6 @@ def test_copies_with_similar_ids_are_suspected_and_what_they_cost_is_told():
     told = " ".join(findings.cautions(audit, has_groups=False, found=found))
     assert "each video is taken for a group of its own" in told
     assert "480 videos have ids that look related" in told
-    assert "would be wider" in told
     _, low, high = audit.interval("one")
     _, wide_low, wide_high = audit.regrouped.select("value", "low", "high").row(0)
     assert wide_high - wide_low > 2 * (high - low)

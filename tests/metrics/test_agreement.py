@@ -3,11 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.stats
-import sklearn.metrics
 
 from fvc_lib.metrics.agreement import (
     average_scores,
-    oracle_scores,
     percentile_ranks,
     rank_correlations,
     shares_of_equal_decisions,
@@ -33,11 +31,6 @@ def test_the_average_is_of_probabilities_where_all_are_and_else_of_ranks():
     assert percentile_ranks([[3.0], [1.0], [3.0]])[:, 0] == pytest.approx([2 / 3, 1 / 6, 2 / 3])
 
 
-def test_the_oracle_is_no_worse_than_any_detector_and_what_is_no_table_is_refused():
-    generator = np.random.default_rng(1)
-    labels = generator.integers(0, 2, 100)
-    scores = generator.normal(labels[:, None], 1, (100, 4))
-    best = max(sklearn.metrics.roc_auc_score(labels, column) for column in scores.T)
-    assert sklearn.metrics.roc_auc_score(labels, oracle_scores(labels, scores)) > best
+def test_what_is_no_table_is_refused():
     with pytest.raises(ValueError, match=r"\(N, D\)"):
         percentile_ranks([[np.nan]])

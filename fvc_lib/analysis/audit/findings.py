@@ -5,7 +5,7 @@ from pathlib import Path
 
 import polars as pl
 
-from fvc_lib.analysis.audit.numbers import GIVEN, NEEDS_REALS, ORACLE, Audit
+from fvc_lib.analysis.audit.numbers import AVERAGE, GIVEN, NEEDS_REALS, Audit
 from fvc_lib.analysis.audit.similar_ids import Suspicion
 from fvc_lib.analysis.read.cautions import interval_cautions
 from fvc_lib.analysis.read.comparison import p_text
@@ -32,7 +32,6 @@ _TABLES = (
 )  # fmt: skip
 FILES = (ANSWER, LATEX, *(f"{name}.csv" for name in _TABLES))
 _SHOWN_POINT = "fpr=0.01"
-_MUCH_NARROWER = 1.1  # an interval that groups would widen by a tenth is worth a sentence
 
 
 def answer(audit: Audit) -> list[str]:
@@ -177,7 +176,11 @@ def cautions(audit: Audit, *, has_groups: bool, found: Sequence[Suspicion], note
             f"Suspicion: {each.num_videos:,} videos have ids that look related across groups ({each.says}{both}), such "
             f"as {example}. Nothing shows that they are."
         )
-    lines += _regrouped(audit)
+    first = audit.detectors[0]
+    (_, low, high), regrouped = audit.interval(first), audit.regrouped.filter(pl.col("detector") == first)
+    if regrouped.height and low is not None and high is not None:
+        text = interval_text(*regrouped.select("value", "low", "high").row(0))
+        lines.append(f"With these videos as groups, {first} has {text}. State the groups if they are real.")
     for row in audit.coverage.filter(pl.col("answered_share") < 1).iter_rows(named=True):
         lacking = f"{audit.num_videos - row['num_videos']:,} of {audit.num_videos:,} videos"
         lines.append(
@@ -210,18 +213,6 @@ def cautions(audit: Audit, *, has_groups: bool, found: Sequence[Suspicion], note
         )
     lines += interval_cautions(*audit.compared(audit.detectors[0]))
     return lines
-
-
-def _regrouped(audit: Audit) -> list[str]:
-    row = audit.regrouped.filter(pl.col("detector") == audit.detectors[0])
-    _, low, high = audit.interval(audit.detectors[0])
-    if row.is_empty() or low is None or high is None:
-        return []
-    value, wide_low, wide_high = row.select("value", "low", "high").row(0)
-    if wide_low is None or wide_high - wide_low < _MUCH_NARROWER * (high - low):
-        return ["Were they groups, the interval of the first detector would hardly change."]
-    text = interval_text(value, wide_low, wide_high)
-    return [f"Were they groups, the interval of {audit.detectors[0]} would be wider: {text}. State groups if they are."]
 
 
 # --- Tables for people
@@ -425,14 +416,9 @@ def latex_table(audit: Audit) -> str:
 
 
 def ensemble_sentence(audit: Audit) -> str:
-    """What averaging gives, and what the oracle would."""
+    """Return a sentence on the average of all detectors."""
     rows = {name: ends for name, *ends in audit.common.iter_rows()}
-    if len(rows) < 2 or ORACLE not in rows:
+    if AVERAGE not in rows:
         return "No ensemble: fewer than two detectors, or no common videos of both labels."
-    average, oracle = (name for name in rows if name not in audit.detectors)
     best = rows[audit.detectors[0]][0]
-    return (
-        f"{average.capitalize()}: {interval_text(*rows[average])}, the best single one {number_text(best)}. "
-        f"{oracle.capitalize()}: {interval_text(*rows[oracle])}, which asks the label whom to believe: an upper bound "
-        "that nobody can use."
-    )
+    return f"{AVERAGE.capitalize()}: {interval_text(*rows[AVERAGE])}, the best single one {number_text(best)}."

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from fvc_lib.analysis.audit.slice_auc import sliced_class, slices_of
 from fvc_lib.analysis.read.headline import (
     DISHONEST_CONTROLS,
     HEADLINE_METRIC as MAIN_METRIC,
@@ -22,7 +21,7 @@ from fvc_lib.analysis.read.headline import (
     METADATA_ONLY,
 )
 from fvc_lib.metrics import agreement
-from fvc_lib.metrics.classification import SHARE, FloatArray, IntArray, Metric, decide, roc_auc
+from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide, roc_auc
 from fvc_lib.metrics.cross_validation import (
     DECISION_METRICS,
     METRICS,
@@ -32,11 +31,8 @@ from fvc_lib.metrics.cross_validation import (
 )
 from fvc_lib.metrics.floors import FEWEST_GROUPS_OF_A_SOURCE, SourceFloor, real_source_floor, shuffled_label_aucs
 from fvc_lib.metrics.intervals import (
-    GroupCounts,
     Interval,
     ReplicateValues,
-    draw_half_samples,
-    group_codes,
     intervals_of,
     one_vote_per_group,
     replicate_values,
@@ -57,10 +53,12 @@ from fvc_lib.metrics.paired_difference import (
 )
 from fvc_lib.services.errors import UsageError
 
-AVERAGE, ORACLE = "average of all", "oracle over all"
+AVERAGE = "average of all"
 GIVEN = "threshold="  # of a threshold that comes with the scores
 FALSE_ALARM_RATES = ("fpr=0.05", "fpr=0.01", "fpr=0.001")
 SMALL_BELOW_GROUPS = 20
+NOT_KNOWN, ALL_OTHERS = "not known", "all others"
+_MOST_SLICES = 12
 _SHUFFLES = 200
 NEED_VIDEOS = (METADATA_ONLY, LENGTH_ONLY)  # controls without which nobody is above all controls
 # Reals that a rate needs at least, by the metric that is NaN with fewer.
@@ -110,7 +108,7 @@ class Audit:
 
     detectors: tuple[str, ...]  # the highest main metric first, on the videos that all answered
     numbers: pl.DataFrame  # ``detector metric value low high num_videos num_groups``
-    # The main metric on the videos that all answered, the ensembles included: ``detector value low high``.
+    # The main metric on the videos that all answered, also of the average: ``detector value low high``.
     common: pl.DataFrame
     by_group: pl.DataFrame  # ``detector value low high``: one vote per group, on the videos that each answered
     # ``detector source value low high num_videos detector_value detector_low detector_high``: each control and each
@@ -129,7 +127,7 @@ class Audit:
     # (D, D) on the common videos; ``equal_decisions`` alike; None without common videos.
     correlations: FloatArray | None
     equal_decisions: FloatArray | None
-    regrouped: pl.DataFrame  # ``detector value low high`` with groups that were suspected; empty where nothing was
+    regrouped: pl.DataFrame  # ``detector value low high`` with suspected groups; empty without any
     num_common: int
     num_common_groups: int
     num_videos: int
@@ -191,7 +189,7 @@ def audit_scores(
         scores: a Float64 column per detector, null where it did not answer; rows as in ``videos``.
         how: the settings.
         controls: by name ``fold`` and ``score``, null where it has none, rows as in ``videos``.
-        suspected: group ids (N,) as they would be if videos with similar ids belonged together.
+        suspected: group ids (N,) if videos with similar ids belonged together; None: nothing is suspected.
 
     Raises:
         ValueError: lengths that differ, or only one label.
@@ -236,7 +234,7 @@ def audit_scores(
         measured = [(roc_auc, column) for column in (columns | _ensembles(table, common)).values()]
         drawn_of_common = _drawn(common, measured, how)
     frame = pl.DataFrame(numbers, schema=_NUMBERS, orient="row")
-    together = _named([*names, AVERAGE, ORACLE], drawn_of_common, how)
+    together = _named([*names, AVERAGE], drawn_of_common, how)
     main = frame.filter(pl.col("metric") == MAIN_METRIC) if together.is_empty() else together
     main = main.filter(pl.col("detector").is_in(names)).sort("value", descending=True, nulls_last=True)
     order = main["detector"].to_list()
@@ -260,7 +258,10 @@ def audit_scores(
         equal_decisions=(
             None if decisions is None else agreement.shares_of_equal_decisions(decisions[:, places])
         ),
-        regrouped=_regrouped(table, names, labels, suspected, how),
+        regrouped=(
+            pl.DataFrame(schema=_NAMED) if suspected is None
+            else _aucs(table, names, labels, np.array(suspected, dtype=object), how)
+        ),
         num_common=int(common.places.size),
         num_common_groups=len(set(common.groups.tolist())),
         num_videos=videos.height,
@@ -414,40 +415,39 @@ def _threshold_rows(
 def _slices(
     videos: pl.DataFrame, columns: Mapping[str, FloatArray], rows: Rows, found: Sequence[_Measures], how: Settings
 ) -> Iterator[tuple[object, ...]]:
-    codes, num_groups = group_codes(rows.groups, rows.labels.size)
-    for by, label in (("generator", 1), ("real_source", 0)):
-        values, of_row = slices_of(videos[by], rows.labels == label)
-        if len(values) < 2:
-            continue
-        cuts = [sliced_class(rows.labels, column, of_row, sliced_label=label) for column in columns.values()]
-        blocks = draw_half_samples(rows.labels, codes, num_groups, replicates=how.replicates, seed=how.seed)
-        parts = []
-        for counts in blocks:
-            weights = counts[:, codes]
-            parts.append(np.stack([cut.aucs(weights) for cut in cuts]))
-        replicates = np.concatenate(parts, axis=2)  # (D, S, R)
-        plain = np.ones((1, rows.labels.size))
-        for number, (name, cut, measures) in enumerate(zip(columns, cuts, found, strict=True)):
-            aucs, others = cut.aucs(plain)[:, 0], len(set(rows.groups[rows.labels != label].tolist()))
-            for place, value in enumerate(values):
-                own = len(set(rows.groups[of_row == place].tolist()))
-                sizes = GroupCounts((own, others), num_groups)
-                one, unlike = [place], np.zeros(1, dtype=bool)
-                drawn = ReplicateValues(
-                    aucs[one], replicates[number][one], np.array([SHARE]), unlike, sizes, rows.labels.size
-                )
-                (interval,) = intervals_of(drawn, how.confidence)
-                yield _slice_row(name, by, value, interval, of_row == place, rows, measures)
-    values, of_row = slices_of(videos["corpus"], np.ones(rows.labels.size, dtype=bool))
-    for place, value in enumerate(values if len(values) > 1 else ()):
-        inside = of_row == place
-        if np.unique(rows.labels[inside]).size < 2:
-            continue
-        part = Rows(rows.places[inside], rows.labels[inside], rows.groups[inside], None)
-        drawn = _drawn(part, [(roc_auc, column[inside]) for column in columns.values()], how)
-        ends = intervals_of(drawn, how.confidence)
-        for name, measures, interval in zip(columns, found, ends, strict=True):
-            yield _slice_row(name, "corpus", value, interval, inside, rows, measures)
+    """Set each generator against all reals, each source of reals against all fakes, and cut both by corpus."""
+    every = np.ones(rows.labels.size, dtype=bool)
+    for by, sliced in (("generator", rows.labels == 1), ("real_source", rows.labels == 0), ("corpus", every)):
+        values = slice_names(videos[by].filter(pl.Series(sliced)))
+        named = _sliced(videos[by], values).to_numpy()
+        for value in values if len(values) > 1 else ():
+            own = sliced & (named == value)
+            inside = own | ~sliced
+            if np.unique(rows.labels[inside]).size < 2:
+                continue
+            part = Rows(rows.places[inside], rows.labels[inside], rows.groups[inside], None)
+            drawn = _drawn(part, [(roc_auc, column[inside]) for column in columns.values()], how)
+            ends = intervals_of(drawn, how.confidence)
+            for name, measures, interval in zip(columns, found, ends, strict=True):
+                yield _slice_row(name, by, value, interval, own, rows, measures)
+
+
+def slice_names(column: pl.Series) -> list[str]:
+    """Return the most frequent values, then ALL_OTHERS for the rest and NOT_KNOWN for nulls; empty without a value."""
+    counts = column.drop_nulls().value_counts(sort=True).sort("count", column.name, descending=[True, False])
+    values: list[str] = counts[column.name].to_list()
+    names = values if len(values) <= _MOST_SLICES else [*values[: _MOST_SLICES - 1], ALL_OTHERS]
+    return [*names, NOT_KNOWN] if names and column.null_count() else names
+
+
+def _sliced(column: pl.Series, names: Sequence[str]) -> pl.Series:
+    """Return the name of each row's slice."""
+    return (
+        column.fill_null(NOT_KNOWN)
+        .to_frame()
+        .select(pl.when(pl.col(column.name).is_in(list(names))).then(column.name).otherwise(pl.lit(ALL_OTHERS)))
+        .to_series()
+    )
 
 
 def _slice_row(
@@ -482,10 +482,7 @@ def _floors(
 
 def _ensembles(table: FloatArray, common: Rows) -> dict[str, FloatArray]:
     scores = table[common.places]
-    return {
-        AVERAGE: agreement.average_scores(scores),
-        ORACLE: agreement.oracle_scores(common.labels, scores),
-    }
+    return {AVERAGE: agreement.average_scores(scores)}
 
 
 def _differences(names: Sequence[str], drawn: ReplicateValues | None, how: Settings) -> pl.DataFrame:
@@ -567,14 +564,6 @@ def _shuffled(
             for member, aucs in zip(members, found, strict=True)
         ]
     return pl.DataFrame(rows, schema=_NAMED, orient="row").fill_nan(None)
-
-
-def _regrouped(
-    table: FloatArray, names: Sequence[str], labels: IntArray, suspected: Sequence[str] | None, how: Settings
-) -> pl.DataFrame:
-    if suspected is None:
-        return pl.DataFrame(schema=_NAMED)
-    return _aucs(table, names, labels, np.array(suspected, dtype=object), how)
 
 
 def _by_group(
