@@ -68,7 +68,7 @@ $(DETECTORS_STAMP): $(STAMP) requirements-detectors.lock
 	@$(call install,--no-deps --requirement requirements-detectors.lock facenet-pytorch==2.6.0)
 	@touch $@
 
-setup-verdicts: $(VERDICTS_STAMP)  ## Add c2pa and ONNX to .venv, for provenance and other forms of a network
+setup-verdicts: $(VERDICTS_STAMP)  ## Add c2pa to .venv, for provenance
 
 $(VERDICTS_STAMP): $(STAMP) requirements-verdicts.lock
 	@$(call install,--requirement requirements.lock --requirement requirements-verdicts.lock)
@@ -112,7 +112,7 @@ test-mlflow: setup-mlflow  ## Export runs to a real MLflow server; installs MLfl
 test-detectors: setup-detectors  ## Build, load and train published networks; installs their packages into .venv
 	$(RUN) -m pytest -n 2 --dist worksteal -m "detectors and not long"
 
-test-verdicts: setup-verdicts  ## Check provenance and exported networks; installs their packages into .venv
+test-verdicts: setup-verdicts  ## Check provenance; installs its package into .venv
 	$(RUN) -m pytest -n 2 --dist worksteal -m "verdicts and not long"
 
 test-browser: $(STAMP)  ## Drive JupyterLab and the offline pages in Chromium; pictures of failures in build/screenshots

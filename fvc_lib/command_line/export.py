@@ -7,7 +7,7 @@ import click
 
 from fvc_lib import CHECKOUT
 from fvc_lib.command_line.models import standing_of_run
-from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.records.ensembles import find_run_or_ensemble, is_ensemble, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
@@ -41,11 +41,9 @@ _LIMITS = {
 @click.option(
     "--to", type=click.Path(path_type=Path), help="The folder to write, not there yet. Without: ./bundle_RUN."
 )
-@click.option("--format", "form", type=click.Choice(("onnx",)),
-              help="Write each network in this form as well, compared with it.")  # fmt: skip
 @click.option("--final", is_flag=True, help="Write the run's one network of all groups (train_final), not the folds'.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
-def export(run: str, to: Path | None, form: str | None, final: bool, runs_dir: Path | None) -> None:
+def export(run: str, to: Path | None, final: bool, runs_dir: Path | None) -> None:
     """Write the detector that RUN has trained as a bundle: a folder that needs neither the run nor its corpus.
 
     RUN is 'latest', a run id, a part of one, or a run folder; its folds must all be trained and its results there. Or
@@ -55,7 +53,6 @@ def export(run: str, to: Path | None, form: str | None, final: bool, runs_dir: P
     \b
     python run_notebooks.py export latest
     python run_notebooks.py export latest --to ~/detectors/mine
-    python run_notebooks.py export latest --format onnx
     python -c "from fvc_lib import load_detector; print(load_detector('bundle_RUN').predict(['video.mp4']))"
 
     In it: the folds' networks (safetensors), how videos are decoded and scores calibrated, the out-of-fold scores, what
@@ -64,42 +61,31 @@ def export(run: str, to: Path | None, form: str | None, final: bool, runs_dir: P
     as code, which whoever loads the bundle must allow. A run that is not above its controls is exported as well: the
     card and every loading say so first.
 
-    With --format (tasks video and image) each network is there a second time as a file that needs neither this project
-    nor its code: from pixels to logits, any number of clips or pictures at once. Each is loaded and compared with its
-    network on the run's; where an output differs by more than 0.0001, or the network cannot be written so, nothing is
-    written.
-
     Exit codes: 0 ok, 1 a file is damaged, 2 usage, 3 the results are missing or damaged.
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
     found = find_run_or_ensemble(runs_dir or Path(resolve_config().runs_dir), run)
     target = (to or Path(f"bundle_{found.run_id}")).expanduser().absolute()
-    if is_ensemble(found.root) and (form or final):
-        raise UsageError(f"--{'format' if form else 'final'}: is for runs. Export the ensemble's runs with it.")
-    num_networks, sentences = write_run_bundle(found, target, form=form or "", final=final)
+    num_networks, sentence = write_run_bundle(found, target, final=final)
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     click.echo(f"bundle {target}: {num_networks} network{'s' * (num_networks != 1)}, {size / 1e6:.1f} MB")
-    for sentence in sentences:
-        click.echo(f"  {sentence}")
+    click.echo(f"  {sentence}")
 
 
-def write_run_bundle(run: RunPaths, target: Path, *, form: str = "", final: bool = False) -> tuple[int, list[str]]:
-    """Write the bundle of a run or ensemble; return the number of networks, and sentences for the terminal.
+def write_run_bundle(run: RunPaths, target: Path, *, final: bool = False) -> tuple[int, str]:
+    """Write the bundle of a run or ensemble; return the number of networks, and where the model stands.
 
     Raises:
         UsageError, FvcError, OSError: as ``predictor_of`` and ``write_bundle``.
         DataError: the results are missing or damaged.
     """
     from fvc_lib.tasks.bundle import write_bundle
-    from fvc_lib.tasks.forms import check_packages
     from fvc_lib.tasks.predicting import predictor_of
 
-    if form:
-        check_packages()
     standing = _exported_standing(run)
     predictor = predictor_of(run, standing, final=final)
-    written = write_bundle(predictor, target, model_card(run, standing, final=final), form=form, paths=run)
+    write_bundle(predictor, target, model_card(run, standing, final=final))
     number = sum(1 for _ in target.rglob("model/*.safetensors"))
-    return number, [*standing.sentences[:1], *([written] if written else [])]
+    return number, standing.sentences[0]
 
 
 def _exported_standing(run: RunPaths) -> "Standing":

@@ -37,7 +37,6 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.records.digests import read_document, write_document
 from fvc_lib.services.registry import BACKBONES, CROPS, DETECTORS, FileRegistry
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table
 from fvc_lib.services.tasks import TASKS
 from fvc_lib.tasks.predicting import Predictor, Standing, Strict, Trained, predictor_class
@@ -59,7 +58,7 @@ _LEFT_OUT = frozenset({"corpus", "more_corpora", "target_corpora", "label_map", 
 _KEPT = frozenset({"amp", "batch_size", "device"})
 _FILES = re.compile(
     rf"({MEMBERS}/\d+/)?({RECORD}|{DIGESTS}|{CARD}|[a-z_]+\.(json|parquet|safetensors)"
-    rf"|{WEIGHTS}/(fold_\d+|final|network)\.(safetensors(\.sha256)?|onnx(\.data)?)"
+    rf"|{WEIGHTS}/(fold_\d+|final|network)\.safetensors(\.sha256)?"
     rf"|({BEGUN_WITH}|{_TEXT_ENCODER})/[\w-][\w.-]*\.(json|txt|safetensors)|(network|crop)/(\w+/)*\w+\.py)",
     re.ASCII,
 )
@@ -113,35 +112,26 @@ def refused(folder: Path, why: str) -> UsageError:
 # --- Writing
 
 
-def write_bundle(
-    predictor: Predictor, folder: Path, card: str, *, form: str = "", paths: RunPaths | None = None
-) -> str:
+def write_bundle(predictor: Predictor, folder: Path, card: str) -> None:
     """Write ``predictor`` to ``folder``, whole or not at all, and load it from there.
 
     Args:
         predictor: of a run or ensemble.
         folder: must not exist.
-        card: the model card; a section on the other form is appended.
-        form: a form in which each network is written too (``forms.ONNX``); empty: none.
-        paths: the run, whose files the other form is compared on.
-
-    Returns:
-        Sentences on the other form.
+        card: the model card.
 
     Raises:
-        UsageError: ``folder`` exists, or a network cannot be written as ``form`` or answers otherwise there.
+        UsageError: ``folder`` exists, or its answers are not the run's.
         FvcError: a file of the run is damaged, or the code of its network has changed.
         OSError: a file cannot be written.
     """
     with new_folder(folder) as building:
         (building / WEIGHTS).mkdir()
-        told = predictor.write_form(paths, form, building / WEIGHTS) if form and paths is not None else ""
-        _fill(predictor, building, f"{card}\n## Without this project\n\n{told}\n" if told else card)
+        _fill(predictor, building, card)
         written = open_bundle(building, allow_code=True)
         written.check()
         if written.identity != predictor.identity:
             raise refused(building, "it does not answer as the run does; report this")
-    return told
 
 
 def _fill(predictor: Predictor, folder: Path, card: str) -> None:

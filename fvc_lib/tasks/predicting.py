@@ -237,14 +237,6 @@ class Predictor:
         """Write the files that ``of_bundle`` reads; return the task's section of ``bundle.json``; raise ``OSError``."""
         raise NotImplementedError
 
-    def write_form(self, paths: RunPaths, form: str, folder: Path) -> str:
-        """Write the networks of the run in ``paths`` to ``folder`` as ``form`` too; return sentences on them.
-
-        Raises:
-            UsageError: a network cannot be written so, or answers otherwise there; or the task has no such form.
-        """
-        raise UsageError(f"--format {form}: is not for runs of task {self.config.task}. Leave it out.")
-
     def check(self) -> None:
         """Load every network once; raise as ``Trained.built``."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Generic, Self, TypedDict, TypeVar, cast
 
 import torch
-from pydantic import AliasChoices, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fvc_lib.detectors.network import Trunk, loaded_weights_of
 from fvc_lib.engine.device import peak_device_bytes, training_device
@@ -49,11 +49,6 @@ Progress = Callable[[int, int], None]
 R = TypeVar("R", bound=TrainingRecord)
 _logger = logging.getLogger(__name__)
 MAX_GRADIENT_NORM = 1.0  # gradients are clipped to this L2 norm
-
-
-def _also(name: str) -> Any:
-    """A field that outcomes of folds once had under the other ``name``."""
-    return Field(validation_alias=AliasChoices(name.rpartition("_")[0], name))
 
 
 @dataclass(frozen=True)
@@ -173,11 +168,11 @@ class TrainingOutcome(Generic[R]):
     model: str
     num_parameters: int
     device: str
-    num_train: Annotated[int, _also("num_train_videos")]
-    num_validation: Annotated[int, _also("num_validation_videos")]
-    num_test: Annotated[int, _also("num_test_videos")]
-    num_train_samples: Annotated[int, Field(validation_alias=AliasChoices("num_train_samples", "num_train_clips"))] = 0
-    missing: Annotated[tuple[str, ...], _also("missing_videos")] = ()
+    num_train: int
+    num_validation: int
+    num_test: int
+    num_train_samples: int = 0
+    missing: tuple[str, ...] = ()
     training: R
     control: R | None = None
     sources: R | None = None

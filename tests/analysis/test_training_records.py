@@ -18,7 +18,7 @@ TRAINING = {
     "nonfinite_steps": 0, "micro_batch": 4, "seconds": 3.25,
 }  # fmt: skip
 OUTCOME = {
-    "model": "frame_cnn", "device": "cpu", "num_train_videos": 30, "num_validation_videos": 10, "num_test_videos": 10,
+    "model": "frame_cnn", "device": "cpu", "num_train": 30, "num_validation": 10, "num_test": 10,
     "peak_rss_bytes": 5 * 10**9, "peak_device_bytes": None, "training": TRAINING, "control": None,
 }  # fmt: skip
 

@@ -77,9 +77,7 @@ def test_windows_and_maps_are_refused_in_words_and_the_rest_of_the_page_is_there
     assert found.provenance.metadata
 
 
-def test_a_model_is_written_in_no_network_s_form_and_not_judged_with_other_features(run, home):
-    with pytest.raises(UsageError, match="no network on clips"):
-        write_bundle(predictor_of(run, STANDING), home / "other", "", form="onnx", paths=run)
+def test_a_model_is_not_judged_with_other_features(run):
     path = run.fold_checkpoints(0) / "best_model.safetensors"
     config = run_config(run).model_copy(update={"feature_families": "packets"})
     with pytest.raises(UsageError, match="not measured here, such as sharpness"):

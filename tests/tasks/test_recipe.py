@@ -1,6 +1,5 @@
 """One training on one split: what it leaves, that it goes on, and that ranks give what one process gives."""
 
-import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -295,15 +294,3 @@ def test_an_outcome_with_an_epoch_that_was_not_finite_can_be_read_back():
     assert math.isnan(first.train_loss)
     assert math.isnan(first.validation["roc_auc"])
     assert first.validation["loss"] == math.inf
-
-
-def test_a_folds_outcome_of_an_earlier_version_can_be_read(tmp_path):
-    """It had other names for the numbers of videos, and did not name its stage."""
-    outcome, _, _ = train(tmp_path / "run", config_of(tmp_path))
-    document = json.loads(outcome_to_json(outcome))
-    for name in ("train", "validation", "test"):
-        document[f"num_{name}_videos"] = document.pop(f"num_{name}")
-    document |= {"fold": 2, "num_train_clips": document.pop("num_train_samples"), "missing_videos": ["a"]}
-    del document["stage"], document["missing"]
-    again = outcome_from_json(json.dumps(document), TrainingRecord)
-    assert again == replace(outcome, stage="04_fold_training", fold=2, missing=("a",))

@@ -13,31 +13,25 @@ import PIL
 import polars as pl
 import torch
 from pydantic import TypeAdapter, ValidationError
-from torch import nn
 
-from fvc_lib.detectors.frames.backbone import ImageModel
 from fvc_lib.engine.device import Precision, deterministic_algorithms
 from fvc_lib.engine.task import Batch
 from fvc_lib.metrics.calibration import class_probabilities
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text, read_json_object, sha256_of_json, write_json
 from fvc_lib.services.code.code_version import code_hash
-from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, FvcError
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.decoding import scratch_folder
-from fvc_lib.tasks.forms import SUFFIX, write_onnx
 from fvc_lib.tasks.image.data import ImageDataset, ImageLabels, ImageRecords, decoded_side, middle_view
 from fvc_lib.tasks.image.task import Calibration, ImageTask
-from fvc_lib.tasks.image.training import calibration_file, labels_file, read_image_parts
+from fvc_lib.tasks.image.training import calibration_file, labels_file
 from fvc_lib.tasks.predicting import Finding, OneNetwork, Picture, Trained, no_picture
-from fvc_lib.video.clips.clip_file import Pixels
 
 _DECODER = "fvc_lib.video.decode.still_image"
 _CLASS = ("class", "probability", "probability_uncalibrated", "runner_up", "runner_up_probability")
 _TEXTS = frozenset({"class", "runner_up"})
-_COMPARED = 5
 _LABELS, _CALIBRATION = "labels.json", "calibration.json"
 
 
@@ -87,20 +81,6 @@ class ImagePredictor(OneNetwork):
     def decode_hash(self) -> str:
         """Of Pillow and what calls it."""
         return sha256_of_json([PIL.__version__, code_hash(_DECODER)])
-
-    def write_form(self, paths: RunPaths, form: str, folder: Path) -> str:
-        """See ``Predictor``."""
-        pixels, described = _pictures_to_compare(paths, self.config)
-        assert isinstance(self.network, ImageModel)
-        network, path, name = _Numbers(self.network), folder / f"network{SUFFIX}", f"network {self.config.backbone!r}"
-        largest = write_onnx(network, path, pixels, described, name, ("images", "outputs"))
-        size, num_classes, num_targets = self.config.image_size, len(self.labels.classes), len(self.labels.targets)
-        return (
-            f"`model/{path.name}` is the network as {form}: `images` uint8 (B, 3, {size}, {size}) to `outputs` float32 "
-            f"(B, {num_classes + num_targets}): the logits of {num_classes} classes as in `labels.json`, then "
-            f"{num_targets} numbers, each to be multiplied by its deviation there, and its mean added. Compared with "
-            f"the network on {described}: no output differs by more than {largest:.1g}."
-        )
 
     def identity_of_parts(self) -> Any:
         """See ``Predictor``."""
@@ -173,31 +153,6 @@ class ImagePredictor(OneNetwork):
             own = values["runner_up_probability"]
             lines.insert(0, f"then {values['runner_up']}" + ("" if own is None else f", {own:.2f}"))
         return str(values["class"]), (told, *lines)
-
-
-class _Numbers(nn.Module):
-    """All that ``model`` says of pictures, uint8 (B, 3, S, S), in one tensor (B, C + T)."""
-
-    def __init__(self, model: ImageModel) -> None:
-        super().__init__()
-        self.backbone = model.backbone
-        self.heads = nn.ModuleList(head for head in (model.class_head, model.target_head) if head is not None)
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        features = self.backbone(images)
-        return torch.cat([head(features) for head in self.heads], dim=1)
-
-
-def _pictures_to_compare(paths: RunPaths, config: RunConfig) -> tuple[Pixels, str]:
-    """Return some of the run's test pictures as the network sees them, else random ones, and a description."""
-    try:
-        root, parts = read_image_parts(paths, config)
-        dataset = ImageDataset(root, parts.test, parts.labels, config.image_size)
-        seen = [dataset[number].tensors["image"].numpy() for number in range(min(_COMPARED, len(dataset)))]
-    except (FvcError, OSError):
-        drawn = np.random.default_rng(0).integers(0, 256, (2, 3, config.image_size, config.image_size), np.uint8)
-        return drawn, "2 random pictures (the run has none here)"
-    return np.stack(seen), f"{len(seen)} pictures of the run"
 
 
 def _labels(path: Path, trained: Trained) -> ImageLabels:

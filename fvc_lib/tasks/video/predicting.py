@@ -30,7 +30,6 @@ from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import AUGMENTED, KNOWN_VIDEOS, read_table, write_table
 from fvc_lib.tasks.bundle import MEMBERS, Bundle, read_arrays, refused, write_bundle
 from fvc_lib.tasks.decoding import FileToScore, looked_at, scratch_folder
-from fvc_lib.tasks.forms import INPUT, OUTPUT, SUFFIX, clips_to_compare, write_onnx
 from fvc_lib.tasks.predicting import NOT_STATED, Picture, Prediction, Predictor, Standing, Strict, no_picture
 from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
@@ -242,21 +241,6 @@ class VideoDetector(Predictor):
         if FINAL in self.networks.folds:
             section["final"] = _fold_record(self.networks.folds[FINAL])
         return section
-
-    def write_form(self, paths: RunPaths, form: str, folder: Path) -> str:
-        """See ``Predictor``."""
-        networks, largest = self.networks, 0.0
-        if self.config.of_features:
-            raise UsageError(f"--format {form}: {self.config.model} is no network on clips. Leave it out.")
-        pixels, described = clips_to_compare(paths, networks.store)
-        for fold in networks.judges:
-            path, name = folder / f"{_stem(fold)}{SUFFIX}", f"network {self.config.model!r}, {name_of(fold)}"
-            largest = max(largest, write_onnx(networks.network(fold), path, pixels, described, name))
-        name, shape = "final" if FINAL in networks.folds else "fold_K", ", ".join(map(str, pixels.shape[1:]))
-        return (
-            f"`model/{name}{SUFFIX}` is each network as {form}: `{INPUT}` uint8 (B, {shape}) to `{OUTPUT}` float32 "
-            f"(B,). Compared with the network on {described}: no logit differs by more than {largest:.1g}."
-        )
 
     def check(self) -> None:
         """See ``Predictor``."""
