@@ -147,16 +147,14 @@ def test_what_each_rank_computes_of_a_step_is_said(ranks, said):
 
 
 @pytest.mark.parametrize(("folds", "ranks", "wanted"), [(2, 1, {"3", "5"}), (1, 2, {"3,5"})])
-def test_each_training_gets_gpus_of_its_own_and_idle_ones_are_named(make_project, monkeypatch, folds, ranks, wanted):
+def test_each_training_gets_gpus_of_its_own(make_project, monkeypatch, folds, ranks, wanted):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
     say = "import os\noutput(f'folds_{fold}', os.environ['CUDA_VISIBLE_DEVICES'])"
     project = make_project(per_fold=("folds",), folds=[say])
     project = project.with_config(device="cuda", num_folds=folds, num_ranks=ranks)
     run = project.begin()
-    code, _, shown = project.execute(run)
-    assert code == 0
+    assert project.execute(run)[0] == 0
     assert {path.read_text() for path in run.tables.glob("folds_*.txt")} == wanted
-    assert ("2 of 3 GPUs will train at a time: -p num_ranks 3 spreads each" in shown) == (folds == 1)
 
 
 @pytest.mark.parametrize("jobs", [None, 3])
@@ -186,13 +184,10 @@ output(f"folds_{fold}", own + " | " + " ".join(dealt()))
 """
     project = make_project(per_fold=("folds",), folds=[say]).with_config(device="cuda", num_folds=3, num_ranks=2)
     run = project.begin()
-    code, _, shown = project.execute(run, jobs=jobs)
-    assert code == 0
+    assert project.execute(run, jobs=jobs)[0] == 0
     said = [path.read_text().partition(" | ") for path in sorted(run.tables.glob("folds_*.txt"))]
     assert {own for own, _, _ in said} == {"3,5", "7,9"}
     for _, _, beside in said:
         dealt = [gpu for group in beside.split() for gpu in group.split(",")]
         assert len(dealt) == len(set(dealt))
     assert max(len(beside.split()) for _, _, beside in said) == 2
-    limited = "2 at once and not 3: each has 2 ranks, which share no GPU with another training's, and 5 GPUs are here"
-    assert (limited in shown) == (jobs == 3)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from fvc_lib import CHECKOUT
-from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.shards import (
     Shard,
     ShardAtWork,
@@ -107,25 +106,19 @@ def test_deaths_of_a_node_give_up_no_file_that_was_answered_or_died_alone_once(t
     assert told == [["a.mp4"], []]
 
 
-def test_status_says_how_many_shards_are_done_and_what_is_left(tmp_path):
+def test_status_shows_the_shards_that_are_done_and_the_files_given_up(tmp_path):
     run = RunPaths(tmp_path)
     assert shards_line(run, "03_augmentation", 4) == "03_augmentation shards: 0 of 4 done"
     records = (
-        ShardRecord("done", 100, 100, 50.0),
-        ShardRecord("running", 50, 100, 10.0, known=10),
-        ShardRecord("running", 10, 100, 0.1, given_up=["bad.mp4"]),  # killed: nobody holds it
+        ShardRecord("done", 100, 100),
+        ShardRecord("running", 50, 100, given_up=["bad.mp4"]),
+        ShardRecord("done"),
     )
     for number, record in enumerate(records):
         path = record_path(run, "03_augmentation", Shard(number, 4))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(vars(record)))
-    with run_lock(run, ["03_augmentation_shard_1_of_4"]):
-        assert shards_line(run, "03_augmentation", 4) == (
-            "03_augmentation shards: 1 of 4 done; 160 of about 400 files; 4.0 files a second, 60 s left; "
-            "1 given up: bad.mp4"
-        )
-    last = record_path(run, "03_augmentation", Shard(3, 4))
-    last.write_text("{torn")
-    assert shards_line(run, "03_augmentation", 4).startswith("03_augmentation shards: 1 of 4 done; 160 of about 400")
-    last.write_text(json.dumps(vars(ShardRecord("done"))))
-    assert shards_line(run, "03_augmentation", 4).startswith("03_augmentation shards: 2 of 4 done; 160 of 300 files")
+    record_path(run, "03_augmentation", Shard(3, 4)).write_text("{torn")
+    line = shards_line(run, "03_augmentation", 4)
+    for fact in ("2 of 4 done", "150 of 200 files", "1 given up: bad.mp4"):
+        assert fact in line

@@ -50,7 +50,7 @@ def ends_as_here(
     cluster.wait_for(lambda: {cluster.state(each) for each in others} == {"COMPLETED"}, "the other shards")
     cluster.wait_for(mark.exists, "the shard to begin")
     told = shown_by(folder, "status", out)
-    assert re.search(rf"{stage} shards: 3 of 4 done; \d+ of about \d+ files", told)
+    assert re.search(rf"{stage} shards: 3 of 4 done; \d+ of \d+ files", told)
     assert f"job {last.job_id} ({stage}): PENDING" in told
     mark.unlink()
     cluster.run("scontrol", "requeue", lost)

@@ -99,18 +99,14 @@ def signal_name(number: int) -> str:
 
 def _death(return_code: int | None, kills: int | None, peak_bytes: int) -> tuple[int, str]:
     """Return the exit code and the reason of a kernel that died; no surer than what is known."""
-    counted = f"the system killed {kills} processes of its control group for memory meanwhile"
-    if return_code == -signal.SIGKILL:
-        why = f"out of memory, it seems: {counted}"
-        if kills is None:
-            why = "most likely out of memory, or killed by a person; nothing counts kills for memory here"
-        elif kills == 0:
-            why = "by a person, at the end of a job, or for memory outside its control group"
-        return 137, f"killed by SIGKILL at {peak_bytes / 1e9:.2f} GB: {why}"
-    how = f"kernel ended with exit status {return_code}"
-    if return_code is not None and return_code < 0:
-        how = f"kernel killed by {signal_name(-return_code)} at {peak_bytes / 1e9:.2f} GB"
-    return 138, f"{how}; {counted}" if kills else how
+    how = f"exit status {return_code}" if (return_code or 0) >= 0 else signal_name(-(return_code or 0))
+    how = f"kernel ended with {how} at {peak_bytes / 1e9:.2f} GB"
+    if kills:
+        how += f"; the system killed {kills} processes of its control group for memory meanwhile"
+    if return_code != -signal.SIGKILL:
+        return 138, how
+    unknown = "most likely out of memory, or killed by a person" if kills is None else "killed by a person, it seems"
+    return 137, how if kills else f"{how}: {unknown}"
 
 
 def advice_after(

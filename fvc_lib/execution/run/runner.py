@@ -27,7 +27,7 @@ from fvc_lib.execution.run.gpus import folds_at_once, gpu_groups, most_of_ranks_
 from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.execution.run.record import record_corpus
 from fvc_lib.execution.run.status import StageError, StageStatus, StatusBook
-from fvc_lib.execution.run.task import TaskProgress, TaskRun
+from fvc_lib.execution.run.task import TaskRun
 from fvc_lib.services.atomic_files import utc_now, write_json
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -106,22 +106,22 @@ class Terminal:
         with self._lock:
             self._write(self._erase() + text + "\n")
 
-    def show(self, tasks: Sequence[TaskProgress]) -> None:
-        """Show the progress of the running tasks: redrawn in place, else a line each every 30 s."""
+    def show(self, tasks: Mapping[str, str]) -> None:
+        """Show the line of each running task: redrawn in place, else every 30 s."""
         with self._lock:
             if self._live:
                 columns, rows = shutil.get_terminal_size()
                 # In the last column some terminals wrap; lines beyond the screen could not be erased.
-                lines = [line_of(task)[: max(1, columns - 1)] for task in tasks[: max(1, rows - 1)]]
+                lines = [line[: max(1, columns - 1)] for line in list(tasks.values())[: max(1, rows - 1)]]
                 erased, self._drawn = self._erase(), len(lines)
                 self._write(erased + "\n".join(lines))
                 return
             now = self._clock()
-            self._last_plain = {task.key: self._last_plain.get(task.key, now) for task in tasks}
-            for task in tasks:
-                if now - self._last_plain[task.key] >= PLAIN_INTERVAL_SECONDS:
-                    self._last_plain[task.key] = now
-                    self._write(line_of(task) + "\n")
+            self._last_plain = {key: self._last_plain.get(key, now) for key in tasks}
+            for key, line in tasks.items():
+                if now - self._last_plain[key] >= PLAIN_INTERVAL_SECONDS:
+                    self._last_plain[key] = now
+                    self._write(line + "\n")
 
     def _erase(self) -> str:
         """Return the control sequence that removes the live lines."""
@@ -137,29 +137,6 @@ class Terminal:
             self._stream.flush()
         except OSError:  # the reader has left (`| head`), or the window was closed: the run goes on
             self._gone = True
-
-
-def line_of(task: TaskProgress) -> str:
-    """Return one task's line, the most important first, because a narrow terminal cuts the end."""
-    parts = [task.key, duration(task.elapsed_seconds)]
-    if task.progress is not None:
-        parts.append(f"{task.progress.what} {task.progress.done}/{task.progress.total}")
-    if task.loss is not None:
-        parts.append(f"loss {task.loss:.4g}")
-    if task.seconds_left is not None:
-        parts.append(f"{duration(task.seconds_left)} left")
-    parts.append(f"memory {task.rss_bytes / 1e9:.2f} GB, peak {max(task.peak_rss_bytes, task.rss_bytes) / 1e9:.2f}")
-    return "".join(char if char.isprintable() else "?" for char in f"  {'  '.join(parts)}")
-
-
-def duration(seconds: float) -> str:
-    """Return such as ``42 s``, ``3:05 min`` or ``2:03 h``."""
-    whole = round(seconds)
-    if whole < 100:
-        return f"{whole} s"
-    if whole < 6000:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
 
 
 SHOW_SECONDS = 0.5
@@ -203,8 +180,8 @@ class Runner:
     ) -> None:
         self.run, self.config, self.notebooks = run, config, notebooks
         self.terminal = terminal or Terminal()
-        self._wanted = (jobs or folds_at_once(config)) if config.use_mlops_pipeline else 1
-        self._jobs = min(self._wanted, most_of_ranks_at_once(config) or self._wanted)
+        wanted = (jobs or folds_at_once(config)) if config.use_mlops_pipeline else 1
+        self._jobs = min(wanted, most_of_ranks_at_once(config) or wanted)
         self._only_tasks = only_tasks
         self._gpus = training_gpus(config)
         self._dealt: dict[str, tuple[str, ...]] = {}  # GPUs by running training
@@ -215,7 +192,6 @@ class Runner:
         self._forwarded = 0
         self._exit_codes: list[int] = []  # of tasks that did not succeed, as they ended
         self._errors: list[BaseException] = []  # of threads: what a kernel does is no exception here
-        self._said: set[str] = set()
 
     def execute(self, make_plan: Callable[[], Sequence[PlannedTask]]) -> int:
         """Lock the run, run the plan of ``make_plan`` and return the exit code.
@@ -250,45 +226,25 @@ class Runner:
         schedule = Schedule(plan, straight=not self.config.use_mlops_pipeline)
         folds = sum(planned.run and planned.task.stage.per_fold for planned in plan)
         self._sharers = max(1, min(self._jobs, folds))
-        for line in (*self._shared_memory(), *self._idle_gpus(plan)):
-            self.terminal.line(line)
+        if self._sharers > 1:
+            each = memory_budget(self.config.mem_gb).divided(self._sharers)
+            self.terminal.line(f"up to {self._sharers} folds at once: {each} of memory each")
         with ThreadPoolExecutor(self._jobs, thread_name_prefix="fvc-task") as pool:
             try:
                 self._until_all_ended(schedule, pool)
             finally:
                 for at_work in self._running.values():  # after an exception
                     at_work.signal(signal.SIGTERM)
-                self.terminal.show([])
+                self.terminal.show({})
         if self._errors:
             raise self._errors[0]
         return self._exit_code(schedule)
-
-    def _shared_memory(self) -> list[str]:
-        """Return the line about folds that share the memory budget; none where one fold trains at a time."""
-        if self._sharers == 1:
-            return []
-        budget = memory_budget(self.config.mem_gb)
-        return [f"up to {self._sharers} folds at once: {budget.divided(self._sharers)} of memory each"]
 
     def _memory(self, task: Task) -> dict[str, str]:
         """Return the variables that tell a kernel its memory budget."""
         limit = {} if self.config.mem_gb is None else {LIMIT_VARIABLE: str(self.config.mem_gb)}
         sharers = {SHARERS_VARIABLE: str(self._sharers)} if task.stage.per_fold and self._sharers > 1 else {}
         return limit | sharers
-
-    def _idle_gpus(self, plan: Sequence[PlannedTask]) -> list[str]:
-        """Return a line if GPUs are too few for ``jobs``, or more than the remaining trainings use."""
-        left = sum(planned.run and planned.task.stage.trains for planned in plan)
-        if min(left, self._wanted) > self._jobs:
-            here = f"{len(self._gpus)} GPUs are here ({','.join(self._gpus)})"
-            ranks = f"each has {self.config.num_ranks} ranks, which share no GPU with another training's"
-            return [f"{self._jobs} at once and not {min(left, self._wanted)}: {ranks}, and {here}"]
-        trainings = min(self._jobs, left)
-        each = len(self._gpus) // trainings if trainings else 0
-        if each <= self.config.num_ranks:
-            return []
-        used = f"{trainings * self.config.num_ranks} of {len(self._gpus)} GPUs will train at a time"
-        return [f"{used}: -p num_ranks {each} spreads each training over {each} of them"]
 
     def _until_all_ended(self, schedule: Schedule, pool: ThreadPoolExecutor) -> None:
         shown = time.monotonic()
@@ -304,7 +260,7 @@ class Runner:
             if not self._running:
                 return
             while (end := self._wait(shown)) is None and self._forwarded == len(self._signals):
-                self._show()
+                self.terminal.show({key: at_work.line() for key, at_work in self._running.items()})
                 shown = time.monotonic()
             if end is not None:
                 self._ended(*end, schedule)
@@ -327,9 +283,6 @@ class Runner:
         if self._signals or self._exit_codes or len(self._running) >= self._jobs:
             return None
         return next(iter(schedule.ready()), None)
-
-    def _show(self) -> None:
-        self.terminal.show([at_work.snapshot() for at_work in self._running.values()])
 
     def _wait(self, shown: float) -> End | None:
         """Return a task that has ended; None when the terminal is due or a signal came."""
@@ -364,8 +317,6 @@ class Runner:
             self.notebooks[task.stage.name],
             attempt=stage.attempts,
             extra_environment={**self._memory(task), **self._threads(task), **self._own_gpus(task)},
-            say=self.terminal.line,
-            said=self._said,
         )
         self._running[task.key] = at_work
         future = pool.submit(run_task, at_work, stage, self.terminal.line)
@@ -375,8 +326,6 @@ class Runner:
         task = at_work.task
         del self._running[task.key]
         self._dealt.pop(task.key, None)
-        at_work.snapshot()  # shows the last messages on its memory
-        self._show()
         if error := future.exception():
             self._errors.append(error)
             stage = self._book.stage(task.key)

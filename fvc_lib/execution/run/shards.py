@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
-from fvc_lib.execution.run.lock import is_task_worked_on, run_lock
+from fvc_lib.execution.run.lock import run_lock
 from fvc_lib.services.atomic_files import read_json_object, temporary_of
 from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.isolated_workers import SUSPECTS
@@ -59,8 +59,6 @@ class ShardRecord:
     state: Literal["running", "done", "stopped", "failed"] = "stopped"
     done: int = 0
     total: int = 0
-    seconds: float = 0.0  # at work on ``total``
-    known: int = 0  # of ``done``, before this start
     deaths: int = 0  # in a row
     in_hand: list[str] = field(default_factory=list)  # files; noted from the first death on
     alone: list[str] = field(default_factory=list)  # files
@@ -90,7 +88,6 @@ class ShardAtWork:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._started = self._written = time.monotonic()
         before = read_shard(path)
         died = before.state == "running"
         self._now = ShardRecord("running", deaths=before.deaths + 1 if died else 0, given_up=before.given_up)
@@ -106,8 +103,6 @@ class ShardAtWork:
     def report(self, done: int, total: int, part: str = "") -> None:
         """Record how many files are done; ``part`` is ignored."""
         del part
-        if total != self._now.total:  # the first report, or of the next kind of work
-            self._started, self._now.known = time.monotonic(), done
         self._now.done, self._now.total = done, total
         if time.monotonic() - self._written >= _WRITE_SECONDS:
             self._write()
@@ -128,7 +123,6 @@ class ShardAtWork:
 
     def _write(self) -> None:
         self._written = time.monotonic()
-        self._now.seconds = round(self._written - self._started, 3)
         temporary = temporary_of(self._path)
         temporary.write_text(json.dumps(asdict(self._now)))
         temporary.replace(self._path)
@@ -167,24 +161,12 @@ def recorded_shards(run: RunPaths) -> dict[str, int]:
 
 
 def shards_line(run: RunPaths, stage: str, of: int) -> str:
-    """Return one line on the shards of a stage: how many are done, files per second, time left."""
-    shards = [Shard(number, of) for number in range(of)]
-    records = [read_shard(record_path(run, stage, shard)) for shard in shards]
-    begun = [record for record in records if record.total or record.state == "done"]  # one may have no file
-    done, total = sum(record.done for record in begun), sum(record.total for record in begun)
-    running = [
-        record
-        for shard, record in zip(shards, records, strict=True)
-        if record.state == "running" and is_task_worked_on(run, _lock_key(stage, shard))
-    ]
+    """Return one line on the shards of a stage: how many are done, their files, and the files that killed one."""
+    records = [read_shard(record_path(run, stage, Shard(number, of))) for number in range(of)]
+    done, total = sum(record.done for record in records), sum(record.total for record in records)
     parts = [f"{sum(record.state == 'done' for record in records)} of {of} done"]
-    if begun:
-        about = "" if len(begun) == of else "about "
-        total = round(total * of / len(begun))  # files are dealt out evenly
-        parts.append(f"{done:,} of {about}{total:,} files")
-    if rate := sum((record.done - record.known) / record.seconds for record in running if record.seconds):
-        left = (total - done) / rate
-        parts.append(f"{rate:,.1f} files a second, {f'{left / 60:,.0f} min' if left >= 90 else f'{left:.0f} s'} left")
+    if total:
+        parts.append(f"{done:,} of {total:,} files of those begun")
     if given_up := sorted({file for record in records for file in record.given_up}):
         parts.append(f"{len(given_up)} given up: {', '.join(given_up[:3])}")
     return f"{stage} shards: {'; '.join(parts)}"

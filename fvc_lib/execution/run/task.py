@@ -3,17 +3,14 @@
 Plans, locks and ``status.json`` are the runner's.
 """
 
-import json
 import os
 import platform
 import re
 import signal
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +19,7 @@ import psutil
 from fvc_lib import CHECKOUT
 from fvc_lib.execution.plan.stages import Notebook, Task
 from fvc_lib.execution.run import exit_codes
-from fvc_lib.execution.run.session import Progress, progress_path, read_progress
+from fvc_lib.execution.run.session import progress_path, read_progress
 from fvc_lib.execution.run.status import StageStatus
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.memory.budget import ProcessTree, control_groups
@@ -94,66 +91,6 @@ class KernelWatch:
                 return
 
 
-class RateMeter:
-    """Estimates the time left from the pace of the last steps.
-
-    Steps before this attempt do not count, because a resumed training begins in the middle.
-    """
-
-    def __init__(self) -> None:
-        self._kind: tuple[str, int] | None = None
-        self._samples: deque[tuple[float, int]] = deque(maxlen=60)  # looked at twice a second: half a minute at least
-
-    def see(self, now: float, what: str, done: int, total: int) -> None:
-        """Note that ``done`` of ``total`` were done at ``now`` (monotonic seconds)."""
-        if (what, total) != self._kind or (self._samples and done < self._samples[-1][1]):
-            self._kind = (what, total)
-            self._samples.clear()
-        if not self._samples or done > self._samples[-1][1]:
-            self._samples.append((now, done))
-
-    def seconds_left(self, now: float) -> float | None:
-        """Return the estimate; None while too few steps were seen."""
-        if self._kind is None or len(self._samples) < 2 or self._samples[-1][0] - self._samples[0][0] < 3.0:
-            return None
-        (began, at_first), (last, done) = self._samples[0], self._samples[-1]
-        per_step = (last - began) / (done - at_first)
-        # Of a step that takes longer than usual, no more than its usual time counts down.
-        return max(0.0, (self._kind[1] - done) * per_step - min(now - last, per_step))
-
-
-class MemoryNews:
-    """New messages of a stage's memory log (``memory/events/<stage>.jsonl``), for the terminal.
-
-    Args:
-        path: the log; it may not exist yet.
-        said: messages that were shown, shared by the tasks of a run, so that five folds show their policy once.
-    """
-
-    def __init__(self, path: Path, said: set[str]) -> None:
-        self._path, self._said = path, said
-        self._position = path.stat().st_size if path.is_file() else 0
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the messages written since the last call."""
-        try:
-            with self._path.open("rb") as stream:
-                stream.seek(self._position)
-                lines = stream.read()
-        except OSError:  # not there yet
-            return
-        whole = lines[: lines.rfind(b"\n") + 1]  # the last line may be half written
-        self._position += len(whole)
-        for line in whole.splitlines():
-            try:
-                message = json.loads(line)["message"]
-            except (ValueError, LookupError, TypeError):
-                continue
-            if isinstance(message, str) and message and message not in self._said:
-                self._said.add(message)
-                yield message
-
-
 def last_metric(path: Path, attempt: int) -> dict[str, Any] | None:
     """Return the last row of the loss in ``attempt``, else its last row; None if it logged none."""
     newest = None
@@ -175,7 +112,7 @@ def metric_text(row: Mapping[str, Any]) -> str:
 KERNEL_ENVIRONMENT = {
     "PYDEVD_DISABLE_FILE_VALIDATION": "1",  # else ipykernel's debugger writes a warning into the first cell
 }
-LOSS_SECONDS = 2.0
+LEAST_SECONDS = 3.0  # before the time left is estimated
 
 
 def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -184,17 +121,14 @@ def kernel_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {**KERNEL_ENVIRONMENT, **allocator_environment(environ), **environ, "PYTHONPATH": path}
 
 
-@dataclass(frozen=True)
-class TaskProgress:
-    """The progress of a task, for the terminal."""
-
-    key: str  # the task's
-    elapsed_seconds: float  # since it began
-    rss_bytes: int  # what its kernel and the kernel's children hold now
-    progress: Progress | None  # what it said last that it had done; None before it said anything
-    peak_rss_bytes: int = 0  # the most they held
-    loss: float | None = None  # what it logged last
-    seconds_left: float | None = None  # until what ``progress`` counts is done; None while nobody knows
+def duration(seconds: float) -> str:
+    """Return such as ``42 s``, ``3:05 min`` or ``2:03 h``."""
+    whole = round(seconds)
+    if whole < 100:
+        return f"{whole} s"
+    if whole < 6000:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
 
 
 class TaskRun:
@@ -207,8 +141,6 @@ class TaskRun:
         notebook: its notebook.
         attempt: from 1.
         extra_environment: variables that the kernel gets on top of this process's.
-        say: called with each line for the terminal.
-        said: see ``MemoryNews``.
     """
 
     def __init__(
@@ -220,8 +152,6 @@ class TaskRun:
         *,
         attempt: int,
         extra_environment: Mapping[str, str] | None = None,
-        say: Callable[[str], None] = print,
-        said: set[str] | None = None,
     ) -> None:
         self.run, self.config, self.task, self.notebook = run, config, task, notebook
         self._attempt = attempt
@@ -231,11 +161,9 @@ class TaskRun:
         self._started = time.monotonic()
         name, fold = task.stage.name, task.fold
         self._progress_path = progress_path(run, name, fold)
-        self._progress_path.unlink(missing_ok=True)  # an earlier attempt's says nothing of this one
-        self._rate, self._looked = RateMeter(), -LOSS_SECONDS
-        self._last_loss: float | None = None
-        self._news = MemoryNews(run.memory_events(name, fold), set() if said is None else said)
-        self._say = say
+        self._progress_path.unlink(missing_ok=True)  # an earlier attempt's does not count
+        self._counted = ("", 0)  # the work that progress counts, and its total
+        self._first = (0.0, 0)  # when it was first seen, and how much was done then
 
     def execute(self, stage: StageStatus) -> None:
         """Run the notebook and write into ``stage`` how it ended; rename the record after a success.
@@ -268,31 +196,23 @@ class TaskRun:
         self._signals.append(number)
         self._watch.signal_kernel(signal.SIGUSR1 if len(self._signals) == 1 else signal.SIGKILL)
 
-    def snapshot(self) -> TaskProgress:
-        """Return the task's progress, and show new messages on its memory."""
-        for message in self._news:
-            self._say(f"  {self.task.key}: {message}")
-        now = time.monotonic()
-        progress = read_progress(self._progress_path)
+    def line(self) -> str:
+        """Return the task's line for the terminal, the most important first, because a narrow one cuts the end."""
+        now, progress = time.monotonic(), read_progress(self._progress_path)
+        parts = [self.task.key, duration(now - self._started)]
         if progress is not None:
-            self._rate.see(now, progress.what, progress.done, progress.total)
-        return TaskProgress(
-            self.task.key,
-            now - self._started,
-            self._watch.rss_bytes,
-            progress,
-            self._watch.peak_rss_bytes,
-            self._loss(now),
-            None if progress is None else self._rate.seconds_left(now),
-        )
-
-    def _loss(self, now: float) -> float | None:
-        """Return the last loss of this attempt, read every two seconds."""
-        if now - self._looked >= LOSS_SECONDS:
-            self._looked = now
-            row = last_metric(self.run.metrics(self.task.stage.name, self.task.fold), self._attempt)
-            self._last_loss = row.get("value") if row is not None and row.get("metric") == "loss" else None
-        return self._last_loss
+            parts.append(f"{progress.what} {progress.done}/{progress.total}")
+            if self._counted != (progress.what, progress.total):
+                self._counted, self._first = (progress.what, progress.total), (now, progress.done)
+        metric = last_metric(self.run.metrics(self.task.stage.name, self.task.fold), self._attempt)
+        if metric is not None and metric.get("metric") == "loss" and metric.get("value") is not None:
+            parts.append(f"loss {metric['value']:.4g}")
+        since, done = now - self._first[0], 0 if progress is None else progress.done - self._first[1]
+        if progress is not None and done and since >= LEAST_SECONDS:  # the pace of this attempt
+            parts.append(f"{duration(since / done * (progress.total - progress.done))} left")
+        held = self._watch.rss_bytes
+        parts.append(f"memory {held / 1e9:.2f} GB, peak {max(self._watch.peak_rss_bytes, held) / 1e9:.2f}")
+        return "".join(char if char.isprintable() else "?" for char in f"  {'  '.join(parts)}")
 
     def _run_kernel(self) -> "KernelOutcome":
         from fvc_lib.execution.papermill_engine import KernelRequest, execute  # papermill takes a second to load

@@ -7,6 +7,7 @@ modules; registries name their folders so. Imports are absolute in this project,
 
 import ast
 import re
+import threading
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -58,6 +59,9 @@ def tree_hash(module: str) -> str:
     return sha256_of_json(functions)[:16] if functions else ""
 
 
+_PARSING = threading.Lock()  # in Python 3.11 threads that parse at once may raise SystemError (CPython issue 106905)
+
+
 def functions_of_module(module: str) -> dict[str, str]:
     """Return a digest of each function and class of a module of ``fvc_lib``, by name; empty without the module."""
     parts = CHECKOUT.joinpath(*module.split("."))
@@ -79,7 +83,8 @@ def functions_in(source: str) -> dict[str, str]:
     commands, and other text that Python cannot parse, count as they are written.
     """
     try:
-        tree = ast.parse(source)
+        with _PARSING:
+            tree = ast.parse(source)
     except SyntaxError:
         return {"module": sha256_of_json(source)[:12]}
     found: dict[str, list[str]] = {"module": []}
