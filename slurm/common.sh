@@ -10,7 +10,7 @@
 set -u
 FVC_HOME=${FVC_HOME:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)}
 FVC_SITE=${FVC_SITE:-$FVC_HOME/slurm/site.conf}
-MAX_REQUEUES=20 SETUP='' PYTHON='' RANK_START_SECONDS=''
+MAX_REQUEUES=20 SETUP='' PYTHON=''
 # shellcheck source=site.conf
 source "$FVC_SITE" || exit 2
 MAX_REQUEUES=${MAX_REQUEUES:-20}
@@ -22,7 +22,6 @@ if [ -z "$PYTHON" ]; then
     PYTHON=${FVC_PYTHON:-$FVC_HOME/.venv/bin/python}
     [ -x "$PYTHON" ] || PYTHON=python3
 fi
-[ -z "$RANK_START_SECONDS" ] || export FVC_RANK_START_SECONDS="${FVC_RANK_START_SECONDS:-$RANK_START_SECONDS}"
 # Not every cluster keeps a job to its processors, and torch takes all that it sees.
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}"

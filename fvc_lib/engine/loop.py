@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from fvc_lib.engine import device as devices, loading, oom_detection, step as stepping, task as tasks, training_state
 from fvc_lib.engine.device import ComputeDevice, Precision
-from fvc_lib.engine.distributed.ranks import Ranks, is_usable, refuse_unequal_ranks
 from fvc_lib.engine.joint_loss import ComparedMemoryError, evaluated_joint_loss, joint_part
 from fvc_lib.engine.loading import PlannedBatch, batch_size_of, batches_per_epoch, effective_batches, share
 from fvc_lib.engine.oom_detection import MicroBatchChange, MicroBatchPlan, OutOfMemory
 from fvc_lib.engine.random_state import forked_random_state, seed_generators, stable_seed
+from fvc_lib.engine.ranks import Ranks, is_usable, refuse_unequal_ranks
 from fvc_lib.engine.step import BatchGradients, BatchTransaction, MemoryExhaustedError, StepLostError, Stepper
 from fvc_lib.engine.task import Accumulator, Batch, LossMean, LossSum, Outputs, SampleSet, Task
 from fvc_lib.engine.training_state import EpochRecord, MetricSink, TrainingCheckpoints, TrainingState, TrainingWatch

@@ -24,10 +24,10 @@ import torch
 
 from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice
-from fvc_lib.engine.distributed.ranks import OwnGradients, is_usable
 from fvc_lib.engine.joint_loss import COMPARING
 from fvc_lib.engine.loading import load_batches
 from fvc_lib.engine.oom_detection import OutOfMemory, is_out_of_memory
+from fvc_lib.engine.ranks import OwnGradients, is_usable
 from fvc_lib.engine.step import BatchTransaction, StepLostError, Stepper
 from fvc_lib.engine.task import Batch, Task
 from fvc_lib.engine.training_state import copy_weights

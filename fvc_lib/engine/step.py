@@ -37,11 +37,11 @@ from fvc_lib.engine.device import (
     set_learning_rate,
     training_batch_norms,
 )
-from fvc_lib.engine.distributed.ranks import Agreement, OwnGradients, Ranks, is_usable
 from fvc_lib.engine.dropout import SampleDropout, Samples
 from fvc_lib.engine.joint_loss import Compared, FirstPass, JointPart
 from fvc_lib.engine.oom_detection import MemoryState, OutOfMemory, Place, is_out_of_memory, memory_state, sample_shapes
 from fvc_lib.engine.random_state import capture_random_state, restore_random_state
+from fvc_lib.engine.ranks import Agreement, OwnGradients, Ranks, is_usable
 from fvc_lib.engine.task import Batch, BoundedGradients, JointLoss, LossMean, LossSum, Outputs, Task, sent_ahead
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError
 from fvc_lib.services.errors import FvcError

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from fvc_lib.engine import oom_detection
 from fvc_lib.engine.device import ComputeDevice
-from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.oom_detection import MicroBatchChange, MicroBatchPlan, OutOfMemory
 from fvc_lib.engine.random_state import capture_random_state, restore_random_state
+from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.step import MemoryExhaustedError, Stepper
 from fvc_lib.engine.task import Batch, LossMean
 from fvc_lib.services.checkpoint_files import CheckpointFolder, CheckpointMismatchError

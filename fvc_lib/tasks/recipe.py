@@ -19,11 +19,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fvc_lib.detectors.network import Trunk, loaded_weights_of
 from fvc_lib.engine.device import peak_device_bytes, training_device
-from fvc_lib.engine.distributed.launch import run_ranks
-from fvc_lib.engine.distributed.ranks import RankEndedError, Ranks
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.memory import planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state
+from fvc_lib.engine.ranks import Launch, RankEndedError, Ranks, run_ranks
 from fvc_lib.engine.task import Accumulator, SampleSet, Task
 from fvc_lib.engine.training_state import NAN_AS_TEXT, MetricSink, TrainingRecord, TrainingState, weights_digest
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
@@ -398,9 +397,10 @@ def train(
         arguments = [str(paths.root), "--stage", stage, *([] if fold is None else ["--fold", str(fold)])]
         log = paths.logs / f"{stage_key(stage, fold)}_ranks.log"
         own = TrainedClass.of(read(Ranks()).task)  # a notebook's cell may have changed what its name stands for
+        launch = Launch(config.model_dump_json(), str(log), attempt, own.identity)
         run_ranks(
-            "fvc_lib.tasks.rank", arguments, config, log, network=own.identity,
-            attempt=attempt, memory=memory or NoObserver(), stop=stop, progress=progress,
+            "fvc_lib.tasks.rank", arguments, config.num_ranks, launch,
+            memory=memory or NoObserver(), stop=stop, progress=progress,
         )  # fmt: skip
         written = read_outcome(outcome_file, record)
         if written is None:

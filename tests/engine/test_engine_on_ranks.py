@@ -217,7 +217,7 @@ def _preparing_ends(rank, of, module, name, call):
     [
         (0, "training_state", "capture_random_state", 2),
         (1, "training_state", "capture_random_state", 2),
-        (1, "distributed.ranks", "_packed", 3),  # after its numerics and the checkpoint at the start
+        (1, "ranks", "_packed", 3),  # after its numerics and the checkpoint at the start
     ],
 )
 def test_a_checkpoint_that_one_rank_has_no_memory_for_is_left_out_by_all(tasks, trained, of, module, name, call):

@@ -1,35 +1,27 @@
-"""Ranks and whoever launched them: they end together, with the right reason, and what is saved has been logged."""
+"""Ranks and the process that starts them: they end together, with the right reason."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
-from multiprocessing.connection import Client
 from pathlib import Path
 
 import psutil
 import pytest
 
-from fvc_lib.engine.distributed import reports as reports_module
-from fvc_lib.engine.distributed.launch import _BEGIN, _reason, _run_step, run_ranks
-from fvc_lib.engine.distributed.ranks import RankEndedError, RankFailedError, RankLostError
-from fvc_lib.engine.distributed.reports import Launch, RankReports, ReportReader
+from fvc_lib.engine.ranks import Launch, RankEndedError, RankFailedError, RankLostError, _reason, run_ranks
 from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import LATEST, load_document
-from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, StoppedError, UsageError
-from fvc_lib.services.memory.policy import DeviceMemory
+from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold
 from tests.faults.conftest import STAGE, elsewhere
-from tests.faults.forked import run as run_child
 from tests.kits.engine_kit import Observer
+from tests.kits.rank_kit import rank_processes
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "tests.kits.rank_program"
@@ -48,250 +40,100 @@ train_fold(paths, config, 0, metric_log=NoMetrics(), progress=lambda done, plann
 
 def run(tmp_path, *ranks, **options):
     observer = options.pop("memory", None) or Observer()
-    run_ranks(PROGRAM, ranks, RunConfig(num_ranks=len(ranks)), tmp_path / "ranks.log", memory=observer, **options)
+    run_ranks(PROGRAM, ranks, len(ranks), Launch("{}", str(tmp_path / "ranks.log")), memory=observer, **options)
     return observer
 
 
-def ranks_below(pid, module="fvc_lib.tasks.rank"):
-    return [child for child in psutil.Process(pid).children(recursive=True) if module in child.cmdline()]
+@pytest.mark.parametrize(
+    ("ranks", "kind", "words"),
+    [
+        (("ends", "is killed"), RankEndedError, r"rank 1 was ended by Killed .*ranks.log"),
+        pytest.param(("fails", "ends"), RankEndedError, "exit codes {0: 1}", marks=pytest.mark.long),
+    ],
+)
+def test_a_rank_that_ends_without_a_reason_is_named(tmp_path, ranks, kind, words):
+    with pytest.raises(kind, match=words):
+        run(tmp_path, *ranks)
 
 
-def test_the_ranks_end_together_with_the_reason_of_the_one_that_was_killed(tmp_path):
-    with pytest.raises(RankLostError, match=r"rank 1 was ended by SIGKILL .*ranks.log"):
+def test_ranks_that_wait_for_a_dead_one_are_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("fvc_lib.engine.ranks._END_SECONDS", 0.5)
+    with pytest.raises(RankEndedError, match="rank 1 was ended by Killed"):
         run(tmp_path, "waits", "is killed")
-    assert ranks_below(os.getpid(), PROGRAM) == []
+    assert rank_processes(tmp_path / "ranks.log") == {}
+
+
+@pytest.mark.parametrize("listening", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_wish_to_stop_reaches_the_ranks_also_before_they_listen(tmp_path, listening):
+    steps = []
+    with pytest.raises(StoppedError, match="stopped after step 3" if listening else "before the ranks had met"):
+        run(
+            tmp_path, "stops when asked", stop=lambda: bool(steps) or not listening,
+            progress=lambda *step: steps.append(step),
+        )  # fmt: skip
+    assert steps == [(3, 10)] * listening
 
 
 @pytest.mark.long
-def test_a_wish_to_stop_is_passed_on_once_all_ranks_listen(tmp_path):
-    listening = []
-
-    def stop():
-        listening[:] = ranks_below(os.getpid(), PROGRAM)
-        return len(listening) == 2 and all(_handles(rank.pid, signal.SIGUSR1) for rank in listening)
-
-    with pytest.raises(StoppedError, match=r"stopped after step 3|before the ranks had met"):
-        run(tmp_path, "stops when asked", "stops when asked", stop=stop)
-
-
-def _handles(pid, number):
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
-    return bool(int(line.split()[1], 16) >> (number - 1) & 1)
-
-
-@pytest.mark.long
-def test_an_error_in_the_launching_process_ends_the_ranks_and_comes_out(tmp_path):
+def test_an_error_in_the_starting_process_ends_the_ranks_and_comes_out(tmp_path):
     class Full(Observer):
         def at(self, phase, **place):
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
         run(tmp_path, "waits", "waits", memory=Full())
-    assert ranks_below(os.getpid(), PROGRAM) == []
+    assert rank_processes(tmp_path / "ranks.log") == {}
+
+
+def test_rank_0_reports_everything_and_another_rank_what_happened_to_it_alone(tmp_path):
+    observer = run(tmp_path, "ends", "ends")
+    assert [place[0] for place in observer.places] == ["train"]
+    assert sorted(kind for kind, _ in observer.events) == ["out_of_memory", "out_of_memory", "policy"]
 
 
 @pytest.mark.parametrize(
-    ("reasons", "codes", "kind"),
+    ("ends", "codes", "kind"),
     [
         ({0: ("RankLostError", "gone"), 1: ("DataError", "broken")}, {0: 1, 1: 3}, DataError),
         ({0: ("StoppedError", "stopped"), 1: ("DataError", "broken")}, {0: 75, 1: 3}, DataError),
         ({0: ("StoppedError", "stopped"), 1: ("StoppedError", "stopped")}, {0: 75, 1: 75}, StoppedError),
+        ({0: ("RankLostError", "gone"), 1: ("StoppedError", "stopped")}, {0: 1, 1: 75}, StoppedError),
         ({1: ("ZeroDivisionError", "division by zero")}, {1: 1, 0: -15}, RankFailedError),
         ({0: ("MemoryExhaustedError", "one sample alone does not fit")}, {0: 1, 1: -15}, None),
         ({0: ("RankLostError", "gone")}, {1: -9, 0: 1}, RankEndedError),
         ({0: ("RankLostError", "gone"), 1: ("RankLostError", "gone")}, {1: 1, 0: 1}, RankLostError),
-        ({}, {1: 1, 0: -15}, RankEndedError),
+        ({}, {1: 1}, RankEndedError),
         ({}, {1: -15, 0: -15}, StoppedError),
         ({}, {0: -40}, RankEndedError),  # a signal without a name
     ],
 )
-def test_the_reason_is_that_of_the_rank_that_knows_it(reasons, codes, kind):
-    error = _reason(reasons, codes, Path("ranks.log"))
+def test_the_reason_is_that_of_the_rank_that_knows_it(ends, codes, kind):
+    error = _reason(ends, codes, Path("ranks.log"))
     assert type(error).__name__ == (kind.__name__ if kind else "MemoryExhaustedError")
 
 
-def test_a_rank_that_nccl_s_watchdog_aborted_has_lost_the_others(tmp_path):
-    log = tmp_path / "ranks.log"
-    log.write_text("[W] ProcessGroupNCCL.cpp:4715] using GPU 0 as the device\nterminate called: 'std::bad_alloc'\n")
-    assert type(_reason({}, {1: -6, 0: -15}, log)) is RankEndedError
-    log.write_text("[E] ProcessGroupNCCL.cpp:2057] [Rank 1] Process group watchdog thread terminated with exception\n")
-    assert type(_reason({}, {1: -6, 0: -15}, log)) is RankLostError
-    assert type(_reason({}, {1: -6, 0: -15}, log, said_before=log.stat().st_size)) is RankEndedError
-
-
-@pytest.mark.parametrize(("code", "told"), [(253, "SIGKILL"), (137, "SIGKILL"), (168, "{0: 168}"), (255, "{0: 255}")])
-def test_what_srun_leaves_with_names_the_signal_where_there_was_one(tmp_path, monkeypatch, code, told):
-    srun = tmp_path / "srun"
-    srun.write_text(f"#!/bin/sh\nexit {code}\n")
-    srun.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    error = _reason({}, _run_step(2, 2, tmp_path / "ranks.log", []), tmp_path / "ranks.log")
-    assert type(error) is RankEndedError
-    assert told in str(error)
-
-
-@pytest.mark.parametrize(
-    "said", [b"[" * 60_000, b'[0, "hello", ["another\'s", "elsewhere"]]', b'[[], "hello", [1, 2]]']
-)
-def test_what_a_stranger_says_is_neither_used_nor_an_error(said):
-    with socket.create_server(("127.0.0.1", 0)) as listening, Client(listening.getsockname()) as stranger:
-        reader = ReportReader(listening, "a token", 1, Observer(), None)
-        stranger.send_bytes(said)
-        reader.take(5)
-        reader.take(5)
-        assert (reader.nodes, reader.gone, reader.ended()) == ({}, {}, [])
-        with pytest.raises((EOFError, OSError)):
-            stranger.recv_bytes()
-
-
-def test_rank_0_reports_all_and_another_rank_what_happened_to_it_alone(tmp_path):
-    class WithDevice(Observer):
-        def watch_device(self, device, probe):
-            self.events.append((device, probe()))
-
-    observer = WithDevice()
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        launch = Launch("", listening.getsockname()[1], "a token", "", 1, 0)
-        reader = ReportReader(listening, launch.token, 2, observer, None)
-        RankReports(0, replace(launch, token="another's")).event("policy", "of nobody's asking")
-        for rank in (0, 1):
-            reports = RankReports(rank, launch)
-            reports.watch_device("cuda:0", lambda: DeviceMemory(1, 2, 3, 4, 5))
-            reports.at("train", epoch=1)
-            reports.event("policy", "as planned")
-            reports.event("out_of_memory", "é" * 9_999, micro_batch=4, samples="é" * 9_999)
-            reports.failed(DataError("x" * 100_000))
-            while reader.take(0.1):
-                pass
-            if rank == 0:
-                reports.close()
-    assert [place[0] for place in observer.places] == ["train"]
-    assert [kind for kind, _ in observer.events] == ["cuda:0", "policy", "out_of_memory", "out_of_memory"]
-    assert observer.events[0][1] == DeviceMemory(1, 2, 3, 4, 5)
-    assert [len(reader.reasons[rank][1]) for rank in (0, 1)] == [4096, 4096]
-    reader.close()
-    reports.event("out_of_memory", "again")  # nobody listens any more, which is no error of the rank
-    reports.close()
-
-
-def test_a_rank_on_another_node_is_silent_or_has_ended_or_never_came():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        launch = Launch("", listening.getsockname()[1], "a token", "", 1, 0)
-        reader = ReportReader(listening, launch.token, 5, Observer(), None)
-        silent, killed, failed, done = (RankReports(rank, launch) for rank in range(4))
-        failed.failed(DataError("no clips"))
-        done.close()
-        del failed, done
-        while len(reader.nodes) < 4 or reader.take(0):
-            reader.take(0.01)
-        assert (reader.silent(), reader.ended()) == ([], [])
-        del killed
-        reader.take(5)
-        assert (reader.silent(), reader.ended()) == ([], [])
-        reader._now += reports_module._SILENT_SECONDS + 1
-        assert (reader.silent(), reader.ended()) == ([], [1])  # it may still import torch
-        silent.ready()
-        reader.take(5)
-        reader._now += reports_module._SILENT_SECONDS + 1
-        assert (reader.silent(), reader.ended()) == ([0], [1, 4])
-        silent.at("train")
-        reader.take(5)
-        assert (reader.silent(), reader.ended()) == ([], [1, 4])
-        reader.close()
-
-
-@pytest.mark.parametrize("start_seconds", [5.0, 40.0, 900.0])
-def test_a_rank_is_waited_for_as_long_as_the_site_says_until_it_is_ready(start_seconds):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        launch = Launch("", listening.getsockname()[1], "a token", "", 1, 0)
-        reader = ReportReader(listening, launch.token, 2, Observer(), None, start_seconds)
-        importing = RankReports(0, launch)
-        while not reader.nodes:
-            reader.take(0.01)
-        before = reader._now
-        reader._now = before + start_seconds
-        assert (reader.silent(), reader.ended()) == ([], [])
-        reader._now = before + max(start_seconds, reports_module._SILENT_SECONDS) + 1
-        assert (reader.silent(), reader.ended()) == ([0], [1])
-        importing.close()
-        reader.close()
-
-
 SRUN = """#!/bin/sh
-# As srun for two tasks on two nodes, of which the second begins late: {late}
+# As srun for two tasks on two nodes.
 while [ "$1" != "{python}" ]; do shift; done
+export SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_LOCALID=0 SLURM_STEP_TASKS_PER_NODE="1(x2)"
 SLURM_PROCID=0 "$@" & first=$!
-{late}
 SLURM_PROCID=1 "$@"; second=$?
 wait $first && exit $second
 """
 
 
-def late_second_rank(tmp_path, monkeypatch, late, seconds):
-    """Two ranks over two nodes, simulated: only who starts them is not SLURM's."""
+@pytest.mark.parametrize(("second", "kind"), [("ends", None), ("is killed", RankEndedError)])
+def test_over_several_nodes_srun_starts_the_ranks(tmp_path, monkeypatch, second, kind):
     srun = tmp_path / "srun"
-    srun.write_text(SRUN.format(python=sys.executable, late=late))
+    srun.write_text(SRUN.format(python=sys.executable))
     srun.chmod(0o755)
-    given = {
-        "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "2",
-        "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "7", "SLURM_LOCALID": "0",
-        "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "FVC_RANK_START_SECONDS": seconds,
-    }  # fmt: skip
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-
-
-def test_a_rank_that_does_not_start_in_time_ends_the_step_with_the_setting_that_gives_it_more(tmp_path, monkeypatch):
-    late_second_rank(tmp_path, monkeypatch, "sleep 600", "1")
-    monkeypatch.setattr("fvc_lib.engine.distributed.launch._END_SECONDS", 0.5)
-    wanted = r"rank 1 on another node: gone without a word before it was ready.* 1 s .*RANK_START_SECONDS of site\.conf"
-    with pytest.raises(RankLostError, match=wanted) as caught:
-        run(tmp_path, "waits", "waits")
-    assert type(caught.value) is RankLostError
-
-
-def test_a_rank_that_starts_late_is_waited_for(tmp_path, monkeypatch):
-    late_second_rank(tmp_path, monkeypatch, "sleep 2", "600")
-    observer = run(tmp_path, "ends", "ends")
-    assert [place[0] for place in observer.places] == ["train"]
-
-
-@pytest.mark.parametrize("text", ["soon", "0", "-3"])
-def test_a_limit_of_the_start_that_is_no_number_of_seconds_is_refused(tmp_path, monkeypatch, text):
-    monkeypatch.setenv("FVC_RANK_START_SECONDS", text)
-    with pytest.raises(UsageError, match=r"RANK_START_SECONDS of site\.conf\): got .*, wanted seconds, at least 1"):
-        run(tmp_path, "ends", "ends")
-
-
-def obey(launch):
-    """As a rank beside which others compute, on a node that the launching process is not on."""
-    reports_module._BEAT_SECONDS, reports_module._SILENT_SECONDS = 0.1, 0.5
-    os.environ["SLURM_LAUNCH_NODE_IPADDR"] = "127.0.0.1"
-    RankReports(1, launch).obey()
-    time.sleep(300)
-    print("nobody ended this rank", file=sys.stderr)
-
-
-def test_a_rank_that_still_imports_is_known_and_its_end_noticed(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        launch = Launch("", listening.getsockname()[1], "a token", "", 1, 0)
-        reader = ReportReader(listening, launch.token, 2, Observer(), None)
-        (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(300)\n")
-        given = {"SLURM_PROCID": "1", "FVC_RANK_LAUNCH": json.dumps(asdict(launch)), "PYTHONPATH": f"{ROOT}:{tmp_path}"}
-        child = subprocess.Popen([sys.executable, "-c", _BEGIN, "slow_to_import"], env={**os.environ, **given})
-        while not reader.nodes:
-            reader.take(1)
-        child.kill()
-        while not reader.gone:
-            reader.take(1)
-        assert list(reader.gone) == [1]
-        child.wait()
-        reader.close()
-
-
-def test_a_rank_ends_when_the_launching_process_on_another_node_falls_silent():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        assert run_child(obey, Launch("", listening.getsockname()[1], "", "", 1, 0, several_nodes=True)) == (1, "")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
+    if kind is None:
+        assert [place[0] for place in run(tmp_path, "ends", second).places] == ["train"]
+        return
+    with pytest.raises(kind):
+        run(tmp_path, "ends", second)
 
 
 @pytest.fixture
@@ -326,7 +168,7 @@ def test_kill_9_of_the_kernel_ends_the_ranks_and_leaves_no_gap_in_the_metric_log
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as launcher:
         while int(launcher.stdout.readline()) < 3:
             pass
-        ranks = ranks_below(launcher.pid)
+        ranks = rank_processes(paths.logs / f"{STAGE}_fold_0_ranks.log").values()
         assert len(ranks) == 2
         launcher.send_signal(signal.SIGSTOP)
         time.sleep(2)
@@ -350,7 +192,7 @@ def test_ranks_that_are_told_to_stop_before_they_listen_were_stopped(two_ranks):
     """As by scancel, which reaches the ranks before their launcher asks them: there is nothing to save yet."""
 
     def stop():
-        for rank in ranks_below(os.getpid()):
+        for rank in rank_processes(two_ranks.paths.logs / f"{STAGE}_fold_0_ranks.log").values():
             rank.terminate()
         return False
 
@@ -371,6 +213,5 @@ def test_reports_of_the_ranks_arrive_and_one_of_them_writes_the_metric_log(two_r
     assert steps[-1][0] == steps[-1][1]
     assert [kind for kind, _ in observer.events] == ["policy"]
     assert {place[0] for place in observer.places} >= {"train", "validation", "test"}
-    assert "FVC_RANK_LAUNCH" not in os.environ
     attempts = {json.loads(line)["attempt"] for line in paths.metrics(STAGE, 0).read_text().splitlines()}
     assert attempts == {4}

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 from torch import nn
 
 from fvc_lib.engine.device import Precision, resolve_device
-from fvc_lib.engine.distributed.ranks import GradientSum, OwnGradients, Ranks
+from fvc_lib.engine.ranks import GradientSum, OwnGradients
 from fvc_lib.engine.step import BatchTransaction
-from fvc_lib.engine.task import Batch, LossMean, LossSum
+from fvc_lib.engine.task import Batch, LossSum
 from tests.kits.rank_kit import run_ranks
 
 BATCHES = (8, 7, 2, 1)  # evenly shared, unevenly, one sample each, and one rank without any
@@ -96,29 +94,3 @@ def test_gradients_are_those_of_one_process(tmp_path, dtype, allowed):
             for name in reached:
                 gradient, right = batch["gradients"][name], other["gradients"][name]
                 assert (gradient - right).norm() <= allowed * right.norm(), name
-
-
-def test_a_parameter_that_no_rank_reaches_is_named_once(caplog):
-    """Two ranks in one process: the other one reaches only the first layer."""
-    model = nn.ModuleDict({"here": nn.Linear(1, 1), "there": nn.Linear(1, 1), "nowhere": nn.Linear(1, 1)})
-
-    class Two(Ranks):
-        size = 2
-
-        def meet(self, place, *mine):
-            return [mine, mine]
-
-        def add_up(self, place, tensor):
-            if tensor.numel() == 6 and tensor.max() <= 1:  # which parameters have a gradient
-                tensor += torch.tensor([0.0, 0, 1, 1, 0, 0])
-
-    shared = GradientSum(model, Two(), bucket_bytes=1)
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            model.zero_grad()
-            model["here"](torch.ones(1, 1)).sum().backward()
-            shared.complete()
-            assert shared.agree(4, LossMean(1, 1)).settled
-            shared.sum()
-    assert [name for name, p in model.named_parameters() if p.grad is None] == ["nowhere.weight", "nowhere.bias"]
-    assert caplog.text.count("no rank's loss reaches 2 parameters: nowhere.weight, nowhere.bias") == 1

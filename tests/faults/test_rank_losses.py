@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch.distributed import DistBackendError
 
-from fvc_lib.engine.distributed.ranks import Ranks
+from fvc_lib.engine.ranks import Ranks
 from fvc_lib.services.errors import DataError
 from tests.engine.test_engine_on_ranks import QUIET
 from tests.kits.rank_kit import Training, run_ranks, same_result, start_ranks, train

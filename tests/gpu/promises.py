@@ -27,9 +27,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice, resolve_device
-from fvc_lib.engine.distributed.ranks import ProcessRanks, loopback
 from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.preflight import StepRequest, preflight
+from fvc_lib.engine.ranks import ProcessRanks
 from fvc_lib.engine.task import sent_ahead, stack_samples
 from fvc_lib.engine.training_state import TrainingState, weights_digest
 from fvc_lib.services.errors import StoppedError, UsageError
@@ -359,7 +359,7 @@ def two_ranks(lab: Lab) -> str:
 
 def one_rank(lab: Lab, rank: int, port: int) -> str:
     """In a child: the digest of its best weights."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **loopback()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     compute = lab.plain
     if compute.device.type == "cuda":
         torch.cuda.set_device(rank)

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from fvc_lib.engine import device as devices
 from fvc_lib.engine.device import ComputeDevice, resolve_device
-from fvc_lib.engine.distributed.ranks import ProcessRanks
 from fvc_lib.engine.loop import Engine, EngineSettings
+from fvc_lib.engine.ranks import ProcessRanks
 from fvc_lib.engine.task import Batch, LossSum, Outputs, Sample, SampleColumns
 from fvc_lib.engine.training_state import NoMetrics, TrainingState
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder

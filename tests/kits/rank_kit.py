@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
-import torch.distributed as dist
 
 from fvc_lib.engine.device import resolve_device
-from fvc_lib.engine.distributed.ranks import ProcessRanks, RankLostError, Ranks, loopback
 from fvc_lib.engine.loop import Engine, EngineSettings
+from fvc_lib.engine.ranks import ProcessRanks, RankLostError, Ranks
 from fvc_lib.services.checkpoint_files import CheckpointBinding, CheckpointFolder
 from fvc_lib.services.errors import FvcError, StoppedError
 from tests.faults.checkpoint_lives import same
@@ -29,11 +32,8 @@ def start_ranks(
     size: int, function: Callable[..., None], *arguments: Any, patience_seconds: float = PATIENCE_SECONDS
 ) -> list[Child]:
     """``function(ranks, *arguments)`` on ``size`` ranks, each in a process of its own; one rank meets nobody."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if size > 1 else None
-    port = store.port if store is not None else 0
-    children = [start(_live, rank, size, port, patience_seconds, function, arguments) for rank in range(size)]
-    _STORES.append(store)  # it must live as long as they do
-    return children
+    store = f"file://{tempfile.mkdtemp(prefix='fvc-ranks-')}/store"
+    return [start(_live, rank, size, store, patience_seconds, function, arguments) for rank in range(size)]
 
 
 def run_ranks(size: int, function: Callable[..., None], *arguments: Any) -> list[tuple[int, str]]:
@@ -41,36 +41,18 @@ def run_ranks(size: int, function: Callable[..., None], *arguments: Any) -> list
     return [child.end() for child in start_ranks(size, function, *arguments)]
 
 
-_STORES: list[Any] = []
-
-
-def local_environment(rank: int, size: int, port: int) -> dict[str, str]:
-    """Torchrun's variables for rank ``rank`` of ``size`` on this machine; the store at ``port`` is the launcher's."""
-    return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already: no rank opens one
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        **loopback(),
-    }
-
-
 def _live(
     rank: int,
     size: int,
-    port: int,
+    store: str,
     patience_seconds: float,
     function: Callable[..., None],
     arguments: tuple[Any, ...],
 ) -> None:
     ranks: Ranks = Ranks()
     if size > 1:
-        os.environ.update(local_environment(rank, size, port))
-        ranks = ProcessRanks(rank, size, patience_seconds=patience_seconds)
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        ranks = ProcessRanks(rank, size, init_method=store, patience_seconds=patience_seconds)
     try:
         with ranks.telling():
             function(ranks, *arguments)
@@ -159,3 +141,14 @@ def same_weights(found: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def distance(found: Mapping[str, Any], other: Mapping[str, Any]) -> float:
     """The largest relative difference between two trainings' weights."""
     return weight_distance(found["best_model"], other["best_model"])
+
+
+def rank_processes(log: Path) -> dict[int, psutil.Process]:
+    """Return the living processes of the ranks whose output is ``log``, by rank, as their files name them."""
+    found = {}
+    for path in log.parent.glob(f"{log.stem}_*.jsonl"):
+        with contextlib.suppress(psutil.Error, IndexError):
+            process = psutil.Process(json.loads(path.read_text().splitlines()[0])["value"]["pid"])
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found[int(path.stem.rpartition("_")[2])] = process
+    return found

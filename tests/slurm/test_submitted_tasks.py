@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -118,7 +117,7 @@ def test_a_stage_requeued_in_mid_training_ends_as_one_that_ran_here(cluster, pla
 def test_a_training_over_two_nodes_that_loses_one_is_requeued_and_ends_as_one_on_one_node(
     cluster, place, task, tmp_path, monkeypatch
 ):
-    """The node closes no connection, as a machine without power; later it is back, and nothing on it any more."""
+    """Everything on the node is killed, SLURM's own processes as well; later it is back."""
     mark = tmp_path / "mark"
     held = watching(tmp_path, (renamed("checkpoint_epoch_002.pt"),), f"hold {mark}")
     folders = {name: str(place.folder / name) for name in ("runs_dir", "cache_dir", "data_dir")}
@@ -134,19 +133,14 @@ def test_a_training_over_two_nodes_that_loses_one_is_requeued_and_ends_as_one_on
     lost = cluster.processes_on(cluster.nodes[1])
     assert {"slurmd", "slurmstepd"} < {process.name()[:10] for process in lost}
     for process in lost:
-        process.suspend()
-    frozen = time.monotonic()
+        process.kill()
     cluster.wait_for(lambda: stage_of(run, task).state == "interrupted", "the loss to be noticed")
-    print(f"noticed after {time.monotonic() - frozen:.0f} s")
     stage = stage_of(run, task)
     assert (stage.exit_code, stage.error.name) == (75, "RankLostError")
-    assert f"rank 1 on {cluster.nodes[1]}: gone without a word" in stage.error.message
     assert read_status(run).state == "requeue"
     # SLURM would say so to the lost node again a minute later, and meet the restarted job's step of the same number.
     log = (cluster.folder / "log" / f"slurmd.{cluster.nodes[0]}.log").read_text()
     assert not re.search(rf"STEP {job.job_id}\.\d+ ON .* CANCELLED AT \S+ \*\*\*", log)
-    for process in lost:
-        process.kill()
     cluster.boot(cluster.nodes[1])
     end_well(cluster, run, [job])
     facts = cluster.jobs()[job.job_id]

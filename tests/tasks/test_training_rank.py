@@ -1,6 +1,5 @@
 """A fold on several ranks, from the call in a notebook or the command line to the files it leaves."""
 
-import contextlib
 import json
 import os
 import signal
@@ -15,8 +14,8 @@ import psutil
 import pytest
 
 from fvc_lib.detectors.own.frame_cnn import FrameCnn
-from fvc_lib.engine.distributed.ranks import RankLostError
 from fvc_lib.engine.loading import effective_batches, share
+from fvc_lib.engine.ranks import RankLostError
 from fvc_lib.engine.training_state import NoMetrics
 from fvc_lib.services.checkpoint_files import BEST
 from fvc_lib.services.errors import DataError, StoppedError, UsageError
@@ -33,6 +32,7 @@ from fvc_lib.video.clips.shards import write_shards
 from fvc_lib.video.clips.store import ClipStore
 from tests.faults.conftest import STAGE, elsewhere, result_of
 from tests.kits.engine_kit import Observer
+from tests.kits.rank_kit import rank_processes
 from tests.tasks.test_video_text_training import tiny_config, written_corpus
 
 ROOT = Path(__file__).parents[2]
@@ -97,14 +97,9 @@ def test_a_fold_on_two_ranks_leaves_what_one_process_leaves(two_ranks, tmp_path)
     assert {sample["phase"] for sample in samples} >= {"train", "control_train", "report"}
 
 
-def ranks_of(process):
-    """The rank processes below ``process``, by rank."""
-    found = {}
-    for child in process.children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if "fvc_lib.tasks.rank" in child.cmdline():
-                found[int(child.environ()["RANK"])] = child
-    return found
+def ranks_of(paths):
+    """The rank processes of fold 0, by rank."""
+    return rank_processes(paths.logs / f"{STAGE}_fold_0_ranks.log")
 
 
 def train_until(paths, config, attempt, disturb):
@@ -114,7 +109,7 @@ def train_until(paths, config, attempt, disturb):
 
     def progress(steps, planned):
         if steps >= after and not done:
-            done.append(what(ranks_of(psutil.Process())))
+            done.append(what(ranks_of(paths)))
 
     with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0, attempt=attempt) as log:
         train_fold(paths, config, 0, metric_log=log, attempt=attempt, progress=progress, stop=lambda: "stop" in done)
@@ -127,13 +122,13 @@ def test_a_fold_whose_ranks_are_killed_and_stopped_ends_as_if_they_had_not_been(
     never = (10**6, lambda ranks: None)
     train_until(paths, config, 1, never)
     disturbed = elsewhere(two_ranks, tmp_path / "disturbed" / "run_1")
-    with pytest.raises(RankLostError, match="rank 1 was ended by SIGKILL"):
+    with pytest.raises(RankLostError, match="rank 1 was ended by Killed"):
         train_until(disturbed, config, 1, (2, lambda ranks: ranks[1].kill()))
     with pytest.raises(StoppedError, match="stopped as asked"):
         train_until(disturbed, config, 2, (4, lambda ranks: ranks[1].send_signal(signal.SIGUSR1)))
     with pytest.raises(StoppedError, match="stopped as asked"):
         train_until(disturbed, config, 3, (5, lambda ranks: "stop"))
-    assert ranks_of(psutil.Process()) == {}
+    assert ranks_of(disturbed) == {}
     train_until(disturbed, config, 4, never)
     assert result_of(disturbed) == result_of(paths)
     assert read_outcome(disturbed.fold_outcome(0), TrainingSummary).training.inexact_because == ()
@@ -228,7 +223,7 @@ def test_a_stream_over_two_ranks_with_loaders_that_are_killed_ends_as_if_they_ha
         return [kind for kind, _ in observer.events]
 
     assert "loader_restarted" not in train(tiny.paths, 1, "nothing 0 0")
-    with pytest.raises(RankLostError, match="rank 1 was ended by SIGKILL"):
+    with pytest.raises(RankLostError, match="rank 1 was ended by Killed"):
         train(disturbed, 1, "SIGKILL 1 8")
     with pytest.raises(StoppedError, match="stopped as asked"):
         train(disturbed, 2, "SIGUSR1 0 1")
@@ -290,7 +285,7 @@ def test_each_pair_of_a_stream_comes_once_an_epoch_over_two_ranks_and_a_killed_r
     assert [len(its) for its in seen] == [24, 24]  # half of 24 pairs, twice
     for came in in_epochs(seen):
         assert len(came) == len(set(came)) == 24
-    with pytest.raises(RankLostError, match="rank 1 was ended by SIGKILL"):
+    with pytest.raises(RankLostError, match="rank 1 was ended by Killed"):
         train(disturbed, "killed", "SIGKILL 1 5")  # of three steps an epoch
     train(disturbed, "again")
     assert results_of_pairs(disturbed) == results_of_pairs(whole)
@@ -319,7 +314,7 @@ def test_a_stop_before_the_ranks_have_met_ends_them_at_once(two_ranks):
     with pytest.raises(StoppedError, match="before the ranks had met") as caught:
         train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=NoMetrics(), stop=lambda: True)
     assert caught.value.exit_code == 75
-    assert ranks_of(psutil.Process()) == {}
+    assert ranks_of(two_ranks.paths) == {}
 
 
 @pytest.mark.long
@@ -349,7 +344,7 @@ def test_ranks_do_not_outlive_whoever_launched_them(two_ranks):
     command = [sys.executable, "-c", LAUNCHER, str(two_ranks.paths.root), config]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout.readline() == "step\n"
-        ranks = ranks_of(psutil.Process(launcher.pid))
+        ranks = ranks_of(two_ranks.paths)
         assert sorted(ranks) == [0, 1]
         launcher.kill()
     gone, alive = psutil.wait_procs(ranks.values(), timeout=600)

@@ -10,7 +10,7 @@ import torch
 
 from fvc_lib.corpus.video_texts import index_video_texts
 from fvc_lib.detectors.texts.tokenizer import TextTokenizer
-from fvc_lib.engine.distributed.ranks import Ranks
+from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.metrics.retrieval import retrieval_metrics
 from fvc_lib.services.checkpoint_files import CheckpointMismatchError

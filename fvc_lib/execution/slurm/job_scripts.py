@@ -42,7 +42,6 @@ class Site(BaseModel):
     cpus: int = Field(2, ge=1)
     gpus: int = Field(0, ge=0)
     ranks_per_node: int | None = Field(None, ge=1)
-    rank_start_seconds: int = Field(40, ge=1)
     memory: int = Field(4096, ge=1)
     shard_tasks: int = Field(8, ge=1, le=10_000)
     extra: tuple[Annotated[str, Field(pattern="^--[a-z]")], ...] = ()

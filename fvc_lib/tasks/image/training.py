@@ -13,9 +13,9 @@ import torch
 from fvc_lib.corpus.images import image_root
 from fvc_lib.detectors.frames.backbone import EncoderBackbone, backbone_network, named_backbone, refused_size
 from fvc_lib.detectors.weights import fitting_weights
-from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
+from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import content_digest, write_json

@@ -11,10 +11,10 @@ from typing import Any, Unpack
 import numpy as np
 
 from fvc_lib.engine.device import clips_in_a_pass, resolve_device
-from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.first_step import FirstStep, first_step
 from fvc_lib.engine.memory import planned_micro_batch
 from fvc_lib.engine.random_state import stable_seed
+from fvc_lib.engine.ranks import Ranks
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide, roc_auc
 from fvc_lib.services.config import RunConfig

@@ -19,8 +19,8 @@ from fvc_lib.detectors.own.video_text import NetworkPlan, VideoEncoder
 from fvc_lib.detectors.texts.tokenizer import BEGIN, END, MASK, PAD, TextTokenizer
 from fvc_lib.detectors.texts.transformers_encoders import OWN, encoder_fingerprint, encoder_tensors
 from fvc_lib.engine.device import without_memory
-from fvc_lib.engine.distributed.ranks import Ranks
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
+from fvc_lib.engine.ranks import Ranks
 from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.metrics.retrieval import RetrievalMetrics
 from fvc_lib.services.atomic_files import atomic_output, sha256_of_json
