@@ -34,7 +34,6 @@ from papermill.exceptions import PapermillExecutionError
 
 from fvc_lib.execution.plan.stages import Notebook, check_parameters, notebook_of
 from fvc_lib.services.atomic_files import temporary_of, write_bytes
-from fvc_lib.services.registry import DETECTORS
 
 START_TIMEOUT_SECONDS = 300  # importing from a cold shared file system takes minutes
 LAST_OUTPUTS_SECONDS = 30  # after a cell's reply
@@ -140,8 +139,6 @@ def checked_parameters(notebook: NotebookNode, path: Path) -> tuple[Notebook, di
         UsageError: a parameter that the notebook does not have, or of the wrong type.
     """
     found, given = notebook_of(notebook, path), notebook.metadata.papermill.get("parameters", {})
-    if isinstance(given.get("model"), str):  # a class in a cell that has not run yet
-        DETECTORS.find_cell(given["model"], [cell.source for cell in notebook.cells if cell.cell_type == "code"])
     return found, check_parameters(found, given)
 
 

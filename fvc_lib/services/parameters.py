@@ -15,7 +15,6 @@ from fvc_lib.services.config import DECLARED, ENVIRONMENT, NEUTRAL, RunConfig, r
 from fvc_lib.services.config_fields import read_yaml
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.records.digests import undamaged_content
-from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import CROSS_CORPUS, TASKS
 
@@ -28,14 +27,7 @@ def run_config(run: RunPaths) -> RunConfig:
     Raises:
         UsageError: the file is invalid.
     """
-    return resolve_config({**NEUTRAL, **recorded_parameters(run)}, environ={})
-
-
-def recorded_parameters(run: RunPaths) -> dict[str, Any]:
-    """Return what stands in a run's ``params.yaml``; errors as of ``run_config``."""
-    recorded = read_params_file(run.params_yaml)
-    DETECTORS.refuse_of_cell(recorded.get("model"))
-    return recorded
+    return resolve_config({**NEUTRAL, **read_params_file(run.params_yaml)}, environ={})
 
 
 def read_params_file(path: AnyPath, *, typed: bool = True) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""Registries: what can be chosen by name, filled by the files of a folder and by other packages' entry points.
+"""Registries of items that can be chosen by name.
 
-A file registers what it defines when it is imported, and a registry imports the files of its folder when somebody first
-needs an item of it, so adding an item means adding one file. The registries of this module stand empty until then:
-services import no other room.
+A file registers its items when it is imported. A registry imports the files of its folder, and other packages' entry
+points, when an item is first needed: adding an item means adding one file, and services import no other room.
 """
 
 import hashlib
@@ -29,25 +28,27 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 T = TypeVar("T")
+_USER = "fvc_user_"  # begins the names of modules that are users' files
 _logger = logging.getLogger(__name__)
 
 
 class Registry(Generic[T]):
-    """Items by name, in the order in which they were registered (files by their dotted names, then other packages).
+    """Items by name, in the order of registration: files by their dotted names, then other packages.
 
     Args:
-        kind: what an item is called in messages, such as ``detector``.
-        folder: dotted name of the package (its files at any depth) or module that registers our own items.
-        entry_points: group in which other packages name a module that registers items, or an item itself.
+        kind: the word for an item in messages, such as ``detector``.
+        folder: dotted name of the package or module whose files register items.
+        entry_points: group of other packages' entry points, each a module that registers items, or an item.
     """
 
     def __init__(self, kind: str, folder: str = "", entry_points: str = "") -> None:
         self.kind = kind
-        self.broken: dict[str, str] = {}  # what could not be imported, with the reason
+        self.broken: dict[str, str] = {}  # reasons by modules that could not be imported
         self._folder, self._group = folder, entry_points
         self._items: dict[str, T] = {}
         self._aliases: dict[str, str] = {}
         self._sources: dict[str, tuple[str, int, str]] = {}  # file, line and module
+        self._of_modules: dict[tuple[str, str], T] = {}  # items by module and name
         self._filled = False
 
     @overload
@@ -57,14 +58,15 @@ class Registry(Generic[T]):
     @overload
     def register(self, name: T) -> T: ...
     def register(self, name: Any, item: Any = None) -> Any:
-        """Register ``item`` under ``name``; without an item a decorator; or an item with ``name`` (and ``aliases``).
+        """Register ``item`` under ``name``; return a decorator if there is no item.
 
         Args:
-            name: the name, or an item that carries its own; ``timm:NAME`` stands for every name behind ``timm:``.
-            item: what is registered; its ``aliases``, where it brings its name, are further names for ``get``.
+            name: the name, or an item with a ``name`` and perhaps ``aliases``; ``timm:NAME`` stands for all after the
+                colon.
+            item: the item.
 
         Raises:
-            UsageError: the name is taken by another place in the code; the message names both.
+            UsageError: another place in the code has registered the name; the message names both.
         """
         frame = sys._getframe(1)
         source = (frame.f_code.co_filename, frame.f_lineno, str(frame.f_globals.get("__name__")))
@@ -75,48 +77,26 @@ class Registry(Generic[T]):
         return lambda decorated: self._put(name, decorated, (), source)
 
     def _put(self, name: str, item: T, aliases: Sequence[str], source: tuple[str, int, str]) -> T:
-        if _is_cell(source[0]):
-            self._refuse_taken((name, *aliases))
-        if self._is_of_cell(name, item, source[0]):
-            return item
         for each in (name, *aliases):
-            # The same line again is a reloaded module, another module of the same file a user's file that was edited; a
-            # cell of a notebook is run as often as one likes.
-            taken = self._sources.get(each, source)
-            edited = taken[0] == source[0] and taken[2] != source[2]
-            if taken != source and not edited and not _is_cell(source[0]):
+            # The same line again is a reloaded module; a user's file may have been edited.
+            file, line, module = self._sources.get(each, source)
+            of_users = module.startswith(_USER) and source[2].startswith(_USER)
+            if (file, line, module) != source and not of_users:
                 raise UsageError(
-                    f"{self.kind} {each!r} is registered twice: in {taken[0]}, line {taken[1]}, and in {source[0]}, "
-                    f"line {source[1]}. Rename one of them."
+                    f"{self.kind} {each!r} is registered twice: in {file}, line {line}, and in {source[0]}, line "
+                    f"{source[1]}. Rename one of them."
                 )
         for each in (name, *aliases):
             self._sources[each] = source
-        self._items[name] = item
+        self._items[name] = self._of_modules[source[2], name] = item
         self._aliases.update(dict.fromkeys(aliases, name))
         return item
 
-    def _refuse_taken(self, names: Sequence[str]) -> None:
-        """``UsageError`` where a cell wants a name that is not a cell's: runs on record have what it stood for."""
-        if self._entry_points():  # a package's module may register any name
-            self._fill()
-        for name in names:
-            file = self._sources.get(name, ("", 0, ""))[0]
-            if (file and not _is_cell(file)) or (not file and self.declared_in(name)):
-                where = file or self.declared_in(name)[0]
-                raise UsageError(
-                    f"{self.kind} {name!r} is registered already, in {where}, and a cell cannot take its place: runs "
-                    "on record with that name would be another one's. Choose another name."
-                )
-
-    def _is_of_cell(self, name: str, item: T, file: str) -> bool:
-        """Whether ``file`` holds what a cell registered, and is known by its path: nothing is registered then."""
-        return False
-
     def get(self, name: str) -> T:
-        """The item called ``name``; of ``timm:resnet50`` the family ``timm:NAME``.
+        """Return the item called ``name``; of ``timm:resnet50`` the family ``timm:NAME``.
 
         Raises:
-            UsageError: no such item; the message has the nearest name, all known ones and what could not be imported.
+            UsageError: no such item; the message has the nearest name, all names, and what could not be imported.
         """
         if self._canonical(name) not in self._items:
             self._fill()
@@ -131,11 +111,7 @@ class Registry(Generic[T]):
         raise UsageError(f"{self.kind} {name!r}: unknown.{near} Known: {', '.join(self._items) or 'none'}.{failed}")
 
     def load(self, name: str) -> T:
-        """As ``get``; only the files that register ``name`` are imported.
-
-        Raises:
-            UsageError: no such item, or its file cannot be imported; the message has the file and the error.
-        """
+        """Return the item called ``name``, and import no file but those that register it; errors as of ``get``."""
         for module in () if self._canonical(name) in self._items else self.declared_in(name):
             try:
                 importlib.import_module(module)
@@ -150,22 +126,18 @@ class Registry(Generic[T]):
         )
 
     def check(self, name: str) -> str:
-        """``name`` itself, where some file of the folder or entry point has it; nothing is imported to see that.
-
-        Raises:
-            UsageError: as ``get``.
-        """
+        """Return ``name`` if a file of the folder or an entry point has it, without an import; errors as of ``get``."""
         here = self._canonical(name) in self._items or any(name == point.name for point in self._entry_points())
         if not here and not self.declared_in(name):
             self.get(name)
         return name
 
     def identity(self, name: str) -> str:
-        """What the name counts as in a run's identity: itself."""
+        """Return what the name counts as in a run's identity."""
         return name
 
     def declared_in(self, name: str) -> list[str]:
-        """Dotted names of the folder's files that register ``name`` as a literal; found without importing them."""
+        """Return the dotted names of the files that register ``name`` as a literal, without importing them."""
         before = (
             r"\.register\(\s*",
             r"\b(declaration|_register)\(\s*",
@@ -177,12 +149,12 @@ class Registry(Generic[T]):
         return [module for module, text in self._files() if declared.search(text)]
 
     def names(self) -> list[str]:
-        """Names of all items, without aliases."""
+        """Return the names of all items, without aliases."""
         self._fill()
         return list(self._items)
 
     def items(self) -> list[tuple[str, T]]:
-        """Names and items."""
+        """Return names and items."""
         self._fill()
         return list(self._items.items())
 
@@ -190,7 +162,7 @@ class Registry(Generic[T]):
         return self._aliases.get(name, _family(name))
 
     def _fill(self) -> None:
-        """Import whatever registers items; what fails is logged, kept in ``broken``, and stops nothing else."""
+        """Import every file that registers items; log one that fails, keep it in ``broken``, and go on."""
         if self._filled:
             return
         self._filled = True
@@ -224,7 +196,7 @@ class Registry(Generic[T]):
         return tuple(entry_points(group=self._group))
 
     def _files(self) -> Iterator[tuple[str, str]]:
-        """Dotted name and text of the folder's files, sorted, which are not imported for that."""
+        """Yield the dotted name and text of each file of the folder, sorted."""
         spec = importlib.util.find_spec(self._folder) if self._folder else None
         if spec is None:
             return
@@ -243,7 +215,7 @@ def _family(name: str) -> str:
 
 @dataclass(frozen=True)
 class TrunkOptions:
-    """What a ``build_trunk`` is told."""
+    """Arguments of ``DetectorSpec.build_trunk``."""
 
     name: str  # the whole name that was asked for, such as ``timm:resnet50``
     num_frames: int  # of the clips
@@ -255,13 +227,12 @@ class TrunkOptions:
 
 @dataclass(frozen=True)
 class DetectorSpec:
-    """A network on clips, as its file declares it: complete (``build``), or a trunk to which a head is added.
+    """The declaration of a network on clips: complete (``build``), or a trunk to which a head is added.
 
-    ``build`` gives a complete network, initialised from torch's current random state. It takes frames uint8
-    (B, T, 3, H, W), gives logits (B,), positive for fake, and names in ``recomputable_blocks()`` the parts whose
-    activations gradient checkpointing may compute again. ``build_trunk`` gives a network from such frames to features
-    (B, T, F), or (B, 1, F) of whole clips, with ``frame_feature_size`` F. Task video_text takes these, or where there
-    is a method ``frame_features`` what that gives.
+    ``build`` returns a complete network, initialised from torch's current random state: frames uint8 (B, T, 3, H, W) to
+    logits (B,), positive for fake. Its ``recomputable_blocks()`` are the parts whose activations gradient checkpointing
+    may compute again. ``build_trunk`` returns a network from such frames to features (B, T, F), or (B, 1, F) of whole
+    clips, with ``frame_feature_size`` F. Task video_text takes its ``frame_features`` if it has that method.
     """
 
     name: str  # what the parameter ``model`` calls it; "timm:NAME" stands for a family
@@ -291,23 +262,23 @@ class DetectorSpec:
     of_features: str = ""
     trunk: str = ""  # of ``embedding``: the network whose trunk that is
 
-    def clips(self, num_frames: int, side: int, sampling: str = "", fit: str = "", **view: Any) -> ClipSettings:
-        """Of a run that asks for these, where 0 and empty are the network's own; ``view`` as ``View`` has it."""
-        seen = View(sampling or self.frame_sampling, fit or self.frame_fit, **view)
+    def clips(self, num_frames: int, side: int, sampling: str = "", **view: Any) -> ClipSettings:
+        """Return settings of clips with the network's own values in place of 0 and empty; ``view`` is for ``View``."""
+        seen = View(sampling or self.frame_sampling, self.frame_fit, **view)
         return ClipSettings(num_frames or self.num_frames, side or self.side, seen)
 
 
 class FileRegistry(Registry[T]):
-    """Beside registered names also what a user's own file holds (``my_net.py:MyNet``)."""
+    """A registry that also knows what a user's own file holds (``my_net.py:MyNet``)."""
 
     holds = "class"
 
     def load(self, name: str) -> T:
-        """As ``get``; only the files that register ``name`` are imported."""
+        """Return the item; see ``Registry.load``."""
         return self.get(name) if _IN_A_FILE.fullmatch(name) else super().load(name)
 
     def check(self, name: str) -> str:
-        """``name``, with the whole path of a user's file, which may have moved since; ``UsageError`` as ever."""
+        """Return ``name``, with the absolute path of a user's file; see ``Registry.check``."""
         if name.endswith(".py"):
             raise UsageError(
                 f"{self.kind} {name!r}: a file, and no {self.holds} of it. Add :{self.holds.upper()}, such as "
@@ -319,9 +290,7 @@ class FileRegistry(Registry[T]):
         return f"{Path(match['path']).expanduser().absolute()}:{match['item']}"
 
     def identity(self, name: str) -> str:
-        """A user's file counts by its name and by its code and that of the modules beside it that it imports, not by
-        where it lies.
-        """
+        """Return the name with a digest of the user's file and the modules next to it that it imports."""
         match = _IN_A_FILE.fullmatch(name)
         if match is None:
             return name
@@ -329,35 +298,34 @@ class FileRegistry(Registry[T]):
         return f"{path.name}:{match['item']}@{digest_of_file(path)}"
 
     def file_of(self, name: str) -> Path | None:
-        """The user's file that ``name`` names, whether or not it is there; None for any other."""
+        """Return the path of the user's file in ``name``, whether or not it exists; None without one."""
         match = _IN_A_FILE.fullmatch(name)
         return Path(match["path"]) if match else None
 
     def code_files(self, name: str) -> dict[str, Path]:
-        """A user's file that ``name`` names and what it imports from its folder, by relative path; else nothing."""
+        """Return the user's file in ``name`` and what it imports from its folder, by relative path."""
         path = self.file_of(name)
         return {} if path is None else {relative: path.parent / relative for relative in code_of_file(path)}
 
     def declared_in(self, name: str) -> list[str]:
-        """Of a user's file nothing: its content is part of its identity."""
+        """Return the files that register ``name``; none for a user's file, whose content is in its identity."""
         return [] if _IN_A_FILE.fullmatch(name) else super().declared_in(name)
 
     def _of_file(self, name: str) -> Any:
-        """What a user's file calls so; None where ``name`` names no file.
+        """Return the item of a user's file; None if ``name`` names no file.
 
-        The module is imported once per content, so that an edited file is another item, and under a name by which its
-        objects can be pickled. So are those of its folder that it imports, for itself alone: another file's may have
-        their names.
+        The module is imported once per content, so that an edited file is another item. Modules of its folder are
+        imported for it alone, because another file's may have the same names.
 
         Raises:
-            UsageError: the file is missing, cannot be imported, or has nothing of that name that can be called.
+            UsageError: the file is missing, cannot be imported, or has no such item.
         """
         match = _IN_A_FILE.fullmatch(name)
         if match is None:
             return None
         path, item = Path(match["path"]), match["item"]
         digest = digest_of_file(path)
-        module_name = f"fvc_user_{path.stem}_{digest[:16]}"
+        module_name = f"{_USER}{path.stem}_{digest[:16]}"
         if module_name not in sys.modules:
             spec = importlib.util.spec_from_file_location(module_name, path, loader=UserCode(module_name, str(path)))
             if not digest or spec is None or spec.loader is None:
@@ -371,15 +339,13 @@ class FileRegistry(Registry[T]):
                 spec.loader.exec_module(module)
             except Exception as error:
                 del sys.modules[module_name]
-                of_cell = path.parent == cells_folder()
-                remedy = "A cell with a network must have all that it uses, its imports too" if of_cell else "Mend it"
                 raise UsageError(
                     f"{self.kind} {name!r}: {str(path)!r} cannot be imported: {type(error).__name__}: {error}. "
-                    f"{remedy}."
+                    "Mend it. A cell with a network needs all its imports."
                 ) from error
             finally:
                 sys.path.remove(str(path.parent))
-        found = self._registered_by(path, item, module_name) or getattr(sys.modules[module_name], item, None)
+        found: Any = self._of_modules.get((module_name, item)) or getattr(sys.modules[module_name], item, None)
         if not callable(found) and not isinstance(found, DetectorSpec):
             names = [each for each, value in vars(sys.modules[module_name]).items() if callable(value)]
             raise UsageError(
@@ -387,59 +353,42 @@ class FileRegistry(Registry[T]):
             )
         return found
 
-    def _registered_by(self, path: Path, item: str, module: str) -> Any:
-        """What the file at ``path``, imported as ``module``, has registered as ``item``; None where it has not."""
-        return self._items[item] if self._sources.get(item, ("", 0, ""))[2] == module else None
-
 
 class DetectorRegistry(FileRegistry[DetectorSpec]):
-    """Beside registered names also those of a family (``timm:resnet50``) and of a user's file (``my_net.py:MyNet``).
+    """The registry of networks, with families (``timm:resnet50``) and users' files (``my_net.py:MyNet``).
 
-    A class with the attribute ``num_features`` is an encoder, to which a head is added: from frames uint8
-    (B, T, 3, H, W) to features (B, F) or (B, T, F). Any other gives logits (B,). ``num_frames``, ``side``,
+    A user's class with the attribute ``num_features`` is an encoder, to which a head is added: frames uint8
+    (B, T, 3, H, W) to features (B, F) or (B, T, F). Any other returns logits (B,). ``num_frames``, ``side``,
     ``frame_sampling``, ``frame_fit``, ``micro_batch``, ``paper``, ``bibtex`` and ``licence`` may be attributes of the
-    class as well.
+    class.
 
-    What a notebook's cell registers is a user's file as well, with the cell's code: ranks, the preflight's process and
-    other commands cannot see into a notebook. The cell must import what it uses.
+    A notebook's cell that registers a network is written to a file in the cache and known by that file, because ranks
+    and other processes cannot see into a notebook.
     """
 
     def __init__(self, kind: str, folder: str = "", entry_points: str = "") -> None:
         super().__init__(kind, folder, entry_points)
-        self._of_cells: dict[str, str] = {}  # by name: the file with the code of the cell that registered it last
-        self._sees: dict[str, str] = {}  # by name: what ``of_features`` has found
-        self._in_files: dict[tuple[str, str], Any] = {}  # by such a file's name, which has its digest, and name
+        self._of_cells: dict[str, str] = {}  # the file of the cell that registered a name last
+        self._sees: dict[str, str] = {}  # results of ``of_features``
 
-    def _is_of_cell(self, name: str, item: DetectorSpec, file: str) -> bool:
-        if Path(file).parent == cells_folder():
-            self._in_files[Path(file).name, name] = item
-            return True
-        if _is_cell(file) and (code := "".join(linecache.getlines(file))):
-            self.know_cell(name, code)
-        return False
-
-    def know_cell(self, name: str, code: str) -> None:
-        """Write the ``code`` of a notebook's cell, which registers ``name``, into a file by which the name is known."""
-        if not name.isidentifier():
-            raise UsageError(f"{self.kind} {name!r}: in a cell a name is of letters, digits and underscores alone.")
+    def _put(self, name: str, item: DetectorSpec, aliases: Sequence[str], source: tuple[str, int, str]) -> DetectorSpec:
+        file = source[0]
+        if not ("ipykernel" in file or file.startswith("<ipython-input")):
+            return super()._put(name, item, aliases, source)
+        taken = self.declared_in(name) or not self._sources.get(name, ("", 0, _USER))[2].startswith(_USER)
+        if taken or not name.isidentifier():
+            raise UsageError(
+                f"{self.kind} {name!r}: a cell's network needs a name of letters, digits and underscores that no other "
+                "network has. Choose another name."
+            )
+        code = "".join(linecache.getlines(file))
         path = cells_folder() / f"{name}_{hashlib.sha256(code.encode()).hexdigest()[:12]}.py"
         write_text(path, code)
         self._of_cells[name] = str(path)
-
-    def find_cell(self, name: str, cells: Sequence[str]) -> bool:
-        """Whether one of the code ``cells`` of a notebook that has not run registers ``name``, which is then known."""
-        quoted = re.compile(rf"""["']{re.escape(name)}["']""")
-        codes = [code for code in cells if "DETECTORS.register" in code and quoted.search(code)]
-        if codes:
-            self._refuse_taken((name,))
-            self.know_cell(name, codes[-1].rstrip("\n") + "\n")
-        return bool(codes)
-
-    def _registered_by(self, path: Path, item: str, module: str) -> Any:
-        return self._in_files.get((path.name, item)) or super()._registered_by(path, item, module)
+        return item
 
     def get(self, name: str) -> DetectorSpec:
-        """The declaration; ``UsageError`` as ever, or where a user's file cannot be imported or has no such class."""
+        """Return the declaration of a network; see ``Registry.get``."""
         if (found := self._of_file(name)) is not None:
             return found if isinstance(found, DetectorSpec) else declared_by_class(found, name)
         spec = super().get(name)
@@ -448,14 +397,14 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
         return spec if spec.of_name is None else spec.of_name(name)
 
     def declared_in(self, name: str) -> list[str]:
-        """As ``Registry``; of a model on a trunk's features also the files of the trunk."""
+        """Return the files that register ``name``; of a model on a trunk's features also those of the trunk."""
         ours = super().declared_in(name)
         trunk = name.partition(":")[2]
         is_model = trunk and f"{self._folder}.classical" in ours
         return [*ours, *super().declared_in(trunk)] if is_model else ours
 
     def of_features(self, name: str) -> str:
-        """``DetectorSpec.of_features`` of ``name``. No network's file is imported, and no user's."""
+        """Return ``DetectorSpec.of_features`` of ``name`` without importing a network's or a user's file."""
         if name not in self._sees:
             ours = self.declared_in(name)
             is_model = f"{self._folder}.classical" in ours
@@ -463,44 +412,21 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
             self._sees[name] = self.load(name).of_features if is_model or is_others else ""
         return self._sees[name]
 
-    def refuse_of_cell(self, name: object) -> None:
-        """``UsageError`` where a recorded ``name`` is known from a cell alone: a record has the cell's file instead."""
-        if name in self._of_cells:
-            raise UsageError(
-                f"{self.kind} {name!r}: what the record means by it is not installed here, and a cell of this notebook "
-                "has the name. Install the package that it came from, and rename the cell's network."
-            )
-
     def check(self, name: str) -> str:
-        """As ``FileRegistry``; of what a cell registered, the cell's file."""
-        if name in self._of_cells:
-            return f"{self._of_cells[name]}:{name}"
-        try:
-            return super().check(name)
-        except UsageError as error:
-            written = sorted(cells_folder().glob(f"{name}_*.py"), key=os.path.getmtime) if name.isidentifier() else []
-            if not written:
-                raise
-            raise UsageError(
-                f"{error} A cell of a notebook once had this name, and its network lies in a file: give {written[-1]}:"
-                f"{name}"
-            ) from error
+        """Return ``name``, with the file of a network from a cell; see ``FileRegistry.check``."""
+        return f"{self._of_cells[name]}:{name}" if name in self._of_cells else super().check(name)
 
 
 def cells_folder() -> Path:
-    """Where the code of cells that register networks lies, in the cache."""
+    """Return the folder of the cache for the code of cells that register networks."""
     return Path(os.environ.get("FVC_CACHE_DIR") or beside_the_code("cache")).absolute() / "cells"
-
-
-def _is_cell(file: str) -> bool:
-    return "ipykernel" in file or file.startswith("<ipython-input")
 
 
 _IN_A_FILE = re.compile(r"(?P<path>.+\.py):(?P<item>[A-Za-z_]\w*)")
 
 
 def declared_by_class(kind: Callable[[], Any], name: str) -> DetectorSpec:
-    """The declaration of a user's class, from its attributes."""
+    """Return the declaration of a user's class, from its attributes."""
     encoder = hasattr(kind, "num_features")
     return DetectorSpec(
         name=name,
@@ -521,10 +447,10 @@ def declared_by_class(kind: Callable[[], Any], name: str) -> DetectorSpec:
 
 @dataclass(frozen=True)
 class Crop:
-    """Finds the part of a clip that a network shall see.
+    """A finder of the part of a clip that a network sees.
 
-    ``find`` takes frames uint8 (T, H, W, 3), RGB, and gives left, top, width and height in pixels, of the whole clip or
-    (T, 4) of each frame; or None where there is nothing to be found.
+    ``find`` takes frames uint8 (T, H, W, 3), RGB, and returns left, top, width and height in pixels, for the whole clip
+    or (T, 4) for each frame; None if it finds nothing.
     """
 
     name: str
@@ -535,17 +461,17 @@ class Crop:
 
 
 class CropRegistry(FileRegistry[Crop]):
-    """Beside registered crops also a function of a user's file (``my_crop.py:function``)."""
+    """The registry of crops, with functions of users' files (``my_crop.py:function``)."""
 
     holds = "function"
 
     def get(self, name: str) -> Crop:
-        """The crop; ``UsageError`` as ever, or where a user's file has no such function."""
+        """Return the crop; see ``Registry.get``."""
         found = self._of_file(name)
         return super().get(name) if found is None else Crop(name, found)
 
     def load(self, name: str) -> Crop:
-        """As ``get``; ``UsageError`` also where a package that it needs is not installed."""
+        """Return the crop; raise ``UsageError`` if it needs a package that is not installed."""
         crop = super().load(name)
         missing = [package for package in crop.packages if importlib.util.find_spec(package) is None]
         if missing:
@@ -565,21 +491,21 @@ FEATURES: Registry[Any] = Registry("feature family", "fvc_lib.video.features", "
 
 
 class BackboneRegistry(Registry[Callable[[str], Any]]):
-    """Networks on pictures alone; a backbone may also be any of the detectors that is a network on frames."""
+    """The registry of networks on pictures; any detector on frames may be a backbone as well."""
 
     def is_own(self, name: str) -> bool:
-        """Whether it is on pictures alone."""
+        """Return whether ``name`` is a network on pictures alone."""
         return self._canonical(name) in self._items or bool(self._own_files(name))
 
     def _own_files(self, name: str) -> list[str]:
         return [module for module, text in self._files() if f'BACKBONES.register("{_family(name)}"' in text]
 
     def load(self, name: str) -> Any:
-        """As ``get``; of a detector its declaration."""
+        """Return the backbone, or the declaration of a detector."""
         return super().load(name) if self.is_own(name) else DETECTORS.load(name)
 
     def check(self, name: str) -> str:
-        """``name`` itself, or as ``DETECTORS`` has it; ``UsageError`` where neither knows it."""
+        """Return ``name``, as ``DETECTORS`` knows it if it is no backbone; raise ``UsageError`` if neither does."""
         if self.is_own(name):
             return name
         try:
@@ -590,11 +516,11 @@ class BackboneRegistry(Registry[Callable[[str], Any]]):
             raise UsageError(f"{self.kind} {name!r}: unknown.{near} {known}") from error
 
     def identity(self, name: str) -> str:
-        """What the name counts as."""
+        """Return what the name counts as."""
         return name if self.is_own(name) else DETECTORS.identity(name)
 
     def declared_in(self, name: str) -> list[str]:
-        """Dotted names of the files that register it."""
+        """Return the dotted names of the files that register ``name``."""
         return self._own_files(name) or DETECTORS.declared_in(name)
 
 

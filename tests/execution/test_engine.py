@@ -126,7 +126,7 @@ def test_without_any_run_one_begins(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="which a new run does not have"):
         execute(tmp_path, "1", seed=8, run_dir="new")
     assert not list_runs(tmp_path / "runs")
-    with pytest.raises(UsageError, match="image_size: read by task image alone"):
+    with pytest.raises(UsageError, match="image_size"):
         execute(tmp_path, "1", stage="01_data_index", image_size=64, run_dir="new")
     assert not list_runs(tmp_path / "runs")
     with pytest.raises(PapermillException):  # a cell that writes no index
