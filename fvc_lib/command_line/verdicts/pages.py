@@ -1,30 +1,26 @@
-"""A page with evidence for each judged video, and the widget on which videos are dropped."""
+"""Pages with evidence on judged videos, and the judging of uploaded ones."""
 
-import atexit
 import re
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from fvc_lib.analysis.dashboard.verdict_desk import Judged, verdict_desk
 from fvc_lib.analysis.pages.page import stamp_of
 from fvc_lib.analysis.pages.video_page import Known, frame_pictures, heat_map, over_time, write_video_page
 from fvc_lib.analysis.wording import interval_text
 from fvc_lib.command_line.export import model_card
 from fvc_lib.command_line.models import standing_of_run
 from fvc_lib.services.atomic_files import sha256_of_json
-from fvc_lib.services.progress import Report, Tell, not_reported, part_text, silent
+from fvc_lib.services.progress import Report, not_reported, part_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.bundle import CARD, is_bundle
-from fvc_lib.tasks.decoding import scratch_folder
 from fvc_lib.tasks.video.predicting import VideoDetector
 from fvc_lib.tasks.video.verdicts import occlusion, windows
 from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, judge_files
-from fvc_lib.tasks.video.verdicts.rule import Rule, percent, score_bounds
+from fvc_lib.tasks.video.verdicts.rule import percent, rule_of, score_bounds
 from fvc_lib.tasks.video.verdicts.scoring import FINAL
 
 PAGES = "videos"  # folder next to verdicts.csv
@@ -43,7 +39,6 @@ def write_video_pages(
     map_minutes: float = MAP_MINUTES,
     overview: str = "../verdicts.html",
     progress: Report = not_reported,
-    tell: Tell = silent,
 ) -> dict[str, str]:
     """Write ``folder/videos/NNNN_NAME.html`` for each file with a score.
 
@@ -53,11 +48,10 @@ def write_video_pages(
         verdicts: of all files.
         model: folder of the run or bundle that judged.
         folder: of the verdicts.
-        most: how many files get a page; -1: all.
-        map_minutes: the most that the maps of all pages may take; 0: none.
+        most: number of files with a page; -1: all.
+        map_minutes: time limit of the maps of all pages together; 0: no maps.
         overview: the page of all verdicts, relative to a page; empty: none.
         progress: receives the number of pages done, and the part of the next that is at work.
-        tell: receives that part alone.
 
     Returns:
         The page of each file, relative to ``folder``, by the file's ``path`` in the table.
@@ -83,14 +77,13 @@ def write_video_pages(
     for done, (_, row) in enumerate(_scored(verdicts, most)):
         name = Path(row["path"]).name
 
-        def told(part: str, some: int, of: int, done: int = done, name: str = name) -> None:
-            tell(part, some, of)
+        def report(part: str, some: int, of: int, done: int = done, name: str = name) -> None:
             progress(done, len(pages), f"{name}: {part_text(part, some, of)}")
 
         path, stamp = folder / pages[row["path"]], sha256_of_json([_FORMAT, row, same, map_minutes])
         if stamp_of(path) != stamp:
             begin = time.monotonic()
-            found = file_evidence(detector.networks, verdicts.known, row, map_minutes=seconds_left / 60, tell=told)
+            found = file_evidence(detector.networks, verdicts.known, row, map_minutes=seconds_left / 60, tell=report)
             if found.occlusion is not None and map_minutes:
                 seconds_left = max(1.0, seconds_left - (time.monotonic() - begin))  # at 0 a page would not say why
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,42 +145,25 @@ def known_scores(verdicts: Verdicts) -> Known:
     return Known(reals, fakes, *score_bounds(verdicts.known, verdicts.rule))
 
 
-def upload_desk(
-    detector: VideoDetector,
-    model: Path,
-    rule: Rule,
-    *,
-    limit_mb: int,
-    workers: int = 0,
-    file_seconds: float = 0.0,
-    map_minutes: float = MAP_MINUTES,
-) -> Any:
-    """Return a widget on which videos of at most ``limit_mb`` are dropped and judged, and their pages are read.
+def upload_judge(
+    detector: VideoDetector, model: Path, error_rate: float, *, map_minutes: float, file_seconds: float
+) -> Callable[[Path], dict[str, Any]]:
+    """Return a function that judges one uploaded file, for ``UploadServer``.
 
-    Uploads lie in a temporary folder in the cache until their page is made. The folder is deleted when the process
-    ends, or by the next process where this one is killed.
+    It returns ``verdict``, ``score`` with its range, ``reasons``, and ``page``, the HTML of the file's own page. The
+    page is made next to the file, which lies in a folder of its own.
     """
-    stack = ExitStack()
-    folder = stack.enter_context(scratch_folder(detector.networks.config))
-    atexit.register(stack.close)
+    rule = rule_of(error_rate, withheld=not detector.is_above_control)
 
-    def judge(path: Path, tell: Tell) -> Judged:
-        detector.distance_now(tell)
-        number = len(detector.networks.judges)
-        tell(f"decoding it and asking {number} network{'s' * (number != 1)}", 0, 0)
-        answers = path.parent / "answers"  # deleted with the upload
-        found = judge_files(detector, [path], rule, answers, workers=workers, file_seconds=file_seconds)
+    def judge(path: Path) -> dict[str, Any]:
+        folder = path.parent / "answer"
+        found = judge_files(detector, [path], rule, folder, file_seconds=file_seconds)
         row = next(found.rows())
-        verdict, reasons = row["verdict"] or "", tuple(row["reasons"].splitlines())
+        answer = {"verdict": row["verdict"] or "no prediction", "reasons": row["reasons"].splitlines()}
         if row["score"] is None:
-            return Judged(verdict, "", reasons)
+            return {**answer, "score": "", "page": ""}
+        (page,) = write_video_pages(found, model, folder, most=1, map_minutes=map_minutes, overview="").values()
         score = interval_text(row["score"], row["score_low"], row["score_high"])
+        return {**answer, "score": score, "page": (folder / page).read_text(encoding="utf-8")}
 
-        def told(part: str, done: int, total: int) -> None:
-            tell(f"{verdict}, score {score}; for its page: {part}", done, total)
-
-        pages = write_video_pages(found, model, answers, most=1, map_minutes=map_minutes, overview="", tell=told)
-        (page,) = pages.values()
-        return Judged(verdict, score, reasons, (answers / page).read_bytes())
-
-    return verdict_desk(folder, judge, limit_mb)
+    return judge

@@ -1,47 +1,51 @@
-"""``run_notebooks.py verdict-page``: notebook 30 as a page for people who do not program, by voila."""
+"""``run_notebooks.py verdict-page``: a page for people who do not program, on which videos are dropped and judged.
 
-import contextlib
-import os
+One process serves the page. Uploads lie in a temporary folder until their answer is made; the main thread judges them
+one after the other. The page asks no other server for anything.
+"""
+
+import hmac
+import json
+import queue
 import re
 import secrets
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
-import time
 import webbrowser
+from collections.abc import Callable
+from concurrent.futures import Future
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import click
-import nbformat
-from jupyter_core.paths import jupyter_path
 
-from fvc_lib import CHECKOUT
 from fvc_lib.command_line.models import find_model, verdict_detector
-from fvc_lib.command_line.run_command import NOTEBOOKS
-from fvc_lib.services.errors import UsageError
+from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.parameters import resolve_config
-from fvc_lib.services.tasks import VERDICTS
 
-_TEMPLATE = "fvc"
-RECORD_ONLY = "record-only"  # tag of cells that say nothing to somebody who drops a video
+Answer = dict[str, Any]  # verdict, score, reasons, page (HTML, empty: none), or ``refused``
+_MEGABYTE = 1_000_000
+_PIECE_BYTES = 1 << 20
+_IDLE_SECONDS = 60.0  # of a connection that sends nothing
 
 
 @click.command("verdict-page", short_help="A page on which anybody can drop a video and read its verdict.")
 @click.argument("model", default="latest")
 @click.option("--port", type=click.IntRange(0, 65535), default=8866, show_default=True, help="0: any that is free.")
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="0.0.0.0 lets other machines in: whoever has the token."
+    "--host", default="127.0.0.1", show_default=True, help="0.0.0.0: other machines may use it with the token."
 )
 @click.option("--limit-mb", type=click.IntRange(min=1), default=500, show_default=True, help="Largest video, in MB.")
 @click.option("--error-rate", default=0.1, show_default=True, metavar="SHARE",
               help="Share of the reals that may be called fake, and of the fakes that may be called real.")  # fmt: skip
 @click.option("--map-minutes", type=click.FloatRange(min=0), default=3.0, show_default=True, metavar="MINUTES",
-              help="So long may a video's maps of where it looks fake take; 0: none.")  # fmt: skip
-@click.option("--file-seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-              help="So long may one file take; without: 60, and 1 for each MB of it.")  # fmt: skip
+              help="Time limit of a video's maps of where it looks fake; 0: none.")  # fmt: skip
+@click.option("--file-seconds", type=click.FloatRange(min=0, min_open=True), default=None, metavar="SECONDS",
+              help="Time limit of one file; by default 60, and 1 for each MB of it.")  # fmt: skip
 @click.option("--allow-code", is_flag=True, help="Let a bundle's own network run: read its file first.")
 @click.option("--final", is_flag=True, help="Ask the run's one network of all groups (train_final), not the folds'.")
 @click.option("--no-browser", is_flag=True, help="Print the address only.")
@@ -59,116 +63,144 @@ def verdict_page(
     no_browser: bool,
     runs_dir: Path | None,
 ) -> None:
-    """Show a page on which videos are dropped, judged by MODEL, and their pages read and downloaded.
+    """Serve a page on which videos are dropped, judged by MODEL, and their pages read and downloaded.
 
-    MODEL is 'latest', a run id, a part of one, a run folder, or an exported bundle. The page is seen from this machine
-    only, unless --host says otherwise, and asks for a token, which stands in the address that is printed. Every
-    visitor has a process of their own; what they drop is deleted when it was judged. Ctrl-C ends it all.
+    MODEL is 'latest', a run id, a part of one, a run folder, or an exported bundle. Only this machine sees the page,
+    unless --host says otherwise. The printed address holds a token, without which nobody enters. Uploads are deleted
+    when they have been judged. Ctrl-C ends the server.
 
     \b
     python run_notebooks.py verdict-page
     python run_notebooks.py verdict-page bundle_run_20260101_120000_0a1b2c3d --port 9000 --limit-mb 2000
     """  # noqa: D301 - click wants the backspace character itself before lines it shall not re-wrap
-    from fvc_lib.tasks.video.verdicts.rule import rule_of  # torch takes a second to load
+    from fvc_lib.command_line.verdicts.pages import upload_judge  # torch takes a second to load
+    from fvc_lib.tasks.decoding import scratch_folder
 
-    runs = runs_dir or Path(resolve_config().runs_dir)
-    rule_of(error_rate)
-    given = find_model(runs, model)
-    # What is wrong with it is said here, and not to a visitor.
-    verdict_detector(given, allow_code=allow_code, final=final)
-    port = _free_port(host, port)
-    parameters = {
-        "run_dir": str(given),
-        "error_rate": error_rate,
-        "map_minutes": map_minutes,
-        "file_seconds": file_seconds or 0.0,
-        "allow_code": allow_code,
-        "final_network": final,
-        "upload_limit_mb": limit_mb,
-    }
-    token = secrets.token_urlsafe(24)
-    with tempfile.TemporaryDirectory(prefix="fvc_verdict_page_") as folder:
-        notebook = _page_notebook(Path(folder), parameters)
-        shown_host = "127.0.0.1" if host in {"0.0.0.0", "::"} else host
-        address = f"http://{shown_host}:{port}/?token={token}"
-        click.echo(f"model    {given}\naddress  {address}\nCtrl-C ends it.")
-        command = [
-            sys.executable, "-m", "voila", str(notebook), f"--Voila.ip={host}", f"--port={port}",
-            "--Voila.auto_token=True", "--Voila.port_retries=0", f"--template={_TEMPLATE}", "--no-browser",
-            "--show_tracebacks=False",
-        ]  # fmt: skip
-        path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
-        jupyter = os.pathsep.join(filter(None, [_offline_template(Path(folder)), os.environ.get("JUPYTER_PATH")]))
-        environment = {**os.environ, "PYTHONPATH": path, "JUPYTER_PATH": jupyter, "FVC_RUNS_DIR": str(runs)}
-        environment["JUPYTER_TOKEN"] = token  # anybody on the machine can read a command line
-        process = subprocess.Popen(command, cwd=folder, env=environment)
-        if not no_browser:  # voila's own would open the page without the token
-            opener = Path(folder) / "open.html"
-            opener.write_text(f'<meta http-equiv="refresh" content="0; url={address}">', encoding="utf-8")
-            threading.Thread(target=_open_when_up, args=(process, shown_host, port, opener), daemon=True).start()
-        with contextlib.ExitStack() as stack:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                before = signal.signal(number, lambda *_: process.terminate())
-                stack.callback(signal.signal, number, before)
-            code = process.wait()
-    if code not in {0, -signal.SIGTERM, -signal.SIGINT}:
-        raise UsageError(f"voila ended with exit code {code}; what it said stands above.")
-
-
-def _free_port(host: str, port: int) -> int:
-    """``port``, or one that is free for 0.
-
-    Raises:
-        UsageError: it is taken, or the host is none of this machine.
-    """
-    try:
-        family = socket.getaddrinfo(host, port)[0][0]
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            return int(probe.getsockname()[1])
-    except OSError as error:
-        raise UsageError(
-            f"--host {host} --port {port}: {error.strerror or error}. Give another --port; 0 takes any that is free."
-        ) from error
-
-
-def _open_when_up(process: subprocess.Popen[bytes], host: str, port: int, page: Path) -> None:
-    """Open ``page``, which leads to the address, in a browser as soon as ``process`` takes connections."""
-    while process.poll() is None:
+    folder = find_model(runs_dir or Path(resolve_config().runs_dir), model)
+    detector = verdict_detector(folder, allow_code=allow_code, final=final)
+    judge = upload_judge(detector, folder, error_rate, map_minutes=map_minutes, file_seconds=file_seconds or 0.0)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    with scratch_folder(detector.config) as uploads:
+        server = UploadServer(host, port, uploads, limit_mb * _MEGABYTE)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        click.echo(f"model    {folder}\naddress  {server.address}\nCtrl-C ends it.")
+        if not no_browser:
+            opener = uploads / "open.html"  # the token in an address would stand in the browser's command line
+            opener.write_text(f'<meta http-equiv="refresh" content="0; url={server.address}">', encoding="utf-8")
+            webbrowser.open(opener.as_uri())
         try:
-            socket.create_connection((host, port), timeout=1).close()
-        except OSError:
-            time.sleep(0.2)
-        else:
-            webbrowser.open(page.as_uri())
-            return
+            server.judge_all(judge)
+        except KeyboardInterrupt:
+            server.shutdown()
 
 
-def _offline_template(folder: Path) -> str:
-    """Voila's own template without the style sheets that it asks a server for; returns a folder of ``JUPYTER_PATH``.
+class UploadServer(ThreadingHTTPServer):
+    """A server of the page; its threads take uploads, and whoever calls ``judge_all`` answers them.
+
+    Args:
+        host: address to listen on.
+        port: 0 takes any that is free.
+        folder: of this process alone.
+        limit_bytes: of one file.
 
     Raises:
-        UsageError: voila has no such template any more.
+        UsageError: the address cannot be used.
     """
-    for place in jupyter_path("voila", "templates", "lab", "index.html.j2"):
-        if Path(place).is_file():
-            text = re.sub(r"<link[^>]*https?://[^>]*>", "", Path(place).read_text(encoding="utf-8"))
-            target = folder / "jupyter" / "voila" / "templates" / _TEMPLATE
-            target.mkdir(parents=True)
-            (target / "index.html.j2").write_text(text, encoding="utf-8")
-            (target / "conf.json").write_text('{"base_template": "lab"}', encoding="utf-8")
-            return str(folder / "jupyter")
-    raise UsageError("voila's template 'lab' is not installed. Install what FVC needs anew: make setup")
+
+    daemon_threads = True
+
+    def __init__(self, host: str, port: int, folder: Path, limit_bytes: int) -> None:
+        self.folder, self.limit_bytes = folder, limit_bytes
+        self.token = secrets.token_urlsafe(24)
+        self._waiting: queue.Queue[tuple[Path, Future[Answer]]] = queue.Queue()
+        try:
+            super().__init__((host, port), _Handler)
+        except OSError as error:
+            raise UsageError(f"--host {host} --port {port}: {error.strerror or error}. Give another --port.") from error
+        shown = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+        self.address = f"http://{shown}:{self.server_address[1]}/?token={self.token}"
+
+    def judge_all(self, judge: Callable[[Path], Answer]) -> None:
+        """Judge uploads one after the other, without end."""
+        while True:
+            path, answer = self._waiting.get()
+            try:
+                answer.set_result(judge(path))
+            except Exception as error:  # noqa: BLE001 - one bad file never ends the page
+                answer.set_result({"refused": str(error) if isinstance(error, FvcError) else repr(error)})
+
+    def take(self, name: str, size: int, stream: BufferedIOBase) -> Answer:
+        """Store an upload of ``size`` bytes, wait for its answer, and delete it."""
+        if not 0 < size <= self.limit_bytes:
+            limit = self.limit_bytes // _MEGABYTE
+            return {"refused": f"This file has {size:,} bytes. The page takes files of 1 byte to {limit:,} MB."}
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            path = Path(folder) / safe_name(name)
+            with path.open("wb") as target:
+                while piece := stream.read(min(_PIECE_BYTES, size - target.tell())):
+                    target.write(piece)
+            if path.stat().st_size < size:
+                return {"refused": "The upload broke off. Drop the video again."}
+            answer: Future[Answer] = Future()
+            self._waiting.put((path, answer))
+            return answer.result()
 
 
-def _page_notebook(folder: Path, parameters: dict[str, object]) -> Path:
-    """Notebook 30 with these parameters and without the cells that belong to its record alone."""
-    from papermill.iorw import load_notebook_node  # papermill takes a while to load
-    from papermill.parameterize import parameterize_notebook
+class _Handler(BaseHTTPRequestHandler):
+    """Answers ``GET /`` with the page and ``PUT /?name=...`` with a verdict as JSON; both need the token."""
 
-    notebook = parameterize_notebook(load_notebook_node(str(NOTEBOOKS / f"{VERDICTS}.ipynb")), parameters)
-    notebook.cells = [cell for cell in notebook.cells if RECORD_ONLY not in cell.metadata.get("tags", [])]
-    path = folder / f"{VERDICTS}.ipynb"
-    nbformat.write(notebook, path)
-    return path
+    server: UploadServer
+    timeout = _IDLE_SECONDS
+
+    def do_GET(self) -> None:
+        if self._asked().get("token") is None or urlsplit(self.path).path != "/":
+            self.send_error(404)
+            return
+        from fvc_lib.analysis.pages.page import render
+
+        html = render("upload.html", nonce=self.server.token, limit_bytes=self.server.limit_bytes)
+        self._send("text/html; charset=utf-8", html)
+
+    def do_PUT(self) -> None:
+        self.close_connection = True  # a refused upload is not read to its end
+        asked = self._asked()
+        if "token" not in asked:
+            self.send_error(403)
+            return
+        length = self.headers.get("Content-Length", "")
+        try:
+            answer = self.server.take(asked.get("name", ""), int(length) if length.isdecimal() else 0, self.rfile)
+        except OSError as error:
+            answer = {"refused": f"The file could not be stored: {error.strerror or error}."}
+        self._send("application/json", json.dumps(answer))
+
+    def _asked(self) -> dict[str, str]:
+        """Return the query; without ``token`` where it is not ours."""
+        asked = {name: values[0] for name, values in parse_qs(urlsplit(self.path).query).items()}
+        if not hmac.compare_digest(asked.get("token", "").encode(), self.server.token.encode()):
+            asked.pop("token", None)
+        return asked
+
+    def _send(self, kind: str, text: str) -> None:
+        content = text.encode()
+        policy = f"default-src 'none'; connect-src 'self'; script-src 'nonce-{self.server.token}'; "
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Content-Security-Policy", f"{policy}style-src 'unsafe-inline'; img-src data:")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: a request line holds the token."""
+
+
+def safe_name(name: str) -> str:
+    """Return a valid file name: no folders or control characters, not hidden, at most 80 characters."""
+    last = name.replace("\\", "/").rpartition("/")[2]
+    plain = re.sub(r"[^\w .()+=@,-]", "_", last).strip(" .-")
+    stem, dot, suffix = plain.rpartition(".")
+    if not dot or len(suffix) > 8:
+        return plain[:80] or "video"
+    return f"{stem[: 80 - len(suffix)] or 'video'}.{suffix}"

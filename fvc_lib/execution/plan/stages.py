@@ -139,7 +139,6 @@ STAGE_PARAMETERS = {
     "video_pages": "so many judged files get a page of their own, with evidence; 0: none, -1: all",
     "allow_code": "whether the code of a bundle's own network may be run",
     "final_network": "whether the network of all groups judges, in place of the folds'",
-    "upload_limit_mb": "largest video that may be dropped on the page, in MB",
 }
 
 

@@ -1,0 +1,133 @@
+"""Uploads of the verdict page: stored, judged once, deleted; hostile names, sizes and strangers are refused."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import quote
+from urllib.request import Request, urlopen
+
+import pytest
+from hypothesis import given, strategies as st
+
+from fvc_lib.command_line.verdicts.upload_page import UploadServer, safe_name
+from fvc_lib.services.errors import DataError, UsageError
+
+JUDGED: dict[str, Any] = {"verdict": "fake", "score": "0.9", "reasons": ["Because."], "page": "<html>"}
+
+
+class Judge:
+    """Keeps what it is given; a content of ``fail`` raises ``error``."""
+
+    def __init__(self) -> None:
+        self.files: list[tuple[str, bytes]] = []
+        self.error: Exception = DataError("no video")
+
+    def __call__(self, path: Path) -> dict[str, Any]:
+        content = path.read_bytes()
+        self.files.append((path.name, content))
+        (path.parent / "answer").mkdir()
+        if content == b"fail":
+            raise self.error
+        return JUDGED
+
+
+@pytest.fixture
+def judge() -> Judge:
+    return Judge()
+
+
+@pytest.fixture
+def server(tmp_path: Path, judge: Judge) -> Iterator[UploadServer]:
+    served = UploadServer("127.0.0.1", 0, tmp_path, 1000)
+    for target in (served.serve_forever, lambda: served.judge_all(judge)):
+        threading.Thread(target=target, daemon=True).start()
+    yield served
+    served.shutdown()
+    served.server_close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def put(server: UploadServer, name: str, content: bytes, token: str = "") -> dict[str, Any]:
+    base = server.address.partition("?")[0]
+    address = f"{base}?token={token or server.token}&name={quote(name)}"
+    with urlopen(Request(address, data=content, method="PUT")) as response:
+        return dict(json.load(response))
+
+
+def test_an_upload_is_judged_whole_and_then_deleted(server: UploadServer, judge: Judge) -> None:
+    content = bytes(range(250)) * 4
+    assert put(server, "../clip <one>.mp4", content) == JUDGED
+    assert judge.files == [("clip _one_.mp4", content)]
+
+
+@pytest.mark.parametrize("error", [DataError("no video"), ValueError("odd")])
+def test_an_upload_that_fails_is_refused_and_the_next_is_judged(
+    server: UploadServer, judge: Judge, error: Exception
+) -> None:
+    judge.error = error
+    assert str(error) in put(server, "a.mp4", b"fail")["refused"]
+    assert put(server, "b.mp4", b"x") == JUDGED
+
+
+@pytest.mark.parametrize("content", [b"", bytes(1001)])
+def test_a_size_beyond_the_limit_or_none_is_refused(server: UploadServer, judge: Judge, content: bytes) -> None:
+    assert "bytes" in put(server, "a.mp4", content)["refused"]
+    assert judge.files == []
+
+
+def test_an_upload_that_breaks_off_is_not_judged(server: UploadServer, judge: Judge) -> None:
+    request = f"PUT /?token={server.token}&name=a.mp4 HTTP/1.1\r\nContent-Length: 100\r\n\r\nhalf"
+    with socket.create_connection(server.server_address[:2]) as connection:
+        connection.sendall(request.encode())
+        connection.shutdown(socket.SHUT_WR)
+        assert b"broke off" in connection.makefile("rb").read()
+    assert judge.files == []
+
+
+def test_nobody_enters_without_the_token(server: UploadServer, judge: Judge) -> None:
+    with pytest.raises(HTTPError, match="403"):
+        put(server, "a.mp4", b"x", token="other")
+    with pytest.raises(HTTPError, match="404"):
+        urlopen(server.address.partition("?")[0])
+    with urlopen(server.address) as page:
+        text, policy = page.read().decode(), page.headers["Content-Security-Policy"]
+    assert "http://" not in text
+    assert "https://" not in text
+    assert policy.startswith("default-src 'none'")
+    assert judge.files == []
+
+
+def test_a_taken_port_is_refused(server: UploadServer, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=str(server.server_address[1])):
+        UploadServer("127.0.0.1", server.server_address[1], tmp_path, 1)
+
+
+@given(st.text(max_size=300))
+def test_a_stored_name_is_one_file_name_whatever_was_sent(name: str) -> None:
+    safe = safe_name(name)
+    assert safe == Path(safe).name
+    assert 0 < len(safe) <= 90
+    assert safe.isprintable()
+    assert not safe.startswith((".", "-", " "))
+    assert not set(safe) & set("/\\<>&\"'\0")
+
+
+@pytest.mark.parametrize(
+    ("name", "safe"),
+    [
+        ("../../etc/passwd", "passwd"),
+        ("C:\\videos\\clip.mp4", "clip.mp4"),
+        ("<script>alert(1)</script>.mp4", "script_.mp4"),
+        ("Straße 1.MP4", "Straße 1.MP4"),
+        (f"{'a' * 200}.mp4", f"{'a' * 77}.mp4"),
+        ("...", "video"),
+    ],
+)
+def test_a_name_keeps_what_a_reader_knows_it_by(name: str, safe: str) -> None:
+    assert safe_name(name) == safe
