@@ -1,4 +1,3 @@
-import json
 from typing import Any
 
 import numpy as np
@@ -77,23 +76,6 @@ def test_each_source_of_reals_stands_against_all_fakes(tables, folds, prediction
     assert table["value"].unique().sort().to_list() == ["vript", "youtube"]
     assert "true_positive_rate" not in table["metric"].to_list()
     assert number(table, "real_source", "vript", "roc_auc")["num_fake"] == 90
-
-
-def test_what_else_a_corpus_says_makes_slices_but_names_of_videos_do_not(tables, folds, predictions) -> None:
-    said = [
-        json.dumps({"compression": "c23" if row % 2 else "c40", "clip": str(row)}) if row else None
-        for row in range(folds.height)
-    ]
-    table = slice_table(tables.index(folds, attributes=said), predictions, CONFIG)
-    assert table["slice_by"].unique().to_list() == ["compression"]
-    assert set(table["value"]) == {"c23", "c40", NOT_KNOWN}
-
-
-def test_an_attribute_with_few_videos_a_value_makes_no_slice(tables, folds, predictions) -> None:
-    few = folds.filter(pl.col("group_id").is_in(folds["group_id"].unique(maintain_order=True)[:13]))  # 39 videos
-    scored = predictions.join(few.select("video_id"), on="video_id", how="semi")
-    said = [json.dumps({"commit": f"{row % 8}", "scene": f"{row % 7}"}) for row in range(few.height)]
-    assert slice_table(tables.index(few, attributes=said), scored, CONFIG)["slice_by"].unique().to_list() == ["scene"]
 
 
 def test_a_generator_that_is_not_the_manipulation_makes_slices_against_all_reals(tables, folds, predictions) -> None:

@@ -1,20 +1,16 @@
-"""From out-of-fold predictions to the table of results: every number with an interval, and controls beside it.
+"""Results of out-of-fold predictions: each metric of the model with an interval, next to those of the controls.
 
-What a value over all folds is computed from says ``cross_validation.measure_over_folds``; the interval is of the same
-value. The metrics called ``..._uncalibrated`` are the model's before its temperature, so that it can be seen what that
-did.
+``cross_validation.measure_over_folds`` defines the value over all folds. Metrics called ``..._uncalibrated`` are the
+model's before its temperature.
 
-Scope ``all`` gives each video a vote, ``all_by_group`` each group: its videos weigh one over their number, so that a
-clip that was copied a hundred times does not speak for the corpus. ``fold_mean`` and ``fold_std`` are the plain mean
-and sample standard deviation over the folds where the metric is defined. They describe the folds; the standard
-deviation is no interval, because folds share their training data.
+In scope ``all`` each video counts once. In ``all_by_group`` each group counts once, so that a clip copied a hundred
+times does not dominate. ``fold_mean`` and ``fold_std`` are the mean and sample standard deviation over the folds; the
+standard deviation is no interval, because folds share training data.
 
-What an interval covers: which groups a model is tested on. It takes the trained models as they are, the controls' too;
-how much another training, or another shuffle of labels, would score is not in it. A control that scores all videos
-alike (constant; group lookup by group) has an interval without width, because nothing about it is uncertain.
+Intervals cover the choice of test groups, not of training runs or of shuffled labels. A control that gives all videos
+the same score has an interval of width zero.
 """
 
-import json
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -82,25 +78,23 @@ def kfold_results(
     left_out: Collection[str] = (),
     protocol: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
-    """Every metric of the model and of each control, per fold, per target and over all folds (RESULTS schema).
+    """Return every metric of the model and of each control, per fold, per target and over all folds (RESULTS).
 
-    With targets (corpora, generators) there is a scope ``target:NAME`` for each, and what is called over all folds is
-    the plain mean over them, its interval from draws of all their groups together.
-
-    A metric that is undefined (a fold of one class) is null. The result does not depend on the order of any table.
+    With targets (corpora, generators) each has a scope ``target:NAME``, and the values over all folds are the mean over
+    the targets. An undefined metric (a fold of one class) is null. The order of the tables' rows does not matter.
 
     Args:
-        index: INDEX schema, what the metadata control learns from.
+        index: INDEX schema; the metadata control learns from it.
         folds: FOLDS schema.
         predictions: PREDICTIONS schema, all folds together.
         config: replicates, confidence and seed.
-        left_out: videos that took no part because no clip could be decoded (``undecoded``).
+        left_out: ids of videos without a clip (``undecoded``).
         protocol: PROTOCOL schema; None: that of ``kfold``.
 
     Raises:
-        LeakageError: a group in two folds, or a video predicted twice or in another fold than its own.
-        DataError: videos without a prediction or unknown to the folds, another label than the folds give, several
-            thresholds in one fold, scores that are not those of the logits, or fewer than two folds.
+        LeakageError: a group is in two folds, or a video is predicted twice or in another fold.
+        DataError: predictions are missing or unknown to the folds, have other labels, several thresholds in one fold or
+            scores that do not follow from the logits, or there are fewer than two folds.
     """
     check_predictions(folds, predictions, left_out=left_out, labels_were_shuffled=config.shuffle_labels)
     predictions = predictions.sort("video_id")
@@ -117,7 +111,7 @@ def kfold_results(
 def _source_floor_rows(
     index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame | None
 ) -> list[tuple[object, ...]]:
-    """Over targets like the model's number; where a target has not both sources, over what all of them have."""
+    """Return the floor over targets, like the model's value; over all videos if a target lacks a source."""
     for scored in (with_targets(predictions, protocol), predictions):
         floor = real_source_floor(index, scored, config)
         if floor is not None and math.isfinite(floor.value):
@@ -127,9 +121,7 @@ def _source_floor_rows(
 
 
 def made_samples(run: RunPaths, config: RunConfig) -> pl.DataFrame:
-    """What there is of each video to train on and test: AUGMENTED, or of a model on forensic features the columns
-    ``video_id group_id augmentation_index`` of the videos that could be measured.
-    """
+    """Return AUGMENTED, or of a model on forensic features ``video_id group_id augmentation_index``."""
     if config.of_features != "forensic":
         return read_table(run.augmented_metadata, AUGMENTED)
     measured = read_features(run, config).videos
@@ -138,15 +130,12 @@ def made_samples(run: RunPaths, config: RunConfig) -> pl.DataFrame:
 
 
 def clip_reader(config: RunConfig) -> Callable[[str, int], Pixels] | None:
-    """What reads the frames that a network sees; None where the model sees no clips."""
+    """Return the function that reads a clip of the network; None if the model sees no clips."""
     return None if config.of_features == "forensic" else ClipStore.of(config).read
 
 
 def undecoded(folds: pl.DataFrame, clips: pl.DataFrame, protocol: pl.DataFrame | None = None) -> list[str]:
-    """Ids of videos that take part in some training and have no row in ``clips`` (``made_samples``), sorted.
-
-    ``folds`` (FOLDS) are what is tested; what only trains stands in ``protocol`` (PROTOCOL).
-    """
+    """Return the sorted ids of videos of ``folds`` or ``protocol`` that have no row in ``clips`` (``made_samples``)."""
     used = folds if protocol is None else protocol.filter(pl.col("part") != LEFT_OUT)
     return sorted(set(used["video_id"]) - set(clips["video_id"]))
 
@@ -159,7 +148,7 @@ def _trained_floor_rows(
     left_out: Collection[str],
     protocol: pl.DataFrame | None,
 ) -> list[tuple[object, ...]]:
-    """The control trained on two sources of reals, without a value where it was possible and is missing."""
+    """Return the rows of the control trained on two sources of reals; null if it is possible and missing."""
     due, _ = possible_floor(index, folds, config, left_out, protocol)
     if due.is_empty():
         return []
@@ -179,7 +168,7 @@ def _trained_floor_rows(
 
 
 def with_targets(scored: pl.DataFrame, protocol: pl.DataFrame | None) -> pl.DataFrame:
-    """``scored`` with a column ``target`` where ``protocol`` (PROTOCOL) has any."""
+    """Return ``scored`` with a column ``target`` if ``protocol`` (PROTOCOL) has targets."""
     if protocol is None or protocol["target"].drop_nulls().is_empty():
         return scored
     of_video = protocol.filter(pl.col("part") == "test").select("video_id", "target")
@@ -193,14 +182,12 @@ def check_predictions(
     left_out: Collection[str] = (),
     labels_were_shuffled: bool = False,
 ) -> None:
-    """Refuse predictions that are not exactly one for each video of ``folds``, made in that video's own fold.
-
-    Videos that are ``left_out`` must not be predicted.
+    """Check that each video of ``folds`` except ``left_out`` is predicted once, in its own fold.
 
     Raises:
-        LeakageError: a group in two folds; a video predicted twice, in another fold, or in another group.
-        DataError: videos missing or unknown; other labels (unless shuffled on purpose); several thresholds or
-            temperatures in a fold; a score that its logit and temperature do not give.
+        LeakageError: a group is in two folds; a video is predicted twice, in another fold, or in another group.
+        DataError: videos are missing or unknown; labels differ (unless shuffled on purpose); a fold has several
+            thresholds or temperatures; a score does not follow from its logit and temperature.
     """
     again = "Run 04_fold_training again for these folds."
     check_folds(folds)
@@ -226,7 +213,7 @@ def check_predictions(
 
 
 def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
-    """The metric called ``name`` over the folds of ``scored``, and the values (N,) it takes of each row.
+    """Return the metric called ``name`` over the folds of ``scored``, and its argument (N,) for each row.
 
     Args:
         name: one of ``METRIC_NAMES`` or ``MODEL_ONLY_NAMES``.
@@ -241,13 +228,11 @@ def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
 def interval_rows(
     scored: pl.DataFrame, measures: Sequence[tuple[Metric, FloatArray]], config: RunConfig, scope: str = ALL_FOLDS
 ) -> list[IntervalRow]:
-    """(value, low, high, videos, groups) of each of ``measures``; all of them on the same draws of groups.
-
-    Equal seeds and labels draw equal groups, so the sources of one run are paired as well, but for shuffled labels.
+    """Return (value, low, high, videos, groups) of each of ``measures``, on the same draws of groups.
 
     Args:
         scored: columns ``group_id label``.
-        measures: metrics, each with the values (N,) that it takes; see ``measured``.
+        measures: metrics with their arguments (N,); see ``measured``.
         config: replicates, confidence and seed.
         scope: ``ALL_FOLDS`` or ``ALL_BY_GROUP``.
     """
@@ -295,7 +280,7 @@ def _source_rows(
 
 
 def _fold_values(part: pl.DataFrame, names: Sequence[str]) -> dict[str, float]:
-    """Of one fold by itself."""
+    """Return the metrics of one fold."""
     labels, part = fake_labels(part), part.drop("target", strict=False)
     return {name: METRICS[name.removesuffix(UNCALIBRATED)](labels, measured(name, part)[1]) for name in names}
 
@@ -317,34 +302,29 @@ def _refuse(found: pl.Series, kind: type[DataError], what: str, remedy: str) -> 
         raise kind(f"{found.len()} {what}: {ids}{more}. {remedy}")
 
 
-# Slices: the result by platform, kind of fake, length, size and codec, as an average may hide where a network fails.
-# Nothing is trained or chosen again. Slices are many and small: some look bad or good by chance, and no interval is
-# adjusted for their number. Each kind of fake is set against all reals, since a slice of fakes alone has no AUC; so the
-# kinds can be compared, and their numbers of videos do not add up to all videos.
+# Slices: the result by platform, kind of fake, length, size and codec. Slices are many and small: some look good or bad
+# by chance, and no interval is adjusted for their number. Each kind of fake is set against all reals, since a slice of
+# fakes alone has no AUC; so the slices' numbers of videos do not add up to all videos.
 
-# Below so many groups of a class that a number is about, the slice is small: at ten groups an interval of a share near
-# one half is already some 0.6 wide.
+# Fewer groups of a class make a slice small: with ten, the interval of a share near one half is about 0.6 wide.
 SMALL_BELOW_GROUPS = 10
 NOT_KNOWN = "not known"
 ALL_OTHERS = "all others"
-MOST_VALUES = 12  # the rest of a column's values make one slice
+MOST_VALUES = 12  # per column; the other values make one slice
 
-# Bins are half open, [from, to); in seconds, and in pixels of a frame, so that upright videos count like flat ones.
+# Bins are half open, [from, to). Resolution counts pixels, so portrait and landscape videos fall into the same bins.
 DURATION_EDGES_SECONDS = (5, 15, 60, 300)
 RESOLUTION_EDGES = ((320, 240), (640, 360), (1280, 720), (1920, 1080))
 
 MANIPULATION = "manipulation"
 REAL_SOURCE = "real_source"
 GENERATOR = "generator"
-_CATEGORIES = ("platform", "corpus", "label_source", REAL_SOURCE, MANIPULATION, GENERATOR, "codec", "attributes")
-# What takes more values than that, or one for fewer videos each on average, names videos.
-_MOST_ATTRIBUTE_VALUES = 50
-_FEWEST_VIDEOS_A_VALUE = 5
+_CATEGORIES = ("platform", "corpus", "label_source", REAL_SOURCE, MANIPULATION, GENERATOR, "codec")
 
 
 @weighted_metric
 def share_called_fake(labels: IntArray, decisions: FloatArray, weights: FloatArray) -> FloatArray:
-    """Weight of the rows that were called fake over that of all; whatever they are."""
+    """Return the weighted share of rows that are called fake."""
     del labels
     return divide(weights @ decisions, weights.sum(axis=1))
 
@@ -355,7 +335,7 @@ _OF_CLASS = {"fake": "true_positive_rate", "real": "false_positive_rate"}  # fak
 
 @dataclass(frozen=True)
 class _Slice:
-    """Some of the predictions, by what they have in common; ``classes`` are those that make a slice of their own."""
+    """The predictions of one slice; shares are measured for ``classes``."""
 
     slice_by: str
     value: str
@@ -364,18 +344,15 @@ class _Slice:
 
 
 def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
-    """AUC within folds, balanced accuracy, and the shares of fakes and of reals called fake, in every slice (SLICES).
+    """Return AUC, balanced accuracy, and the shares of fakes and of reals called fake, of every slice (SLICES).
 
-    Slices are by ``platform``, ``corpus``, ``label_source``, ``real_source``, ``manipulation`` (or what made the fake),
-    ``generator`` where that says something else, ``duration``, ``resolution``, ``codec``, and by what else the corpus
-    says of its videos (``attributes``, such as compression; one that is called like another column is ``stated_...``).
-    Each source of reals is set against all fakes, and each manipulation or generator against all reals. What the index
-    knows of no video, or what is the same for all of them, makes no slice; nor does an attribute with more than 50
-    values, or with fewer than 5 videos a value. A value that it does not know of some is ``not known``. A metric that
-    needs a class which a slice lacks is null. The table does not depend on the order of the rows.
+    Slices are by ``platform``, ``corpus``, ``label_source``, ``real_source``, ``manipulation``, ``generator`` (unless
+    it equals the manipulation), ``duration``, ``resolution`` and ``codec``. Each source of reals is set against all
+    fakes, and each manipulation or generator against all reals. A column with one value makes no slice; a missing value
+    is ``not known``. A metric is null if a slice lacks a class that it needs.
 
     Args:
-        index: INDEX schema, or what of it there is.
+        index: columns of INDEX.
         predictions: PREDICTIONS schema, all folds together.
         config: replicates, confidence and seed of the intervals.
 
@@ -388,7 +365,7 @@ def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfi
 
 
 def _known_of(index: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame:
-    """The predictions with a text column for everything that slices are by."""
+    """Return the predictions with a text column for each kind of slice."""
     absent = predictions.join(index, on="video_id", how="anti")
     if absent.height:
         raise DataError(
@@ -407,7 +384,7 @@ def _known_of(index: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame:
 
 
 def _binned(value: pl.Expr, edges: Sequence[int], names: Sequence[str]) -> pl.Expr:
-    """The name of the half-open bin that ``value`` lies in; null where it is not known."""
+    """Return the name of the half-open bin that ``value`` lies in; null if it is unknown."""
     labels = [f"under {names[0]}", *(f"{low} to {high}" for low, high in pairwise(names))]
     known = value.cast(pl.Float64).fill_nan(None)
     below = [pl.when(known < edge).then(pl.lit(label)) for edge, label in zip(edges, labels, strict=True)]
@@ -429,25 +406,10 @@ def _slices(known: pl.DataFrame) -> Iterator[_Slice]:
             yield _Slice(column, kind.value, pl.concat([kind.rows, others]).sort("video_id"), classes=(label,))
     for column in ("duration", "resolution", "codec"):
         yield from _by_value(known, column)
-    yield from _by_attributes(known)
-
-
-def _by_attributes(known: pl.DataFrame) -> Iterator[_Slice]:
-    """By each key of the JSON objects in ``attributes``, in alphabetical order."""
-    said = [json.loads(text) if text else {} for text in known["attributes"]]
-    names = sorted({key for row in said for key in row})
-    most = min(_MOST_ATTRIBUTE_VALUES, known.height / _FEWEST_VIDEOS_A_VALUE)
-    for name in names:
-        column = name
-        while column in known.columns or (column != name and column in names):
-            column = f"stated_{column}"
-        values = pl.Series(column, [row.get(name) for row in said], dtype=pl.String)
-        if values.drop_nulls().n_unique() <= most:
-            yield from _by_value(known.with_columns(values), column)
 
 
 def _by_value(known: pl.DataFrame, column: str) -> Iterator[_Slice]:
-    """The most frequent values first, then the rest; nothing where there is but one."""
+    """Yield a slice for each frequent value, and one for the rest; nothing for a single value."""
     if known.get_column(column).null_count() == known.height:
         return
     filled = known.with_columns(pl.col(column).fill_null(NOT_KNOWN))
@@ -480,21 +442,18 @@ def _rows_of(part: _Slice, config: RunConfig) -> Iterator[tuple[object, ...]]:
         yield (part.slice_by, part.value, _OF_CLASS[label], *share, *sizes, groups[label] < SMALL_BELOW_GROUPS)
 
 
-# What the decisions of all folds got right and wrong at the operating point, with intervals over groups.
-
-
 @weighted_metric
 def precision(labels: IntArray, decisions: FloatArray, weights: FloatArray) -> FloatArray:
-    """Weight of the fakes among what is called fake over all of that."""
+    """Return the weighted share of fakes among rows that are called fake."""
     return divide(weights @ (labels * decisions), weights @ decisions)
 
 
 def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
-    """``label called_fake called_real called_fake_share low_share high_share num_groups``; last row: the precision.
+    """Return the decisions of all folds at their thresholds, with intervals over groups; the last row is the precision.
 
-    Every video is decided by its own fold's threshold; ``predictions`` are all folds' (PREDICTIONS). A class without
-    videos has no share, and one with fewer than two groups no interval. ``called_fake_share`` of the last row is the
-    share of fakes among those called fake: it depends on how many fakes the corpus has.
+    Columns: ``label called_fake called_real called_fake_share low_share high_share num_groups``. ``predictions`` are
+    those of all folds (PREDICTIONS). A class with fewer than two groups has no interval. The precision depends on the
+    share of fakes in the corpus.
     """
     labels, scores = fake_labels(predictions), predictions["score"].to_numpy()
     thresholds = predictions["threshold"].to_numpy()
@@ -517,7 +476,7 @@ def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFram
 
 
 def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedSelection | None]) -> str:
-    """What each fold's threshold was chosen for, and where the reals are too few to choose or to see it."""
+    """Return sentences on the aim of the folds' thresholds, and on whether the reals suffice for it."""
     chosen = [each.selection for each in selections if each is not None]
     asked = {each.operating_point for each in chosen}
     if len(asked) != 1:
