@@ -62,21 +62,6 @@ def test_the_distance_is_that_of_a_plain_loop():
     assert np.isinf(lonely.own).all()
 
 
-def test_the_share_of_the_runs_own_groups_that_are_unlike_the_others_is_that_of_a_plain_loop():
-    known = reference(np.random.default_rng(3), 40)
-    flagged = 0.0
-    for of in known.folds.values():
-        for place, group in enumerate(of.groups):
-            votes = [
-                sum(other.own[other.groups == each] >= of.own[place]) / 3
-                for other in known.folds.values()
-                for each in set(other.groups.tolist()) - {group}
-            ]
-            flagged += (1 + sum(votes)) / 80 <= UNFAMILIAR_AT and 1 / 3 / 80
-    assert known.share_unlike == pytest.approx(flagged)
-    assert 0 < known.share_unlike <= 0.04
-
-
 def test_what_a_file_of_features_cannot_be_is_refused():
     known = reference(np.random.default_rng(4), 30)
     arrays = known.arrays()

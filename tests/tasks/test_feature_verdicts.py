@@ -13,7 +13,7 @@ from fvc_lib.services.parameters import run_config
 from fvc_lib.services.tables import INDEX, PREDICTIONS, read_table
 from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.predicting import Standing, predictor_of
-from fvc_lib.tasks.video.classical.judging import described_in, fitted_model
+from fvc_lib.tasks.video.classical.judging import described_in, fitted_model, measured_features
 from fvc_lib.tasks.video.verdicts.evidence import NO_FRAMES, file_evidence
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import networks_of_run
@@ -43,7 +43,7 @@ def test_a_file_of_the_run_measured_anew_gets_the_logit_that_its_own_fold_gave_i
     predictions = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in range(2)])
     asked = index.join(predictions, on="video_id").sort("video_id").head(3)
     files = [(home / "corpus" / path, content) for path, content in asked.select("path", "content_sha256").rows()]
-    for place, found, failure in networks.measurer.measure(files):
+    for place, found, failure in measured_features(networks.config, networks.store.recipe, files):
         assert not failure
         fold = asked["fold"][place]
         logit = networks.fitted(fold).logits([found])[0] + networks.folds[fold].prior_logit

@@ -1,6 +1,5 @@
 """The network of all groups: what trains and chooses it, that it says of files what it says, and what it is worth."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from fvc_lib import load_detector
 from fvc_lib.command_line.export import model_card
 from fvc_lib.command_line.models import standing_of_run
-from fvc_lib.metrics.abstention import left_out_p_values
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
@@ -157,32 +155,6 @@ def test_its_log_odds_are_never_larger_in_the_median_than_the_out_of_fold_ones_o
     write_table(strange, FINAL_VALIDATION, other.final_validation)
     with pytest.raises(UsageError, match=r"none of the videos that chose the epoch .* is tested by a fold"):
         held_back(other, (0, 1))
-
-
-def test_other_scores_of_the_same_videos_are_set_against_the_other_groups():
-    generator = np.random.default_rng(0)
-    known = load_witnesses(generator)
-    groups, other = np.arange(20) // 2, generator.normal(size=20)
-    found = left_out_p_values(known, groups, other)
-    for place in range(20):
-        rest = groups != groups[place]
-        reals = rest & (known.labels == 0)
-        votes = sum(known.weights[reals & (known.scores >= other[place])])
-        assert found.real[place] == pytest.approx((1 + votes) / (1 + len(set(groups[reals]))))
-
-
-def load_witnesses(generator):
-    from fvc_lib.metrics.abstention import witnesses
-
-    labels = np.tile([0, 1, 0, 0], 5)
-    return witnesses(labels, generator.normal(size=20) + labels, np.arange(20) // 2, np.zeros(20, int))
-
-
-def test_a_bundle_of_it_has_one_network(run, bundle):
-    names = {file.name for file in (bundle / "model").iterdir()}
-    assert names == {"final.safetensors", "final.safetensors.sha256"}
-    record = json.loads((bundle / "bundle.json").read_text())
-    assert len(record["section"]["folds"]) == 2
 
 
 def test_its_card_says_what_it_is_worth_and_gives_it_no_number_of_its_own(run):

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import shutil
 import signal
 import sys
@@ -17,7 +16,6 @@ import polars as pl
 import pytest
 import safetensors.numpy
 import safetensors.torch
-import torch
 from click.testing import CliRunner, Result
 from filelock import FileLock
 
@@ -27,12 +25,10 @@ from fvc_lib.analysis.mlflow.registry import register_bundle
 from fvc_lib.command_line.main import main
 from fvc_lib.command_line.models import verdict_detector
 from fvc_lib.detectors.network import weights_path
-from fvc_lib.services.checkpoint_files import write_weights_with_digest
 from fvc_lib.services.errors import FvcError, UsageError
-from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.bundle import task_of_bundle
 from tests.faults.stage_moments import Point, watching
-from tests.kits.bundle_kit import Bomb, edited, sealed
+from tests.kits.bundle_kit import edited, sealed
 from tests.kits.predicting_kit import caption_run, picture_run
 from tests.kits.video_text_kit import write_tiny_bert
 
@@ -161,24 +157,6 @@ def test_what_is_for_verdicts_alone_refuses_such_a_bundle(home, tmp_path):
     done = CliRunner().invoke(main, ["export", str(moved), "--to", str(tmp_path / "b"), "--final"])
     assert done.exit_code == 2, done.output
     assert not (tmp_path / "b").exists()
-
-
-def test_a_pickle_or_weights_of_another_network_are_refused(copy, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    path = copy / "model" / "network.safetensors"
-    weights = safetensors.torch.load_file(path)
-    name = next(iter(weights))
-    write_weights_with_digest(path, {**weights, name: torch.zeros(3, 5)}, {})
-    with pytest.raises(FvcError, match=r"is not what .* was judged by"):
-        load_detector(sealed(copy))
-    from fvc_lib.engine.training_state import weights_digest
-
-    with pytest.raises(UsageError, match=rf"weights do not fit.*{name}"):
-        load_detector(edited(copy, weights={"network": weights_digest(safetensors.torch.load_file(path))}))
-    path.write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(FvcError, match=r"network.safetensors"):
-        load_detector(sealed(copy))
-    assert not (tmp_path / "exploded").exists()
 
 
 @pytest.mark.parametrize(
@@ -407,17 +385,6 @@ def test_jobs_are_shown_before_anything_is_written(home, tmp_path):
     assert f"{command}\n" in last
     assert "--dependency=afterany:<id of predictions_shards>" in done.output
     assert not out.exists()
-
-
-def test_a_run_goes_on_with_what_was_found_by_its_bundle(picture_home, tmp_path):
-    home = picture_home
-    run = RunPaths(home / "away" / "images" / "run_0")
-    out = Path(shutil.copytree(home / "by_run", tmp_path / "out"))
-    before = (out / "findings.jsonl").read_text()
-    assert asked(home / "bundle", home, out) == 0
-    assert asked(run.root, home, out) == 0
-    kept = [line for line in (out / "findings.jsonl").read_text().splitlines() if "torn" not in line]
-    assert kept == [line for line in before.splitlines() if "torn" not in line]
 
 
 def test_of_pictures_that_failed_only_those_are_remembered_that_would_fail_again(picture_home, tmp_path):

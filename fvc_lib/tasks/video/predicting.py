@@ -478,7 +478,7 @@ def mean_of(scores: Sequence[float]) -> float:
 
 def decoding_cautions(run: RunPaths, networks: Networks) -> tuple[str, ...]:
     """Return a caution unless files are decoded by the code and library that decoded the run's videos."""
-    if networks.measurer is not None:  # no clips; each fitted model names the code that measured
+    if not networks.sees_frames:  # no clips; each fitted model names the code that measured
         return ()
     paths = read_table(run.augmented_metadata, AUGMENTED)["clip_path"] if run.augmented_metadata.is_file() else ()
     if {networks.store.decode_folder.name in Path(path).parts for path in paths} == {True}:

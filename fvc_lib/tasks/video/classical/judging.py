@@ -83,29 +83,31 @@ def fitted_model(path: Path, state: Mapping[str, Tensor], config: RunConfig) -> 
     return FittedModel(DETECTORS.get(config.model).build(), arrays, names)  # type: ignore[misc]
 
 
-class FeatureMeasurer:
-    """Measures the forensic features of files as a run's were, each file in a worker process."""
+def measured_features(
+    config: RunConfig, recipe: str, files: Sequence[tuple[Path, str]]
+) -> Iterator[tuple[int, dict[str, float], str]]:
+    """Measure the forensic features of ``files`` as the run's were, each file in a worker process.
 
-    def __init__(self, config: RunConfig, recipe: str, cache_dir: Path) -> None:
-        self._families = families_named(config.feature_families)
-        self._recipe, self._cache_dir = recipe, cache_dir
+    Args:
+        config: the run's.
+        recipe: by which each file is re-encoded first; empty: none.
+        files: paths with content hashes; an empty hash is not compared.
 
-    def measure(self, files: Sequence[tuple[Path, str]]) -> Iterator[tuple[int, dict[str, float], str]]:
-        """Yield position, features by column, and the reason why there are none (else empty).
-
-        ``files`` are paths with content hashes; an empty hash is not compared.
-        """
-        names = [family.name for family in self._families]
-        wanted = [(path, content, names) for path, content in files]
-        with closing(measure_files(wanted, self._recipe, self._cache_dir)) as measurements:
-            for position, measured, failure in measurements:
-                features = {
-                    column: np.nan if value is None else float(value)
-                    for family in self._families
-                    if family.name in measured
-                    for column, value in zip(family.columns(), measured[family.name][1], strict=True)
-                }
-                yield position, features, f"features: {failure}" if failure else ""
+    Yields:
+        Position, features by column, and the reason why there are none (else empty).
+    """
+    families = families_named(config.feature_families)
+    names = [family.name for family in families]
+    wanted = [(path, content, names) for path, content in files]
+    with closing(measure_files(wanted, recipe, Path(config.cache_dir))) as measurements:
+        for position, measured, failure in measurements:
+            features = {
+                column: np.nan if value is None else float(value)
+                for family in families
+                if family.name in measured
+                for column, value in zip(family.columns(), measured[family.name][1], strict=True)
+            }
+            yield position, features, f"features: {failure}" if failure else ""
 
 
 class _Line(nn.Module):

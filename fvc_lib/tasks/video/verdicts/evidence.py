@@ -72,7 +72,7 @@ def file_evidence(
     provenance = part("Provenance", lambda: provenance_of(path))
     own = known.rows.filter(content_sha256=row["sha256"]).drop_nulls("score")
     folds = (int(own["fold"][0]),) if own.height else networks.judges
-    note = NO_NETWORK if not set(folds) <= set(networks.folds) else NO_FRAMES if networks.measurer else ""
+    note = NO_NETWORK if not set(folds) <= set(networks.folds) else "" if networks.sees_frames else NO_FRAMES
     if note:
         return FileEvidence(provenance=provenance, notes=(note,), failures=tuple(failures))
 

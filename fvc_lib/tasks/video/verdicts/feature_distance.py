@@ -154,18 +154,6 @@ class FeatureDistance:
         """Whether a quantile is one that familiar videos hardly have; a rounded last digit decides nothing."""
         return quantile <= UNFAMILIAR_AT * (1 + 1e-9)
 
-    @cached_property
-    def share_unlike(self) -> float:
-        """Of the run's own groups, each video set against those of other groups and each group with one vote."""
-        own, votes, groups = (
-            np.concatenate([each[fold] for fold in self.folds])
-            for each in ({fold: of.own for fold, of in self.folds.items()}, self._votes,
-                         {fold: of.groups for fold, of in self.folds.items()})
-        )  # fmt: skip
-        further = (own >= own[:, None]) & (groups != groups[:, None])
-        quantiles = (1 + (further * votes).sum(1)) / self.num_groups
-        return float((votes * (quantiles <= UNFAMILIAR_AT * (1 + 1e-9))).sum() / self.num_groups)
-
     @property
     def _too_few(self) -> str:
         return f"{self.num_groups} groups are too few, at least {round(1 / UNFAMILIAR_AT) - 1} are needed"
@@ -176,8 +164,8 @@ class FeatureDistance:
             return f"Features are not compared: {self._too_few}."
         return (
             f"Unfamiliar, too, is a video whose features are further out than those of all but "
-            f"{100 * UNFAMILIAR_AT:g} % of the run's {self.num_groups:,} groups are; of these themselves "
-            f"{100 * self.share_unlike:.2g} % are. An unseen generator need not show there."
+            f"{100 * UNFAMILIAR_AT:g} % of the run's {self.num_groups:,} groups are. An unseen generator need not show "
+            "there."
         )
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -226,7 +214,7 @@ def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> 
     So many groups, in an order that depends on nothing but their names, as have at most ``MOST_VIDEOS`` videos. What
     was computed once lies in the cache. ``tell`` is told how far that is. Raises ``DataError`` for a damaged clip.
     """
-    if networks.measurer is not None:
+    if not networks.sees_frames:
         return None
     tested = known.tested
     if FINAL in networks.judges:

@@ -41,7 +41,7 @@ from fvc_lib.services.tasks import DEFAULT_TASK, FINAL_TRAINING
 from fvc_lib.tasks.decoding import FileToScore, decoded_files, scratch_folder
 from fvc_lib.tasks.predicting import Trained
 from fvc_lib.tasks.recipe import read_outcome
-from fvc_lib.tasks.video.classical.judging import FeatureMeasurer, FittedModel, fitted_model, probe
+from fvc_lib.tasks.video.classical.judging import FittedModel, fitted_model, measured_features, probe
 from fvc_lib.tasks.video.summary import TrainingSummary
 from fvc_lib.video.clips.clip_file import Pixels, load_clip_file
 from fvc_lib.video.clips.store import ClipStore
@@ -101,9 +101,8 @@ class Networks:
         self._held, self._networks = held or len(folds), OrderedDict[int, nn.Module]()
         self._fitted: dict[int, FittedModel] = {}
         self.remarks: list[str] = []  # cautions on changed code of the networks that were loaded
-        self.measurer: FeatureMeasurer | None = None  # of models on forensic features
-        if config.of_features == "forensic":
-            self.measurer = FeatureMeasurer(config, self.store.recipe, Path(config.cache_dir))
+        self.sees_frames = config.of_features != "forensic"
+        if not self.sees_frames:
             self.batch_size = _MEASURED_AT_ONCE
 
     @property
@@ -124,7 +123,7 @@ class Networks:
     @cached_property
     def sees_order(self) -> bool:
         """Whether a network's answer depends on the order of a clip's frames, as one that looks at motion."""
-        if self.measurer is not None:
+        if not self.sees_frames:
             return False
         clips = self.config.clips
         shape = (1, clips.num_frames, 3, clips.side, clips.side)
@@ -192,7 +191,7 @@ class Networks:
     def check(self) -> None:
         """Load every network once; raise as ``Trained.built``."""
         for fold in self.folds:
-            self.network(fold) if self.measurer is None else self.fitted(fold)
+            self.network(fold) if self.sees_frames else self.fitted(fold)
 
     def fitted(self, fold: int) -> FittedModel:
         """Return the model of ``fold`` on forensic features; raise as ``Trained.state``."""
@@ -203,7 +202,7 @@ class Networks:
 
     def network(self, fold: int) -> nn.Module:
         """Return the network of ``fold``, in evaluation mode on its device; raise as ``Trained.built``."""
-        if self.measurer is not None:
+        if not self.sees_frames:
             raise UsageError(
                 f"{self.name}: model {self.config.model!r} sees features of the whole video and no frames: it has no "
                 "scores of windows, and no maps of where a video is called fake."
@@ -411,8 +410,8 @@ def score_clips(
     videos = pixels.reshape(len(files), number, shape[0] // number, *shape[1:])
     for place, position in enumerate(positions):
         seen(position, videos[place])
-    if networks.measurer is not None:
-        yield from _score_features(networks, networks.measurer, files)
+    if not networks.sees_frames:
+        yield from _score_features(networks, files)
         return
     found: dict[int, dict[int, float]] = {position: {} for position in positions}
     inputs: dict[int, dict[int, Features]] = {position: {} for position in positions}
@@ -428,14 +427,12 @@ def score_clips(
         yield FileScores(position, logits, inputs[position])
 
 
-def _score_features(
-    networks: Networks, measurer: FeatureMeasurer, files: Mapping[int, FileToScore]
-) -> Iterator[FileScores]:
+def _score_features(networks: Networks, files: Mapping[int, FileToScore]) -> Iterator[FileScores]:
     """Measure the forensic features of ``files`` and judge by them; raise as ``score_files``."""
     if any(file.recipe for file in files.values()):
         raise UsageError(f"{networks.name}: its model sees features; only networks score disturbed videos.")
-    positions = list(files)
-    for place, found, failure in measurer.measure([(file.path, file.content_sha256) for file in files.values()]):
+    positions, todo = list(files), [(file.path, file.content_sha256) for file in files.values()]
+    for place, found, failure in measured_features(networks.config, networks.store.recipe, todo):
         position, logits = positions[place], dict[int, float]()
         if not failure:
             for fold in files[position].folds:

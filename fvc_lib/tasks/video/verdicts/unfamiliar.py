@@ -8,7 +8,6 @@ import numpy.typing as npt
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
-from fvc_lib.corpus.copies.groups import Components
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links, nearly_alike
 from fvc_lib.corpus.copies.perceptual_hash import parse_hashes
 from fvc_lib.services.run_paths import RunPaths
@@ -24,20 +23,19 @@ class _Strict(BaseModel):
 
 
 class NumberRange(_Strict):
-    """The number of videos of which a number is not known, and its quantiles over the others; null: of none known."""
+    """A number's 1st and 99th percentile over videos (null: of none known), and of how many it is not known."""
 
     num_unknown: _Count
-    quantiles: dict[str, _Number | None]
+    low: _Number | None
+    high: _Number | None
 
 
 class TrainingRanges(_Strict):
-    """What a run's videos are like: counts of codecs and containers, ranges of sizes, lengths and rates."""
+    """What a run's videos are like: counts of codecs, and ranges of sizes, lengths and rates."""
 
     codec: dict[str, _Count]
-    container: dict[str, _Count]
     shorter_side_pixels: NumberRange
     longer_side_pixels: NumberRange
-    num_frames: NumberRange
     duration_seconds: NumberRange
     frames_per_second: NumberRange
     bits_per_second: NumberRange
@@ -50,7 +48,7 @@ class TrainingRanges(_Strict):
             found.append((f"codec {facts['codec']}", ", ".join(sorted(self.codec))))
         for column, (name, unit, of) in _WATCHED.items():
             value, known = of(facts), getattr(self, column)
-            low, high = (known.quantiles.get(share) for share in (_LOW, _HIGH))
+            low, high = known.low, known.high
             if value is None:
                 if not known.num_unknown:
                     unknown.append(f"its {name} is not known")
@@ -71,9 +69,8 @@ _WATCHED: Mapping[str, tuple[str, str, Callable[[_Facts], float | None]]] = {
     "frames_per_second": ("frame rate", "frames a second", lambda facts: facts["frames_per_second"]),
     "bits_per_second": ("bit rate", "bits a second", lambda facts: facts["bits_per_second"]),
 }
+_RATES = ("duration_seconds", "frames_per_second", "bits_per_second")
 _SLACK = 0.1
-_LOW, _HIGH = "0.01", "0.99"
-_QUANTILES = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 FAMILIARITY = (
     "Unfamiliar is a codec that no video of the run has, and a side, length, frame rate or bit rate more than a tenth "
     "below the 1st or above the 99th percentile of the run's videos, or not known where theirs is."
@@ -86,24 +83,16 @@ def index_of_files(run: RunPaths) -> pl.DataFrame:
 
 
 def training_ranges(index: pl.DataFrame) -> TrainingRanges:
-    """Return the ranges of videos (INDEX); a quantile below the median is rounded down to a video's, above it up."""
-    sides = pl.concat_list("width", "height").list
-    values = index.select(
-        shorter_side_pixels=sides.min(), longer_side_pixels=sides.max(), num_frames="num_frames",
-        duration_seconds="duration_seconds", frames_per_second="frames_per_second", bits_per_second="bits_per_second",
-    )  # fmt: skip
-    parts: dict[str, Any] = {name: dict(sorted(index[name].value_counts().rows())) for name in ("codec", "container")}
-    for name in values.columns:
-        quantiles = {str(share): values[name].quantile(share, _rounding(share)) for share in _QUANTILES}
-        parts[name] = NumberRange(num_unknown=values[name].null_count(), quantiles=quantiles)
-    ranges = TrainingRanges(**parts)
-    videos = index.select("codec", "width", "height", *values.columns[3:])
-    outside = sum(bool(ranges.reasons(facts)) for facts in videos.iter_rows(named=True))
+    """Return the ranges of videos (INDEX); percentiles are values of videos."""
+    parts, videos = dict[str, Any](), index.select("codec", "width", "height", *_RATES).to_dicts()
+    for column, (_, _, of) in _WATCHED.items():
+        values = pl.Series([of(video) for video in videos], dtype=pl.Float64)
+        parts[column] = NumberRange(
+            num_unknown=values.null_count(), low=values.quantile(0.01, "lower"), high=values.quantile(0.99, "higher")
+        )
+    ranges = TrainingRanges(codec=dict(sorted(index["codec"].value_counts().rows())), **parts)
+    outside = sum(bool(ranges.reasons(video)) for video in videos)
     return ranges.model_copy(update={"share_unfamiliar": outside / max(1, index.height)})
-
-
-def _rounding(share: float) -> Any:
-    return "linear" if share == 0.5 else "lower" if share < 0.5 else "higher"
 
 
 def _shown(value: float) -> str:
@@ -153,8 +142,6 @@ def _cells(frame: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
 
 # --- Copies
 
-_PAIRED = 50  # of more videos that show one footage all count as shown, so that time does not grow with them
-
 
 class KnownFootage:
     """The run's videos by their perceptual hashes, None where there is none, to look for copies of them."""
@@ -165,22 +152,13 @@ class KnownFootage:
         self._table = parse_hashes([text for text in hashes if text is not None and max_bits])[0]
 
     def copied(self, new: str | None) -> list[int]:
-        """Which of them show the same footage as a new video, by their places; none for 0 bits.
+        """Return the places of the videos that show the same footage as a new video; none for 0 bits.
 
-        A real and what was made of it may both be found.
+        A real and a fake made of it may both be found.
         """
         if new is None or not self._table.size:
             return []
         one, near = parse_hashes([new])[0][0], self._places
         if len(one) == self._table.shape[1]:
             near = near[nearly_alike(self._table, one, self._max_bits)]
-        if len(near) <= _PAIRED:
-            return [each for each in near.tolist() if self._links([each], new)]
-        joined = Components(len(near) + 1)
-        for pair in self._links(near.tolist(), new):
-            joined.join(*pair)
-        connected = near[joined.label[:-1] == joined.label[-1]].tolist()
-        return connected if len(connected) > _PAIRED else [each for each in connected if self._links([each], new)]
-
-    def _links(self, places: Sequence[int], new: str) -> list[tuple[int, int]]:
-        return near_duplicate_links([*(self._hashes[place] for place in places), new], self._max_bits)
+        return [each for each in near.tolist() if near_duplicate_links([self._hashes[each], new], self._max_bits)]
