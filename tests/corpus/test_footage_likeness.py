@@ -66,14 +66,6 @@ def test_copies_of_drawn_clips_are_found(edit: str, clip: str) -> None:
     assert near_duplicate_links([perceptual_hash(original), perceptual_hash(copy)], 10) == [(0, 1)]
 
 
-def test_looks_only_take_links_away() -> None:
-    clips = [frames for pair in TWO_CLIPS.values() for frames in pair]
-    clips += [noisy(footage(seed, SIDE, SIDE), 3 + seed) for seed in (1, 1, 2)]
-    hashes = [perceptual_hash(frames) for frames in clips]
-    plain = set(near_duplicate_pairs([without_looks(text) for text in hashes], 10))
-    assert set(near_duplicate_pairs(hashes, 10)) < plain
-
-
 def test_what_is_connected_or_the_same_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     agree = SameFootage.agree

@@ -1,7 +1,6 @@
 import itertools
 
 import numpy as np
-import pytest
 from hypothesis import assume, given, strategies as st
 
 from fvc_lib.corpus.folds import balance_groups
@@ -42,8 +41,3 @@ def test_no_move_or_swap_betters_it_and_it_is_near_the_best_of_all(
         moved = parts.copy()
         moved[place] = part
         assert reached <= deviation(loads(counts, moved, len(shares)), shares) + 1e-8
-
-
-def test_too_few_groups_of_a_class_are_refused() -> None:
-    with pytest.raises(ValueError, match="wanted at least 3"):
-        balance_groups(np.array([(1, 0), (1, 0), (1, 0), (0, 9)]), np.full(3, 1 / 3), np.random.default_rng(0))

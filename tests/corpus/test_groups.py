@@ -39,17 +39,6 @@ def test_one_source_in_two_stated_groups_joins_them() -> None:
     assert set(grouping.group_ids) == {"f1+1 more"}
 
 
-def test_stated_names_that_look_like_made_up_ones_stay_apart() -> None:
-    lonely = member("lonely")
-    lookalike = f"video {lonely.content_sha256[:16]}"
-    members = [lonely, member("a", lookalike), member("b", "f1"), member("c", "f2"), member("d", "f1+1 more")]
-    ids = join_groups(members, [(2, 3)]).group_ids
-    assert ids[1] == lookalike
-    assert ids[4] == "f1+1 more"
-    assert len({ids[0], ids[1], ids[2], ids[4]}) == 4
-    assert ids[2] == ids[3]
-
-
 MEMBERS = st.lists(
     st.tuples(st.sampled_from([None, None, "f1", "f2", "f3"]), st.integers(0, 8), st.integers(0, 8)), max_size=12
 ).map(

@@ -1,4 +1,3 @@
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -178,16 +177,6 @@ def test_a_flat_folder_says_what_to_do(tmp_path: Path) -> None:
             list_images(tmp_path / name)
 
 
-def test_names_that_are_not_utf8_are_listed_and_linked_folders_are_not_entered(tmp_path: Path) -> None:
-    put(tmp_path / "elsewhere" / "x.jpg", 1)
-    corpus = tmp_path / "corpus"
-    put(corpus / os.fsdecode(b"caf\xe9") / "a.jpg", 2)
-    (corpus / "linked").symlink_to(tmp_path / "elsewhere")
-    listing = listed(corpus, "folder")
-    assert [(image.path, image.class_label) for image in listing.images] == [("caf\\xe9/a.jpg", "caf\\xe9")]
-    assert reasons(listing) == {"outside_corpus": 1}
-
-
 # Manifests
 
 
@@ -222,18 +211,6 @@ def test_a_manifest_with_classes_groups_parts_and_numbers(tmp_path: Path) -> Non
     }  # fmt: skip
     assert "row 6" in detail_of(listing, "unknown_split")
     assert all(name in " ".join(listing.notes) for name in ("'remark'", "'rating' hold no number: 1 x 'n/a'"))
-
-
-def test_a_manifest_in_parquet_and_one_in_a_folder(tmp_path: Path) -> None:
-    put(tmp_path / "a.jpg", 1)
-    pl.DataFrame({"path": ["a.jpg"], "mass_g": [3.5]}).write_parquet(tmp_path / "manifest.parquet")
-    for corpus in (tmp_path, tmp_path / "manifest.parquet"):
-        listing = listed(corpus, wanted="manifest")
-        assert dict(listing.images[0].targets) == {"mass": 3.5}
-    with pytest.raises(UsageError, match="'path'"):
-        list_images(put(tmp_path / "bad.csv", "file,class\na.jpg,pie\n"))
-    with pytest.raises(UsageError, match="image_layout: got 'food101'"):
-        list_images(tmp_path / "manifest.parquet", "food101")
 
 
 # Several in one folder

@@ -1,5 +1,4 @@
 import json
-import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -90,18 +89,6 @@ def test_each_corpus_keeps_its_own_split_and_no_group_is_in_two_parts(index: Ima
     assert set(dishes["part"]) == {"train", "validation", "test"}
     assert set(dishes["split_source"]) == {"made"}
     assert dishes.group_by("group_id").len()["len"].to_list() == [2] * 12
-
-
-def test_where_the_corpus_lies_and_how_many_processes_read_it_does_not_matter(
-    index: ImageIndex, combined: Path, tmp_path: Path
-) -> None:
-    moved = tmp_path / "moved"
-    shutil.copytree(combined, moved)
-    other = index_images(config_for(moved, workers=2))
-    assert other.images.equals(index.images)
-    assert other.targets.equals(index.targets)
-    assert other.rejected.equals(index.rejected)
-    assert other.notes == index.notes
 
 
 def test_what_is_known_is_not_decoded_again_and_a_stopped_index_goes_on(

@@ -272,16 +272,6 @@ class TestRefusals:
         assert build.index.height == 6
         assert build(corpus, max_rejected_share=0.15).num_indexed == 6
 
-    def test_duplicates_and_unused_labels_are_no_loss(
-        self, tmp_path: Path, make_video: MakeVideo, build: Built
-    ) -> None:
-        make_video(tmp_path / "a.mp4", 1)
-        make_video(tmp_path / "b.mp4", 2)
-        rows = [("a.mp4", "real", ""), ("b.mp4", "fake", ""), *[("a.mp4", "real", "")] * 5, *[("x", "parody", "")] * 5]
-        report = build(write_manifest(tmp_path / "m.csv", *rows), max_rejected_share=0.0)
-        assert report.rejected == {"duplicate_path": 5, "label_not_used": 5}
-        assert list(report.rejected_table().rows()) == [("duplicate_path", 5), ("label_not_used", 5)]
-
 
 class TestContinuing:
     def test_unchanged_files_are_not_probed_again(self, corpus: Path, make_video: MakeVideo, build: Built) -> None:
@@ -323,20 +313,6 @@ def test_video_ids_are_distinct_prefixes(contents: list[str], length: int) -> No
         shared = [other for other in contents if other != content and other[:length] == content[:length]]
         assert (len(video_id) > length) == bool(shared)
     assert video_ids(reversed(contents), length) == ids
-
-
-@pytest.mark.long
-def test_the_real_manifest(shared: Path, build: Built) -> None:
-    report = build(shared / "media/manifest.csv", workers=0)
-    table = pl.read_csv(shared / "media/manifest.csv", infer_schema=False)
-    joined = build.index.join(table, on="path", how="inner", validate="1:1")
-    assert joined.height == report.num_indexed == 41
-    assert joined["content_sha256"].to_list() == joined["sha256"].to_list()
-    one_stream = joined.filter(~pl.col("notes").fill_null("").str.contains("two video"))
-    assert one_stream.height >= 40
-    assert one_stream["width"].to_list() == one_stream["width_right"].cast(pl.Int64).to_list()
-    assert one_stream["num_frames"].to_list() == one_stream["n_frames"].cast(pl.Int64).to_list()
-    assert joined.group_by("group").agg(pl.col("group_id").n_unique())["group_id"].max() == 1
 
 
 @pytest.mark.fault(7)

@@ -170,19 +170,6 @@ class TestAgainstTheNaiveDefinition:
         assert len(links) == 997
         assert near_duplicate_links(hashes, 8, threads=4) == links
 
-    def test_videos_searched_in_portions(self, monkeypatch):
-        monkeypatch.setattr(near_duplicates, "_QUERIES_AT_ONCE", 7)
-        monkeypatch.setattr(near_duplicates, "_ENTRIES_AT_ONCE", 5 * NUM_WINDOWS)
-        rng = np.random.default_rng(7)
-        centres = rng.integers(1, 2**64, (8, 3, NUM_WINDOWS), dtype=np.uint64)
-        table = centres[rng.integers(0, 8, 40)]
-        table[::2, :, 0] ^= np.uint64(0b101)
-        table[::5] = table[::5, :, rng.permutation(NUM_WINDOWS)]
-        hashes = [hash_text(frames) for frames in table]
-        clusters = connected(40, near_duplicate_pairs(hashes, 5))
-        assert 1 < len(set(clusters)) < 40
-        assert connected(40, near_duplicate_links(hashes, 5)) == clusters
-
 
 @pytest.mark.parametrize("num_frames", range(2, 9))
 def test_some_telling_frames_agree_wherever_more_than_half_do(num_frames):

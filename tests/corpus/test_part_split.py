@@ -63,17 +63,6 @@ def test_every_part_gets_a_group_where_there_are_enough(
         assert "train" in result.parts
 
 
-def test_test_groups_are_spread_over_the_sizes_and_an_oversized_group_is_trained_on() -> None:
-    rows = [(f"small{number}", "a", None) for number in range(40)]
-    rows += [(f"large{number}", "a", None) for number in range(10) for _ in range(4)]
-    rows += [("huge", "a", None)] * 60
-    for seed in range(8):
-        result = split(rows, seed)
-        groups = {group: part for (group, _, _), part in zip(rows, result.parts, strict=True)}
-        assert groups["huge"] == "train"
-        assert sum(part == "test" for group, part in groups.items() if group.startswith("large")) in (2, 3)
-
-
 def test_a_class_with_too_few_groups_is_trained_on_and_said() -> None:
     rows = [(f"a{number}", "a", None) for number in range(10)] + [("b0", "b", None), ("b1", "b", None)]
     result = split(rows)

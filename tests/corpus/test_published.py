@@ -6,9 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from click.testing import CliRunner
 
-from fvc_lib.command_line.commands import corpora
 from fvc_lib.corpus.corpus_files import Entry
 from fvc_lib.corpus.index import group_annotations
 from fvc_lib.corpus.listing import CorpusLoader, Listing, by_rank, read_corpus
@@ -251,14 +249,3 @@ def test_no_release_is_taken_for_another(tmp_path: Path) -> None:
         make(tmp_path / name)
         loaders: list[CorpusLoader] = [loader for loader in by_rank(CORPORA) if loader.title]
         assert [loader.name for loader in loaders if loader.recognises(tmp_path / name)] == [EXPECTED[name][0]]
-
-
-def test_the_command_lists_corpora_and_says_what_a_folder_is(tmp_path: Path) -> None:
-    listed = CliRunner().invoke(corpora, [])
-    assert listed.exit_code == 0
-    assert all(each in listed.output for each in ("celeb_df", "Li et al., CVPR 2020", "research only", "(a form)"))
-    MINIATURES["celeb_df"](tmp_path)
-    shown = CliRunner().invoke(corpora, [str(tmp_path)]).output
-    assert "is read as celeb_df: 6 videos in 4 stated groups" in shown
-    assert "label           real 5, fake 1" in shown
-    assert "official split  train 4, test 2" in shown

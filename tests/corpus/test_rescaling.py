@@ -1,6 +1,6 @@
 """Where size and rate are all that differs between the labels, nothing tells them once videos are rescaled."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,14 +16,13 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table, write_table
 from fvc_lib.tasks.decoding import FileToScore, item_to_decode
-from fvc_lib.tasks.leakage_audit import leakage_audit
 from fvc_lib.tasks.video.verdicts.unfamiliar import index_of_files, training_ranges
 from fvc_lib.video.clips.clip_file import map_clip_file
 from fvc_lib.video.clips.making import make_clips
 from fvc_lib.video.clips.store import ClipStore
 from fvc_lib.video.clips.worker import make_original
 from fvc_lib.video.decode.clip import decode_clip
-from fvc_lib.video.decode.probe import PacketFacts, probe_video
+from fvc_lib.video.decode.probe import probe_video
 from fvc_lib.video.reencode import reencoded
 
 NUM_VIDEOS, SECONDS = 24, 1
@@ -74,9 +73,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return Corpus(folder / "corpus", *(read_table(path, INDEX) for path in tables[:2]), report.notes)
 
 
-def judged(index: pl.DataFrame) -> pl.DataFrame:
-    number = pl.col("path").str.extract(r"(\d+)").cast(pl.Int64)
-    return index.select("video_id", "group_id", "label", fold=number // 2 % 4)
 
 
 def test_labels_that_size_and_rate_told_are_at_chance_after_it(corpus: Corpus) -> None:
@@ -84,24 +80,6 @@ def test_labels_that_size_and_rate_told_are_at_chance_after_it(corpus: Corpus) -
     assert set(corpus.originals.select("height", "frames_per_second").rows()) == {(96, 30.0), (64, 20.0)}
     same = ("video_id", "path", "label", "group_id", "content_sha256", "perceptual_hash")
     assert corpus.index.select(same).equals(corpus.originals.select(same))
-
-
-def test_the_audit_warns_of_size_and_rate_where_they_tell_and_only_there(corpus: Corpus) -> None:
-    predictions = judged(corpus.index).with_columns(score=0.5, threshold=0.5, logit=0.0, temperature=1.0)
-
-    def warned(index: pl.DataFrame, config: RunConfig) -> list[str]:
-        links = pl.DataFrame(schema={"first": pl.String, "second": pl.String, "why": pl.String, "evidence": pl.String})
-        folds = judged(index)
-        return (
-            leakage_audit(index, folds, predictions, links, config).filter(check="size_and_rate")["finding"].to_list()
-        )
-
-    plain = RunConfig(bootstrap_replicates=100)
-    fewer = corpus.originals.drop(each.name for each in fields(PacketFacts))  # each column is a control of its own
-    (told,) = warned(fewer, plain)
-    assert "AUC 1.000" in told
-    assert "-p rescale 480" in told
-    assert warned(corpus.index, RESCALED) == warned(corpus.index, plain) == []
 
 
 def test_clips_are_of_the_rescaled_videos(corpus: Corpus) -> None:

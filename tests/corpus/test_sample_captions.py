@@ -2,7 +2,6 @@ import hashlib
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from fvc_lib.corpus.samples import captions as sample_captions
 from fvc_lib.corpus.samples.captions import (
     COLOURS,
-    GROUNDS,
     MOTIONS,
     SHAPES,
     SIDE_PIXELS,
@@ -21,7 +19,7 @@ from fvc_lib.corpus.samples.captions import (
     make_clip,
     plan_clips,
 )
-from fvc_lib.corpus.samples.files import decode_frames, split_planes
+from fvc_lib.corpus.samples.files import split_planes
 
 
 def parts_of(drawing: Drawing) -> tuple[str, str, str, str]:
@@ -37,20 +35,6 @@ def test_no_test_caption_is_read_in_training_but_every_two_of_its_words_are():
     assert not any(captions[a].keys() & captions[b].keys() for a, b in combinations(captions, 2))
     pairs = {pair for parts in captions["train"].values() for pair in combinations(parts, 2)}
     assert {pair for part in captions for parts in captions[part].values() for pair in combinations(parts, 2)} <= pairs
-
-
-@pytest.mark.parametrize("colour", COLOURS)
-@pytest.mark.parametrize("ground", GROUNDS)
-def test_colours_survive_encoding(colour, ground):
-    """Every pixel of thing and ground, as decoded, is nearest in chroma to the colour that the caption names."""
-    drawing = Drawing("colours", colour, "square", "moves left", ground)
-    inside = split_planes(draw(replace(drawing, colour="yellow"))[6])[1] < 60  # bluish is nothing else of a yellow one
-    luma, blue, red = split_planes(decode_frames(make_clip(drawing))[6])
-    seen = np.stack([blue, red], axis=-1).astype(np.float64)
-    for where, said, names in ((inside, colour, COLOURS), (~inside, ground, GROUNDS)):
-        middle = np.median(seen[where], axis=0)
-        assert min(names, key=lambda name: np.abs(_levels(names[name])[1:] - middle).sum()) == said
-    assert luma.shape == (SIDE_PIXELS, SIDE_PIXELS)
 
 
 @pytest.mark.parametrize(("motion", "direction"), MOTIONS.items())

@@ -1,6 +1,5 @@
 import csv
 import io
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +8,7 @@ from PIL import Image
 
 from fvc_lib.corpus.samples import dishes as sample_dishes
 from fvc_lib.corpus.samples.dishes import (
-    DISHES_PER_FOOD,
-    PHOTOGRAPHS_PER_DISH,
     SHAPES,
-    TARGETS,
     Dish,
     generate_sample_dishes,
     photograph,
@@ -27,21 +23,6 @@ def decoded(content: bytes) -> np.ndarray:
 @pytest.fixture
 def few_dishes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_dishes, "DISHES_PER_FOOD", 1)
-
-
-def test_the_plan_has_all_foods_and_counts_and_some_things_nobody_wrote_down() -> None:
-    plan = plan_dishes()
-    assert Counter(planned.dish.food for planned in plan) == dict.fromkeys(SHAPES, DISHES_PER_FOOD)
-    assert {planned.dish.num_pieces for planned in plan} == {1, 2, 3, 4}
-    assert plan == plan_dishes()
-    unnamed = sum(not planned.class_label for planned in plan)
-    assert 3 <= unnamed <= 20
-    assert all(planned.class_label in ("", planned.dish.food) for planned in plan)
-    known = Counter(planned.known for planned in plan)
-    assert set(known) == {frozenset(), frozenset({"mass_g"}), frozenset(TARGETS)}
-    assert min(known.values()) >= 5
-    assert all(planned.class_label or planned.known for planned in plan)
-    assert len({path for planned in plan for path in planned.paths}) == len(plan) * PHOTOGRAPHS_PER_DISH
 
 
 def test_neither_mean_colour_nor_file_size_tells_the_food() -> None:

@@ -117,13 +117,3 @@ def test_corpora_that_overlap_or_are_not_there_are_refused(more, message, tmp_pa
     (tmp_path / "linked").symlink_to(tmp_path / "clips")
     with pytest.raises(UsageError, match=message):
         read_corpora([tmp_path / "clips", *(tmp_path / each for each in more)], tmp_path / "links")
-
-
-def test_files_outside_a_manifest_s_folder_are_found_among_several_corpora(tmp_path):
-    touch(tmp_path, "far/a.mp4", "near/real/b.mp4", "near/fake/c.mp4", "lists/d.mp4")
-    rows = [f"{tmp_path}/far/a.mp4,fake", "../far/a.mp4,fake", "d.mp4,real"]
-    text(tmp_path, "lists/list.csv", ["path,label", *rows])
-    listing = read_corpora([tmp_path / "near", tmp_path / "lists/list.csv"], tmp_path / "links", allow_outside=True)
-    assert len(listing.entries) == 5
-    found = {(listing.root / path_from_text(entry.path)).resolve() for entry in listing.entries}
-    assert found == {path.resolve() for path in tmp_path.rglob("*.mp4") if "links" not in path.parts}

@@ -12,7 +12,7 @@ import pytest
 
 from fvc_lib.corpus.listing import read_corpus
 from fvc_lib.corpus.several import read_corpora
-from fvc_lib.corpus.video_texts import index_video_texts, read_tar_pairs, video_text_root
+from fvc_lib.corpus.video_texts import read_tar_pairs, video_text_root
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError
 from fvc_lib.video.decode.clip import decode_clip
@@ -269,22 +269,3 @@ def test_tables_called_like_tars_are_no_manifest_of_videos_and_texts(tmp_path, m
     config = RunConfig(task="video_text", corpus=str(folder / "{00000..00000}.tar"))
     assert video_text_root(config) == folder
     assert [row.text for row in read_tar_pairs(config.corpus).rows] == ["a red square"]
-
-
-def test_pairs_in_tars_are_indexed_as_those_of_a_manifest(tmp_path, make_video):
-    rows, plain, tars = [], tmp_path / "plain", tmp_path / "tars"
-    for number in range(8):
-        content = make_video(plain / f"v{number}.mp4", number).read_bytes()
-        text, part = f"scene number {number}", ("train", "validation", "test")[number % 3]
-        rows.append((f"v{number}.mp4", text, part))
-        members = {f"v{number}.mp4": content, f"v{number}.txt": text, f"v{number}.json": {"split": part}}
-        write_tar(tars / f"{number}.tar", members)
-    pl.DataFrame(rows, schema=["path", "text", "split"], orient="row").write_csv(plain / "manifest.csv")
-    found = {}
-    for corpus in (plain, tars):
-        config = RunConfig(task="video_text", corpus=str(corpus), cache_dir=str(tmp_path / "cache"), workers=1)
-        found[corpus] = index_video_texts(config)
-        assert video_text_root(config) == corpus == found[corpus].root
-    left, right = (found[corpus].pairs.drop("path", "group_id") for corpus in (plain, tars))
-    assert left.equals(right)
-    assert left.height == 8

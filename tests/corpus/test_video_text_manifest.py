@@ -79,16 +79,6 @@ def test_one_character_is_quoted_as_in_csv(tmp_path_factory, cells, separator):
     assert read_label_table(path, separator).rows == tuple(cells)
 
 
-def test_between_several_characters_quotes_are_letters(tmp_path):
-    content = 'path||text||split\na.mp4||"Go" he said|| \nb.mp4||an "open quote||test\nc.mp4||a|b||train\nd.mp4||x\n'
-    table = read_label_table(manifest_of(tmp_path, content), "||")
-    assert table.rows == (
-        ("a.mp4", '"Go" he said', ""), ("b.mp4", 'an "open quote', "test"), ("c.mp4", "a|b", "train"), None,
-    )  # fmt: skip
-    with pytest.raises(UsageError, match=r"line 2 is not as in CSV.*several characters"):
-        read_label_table(manifest_of(tmp_path, 'path|text\na.mp4|"Go" he said\n'), "|")
-
-
 @pytest.mark.parametrize("separator", ["", '"', "\n", "a\rb", '|"|'])
 def test_what_cannot_separate_is_refused(separator, tmp_path):
     with pytest.raises(UsageError, match="manifest_separator: got"):
@@ -155,13 +145,6 @@ def test_rows_that_cannot_be_used_are_named_with_their_row(tmp_path):
     ]
     assert all(f"manifest.csv row {row[2]}: " in row[5] for row in listing.rejections.rows)
     assert listing.rejections.frame().height == 10
-
-
-def test_groups_are_known_of_missing_files_too(tmp_path):
-    touch(tmp_path, "a.mp4")
-    content = "path,text,group\na.mp4,x,g1\ngone.mp4,y,g1\ngone.mp4,y,g2\n../out.mp4,z,g3\na.mp4,,g4\na.mp4,x,nan\n"
-    listing = read_pairs(manifest_of(tmp_path, content), ",")
-    assert listing.memberships == (("a.mp4", "g1"), ("a.mp4", "g4"), ("gone.mp4", "g1"), ("gone.mp4", "g2"))
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

@@ -67,18 +67,6 @@ def test_groups_join_what_is_stated_and_what_is_the_same_file():
     assert group_of["None 0.mp4"].startswith("video ")
 
 
-def test_a_split_is_made_of_whole_groups_where_there_is_none():
-    rows = [(f"{number}.mp4", f"t{number % 7}", None, f"g{number // 3}") for number in range(60)]
-    index = indexed(rows)
-    assert set(index.pairs["split_source"]) == {"made"}
-    assert index.pairs.group_by("group_id").agg(pl.col("part").n_unique())["part"].to_list() == [1] * 20
-    assert dict(index.pairs.group_by("part").agg(pl.col("group_id").n_unique()).iter_rows()) == {
-        "test": 4, "validation": 2, "train": 14,
-    }  # fmt: skip
-    assert any("Made by seed" in note for note in index.notes)
-    assert indexed(rows, seed=1).pairs["part"].to_list() != index.pairs["part"].to_list()
-
-
 @given(
     st.lists(
         st.tuples(
@@ -146,12 +134,6 @@ def test_unreadable_files_are_rejected_row_by_row_and_counted():
         indexed([("a", "x", None, None)], [damaged], max_rejected_share=1.0)
     with pytest.raises(DataError, match=r"no usable pair .*lists none"):
         indexed([])
-
-
-def test_too_few_groups_for_three_parts_are_refused():
-    with pytest.raises(DataError, match=r"no pair is left for .*got 1 group.*Add videos"):
-        indexed([("a", "x", None, "g"), ("b", "y", None, "g")])
-    assert set(indexed(plain(3)).pairs["part"]) == set(PARTS)
 
 
 class TestOnFiles:
