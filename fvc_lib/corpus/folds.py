@@ -362,7 +362,7 @@ def _listed(found: Sequence[str]) -> str:
 
 
 # --- One split into train, validation and test instead of folds: even in every stratum, official where given.
-# The corpus's own parts are kept. A part that it does not have is cut from the groups that are its training part or
+# The corpus's own parts stay. A missing part is cut from the groups that are its training part or
 # have no part: so an official train and test leave the test alone and give validation a share of the training groups,
 # and a corpus without any split is divided in three. Which group goes where is drawn from stable hashes of the groups'
 # names, so it depends on no order, path, or number of processes.
@@ -436,23 +436,23 @@ def split_parts(
     rare = _cut(found, free, part_of, {part: shares[part] for part in missing}, seed)
     _fill_empty(found, free, part_of, missing, seed)
     parts = tuple(part_of[group] for group in groups)
-    sources = tuple("official" if part == said else "made" for part, said in zip(parts, official, strict=True))
+    sources = tuple("official" if part == own else "made" for part, own in zip(parts, official, strict=True))
     return PartSplit(parts, sources, tuple(_notes(part_of, stated, missing, rare)))
 
 
 def _gather(groups: Sequence[str], strata: Sequence[str | None], official: Sequence[str | None]) -> dict[str, _Group]:
     if not groups:
         raise DataError("a split of no rows: got nothing to divide, wanted at least one group. See what was rejected.")
-    unknown = sorted({said for said in official if said is not None} - set(PARTS))
+    unknown = sorted({own for own in official if own is not None} - set(PARTS))
     if unknown:
         raise DataError(f"official split: got the part {unknown[0]!r}, wanted {', '.join(PARTS)} or nothing.")
     found: defaultdict[str, _Group] = defaultdict(_Group)
-    for name, stratum, said in zip(groups, strata, official, strict=True):
+    for name, stratum, own in zip(groups, strata, official, strict=True):
         group = found[name]
         group.num_rows += 1
         group.strata["" if stratum is None else f"={stratum}"] += 1  # None is no name that a stratum could have
-        if said is not None:
-            group.official.add(said)
+        if own is not None:
+            group.official.add(own)
     return dict(found)
 
 

@@ -98,7 +98,7 @@ def picture_folders(
 
     Args:
         paths: of pictures and others, which are passed over.
-        facts: what is said of each, such as its label: one video has one.
+        facts: of each path, such as its label: one video has one.
         words: what the label source calls its labels. If all folders are called so, each of them holds many videos, as
             those called real and fake do.
         names_in: gives further names in a folder.
@@ -158,7 +158,7 @@ def _bare_and_whole(path: str) -> tuple[str, str]:
 
 
 def _several(facts: Sequence[Hashable], places: Sequence[int]) -> str:
-    return "differ in label, group or what else is said of them" if len({facts[place] for place in places}) > 1 else ""
+    return "differ in label, group or another stated fact" if len({facts[place] for place in places}) > 1 else ""
 
 
 def _why_no_sequence(names: Collection[str]) -> str:

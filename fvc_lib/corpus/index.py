@@ -372,12 +372,12 @@ def probe_listing(
     for name, part in (listing.parts or {"": listing}).items() if listing.entries else ():
         before = len(results)
 
-        def told(done: int, _: int, before: int = before) -> None:
+        def report(done: int, _: int, before: int = before) -> None:
             if progress is not None:
                 progress(before + done, total)
 
         paths = [entry.path for entry in part.entries if chosen(place(name, entry.path))]
-        found, known = probe_files(kind, part.root, paths, work_dir, workers=workers, progress=told, writer=writer)
+        found, known = probe_files(kind, part.root, paths, work_dir, workers=workers, progress=report, writer=writer)
         results |= {place(name, path): result for path, result in found.items()}
         num_known += known
     return results, num_known
@@ -430,7 +430,7 @@ def _tables(
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, tuple[Merge, ...], int]:
     """Return INDEX, INDEX before ``measure``, REJECTED, merges, and the number of near-copies.
 
-    ``results`` is emptied, so that memory holds what was found either there or in a table.
+    ``results`` is emptied, so that results are not held twice.
     """
     rejections = Rejections()
     probed = _readable(listing.entries, results, rejections)
@@ -484,14 +484,14 @@ def _settle_contents(probed: Sequence[_Probed], rejections: Rejections) -> list[
             for position in places:
                 rejections.add(probed[position].entry, refusal)
             continue
-        kept: dict[str, Entry] = {}
+        first: dict[str, Entry] = {}
         for position in places:
             entry = probed[position].entry
-            if entry.corpus not in kept:
-                kept[entry.corpus] = entry
+            if entry.corpus not in first:
+                first[entry.corpus] = entry
                 remaining.append(position)
                 continue
-            detail = f"{_SAME_AS}{kept[entry.corpus].path!r}{_USED}"
+            detail = f"{_SAME_AS}{first[entry.corpus].path!r}{_USED}"
             rejections.add(entry, Refusal("duplicate_content", detail))
     return remaining
 
@@ -553,7 +553,7 @@ def _measured_again(
     """
     files = files_of(listing)
     sources = {probed[each].result.content_sha256: files[probed[each].entry.path] for each in remaining}
-    found, kept = measure(sources), []
+    found, measured = measure(sources), []
     for position in remaining:
         entry, result = probed[position].entry, probed[position].result
         again = found[result.content_sha256]
@@ -561,8 +561,8 @@ def _measured_again(
             rejections.add(entry, Refusal(again.reason, again.detail))
         else:
             probed[position] = _Probed(entry, replace(result, probe=again.probe))
-            kept.append(position)
-    return kept
+            measured.append(position)
+    return measured
 
 
 def _index_table(probed: list[_Probed], remaining: Sequence[int], grouping: Grouping) -> pl.DataFrame:

@@ -1,7 +1,7 @@
 """Probe many videos or images in worker processes and remember every result at once, so that a killed index continues.
 
-Processes, not threads: handing over an image of 512 x 384 pixels costs 0.7 ms of CPU time beside 1.5 ms for decoding
-it, and for that a decoder that crashes or hangs on one file costs that file alone.
+Workers are processes, because a decoder that crashes or hangs then costs one file only. Handing over an image of
+512 x 384 pixels costs 0.7 ms of CPU time, decoding it 1.5 ms.
 """
 
 import hashlib
@@ -84,7 +84,7 @@ def probe_image(path_text: str) -> dict[str, Any]:
     return {"facts": asdict(facts), "perceptual_hash": hash_of_grids(grids), "thumbnail": thumbnail}
 
 
-# --- What was found out about files before, for as long as they are unchanged and the code that found it is the same.
+# --- Earlier results, valid while the file and the code that made them are unchanged.
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,27 +125,27 @@ class FileKind(Generic[Result]):
 
     store: str  # what the file of remembered results is called by
     function: str  # ``module:name`` run in the workers; it gives ``reason`` and ``detail``, or what ``read`` needs
-    timeout_seconds: float  # per file; then it is given up as ``timeout``
+    timeout_seconds: float  # per file; then it is rejected as ``timeout``
     library: str  # version of the library that decodes: what another one found is not used
     code: tuple[str, ...]  # modules that make a result, likewise
     remedy: str  # for a file at which the worker dies
-    # The result of a path from what the worker said, or what is remembered of it; else KeyError or TypeError.
+    # Makes the result of a path from a worker's answer or a stored line; raises KeyError or TypeError.
     read: Callable[[str, Mapping[str, Any]], Result]
 
 
-def _read_video(path: str, said: Mapping[str, Any]) -> ProbeResult:
-    if said.get("reason"):
-        return ProbeResult(path, reason=said["reason"], detail=said["detail"])
+def _read_video(path: str, values: Mapping[str, Any]) -> ProbeResult:
+    if values.get("reason"):
+        return ProbeResult(path, reason=values["reason"], detail=values["detail"])
     # A million videos have few codecs: one text for all of one name.
-    probe: dict[str, Any] = dict(said["probe"])
+    probe: dict[str, Any] = dict(values["probe"])
     probe |= {name: sys.intern(text) for name, text in probe.items() if isinstance(text, str)}
-    return ProbeResult(path, VideoProbe(**probe), said["content_sha256"], said["perceptual_hash"])
+    return ProbeResult(path, VideoProbe(**probe), values["content_sha256"], values["perceptual_hash"])
 
 
-def _read_image(path: str, said: Mapping[str, Any]) -> ProbedImage:
-    if said.get("reason"):
-        return ProbedImage(path, reason=said["reason"], detail=said["detail"])
-    return ProbedImage(path, ImageFacts(**said["facts"]), said["perceptual_hash"], said["thumbnail"])
+def _read_image(path: str, values: Mapping[str, Any]) -> ProbedImage:
+    if values.get("reason"):
+        return ProbedImage(path, reason=values["reason"], detail=values["detail"])
+    return ProbedImage(path, ImageFacts(**values["facts"]), values["perceptual_hash"], values["thumbnail"])
 
 
 _COPIES = "fvc_lib.corpus.copies"
@@ -158,7 +158,7 @@ VIDEO_FILES = FileKind(
 IMAGE_FILES = FileKind(
     "images", f"{__name__}:probe_image", 60.0, PIL.__version__,
     ("fvc_lib.video.decode.still_image", f"{_COPIES}.perceptual_hash", f"{_COPIES}.likeness", __name__),
-    "Save it anew, or leave it out.", _read_image,
+    "Save it again, or leave it out.", _read_image,
 )  # fmt: skip
 # Reasons that lie in the file's content. Others (permissions, a crash, a busy machine) may be gone next time and are
 # not remembered.
@@ -211,14 +211,14 @@ def probe_files(
     with JsonLines(store) as lines, closing(answers):
         for answer in answers:
             path = todo[answer.position]
-            said = dict(answer.value or {})
+            values = dict(answer.value or {})
             if answer.failure is not None:
                 detail = f"the decoder gave up on this file: {answer.detail}. {kind.remedy}"
-                said = {"reason": answer.failure, "detail": detail}
-            results[path] = kind.read(path, said)
+                values = {"reason": answer.failure, "detail": detail}
+            results[path] = kind.read(path, values)
             state = states[path]
-            if state is not None and ("reason" not in said or said["reason"] in _LASTING):
-                lines.append({"version": version, **state, "path": path, **said}, digest=True)
+            if state is not None and ("reason" not in values or values["reason"] in _LASTING):
+                lines.append({"version": version, **state, "path": path, **values}, digest=True)
             if progress is not None:
                 progress(len(results), len(states))
             if stop is not None and stop():

@@ -107,7 +107,7 @@ def _refuse_overlap(paths: Sequence[Path]) -> None:
             if outer != inner and outer.is_dir() and inner.is_relative_to(outer):
                 raise UsageError(
                     f"more_corpora: {str(path)!r} lies within {str(folder)!r}, so its videos could be listed twice. "
-                    "Move it beside that folder, or give one of the two."
+                    "Move it out of that folder, or give one of the two."
                 )
 
 

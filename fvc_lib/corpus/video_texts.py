@@ -1,7 +1,7 @@
 """Pairs of videos and texts: which are usable, what must stay together, and one split into train, validation and test.
 
 Groups join what shows the same footage: one stated group, one file, one content, or perceptual near-duplicates. Equal
-texts join nothing, since a text may stand beside many videos: how many test texts training has too is said instead.
+texts join nothing, since a text may belong to many videos: a note counts the test texts that training has too.
 """
 
 import unicodedata
@@ -179,7 +179,7 @@ class VideoTextIndex:
     pairs: pl.DataFrame  # VIDEO_TEXTS table, sorted by ``pair_id``
     rejected: pl.DataFrame  # REJECTED table of the manifest's rows that are not used
     root: Path  # folder that ``path`` is relative to
-    notes: tuple[str, ...]  # sentences on what was found and done, with counts
+    notes: tuple[str, ...]  # sentences with counts
 
 
 def video_text_root(config: RunConfig) -> Path:
@@ -215,7 +215,7 @@ def index_video_texts(
     """Read the manifest of ``config.corpus`` (without one, of the generated corpus), probe its videos, and split it.
 
     The result depends on the files, the manifest's rows and the seed: not on the rows' order, the worker count or
-    where the corpus lies. Probes are kept under ``config.cache_dir`` as they come; a later call goes on from them.
+    where the corpus lies. Probes are stored under ``config.cache_dir`` as they come; a later call continues from them.
 
     Args:
         config: ``corpus``, ``manifest_separator``, ``near_duplicate_bits``, ``max_rejected_share``
@@ -228,7 +228,7 @@ def index_video_texts(
         UsageError: the corpus is no such manifest, or as ``tar_patterns.tars_of``.
         DataError: no usable pair, too many lost, or too few groups for three parts.
         LeakageError: the manifest's own split has a group or a video on two sides.
-        StoppedError: ``stop`` said so.
+        StoppedError: ``stop`` returned true.
     """
     if config.corpus and _is_of_tars(Path(config.corpus)):
         listing = read_tar_pairs(config.corpus, allow_outside=config.allow_outside)
@@ -288,17 +288,17 @@ def _without_copies_across_the_split(
     A split that divides a stated group or one file contradicts its own manifest: those stay, for the split to refuse.
     """
     parts: defaultdict[str, set[str]] = defaultdict(set)
-    said_of: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    stated_of: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for row in rows:
         if row.part is not None:
             parts[group_of[row.path]].add(row.part)
-            said_of["path", row.path].add(row.part)
+            stated_of["path", row.path].add(row.part)
             if row.stated_group is not None:
-                said_of["group", row.stated_group].add(row.part)
+                stated_of["group", row.stated_group].add(row.part)
     contradicted = {
         group_of[row.path]
         for row in rows
-        if len(said_of["path", row.path]) > 1 or len(said_of["group", row.stated_group or ""]) > 1
+        if len(stated_of["path", row.path]) > 1 or len(stated_of["group", row.stated_group or ""]) > 1
     }
     remaining = []
     for row in rows:
@@ -317,11 +317,11 @@ def _without_copies_across_the_split(
 
 def _official_parts(rows: Sequence[PairRow], group_of: Mapping[str, str]) -> list[str | None]:
     """Return the stated part of each row, or of another row of its group."""
-    said: defaultdict[str, set[str]] = defaultdict(set)
+    stated: defaultdict[str, set[str]] = defaultdict(set)
     for row in rows:
         if row.part is not None:
-            said[group_of[row.path]].add(row.part)
-    return [row.part or min(said[group_of[row.path]], default=None) for row in rows]
+            stated[group_of[row.path]].add(row.part)
+    return [row.part or min(stated[group_of[row.path]], default=None) for row in rows]
 
 
 def _distinct(rows: Sequence[PairRow], contents: Mapping[str, str], rejections: Rejections) -> list[int]:

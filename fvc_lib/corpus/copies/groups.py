@@ -66,17 +66,17 @@ class Components:
 
     def join(self, left: int, right: int) -> bool:
         """Connect two things; return false if they are connected already. The smaller side is relabelled."""
-        kept, lost = int(self.label[left]), int(self.label[right])
-        if kept == lost:
+        larger, smaller = int(self.label[left]), int(self.label[right])
+        if larger == smaller:
             return False
-        if self._size[kept] < self._size[lost]:
-            kept, lost = lost, kept
-        member = lost
-        for _ in range(int(self._size[lost])):
-            self.label[member] = kept
+        if self._size[larger] < self._size[smaller]:
+            larger, smaller = smaller, larger
+        member = smaller
+        for _ in range(int(self._size[smaller])):
+            self.label[member] = larger
             member = int(self._next[member])
-        self._next[[kept, lost]] = self._next[[lost, kept]]
-        self._size[kept] += self._size[lost]
+        self._next[[larger, smaller]] = self._next[[smaller, larger]]
+        self._size[larger] += self._size[smaller]
         return True
 
 
@@ -159,29 +159,19 @@ def _groups_by_source(members: Iterable[GroupMember], memberships: Iterable[tupl
 def _component_names(
     label: dict[_Node, int], members: Sequence[GroupMember], home_of: dict[str, _Node]
 ) -> dict[int, str]:
-    """Group id by label; ids of different components differ, whatever the stated groups are called."""
+    """Return group ids by label."""
     stated: defaultdict[int, list[str]] = defaultdict(list)
     smallest: dict[int, tuple[str, str]] = {}
-    for node, root in label.items():
-        if node[0] == "group":
-            stated[root].append(node[1])
+    for (kind, name), root in label.items():
+        if kind == "group":
+            stated[root].append(name)
     for member in members:
         root = label[home_of[member.path]]
         smallest[root] = min(member.own_name, smallest.get(root, member.own_name))
-    names = {root: stated[root][0] for root in smallest if len(stated[root]) == 1}
-    # Every stated name is taken, even one that was merged away: a made-up id may not look like it.
-    taken = {name for found in stated.values() for name in found}
-    for root in sorted(smallest.keys() - names.keys(), key=smallest.__getitem__):
-        names[root] = _free_name(sorted(stated[root]), smallest[root], taken)
-        taken.add(names[root])
+    names = {}
+    for root, (kind, name) in smallest.items():
+        groups = sorted(stated[root])
+        own = f"{kind} {name[:16] if kind == 'video' else name}"
+        more = f"+{len(groups) - 1} more" if len(groups) > 1 else ""
+        names[root] = f"{groups[0]}{more}" if groups else own
     return names
-
-
-def _free_name(stated: list[str], own_name: tuple[str, str], taken: set[str]) -> str:
-    kind, full = own_name
-    name = f"{stated[0]}+{len(stated) - 1} more" if stated else f"{kind} {full[:16] if kind == 'video' else full}"
-    if name in taken:
-        name = f"{name} ({full})"
-    while name in taken:
-        name += "'"
-    return name

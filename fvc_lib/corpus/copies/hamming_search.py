@@ -30,7 +30,7 @@ Large = Callable[[Places, Places, Near], Iterator[tuple[Places, Places]]]
 _LOOKUP_NS, _COMPARED_NS, _IN_MATRIX_NS, _STEP_NS, _KEY_NS = 20.0, 0.9, 0.9, 60_000.0, 2.0
 _MOST_BLOCKS, _MOST_KEY_BITS = 7, 24
 _CANDIDATES = 1 << 16  # compared at a time
-_LARGE_PAIRS = 1 << 17  # from so many queries times entries of one key on they are compared as a matrix
+_LARGE_PAIRS = 1 << 17  # keys with at least this many pairs are compared as a matrix
 _TILE_PAIRS, _TILE_ROWS = 1 << 17, 64
 _PIECE = 1 << 22  # counted at a time
 
@@ -188,7 +188,7 @@ class BlockSearch:
         first, counts = first[asked], counts[asked]
         done = 0
         while len(asked):
-            # All runs of so many neighbours, which overlap, as items that are copied whole.
+            # All overlapping runs of ``width`` neighbours, as items that are copied whole.
             runs = np.ndarray(
                 len(self.codes) - width + 1, f"V{width * 8}", buffer=self.codes, strides=self.codes.strides
             )

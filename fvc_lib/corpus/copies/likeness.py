@@ -246,9 +246,9 @@ class SameFootage:
         motion = _motion_alike((first, second), (colours[0], colours[1]), used)
         gain = np.sqrt(_ratio(np.maximum(*energy), np.minimum(*energy)))
         alike = (hue >= _LEAST_HUE_ALIKE) & (luma_alike >= _LEAST_LUMA_ALIKE) & (motion >= _LEAST_MOTION_ALIKE)
-        told = (hue >= _PLAIN_HUE_ALIKE) & (luma_alike >= _PLAIN_LUMA_ALIKE) & (motion >= _PLAIN_MOTION_ALIKE)
-        told &= (saturation >= _PLAIN_SATURATION_ALIKE) & (gain <= _PLAIN_MOST_GAIN) & ~is_mirrored
-        return np.asarray(np.where(is_plain, told, alike))
+        plain_alike = (hue >= _PLAIN_HUE_ALIKE) & (luma_alike >= _PLAIN_LUMA_ALIKE) & (motion >= _PLAIN_MOTION_ALIKE)
+        plain_alike &= (saturation >= _PLAIN_SATURATION_ALIKE) & (gain <= _PLAIN_MOST_GAIN) & ~is_mirrored
+        return np.asarray(np.where(is_plain, plain_alike, alike))
 
 
 def _total(values: _Frames) -> _Values:

@@ -31,7 +31,7 @@ from fvc_lib.corpus.copies.likeness import SameFootage, SamePictures, TimeView
 from fvc_lib.corpus.copies.perceptual_hash import MIRROR_BITS, WINDOWS, Codes, Hashes, parse_hashes
 from fvc_lib.services.isolated_workers import available_cores
 
-_CLOSER_BITS = 3  # a middle frame must agree in so many bits more than the others
+_CLOSER_BITS = 3  # a middle frame may differ in this many bits less than the others
 _CUT_FIFTHS = ((1, 0), (0, 1), (1, 1))  # what may have been cut from the start and from the end
 _PAIRS_AT_ONCE = 1 << 16
 # Fixed, whatever the number of threads, because they decide which of several possible links are chosen.
@@ -52,9 +52,9 @@ class _Candidates:
     def __len__(self) -> int:
         return len(self.one)
 
-    def where(self, kept: npt.NDArray[np.bool_] | slice) -> Self:
+    def where(self, chosen: npt.NDArray[np.bool_] | slice) -> Self:
         """Return some of them."""
-        return type(self)(self.one[kept], self.other[kept], self.window[kept], self.mirror[kept])
+        return type(self)(self.one[chosen], self.other[chosen], self.window[chosen], self.mirror[chosen])
 
 
 def near_duplicate_links(

@@ -25,7 +25,7 @@ Grid = npt.NDArray[np.float64]
 
 GRID_SIDE = 160  # every picture is first averaged onto this grid; windows are parts of it
 STEPS = 20  # borders of windows are multiples of a 20th of a side
-_MOST_CUT = 3  # so many of them are cut off at most
+_MOST_CUT = 3  # largest number of them that is cut off
 # (begin, end) in steps along one axis, the whole first.
 SPANS = tuple((begin, begin + STEPS - cut) for cut in range(_MOST_CUT + 1) for begin in range(cut + 1))
 # Numbers of the spans down and right; the whole picture first. Both sides are cut by the same share.

@@ -28,9 +28,9 @@ def refused_targets(targets: Sequence[str], corpora: Sequence[str]) -> str:
     listed = f"They are: {', '.join(corpora) or 'one without a name'}."
     for name in (_known(name, corpora) for name in targets):
         if name not in corpora:
-            said = _known(PurePath(name).name, corpora)
-            by_name = f" {said!r} is meant by its name, not by its path."
-            near = by_name if said in corpora else did_you_mean(name, corpora)
+            plain = _known(PurePath(name).name, corpora)
+            by_name = f" {plain!r} is meant by its name, not by its path."
+            near = by_name if plain in corpora else did_you_mean(name, corpora)
             return f"target_corpora: {name!r} is none of this run's corpora.{near} {listed}"
     if not set(corpora) - {_known(name, corpora) for name in targets}:
         return (

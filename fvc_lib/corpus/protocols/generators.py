@@ -74,7 +74,7 @@ def alike_names(index: pl.DataFrame) -> list[str]:
     spelled = defaultdict(list)
     for name in _as_named(index)["generator"].drop_nulls().unique().sort():
         spelled[_parts(name)].append(name)
-    told = [f"Taken for one generator: {', '.join(map(repr, names))}." for names in spelled.values() if len(names) > 1]
+    notes = [f"Taken for one generator: {', '.join(map(repr, names))}." for names in spelled.values() if len(names) > 1]
     plain = {parts[0]: names[0] for parts, names in spelled.items() if len(parts) == 1}
     near = [
         f"{plain[one]!r} and {plain[other]!r}"
@@ -82,18 +82,18 @@ def alike_names(index: pl.DataFrame) -> list[str]:
         if len(one) >= _SHORTEST_ALIKE and one in other
     ]
     if near:
-        told.append(
+        notes.append(
             f"Names alike that count as different generators: {'; '.join(near)}. If they are one, or one builds on the "
             "other, give them one name in a manifest's column generator."
         )
-    return told
+    return notes
 
 
 def held_out(index: pl.DataFrame, num_folds: int) -> list[str]:
     """Return the target of each fold: the most frequent generators first, some several times if folds are left.
 
     Raises:
-        DataError: fewer than two generators, or too few groups for so many folds.
+        DataError: fewer than two generators, or too few groups for the number of folds.
     """
     fakes = generator_of(index).drop_nulls("generator")
     counts = dict(fakes.group_by("generator").agg(pl.col("group_id").n_unique()).sort("generator").iter_rows())

@@ -37,7 +37,7 @@ def matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tells
     """Return ``video_id group_id label fold target part reason``, one row per video and fold.
 
     Raises:
-        DataError: too few videos of both labels are alike for so many folds, or what is matched tells the label still.
+        DataError: too few videos of both labels are alike, or the matched columns still tell the label.
     """
     columns = matched_columns(protocol)
     for cells in CELLS_PER_OCTAVE:
@@ -64,7 +64,7 @@ def matched(index: pl.DataFrame, protocol: str, num_folds: int, seed: int, tells
 def _fold_pairs(chosen: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
     """Return FOLDS with a real and its matched fake in one fold; apart, a model learns the wrong label of the other.
 
-    Where groups hold so many pairs that what they connect is too large to be dealt evenly, whole groups only.
+    If the connected groups are too large to be dealt evenly, only whole groups stay together.
     """
     groups, pairs = (chosen[name].unique().sort().to_list() for name in ("group_id", "pair"))
     connected = Components(len(groups) + len(pairs))
@@ -84,7 +84,7 @@ def _fold_pairs(chosen: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame
 def matched_videos(index: pl.DataFrame, columns: tuple[str, ...], cells: int, seed: int) -> pl.DataFrame:
     """Return ``video_id group_id label pair`` of equally many reals and fakes of each cell.
 
-    ``cells`` are so many per doubling of a number, 0: equal values.
+    ``cells`` is their number per doubling of a value; 0: equal values.
 
     Of a group that has many in a cell others' come first, so that as many groups as possible stay. The rest is drawn.
     """

@@ -153,14 +153,14 @@ def generate(
 ) -> Path:
     """Write the missing files of a generated corpus to ``folder``, on a few threads.
 
-    Files that an earlier call finished are recognised by their checksums and kept; damaged, missing or foreign ones are
+    Files that an earlier call finished are recognised by their checksums; damaged, missing or foreign ones are
     written again, and files that the corpus does not name are left alone. The encoders leave the interpreter alone
     meanwhile, and files depend on nothing but their plan.
 
     Args:
         folder: created when missing.
         name: of the file of checksums, which also a call that is interrupted writes.
-        version: of the generator; files of another one are made anew.
+        version: of the generator; files of another one are made again.
         plan: what is drawn.
         notice: says what the corpus is, ``{version}`` in it is filled in.
         manifest: text of ``manifest.csv``.
@@ -171,7 +171,7 @@ def generate(
         The path of ``manifest.csv``.
 
     Raises:
-        StoppedError: ``stop`` said so; a later call goes on.
+        StoppedError: ``stop`` returned true; a later call continues.
         OSError: as the file system gave it; a later call finishes what was begun.
     """
     record = folder / f"{name}.json"

@@ -90,13 +90,13 @@ def _rows(folder: Path, part: str) -> dict[str, Described]:
     number = _PART.fullmatch(part.rsplit("/", 1)[-1] or folder.name)
     rows = {}
     for name, row in table.items():
-        said = row if isinstance(row, dict) else {}
-        is_test = part == "test" or "is_fake" in said
-        stated = str(said.get("is_fake", said.get("label", ""))).lower()
+        facts = row if isinstance(row, dict) else {}
+        is_test = part == "test" or "is_fake" in facts
+        stated = str(facts.get("is_fake", facts.get("label", ""))).lower()
         label = _LABELS.get(stated)
-        if label is None or ("is_fake" in said and not stated.isdigit()):
+        if label is None or ("is_fake" in facts and not stated.isdigit()):
             raise DataError(f"{str(path)!r}: {name!r}: got the label {stated!r}, wanted REAL or FAKE, or 0 or 1.")
-        group = f"dfdc part {number[1]}" if number else f"dfdc original {said.get('original') or name}"
+        group = f"dfdc part {number[1]}" if number else f"dfdc original {facts.get('original') or name}"
         group = f"dfdc test {name}" if is_test else group
         inner = "videos" if is_test and (path.parent / "videos").is_dir() else ""
         generator, source = ("dfdc", None) if label == "fake" else (None, "dfdc")

@@ -54,7 +54,7 @@ def read_faceforensics(folder: AnyPath) -> Listing:
         if not youtube:
             notes.append(
                 "conversion_dict.json is not there: 23 sequences that share their YouTube videos with others stay in "
-                "groups of their own. Put it beside original_sequences."
+                "groups of their own. Put it next to original_sequences."
             )
         if not split:
             notes.append("The lists train.json, val.json, test.json are not there, so there is no official split.")

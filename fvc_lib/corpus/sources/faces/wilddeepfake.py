@@ -50,7 +50,7 @@ def read_wilddeepfake(folder: AnyPath) -> Listing:
     if packed and not entries:
         raise DataError(
             f"corpus {str(top)!r}: looks like WildDeepfake, but {len(packed):,} archives are not unpacked: expected "
-            f"{packed[0].removesuffix('.tar.gz')}/.../*.png beside {packed[0]}. Unpack each where it lies: tar -xzf."
+            f"{packed[0].removesuffix('.tar.gz')}/.../*.png next to {packed[0]}. Unpack each where it lies: tar -xzf."
         )
     if packed:
         notes.append(f"{len(packed):,} archives are not unpacked and not used, {packed[0]} among them.")

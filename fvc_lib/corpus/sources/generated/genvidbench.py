@@ -109,7 +109,7 @@ CORPORA.register(
             "fake": "in 'Pair1/GENERATOR' or 'Pair2/GENERATOR'",
         },
         paper="Ni et al., arXiv:2501.11340",
-        licence="CC BY-NC-SA 4.0 as its page says; the sources' own terms hold beside it",
+        licence="CC BY-NC-SA 4.0 as its page says; the sources' own terms hold too",
         fetch="https://genvidbench.github.io",
         bibtex=_BIBTEX,
     )

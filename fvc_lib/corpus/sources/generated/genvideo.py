@@ -1,4 +1,4 @@
-"""GenVideo: videos of many text-to-video generators beside real ones.
+"""GenVideo: videos of many text-to-video generators, and real ones.
 
 ``GenVideo-Val/Real/*`` are real and ``GenVideo-Val/Fake/GENERATOR/*`` fake: the official test part. Training archives
 have ``Real/`` and ``Fake/GENERATOR/`` in the same way, in a folder of any other name. Nothing says which videos belong
@@ -72,7 +72,7 @@ CORPORA.register(
         corpus="GenVideo",
         expected={"real": "in 'GenVideo-Val/Real'", "fake": "in 'GenVideo-Val/Fake/GENERATOR'"},
         paper="Chen et al., arXiv:2405.19707",
-        licence="CC BY-NC 4.0 as its page says; the sources' own terms hold beside it",
+        licence="CC BY-NC 4.0 as its page says; the sources' own terms hold too",
         fetch="https://github.com/chenhaoxing/DeMamba and https://modelscope.cn/datasets/cccnju/GenVideo-100K",
         bibtex=_BIBTEX,
     )
