@@ -127,12 +127,6 @@ class TestTheRealTables:
         assert not annotations["is_present"].any()
         assert set(annotations["source_id"]) == set(rejected["source_id"])
 
-    def test_cascades_that_share_a_source_are_joined(self, fvc2018: Indexed) -> None:
-        assert fvc2018.annotations["group_id"].n_unique() == 376
-        joined = {frozenset({first, second}) for first, second in fvc2018.links.select("first", "second").iter_rows()}
-        assert set(fvc2018.links["why"]) == {"same_source"}
-        assert len(joined) == 4
-
     def test_recognising_the_group_is_all_by_row_and_nothing_by_group(self, fvc2018: Indexed) -> None:
         labelled = undisputed_labels(fvc2018.annotations)
         assert most_folds(labelled) > 100

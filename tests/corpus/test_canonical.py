@@ -14,11 +14,6 @@ from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.tables import INDEX, REJECTED, read_table
 from fvc_lib.tasks.video import controls
-from fvc_lib.video.augmentations import AugmentationSettings
-from fvc_lib.video.clips.making import make_clips
-from fvc_lib.video.clips.store import ClipStore
-from fvc_lib.video.decode.clip import decode_clip
-from fvc_lib.video.reencode import reencoded
 
 CANONICAL = RunConfig(canonical=True).recipe
 COUNT = 16
@@ -89,22 +84,6 @@ def test_the_planted_trace_is_gone_and_labels_frames_times_and_ids_stay(indexed:
     for name in ("video_id", "path", "label", "group_id", "content_sha256", "perceptual_hash", "width", "num_frames"):
         assert canonical[name].equals(plain[name]), name
     np.testing.assert_allclose(canonical["duration_seconds"], plain["duration_seconds"], rtol=1e-6)
-
-
-def test_clips_are_of_the_re_encoded_videos_and_lie_apart(indexed: Indexed, tmp_path: Path) -> None:
-    augmentation = AugmentationSettings(())
-    plain = ClipStore(indexed.cache, 2, 32, augmentation)
-    canonical = ClipStore(indexed.cache, 2, 32, augmentation, recipe=CANONICAL)
-    assert plain.decode_hash != canonical.decode_hash
-    index = indexed.canonical.head(2)
-    for store in (plain, canonical):
-        assert make_clips(store, index, indexed.corpus, 0, None, workers=1).failed == ()
-    for video_id, path in index.select("video_id", "path").iter_rows():
-        encoded = reencoded(indexed.corpus / path, CANONICAL, indexed.cache)
-        expected = decode_clip(encoded, 2, 32).frames
-        assert (canonical.read(video_id, 0) == expected).all()
-        assert (plain.read(video_id, 0) == decode_clip(indexed.corpus / path, 2, 32).frames).all()
-        assert not (plain.read(video_id, 0) == expected).all()
 
 
 def test_a_trial_has_so_many_whole_groups_of_both_labels_and_loses_nothing(indexed: Indexed) -> None:

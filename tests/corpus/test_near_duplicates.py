@@ -171,16 +171,6 @@ class TestAgainstTheNaiveDefinition:
         assert near_duplicate_links(hashes, 8, threads=4) == links
 
 
-@pytest.mark.parametrize("num_frames", range(2, 9))
-def test_some_telling_frames_agree_wherever_more_than_half_do(num_frames):
-    for frame in near_duplicates._middle_frames(num_frames):
-        telling = set(near_duplicates._telling_frames(num_frames, frame))
-        assert (frame, frame) not in telling
-        for view in near_duplicates._time_views(num_frames):
-            for agreeing in itertools.combinations(view, num_frames // 2 + 1):
-                assert telling & set(agreeing)
-
-
 def connected(count, pairs):
     """The smallest member of each one's connected component."""
     smallest = list(range(count))

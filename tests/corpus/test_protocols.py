@@ -10,6 +10,7 @@ from hypothesis import given, reject, settings, strategies as st
 from fvc_lib.corpus.protocols.generators import HELD_OUT, OTHER, SHARES, UNKNOWN, alike_names, held_out
 from fvc_lib.corpus.protocols.matched import CELLS_PER_OCTAVE, LENGTH, matched_videos
 from fvc_lib.corpus.protocols.protocol import (
+    check_protocol,
     folds_tested,
     left_out_table,
     make_protocol,
@@ -192,6 +193,17 @@ def test_the_strict_split_drops_what_leaks_from_the_side_that_learns() -> None:
     assert training_rows(table, 0).leaking == frozenset()
     left = table.filter(part="left_out")
     assert sorted(left["group_id"]) == ["a", "d"]
+
+
+def test_the_gate_lets_the_named_leaks_of_official_through_and_no_other() -> None:
+    table = made(LEAKING, config_of("official"))
+    check_protocol(table, LEAKING, 1)
+    unnamed = table.with_columns(reason=pl.when(pl.col("group_id") != "a").then("reason"))
+    with pytest.raises(LeakageError, match="1 group_ids are in more than one"):
+        check_protocol(unnamed, LEAKING, 1)
+    renamed = table.with_columns(protocol=pl.lit("cross_corpus"))  # another protocol has no leaks of its own
+    with pytest.raises(LeakageError, match="2 group_ids are in more than one"):
+        check_protocol(renamed, LEAKING, 1)
 
 
 def test_a_corpus_without_its_own_split_is_refused() -> None:

@@ -73,8 +73,6 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return Corpus(folder / "corpus", *(read_table(path, INDEX) for path in tables[:2]), report.notes)
 
 
-
-
 def test_labels_that_size_and_rate_told_are_at_chance_after_it(corpus: Corpus) -> None:
     assert set(corpus.index.select("height", "frames_per_second").rows()) == {(32, 8.0)}
     assert set(corpus.originals.select("height", "frames_per_second").rows()) == {(96, 30.0), (64, 20.0)}

@@ -1,20 +1,14 @@
 import csv
 import hashlib
-import itertools
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
-from benchmarks.edited_copies import EDITS, LOW_RATE, write_edited
-from fvc_lib.corpus.probing import probe_file
 from fvc_lib.corpus.samples import videos as sample
 from fvc_lib.corpus.samples.videos import generate_sample_corpus, plan_events
-from fvc_lib.services.config import RunConfig
-from tests.corpus.all_pairs import near_duplicate_pairs
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -86,39 +80,3 @@ def test_the_manifest_lists_every_clip_with_its_group_and_says_what_was_done(few
     assert {row["manipulation"] for row in rows} == {fake.manipulation, ""}
     assert [row["variant_of"] for row in rows if row["group"] == real.name] == ["", real.clips[0].path]
     assert "synthetic" in (tmp_path / "NOTICE.txt").read_text()
-
-
-@pytest.fixture(scope="module")
-def corpus(session_folder: Path) -> Path:
-    """Made once for all test processes: whoever comes second waits, and finds it."""
-    with FileLock(session_folder / "whole_sample.lock"):
-        return generate_sample_corpus(session_folder / "whole_sample")
-
-
-@pytest.fixture(scope="module")
-def all_copies(corpus, tmp_path_factory) -> list[tuple[str, str, str]]:
-    """(event, edit, hash) of every clip and, of each event's original, of one copy, edited in a way of its own."""
-    folder = tmp_path_factory.mktemp("edited")
-    rows = rows_of(corpus)
-    files = [(row["group"], row["variant"], corpus.parent / row["path"]) for row in rows]
-    originals = [row for row in rows if row["variant"] == "original"]
-    edits = itertools.cycle(EDITS)
-    codecs = itertools.cycle(LOW_RATE)
-    for row in originals:
-        edit = next(edits)
-        copy = folder / f"{row['group']} {edit}.mkv"
-        write_edited(corpus.parent / row["path"], edit, copy, next(codecs))
-        files.append((row["group"], edit, copy))
-    return [(event, edit, str(probe_file(str(path))["perceptual_hash"])) for event, edit, path in files]
-
-
-@pytest.mark.long
-def test_copies_are_found_without_the_given_groups_and_no_two_events_are_joined(all_copies):
-    pairs = near_duplicate_pairs([text for _, _, text in all_copies], RunConfig().near_duplicate_bits)
-    assert [(all_copies[i], all_copies[j]) for i, j in pairs if all_copies[i][0] != all_copies[j][0]] == []
-    of_original = {i for i, j in pairs if all_copies[i][1] == "original"}
-    found = {j for i, j in pairs if i in of_original}
-    copies = [place for place, (_, edit, _) in enumerate(all_copies) if edit != "original"]
-    missed = [all_copies[place][:2] for place in copies if place not in found]
-    assert len(copies) >= 80
-    assert len(missed) <= 0.05 * len(copies), missed

@@ -245,6 +245,7 @@ class TestManifest:
         details = read_corpus(tmp_path).rejected["detail"]
         assert ["not finished" in detail for detail in details] == [True, False]
 
+    @pytest.mark.fault(35)
     def test_paths_out_of_the_corpus_are_refused_with_their_row(self, tmp_path: Path) -> None:
         touch(tmp_path, "outside.mp4", "corpus/in.mp4", "corpus/sub/deep.mp4")
         corpus = tmp_path / "corpus"
