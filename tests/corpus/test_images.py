@@ -172,18 +172,6 @@ def test_an_official_test_part_is_kept_and_its_copies_are_not_trained_on(edited:
     assert index.images.group_by("group_id").agg(pl.col("part").n_unique())["part"].max() == 1
 
 
-def test_copies_in_two_corpora_of_a_combined_one_are_not_on_two_sides(edited: Path) -> None:
-    both = edited.parent / "both"
-    both.mkdir()
-    edited.rename(both / "one")
-    for number, dish in enumerate(drawn(20)):
-        put_picture(both / "two" / ("pie" if number % 2 else "soup") / f"{number}.jpg", EDITS["darker"](dish))
-    index = index_images(config_for(both, image_layout="combined"))
-    assert index.images["path"].str.starts_with("two").any()
-    assert index.images.group_by("group_id").agg(pl.col("part").n_unique())["part"].max() == 1
-    assert set(index.rejected["reason"]) == {"copy_across_split"}
-
-
 def test_a_manifest_group_on_both_sides_stops_the_run(tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     for name in "abc":

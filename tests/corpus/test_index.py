@@ -313,14 +313,3 @@ def test_video_ids_are_distinct_prefixes(contents: list[str], length: int) -> No
         shared = [other for other in contents if other != content and other[:length] == content[:length]]
         assert (len(video_id) > length) == bool(shared)
     assert video_ids(reversed(contents), length) == ids
-
-
-@pytest.mark.fault(7)
-def test_damaged_real_files(shared: Path, make_video: MakeVideo, tmp_path: Path, build: Built) -> None:
-    shutil.copytree(shared / "media/broken", tmp_path / "corpus/fake")
-    make_video(tmp_path / "corpus/real/a.mp4", 1)
-    listed = sum(1 for _ in (tmp_path / "corpus/fake").iterdir()) + 1
-    report = build(tmp_path / "corpus", max_rejected_share=1.0, workers=0)
-    assert report.num_indexed + build.rejected.height == listed
-    assert "crashed" not in report.rejected
-    assert "timeout" not in report.rejected

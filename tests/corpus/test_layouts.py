@@ -32,12 +32,6 @@ def test_lists_of_faceforensics_match_however_their_ids_are_written(tmp_path, sp
     assert {link for entry in listing.entries for link in entry.links} >= {f"youtube {'a' * 11}", f"youtube {'b' * 11}"}
 
 
-def test_videos_that_no_list_of_the_official_split_names_are_counted(tmp_path):
-    MINIATURES["faceforensics"](tmp_path)
-    text(tmp_path, "splits/test.json", ["[]"])
-    assert any("4 of 8 videos" in note for note in read_corpus(tmp_path).notes)
-
-
 def celeb_df_plus(root: Path) -> None:
     touch(root, "Celeb-real/id0_0000.mp4", "Celeb-real/id3_0001.mp4", "YouTube-real/00170.mp4")
     touch(root, "Celeb-synthesis/FaceSwap/Celeb-DF/id0_id1_0000.mp4", "Celeb-synthesis/FaceSwap/GHOST/id0_id1_0000.mp4")

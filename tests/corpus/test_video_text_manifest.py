@@ -33,12 +33,6 @@ def reasons(listing: PairListing) -> list[tuple[int | None, str, str]]:
     return [(row[2], row[0], row[4]) for row in listing.rejections.rows]
 
 
-def test_columns_may_be_called_as_in_the_other_tasks_manifests(tmp_path):
-    touch(tmp_path, "a.mp4")
-    (row,) = read_pairs(manifest_of(tmp_path, "video_path,caption,part,group_id\na.mp4,one,valid,g\n"), ",").rows
-    assert (row.path, row.text, row.part, row.stated_group) == ("a.mp4", "one", "validation", "g")
-
-
 @pytest.mark.parametrize(
     ("separator", "content"),
     [
@@ -83,25 +77,6 @@ def test_one_character_is_quoted_as_in_csv(tmp_path_factory, cells, separator):
 def test_what_cannot_separate_is_refused(separator, tmp_path):
     with pytest.raises(UsageError, match="manifest_separator: got"):
         read_label_table(manifest_of(tmp_path, "path,text\n"), separator)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "is empty. Wanted a header"),
-        (b"path|text\na.mp4|x\n", r"header 'path\|text', wanted columns separated by comma.*manifest_separator"),
-        (b"path,text,spilt\na.mp4,x,test\n", r"column 'spilt' is not known. Did you mean 'split'"),
-        (b"path,text,text\n", "'text' exists twice"),
-        (b"path,words\n", "wanted a column 'text' or 'caption', found 'path', 'words'"),
-        (b"file,text\n", "wanted a column 'path' or 'video_path'"),
-        (b"path,video,text\n", "which mean the same"),
-        ("path,text\n".encode("utf-16")[:-1], "UTF-16"),
-    ],
-)
-def test_what_is_no_manifest_is_refused_by_name(content, message, tmp_path):
-    with pytest.raises(UsageError, match=message) as caught:
-        read_pairs(manifest_of(tmp_path, content, "list.csv"), ",")
-    assert "list.csv" in str(caught.value)
 
 
 def test_rows_that_cannot_be_used_are_named_with_their_row(tmp_path):
