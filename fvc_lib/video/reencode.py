@@ -1,20 +1,21 @@
-"""Videos written anew by a named recipe: encoded again, made smaller, blurred, cut; one frame in memory at a time.
+"""Re-encode videos by a named recipe: compressed again, made smaller, blurred, cut. One frame is in memory at a time.
 
-``canonical`` is one fixed encoding for all videos of a corpus, after which the container and the encoder's settings
-tell nothing any more; ``rescale_480_at_8`` brings them all to 480 rows and 8 frames a second, and both may be done in
-one (``RunConfig.recipe``). The others are what happens to videos on their way: how a detector stands them is measured
-by the robustness sweep. Only the pictures of the best video stream are written: no sound, no metadata, no rotation flag
-(pictures are upright), the times of the frames from 0 on, be the rate variable. Shape of pixels and colour tags stay,
-but what is rescaled has square pixels and one rate: of the frames that there are each moment shows the nearest in time.
-High dynamic range is not tone mapped, as nowhere here: ``decode_clip`` sees the same values before and after.
+``canonical`` is one fixed encoding for all videos of a corpus: container and encoder settings then tell nothing about
+a video. ``rescale_480_at_8`` gives all videos 480 rows and 8 frames a second; ``canonical_rescale_480_at_8`` does both
+(``RunConfig.recipe``). The others are what happens to videos on their way; the robustness sweep measures how detectors
+stand them.
+
+Only the pictures of the best video stream are written: no sound, no metadata, no rotation flag (pictures are upright).
+Times of frames are kept, from 0 on. Pixel aspect ratio and colour tags are kept. Rescaled videos have square pixels and
+one rate: each moment shows the nearest frame. High dynamic range is not tone mapped.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -51,6 +52,7 @@ from fvc_lib.video.decode.source import (
     VideoSource,
     check_size,
     open_video,
+    system_reason,
 )
 
 Pixels = npt.NDArray[np.uint8]
@@ -58,22 +60,22 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is done to every frame, and how the frames are written.
+    """How frames are changed and written.
 
     Attributes:
-        name: what commands and tables call it.
+        name: in commands and tables.
         kind: recipes of one kind differ in their level only.
         level: how strong it is, in words with the unit.
         codec: the encoder.
-        crf: its constant rate factor; 0: every bit is kept, so that what is done to the frames is all that changes.
-        options: of the encoder, besides.
+        crf: its constant rate factor; 0: lossless, so that only the changes of frames count.
+        options: of the encoder.
         scale: of width and height.
-        height: rows of the upright picture, even; the width follows from its shape. 0: as many as there are.
-        rate: frames a second, each the nearest in time, so that some are left out or repeated. 0: those there are.
+        height: rows of the upright picture, even; the width follows. 0: as the source.
+        rate: frames a second; frames are left out or repeated. 0: as the source.
         jpeg_quality: each frame goes through a JPEG of this quality (Pillow's scale, colour at half the resolution).
         blur_sigma: of a Gaussian, in pixels of the video.
         noise_sigma: of Gaussian noise, in grey levels; another pattern in every frame.
-        every: of so many frames the first stays.
+        every: keep each ``every``-th frame.
         trim_front, trim_back: share of the frames, rounded down, that is cut off; at least one frame stays.
     """
 
@@ -96,45 +98,41 @@ class Recipe:
     @property
     def is_available(self) -> bool:
         """Whether this PyAV has the encoder."""
-        try:
-            av.codec.Codec(self.codec, "w")
-        except (ValueError, av.error.FFmpegError):
-            return False
-        return True
+        return self.codec in av.codecs_available
 
     @property
     def digest(self) -> str:
-        """Hex SHA-256 of all that decides a file besides the video's content: recipe, code, and PyAV's build."""
+        """Hex SHA-256 of what decides a file besides the video: recipe, code, and PyAV's version."""
         fields = {**asdict(self), "scale": str(self.scale)}
         return sha256_of_json([fields, code_hash(__name__, "fvc_lib.video"), av.__version__])
 
     def chosen(self, num_frames: int) -> range:
-        """The places, of so many in the order of presentation, that stay."""
+        """Return the places, in presentation order, of the frames that stay."""
         first = min(int(num_frames * self.trim_front), num_frames - 1)
         end = max(num_frames - int(num_frames * self.trim_back), first + 1)
         return range(first, end, self.every)
 
     def shown(self, times: Seconds) -> tuple[IntArray, Seconds]:
-        """Which frames are written, and when they are shown.
+        """Return which frames are written, and when they are shown.
 
         Args:
-            times: float64 (n,), ascending, in seconds, of all frames in the order of presentation.
+            times: float64 (n,), ascending, in seconds, of all frames in presentation order.
 
         Returns:
-            int64 (m,), their places, ascending and maybe repeated, and float64 (m,), seconds from the first one on.
+            int64 (m,), places in ascending order, maybe repeated, and float64 (m,), seconds from the first one on.
         """
         if not self.rate:
             places = np.asarray(self.chosen(len(times)), np.int64)
             return places, times[places] - times[places[0]]
         since = times - times[0]
-        # The last frame is shown as long as the others are in the mean.
+        # The last frame is shown as long as the mean of the others.
         seconds = float(since[-1]) * len(times) / max(1, len(times) - 1)
         shown = np.arange(max(1, int(seconds * self.rate + 0.5))) / self.rate
-        # Of two that are as near the earlier, whatever a container's clock of milliseconds makes of their times.
+        # The earlier of two frames that are equally near, though containers round times to milliseconds.
         return np.searchsorted((since[1:] + since[:-1]) / 2 + _SAME_SECONDS, shown), shown
 
     def num_shown(self, num_frames: int, seconds: float | None) -> int:
-        """At most how many different frames are left of so many that last so long; None: nobody knows how long."""
+        """Return how many different frames remain at most; ``seconds`` is the video's length, None if unknown."""
         return min(num_frames, max(1, int(seconds * self.rate + 0.5))) if self.rate and seconds else num_frames
 
     @property
@@ -144,17 +142,17 @@ class Recipe:
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the frames are written bit by bit."""
+        """Whether frames are written without loss."""
         return self.crf == 0
 
     @property
     def changes_pixels(self) -> bool:
-        """Whether frames are looked at as RGB."""
+        """Whether frames are changed as RGB."""
         return bool(self.jpeg_quality or self.blur_sigma or self.noise_sigma)
 
 
 _SAME_SECONDS = 1e-3
-# Of frames so far apart a rate makes more copies than anybody wants on a disk: times that are no video's.
+# Damaged times would make a rate repeat frames for days of video.
 _MOST_COPIES, _FEW_FRAMES = 100, 1000
 
 # Without macroblock trees: with them x264 gives other bytes from one call to the next at 96 x 64, 112 x 112 and
@@ -184,13 +182,20 @@ RECIPES: Mapping[str, Recipe] = {
 }  # fmt: skip
 
 
+_RESCALING = re.compile(r"(canonical_)?rescale_([1-9][0-9]*)_at_([1-9][0-9]*)")
+
+
 def recipe_named(name: str) -> Recipe:
-    """The recipe called ``name``.
+    """Return the recipe ``name``, of ``RECIPES`` or such as ``rescale_480_at_8``.
 
     Raises:
-        UsageError: there is none, or this PyAV has not its encoder; the message lists those that there are.
+        UsageError: there is none, or this PyAV lacks its encoder.
     """
-    recipe = _rescaling(name) or RECIPES.get(name)
+    recipe = RECIPES.get(name)
+    if match := _RESCALING.fullmatch(name):
+        base, height, rate = RECIPES["canonical" if match[1] else "lossless"], int(match[2]), int(match[3])
+        level = f"{height} rows, {rate} frames a second"
+        recipe = replace(base, name=name, kind="rescale", level=level, height=height, rate=rate)
     if recipe is None or not recipe.is_available:
         have = ", ".join(each.name for each in RECIPES.values() if each.is_available)
         what = "no such recipe" if recipe is None else f"PyAV {av.__version__} has no encoder {recipe.codec}"
@@ -198,72 +203,57 @@ def recipe_named(name: str) -> Recipe:
     return recipe
 
 
-_RESCALING = re.compile(r"(canonical_)?rescale_([1-9][0-9]*)_at_([1-9][0-9]*)")
-
-
-def _rescaling(name: str) -> Recipe | None:
-    if (match := _RESCALING.fullmatch(name)) is None:
-        return None
-    height, rate = int(match[2]), int(match[3])
-    base = RECIPES["canonical"] if match[1] else RECIPES["lossless"]
-    level = f"{height} rows, {rate} frames a second"
-    return replace(base, name=name, kind="rescale", level=level, height=height, rate=rate)
-
-
 # --- Files in the cache, by content and recipe
 
 
 REENCODED_FOLDER = "reencoded"
-# Hours of video take long; a decoder that hangs is ended all the same.
-TIMEOUT_SECONDS = 3600.0
+TIMEOUT_SECONDS = 3600.0  # for one video, which may be hours long
 
 
 def reencoded_path(content_sha256: str, recipe: str, cache_dir: AnyPath) -> Path:
-    """Where the file lies, once it is made, that ``recipe`` makes of a video of this content."""
+    """Return where the file lies that ``recipe`` makes of a video of this content."""
     return reencoded_folder(recipe, cache_dir) / content_sha256[:2] / f"{content_sha256}.mp4"
 
 
 def reencoded_folder(recipe: str, cache_dir: AnyPath) -> Path:
-    """Where all files lie that ``recipe``, as it is now, makes."""
+    """Return the folder of the files that ``recipe``, as it is now, makes."""
     return Path(cache_dir) / REENCODED_FOLDER / f"{recipe}_{recipe_named(recipe).digest[:32]}"
 
 
 def reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> Path:
-    """The file that ``recipe`` makes of the video at ``path``, taken from the cache or made now.
+    """Return the file that ``recipe`` makes of the video at ``path``, from the cache or made now.
 
     Raises:
-        VideoError: the video cannot be read, or not be written by the recipe.
+        VideoError: the video cannot be read or encoded.
         OSError: the file cannot be written.
     """
-    source = Path(path)
-    target = _kept_path(source, recipe, cache_dir)
-    if not _is_as_written(target):
-        reencode(source, target, recipe_named(recipe))
+    target = _cached_path(Path(path), recipe, cache_dir)
+    if not _is_whole(target):
+        reencode(path, target, recipe_named(recipe))
         write_json(target.with_suffix(".json"), {"sha256": sha256_of_file(target)})
     return target
 
 
 def is_reencoded(path: AnyPath, recipe: str, cache_dir: AnyPath) -> bool:
-    """Whether the cache has, undamaged, what ``reencoded`` would make; errors as there."""
-    return _is_as_written(_kept_path(Path(path), recipe, cache_dir))
+    """Return whether the cache has the file of ``reencoded``, undamaged; errors as there."""
+    return _is_whole(_cached_path(Path(path), recipe, cache_dir))
 
 
-def _kept_path(source: Path, recipe: str, cache_dir: AnyPath) -> Path:
+def _cached_path(source: Path, recipe: str, cache_dir: AnyPath) -> Path:
     try:
         return reencoded_path(sha256_of_video(source), recipe, cache_dir)
     except OSError as error:
-        raise UnreadableVideo(source, (error.strerror or type(error).__name__).lower()) from error
+        raise UnreadableVideo(source, system_reason(error)) from error
 
 
-def _is_as_written(target: Path) -> bool:
-    """Whether the file is the one whose digest was noted beside it: a damaged or foreign one is made anew."""
-    noted = read_json_object(target.with_suffix(".json"))
-    return target.is_file() and sha256_of_file(target) == noted.get("sha256")
+def _is_whole(target: Path) -> bool:
+    record = read_json_object(target.with_suffix(".json"))
+    return target.is_file() and sha256_of_file(target) == record.get("sha256")
 
 
 @dataclass(frozen=True)
 class Reencoded:
-    """What became of one video: the file that was made of it, or the ``reason`` and ``detail`` why there is none."""
+    """The file made of one video, or the ``reason`` and ``detail`` why there is none."""
 
     source: Path
     path: Path | None
@@ -274,16 +264,16 @@ class Reencoded:
 def reencode_files(
     sources: Sequence[AnyPath], recipe: str, cache_dir: AnyPath, *, workers: int = 0
 ) -> Generator[Reencoded]:
-    """``reencoded`` of many videos in isolated processes, as they are finished: a bad video costs itself alone.
+    """Re-encode many videos into the cache in worker processes; yield each as it is finished.
 
     Args:
         sources: the videos.
-        recipe: as ``recipe_named`` takes it.
+        recipe: a name for ``recipe_named``.
         cache_dir: where the files are kept.
         workers: processes; 0: one per core.
 
     Raises:
-        UsageError: as ``recipe_named``.
+        UsageError: the recipe is unknown.
         OSError: a file cannot be written, so no other could either.
     """
     recipe_named(recipe)
@@ -291,19 +281,19 @@ def reencode_files(
     answers = run_isolated(f"{__name__}:reencode_item", items, workers=workers, timeout_seconds=TIMEOUT_SECONDS)
     with closing(answers):
         for answer in answers:
+            value = answer.value or {
+                "reason": answer.failure,
+                "detail": f"the decoder or encoder died: {answer.detail}",
+            }
+            if "write_error" in value:
+                raise OSError(*value["write_error"])
+            path = Path(value["path"]) if "path" in value else None
             source = Path(sources[answer.position])
-            if answer.failure is not None:
-                yield Reencoded(source, None, answer.failure, f"the decoder or encoder gave up: {answer.detail}")
-                continue
-            if "write_error" in answer.value:
-                raise OSError(*answer.value["write_error"])
-            made = answer.value.get("path")
-            said = answer.value
-            yield Reencoded(source, Path(made) if made else None, said.get("reason", ""), said.get("detail", ""))
+            yield Reencoded(source, path, value.get("reason", ""), value.get("detail", ""))
 
 
 def reencode_item(item: dict[str, Any]) -> dict[str, Any]:
-    """``reencoded`` for ``run_isolated``: ``path``, or ``reason`` and ``detail``, or ``write_error``."""
+    """Call ``reencoded`` for ``run_isolated``; return ``path``, or ``reason`` and ``detail``, or ``write_error``."""
     try:
         return {"path": str(reencoded(item["source"], item["recipe"], item["cache_dir"]))}
     except VideoError as error:
@@ -315,44 +305,44 @@ def reencode_item(item: dict[str, Any]) -> dict[str, Any]:
 # --- One video
 
 
-def reencode(source: AnyPath, target: AnyPath, recipe: Recipe) -> None:
-    """Write the video at ``source`` anew to ``target``, atomically and with the same bytes every time.
+_TIME_BASE = Fraction(1, 90_000)
+_YUV, _RGB = "yuv420p", "bgr0"
+_LOSSLESS = (("qp", "0"), ("preset", "ultrafast"))
 
-    Encoders work on 8 bit 4:2:0 colour: of an odd width or height they drop the last column or row. Where nothing may
-    be lost, frames keep their pixel format if H.264 has it and need not be turned, and are RGB of 8 bit otherwise;
-    8 bit 4:2:0 where they get another size.
+
+def reencode(source: AnyPath, target: AnyPath, recipe: Recipe) -> None:
+    """Re-encode the video at ``source`` to ``target``, atomically and with the same bytes every time.
+
+    Lossy encoders work on 8 bit 4:2:0 colour; the last column or row of an odd size is dropped. Without loss, frames
+    keep their pixel format if H.264 has it and they need not be turned; otherwise they are 8 bit RGB. Frames of another
+    size are 8 bit 4:2:0.
 
     Raises:
         VideoError: the video cannot be read, or the encoder refuses it.
-        OSError: as the file system gave it.
+        OSError: the file cannot be written.
     """
     source = Path(source)
     try:
-        with atomic_output(target) as temporary:
-            _write(source, temporary, recipe)
+        with atomic_output(target) as temporary, ExitStack() as attempts, open_video(source) as opened:
+
+            def begin(video: VideoSource, _: int, times: Seconds | None) -> _Writer:
+                assert times is not None  # known before, in order
+                attempts.close()
+                try:
+                    container = av.open(str(temporary), "w", format="mp4", options={"fflags": "+bitexact"})
+                except av.error.FFmpegError as error:
+                    raise OSError(error.errno, error.strerror, str(temporary)) from error
+                return _Writer(attempts.enter_context(container), video, recipe, times)
+
+            decode(opened, read_frame_table(opened), begin, in_order=True).sink.end()
     except MemoryError as error:
         raise RefusedVideo(source, "its frames need more memory than can be had") from error
 
 
-def _write(path: Path, target: Path, recipe: Recipe) -> None:
-    with ExitStack() as attempts, open_video(path) as opened:
-
-        def begin(source: VideoSource, _: int, times: Seconds | None) -> _Writer:
-            assert times is not None  # known before, in order
-            attempts.close()
-            try:
-                container = av.open(str(target), "w", format="mp4", options={"fflags": "+bitexact"})
-            except av.error.FFmpegError as error:
-                raise OSError(error.errno, error.strerror, str(target)) from error
-            return _Writer(attempts.enter_context(container), source, recipe, times)
-
-        decode(opened, read_frame_table(opened), begin, in_order=True).sink.end()
-
-
 class _Writer:
-    """Frames of one video on their way through a recipe into a container."""
+    """Changes the frames of one video and writes them into a container."""
 
-    def __init__(self, output: Any, source: VideoSource, recipe: Recipe, times: npt.NDArray[np.floating]) -> None:
+    def __init__(self, output: Any, source: VideoSource, recipe: Recipe, times: Seconds) -> None:
         self._output, self._source, self._recipe = output, source, recipe
         self._places, self._seconds = recipe.shown(times)
         if len(self._places) > _MOST_COPIES * len(times) + _FEW_FRAMES:
@@ -360,57 +350,52 @@ class _Writer:
             raise RefusedVideo(source.path, f"{apart}, which would be {len(self._places):,} at {recipe.rate} a second")
         self.wanted = set(range(len(times)))
         self._next, self._last_pts = 0, -1
-        self._converter = FrameConverter(None, None)  # also tells the orientation of frames that are not converted
+        self._converter = FrameConverter(None, None)  # also knows the orientation
         self._reformatter = VideoReformatter()
         self._stream: VideoStream | None = None
-        self._format = ""
-        self._size = (0, 0)  # width and height as stored, before frames are turned
+        self._format, self._size = "", (0, 0)  # width and height as stored, before frames are turned
 
-    def offer(self, number: int | None, frame: VideoFrame) -> None:
-        """As ``FrameSink.offer``, all frames in their order."""
+    def offer(self, place: int | None, frame: VideoFrame) -> None:
+        """Take a frame as ``plan.Sink`` describes; all are wanted, in order."""
         self._converter.observe(frame)
-        if number is None:
+        if place is None:
             return
-        self.wanted.discard(number)
-        first, end = self._next, int(np.searchsorted(self._places, number, side="right"))
-        if first == end:
+        self.wanted.discard(place)
+        first, self._next = self._next, int(np.searchsorted(self._places, place, side="right"))
+        if first == self._next:
             return
-        self._next = end
-        try:
-            if self._stream is None:
-                self._begin(frame)
-            stream = cast(VideoStream, self._stream)
-            made = self._made(number, frame)
-            made.time_base = _TIME_BASE
-            for seconds in self._seconds[first:end].tolist():
-                # Strictly ascending: two frames at one time would be one to a player.
+        with self._encoder_errors():
+            stream = self._stream = self._stream or self._begun(frame)
+            changed = self._changed(place, frame)
+            changed.time_base = _TIME_BASE
+            for seconds in self._seconds[first : self._next].tolist():
+                # Strictly ascending: players merge two frames at one time.
                 self._last_pts = max(self._last_pts + 1, round(seconds / _TIME_BASE))
-                made.pts = self._last_pts
-                self._output.mux(stream.encode(made))
-        except av.error.FFmpegError as error:
-            self._refuse(error)
+                changed.pts = self._last_pts
+                self._output.mux(stream.encode(changed))
 
     def end(self) -> None:
-        """Write what the encoder holds back."""
+        """Write the frames that the encoder holds back."""
         if self._stream is not None:
-            try:
+            with self._encoder_errors():
                 self._output.mux(self._stream.encode(None))
-            except av.error.FFmpegError as error:
-                self._refuse(error)
 
-    def _refuse(self, error: av.error.FFmpegError) -> None:
-        if isinstance(error, OSError) and error.errno is not None and 0 < error.errno < 200 and error.errno != 22:
-            raise OSError(error.errno, error.strerror, error.filename) from error  # the disk's, not the video's
-        said = (error.strerror or type(error).__name__).strip().rstrip(".").lower()
-        width, height = self._size
-        what = f"{self._recipe.codec} does not encode {width} x {height} {self._format}: {said}"
-        raise UnsupportedVideo(self._source.path, what, "Leave it out, or take another recipe.") from error
+    @contextmanager
+    def _encoder_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except av.error.FFmpegError as error:
+            if isinstance(error, OSError) and error.errno is not None and 0 < error.errno < 200 and error.errno != 22:
+                raise OSError(error.errno, error.strerror, error.filename) from error  # of the disk
+            what = f"{self._recipe.codec} does not encode {self._size[0]} x {self._size[1]} {self._format}"
+            detail = f"{what}: {system_reason(error).rstrip('.')}"
+            raise UnsupportedVideo(self._source.path, detail, "Leave it out, or take another recipe.") from error
 
-    def _begin(self, frame: VideoFrame) -> None:
-        """Open the encoder for frames like the first that stays."""
+    def _begun(self, frame: VideoFrame) -> VideoStream:
+        """Return an encoder for frames like the first that stays."""
         recipe, turned = self._recipe, self._converter.orientation.transposed
-        self._format, width, height = self._written_as(frame)
-        self._size = (width, height)
+        self._format, *size = self._written_as(frame)
+        self._size = width, height = (size[0], size[1])
         span = float(self._seconds[-1])
         rate = Fraction((len(self._seconds) - 1) / span).limit_denominator(1001) if span > 0 else Fraction(25)
         rate = Fraction(recipe.rate or rate)
@@ -428,34 +413,33 @@ class _Writer:
         if self._format != _RGB:
             context.colorspace, context.color_primaries = frame.colorspace, frame.color_primaries
             context.color_trc = frame.color_trc
-            full = self._keeps_range and _is_full_range(frame)
-            context.color_range = ColorRange.JPEG if full else ColorRange.MPEG
-        self._stream = stream
+            is_full = recipe.is_lossless and _is_full_range(frame)
+            context.color_range = ColorRange.JPEG if is_full else ColorRange.MPEG
+        return stream
 
     def _written_as(self, frame: VideoFrame) -> tuple[str, int, int]:
-        """Pixel format, and width and height before frames are turned."""
+        """Return pixel format, and width and height before frames are turned."""
         recipe, name = self._recipe, str(frame.format.name)
         width, height = frame.width, frame.height
         turned = self._converter.orientation != Orientation()
-        if not recipe.is_scaled and (recipe.changes_pixels or (recipe.is_lossless and (width % 2 or height % 2))):
+        is_odd_or_turned = width % 2 or height % 2 or (turned and name != _YUV)
+        if not recipe.is_scaled and (recipe.changes_pixels or (recipe.is_lossless and is_odd_or_turned)):
             return _RGB, width, height
         if recipe.height:
             width, height = self._rescaled(frame)
         elif recipe.scale != 1:
             width, height = (max(2, 2 * round(side * recipe.scale / 2)) for side in (width, height))
-        elif recipe.is_lossless and turned and name != _PACKED:
-            return _RGB, width, height
         width, height = width - width % 2, height - height % 2
         if not (width and height):
             detail = f"a picture of {frame.width} x {frame.height} pixels, of which {recipe.name!r} leaves none"
             raise UnsupportedVideo(self._source.path, detail, "Leave it out.")
         if not recipe.is_lossless or turned:
-            return _PACKED, width, height
-        known = {each.name for each in av.codec.Codec(recipe.codec, "w").video_formats or ()}
-        return (name if name in known else _PACKED if recipe.is_scaled else _RGB), width, height
+            return _YUV, width, height
+        known = {video_format.name for video_format in av.codec.Codec(recipe.codec, "w").video_formats or ()}
+        return (name if name in known else _YUV if recipe.is_scaled else _RGB), width, height
 
     def _rescaled(self, frame: VideoFrame) -> tuple[int, int]:
-        """Width and height, before frames are turned, of a picture of square pixels with the recipe's height."""
+        """Return width and height, before frames are turned, of a picture of square pixels with the recipe's height."""
         aspect, rows = self._source.sample_aspect_ratio or 0, self._recipe.height
         wide, high = frame.width * (aspect if aspect > 0 else Fraction(1)), Fraction(frame.height)
         turned = self._converter.orientation.transposed
@@ -463,68 +447,51 @@ class _Writer:
         check_size(self._source.path, columns, rows)
         return (rows, columns) if turned else (columns, rows)
 
-    @property
-    def _keeps_range(self) -> bool:
-        """Whether full-range levels stay so; the encodings of the wild have limited ones."""
-        return self._recipe.is_lossless
-
-    def _made(self, number: int, frame: VideoFrame) -> VideoFrame:
+    def _changed(self, place: int, frame: VideoFrame) -> VideoFrame:
+        """Return the frame as it is encoded."""
         width, height = self._size
         if self._format == _RGB:
             pixels = np.empty((3, *self._converter.output_shape(frame)), np.uint8)
             self._converter.convert(frame, pixels)
-            rows = np.ascontiguousarray(np.moveaxis(self._changed(number, pixels), 0, -1))
+            rows = np.ascontiguousarray(np.moveaxis(_changed_pixels(self._recipe, place, pixels), 0, -1))
             return VideoFrame.from_ndarray(rows, format="rgb24").reformat(format=_RGB)
-        full = _is_full_range(frame)
-        limited = full and not self._keeps_range
         # An odd side is cut, not scaled, so that nothing is interpolated.
-        is_cut = not self._recipe.is_scaled and (frame.width - frame.width % 2, frame.height - frame.height % 2) == (
-            width,
-            height,
-        )
+        is_cut = not self._recipe.is_scaled and (frame.width // 2, frame.height // 2) == (width // 2, height // 2)
+        is_full = _is_full_range(frame)
+        # Full-range levels stay if nothing may be lost; encodings in the wild have limited ones.
+        full = ColorRange.JPEG if self._recipe.is_lossless else ColorRange.MPEG
         made = self._reformatter.reformat(
             frame, *((frame.width, frame.height) if is_cut else (width, height)), self._format,
             interpolation=int(SCALER), threads=1,
-            src_color_range=ColorRange.JPEG if full else None,
-            dst_color_range=None if not full else ColorRange.MPEG if limited else ColorRange.JPEG,
+            src_color_range=ColorRange.JPEG if is_full else None, dst_color_range=full if is_full else None,
         )  # fmt: skip
-        if self._format != _PACKED:
-            return made
-        return _packed(made, width, height, self._converter.orientation)
-
-    def _changed(self, number: int, pixels: Pixels) -> Pixels:
-        from fvc_lib.video.augmentations import Blur, Noise, through_jpeg  # 10 MB of processes that change nothing
-
-        recipe = self._recipe
-        if recipe.jpeg_quality:
-            pixels = through_jpeg(pixels, recipe.jpeg_quality)
-        if recipe.blur_sigma or recipe.noise_sigma:
-            values: npt.NDArray[np.float32] = pixels[None].astype(np.float32)
-            if recipe.blur_sigma:
-                values = Blur(recipe.blur_sigma).apply(values)
-            if recipe.noise_sigma:
-                seed = int.from_bytes(hashlib.sha256(f"{recipe.name} {number}".encode()).digest()[:7], "big")
-                values = Noise(recipe.noise_sigma, seed).apply(values)
-            pixels = np.rint(values).clip(0, 255).astype(np.uint8)[0]
-        return pixels
+        return made if self._format != _YUV else _upright(made, width, height, self._converter.orientation)
 
 
-_TIME_BASE = Fraction(1, 90_000)
-_PACKED, _RGB = "yuv420p", "bgr0"
-_LOSSLESS = (("qp", "0"), ("preset", "ultrafast"))
+def _changed_pixels(recipe: Recipe, place: int, pixels: Pixels) -> Pixels:
+    from fvc_lib.video.augmentations import Blur, Noise, through_jpeg  # 10 MB of workers that need it not
+
+    if recipe.jpeg_quality:
+        return through_jpeg(pixels, recipe.jpeg_quality)
+    values: npt.NDArray[np.float32] = pixels[None].astype(np.float32)
+    if recipe.blur_sigma:
+        values = Blur(recipe.blur_sigma).apply(values)
+    if recipe.noise_sigma:
+        seed = int.from_bytes(hashlib.sha256(f"{recipe.name} {place}".encode()).digest()[:7], "big")
+        values = Noise(recipe.noise_sigma, seed).apply(values)
+    changed: Pixels = np.rint(values[0]).clip(0, 255).astype(np.uint8)
+    return changed
 
 
 def _is_full_range(frame: VideoFrame) -> bool:
     return frame.color_range == ColorRange.JPEG or str(frame.format.name).startswith("yuvj")
 
 
-def _packed(frame: VideoFrame, width: int, height: int, orientation: Orientation) -> VideoFrame:
-    """The upper left ``width`` x ``height`` (even) of a yuv420p frame, turned upright."""
+def _upright(frame: VideoFrame, width: int, height: int, orientation: Orientation) -> VideoFrame:
+    """Return the upper left ``width`` x ``height`` (even) of a yuv420p frame, turned for display."""
     planes = []
-    for plane, sides in zip(frame.planes, ((height, width), (height // 2, width // 2), (height // 2, width // 2)),
-                            strict=True):  # fmt: skip
+    for plane, part in zip(frame.planes, (1, 2, 2), strict=True):
         rows = np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
-        planes.append(np.ascontiguousarray(orientation.apply(rows[: sides[0], : sides[1]])).reshape(-1))
+        planes.append(np.ascontiguousarray(orientation.apply(rows[: height // part, : width // part])).reshape(-1))
     shown = (width, height)[::-1] if orientation.transposed else (width, height)
-    array = np.concatenate(planes).reshape(shown[1] * 3 // 2, shown[0])
-    return VideoFrame.from_ndarray(array, format=_PACKED)
+    return VideoFrame.from_ndarray(np.concatenate(planes).reshape(shown[1] * 3 // 2, shown[0]), format=_YUV)

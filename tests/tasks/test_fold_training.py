@@ -275,7 +275,7 @@ def test_a_stopped_training_on_a_stream_goes_on_and_changes_nothing(tiny_trainin
 def test_shards_that_are_missing_or_damaged_stop_the_fold_before_training(tiny_training, list_log, monkeypatch):
     monkeypatch.setattr(recipe, "Engine", lambda *_, **__: pytest.fail("it trains"))
     tiny = tiny_training.with_config(clip_source="shards")
-    with pytest.raises(DataError, match=r"manifest\.json.*No such file.*--from 03"):
+    with pytest.raises(DataError, match=r"manifest\.json.*--from 03"):
         run(tiny, list_log())
     folder = write_shards(tiny.store, read_table(tiny.paths.augmented_metadata, AUGMENTED), shard_bytes=60_000)
     victim = sorted(folder.glob("*.tar"))[-1]

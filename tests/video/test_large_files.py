@@ -75,8 +75,8 @@ def test_a_file_larger_than_the_memory_gives_the_frames_of_the_small_one(make_vi
     target = tmp_path / "clip"
     item = {
         "source": str(large), "target": str(target), "content_sha256": "", "num_frames": 6, "fixed_size": 32,
-        "view": asdict(PLAIN_VIEW), "code": decode_code(PLAIN_VIEW), "crop": crop_code(PLAIN_VIEW), "encoded": [],
-        "seen": "",
+        "view": asdict(PLAIN_VIEW), "code": decode_code(PLAIN_VIEW), "crop": crop_code(PLAIN_VIEW), "recipe": "",
+        "encoded": [], "seen": "",
     }  # fmt: skip
     (answer,) = run_isolated(DECODE_FUNCTION, [item], workers=1)
     assert (answer.failure, answer.value) == (None, {})

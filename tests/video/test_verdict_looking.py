@@ -25,7 +25,7 @@ REAL = (
 def item_of(path, target, view):
     return {
         "source": str(path), "target": str(target), "num_frames": 5, "fixed_size": 32, "view": vars(view),
-        "code": decode_code(view), "crop": crop_code(view), "encoded": [],
+        "code": decode_code(view), "crop": crop_code(view), "recipe": "", "encoded": [],
     }  # fmt: skip
 
 

@@ -109,7 +109,7 @@ def test_a_worker_writes_frames_and_tells_where_they_are_or_what_is_wrong(video,
     view = View()
     item = {"source": str(video), "target": str(tmp_path / "raw"), "content_sha256": "", "num_frames": 4,
             "fixed_size": 24, "view": vars(view), "code": decode_code(view), "crop": crop_code(view),
-            "encoded": []}  # fmt: skip
+            "recipe": "", "encoded": []}  # fmt: skip
     told = worker.make_windows(item)
     found, kept = decoded(video, view)
     stored = np.fromfile(tmp_path / "raw", np.uint8).reshape(told["num_stored"], 3, 24, 24)

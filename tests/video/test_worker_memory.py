@@ -43,7 +43,7 @@ def test_workers_take_of_full_hd_videos_what_pools_reckon_with(full_hd, tmp_path
     clip = {
         "source": str(full_hd), "target": str(tmp_path / "clip.npy"), "content_sha256": "", "num_frames": 6,
         "fixed_size": 224, "view": asdict(PLAIN_VIEW), "code": decode_code(PLAIN_VIEW), "crop": crop_code(PLAIN_VIEW),
-        "encoded": [], "seen": "",
+        "recipe": "", "encoded": [], "seen": "",
     }  # fmt: skip
     families = {family.name: code_of(family) for family in families_named("all")}
     features = {"source": str(full_hd), "content_sha256": "", "families": families, "encoded": []}

@@ -1,4 +1,4 @@
-"""What is seen of a video where that is not ``clip.decode_clip``: windows of neighbouring frames, and crops."""
+"""Clips of other views than ``clip.decode_clip``: windows of neighbouring frames, several clips of a video, and crops."""
 
 import math
 from dataclasses import dataclass
@@ -18,28 +18,30 @@ from fvc_lib.video.decode.frame_table import IntArray
 from fvc_lib.video.decode.pixels import Pixels
 from fvc_lib.video.decode.source import open_video
 
+Boxes = npt.NDArray[np.floating]  # (T, 4): left, top, width and height in pixels
+
 NOT_FOUND = "nothing found to crop to: the middle of the picture"
-_MOST_ASPECT = 4  # a picture longer than this is cropped with black bars: the square it is decoded into is bounded
-# A box is looked for, and cut out, in frames of at most this side and so many bytes together.
+_MOST_ASPECT = 4  # a longer picture gets black bars, so that the square it is decoded into stays small
+# Frames that a crop is searched in have at most this side and these bytes together.
 _CROP_SIDE, _CROP_BYTES = 1280, 256 << 20
 
 
 class CropError(FvcError):
-    """What looks for the part of the picture to be seen fails, or gives no box."""
+    """The function that finds a crop fails, or returns no box."""
 
 
 @dataclass(frozen=True)
 class SeenClip:
-    """What one of a video's clips shows.
+    """The part of a video that one of its clips shows.
 
     Attributes:
         clip: its number, from 0.
         num_source_frames: of the whole video.
         first_frame, middle_frame, last_frame: places in the presentation order.
         stride: frames from one to the next; 0: spread over the video.
-        num_repeated: frames that repeat the last one of a video which is too short.
-        left, top, width, height: the middle frame's part that is seen, as shares of the upright picture.
-        note: what was not as asked for; empty: nothing.
+        num_repeated: frames that repeat the last one of a video that is too short.
+        left, top, width, height: the part of the middle frame that is seen, as shares of the upright picture.
+        note: how the clip differs from the requested view; empty: it does not.
     """
 
     clip: int
@@ -57,27 +59,27 @@ class SeenClip:
 
 
 def decode_view(path: AnyPath, num_frames: int, side: int, view: View) -> tuple[Pixels, list[SeenClip]]:
-    """The clips of a video one after the other, and what each shows.
+    """Decode the clips of a video.
 
     Args:
         path: a local file.
-        num_frames: of one clip.
-        side: of the square, in pixels.
-        view: how frames are sampled, how many clips, and what part of the picture.
+        num_frames: T, of one clip.
+        side: S, of a square frame in pixels.
+        view: which frames, how many clips (N), and which part of the picture.
 
     Returns:
-        uint8 (N T, 3, S, S), and N rows.
+        uint8 (N T, 3, S, S), the clips concatenated, and what each shows.
 
     Raises:
         VideoError: as ``clip.decode_clip``.
-        CropError: what is asked for the crop fails.
+        CropError: the crop fails.
     """
     decoded = decode_places(Path(path), *wanted_of(Path(path), num_frames, side, view))
     return seen_of(decoded, num_frames, side, view)
 
 
 def wanted_of(path: Path, num_frames: int, side: int, view: View) -> tuple[PlacesOf, int]:
-    """What ``seen_of`` needs of a video, as ``decode_places`` takes it; arguments and errors as ``decode_view``."""
+    """Return what ``decode_places`` must decode for ``seen_of``; arguments and errors as ``decode_view``."""
 
     def places_of(num_source_frames: int) -> IntArray:
         return np.unique(clip_places(view, num_frames, num_source_frames)[0])
@@ -86,40 +88,32 @@ def wanted_of(path: Path, num_frames: int, side: int, view: View) -> tuple[Place
 
 
 def seen_of(decoded: Clip, num_frames: int, side: int, view: View) -> tuple[Pixels, list[SeenClip]]:
-    """``decode_view`` of the frames that ``wanted_of`` asks for."""
+    """Return the result of ``decode_view``, given the frames that ``wanted_of`` asks for."""
     places, stride = clip_places(view, num_frames, decoded.num_source_frames)
-    box, at = decoded.content, np.searchsorted(decoded.frame_indices, places)
-    picture = decoded.frames[:, :, box.top : box.top + box.height, box.left : box.left + box.width]
-    frames = np.zeros((*places.shape, 3, side, side), np.uint8)
-    seen = []
-    for number, own in enumerate(at):
-        notes = _notes_on_time(view, stride, places[number])
-        if view.crop:
-            boxes = boxes_of(view, picture, own)
-            notes += [NOT_FOUND] if boxes is None else []
-            boxes = centre_boxes(len(own), box.height, box.width) if boxes is None else boxes
-            for out, frame, part in zip(frames[number], own, boxes, strict=True):
-                out[...] = cut_out(picture[frame], part, side)
-            part = boxes[len(boxes) // 2]
-        elif view.fit == "letterbox":
-            frames[number] = decoded.frames[own]
-            part = np.array([0, 0, box.width, box.height], float)
+    box = decoded.content
+    frames, seen = np.empty((*places.shape, 3, side, side), np.uint8), []
+    for number, own in enumerate(np.searchsorted(decoded.frame_indices, places)):
+        note = _note_on_time(view, stride, places[number])
+        if view.crop or view.fit != "letterbox":
+            frames[number], boxes, found = seen_part(view, box.cut(decoded.frames[own]), side)
+            note = note if found else "; ".join(filter(None, (note, NOT_FOUND)))
+            part = boxes[num_frames // 2]
         else:
-            part = centre(picture, own, frames[number])
-        left, top, width, height = (part / [box.width, box.height, box.width, box.height]).tolist()
+            frames[number], part = decoded.frames[own], np.array([0, 0, box.width, box.height], float)
+        shares = (part / [box.width, box.height, box.width, box.height]).tolist()
         first, middle, last = (int(places[number][place]) for place in (0, num_frames // 2, -1))
         repeated = int((np.diff(places[number]) == 0).sum())
-        row = (number, decoded.num_source_frames, first, middle, last, stride, repeated, left, top, width, height)
-        seen.append(SeenClip(*row, note="; ".join(notes)))
+        row = (number, decoded.num_source_frames, first, middle, last, stride, repeated, *shares, note)
+        seen.append(SeenClip(*row))
     return frames.reshape(-1, 3, side, side), seen
 
 
 def clip_places(view: View, num_frames: int, num_source_frames: int) -> tuple[IntArray, int]:
-    """int64 (N, T) places in the presentation order, and the stride between them (0: spread over the video).
+    """Return int64 (N, T) places in the presentation order, and the stride between them (0: spread over the video).
 
-    Windows are spread evenly from the video's first frame to its last; a single one stands in the middle. Of a video
-    that is too short the stride is made smaller; where even neighbours are too few, its last frame is repeated. Several
-    uniform clips are spread over the video alike, each a little later than the one before.
+    Windows are spread evenly from the video's first frame to its last; a single one is in the middle. A video that is
+    too short gets a smaller stride; if neighbours are too few, its last frame is repeated. Several uniform clips are
+    interleaved.
     """
     n = num_source_frames
     if not view.stride:
@@ -130,15 +124,15 @@ def clip_places(view: View, num_frames: int, num_source_frames: int) -> tuple[In
     return np.minimum(starts[:, None] + stride * np.arange(num_frames), n - 1), stride
 
 
-def _notes_on_time(view: View, stride: int, places: IntArray) -> list[str]:
+def _note_on_time(view: View, stride: int, places: IntArray) -> str:
     if not view.stride or (stride == view.stride and places[-1] - places[0] == stride * (len(places) - 1)):
-        return []
+        return ""
     repeated = f", last frame {int((places == places[-1]).sum())} times" if len(np.unique(places)) < len(places) else ""
-    return [f"short: stride {stride} for {view.stride}{repeated}"]
+    return f"short: stride {stride} for {view.stride}{repeated}"
 
 
 def decoded_side(path: Path, num_frames: int, side: int, view: View) -> int:
-    """Side of the square that frames are letterboxed to before a part of them is cut out."""
+    """Return the side of the square that frames are letterboxed to before a part of them is cut out."""
     if not view.crop and view.fit == "letterbox":
         return side
     with open_video(path, thorough=True) as opened:
@@ -151,57 +145,74 @@ def decoded_side(path: Path, num_frames: int, side: int, view: View) -> int:
     return round(view.resized(side) * min(longer / shorter, Fraction(_MOST_ASPECT)))
 
 
-def centre(picture: Pixels, own: IntArray, frames: Pixels) -> npt.NDArray[np.floating]:
-    """Fill ``frames`` (T, 3, S, S) with the middle of ``picture``'s frames ``own``; where it lies."""
-    side, (height, width) = frames.shape[-1], picture.shape[2:]
+def seen_part(view: View, pictures: Pixels, side: int) -> tuple[Pixels, Boxes, bool]:
+    """Cut the part that ``view`` shows out of the pictures of a clip.
+
+    Args:
+        view: its ``fit`` or ``crop`` leaves something out.
+        pictures: uint8 (T, 3, H, W), without bars, at ``decoded_side``.
+        side: S.
+
+    Returns:
+        uint8 (T, 3, S, S), the boxes (T, 4), and whether the crop was found (else the middle is shown).
+
+    Raises:
+        CropError: the crop fails.
+    """
+    height, width = pictures.shape[2:]
+    if view.crop:
+        found = boxes_of(view, pictures)
+        boxes = centre_boxes(len(pictures), height, width) if found is None else found
+        cut = [cut_out(picture, box, side) for picture, box in zip(pictures, boxes, strict=True)]
+        return np.stack(cut), boxes, found is not None
     top, left = round((height - side) / 2), round((width - side) / 2)
-    rows, columns = slice(max(0, top), max(0, top) + side), slice(max(0, left), max(0, left) + side)
-    part = picture[own, :, rows, columns]
-    down, across = max(0, -top), max(0, -left)
+    part = pictures[:, :, max(0, top) : max(0, top) + side, max(0, left) : max(0, left) + side]
+    frames, down, across = np.zeros((len(pictures), 3, side, side), np.uint8), max(0, -top), max(0, -left)
     frames[:, :, down : down + part.shape[2], across : across + part.shape[3]] = part
-    return np.array([columns.start, rows.start, part.shape[3], part.shape[2]], float)
+    box = np.array([max(0, left), max(0, top), part.shape[3], part.shape[2]], float)
+    return frames, np.tile(box, (len(pictures), 1)), True
 
 
-def centre_boxes(num_frames: int, height: int, width: int) -> npt.NDArray[np.floating]:
-    """Float (T, 4): the largest square in the middle of each frame, as left, top, width and height."""
+def centre_boxes(num_frames: int, height: int, width: int) -> Boxes:
+    """Return the largest square in the middle of each frame."""
     side = min(height, width)
     return np.tile(np.array([(width - side) / 2, (height - side) / 2, side, side]), (num_frames, 1))
 
 
-def boxes_of(view: View, picture: Pixels, own: IntArray) -> npt.NDArray[np.floating] | None:
-    """Float (T, 4) squares within the picture, with the margin; none where nothing was found.
+def boxes_of(view: View, pictures: Pixels) -> Boxes | None:
+    """Return the squares within ``pictures`` (T, 3, H, W) that the crop finds, with the margin; None: nothing found.
 
     Raises:
-        CropError: the user's function fails, or what it gives is no box.
+        CropError: the user's function fails, or returns no box.
     """
     try:
-        found: Any = CROPS.get(view.crop).find(np.ascontiguousarray(picture[own].transpose(0, 2, 3, 1)))
+        found: Any = CROPS.get(view.crop).find(np.ascontiguousarray(pictures.transpose(0, 2, 3, 1)))
         if found is None:
             return None
-        boxes = np.broadcast_to(np.asarray(found, float), (len(own), 4))
+        boxes = np.broadcast_to(np.asarray(found, float), (len(pictures), 4))
     except Exception as error:
         raise CropError(f"crop {view.crop!r} fails: {type(error).__name__}: {error}") from error
     if not np.isfinite(boxes).all() or (boxes[:, 2:] <= 0).any():
         raise CropError(
             f"crop {view.crop!r}: got {found!r}, wanted finite left, top, width > 0 and height > 0, or None"
         )
-    return square_boxes(boxes, view.margin, *picture.shape[2:])
+    return square_boxes(boxes, view.margin, *pictures.shape[2:])
 
 
-def square_boxes(boxes: npt.NDArray[np.floating], margin: float, height: int, width: int) -> npt.NDArray[np.floating]:
-    """Boxes (T, 4) as squares ``1 + margin`` times as large, moved and at most shrunk to lie in the picture."""
+def square_boxes(boxes: Boxes, margin: float, height: int, width: int) -> Boxes:
+    """Return boxes as squares ``1 + margin`` times as large, moved and if necessary shrunk into the picture."""
     sides = np.minimum(boxes[:, 2:].max(1) * (1 + margin), min(height, width))
     left = np.clip(boxes[:, 0] + boxes[:, 2] / 2 - sides / 2, 0, width - sides)
     top = np.clip(boxes[:, 1] + boxes[:, 3] / 2 - sides / 2, 0, height - sides)
     return np.stack([left, top, sides, sides], axis=1)
 
 
-def cut_out(frame: Pixels, box: npt.NDArray[np.floating], side: int) -> Pixels:
-    """uint8 (3, S, S) of a box in ``frame`` (3, H, W), filtered where it is made smaller."""
+def cut_out(picture: Pixels, box: Boxes, side: int) -> Pixels:
+    """Return uint8 (3, S, S) of a box (4,) in ``picture`` (3, H, W), antialiased where it is made smaller."""
     from PIL import Image
 
     left, top, width, height = box.tolist()
-    picture = Image.fromarray(np.ascontiguousarray(frame.transpose(1, 2, 0)))
-    ends = (min(left + width, picture.width), min(top + height, picture.height))
-    cut = picture.resize((side, side), Image.Resampling.BILINEAR, box=(left, top, *ends))
+    image = Image.fromarray(np.ascontiguousarray(picture.transpose(1, 2, 0)))
+    ends = (min(left + width, image.width), min(top + height, image.height))
+    cut = image.resize((side, side), Image.Resampling.BILINEAR, box=(left, top, *ends))
     return np.asarray(cut).transpose(2, 0, 1)

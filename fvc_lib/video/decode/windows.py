@@ -1,13 +1,9 @@
-"""Clips at every place of a video, from one pass through it: the frames of each window as a clip of the run has them.
+"""Clips at every place of a video, from one pass through it.
 
-A window is a clip at another place. Where clips are neighbouring frames (``window:STRIDE``), each window is such a
-clip, begun half a clip after the one before. Where a clip's frames are spread over the whole video (``uniform``), they
-are spread over a stretch of it instead: about ``STRETCH_SECONDS``, at least as many frames as a clip has, and each
-stretch begins in the middle of the one before. There are never more than so many windows: in a longer video uniform
-stretches grow, and neighbours keep their distance, so that frames between two windows may be seen by none.
-
-Frames are decoded once, in order (``plan.py``). Only those that a window shows are converted, and each of them once,
-but where something is looked for in the picture of each window (``View.crop``).
+A window is a clip at another place. Each begins in the middle of the one before. Clips of neighbouring frames
+(``window:STRIDE``) give windows of neighbouring frames. Clips that are spread over the video (``uniform``) give windows
+that are spread over about ``STRETCH_SECONDS`` of it. There are at most ``MOST_WINDOWS``: in a longer video, uniform
+windows get longer, and frames between two windows of neighbours are seen by none.
 """
 
 from collections.abc import Callable
@@ -27,22 +23,22 @@ from fvc_lib.video.decode.source import VideoSource, open_video
 
 STRETCH_SECONDS = 0.5
 MOST_WINDOWS = 200
-MOST_BYTES = 512 << 20  # of all windows' frames together; they lie on a disk
+MOST_BYTES = 512 << 20  # of all windows' frames together, on the disk
 
-# A frame as the detector sees it, uint8 (3, S, S); given its number among those that are stored.
+# Takes the number of a stored frame and its pixels, uint8 (3, S, S).
 StoreFrame = Callable[[int, Pixels], None]
 
 
 @dataclass(frozen=True)
 class Windows:
-    """What one pass found.
+    """The windows of a video, M with its own N clips before them, of T frames each.
 
     Attributes:
         num_source_frames: of the video.
-        places: int64 (M, T), of the video's own N clips and then of the windows, in the presentation order.
-        stored: int64 (M, T), which of the stored frames each is.
+        places: int64 (M, T), places in the presentation order.
+        stored: int64 (M, T), numbers of the stored frames.
         num_clips: N.
-        begins, ends: float64 (M,), seconds from the video's first frame: to the first frame of each, and to the end of
+        begins, ends: float64 (M,), seconds from the video's first frame to the first frame of each, and to the end of
             its last.
         seconds: of the whole video.
         content: left, top, width and height in pixels of the picture in a stored frame; around it are black bars.
@@ -59,7 +55,7 @@ class Windows:
 
 
 def window_places(view: View, num_frames: int, num_source_frames: int, seconds: float, side: int) -> IntArray:
-    """int64 (W, T): places in the presentation order of every window of a video of ``seconds``, in their order."""
+    """Return int64 (W, T), places in the presentation order, of the windows of a video of ``seconds``."""
     n, half = num_source_frames, max(1, num_frames // 2)
     most = max(1, min(MOST_WINDOWS, MOST_BYTES // (3 * side * side * num_frames)))
     if view.stride:
@@ -77,22 +73,20 @@ def window_places(view: View, num_frames: int, num_source_frames: int, seconds: 
 def decode_windows(path: Path, num_frames: int, side: int, view: View, store: StoreFrame) -> Windows:
     """Decode a whole video and give ``store`` the frames of its own clips and of every window, in any order.
 
-    The frames equal those that ``clip.decode_clip`` and ``views.decode_view`` give for the same places. At most the
-    frames of the clips that are not yet whole are held, and those only with ``View.crop``.
+    The frames equal those of ``clip.decode_clip`` and ``views.decode_view`` at the same places.
 
     Raises:
-        VideoError: the file is unreadable, truncated or corrupt, or its frames come in another order.
-        CropError: what is asked for the crop fails.
+        VideoError: the file is unreadable, truncated or corrupt, or its frames are not decoded in presentation order.
+        CropError: the crop fails.
     """
     of_side = views.decoded_side(path, num_frames, side, view)
-    kind = _Cropped if view.crop else _Windows
 
-    def sink_of(opened: VideoSource, _: int, seconds: Seconds | None) -> _Windows:
+    def sink_of(opened: VideoSource, _: int, seconds: Seconds | None) -> _WindowSink:
         assert seconds is not None  # known before, in order
-        return kind(opened, _planned(view, num_frames, side, seconds), view, side, of_side, store)
+        return _WindowSink(opened, _planned(view, num_frames, side, seconds), view, (of_side, side), store)
 
-    with open_video(path) as opened:  # what is stored is stored again where a second attempt is needed
-        return decode(opened, read_frame_table(opened), sink_of, in_order=True).sink.found
+    with open_video(path) as opened:  # a second attempt stores all frames again
+        return decode(opened, read_frame_table(opened), sink_of, in_order=True).sink.windows
 
 
 def _planned(view: View, num_frames: int, side: int, times: Seconds) -> Windows:
@@ -102,71 +96,61 @@ def _planned(view: View, num_frames: int, side: int, times: Seconds) -> Windows:
     seconds = float(from_begin[-1]) + frame_seconds
     clips = views.clip_places(view, num_frames, n)[0]
     places = np.concatenate([clips, window_places(view, num_frames, n, seconds, side)])
-    shared = np.searchsorted(np.unique(places), places)
-    # Each window is cropped by what is found in it.
-    stored = np.arange(places.size).reshape(places.shape) if view.crop else shared
+    # Windows share frames, but each is cropped by itself.
+    stored = np.arange(places.size).reshape(places.shape) if view.crop else np.searchsorted(np.unique(places), places)
     ends = np.append(from_begin, seconds)[places[:, -1] + 1]
     return Windows(n, places, stored, len(clips), from_begin[places[:, 0]], ends, seconds, (0, 0, side, side))
 
 
-class _Windows:
-    """Takes each wanted frame once, in order.
+class _WindowSink:
+    """Takes each wanted frame once, in order; with a crop it holds the frames of incomplete windows.
 
-    Attributes:
-        found: what ``decode_windows`` returns.
-        box: where the picture lies in the first frame that is wanted: a clip is cut by its first frame's.
+    Args:
+        opened: the video.
+        windows: what is wanted.
+        view: of the run.
+        sides: of frames as they are decoded, and as they are stored.
+        store: takes the frames.
     """
 
     def __init__(
-        self, opened: VideoSource, found: Windows, view: View, side: int, decoded_side: int, store: StoreFrame
+        self, opened: VideoSource, windows: Windows, view: View, sides: tuple[int, int], store: StoreFrame
     ) -> None:
-        self.found, self.box = found, Box(0, 0, 0, 0)
-        self._places = np.unique(found.places)
-        self.wanted = set(self._places.tolist())
-        self._view, self._side, self._decoded_side, self._store = view, side, decoded_side, store
-        self._opened, self._converter, self._has_begun = opened, FrameConverter(decoded_side, None), False
-        self._pictures: dict[int, Pixels] = {}
+        self.windows, self.wanted = windows, set(windows.places.ravel().tolist())
+        self._places = np.unique(windows.places)
+        self._opened, self._view, self._store = opened, view, store
+        self._decoded_side, self._side = sides
+        self._converter, self._box = FrameConverter(self._decoded_side, None), Box(0, 0, 0, 0)
+        self._held: dict[int, Pixels] = {}
 
     def offer(self, place: int | None, frame: VideoFrame) -> None:
-        """As ``FrameSink.offer``."""
+        """Take a frame as ``plan.Sink`` describes."""
         self._converter.observe(frame)
         if place is None or place not in self.wanted:
             return
         self.wanted.discard(place)
-        if not self._has_begun:  # only a decoded frame tells the aspect ratio where the container does not
-            self._has_begun, self._converter.sample_aspect_ratio = True, self._opened.sample_aspect_ratio
-            self.box = box = self._converter.content_box(frame)
+        if not self._box.width:  # the container may not know the aspect ratio before
+            self._converter.sample_aspect_ratio = self._opened.sample_aspect_ratio
+            self._box = box = self._converter.content_box(frame)
             if not self._view.crop and self._view.fit == "letterbox":
-                self.found = replace(self.found, content=(box.left, box.top, box.width, box.height))
+                self.windows = replace(self.windows, content=(box.left, box.top, box.width, box.height))
         picture = np.empty((3, self._decoded_side, self._decoded_side), np.uint8)
         self._converter.convert(frame, picture)
-        self._take(place, picture)
-
-    def _take(self, place: int, picture: Pixels) -> None:
-        """Fit the frame, uint8 (3, D, D), by itself and hand it on at once."""
+        if self._view.crop:
+            self._crop_windows(place, self._box.cut(picture))
+            return
         if self._view.fit != "letterbox":
-            content, picture = self._without_bars(picture)[None], np.zeros((3, self._side, self._side), np.uint8)
-            views.centre(content, np.array([0]), picture[None])
+            picture = views.seen_part(self._view, self._box.cut(picture)[None], self._side)[0][0]
         self._store(int(np.searchsorted(self._places, place)), picture)
 
-    def _without_bars(self, picture: Pixels) -> Pixels:
-        box = self.box
-        return picture[:, box.top : box.top + box.height, box.left : box.left + box.width]
-
-
-class _Cropped(_Windows):
-    """Holds the frames of windows that are not whole yet; of a whole one what is found in it is cut out."""
-
-    def _take(self, place: int, picture: Pixels) -> None:
-        pictures = {**self._pictures, place: self._without_bars(picture)}
-        places = self.found.places
-        for number in np.flatnonzero(places[:, -1] == place).tolist():
-            self._cut(number, np.stack([pictures[each] for each in places[number].tolist()]))
+    def _crop_windows(self, place: int, picture: Pixels) -> None:
+        """Store the windows that ``picture`` completes."""
+        self._held[place] = picture
+        places = self.windows.places
+        for number in np.flatnonzero(places[:, -1] == place):
+            pictures = np.stack([self._held[of_window] for of_window in places[number].tolist()])
+            cut = views.seen_part(self._view, pictures, self._side)[0]
+            for stored, frame in zip(self.windows.stored[number].tolist(), cut, strict=True):
+                self._store(stored, frame)
         needed = set(places[places[:, -1] > place].ravel().tolist())
-        self._pictures = {place: kept for place, kept in pictures.items() if place in needed}
-
-    def _cut(self, number: int, pictures: Pixels) -> None:
-        boxes = views.boxes_of(self._view, pictures, np.arange(len(pictures)))
-        boxes = views.centre_boxes(len(pictures), *pictures.shape[2:]) if boxes is None else boxes
-        for at, picture, part in zip(self.found.stored[number].tolist(), pictures, boxes, strict=True):
-            self._store(at, views.cut_out(picture, part, self._side))
+        self._held = {place: picture for place, picture in self._held.items() if place in needed}
