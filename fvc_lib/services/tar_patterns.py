@@ -1,7 +1,7 @@
 """Patterns that name many tars at once: ``shards/train-{000..099}.tar``, ``{real,fake}/*.tar``, ``repo/**/*.tar``.
 
-Braces say which tars there have to be: each is looked for. ``*``, ``?`` and ``[...]`` take what is there, and ``**``
-any folders between. A path that exists is no pattern, whatever letters it has.
+Every tar that braces name must exist. ``*``, ``?`` and ``[...]`` match existing files, ``**`` any folders. A path that
+exists is no pattern.
 """
 
 import glob
@@ -19,24 +19,23 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)(?:\.\.(\d+))?", re.ASCII)
 
 
 def is_pattern(corpus: str | os.PathLike[str]) -> bool:
-    """Whether it names tars by braces or wildcards."""
+    """Return whether ``corpus`` names tars by braces or wildcards."""
     text = os.fspath(corpus)
     return any(mark in text for mark in "{*?[") and not os.path.lexists(text)
 
 
 def fixed_folder(corpus: str | os.PathLike[str]) -> Path:
-    """The folder that a pattern's tars are named relative to: as much of it as has neither braces nor wildcards."""
+    """Return the part of a pattern before braces and wildcards: its tars are named relative to that folder."""
     parts = Path(corpus).parts
     fixed = next((number for number, part in enumerate(parts) if any(mark in part for mark in "{}*?[")), len(parts))
     return Path(*parts[: min(fixed, len(parts) - 1)])
 
 
 def tars_of(corpus: str | os.PathLike[str]) -> list[Path]:
-    """Every tar that a pattern names, each once, sorted by name; all are there.
+    """Return the tars that a pattern names, sorted by name.
 
     Raises:
-        UsageError: its braces cannot be read, a tar that they name is missing, wildcards find nothing, or what is named
-            is no tar. The message says which, and what to write.
+        UsageError: the braces make no sense, a named tar is missing, wildcards match nothing, or a file is no tar.
     """
     pattern = os.fspath(corpus)
     named = _expanded(pattern)
@@ -46,13 +45,10 @@ def tars_of(corpus: str | os.PathLike[str]) -> list[Path]:
         found.update(matches)
         missing += [] if matches else [each]
     if missing:
-        more = f" and {len(missing) - 5:,} more" if len(missing) > 5 else ""
-        count = f"of the {len(named):,} that it names, {len(missing):,} cannot be found"
-        what = f"{count}: {', '.join(map(repr, missing[:5]))}{more}" if len(named) > 1 else "no file is called so"
-        folder = os.path.dirname(pattern.split("{")[0])  # noqa: PTH120 - text
+        what = f"{len(missing):,} of {len(named):,} named tars do not exist: {', '.join(map(repr, missing[:5]))}"
+        folder = fixed_folder(pattern)
         raise UsageError(
-            f"corpus {pattern!r}: {what}. Fetch what is missing, or write a pattern of "
-            f"what is there, in quotes, such as {os.path.join(folder, '*.tar')!r}."  # noqa: PTH118 - text
+            f"corpus {pattern!r}: {what}. Fetch them, or write a pattern in quotes such as {str(folder / '*.tar')!r}."
         )
     others = sorted(path for path in found if not path.lower().endswith(SUFFIX) or not os.path.isfile(path))  # noqa: PTH113
     if others:
@@ -64,7 +60,7 @@ def tars_of(corpus: str | os.PathLike[str]) -> list[Path]:
 
 
 def _expanded(pattern: str) -> list[str]:
-    """The pattern once for each choice in its braces, in their order.
+    """Return the pattern for each choice in its braces, in order.
 
     Raises:
         UsageError: braces within braces, without an end or without a choice, or more than a million names.

@@ -1,13 +1,10 @@
-"""Deterministic augmentation of whole clips, and the operations an augmented clip may receive.
+"""Deterministic augmentation of whole clips.
 
-The parameters of a clip are drawn once for all its frames (drawn per frame, half of all neighbouring frames would
-flip) from a local generator seeded by the video's id, the augmentation's number and the settings: the clip is the same
-in any order, process, fold, run and folder.
+Parameters are drawn once for all frames of a clip, so that they do not flicker. The random generator is seeded by the
+video's id, the number of the copy and the settings: a clip is the same in any order, process, fold, run and folder.
 
-Plain numpy instead of torch: every operation is elementwise IEEE arithmetic in a fixed order on one thread, so a clip
-has the same bytes whatever the number of threads, and making clips does not need torch in memory. torch splits its
-kernels by thread, and the vectorised and the left-over part of a split need not round alike. Codecs are run on one
-thread, and what goes into them is converted in integers.
+NumPy is used rather than torch: its elementwise arithmetic gives the same bytes with any number of threads. Codecs run
+on one thread, and pixels are converted for them in integers.
 """
 
 import hashlib
@@ -31,7 +28,7 @@ from fvc_lib.services.registry import AUGMENTATIONS
 Float = npt.NDArray[np.float32]
 Pixels = npt.NDArray[np.uint8]
 
-# Part of the settings' hash: raise it whenever the same settings would give other pixels.
+# Part of the settings' hash: raise it when the same settings give other pixels.
 _VERSION = 1
 # ITU-R BT.601 luma, the weights grey-level saturation is usually defined with.
 _LUMA = (0.299, 0.587, 0.114)
@@ -39,39 +36,51 @@ _LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation with the parameters that were drawn for a clip; a subclass registers itself."""
+    """An operation with its parameters for one clip.
 
-    name: ClassVar[str]  # how configuration and tables call it
-    probability: ClassVar[float]  # how often a clip receives it, at a strength of 1 or more
-    fewest_frames: ClassVar[int]  # a clip needs that many
+    Attributes:
+        name: in the configuration and in tables.
+        probability: of a clip to receive it, at a strength of 1 or more.
+        fewest_frames: that a clip needs.
+    """
+
+    name: ClassVar[str]
+    probability: ClassVar[float]
+    fewest_frames: ClassVar[int]
 
     def __init_subclass__(cls, *, name: str, probability: float, fewest_frames: int = 1) -> None:
         cls.name, cls.probability, cls.fewest_frames = name, probability, fewest_frames
 
     @classmethod
     def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
-        """The operation with parameters of its own for one clip of ``num_frames``; ``strength`` 1 is moderate."""
+        """Draw the parameters for one clip of ``num_frames``; ``strength`` 1 is moderate."""
         return cls()
 
     def apply(self, pixels: Float) -> Float:
-        """The changed pixels; they may exceed 0 to 255.
+        """Return the changed pixels, which may exceed 0 to 255.
 
         Args:
-            pixels: float32 (T, 3, H, W) in grey levels 0 to 255; may be reused.
+            pixels: float32 (T, 3, H, W) in grey levels 0 to 255; may be overwritten.
         """
         raise NotImplementedError
 
 
-# In the order in which a clip receives them: time first, then geometry and light as in front of a camera, then what a
-# sensor and a lens add, then what hides. The order is part of what is drawn: a new operation goes to the end.
+# Clips receive operations in this order: time, geometry, light, lens and sensor, occlusion. Draws depend on the order,
+# so a new operation goes to the end.
+
+
+@dataclass(frozen=True)
+class _Reordered(Operation, name="", probability=0):
+    order: tuple[int, ...]  # for each frame of the result the frame it shows
+
+    def apply(self, pixels: Float) -> Float:
+        return pixels[list(self.order)]
 
 
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
-class FrameDrop(Operation, name="frame_drop", probability=0.3, fewest_frames=2):
-    """Some frames are left out and the others spread over the same length."""
-
-    order: tuple[int, ...]  # for each frame of the result the frame it shows
+class FrameDrop(_Reordered, name="frame_drop", probability=0.3, fewest_frames=2):
+    """Leave some frames out and spread the others over the same length."""
 
     @classmethod
     def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
@@ -80,16 +89,11 @@ class FrameDrop(Operation, name="frame_drop", probability=0.3, fewest_frames=2):
         places = np.round(np.linspace(0, len(kept) - 1, num_frames)).astype(int)
         return cls(tuple(kept[place] for place in places))
 
-    def apply(self, pixels: Float) -> Float:
-        return pixels[list(self.order)]
-
 
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
-class FrameDuplicate(Operation, name="frame_duplicate", probability=0.3, fewest_frames=2):
-    """Some frames are shown twice and the end is cut to the same length."""
-
-    order: tuple[int, ...]
+class FrameDuplicate(_Reordered, name="frame_duplicate", probability=0.3, fewest_frames=2):
+    """Show some frames twice and cut the end to the same length."""
 
     @classmethod
     def draw(cls, generator: np.random.Generator, strength: float, num_frames: int) -> Self:
@@ -97,14 +101,11 @@ class FrameDuplicate(Operation, name="frame_duplicate", probability=0.3, fewest_
         shown = sorted([*range(num_frames), *_some_frames(generator, strength, num_frames, num_frames - 1)])
         return cls(tuple(shown[:num_frames]))
 
-    def apply(self, pixels: Float) -> Float:
-        return pixels[list(self.order)]
-
 
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class FrameReverse(Operation, name="frame_reverse", probability=0.2, fewest_frames=2):
-    """Played backwards."""
+    """Play the clip backwards."""
 
     def apply(self, pixels: Float) -> Float:
         return pixels[::-1]
@@ -113,7 +114,7 @@ class FrameReverse(Operation, name="frame_reverse", probability=0.2, fewest_fram
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Flip(Operation, name="flip", probability=0.5):
-    """Mirrored left to right."""
+    """Mirror frames left to right."""
 
     def apply(self, pixels: Float) -> Float:
         return pixels[..., ::-1]
@@ -122,7 +123,7 @@ class Flip(Operation, name="flip", probability=0.5):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Affine(Operation, name="affine", probability=0.5):
-    """Turned, scaled and shifted about the centre; what comes from outside is black."""
+    """Turn, scale and shift frames about the centre; pixels from outside are black."""
 
     rotation_degrees: float
     scale: float
@@ -139,7 +140,6 @@ class Affine(Operation, name="affine", probability=0.5):
         )
 
     def apply(self, pixels: Float) -> Float:
-        """Bilinear, sampled backwards from the output."""
         height, width = pixels.shape[-2:]
         y, x = np.mgrid[:height, :width].astype(np.float64)
         x -= (width - 1) / 2 + self.shift_x * width
@@ -154,7 +154,7 @@ class Affine(Operation, name="affine", probability=0.5):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Color(Operation, name="color", probability=0.7):
-    """Brightness and contrast (about the clip's mean) as factors, then saturation (about each pixel's luma)."""
+    """Multiply brightness, contrast (about the clip's mean) and saturation (about each pixel's luma)."""
 
     brightness: float
     contrast: float
@@ -165,8 +165,8 @@ class Color(Operation, name="color", probability=0.7):
         return cls(*(_factor(generator, reach * strength) for reach in (0.2, 0.2, 0.3)))
 
     def apply(self, pixels: Float) -> Float:
-        """One mean for the whole clip: a mean per frame would make it flicker."""
         pixels = pixels * np.float32(self.brightness)
+        # One mean for the clip: a mean per frame would make it flicker.
         mean = np.float32(pixels.mean(dtype=np.float64))
         pixels = (pixels - mean) * np.float32(self.contrast) + mean
         red, green, blue = (np.float32(weight) for weight in _LUMA)
@@ -180,7 +180,7 @@ class Color(Operation, name="color", probability=0.7):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Blur(Operation, name="blur", probability=0.3):
-    """Gaussian blur."""
+    """Blur by a Gaussian."""
 
     sigma: float  # pixels
 
@@ -189,7 +189,6 @@ class Blur(Operation, name="blur", probability=0.3):
         return cls(_between(generator, 0.4 * strength, 1.0 * strength))
 
     def apply(self, pixels: Float) -> Float:
-        """Separable, cut off at three sigma, mirrored at the border."""
         if self.sigma <= 0:
             return pixels
         radius = math.ceil(3 * self.sigma)
@@ -201,7 +200,7 @@ class Blur(Operation, name="blur", probability=0.3):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Noise(Operation, name="noise", probability=0.5):
-    """Gaussian noise of one strength for the clip and, like a sensor's, of another pattern in every frame."""
+    """Add Gaussian noise of one strength; like a sensor's, its pattern differs from frame to frame."""
 
     sigma: float  # grey levels
     seed: int
@@ -220,9 +219,9 @@ class Noise(Operation, name="noise", probability=0.5):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Cutout(Operation, name="cutout", probability=0.3):
-    """One rectangle in all frames shows the clip's mean colour. DeVries and Taylor, arXiv:1708.04552."""
+    """Fill one rectangle in all frames with the clip's mean colour. DeVries and Taylor, arXiv:1708.04552."""
 
-    left: float  # all four as a share of the picture's width or height
+    left: float  # as all four a share of the width or height
     top: float
     width: float
     height: float
@@ -241,15 +240,14 @@ class Cutout(Operation, name="cutout", probability=0.3):
         return pixels
 
 
-# What platforms do to videos. These act on the frames that were sampled, one after the other as if they were the video,
-# not on the file: neighbours in a clip lie further apart than in a video, so less is saved between them. What files
-# lose is measured by the robustness sweep (``video/reencode.py``).
+# What platforms do to videos. These act on the frames of the clip, not on the file: the robustness sweep re-encodes
+# files (``video/reencode.py``).
 
 
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Downscale(Operation, name="downscale", probability=0.3):
-    """Made smaller and brought back to size, as for a small screen."""
+    """Make frames smaller and enlarge them again, both bilinear and antialiased."""
 
     scale: float
 
@@ -258,7 +256,6 @@ class Downscale(Operation, name="downscale", probability=0.3):
         return cls(round(2 ** -_between(generator, 0.5 * strength, 2 * strength), 6))
 
     def apply(self, pixels: Float) -> Float:
-        """Bilinear with a support that widens as the picture shrinks, then bilinear."""
         height, width = pixels.shape[-2:]
         small = max(1, round(width * self.scale)), max(1, round(height * self.scale))
         result = np.empty_like(pixels)
@@ -272,7 +269,7 @@ class Downscale(Operation, name="downscale", probability=0.3):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Recompress(Operation, name="recompress", probability=0.4):
-    """H.264 at one constant rate factor, encoded and decoded in memory: the sampled frames, not the file."""
+    """Encode and decode the frames as H.264 with one constant rate factor, 8 bit 4:2:0."""
 
     crf: int
 
@@ -281,7 +278,6 @@ class Recompress(Operation, name="recompress", probability=0.4):
         return cls(min(51, round(_between(generator, 23, 23 + 14 * strength))))
 
     def apply(self, pixels: Float) -> Float:
-        """8 bit 4:2:0 as nearly all videos; an odd side is encoded with its last row or column twice."""
         height, width = pixels.shape[-2:]
         frames = _encoded_and_decoded(_to_planes(_as_uint8(pixels)), self.crf)
         return _from_planes(frames)[..., :height, :width].astype(np.float32)
@@ -290,7 +286,7 @@ class Recompress(Operation, name="recompress", probability=0.4):
 @AUGMENTATIONS.register
 @dataclass(frozen=True)
 class Jpeg(Operation, name="jpeg", probability=0.3):
-    """Each frame through a JPEG of one quality: Pillow's scale, colour at half the resolution."""
+    """Encode and decode each frame as JPEG: Pillow's quality, colour at half the resolution."""
 
     quality: int
 
@@ -308,14 +304,17 @@ def _as_uint8(pixels: Float) -> Pixels:
 
 
 def through_jpeg(frame: Pixels, quality: int) -> Pixels:
-    """uint8 RGB (3, H, W) after a JPEG of ``quality`` (Pillow's 1 to 100), colour at half the resolution."""
+    """Return RGB uint8 (3, H, W) after a JPEG of ``quality`` (Pillow's 1 to 100), colour at half the resolution."""
     stream = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(np.moveaxis(frame, 0, -1))).save(stream, "JPEG", quality=quality)
     return np.moveaxis(np.asarray(Image.open(stream)), -1, 0)
 
 
 def _to_planes(frames: Pixels) -> Pixels:
-    """(T, 3, H, W) as packed yuv420p (T, 3 H' / 2, W') with even sides; Pillow's integers, equal on every machine."""
+    """Convert (T, 3, H, W) to packed yuv420p (T, 3 H' / 2, W'); odd sides get their last row or column twice.
+
+    Pillow converts in integers, so the result is the same on every machine.
+    """
     height, width = (side + side % 2 for side in frames.shape[-2:])
     packed = np.empty((len(frames), height * 3 // 2, width), np.uint8)
     for frame, planes in zip(frames, packed, strict=True):
@@ -328,7 +327,7 @@ def _to_planes(frames: Pixels) -> Pixels:
 
 
 def _from_planes(packed: Pixels) -> Pixels:
-    """The inverse, each colour for its four pixels."""
+    """Convert packed yuv420p (T, 3 H / 2, W) to RGB (T, 3, H, W); four pixels share a colour."""
     height, width = packed.shape[1] * 2 // 3, packed.shape[2]
     frames = np.empty((len(packed), 3, height, width), np.uint8)
     for planes, frame in zip(packed, frames, strict=True):
@@ -338,12 +337,12 @@ def _from_planes(packed: Pixels) -> Pixels:
     return frames
 
 
-# Without macroblock trees, with which x264 does not give the same bytes every time (``reencode.py``).
+# x264 with macroblock trees does not give the same bytes every time (``reencode.py``).
 _X264 = {"preset": "medium", "mbtree": "0", "threads": "1", "flags": "+bitexact"}
 
 
 def _encoded_and_decoded(packed: Pixels, crf: int) -> Pixels:
-    """Packed yuv420p (T, 3 H / 2, W) after H.264 in memory."""
+    """Return packed yuv420p (T, 3 H / 2, W) after H.264 in memory."""
     encoder = av.CodecContext.create("libx264", "w")
     encoder.height, encoder.width = packed.shape[1] * 2 // 3, packed.shape[2]
     encoder.pix_fmt, encoder.time_base, encoder.thread_count = "yuv420p", Fraction(1, 25), 1
@@ -361,16 +360,16 @@ def _encoded_and_decoded(packed: Pixels, crf: int) -> Pixels:
 
 
 def _between(generator: np.random.Generator, low: float, high: float) -> float:
-    return round(float(generator.uniform(low, high)), 6)  # readable in tables, and what is stored is what is applied
+    return round(float(generator.uniform(low, high)), 6)  # readable in tables
 
 
 def _factor(generator: np.random.Generator, reach: float) -> float:
-    """A factor around 1 whose logarithm is uniform, so that halving and doubling are equally likely."""
+    """Draw a factor around 1 whose logarithm is uniform."""
     return round(math.exp(_between(generator, -reach, reach)), 6)
 
 
 def _some_frames(generator: np.random.Generator, strength: float, num_frames: int, before: int) -> list[int]:
-    """About a fifth of the frames at strength 1, at least one and at most half of them, numbered below ``before``."""
+    """Choose about a fifth of the frames at strength 1, at least one and at most half, numbered below ``before``."""
     count = min(max(1, round(0.2 * strength * num_frames)), num_frames // 2)
     return sorted(generator.choice(before, count, replace=False).tolist())
 
@@ -400,7 +399,7 @@ def _filter_axis(pixels: Float, kernel: list[np.float32], axis: int) -> Float:
 
 @dataclass(frozen=True)
 class AugmentationSettings:
-    """Which operations a clip may receive, and how strongly.
+    """The operations that a clip may receive, and their strength.
 
     Raises:
         UsageError: an unknown name, or a strength that is negative or not finite.
@@ -423,12 +422,12 @@ class AugmentationSettings:
 
 @dataclass(frozen=True)
 class AugmentationPlan:
-    """The operations one clip receives, in the order they are applied; none leaves it as it is."""
+    """The operations that one clip receives, in order."""
 
     operations: tuple[Operation, ...] = ()
 
     def to_json(self) -> str:
-        """A JSON list of objects, each an operation's name and parameters."""
+        """Return a JSON list of objects, each an operation's name and parameters."""
         return json.dumps([{"name": operation.name, **asdict(operation)} for operation in self.operations])
 
 
@@ -437,8 +436,7 @@ def draw_augmentation(
 ) -> AugmentationPlan:
     """Draw the operations of one augmented clip.
 
-    Each operation of ``settings`` is taken with its own probability, and at least one that can change something. Index
-    0 is the original clip and gets an empty plan.
+    Each operation is taken with its probability, and at least one is. Index 0 is the original clip: its plan is empty.
     """
     usable = [
         kind for name, kind in AUGMENTATIONS.items() if name in settings.names and num_frames >= kind.fewest_frames
@@ -455,8 +453,7 @@ def draw_augmentation(
 def apply_augmentation(frames: Pixels, plan: AugmentationPlan) -> Pixels:
     """Apply ``plan`` to a clip.
 
-    Letterbox bars stay black and where they are: the operations see the picture only. Values are rounded once, at the
-    end.
+    Operations see the picture without its letterbox bars. Values are rounded once, at the end.
 
     Args:
         frames: uint8 (T, 3, H, W); not changed.
@@ -479,7 +476,7 @@ def apply_augmentation(frames: Pixels, plan: AugmentationPlan) -> Pixels:
 
 
 def _content(frames: Pixels) -> tuple[slice, slice]:
-    """Rows and columns without the outer ones that are black in every frame."""
+    """Return rows and columns without the outer ones that are black in every frame."""
     bright = frames.max(axis=(0, 1)) > 0
     rows, columns = np.flatnonzero(bright.any(axis=1)), np.flatnonzero(bright.any(axis=0))
     if not len(rows):

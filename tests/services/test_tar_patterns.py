@@ -1,3 +1,5 @@
+import re
+
 """Patterns of braces and wildcards that name tars."""
 
 import pytest
@@ -26,35 +28,28 @@ def folder(tmp_path):
         ("a/t-{0,1}[089].tar", ["a/t-08.tar", "a/t-09.tar", "a/t-10.tar"]),
         ("b/*.tar", ["b/t-08.tar"]),
         ("**/t-08.tar", ["a/t-08.tar", "b/t-08.tar"]),
-        ("a/t-{8,08}*.tar", None),
     ],
 )
 def test_braces_and_wildcards_name_tars_in_order(folder, pattern, named):
     assert is_pattern(folder / pattern)
-    if named is None:
-        with pytest.raises(UsageError, match="of the 2 that it names, 1 cannot be found"):
-            tars_of(folder / pattern)
-    else:
-        assert [str(tar.relative_to(folder)) for tar in tars_of(folder / pattern)] == named
+    assert [str(tar.relative_to(folder)) for tar in tars_of(folder / pattern)] == named
 
 
 @pytest.mark.parametrize(
-    ("pattern", "message"),
+    ("pattern", "fact"),
     [
-        ("a/t-{08..12}.tar", r"of the 5 that it names, 2 cannot be found: .*t-11\.tar.*t-12\.tar.*\*\.tar"),
-        ("c/*.tar", "no file is called so"),
-        ("a/*", r"note\.txt' is no tar, and a pattern names only tars"),
-        ("{a,b}*", r"is no tar"),
-        ("a/t-{08..10.tar", "its braces cannot be read"),
-        ("a/t-{10..08}.tar", "its braces cannot be read"),
-        ("a/t-{0,{1,2}}.tar", "its braces cannot be read"),
-        ("a/t-{}.tar", "its braces cannot be read"),
-        ("a/t-{1..99999999999}.tar", "at most 1,000,000 names"),
-        ("a/{0..9999}{0..9999}.tar", "at most 1,000,000 names"),
+        ("a/t-{08..12}.tar", r"t-11\.tar.*t-12\.tar"),
+        ("a/t-{8,08}*.tar", r"t-8\*\.tar"),
+        ("c/*.tar", r"c/\*\.tar"),
+        ("a/*", r"note\.txt"),
+        *((pattern, re.escape(pattern)) for pattern in (
+            "{a,b}*", "a/t-{08..10.tar", "a/t-{10..08}.tar", "a/t-{0,{1,2}}.tar", "a/t-{}.tar",
+            "a/t-{1..99999999999}.tar", "a/{0..9999}{0..9999}.tar",
+        )),
     ],
-)
-def test_a_pattern_that_cannot_be_followed_says_why(folder, pattern, message):
-    with pytest.raises(UsageError, match=message):
+)  # fmt: skip
+def test_a_pattern_that_cannot_be_followed_names_the_fault(folder, pattern, fact):
+    with pytest.raises(UsageError, match=fact):
         tars_of(folder / pattern)
 
 
