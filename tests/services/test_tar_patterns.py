@@ -1,6 +1,6 @@
-import re
-
 """Patterns of braces and wildcards that name tars."""
+
+import re
 
 import pytest
 
