@@ -32,15 +32,14 @@ class Residual(nn.Module):
         self.first_square = float(sizes.square().sum()) if not sizes.is_meta else 0.0
 
     def forward(self, main: Tensor) -> Tensor:
-        """The whole weight (out, in)."""
+        """Return the whole weight (out, in)."""
         return main + (self.left * self.sizes) @ self.right
 
     def penalty(self, main: Tensor) -> Tensor:
-        """The paper's two losses, a scalar: of orthogonality, equations (4), and of the weight's length, (5).
+        """Return the sum of the paper's losses, a scalar: orthogonality, equations (4), and the weight's length, (5).
 
-        Orthogonal to W_main are, of a square weight, just the directions that U and V began with; so the part of U and
-        V outside them is what overlaps. Of a weight that is not square this holds the longer side's more than the
-        paper does.
+        The directions that U and V began with are orthogonal to W_main. Their parts outside these directions are the
+        overlap. For a weight that is not square this restricts the longer side more than the paper does.
         """
         across, down = self.left.T @ self.left, self.right @ self.right.T
         outside_left = self.left - self.first_left @ (self.first_left.T @ self.left)
@@ -86,7 +85,7 @@ def adapt(trunk: nn.Module, rank: int) -> list[nn.Parameter]:
 
 
 def penalty(network: nn.Module) -> Tensor | None:
-    """The mean over the layers that were split, a scalar; None where none was."""
+    """Return the mean penalty of the split layers, a scalar; None if no layer is split."""
     found = []
     for part in network.modules():
         if isinstance(part, parametrize.ParametrizationList) and isinstance(part[0], Residual):

@@ -131,10 +131,11 @@ _TIMED_PASSES, _TIMED_SECONDS = 15, 6.0
 
 
 def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
-    """What the network of each configuration costs on this machine, one after the other in a process of its own.
+    """Measure the cost of the network of each configuration on this machine, one after the other in a child process.
 
-    ``num_parameters``, ``num_trained`` (those that ask for a gradient) and ``milliseconds_per_clip``: one forward pass
-    of one clip, the median of up to 15 after two that do not count. Nothing of a network that cannot be built here.
+    Returns:
+        For each, ``num_parameters``, ``num_trained`` (those with a gradient) and ``milliseconds_per_clip`` (one forward
+        pass of one clip, median of up to 15 after two for warming up). Empty for a network that cannot be built here.
     """
     items = [config.model_dump(mode="json") for config in configs]
     answers = run_isolated(f"{__name__}:cost_of", items, workers=1, timeout_seconds=300.0, memory_bytes=None)
@@ -143,7 +144,7 @@ def measured_costs(configs: Sequence[RunConfig]) -> list[dict[str, float]]:
 
 
 def cost_of(values: dict[str, Any]) -> dict[str, float]:
-    """In the child process: ``measured_costs`` of one configuration's ``values``."""
+    """Return the costs of one configuration, given its ``values``, in the child process."""
     config = RunConfig(**values)
     if config.of_features:  # no network whose forward pass could be timed
         return {}

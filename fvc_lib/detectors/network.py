@@ -212,7 +212,7 @@ class Detector(nn.Module):
         return self
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
-        """The trunk's."""
+        """Return the trunk's blocks."""
         return recomputable_blocks_of(self.trunk)
 
     def forward(self, frames: Tensor) -> Tensor:
@@ -286,7 +286,7 @@ def _headed(spec: DetectorSpec, config: RunConfig) -> Detector:
 
 
 def build_trunk(spec: DetectorSpec, config: RunConfig) -> Any:
-    """The trunk of the network that ``config`` asks for; ``UsageError`` where it has none."""
+    """Build the trunk of the network of ``config``; raise ``UsageError`` if it has none."""
     if spec.build_trunk is None:
         raise UsageError(f"model {spec.name!r} has no trunk that gives features. Take another model.")
     clips = config.clips
@@ -296,7 +296,7 @@ def build_trunk(spec: DetectorSpec, config: RunConfig) -> Any:
 
 
 def built_trunk(spec: DetectorSpec, options: TrunkOptions) -> Any:
-    """The trunk of ``spec``, with the weights that are named, whether or not its own builder looked at them."""
+    """Build the trunk of ``spec`` with the weights of the options, also if its builder ignores them."""
     trunk = spec.build_trunk(options) if spec.build_trunk else None
     if (
         trunk is not None
@@ -308,7 +308,7 @@ def built_trunk(spec: DetectorSpec, options: TrunkOptions) -> Any:
 
 
 def loaded_weights_of(network: nn.Module) -> LoadedWeights | None:
-    """Where the weights of a network, or of a part of it, came from; None where they were drawn."""
+    """Return the origin of the weights of a network or of a part of it; None if they were drawn."""
     for part in network.modules():
         for name in ("weights", "loaded_weights"):
             found = getattr(part, name, None)
@@ -318,7 +318,7 @@ def loaded_weights_of(network: nn.Module) -> LoadedWeights | None:
 
 
 def weights_path(text: str) -> Path | None:
-    """The file or folder that ``model_weights`` names, or None; ``UsageError`` where it is not there."""
+    """Return the file or folder of ``model_weights``, None if empty; raise ``UsageError`` if it does not exist."""
     if not text:
         return None
     path = Path(text)
@@ -398,7 +398,7 @@ def head_of(network: nn.Module) -> nn.Module:
 
 
 def trunk_stages(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], ...]:
-    """The stages of what lies below the head, from input to features."""
+    """Return the parameters below the head by stage, from input to features."""
     head = set(head_of(network).parameters())
     stages = parameters_by_stage(getattr(network, "trunk", network))
     below = (tuple(parameter for parameter in stage if parameter not in head) for stage in stages)
@@ -406,7 +406,7 @@ def trunk_stages(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], ...]:
 
 
 def parameters_by_stage(network: nn.Module) -> tuple[tuple[nn.Parameter, ...], ...]:
-    """The parameters of any network in the order in which its parts are registered, which is that from input to output.
+    """Return the parameters of a network by stage, in the order in which its parts are registered: input to output.
 
     A stage is a part with parts of its own, such as ``layer1`` of a resnet. A part that holds more than half of
     all parameters stands for its parts (``features`` or ``blocks``). Single layers go with the stage before them, or

@@ -1,4 +1,4 @@
-"""Packages that bring published networks, imported only where one is asked for, with errors that say what to do."""
+"""Import packages of published networks when one is used; errors name the remedy."""
 
 import importlib
 import sys
@@ -13,10 +13,10 @@ REMEDY = "Install what published networks need: make setup-detectors, or pip ins
 
 
 def imported(module: str, whose: str, remedy: str = REMEDY) -> Any:
-    """``module``, such as torchvision.models.video, for the network ``whose``; ``remedy`` says how to get it.
+    """Import ``module``, such as torchvision.models.video, for the network ``whose``; errors end with ``remedy``.
 
     Raises:
-        UsageError: its package is not installed, or does not start beside this torch.
+        UsageError: its package is not installed, or does not work with this torch.
     """
     package = module.partition(".")[0]
     try:
@@ -35,10 +35,10 @@ def imported(module: str, whose: str, remedy: str = REMEDY) -> Any:
 
 
 def mend_torchvision() -> None:
-    """Declare the two operators that torchvision registers for, where its compiled part cannot be loaded.
+    """Declare torchvision's two operators if its compiled part cannot be loaded.
 
-    The wheel on PyPI is linked with CUDA's libraries. Beside the CPU build of torch these are missing, and torchvision
-    fails for want of ``nms``, which no network here calls: timm and transformers import all of torchvision.
+    The wheel on PyPI needs CUDA's libraries, which the CPU build of torch lacks. Then torchvision fails without
+    ``nms``, which no network here calls. timm and transformers import all of torchvision.
     """
     if _DECLARATIONS or torch.version.cuda is not None or torch.version.hip is not None:
         return

@@ -19,7 +19,7 @@ Colours = tuple[float, float, float]
 def from_folder(
     transformers: Any, model: str, folder: Path, settings: dict[str, Any], *, licence: str, class_layer: str = ""
 ) -> tuple[Any, LoadedWeights]:
-    """The network of transformers' class ``model`` with the weights in ``folder``, and where they came from.
+    """Load the network of transformers' class ``model`` from ``folder``; return it and the origin of its weights.
 
     Args:
         transformers: the package.
@@ -27,7 +27,7 @@ def from_folder(
         folder: with ``config.json`` and weights, as ``save_pretrained`` writes them.
         settings: of the configuration, in place of the folder's; such as the number of frames.
         licence: of the weights.
-        class_layer: how the names of the publisher's class layer begin, which may be missing or of another size.
+        class_layer: prefix of the names of the publisher's class layer, which may be missing or of another size.
 
     Raises:
         UsageError: no such folder, another kind of network in it, or weights that are missing, unknown or of another
@@ -93,7 +93,7 @@ _SIZES = (
 
 
 def note_of_another_network(found: Any, published: Any, name: str) -> tuple[str, ...]:
-    """What a folder's configuration has otherwise than the ``published`` one that ``name`` stands for, as a note."""
+    """Note how a folder's configuration differs from the ``published`` one of ``name``; empty if it does not."""
     pairs = [(key, getattr(found, key, None), getattr(published, key, None)) for key in _SIZES]
     other = [f"{key} {got!r}" for key, got, want in pairs if _plain(got) != _plain(want)]
     return (f"the folder's network is not that of {name}: {', '.join(other)}",) if other else ()
@@ -104,7 +104,7 @@ def _plain(value: Any) -> Any:
 
 
 def blocks_of(network: nn.Module) -> tuple[nn.Module, ...]:
-    """The layers of a transformer: those of the list with the most parameters, wherever a version keeps it."""
+    """Return the layers of a transformer: the module list with the most parameters."""
     lists = [part for part in network.modules() if isinstance(part, nn.ModuleList)]
     largest = max(lists, key=lambda part: sum(parameter.numel() for parameter in part.parameters()), default=())
     return tuple(largest)

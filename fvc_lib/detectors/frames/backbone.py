@@ -110,7 +110,7 @@ class EncoderBackbone(Backbone):
         return parameters_by_stage(self.trunk.network)
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
-        """The trunk's."""
+        """Return the trunk's blocks."""
         return self.trunk.recomputable_blocks()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class EncoderBackbone(Backbone):
 
 
 def refused_size(backbone: Backbone, images: Tensor, error: Exception) -> UsageError:
-    """That ``backbone`` does not take ``images`` (B, 3, H, W), and which size it was made for, as far as it says."""
+    """Return the error that ``backbone`` does not take the size of ``images`` (B, 3, H, W), with a size that it takes."""
     network = backbone_network(backbone)
     wanted = (getattr(network, "pretrained_cfg", None) or {}).get("input_size")
     remedy = f"Give -p image_size {wanted[-1]}, which it was made for" if wanted else "Give another image_size"
@@ -135,7 +135,7 @@ def refused_size(backbone: Backbone, images: Tensor, error: Exception) -> UsageE
 
 
 def build_backbone(name: str, weights: Path | None = None, size: int = 224) -> Backbone:
-    """The named backbone, initialised from torch's current random state, or with the weights of a file or folder.
+    """Build the named backbone, from torch's current random state or with the weights of a file or folder.
 
     Args:
         name: one of ``BACKBONES``, or of ``DETECTORS`` a network on frames.
@@ -165,7 +165,7 @@ def build_backbone(name: str, weights: Path | None = None, size: int = 224) -> B
 
 
 def named_backbone(name: str, weights: Path | None = None, size: int = 224, *, pretrained: bool = True) -> Backbone:
-    """The named backbone; a detector's with its weights, any other from scratch. Raises as ``build_backbone``."""
+    """Build the named backbone: a detector's with its weights, others from scratch. Raises as ``build_backbone``."""
     if BACKBONES.is_own(name):
         backbone: Backbone = BACKBONES.get(name)(name.partition(":")[2])
         return backbone
@@ -185,7 +185,7 @@ def named_backbone(name: str, weights: Path | None = None, size: int = 224, *, p
 
 
 def backbone_network(backbone: Backbone) -> nn.Module:
-    """What a file of weights belongs to."""
+    """Return the network whose ``state_dict`` a file of weights has."""
     if isinstance(backbone, EncoderBackbone):
         return backbone.trunk.network
     return backbone.network if isinstance(backbone, AdaptedBackbone) else backbone
@@ -242,7 +242,7 @@ class ImageModel(nn.Module):
         self.target_head = _head(backbone.num_features, num_targets)
 
     def recomputable_blocks(self) -> Sequence[nn.Module]:
-        """The backbone's."""
+        """Return the backbone's blocks."""
         return self.backbone.recomputable_blocks()
 
     def forward(self, images: Tensor) -> Outputs:

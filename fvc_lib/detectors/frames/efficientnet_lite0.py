@@ -96,7 +96,7 @@ class EfficientNetLite0(nn.Module):
 
 
 def packaged_weights() -> Path | None:
-    """The file that the package of weights has; None where that is not installed. Its code is not run."""
+    """Return the file of the package of weights; None if it is not installed. Its code is not run."""
     spec = importlib.util.find_spec(_PACKAGE)
     folders = list(spec.submodule_search_locations or ()) if spec else []
     return next((path for folder in folders if (path := Path(folder, _FILE)).is_file()), None)

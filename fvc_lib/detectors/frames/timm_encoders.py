@@ -45,10 +45,10 @@ def _build(options: TrunkOptions) -> PictureTrunk:
 
 
 def _load(network: Any, path: Path, licence: str, layers: Any) -> tuple[LoadedWeights, tuple[str, ...]]:
-    """The weights of ``path``, and a note where a vision transformer's positions are of pictures of another side.
+    """Load the weights of ``path``; return them, with a note if positions were resampled.
 
-    Those are resampled as timm's ``checkpoint_filter_fn`` does: bicubic, with antialiasing, the
-    class token's and the registers' left as they are.
+    Positions of a vision transformer for another picture size are resampled as by timm's ``checkpoint_filter_fn``:
+    bicubic, with antialiasing. Those of the class token and the registers stay.
     """
     found = dict(read_weights(path))
     notes: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ def blocks_of(network: Any) -> tuple[nn.Module, ...]:
 
 @cache
 def _declared(name: str) -> DetectorSpec:
-    """What timm says of ``name`` (``timm:resnet50``)."""
+    """Return the declaration of ``name`` (``timm:resnet50``) from timm's own configuration."""
     timm = imported("timm", name)
     model = name.partition(":")[2]
     if not timm.is_model(model):

@@ -112,7 +112,7 @@ class TransformersFrames(PictureTrunk):
 
 
 def build_encoder(options: TrunkOptions, name: str = "") -> TransformersFrames:
-    """The encoder called ``name`` (empty: as the options say)."""
+    """Build the encoder ``name`` (empty: that of the options)."""
     kind, _, settings = _NETWORKS[name or options.name]
     transformers = imported("transformers", options.name)
     loaded, colours = None, kind.colours
@@ -133,7 +133,7 @@ def build_encoder(options: TrunkOptions, name: str = "") -> TransformersFrames:
 
 
 def declaration(name: str, of: str, **changed: Any) -> DetectorSpec:
-    """What is declared of the network ``of`` under the name ``name``, with some of it changed."""
+    """Return the declaration of the network ``of`` under ``name``, with the fields ``changed``."""
     kind, hub_id, _ = _NETWORKS[of]
     mean, deviation = kind.colours
     declared: dict[str, Any] = {

@@ -110,7 +110,7 @@ def path_statistics(features: Tensor) -> Tensor:
 
 
 def _spread(values: Tensor) -> Tensor:
-    """Standard deviation along dimension 1; its gradient is finite where nothing moves."""
+    """Return the standard deviation along dimension 1; its gradient is finite at zero."""
     return (values.var(1, correction=0) + _SMALL).sqrt()
 
 

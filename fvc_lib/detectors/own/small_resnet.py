@@ -41,7 +41,7 @@ class SmallResnet(Backbone):
         return tuple(tuple(block.parameters()) for block in self.recomputable_blocks())
 
     def recomputable_blocks(self) -> tuple[nn.Module, ...]:
-        """The stem and the blocks."""
+        """Return the stem and the blocks."""
         return self.stem, *self.blocks
 
     def forward(self, images: Tensor) -> Tensor:

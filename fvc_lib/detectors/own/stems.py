@@ -31,10 +31,10 @@ _MOTION_TRUNCATION = 40.0
 
 
 def forensic_maps(frames: Tensor, cell: int) -> Tensor:
-    """Maps of picture, residual energy and frame difference, averaged over cells of ``cell`` x ``cell`` pixels.
+    """Return maps of picture, residual energy and frame difference, averaged over cells of ``cell`` x ``cell`` pixels.
 
-    Magnitudes are taken per pixel, before averaging, because an average would cancel noise; and on a log scale,
-    because a halved noise level matters as much at any level. Gradients reach pixels that are floats and ask for them.
+    Magnitudes are taken per pixel, before averaging, which would cancel noise. They are on a log scale, because a
+    halved noise level matters equally at any level. Gradients reach float pixels.
 
     Args:
         frames: uint8 (B, T, 3, H, W), H and W at least ``cell``.
@@ -136,11 +136,10 @@ class Stem:
     clips_at_once: int = 1
 
     def clip_by_clip(self, frames: Tensor) -> Tensor:
-        """``maps`` of a batch, on the CPU bit-equal, with the working memory of ``clips_at_once`` clips.
+        """Return ``maps`` of a batch with the working memory of ``clips_at_once`` clips; equal to the bit on the CPU.
 
-        The forensic stem's intermediate maps are as large as the pictures in float32: of eight clips of 16 x 224 x 224
-        they took 237 MB, more than the network itself, against 26-48 MB one by one, in a third of the time on a CPU. On
-        a GPU, where starting a kernel takes longer than one clip's, more at once may be faster.
+        Intermediate maps are as large as the pictures in float32. Eight clips of 16 x 224 x 224 took 237 MB at once,
+        26 to 48 MB one by one and a third of the time on a CPU. On a GPU several at once may be faster.
         """
         # A loop over the batch would make its size a constant in an export, and as long a program when compiled, which
         # keeps no such maps: torch's compiler joins what follows one another into one kernel.

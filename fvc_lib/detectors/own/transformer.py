@@ -161,9 +161,9 @@ class CaptionDecoder(nn.Module):
 
     @torch.no_grad()
     def write(self, memory: Tensor) -> Tensor:
-        """Return a text for each sample, by taking the likeliest token again and again.
+        """Return a text for each sample, by taking the most probable token at each step.
 
-        A text that reaches ``max_tokens`` without an end is cut there. Samples do not see each other.
+        A text that reaches ``max_tokens`` without an end is cut there. Samples are independent.
 
         Args:
             memory: float (B, T, W).

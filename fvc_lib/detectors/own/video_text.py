@@ -117,10 +117,10 @@ class SimilarityScale(nn.Module):
     def contrastive(
         self, video: Tensor, text: Tensor, video_index: Tensor, text_index: Tensor, rows: range | None = None
     ) -> Tensor:
-        """The share of ``rows`` in the loss of this kind over all samples, scalar.
+        """Return the share of ``rows`` in the contrastive loss over all samples, a scalar.
 
-        ``video`` and ``text`` are unit vectors (B, E) of all samples, the indices (B,) as ``positive_pairs`` takes
-        them; without ``rows`` the share is of all.
+        ``video`` and ``text`` are unit vectors (B, E) of all samples. The indices (B,) are those of
+        ``positive_pairs``. Without ``rows``, all samples count.
         """
         of_all = rows is None or len(rows) == len(video)
         own = slice(None) if rows is None else slice(rows.start, rows.stop)
@@ -249,7 +249,7 @@ class JointSpace(nn.Module):
         self.scale = SimilarityScale(kind, plan.num_together)
 
     def forward(self, memory: Tensor, tensors: Mapping[str, Tensor]) -> Outputs:
-        """Unit vectors float32 (B, E) of clips, from their frames' features (B, T, W), and of texts."""
+        """Return unit vectors float32 (B, E) of clips, from features of frames (B, T, W), and of texts."""
         video, text = self.video_projection(memory.mean(1)), self.text_projection(self.text(tensors))
         return {
             "video_embedding": F.normalize(video.float(), dim=1),
@@ -304,7 +304,7 @@ class VideoTextNetwork(nn.Module):
         return *recomputable_blocks_of(self.video.trunk), *(layer for each in transformers for layer in each.layers)
 
     def forward(self, tensors: Mapping[str, Tensor], write: bool = False) -> Outputs:
-        """What the losses and metrics need, per sample.
+        """Return the values per sample that losses and metrics need.
 
         Args:
             tensors: ``frames`` uint8 (B, T, 3, S, S), ``tokens`` int64 (B, L), for masked modelling ``hidden`` bool
@@ -312,7 +312,7 @@ class VideoTextNetwork(nn.Module):
             write: whether captions are written.
 
         Returns:
-            As far as each was asked for: ``video_embedding`` and ``text_embedding`` float32 (B, E), unit vectors;
+            Those of the configured objectives: ``video_embedding`` and ``text_embedding`` float32 (B, E), unit vectors;
             ``caption_loss``, ``token_accuracy`` and ``masked_loss`` float32 (B,); ``caption_tokens`` int64 (B, L).
         """
         features, narrowed = self.video.frame_features(tensors["frames"])

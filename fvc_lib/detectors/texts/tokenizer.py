@@ -63,10 +63,10 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "TextTokenizer":
-        """What ``save`` wrote.
+        """Load the tokenizer that ``save`` wrote.
 
         Raises:
-            DataError: it is missing, damaged or of another format.
+            DataError: the file is missing, damaged or of another format.
         """
         from tokenizers import Tokenizer
 
@@ -108,7 +108,7 @@ class TextTokenizer:
             return [len(self._tokens(text)) + 2 for text in texts]
 
     def decode(self, ids: Tensor | Sequence[int]) -> str:
-        """The text of ids (L,) up to the first ``END``; other marks are passed over, broken UTF-8 becomes U+FFFD.
+        """Return the text of ids (L,) up to the first ``END``; skip other marks; broken UTF-8 becomes U+FFFD.
 
         Raises:
             ValueError: an id is not of this vocabulary.
