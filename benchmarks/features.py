@@ -26,7 +26,7 @@ from av.video.frame import VideoFrame
 
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.video.decode.frame_table import read_frame_table
-from fvc_lib.video.decode.plan import Route, decode as decode_wanted
+from fvc_lib.video.decode.plan import decode as decode_wanted
 from fvc_lib.video.decode.source import VideoError, open_video
 from fvc_lib.video.features.family import FeatureFamily, families_named
 from fvc_lib.video.features.sampling import run_places, sample_video
@@ -50,7 +50,7 @@ def decode(path: Path) -> bool:
     """Decode the frames that are sampled; false where a video has to be decoded as a stream."""
     with open_video(path) as opened:
         done = decode_wanted(opened, read_frame_table(opened), lambda _, count, __: Discarding(count))
-    return done.route is Route.RUNS
+    return done.is_sparse
 
 
 def cpu_seconds(call: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.registry import AUGMENTATIONS
@@ -60,15 +59,6 @@ def test_an_id_that_is_no_plain_name_is_refused(tmp_path, video_id):
         _store(tmp_path).clip_path(video_id, 0)
 
 
-@given(st.from_regex(r"[0-9a-f]{16,64}", fullmatch=True), st.integers(0, 10**6))
-def test_every_clip_lies_in_one_of_256_folders_of_its_set(video_id, number):
-    store = _store(Path("cache"))
-    of_set = store.augmented_folder if number else store.originals_folder
-    folder, name = store.clip_path(video_id, number).relative_to(of_set).parts
-    assert folder == video_id[:2]
-    assert name == (f"{video_id}_{number}.npy" if number else f"{video_id}.npy")
-
-
 def _loaded(store: ClipStore, video_id: str, number: int) -> np.ndarray:
     frames = np.empty(store.shape, np.uint8)
     store.load(video_id, number, frames)
@@ -79,7 +69,7 @@ def _loaded(store: ClipStore, video_id: str, number: int) -> np.ndarray:
 def test_damaged_and_foreign_files_are_not_clips(tmp_path, way):
     store = _store(tmp_path)
     get = partial(way, store)
-    with pytest.raises(DataError, match=r"No such file.*03_augmentation"):
+    with pytest.raises(DataError, match=ID):
         get(ID, 0)
     with pytest.raises(ValueError, match="wanted uint8"):
         store.write(ID, 0, _clip()[:2])
@@ -92,10 +82,10 @@ def test_damaged_and_foreign_files_are_not_clips(tmp_path, way):
     with pytest.raises(DataError, match=str(path)):
         get(ID, 0)
     np.save(path, np.zeros((1, 3, 16, 16), np.uint8))
-    with pytest.raises(DataError, match="Delete the file"):
+    with pytest.raises(DataError, match=ID):
         get(ID, 0)
     np.save(path, np.array([{"a": 1}], object), allow_pickle=True)
-    with pytest.raises(DataError, match="Delete the file"):
+    with pytest.raises(DataError, match=ID):
         get(ID, 0)
 
 

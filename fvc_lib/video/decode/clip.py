@@ -12,7 +12,7 @@ import numpy.typing as npt
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.video.decode.frame_table import IntArray, Seconds, read_frame_table
 from fvc_lib.video.decode.pixels import Box, FrameSink
-from fvc_lib.video.decode.plan import Route, decode, plan_decoding
+from fvc_lib.video.decode.plan import decode, plan_decoding
 from fvc_lib.video.decode.source import open_video
 
 MAX_FRAMES = 100_000
@@ -79,8 +79,13 @@ def explain_clip(path: AnyPath, num_frames: int, size: int = 112) -> str:
         table = read_frame_table(opened)
         places = uniform_places(max(1, table.num_shown), num_frames)
         plan = plan_decoding(opened, table, set(places.tolist()))
-        route = decode(opened, table, lambda source, _, __: FrameSink(source, size, places)).route
-    return str(plan) if route is plan.route else f"{plan} That failed: they come from decoding {Route.WHOLE}."
+        done = decode(opened, table, lambda source, _, __: FrameSink(source, size, places))
+    wanted = f"{len(np.unique(places)):,} of {table.num_shown:,} frames"
+    if plan.why:
+        return f"{wanted} by decoding the whole video, because {plan.why}."
+    num_packets = sum(end - start for start, end in plan.runs)
+    text = f"{wanted} by {len(plan.runs):,} runs of packets: {num_packets:,} of {table.num_packets:,} are decoded."
+    return text if done.is_sparse else f"{text} That failed: they come from decoding the whole video."
 
 
 def uniform_places(num_source_frames: int, num_frames: int) -> IntArray:

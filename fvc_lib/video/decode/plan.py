@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
 from fractions import Fraction
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
@@ -52,56 +51,21 @@ S = TypeVar("S", bound=Sink)
 SinkOf = Callable[[VideoSource, int, Seconds | None], S]
 
 
-class Route(StrEnum):
-    """Ways to a video's frames; the second is slower and always works."""
-
-    RUNS = "runs of packets"
-    WHOLE = "the whole video"
-
-
 @dataclass(frozen=True)
 class DecodePlan:
     """How frames are going to be decoded.
 
     Attributes:
-        route: the way that is tried first.
-        why: what keeps ``Route.RUNS`` from being taken; empty: nothing.
-        num_frames: of the video, as its packets promise.
-        num_wanted: of them.
-        num_packets: of the video.
         runs: half-open ranges of packets in decoding order that go to the decoder, apart and ascending.
+        why: why the whole video is decoded instead; empty: it is not.
         reorder_depth: frames that the decoder has to hold back.
         leaves_out: frames in ``runs`` to which no other refers are not decoded, unless they are wanted.
     """
 
-    route: Route
-    why: str
-    num_frames: int
-    num_wanted: int
-    num_packets: int
     runs: tuple[tuple[int, int], ...]
+    why: str = ""
     reorder_depth: int = 0
     leaves_out: bool = False
-
-    @property
-    def num_decoded(self) -> int:
-        """Packets in ``runs``."""
-        return sum(end - start for start, end in self.runs)
-
-    @property
-    def seeks(self) -> int:
-        """Jumps in the file to the first run and between runs."""
-        gaps = [start - end for (_, end), (start, _) in itertools.pairwise(self.runs)]
-        return 1 + sum(gap > _PACKETS_WORTH_A_SEEK for gap in gaps)
-
-    def __str__(self) -> str:
-        """Describe the plan in two or three sentences."""
-        wanted = f"{self.num_wanted:,} of {self.num_frames:,} frames"
-        if self.route is Route.WHOLE:
-            return f"{wanted} by decoding {self.route}, because {self.why}."
-        text = f"{wanted} by {self.route}: {self.num_decoded:,} of {self.num_packets:,} packets go to the decoder. "
-        text += f"Runs: {len(self.runs):,}; seeks: {self.seeks:,}."
-        return f"{text} Frames that are neither wanted nor referred to are not decoded." if self.leaves_out else text
 
 
 # Reading past this many packets costs less than a seek.
@@ -122,32 +86,35 @@ def plan_decoding(source: VideoSource, table: FrameTable, wanted: Collection[int
     """
     if table.damage:
         raise TruncatedVideo(source.path, table.damage)
-    of_video = (table.num_shown, len(wanted), table.num_packets)
     why, order = table.doubt, table.presentation_order()
     depth = 0 if why else table.reorder_depth(order)
     if depth > _MAX_REORDER_DEPTH:
         why = f"a frame is shown {depth} places behind its packet, more than a decoder holds back"
     if why:
-        return DecodePlan(Route.WHOLE, why, *of_video, ((0, table.num_packets),))
+        return DecodePlan((), why)
     runs: list[tuple[int, int]] = []
     positions = np.sort(order[np.fromiter(wanted, np.int64)])
     for start, position in zip(table.decoding_starts(positions).tolist(), positions.tolist(), strict=True):
         while runs and start <= runs[-1][1]:  # it begins within the run before, or continues it
             start = min(start, runs.pop()[0])
         runs.append((start, position + 1))
-    return DecodePlan(Route.RUNS, "", *of_video, tuple(runs), depth, source.codec_name in _SKIPS_NON_REFERENCES)
+    return DecodePlan(tuple(runs), "", depth, source.codec_name in _SKIPS_NON_REFERENCES)
 
 
 @dataclass(frozen=True)
 class Decoded(Generic[S]):
-    """A sink that holds all that it wanted, float64 (n,) the times of the video's n frames, and the route taken.
+    """A sink with all wanted frames.
 
-    Times are on the container's own clock; from the nominal rate where the container has no usable times.
+    Attributes:
+        sink: the sink.
+        seconds: float64 (n,), times of the video's n frames on the container's own clock; from the nominal rate if the
+            container has no usable times.
+        is_sparse: only runs of packets were decoded, not the whole video.
     """
 
     sink: S
     seconds: Seconds
-    route: Route
+    is_sparse: bool
 
 
 def decode(opened: VideoSource, table: FrameTable, sink_of: SinkOf[S], *, in_order: bool = False) -> Decoded[S]:
@@ -166,11 +133,11 @@ def decode(opened: VideoSource, table: FrameTable, sink_of: SinkOf[S], *, in_ord
         seconds = seconds_of(table.pts[table.presentation_order()], opened.stream.time_base)
         sink = sink_of(opened, len(seconds), seconds)
         plan = plan_decoding(opened, table, sink.wanted)
-        if plan.route is Route.RUNS:
+        if not plan.why:
             # Decoded from the beginning the same packets may be fine; if not, that shows the fault.
             with suppress(CorruptVideo, TruncatedVideo), ffmpeg_errors(opened.path, CorruptVideo):
                 if _read_runs(opened, table, plan, sink, in_order):
-                    return Decoded(sink, seconds, Route.RUNS)
+                    return Decoded(sink, seconds, True)
     else:
         plan_decoding(opened, table, ())  # raises if the file is damaged
     opened.container.close()
@@ -298,7 +265,7 @@ def _decode_whole(path: Path, table: FrameTable, sink_of: SinkOf[S], in_order: b
         raise TruncatedVideo(path, f"{table.num_shown} frames are promised and {len(times)} decode")
     is_in_order = bool((order == np.arange(len(order))).all())
     if sink is not None and len(times) == table.num_shown and is_in_order and not sink.wanted:
-        return Decoded(sink, seconds, Route.WHOLE)
+        return Decoded(sink, seconds, False)
     if in_order and not is_in_order:
         raise UnsupportedVideo(path, "its frames are not decoded in the order in which they are shown")
     with open_video(path, thorough=True) as source:
@@ -307,7 +274,7 @@ def _decode_whole(path: Path, table: FrameTable, sink_of: SinkOf[S], in_order: b
         for number, frame in enumerate(_decode_all(source, table)):
             _offer(path, sink, place_of.get(number), frame)
             if not sink.wanted:
-                return Decoded(sink, seconds, Route.WHOLE)
+                return Decoded(sink, seconds, False)
     raise CorruptVideo(path, "decoding it twice gives different frames")
 
 
