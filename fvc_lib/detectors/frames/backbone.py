@@ -122,7 +122,7 @@ class EncoderBackbone(Backbone):
 
 
 def refused_size(backbone: Backbone, images: Tensor, error: Exception) -> UsageError:
-    """Return the error that ``backbone`` does not take the size of ``images`` (B, 3, H, W), with a size that it takes."""
+    """Return the error that ``backbone`` does not take the size of ``images`` (B, 3, H, W)."""
     network = backbone_network(backbone)
     wanted = (getattr(network, "pretrained_cfg", None) or {}).get("input_size")
     remedy = f"Give -p image_size {wanted[-1]}, which it was made for" if wanted else "Give another image_size"

@@ -1,4 +1,4 @@
-"""Clips of other views than ``clip.decode_clip``: windows of neighbouring frames, several clips of a video, and crops."""
+"""Decode clips of other views than ``clip.decode_clip``: windows of neighbouring frames, several clips, and crops."""
 
 import math
 from dataclasses import dataclass
