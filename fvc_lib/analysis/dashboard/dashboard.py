@@ -44,8 +44,8 @@ class Dashboard:
 
     def __repr__(self) -> str:
         others = len(self.selection.runs) - 1
-        beside = f" and {count_text(others, 'other run')}" if others else ""
-        return f"Dashboard of {clean_text(path_to_text(self.selection.detailed.run_id))}{beside}"
+        more = f" and {count_text(others, 'other run')}" if others else ""
+        return f"Dashboard of {clean_text(path_to_text(self.selection.detailed.run_id))}{more}"
 
     def _ipython_display_(self) -> None:
         view = self.make_widgets()

@@ -136,23 +136,23 @@ _COSTS = {
 }
 
 
-def cost_figure(found: DetectorComparison, cost: str = "milliseconds_per_clip") -> go.Figure:
+def cost_figure(comparison: DetectorComparison, cost: str = "milliseconds_per_clip") -> go.Figure:
     """Return the ROC AUC of each detector, with its interval, against one of its costs on a logarithmic axis.
 
     Hollow points: not every run of the detector is above its controls.
     """
     title = _COSTS[cost]
-    shown = [(detector.cost[cost], detector) for detector in found.detectors if detector.cost.get(cost)]
+    shown = [(detector.cost[cost], detector) for detector in comparison.detectors if detector.cost.get(cost)]
     if not shown:
         return theme.nothing_to_show("Quality against cost", f"{title} is not recorded for any detector.")
     best = max(shown, key=lambda pair: pair[1].intervals[_MAIN].value)[1].name
     cheapest = min(shown, key=lambda pair: pair[0])[1].name
-    counted = found.detectors[0].intervals[_MAIN]
+    counted = comparison.detectors[0].intervals[_MAIN]
     end = "and costs least" if best == cheapest else f"and {cheapest} costs least"
     drawn = theme.figure(
         f"{best} has the highest {_NAME} {end}",
-        f"{theme.in_groups(counted.num_rows, 'video', counted.num_groups)}; bars: {found.confidence:.0%} intervals "
-        "over groups of the mean over seeds; hollow: not above controls",
+        f"{theme.in_groups(counted.num_rows, 'video', counted.num_groups)}; bars: {comparison.confidence:.0%} "
+        "intervals over groups of the mean over seeds; hollow: not above controls",
         height=420,
     )
     for number, (value, detector) in enumerate(shown):

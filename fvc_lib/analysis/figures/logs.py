@@ -96,12 +96,12 @@ _EVENT_STYLES = {
 }
 
 
-def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
+def phase_peaks_figure(findings: MemoryFindings) -> go.Figure:
     """Return the highest memory of each stage and phase, with its range over the folds."""
-    if found.peaks.is_empty():
+    if findings.peaks.is_empty():
         return theme.nothing_to_show("Memory by phase", "No memory samples are recorded.")
-    ticks = [_phase_tick(row) for row in found.peaks.iter_rows(named=True)]
-    peaks = found.peaks.with_columns(tick=pl.Series(ticks, dtype=pl.String))
+    ticks = [_phase_tick(row) for row in findings.peaks.iter_rows(named=True)]
+    peaks = findings.peaks.with_columns(tick=pl.Series(ticks, dtype=pl.String))
     used = pl.col("used_mb")
     rows = []
     for tick, most, least in peaks.group_by("tick", maintain_order=True).agg(used.max(), least=used.min()).iter_rows():
@@ -109,22 +109,22 @@ def phase_peaks_figure(found: MemoryFindings) -> go.Figure:
     samples = count_text(int(peaks["num_samples"].sum()), "sample")
     stages = count_text(peaks.select("stage", "fold").n_unique(), "stage")
     drawn = theme.interval_chart(
-        memory.peak_sentence(found),
-        f"n = {samples} of {stages}, with child processes; lines: range of the folds' peaks{_far_budget(found)}",
+        memory.peak_sentence(findings),
+        f"n = {samples} of {stages}, with child processes; lines: range of the folds' peaks{_far_budget(findings)}",
         rows, names="Stage and phase", values="Peak memory (MB)", shown=None, chance=None, row_height=36,
     )  # fmt: skip
-    _draw_budget(drawn.add_vline, "x", found)
+    _draw_budget(drawn.add_vline, "x", findings)
     return drawn.update_xaxes(rangemode="tozero")
 
 
-def growth_figure(found: MemoryFindings) -> go.Figure:
+def growth_figure(findings: MemoryFindings) -> go.Figure:
     """Return the median memory of each training epoch with its fitted slope; leaks are red."""
-    points = memory.epoch_medians(found.usage)
+    points = memory.epoch_medians(findings.usage)
     if points.is_empty():
         return theme.nothing_to_show("Memory from epoch to epoch", "No training epoch has been sampled yet.")
-    judged = found.growth.sort(pl.col("verdict") != "leak", maintain_order=True)
+    judged = findings.growth.sort(pl.col("verdict") != "leak", maintain_order=True)
     drawn = theme.figure(
-        memory.growth_sentence(found),
+        memory.growth_sentence(findings),
         f"n = {count_text(judged.height, 'training')}, {count_text(points.height, 'epoch')}; "
         "median of the samples of each epoch; lines: Theil-Sen slope without the first epoch",
     )
@@ -146,9 +146,9 @@ def growth_figure(found: MemoryFindings) -> go.Figure:
     return drawn.update_yaxes(title_text="Memory in training (MB)", range=[max(low - pad, 0), high + pad])
 
 
-def stage_timeline_figure(found: MemoryFindings) -> go.Figure:
+def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
     """Return memory over the working time of all stages, laid end to end, with events."""
-    rows = found.usage.filter(pl.col("seconds").is_not_null())
+    rows = findings.usage.filter(pl.col("seconds").is_not_null())
     if rows.is_empty():
         return theme.nothing_to_show("Memory over time", "No memory samples are recorded.")
     spans = rows.group_by(_SERIES).agg(pl.col("seconds").max().alias("length")).sort(_SERIES)
@@ -157,8 +157,8 @@ def stage_timeline_figure(found: MemoryFindings) -> go.Figure:
     rows = rows.with_columns(at=pl.col("start") + pl.col("seconds"))
     total = float(spans["length"].sum())
     stages = count_text(spans.height, "stage")
-    subtitle = f"n = {stages} end to end, {duration_text(total)} of work{_far_budget(found)}"
-    drawn = theme.figure(memory.peak_sentence(found), subtitle, height=440)
+    subtitle = f"n = {stages} end to end, {duration_text(total)} of work{_far_budget(findings)}"
+    drawn = theme.figure(memory.peak_sentence(findings), subtitle, height=440)
     most = max(200, _MOST_POINTS // spans.height)
     places = rows["place"].unique(maintain_order=True).to_list()
     # The line breaks between attempts: a killed process has given everything back.
@@ -181,8 +181,8 @@ def stage_timeline_figure(found: MemoryFindings) -> go.Figure:
         named.add(place)
     for number, row in enumerate(spans.iter_rows(named=True)):
         _draw_stage(drawn, row, total, shaded=number % 2 == 0)
-    _draw_events(drawn, found.events, rows)
-    _draw_budget(drawn.add_hline, "y", found)
+    _draw_events(drawn, findings.events, rows)
+    _draw_budget(drawn.add_hline, "y", findings)
     drawn.update_yaxes(title_text="Memory (MB)", rangemode="tozero")
     drawn.update_xaxes(title_text="Time at work, all stages (s)", showgrid=False, range=[0, total or 1])
     return drawn.update_layout(legend=theme.LEGEND_BELOW, margin={"b": 96})
@@ -217,9 +217,9 @@ def _draw_events(drawn: go.Figure, events: pl.DataFrame, rows: pl.DataFrame) -> 
         mark.update(text=[figure_text(row["message"])], hovertemplate="%{text}<extra></extra>")
 
 
-def _draw_budget(draw: Any, axis: str, found: MemoryFindings) -> None:
+def _draw_budget(draw: Any, axis: str, findings: MemoryFindings) -> None:
     """Draw the budget and its 90 % across ``axis``, unless they are far above the peak."""
-    peak, budget = _peak_and_budget(found)
+    peak, budget = _peak_and_budget(findings)
     if budget is None or budget > _NEAR_FACTOR * peak:
         return
     for share, dash in ((1.0, "solid"), (memory.NEAR_LIMIT_PERCENT / 100, "dot")):
@@ -228,16 +228,16 @@ def _draw_budget(draw: Any, axis: str, found: MemoryFindings) -> None:
         draw(**{axis: share * budget}, line={"color": color, "dash": dash}, annotation_text=text)
 
 
-def _far_budget(found: MemoryFindings) -> str:
+def _far_budget(findings: MemoryFindings) -> str:
     """Return words about a budget that is not drawn."""
-    peak, budget = _peak_and_budget(found)
+    peak, budget = _peak_and_budget(findings)
     if budget is None:
         return "; no budget is recorded"
     return f"; budget {megabytes_text(budget)}, beyond the axis" if budget > _NEAR_FACTOR * peak else ""
 
 
-def _peak_and_budget(found: MemoryFindings) -> tuple[float, float | None]:
-    peak = found.peak
+def _peak_and_budget(findings: MemoryFindings) -> tuple[float, float | None]:
+    peak = findings.peak
     return (0.0, None) if peak is None else (peak["used_mb"], peak["budget_mb"])
 
 

@@ -220,8 +220,9 @@ def slices_figure(slices: pl.DataFrame, metric: str = _MAIN, *, confidence: floa
 def _slice_row(row: Mapping[str, object]) -> Row:
     tick = figure_text(f"{_slice_name(row, 20)} (n = {row['num_videos']:,})")
     color = theme.CONTROL if row["is_small"] else theme.MODEL
-    text = "" if row["number"] is not None else "one class only"
-    return Row(tick, row["number"], row["low"], row["high"], color, bool(row["is_small"]), text)  # type: ignore[arg-type]  # rows are untyped
+    ends = (row["number"], row["low"], row["high"])
+    text = "one class only" if row["number"] is None else interval_text(*ends, 2)  # type: ignore[arg-type]
+    return Row(tick, *ends, color, bool(row["is_small"]), text)  # type: ignore[arg-type]  # rows are untyped
 
 
 def _slice_name(row: Mapping[str, object], characters: int = 32) -> str:

@@ -31,11 +31,11 @@ def worth_of(run: RunPaths) -> tuple[str, ...]:
     for begins, metric, _ in TASKS[task].headline:
         rows = results.filter(pl.col("subject").str.starts_with(begins), pl.col("metric").str.starts_with(metric))
         for of_subject in rows.partition_by("subject", maintain_order=True):
-            found = task_scores(of_subject, task)
-            scores = [f"{source_name(s.source)} {interval_text(s.value, s.low, s.high)}" for s in found.scores]
-            samples = count_text(found.num_samples or 0, found.measure.one)
-            verdict = run_verdict(run, found).sentence
-            sentences.append(f"{found.measure.name} on {samples} of the test part: {'; '.join(scores)}. {verdict}")
+            measured = task_scores(of_subject, task)
+            scores = [f"{source_name(s.source)} {interval_text(s.value, s.low, s.high)}" for s in measured.scores]
+            samples = count_text(measured.num_samples or 0, measured.measure.one)
+            verdict = run_verdict(run, measured).sentence
+            sentences.append(f"{measured.measure.name} on {samples} of the test part: {'; '.join(scores)}. {verdict}")
     return tuple(dict.fromkeys(sentences))
 
 

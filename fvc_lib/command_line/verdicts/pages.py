@@ -83,12 +83,12 @@ def write_video_pages(
         path, stamp = folder / pages[row["path"]], sha256_of_json([_FORMAT, row, same, map_minutes])
         if stamp_of(path) != stamp:
             begin = time.monotonic()
-            found = file_evidence(detector.networks, verdicts.known, row, map_minutes=seconds_left / 60, tell=report)
-            if found.occlusion is not None and map_minutes:
+            evidence = file_evidence(detector.networks, verdicts.known, row, map_minutes=seconds_left / 60, tell=report)
+            if evidence.occlusion is not None and map_minutes:
                 seconds_left = max(1.0, seconds_left - (time.monotonic() - begin))  # at 0 a page would not say why
             path.parent.mkdir(parents=True, exist_ok=True)
-            stamp = "failed" if found.failures else stamp
-            write_video_page(path, row, known, stamp=stamp, **same, **page_parts(found, known))
+            stamp = "failed" if evidence.failures else stamp
+            write_video_page(path, row, known, stamp=stamp, **same, **page_parts(evidence, known))
         progress(done + 1, len(pages))
     return pages
 
@@ -112,13 +112,13 @@ def page_name(number: int, path: str) -> str:
     return f"{number:04d}_{plain}.html"
 
 
-def page_parts(found: FileEvidence, known: Known) -> dict[str, Any]:
+def page_parts(evidence: FileEvidence, known: Known) -> dict[str, Any]:
     """Return the evidence as the template ``video.html`` shows it."""
-    curve, mapped = found.windows, found.occlusion
+    curve, mapped = evidence.windows, evidence.occlusion
     parts: dict[str, Any] = {
-        "notes": (*found.notes, *found.failures),
-        "frames": None if found.clips is None else frame_pictures(found.clips),
-        "provenance": found.provenance,
+        "notes": (*evidence.notes, *evidence.failures),
+        "frames": None if evidence.clips is None else frame_pictures(evidence.clips),
+        "provenance": evidence.provenance,
         "over_time": None,
         "over_time_note": "" if curve is None else curve.note,
         "over_time_limit": windows.LIMIT,
@@ -157,12 +157,12 @@ def upload_judge(
 
     def judge(path: Path) -> dict[str, Any]:
         folder = path.parent / "answer"
-        found = judge_files(detector, [path], rule, folder, file_seconds=file_seconds)
-        row = next(found.rows())
+        verdicts = judge_files(detector, [path], rule, folder, file_seconds=file_seconds)
+        row = next(verdicts.rows())
         answer = {"verdict": row["verdict"] or "no prediction", "reasons": row["reasons"].splitlines()}
         if row["score"] is None:
             return {**answer, "score": "", "page": ""}
-        (page,) = write_video_pages(found, model, folder, most=1, map_minutes=map_minutes, overview="").values()
+        (page,) = write_video_pages(verdicts, model, folder, most=1, map_minutes=map_minutes, overview="").values()
         score = interval_text(row["score"], row["score_low"], row["score_high"])
         return {**answer, "score": score, "page": (folder / page).read_text(encoding="utf-8")}
 
