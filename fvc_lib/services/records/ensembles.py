@@ -1,4 +1,4 @@
-"""Ensembles of finished runs on the disk: which folder is one, what its record says, and how it is found by name.
+"""Ensembles of finished runs on the disk: their folders, their records, and how they are found by name.
 
 An ensemble's folder has the tables of a run where a run has them, and no ``run.json``: nothing can be resumed, and what
 was trained lies in its members. Its record is written last, so that a folder with one is whole.
@@ -26,7 +26,7 @@ class _Strict(BaseModel):
 
 
 class MemberRecord(_Strict):
-    """One run: where it lies as seen from the ensemble's folder, what it is, and digests of what it said and learned.
+    """One run: its path relative to the ensemble's folder, its model, and digests of its weights and predictions.
 
     ``detector`` is the place of its detector among the ensemble's: runs that differ in their seed alone share one.
     ``weights`` are each fold's (``weights_digest``), empty where the run does not tell; ``predictions`` each table's.

@@ -1,6 +1,6 @@
 """Evidence on a judged file: its score over time, an occlusion map, and where it says it comes from.
 
-One file is in memory at a time. A part that fails costs itself alone.
+One file is in memory at a time. A part that fails leaves the others as they are.
 """
 
 from collections.abc import Callable, Mapping

@@ -68,13 +68,13 @@ class FoldReference:
 
     @cached_property
     def own(self) -> Floats:
-        """float64 (N,): the distance of each to those of other groups; infinite where there are none."""
+        """The distance of each video to those of other groups, float64 (N,); infinite without any."""
         far = _distances(self._known, self._known)
         far[self.groups[:, None] == self.groups] = np.inf
         return _to_nearest(far)
 
     def of(self, features: Features) -> Floats:
-        """float64 (M,): the distance of each new video, features (M, F); ``DataError`` for another F."""
+        """Return the distances of new videos, float64 (M,), of features (M, F); raise ``DataError`` for another F."""
         if features.shape[1] != self.features.shape[1]:
             raise DataError(
                 f"features: the network gives {features.shape[1]} numbers of a video, and the stored ones have "
@@ -88,13 +88,13 @@ class FoldReference:
 
 
 def _distances(some: Floats, others: Floats) -> Floats:
-    """Euclidean, float64 (M, N)."""
+    """Return Euclidean distances, float64 (M, N)."""
     squares = (some**2).sum(1)[:, None] + (others**2).sum(1) - 2 * some @ others.T
     return np.asarray(np.sqrt(np.maximum(squares, 0)))
 
 
 def _to_nearest(distances: Floats) -> Floats:
-    """Mean over the nearest, or over as many as there are."""
+    """Return the mean distance to the nearest, or to all where there are fewer."""
     ascending = np.sort(distances, axis=1)[:, :_NEAREST]
     there = np.isfinite(ascending)
     summed = np.where(there, ascending, 0).sum(1)
@@ -121,7 +121,7 @@ class FeatureDistance:
         return 1 / (1 + self.num_groups)
 
     def quantiles(self, features: Mapping[int, Features]) -> Floats:
-        """float64 (M,) in (0, 1]: how much of the run is at least as far out as each new video.
+        """Return the share of the run that is at least as far out as each new video, float64 (M,) in (0, 1].
 
         Args:
             features: (M, F) of the same videos, by the network of each fold.
@@ -136,22 +136,22 @@ class FeatureDistance:
         return float(self.quantiles({fold: of[None] for fold, of in features.items()})[0])
 
     def _further(self, fold: int, distances: Floats) -> Floats:
-        """(M,): votes of the fold's videos that are at least as far out."""
+        """Return the votes (M,) of the fold's videos that are at least as far out."""
         own, votes = self.folds[fold].own, self._votes[fold]
         return np.asarray(((own >= distances[:, None]) * votes).sum(1))
 
     @cached_property
     def digest(self) -> str:
-        """Of all that decides a quantile."""
+        """A digest of everything that decides a quantile."""
         return sha256_of_json({name: sha256(of.tobytes()).hexdigest() for name, of in sorted(self.arrays().items())})
 
     @property
     def tells(self) -> bool:
-        """Whether there are groups enough that anything could be unlike them."""
+        """Whether there are enough groups to call a video unlike them."""
         return self.least <= UNFAMILIAR_AT
 
     def is_unlike(self, quantile: float) -> bool:
-        """Whether a quantile is one that familiar videos hardly have; a rounded last digit decides nothing."""
+        """Return whether a quantile is rare among familiar videos; a rounded last digit decides nothing."""
         return quantile <= UNFAMILIAR_AT * (1 + 1e-9)
 
     @property
@@ -207,12 +207,17 @@ class FeatureDistance:
 
 
 def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> FeatureDistance | None:
-    """Of the run's own tested videos, from the clips that are stored; None: not known.
+    """Return the features of the run's tested videos, from the stored clips; None where clips or the head are missing.
 
-    It is not where some clips are gone, where the network has no head, and where there is no network.
+    At most ``MOST_VIDEOS`` videos are taken, whole groups in an order by their names. The features are cached.
 
-    So many groups, in an order that depends on nothing but their names, as have at most ``MOST_VIDEOS`` videos. What
-    was computed once lies in the cache. ``tell`` is told how far that is. Raises ``DataError`` for a damaged clip.
+    Args:
+        networks: of the run.
+        known: its videos.
+        tell: receives the progress.
+
+    Raises:
+        DataError: a stored clip is damaged.
     """
     if not networks.sees_frames:
         return None
@@ -263,7 +268,7 @@ def _stored(path: Path) -> dict[str, Features] | None:
 
 
 def _features(networks: Networks, fold: int, video_id: str) -> list[Features]:
-    """float32 (1, F), in a list that is empty where the network has none."""
+    """Return the features of one video, float32 (1, F), in a list; empty where the network has none."""
     clips, found = networks.store.read(video_id, 0), list[Features]()
     number = networks.config.clips_per_video
     networks.logits(fold, np.array(clips).reshape(1, number, len(clips) // number, *clips.shape[1:]), found)

@@ -216,7 +216,7 @@ def picture_of(clip: Pixels) -> tuple[slice, slice]:
 
 
 def without_detail(clip: Pixels) -> Pixels:
-    """Return the clip with each frame averaged over an eighth of its side: what stands where something is deleted."""
+    """Return the clip with each frame averaged over an eighth of its side, to fill deleted parts."""
     empty, (rows, columns) = clip.copy(), picture_of(clip)
     side = max(1, clip.shape[-1] // 8) // 2 * 2 + 1
     picture = torch.from_numpy(clip[..., rows, columns]).float()

@@ -140,13 +140,13 @@ class KnownVideos:
         return left_out_p_values(self.witnesses, self.tested["group_id"])
 
     def threshold(self, rule: Rule) -> float | None:
-        """From which score on the rule's operating point says fake, if it has one."""
+        """Return the lowest score that the rule's operating point calls fake; None without one."""
         if rule.point is None:
             return None
         return threshold_at(rule.point, self.witnesses.labels, self.tested["score"].to_numpy())
 
     def telling(self, rule: Rule) -> frozenset[str]:
-        """Which answers at the stated rates go to their own class more often than to the other, by the run's videos."""
+        """Return the answers that the run's videos of their own class get more often than those of the other."""
         return answers_that_tell(self.witnesses, self.left_out.answers(rule.rates))
 
     def answers_to(self, p_values: PValues, rule: Rule) -> list[str]:
@@ -161,7 +161,7 @@ class KnownVideos:
         return [agreeing(*each, threshold) for each in zip(said, self.tested["score"].to_list(), strict=True)]
 
     def rates(self, rule: Rule) -> AbstentionRates:
-        """How often the rule errs and is silent on the run's own videos."""
+        """Return the rates of errors and undecided answers on the run's own videos."""
         return abstention_rates(self.witnesses, self.answers(rule))
 
 
@@ -219,14 +219,14 @@ def rule_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
 
 
 def score_bounds(known: KnownVideos, rule: Rule) -> tuple[float | None, float | None]:
-    """Up to which score real would be said, and from which on fake, where all networks give the same; none: never.
+    """Return the highest score that is called real and the lowest that is called fake, where all networks agree.
 
-    Not where the run is withheld: then nothing is said whatever the score.
+    None: never, as for any score where the rule is withheld.
     """
     if rule.withheld:
         return None, None
     at = known.witnesses.scores
-    # The rule changes just beside a known score, and nowhere else.
+    # The rule changes next to a known score, and nowhere else.
     tried = np.unique([np.nextafter(at, np.inf), np.nextafter(at, -np.inf)])
     said = np.array(known.answers_to(p_values(known.witnesses, tried[:, None]), rule))
     scores = probabilities(tried, 1.0)
@@ -269,6 +269,6 @@ def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: floa
 
 
 def log_odds(share: npt.ArrayLike) -> FloatArray:
-    """Of shares inside (0, 1)."""
+    """Return the log odds of shares inside (0, 1)."""
     of = np.asarray(share, dtype=np.float64)
     return np.asarray(np.log(of) - np.log1p(-of))
