@@ -45,7 +45,7 @@ def equal_width_edges(num_bins: int = DEFAULT_NUM_BINS) -> FloatArray:
 def reliability_bins(
     labels: npt.ArrayLike, scores: npt.ArrayLike, edges: npt.ArrayLike | None = None
 ) -> ReliabilityBins:
-    """Counts, mean score and share of fakes per bin of ``scores`` (N,), by default ten of one width.
+    """Return counts, mean score and share of fakes per bin of ``scores`` (N,), by default ten of one width.
 
     Raises:
         ValueError: labels, scores or edges that cannot be meant.
@@ -98,7 +98,7 @@ def expected_calibration_error(sums: FloatArray) -> FloatArray:
 
 
 def fit_temperature(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:
-    """The temperature T in [0.05, 20] for which ``sigmoid(logits / T)`` fits ``labels`` best.
+    """Return the temperature T in [0.05, 20] for which ``sigmoid(logits / T)`` fits ``labels`` best.
 
     It minimises the negative log-likelihood: C. Guo et al., "On calibration of modern neural networks", ICML 2017; with
     a Gamma(2, 1) prior on 1 / T, whose mode is T = 1. Without a prior a validation part that is ranked without a
@@ -131,7 +131,7 @@ def fit_temperature(labels: npt.ArrayLike, logits: npt.ArrayLike) -> float:
 
 
 def fit_class_temperature(classes: npt.ArrayLike, logits: npt.ArrayLike) -> float:
-    """The temperature T in [0.05, 20] for which ``softmax(logits / T)`` fits ``classes`` best.
+    """Return the temperature T in [0.05, 20] for which ``softmax(logits / T)`` fits ``classes`` best.
 
     As ``fit_temperature``, with its prior, for any number of classes; to be called on the validation part only.
 
@@ -165,7 +165,7 @@ def class_probabilities(logits: npt.ArrayLike, temperature: float) -> FloatArray
 
 
 def _root(slope: Callable[[float], float]) -> float:
-    """The temperature at which ``slope`` goes from above to below 0, or the end of the range nearest to it."""
+    """Return the temperature at which ``slope`` goes from above to below 0, or the end of the range nearest to it."""
     low, high = np.log(LOWEST_TEMPERATURE), np.log(HIGHEST_TEMPERATURE)
     if slope(LOWEST_TEMPERATURE) <= 0:
         return LOWEST_TEMPERATURE
@@ -196,7 +196,7 @@ def probabilities(logits: npt.ArrayLike, temperature: npt.ArrayLike) -> FloatArr
 
 
 def _slope(labels: IntArray, logits: FloatArray, temperature: float) -> float:
-    """Derivative by b = 1 / temperature of the negative log-likelihood and of the prior's b - log b."""
+    """Return the derivative by b = 1 / temperature of the negative log-likelihood and of the prior's b - log b."""
     return float(np.sum(logits * (_sigmoid(logits / temperature) - labels))) + 1 - temperature
 
 
@@ -234,7 +234,7 @@ class RiskCoverage:
 
 
 def risk_coverage(labels: npt.ArrayLike, scores: npt.ArrayLike, thresholds: npt.ArrayLike) -> RiskCoverage:
-    """The risk-coverage curve of deciding by ``thresholds`` and abstaining where a score is near its threshold.
+    """Return the risk-coverage curve of deciding by ``thresholds`` and abstaining where a score is near its threshold.
 
     Source: R. El-Yaniv and Y. Wiener, "On the foundations of noise-free selective classification", JMLR 11 (2010);
     the area: Y. Geifman, G. Uziel and R. El-Yaniv, "Bias-reduced uncertainty estimation for deep neural classifiers",

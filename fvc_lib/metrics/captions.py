@@ -20,12 +20,12 @@ _LONGEST = 4  # words of an n-gram in BLEU
 
 
 def words(text: str) -> list[str]:
-    """The words of ``text``, in order."""
+    """Return the words of ``text``, in order."""
     return _WORD.findall(text.lower())
 
 
 def content_words(texts: Sequence[str]) -> frozenset[str]:
-    """The words that tell one text from another: those that no more than half of ``texts`` have."""
+    """Return the words that at most half of ``texts`` have, which distinguish one text from another."""
     having = Counter(word for text in texts for word in set(words(text)))
     return frozenset(word for word, number in having.items() if 2 * number <= len(texts))
 
@@ -57,7 +57,7 @@ def content_word_recall(caption: str, references: Sequence[str], content: Collec
 
 
 def mean_measure(name: str, values: npt.ArrayLike) -> Metric:
-    """The mean of one number per row; rows that are NaN do not count."""
+    """Return the mean of one number per row; rows that are NaN do not count."""
     array = np.asarray(values, dtype=np.float64)
     known = np.isfinite(array)
     columns = np.stack([np.where(known, array, 0.0), known.astype(np.float64)], axis=1)
@@ -87,7 +87,7 @@ def _f1(said: Counter[str], wanted: Counter[str]) -> float:
 
 
 def _bleu_columns(caption: str, references: Sequence[str]) -> list[int]:
-    """Matches and numbers of n-grams by length, the caption's length and the nearest reference's."""
+    """Return matches and numbers of n-grams by length, the caption's length and the nearest reference's."""
     said, wanted = words(caption), [words(reference) for reference in references]
     columns = []
     for length in range(1, _LONGEST + 1):

@@ -78,7 +78,7 @@ class SumsReading:
 def sums_metric(
     columns: Callable[..., FloatArray], bounds: Bounds = ANY_NUMBER, *, is_distance: bool = False
 ) -> Callable[[Callable[[FloatArray], FloatArray]], Metric]:
-    """A decorator that makes a ``Metric`` of ``of_sums(sums (R, C)) -> (R,)``, sums over the rows of ``columns``.
+    """Return a decorator that makes a ``Metric`` of ``of_sums(sums (R, C)) -> (R,)``; the sums are over ``columns``.
 
     Args:
         columns: ``columns(labels (N,), scores (N,), **settings)`` gives float64 (N, C).
@@ -196,7 +196,7 @@ class ConfusionCurve:
         return low
 
     def counts_at(self, points: IntArray) -> tuple[FloatArray, FloatArray]:
-        """True and false positives (R,) at one threshold each, by number; -1 is nothing called fake."""
+        """Return true and false positives (R,) at one threshold each, by number; -1 is nothing called fake."""
         cells = np.arange(points.size), np.maximum(points, 0)
         called = points >= 0
         return self.true_positives[cells] * called, self.false_positives[cells] * called
@@ -212,7 +212,7 @@ class RankedRows:
     thresholds: FloatArray  # float64 (K,), the distinct scores, descending
 
     def curve(self, weights: FloatArray) -> ConfusionCurve:
-        """The curve under weights (R, n) of these rows in this order: a cumulative sum over each class."""
+        """Return the curve under weights (R, n) of these rows in this order: a cumulative sum over each class."""
         split = int(self.fakes_called[-1])
         counts = [
             np.take(_cumulative(part), called, axis=1)
@@ -251,7 +251,7 @@ class CurveReading:
 
 
 def curve_metric(of_curve: Callable[..., FloatArray]) -> Metric:
-    """The ``Metric`` of ``of_curve(curve, **settings) -> (R,)``; its ``reading`` is that with default settings."""
+    """Make a ``Metric`` of ``of_curve(curve, **settings) -> (R,)``; its ``reading`` has the default settings."""
 
     @functools.wraps(of_curve)
     def definition(labels: IntArray, scores: FloatArray, weights: FloatArray, **settings: Any) -> FloatArray:
@@ -261,7 +261,7 @@ def curve_metric(of_curve: Callable[..., FloatArray]) -> Metric:
 
 
 def curve_metric_with_enough_reals(share: float) -> Callable[[Callable[..., FloatArray]], Metric]:
-    """A decorator like ``curve_metric``: NaN where one of the reals is more than ``share`` of them.
+    """Return a decorator like ``curve_metric``: NaN where one of the reals is more than ``share`` of them.
 
     That is decided on the rows as they are. A replicate is read whatever it holds: were those with few reals left out,
     the interval would be of a selection.
@@ -344,8 +344,7 @@ def average_precision(curve: ConfusionCurve) -> FloatArray:
 )  # fmt: skip
 @curve_metric
 def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
-    """The error rate where as large a share of reals is called fake as of fakes is called real. Lower is
-    better.
+    """Return the error rate at the threshold where both classes have the same one; lower is better.
 
     Read off the ROC curve where it crosses FPR = 1 - TPR, linearly between neighbouring points: the line
     between two points is what a random choice between their thresholds reaches. NaN with one class.
@@ -368,8 +367,7 @@ def equal_error_rate(curve: ConfusionCurve) -> FloatArray:
 )  # fmt: skip
 @curve_metric
 def true_positive_rate_at(curve: ConfusionCurve, *, false_positive_rate: float = 0.05) -> FloatArray:
-    """The largest share of fakes found by a threshold that calls at most ``false_positive_rate`` of the reals
-    fake.
+    """Return the largest share of fakes found with at most ``false_positive_rate`` of the reals called fake.
 
     A value that a threshold reaches, so not interpolated: with fewer than 1 / ``false_positive_rate`` reals
     no false positive is allowed at all. NaN with one class.
@@ -551,7 +549,7 @@ def decide(scores: npt.ArrayLike, threshold: npt.ArrayLike) -> IntArray:
 
 
 def best_threshold(labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
-    """The threshold in [0, 1] with the highest balanced accuracy on ``labels`` (N,) and ``scores`` (N,).
+    """Return the threshold in [0, 1] with the highest balanced accuracy on ``labels`` (N,) and ``scores`` (N,).
 
     Candidates lie midway between neighbouring distinct scores (and between the outermost scores and 0 or 1),
     so that no validation video sits on the threshold. Among equally good ones the nearest to 0.5 wins, then

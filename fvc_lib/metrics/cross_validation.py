@@ -67,7 +67,7 @@ def within_folds(metric: Metric, folds: npt.ArrayLike) -> Metric:
 
 
 def mean_over_targets(metric: Metric, targets: npt.ArrayLike, folds: npt.ArrayLike | None = None) -> Metric:
-    """The plain mean of ``metric`` of each target by itself, within its folds where ``folds`` (N,) are given.
+    """Return the plain mean of ``metric`` of each target by itself, within its folds where ``folds`` (N,) are given.
 
     A target counts as much as any other, however many rows it has. NaN where one has no value: the mean of the others
     would pass for that of all. In replicates, where a class may be missing by chance, that target has no say.
@@ -108,7 +108,7 @@ def mean_over_targets(metric: Metric, targets: npt.ArrayLike, folds: npt.ArrayLi
 
 
 def _sums_of_targets(reading: SumsReading, rows_of: Sequence[IntArray], size: int) -> SumsReading:
-    """The same mean from sums of each target's own columns."""
+    """Compute the same mean from sums of each target's own columns."""
 
     def columns(labels: IntArray, scores: FloatArray) -> FloatArray:
         own = reading.columns(labels, scores)
@@ -131,7 +131,7 @@ def _mean_of_defined(values: FloatArray) -> FloatArray:
 
 
 def _by_pairs(of_curves: Callable[[list[ConfusionCurve]], FloatArray], curves: list[ConfusionCurve]) -> FloatArray:
-    """The same mean from each fold's curve."""
+    """Compute the same mean from each fold's curve."""
     pairs = [curve.num_fake * curve.num_real for curve in curves]
     totals = [
         np.where(weight > 0, of_curves([curve]) * weight, 0.0) for curve, weight in zip(curves, pairs, strict=True)
@@ -146,7 +146,7 @@ def measure_over_folds(
     folds: npt.ArrayLike,
     targets: npt.ArrayLike | None = None,
 ) -> tuple[Metric, FloatArray]:
-    """The metric called ``name`` over all folds and the values (N,) it takes, as ``group_intervals`` wants them.
+    """Return the metric ``name`` over all folds and the values (N,) it takes, for ``group_intervals``.
 
     Args:
         name: a key of ``METRICS``.
@@ -166,17 +166,3 @@ def measure_over_folds(
     if name in DECISION_METRICS:
         return metric, values
     return (within_folds(metric, folds) if name in RANKING_METRICS else metric), values
-
-
-def fold_values(
-    name: str, labels: npt.ArrayLike, scores: npt.ArrayLike, thresholds: npt.ArrayLike, folds: npt.ArrayLike
-) -> FloatArray:
-    """The metric called ``name`` in each fold by itself, (K,) in the folds' order; NaN where it is undefined.
-
-    Raises:
-        KeyError: another name.
-    """
-    truth, fold_of_row = np.asarray(labels), np.asarray(folds)
-    _, values = measure_over_folds(name, scores, thresholds, folds)
-    parts = [fold_of_row == fold for fold in np.unique(fold_of_row)]
-    return np.array([METRICS[name](truth[rows], values[rows]) for rows in parts])

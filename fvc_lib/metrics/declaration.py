@@ -71,7 +71,7 @@ def declarations() -> tuple[Declaration, ...]:
 
 
 def declaration(metric: str) -> Declaration | None:
-    """That of ``metric`` as a log or table calls it, also ``text_to_video/recall@5``; None for an unknown one."""
+    """Return the declaration of a metric named as in a log, say ``text_to_video/recall@5``; None if unknown."""
     _import_declarations()
     name = metric.rpartition("/")[2]
     if name in _DECLARED:

@@ -80,7 +80,7 @@ def real_source_floor(
     confidence: float = 0.95,
     fewest_groups: int = 1,
 ) -> SourceFloor | None:
-    """The AUC of ``scores`` between the two largest sources of reals, max(AUC, 1 - AUC); None with fewer than two.
+    """Return max(AUC, 1 - AUC) between the two largest sources of reals; None with fewer than two.
 
     A detector of fakes has no reason to tell two sources of reals apart. As far as its scores do, it recognises where
     videos come from, and its AUC between reals and fakes of different sources is to be read against this floor.

@@ -365,7 +365,7 @@ def one_vote_per_group(groups: npt.ArrayLike) -> FloatArray:
 
 
 def group_codes(groups: npt.ArrayLike, num_rows: int) -> tuple[IntArray, int]:
-    """Number the groups in sorted order: codes int64 (N,) and how many there are.
+    """Return the numbers of the groups in sorted order: codes int64 (N,) and how many there are.
 
     Raises:
         ValueError: not one group per row.
@@ -441,7 +441,7 @@ OfSums = Callable[[FloatArray], FloatArray]
 
 
 def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bounds = ANY_NUMBER) -> Metric:
-    """A metric that knows its rows already: whatever labels and scores it is called with, only their number counts.
+    """Return a metric of fixed rows; of the labels and scores that it is called with, only the number counts.
 
     Args:
         name: its ``__name__``.
@@ -466,7 +466,7 @@ def measure_of_rows(name: str, columns: FloatArray, of_sums: OfSums, bounds: Bou
 
 
 def value_of_rows(columns: FloatArray, of_sums: OfSums) -> float:
-    """The metric of ``measure_of_rows`` with all weights one."""
+    """Return the metric of ``measure_of_rows`` with all weights one."""
     return float(of_sums(columns.sum(axis=0, keepdims=True))[0])
 
 

@@ -90,7 +90,7 @@ def operating_point(text: str) -> OperatingPoint:
 
 
 def threshold_at(point: OperatingPoint, labels: npt.ArrayLike, scores: npt.ArrayLike) -> float:
-    """The threshold of ``point`` on these videos: a score that reaches it is called fake.
+    """Return the threshold of ``point`` on these videos: a score that reaches it is called fake.
 
     It lies midway between neighbouring distinct scores, so that none of these videos sits on it; infinity, where not
     even the highest score may be called fake. ``fpr`` takes the lowest threshold that keeps to its share of the reals,
@@ -125,7 +125,7 @@ def threshold_at(point: OperatingPoint, labels: npt.ArrayLike, scores: npt.Array
 
 
 def _between(descending: FloatArray, called: int) -> float:
-    """A threshold that calls the ``called`` highest of these distinct scores fake."""
+    """Return a threshold that calls the ``called`` highest of these distinct scores fake."""
     if called == 0:
         return math.inf
     if called == descending.size:
@@ -161,7 +161,7 @@ class Confusion:
 
 
 def confusion_at(labels: npt.ArrayLike, scores: npt.ArrayLike, threshold: npt.ArrayLike) -> Confusion:
-    """What deciding ``scores`` (N,) by ``threshold``, a number or (N,) (say one per fold), gets right and wrong.
+    """Count the right and wrong decisions of ``scores`` (N,) at ``threshold``, a number or (N,), say one per fold.
 
     Raises:
         ValueError: labels or scores that cannot be meant, or a threshold that is NaN.

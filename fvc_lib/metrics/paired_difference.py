@@ -32,16 +32,6 @@ class PairedDifference:
     num_rows: int  # rows
 
 
-@dataclass(frozen=True)
-class CorrectedT:
-    """A corrected resampled t-test: the mean difference over folds, t, its degrees of freedom, two-sided p."""
-
-    mean: float
-    statistic: float
-    degrees_of_freedom: int
-    p_value: float
-
-
 def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confidence: float = 0.95) -> PairedDifference:
     """Return the difference of two measures of one set of draws, by their numbers: of R models, R (R - 1) / 2 pairs.
 
@@ -75,41 +65,6 @@ def paired_difference(drawn: ReplicateValues, first: int, second: int, *, confid
         in_tails = 2 * stdtr(drawn.groups.degrees_of_freedom, distance)
         p_value = float(np.maximum(in_tails, 2.0 ** (1 - drawn.num_groups)))  # NaN where nothing was drawn
     return PairedDifference(value, low, high, p_value, confidence, differences.size, drawn.num_groups, drawn.num_rows)
-
-
-def corrected_resampled_t(differences: npt.ArrayLike, *, num_train: float, num_test: float) -> CorrectedT:
-    """Student's t over K folds with the variance that overlapping training parts call for.
-
-    The variance of the mean is taken as (1 / K + num_test / num_train) times that of the differences, not 1 / K: C.
-    Nadeau and Y. Bengio, "Inference for the generalization error", Machine Learning 52 (2003), section 4. Theirs are
-    random splits; for folds of a cross-validation it is the customary approximation (R. Bouckaert and E. Frank, PAKDD
-    2004), which gives K - 1 degrees of freedom and, of five folds, little power.
-
-    Args:
-        differences: float (K,), second minus first, a fold each; folds where it is undefined (NaN) are left out.
-        num_train: training rows (or groups) of a fold, the mean where folds differ.
-        num_test: test rows (or groups) of a fold, counted alike.
-
-    Returns:
-        Statistic and p-value are NaN with fewer than two folds, or where all folds differ by the same amount, which
-        leaves no spread to judge it by.
-
-    Raises:
-        ValueError: not (K,), infinite differences, or sizes that are not above 0.
-    """
-    values = np.asarray(differences, dtype=np.float64)
-    if values.ndim != 1 or np.isinf(values).any():
-        raise ValueError(f"differences: got shape {values.shape}, wanted (K,) of numbers, NaN where undefined.")
-    if not (num_train > 0 and num_test > 0):
-        raise ValueError(f"got num_train {num_train} and num_test {num_test}, wanted both above 0.")
-    values = values[~np.isnan(values)]
-    mean = float(values.mean()) if values.size else np.nan
-    degrees = max(values.size - 1, 0)
-    spread = float(values.std(ddof=1)) if degrees else 0.0
-    if spread <= _ROUNDING:
-        return CorrectedT(mean, np.nan, degrees, np.nan)
-    statistic = mean / (spread * np.sqrt(1 / values.size + num_test / num_train))
-    return CorrectedT(mean, float(statistic), degrees, float(2 * stdtr(degrees, -abs(statistic))))
 
 
 def holm(p_values: npt.ArrayLike) -> FloatArray:

@@ -267,7 +267,7 @@ def plan_retrieval(
 
 
 def least_memory_bytes(num_videos: int, num_texts: int, dimensions: int, more_pairs: int = 0) -> int:
-    """The least that ``plan_retrieval`` accepts for such sizes, so that a run can check it before it trains."""
+    """Return the least memory for such sizes, so that a run can check it before it trains."""
     videos, texts = (max(1, min(_LEAST_BLOCK, number)) for number in (num_videos, num_texts))
     return RetrievalPlan(num_videos, num_texts, dimensions, videos, texts, more_pairs).streamed_bytes
 
@@ -322,7 +322,7 @@ def is_at_least(query: SingleArray, candidate: SingleArray, positive: SingleArra
 
 
 def exact_product(left: SingleArray, right: SingleArray) -> tuple[float, ...]:
-    """The dot product of two rows without rounding: doubles, each what those before leave, up to 0; ordered like it."""
+    """Return the exact dot product of two rows as doubles, each the rest of those before; they sort like it."""
     terms = (left.astype(np.float64) * right).tolist()
     found: list[float] = []
     while not found or found[-1]:
@@ -408,7 +408,7 @@ class Direction:
             self._count_query(queries[row], candidates, scores[row].astype(np.float64), block.errors[self.axis][row])
 
     def level(self, block: Block, level: int, stop: int | None = None) -> tuple[IntArray, IntArray, BoolArray]:
-        """The scores beside the ``level``-th lowest positive of the queries before ``stop`` that have as many.
+        """Return the scores next to the ``level``-th lowest positive of the queries before ``stop`` that have as many.
 
         Returns these positives, how many candidates surely reach each, and which pairs are unsure, with the shape of
         the scores.
@@ -428,7 +428,7 @@ class Direction:
         return positives, number.astype(np.int64), above[0] ^ above[1]
 
     def _count_query(self, query: int, candidates: IntArray, values: FloatArray, error: float) -> None:
-        """The same for one query with many positives, among which its similarities ``values`` (C,) are searched."""
+        """Do the same for one query with many positives, among which its similarities ``values`` (C,) are searched."""
         first, stop = self.starts[query : query + 2]
         error = (error + self.error[query]) * (1 + 1e-9)
         own = self.similarity[first:stop]

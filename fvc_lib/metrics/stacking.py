@@ -43,7 +43,7 @@ def mean_log_odds(log_odds: npt.ArrayLike) -> FloatArray:
 
 
 def fit_stacking(labels: npt.ArrayLike, log_odds: npt.ArrayLike, weights: npt.ArrayLike) -> Stacking:
-    """The weights of C detectors, none below 0, that fit ``labels`` best without going far from 1 / C each.
+    """Return the weights of C detectors, none below 0, that fit ``labels`` best without going far from 1 / C each.
 
     Penalised likelihood: half the squared distance of each weight from 1 / C is added, in units of what it changes (the
     root mean square of all log odds), and half that of the intercept from 0. Convex, and the same for any order of rows

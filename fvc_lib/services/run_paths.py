@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from filelock import FileLock, Timeout
+
 from fvc_lib import CHECKOUT
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.errors import UsageError, command_text
@@ -18,6 +20,17 @@ def beside_the_code(name: str) -> str:
     """A default folder in the checkout, from whatever folder a command or notebook is started."""
     base = CHECKOUT if (CHECKOUT / "run_notebooks.py").is_file() else Path.cwd()
     return str(base / name)
+
+
+def is_held(lock: Path) -> bool:
+    """Return whether a process holds the file ``lock``, or might: the file cannot be opened."""
+    if not lock.exists():
+        return False
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except (Timeout, OSError):
+        return True
 
 
 class _Path:

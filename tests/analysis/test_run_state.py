@@ -2,14 +2,12 @@
 
 import fcntl
 import json
-import os
-import time
 from pathlib import Path
 
 import pytest
 
 from fvc_lib.analysis.read.headline import runs_table
-from fvc_lib.analysis.read.records import GONE, NOT_ENDED, is_held, run_status
+from fvc_lib.analysis.read.records import GONE, NOT_ENDED, run_status
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
 
 
@@ -72,15 +70,6 @@ def test_what_has_ended_needs_no_lock(run):
     assert states(run) == {"run": "failed", "a": "failed", "b": GONE}
     say(run, "done", a="done")
     assert states(run) == {"run": "done", "a": "done"}
-
-
-def test_a_holder_on_another_host_is_believed_while_it_gives_signs_of_life(run):
-    lock = run.root / "run.lock"
-    lock.write_text(json.dumps({"host": "another", "pid": 1}))
-    assert is_held(lock)
-    hour_ago = time.time() - 3600
-    os.utime(lock, (hour_ago, hour_ago))
-    assert not is_held(lock)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"stages": 3}', '{"stages": {"a": 3}, "state": "running"}'])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fvc_lib.metrics.classification import decide, f1, roc_auc
-from fvc_lib.metrics.cross_validation import METRICS, fold_values, measure_over_folds, within_folds
+from fvc_lib.metrics.cross_validation import METRICS, measure_over_folds, within_folds
 
 
 def sample() -> tuple[np.ndarray, ...]:
@@ -23,12 +23,3 @@ def test_rankings_are_within_folds_decisions_by_their_own_threshold_and_probabil
     assert whole["roc_auc"] == within_folds(roc_auc, folds)(labels, scores) != roc_auc(labels, scores)
     assert whole["f1"] == f1(labels, decide(scores, thresholds)) != f1(labels, decide(scores, 0.3))
     assert whole["brier_score"] == pytest.approx(np.mean((scores - labels) ** 2))
-
-
-def test_each_fold_is_judged_by_itself() -> None:
-    labels, scores, thresholds, folds = sample()
-    labels[folds == 2] = 1
-    areas = fold_values("roc_auc", labels, scores, thresholds, folds)
-    assert areas[1] == roc_auc(labels[20:40], scores[20:40])
-    assert np.isnan(areas[2])
-    assert fold_values("f1", labels, scores, thresholds, folds)[1] == f1(labels[20:40], decide(scores[20:40], 0.5))

@@ -16,11 +16,7 @@ from fvc_lib.metrics.intervals import (
     one_vote_per_group,
     replicate_values,
 )
-from fvc_lib.metrics.paired_difference import (
-    corrected_resampled_t,
-    holm,
-    paired_difference,
-)
+from fvc_lib.metrics.paired_difference import holm, paired_difference
 
 
 def two_models(seed: int, *, gain: float = 0.0, num_groups: int = 30, per_group: int = 3) -> tuple[np.ndarray, ...]:
@@ -117,34 +113,6 @@ def test_requests_without_sense_are_refused(request_: dict) -> None:
     labels, first, second, groups = two_models(0)
     with pytest.raises(ValueError, match=r"replicates|confidence|weights"):
         paired_over_groups(labels, first, second, groups, roc_auc, **request_)
-
-
-def test_the_corrected_t_is_nadeau_and_bengios() -> None:
-    differences = np.array([0.05, 0.02, -0.01, 0.04, 0.03])
-    found = corrected_resampled_t(differences, num_train=80, num_test=20)
-    statistic = differences.mean() / math.sqrt((1 / 5 + 20 / 80) * differences.var(ddof=1))
-    assert (found.mean, found.degrees_of_freedom) == (pytest.approx(0.026), 4)
-    assert found.statistic == pytest.approx(statistic)
-    assert found.p_value == pytest.approx(2 * stats.t.sf(statistic, 4))
-
-
-def test_folds_without_a_difference_are_left_out_of_the_t() -> None:
-    whole = corrected_resampled_t([0.1, 0.3, 0.2], num_train=2, num_test=1)
-    assert corrected_resampled_t([0.1, np.nan, 0.3, 0.2], num_train=2, num_test=1) == whole
-
-
-@pytest.mark.parametrize("differences", [[], [0.2], [np.nan, 0.2], [0.1, 0.1, 0.1], [0.0, 0.0]])
-def test_without_spread_there_is_no_t(differences: list[float]) -> None:
-    found = corrected_resampled_t(differences, num_train=4, num_test=1)
-    assert np.isnan([found.statistic, found.p_value]).all()
-
-
-@pytest.mark.parametrize(
-    ("differences", "num_train", "num_test"), [([[0.1]], 4, 1), ([np.inf], 4, 1), ([0.1], 0, 1), ([0.1], 4, 0)]
-)
-def test_a_t_without_sense_is_refused(differences: list, num_train: int, num_test: int) -> None:
-    with pytest.raises(ValueError, match=r"differences|num_train"):
-        corrected_resampled_t(differences, num_train=num_train, num_test=num_test)
 
 
 def naive_holm_rejections(p_values: list[float], alpha: float) -> set[int]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from fvc_lib.analysis.read.protocols import protocol_text
 from fvc_lib.analysis.wording import clean_text, count_text
 from fvc_lib.services.atomic_files import as_text, path_to_text, read_json_object
-from fvc_lib.services.config import DECLARED, DEFAULTS, NOT_HASHED
+from fvc_lib.services.config import DEFAULTS, NOT_HASHED
 from fvc_lib.services.errors import FvcError
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.records.digests import document_damage
@@ -93,17 +93,6 @@ def run_labels(runs: Sequence[RunPaths]) -> list[str]:
         where = f"{path_to_text(run.experiment)} / {path_to_text(run.run_id)}"
         labels.append(" · ".join(filter(None, (*mark, where, damaged))))
     return labels
-
-
-def told_apart(named: Mapping[str, RunPaths]) -> dict[str, str]:
-    """By name of a run that has parameters those that differ among them: ``model frame_cnn, seed 1``."""
-    asked = {name: values for name, run in named.items() if (values := run_parameters(run))}
-    fields = [name for name, declared in DECLARED.items() if declared.hashed and name != "folds_seed"]
-    differing = [name for name in fields if len({str(values.get(name)) for values in asked.values()}) > 1]
-    return {
-        name: ", ".join(f"{each} {clean_text(values[each])}" for each in differing if each in values)
-        for name, values in asked.items()
-    }
 
 
 def corpus_text(run: RunPaths) -> str | None:

@@ -1,11 +1,8 @@
 """What lies in a run's folder: its logs by name, its tables and its records, foreign, torn or missing ones included."""
 
 import datetime
-import fcntl
-import json
 import os
 import re
-import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +12,10 @@ import pandera.polars as pa
 import polars as pl
 
 from fvc_lib.analysis.wording import time_text
-from fvc_lib.services.atomic_files import as_mapping, as_text, path_to_text, read_json_object, this_host
+from fvc_lib.services.atomic_files import as_mapping, as_text, path_to_text, read_json_object
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.records.digests import document_damage
-from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths
+from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, is_held
 from fvc_lib.services.tables import column_types, read_table
 from fvc_lib.services.tasks import STAGES
 
@@ -90,7 +87,6 @@ def read_tables(paths: Iterable[tuple[str, Path]], schema: pa.DataFrameSchema, w
 
 GONE = "stopped without a word"
 NOT_ENDED = "not ended when this page was made"
-_FRESH_SECONDS = 60.0  # a holder on another host renews its claim every few seconds
 
 
 def run_status(run: RunPaths) -> dict[str, Any]:
@@ -121,24 +117,6 @@ def shown_state(state: object) -> object:
     not even the run that the page belongs to.
     """
     return NOT_ENDED if state == "running" and os.environ.get(ATTEMPT_VARIABLE) else state
-
-
-def is_held(lock: Path) -> bool:
-    """Whether a living process holds ``lock``, as far as this host can tell; nothing is written and nobody kept."""
-    try:
-        with lock.open("rb") as stream:
-            try:
-                fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            except OSError:
-                pass  # no locks on this disk: the claim alone tells
-            claim = json.loads(stream.read(4096) or b"{}")
-            age_seconds = time.time() - lock.stat().st_mtime
-    except (OSError, ValueError):
-        return False
-    elsewhere = isinstance(claim, dict) and claim.get("host") not in (None, this_host())
-    return elsewhere and abs(age_seconds) < _FRESH_SECONDS
 
 
 def _says_running(status: object) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from fvc_lib.services.errors import UsageError
-from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.run_paths import RunPaths, is_held
 
 _PATIENCE_SECONDS = 0.5  # is_worked_on holds a lock for an instant
 
@@ -33,19 +33,19 @@ def run_lock(run: RunPaths, keys: Collection[str] | None = None) -> Iterator[Non
             held.enter_context(_held(path))
         # Look only after taking our own: of two processes that start together, at most one goes on.
         for path in _of_tasks(run) if keys is None else [_whole(run)]:
-            if _is_held(path):
+            if is_held(path):
                 raise _refusal(path)
         yield
 
 
 def is_worked_on(run: RunPaths) -> bool:
     """Return whether a process works on ``run`` or any of its tasks, or might: the lock files cannot be opened."""
-    return any(_is_held(path) for path in (_whole(run), *_of_tasks(run)))
+    return any(is_held(path) for path in (_whole(run), *_of_tasks(run)))
 
 
 def is_task_worked_on(run: RunPaths, key: str) -> bool:
     """Return whether a process works on the task ``key`` or on the whole run; see ``is_worked_on``."""
-    return _is_held(run.task_lock(key)) or _is_held(_whole(run))
+    return is_held(run.task_lock(key)) or is_held(_whole(run))
 
 
 def _whole(run: RunPaths) -> Path:
@@ -71,16 +71,6 @@ def _held(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _is_held(path: Path) -> bool:
-    if not path.exists():
-        return False
-    try:
-        with FileLock(path, timeout=0):
-            return False
-    except (Timeout, OSError):
-        return True
 
 
 def _refusal(path: Path) -> UsageError:
