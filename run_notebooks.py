@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Run FVC's notebooks as one experiment: from a folder of videos to an honest report.
 
-The options are papermill's where papermill has them. Everything a run writes goes into one run folder. What the
-options mean is told by ``fvc_lib.command_line.main``, and by ``--help``.
+The options are papermill's where papermill has them. Everything a run writes goes into one run folder. ``--help`` and
+``fvc_lib.command_line.main`` explain the options.
 """
 
 import atexit
@@ -18,13 +18,13 @@ stopped: list[int] = []  # the signals that came, outside the runner
 
 
 def leave(number: int, frame: object) -> None:
-    """Before the runner has its own handlers, and after it: leave with the documented code of the first signal."""
+    """Leave with the exit code of the first signal, while the runner has no handlers of its own."""
     stopped.append(number)
     sys.exit(EXIT_CODES[stopped[0]])
 
 
 def ignore_signals() -> None:
-    """The exit code is known: Python takes its handlers away before it is gone, and a signal would kill it then."""
+    """Ignore signals at the very end: Python removes its handlers before it exits, and a signal would kill it."""
     for number in EXIT_CODES:
         signal.signal(number, signal.SIG_IGN)
 

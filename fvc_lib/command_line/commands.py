@@ -1,4 +1,4 @@
-"""Commands that look at runs and change nothing of them."""
+"""Commands that read runs, corpora or this machine and change no run."""
 
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
@@ -92,7 +92,7 @@ def _show_jobs(paths: RunPaths, finished: Collection[str] = ()) -> list[JobState
 
 
 def _details(key: str, stage: StageStatus, run: RunPaths) -> str:
-    """What a running task is at, else why it runs or what ended it, in a line."""
+    """Return a running task's progress, else the reason why it runs or ended, in one line."""
     if stage.state == "running":
         progress = read_progress(run.logs / f"{key}.progress.json")
         return "" if progress is None else f"{progress.what} {progress.done}/{progress.total}"
@@ -160,7 +160,7 @@ def report_run(run: RunPaths) -> int:
     return exit_code or (DataError.exit_code if run_headline(run).notes else 0)
 
 
-@click.command(short_help="Write a run's pages anew.")
+@click.command(short_help="Write a run's pages again.")
 @click.argument("run", default="latest")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 @click.pass_context
@@ -174,10 +174,10 @@ def report(context: click.Context, run: str, runs_dir: Path | None) -> None:
     context.exit(report_run(find_run(runs_dir or Path(resolve_config().runs_dir), run)))
 
 
-@click.command(short_help="Write the list of all runs anew.")
+@click.command(short_help="Write the list of all runs again.")
 @click.option("--runs-dir", type=click.Path(path_type=Path), help="Runs folder, where it is not the default.")
 def index(runs_dir: Path | None) -> None:
-    """Write index.html, the list of all runs, anew: after run folders were copied in, moved or deleted."""
+    """Write index.html, the list of all runs, again: after run folders were copied in, moved or deleted."""
     from fvc_lib.analysis.pages.runs_index import write_runs_index  # plotly takes a second to load
 
     click.echo(write_runs_index(runs_dir or Path(resolve_config().runs_dir)))
@@ -203,7 +203,7 @@ def doctor(context: click.Context, params_files: tuple[Path, ...], values: tuple
     context.exit(exit_code(findings))
 
 
-@click.command(short_help="List the networks for videos, or tell all of one.")
+@click.command(short_help="List the networks for videos, or show everything about one.")
 @click.argument("name", required=False)
 def detectors(name: str | None) -> None:
     """List the networks that -p model takes, with parameters, operations, input, weights and whether they run here.
@@ -263,13 +263,13 @@ def features(family: str | None, markdown: bool) -> None:
 _MEASURED_ON = {"tiles": "tiles of single frames", "pairs": "neighbouring frames", "stream": "packets and decoder"}
 
 
-@click.command(short_help="Say how a video's frames are decoded, and why so.")
+@click.command(short_help="Show how a video's frames are decoded.")
 @click.argument("videos", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--num-frames", default=16, show_default=True, type=click.IntRange(1, 10_000), help="Frames of a clip.")
 def explain(videos: tuple[Path, ...], num_frames: int) -> None:
-    """Say of each of VIDEOS how the frames of its clip are found: what goes to the decoder, why, and what is left out.
+    """Decode a clip of each of VIDEOS and show how: which packets go to the decoder, which are skipped, and why.
 
-    They are decoded, so that what is said is what happens. A video that cannot be used is named with the remedy.
+    A video that cannot be used is named with the remedy.
 
     Exit codes: 0 ok, 3 a video cannot be used.
     """
@@ -341,7 +341,7 @@ def corpora(path: Path | None, params_files: tuple[Path, ...], values: tuple[tup
 
 
 def print_notebooks(notebooks: Mapping[str, Notebook]) -> None:
-    """Each stage's notebook, its parameters with their defaults, and what they mean."""
+    """Print each stage's notebook with its parameters, their defaults and meanings."""
     for stage in STAGES:
         notebook = notebooks[stage.name]
         notes = ["one run per fold"] if stage.per_fold else []
@@ -372,7 +372,7 @@ def print_plan(plan: Sequence[PlannedTask], config: RunConfig, run: RunPaths | N
 
 
 def print_fork(ancestor: RunPaths, config: RunConfig, taken: Inheritance) -> None:
-    """What differs from the ancestor, and what stays true of it."""
+    """Print the changed parameters of a fork, and the tasks that it keeps."""
     click.echo(f"fork of {ancestor.run_id}: {in_words(changes(run_config(ancestor), config))}")
     for line in taken.lines():
         click.echo(line)

@@ -1,4 +1,4 @@
-"""The command line: its options and its commands; a run needs none."""
+"""The command line: its options and sub-commands; a run needs no sub-command."""
 
 import errno
 import re
@@ -37,7 +37,7 @@ EXIT_CODES = (
 
 
 def _unforeseen(error: Exception) -> int:
-    """Say in three lines that something happened which nobody has foreseen; returns the exit code."""
+    """Print three lines about an unforeseen error; return the exit code."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     click.echo(
         f"error: {type(error).__name__}: {error or 'no message'} ({frame.filename}, line {frame.lineno})", err=True
@@ -80,10 +80,10 @@ class _Terminal:
 
 
 class Commands(click.Group):
-    """Turns errors into messages: FVC's own, a disk's, and those that nobody has foreseen."""
+    """A group of commands that turns every error into a message and an exit code."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the options; one that is the name of a parameter is answered with how parameters are given."""
+        """Read the options; for the name of a parameter the error shows how to give parameters."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -97,10 +97,10 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that ``args`` begins with.
+        """Return the command that ``args`` begins with.
 
         Raises:
-            UsageError: there is none; a path is answered with how a corpus is given.
+            UsageError: there is none; for a path the message shows how to give a corpus.
         """
         if self.get_command(ctx, args[0]) is None:
             if Path(args[0]).exists() or Path(args[0]).suffix or "/" in args[0]:
@@ -139,7 +139,7 @@ class Commands(click.Group):
             context.exit(1)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
-        except Exception as error:  # noqa: BLE001 - nobody is to read a traceback in place of a sentence
+        except Exception as error:  # noqa: BLE001 - a sentence in place of a traceback
             context.exit(_unforeseen(error))
 
 

@@ -1,4 +1,4 @@
-"""Notebooks that belong to no run: executed by the engine that runs use, the executed copy being the record."""
+"""Execute notebooks that belong to no run, with the engine that runs use."""
 
 import os
 import signal
@@ -34,15 +34,25 @@ def execute_record(
     progress: Path | None = None,
     goes_on: bool = False,
 ) -> int:
-    """Execute the notebook ``name`` into ``folder`` and write its offline ``page``; returns the exit code.
+    """Execute a notebook, write its offline page, and print an error if it fails.
 
-    What went wrong is told, ``what`` being the thing that was not made. ``answer`` is a file that the notebook writes,
-    a sentence a line; the page begins with the first. ``progress`` is the progress file that the notebook keeps: what
-    it says is shown meanwhile. ``goes_on``: the same call goes on where this one was stopped, so SIGUSR1 and SIGTERM
-    end the kernel.
+    Args:
+        name: the notebook's, without suffix.
+        folder: for its record and log.
+        parameters: the notebook's.
+        page: the page.
+        title: of the page.
+        runs_dir: the runs folder that the notebook sees.
+        what: the thing that it makes, for the error.
+        answer: a file that the notebook writes, one sentence per line; the page begins with the first.
+        progress: the progress file that the notebook keeps; it is shown meanwhile.
+        goes_on: whether the same call goes on after a stop, so that SIGUSR1 and SIGTERM end the kernel.
+
+    Returns:
+        The exit code.
 
     Raises:
-        StoppedError: one of these came.
+        StoppedError: one of these signals came.
         OSError: the folder cannot be written.
     """
     from fvc_lib.analysis.pages.report import write_report  # plotly takes a second to load
@@ -65,10 +75,10 @@ def execute_record(
         if goes_on:
             stopped = stack.enter_context(_stoppable(kernels))
         if progress:
-            stack.enter_context(_shown(progress))
+            stack.enter_context(shown(progress))
         outcome = execute(NOTEBOOKS / record.name, parameters, request)
     if stopped and outcome.exit_code:
-        raise StoppedError(f"{stopped[0].name}: stopped; what was found is kept, and the same command goes on")
+        raise StoppedError(f"{stopped[0].name}: stopped; finished work is kept, and the same command goes on")
     lines = answer.read_text(encoding="utf-8", errors="replace").splitlines() if answer and answer.is_file() else []
     write_report([record], page, title=title, answer=lines[:1])
     if outcome.exit_code:
@@ -79,7 +89,7 @@ def execute_record(
 
 @contextmanager
 def _stoppable(kernels: Sequence[int]) -> Iterator[list[signal.Signals]]:
-    """Pass SIGUSR1 and SIGTERM on to the newest of ``kernels`` (process ids), as an interrupt; yields what came."""
+    """Interrupt the newest of ``kernels`` (process ids) at SIGUSR1 and SIGTERM; yield the signals that came."""
     came: list[signal.Signals] = []
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -100,17 +110,17 @@ _LINE_SECONDS = 30.0  # between lines where there is no terminal to draw a bar i
 
 
 @contextmanager
-def _shown(path: Path) -> Iterator[None]:
-    """What the progress file says, with the rate and the time left, until the block ends."""
+def shown(path: Path) -> Iterator[None]:
+    """Show a progress file as a bar with the time left, or as a line now and then, until the block ends."""
     path.unlink(missing_ok=True)
     ended = threading.Event()
-    teller = threading.Thread(target=_show, args=(path, ended), daemon=True)
-    teller.start()
+    thread = threading.Thread(target=_show, args=(path, ended), daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
-        teller.join()
+        thread.join()
         path.unlink(missing_ok=True)
 
 
@@ -122,7 +132,7 @@ def _show(path: Path, ended: threading.Event) -> None:
             if bar is None or bar.desc.removesuffix(": ") != progress.what:  # another part of the notebook
                 if bar is not None:
                     bar.close()
-                # What an earlier call had done says nothing of how fast this one is.
+                # An earlier call's work does not count for the rate.
                 every = 0.1 if sys.stderr.isatty() else _LINE_SECONDS
                 bar = tqdm(total=progress.total, desc=progress.what, initial=progress.done, mininterval=every)
             bar.set_postfix_str(clean_text(progress.part)[:_MOST_OF_A_PART], refresh=False)

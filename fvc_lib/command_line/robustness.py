@@ -1,16 +1,16 @@
-"""``run_notebooks.py robustness``: a finished run's test videos, disturbed, scored by its own networks."""
+"""``robustness``: score a finished run's test videos again after disturbances."""
 
 import os
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
 from fvc_lib.command_line import commands
+from fvc_lib.command_line.records import shown
 from fvc_lib.command_line.run_command import NOTEBOOKS
 from fvc_lib.execution.run.lock import run_lock
-from fvc_lib.execution.run.session import progress_path, read_progress
+from fvc_lib.execution.run.session import progress_path
 from fvc_lib.execution.run.task import kernel_environment
 from fvc_lib.services.config_fields import split_names
 from fvc_lib.services.errors import UsageError, command_text
@@ -18,8 +18,6 @@ from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.records.digests import listed, write_document
 from fvc_lib.services.run_paths import ATTEMPT_VARIABLE, RunPaths, find_run
 from fvc_lib.services.tasks import DEFAULT_TASK, ROBUSTNESS
-
-_TELL_SECONDS = 15.0
 
 
 @click.command(short_help="Score a run's test videos after compression, blur, cuts and the like.")
@@ -70,13 +68,13 @@ def robustness(
         code = _execute(found, {"run_dir": str(found.root), "levels": names, "decode_workers": jobs or 0})
     reported = commands.report_run(found)
     if not code:
-        click.echo("\n".join(["", *(f"  {line}" for line in _told(found)), ""]))
+        click.echo("\n".join(["", *(f"  {line}" for line in _findings(found)), ""]))
         click.echo(f"  robustness    {found.report_html}\n  table         {found.robustness_results}")
     context.exit(code or reported)
 
 
 def _execute(run: RunPaths, parameters: dict[str, object]) -> int:
-    """Run the notebook into the run's own records; returns the exit code."""
+    """Execute the notebook into the run's own records; return the exit code."""
     from fvc_lib.execution.papermill_engine import KernelRequest, execute  # papermill takes a second to load
 
     config = run_config(run)
@@ -87,16 +85,8 @@ def _execute(run: RunPaths, parameters: dict[str, object]) -> int:
         log=run.stage_log(ROBUSTNESS),
     )
     settings = {"bootstrap_replicates": config.bootstrap_replicates, "confidence": config.confidence}
-    ended = threading.Event()
-    progress_path(run, ROBUSTNESS, None).unlink(missing_ok=True)
-    teller = threading.Thread(target=_tell, args=(run, ended), daemon=True)
-    teller.start()
-    try:
+    with shown(progress_path(run, ROBUSTNESS, None)):
         outcome = execute(NOTEBOOKS / f"{ROBUSTNESS}.ipynb", {**parameters, **settings}, request)
-    finally:
-        ended.set()
-        teller.join()
-        progress_path(run, ROBUSTNESS, None).unlink(missing_ok=True)
     if not outcome.exit_code:
         request.record.replace(record := run.executed_notebook(ROBUSTNESS))
         files = listed([run.robustness, run.robustness_results, record], run.root)
@@ -107,8 +97,8 @@ def _execute(run: RunPaths, parameters: dict[str, object]) -> int:
     return outcome.exit_code
 
 
-def _told(run: RunPaths) -> list[str]:
-    """What the notebook found: the worst level and its drop with its interval, and what limits it."""
+def _findings(run: RunPaths) -> list[str]:
+    """Return the findings: the worst level and its drop with its interval, and the limits."""
     from fvc_lib.analysis.read.robustness import findings  # tables take a second to load
     from fvc_lib.services.tables import ROBUSTNESS_RESULTS, read_table
 
@@ -119,11 +109,3 @@ def _again(run: RunPaths, parameters: Mapping[str, object]) -> str:
     levels, jobs = parameters["levels"], parameters["decode_workers"]
     chosen = ["--levels", ",".join(levels)] if isinstance(levels, list) and levels else []
     return command_text("robustness", run.root, *chosen, *(["--jobs", str(jobs)] if jobs else []))
-
-
-def _tell(run: RunPaths, ended: threading.Event) -> None:
-    """A line now and then, so that a sweep of hours can be watched."""
-    while not ended.wait(_TELL_SECONDS):
-        progress = read_progress(progress_path(run, ROBUSTNESS, None))
-        if progress is not None:
-            click.echo(f"  {progress.what} {progress.done:,} of {progress.total:,}")

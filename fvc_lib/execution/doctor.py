@@ -14,8 +14,7 @@ from typing import Any, Literal
 import psutil
 from filelock import FileLock, SoftFileLock
 
-from fvc_lib import CHECKOUT
-from fvc_lib.execution.run.record import code_state, gpus
+from fvc_lib.execution.run.record import gpus
 from fvc_lib.execution.slurm.queue import SlurmError, has_command, output_of
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.isolated_workers import available_cores, run_isolated
@@ -48,8 +47,7 @@ class Finding:
 def diagnose(config: RunConfig) -> list[Finding]:
     """Return what a run with ``config`` finds on this machine. Takes a few seconds and changes nothing."""
     checks: dict[str, Callable[[RunConfig], Iterator[Finding]]] = {
-        "packages": packages, "code": code, "torch": torch, "codecs": codecs, "disk": disks, "memory": memory,
-        "SLURM": slurm,
+        "packages": packages, "torch": torch, "codecs": codecs, "disk": disks, "memory": memory, "SLURM": slurm,
     }  # fmt: skip
     findings = [Finding("Python", "ok", f"{platform.python_version()}, {available_cores()} cores")]
     for name, check in checks.items():
@@ -80,37 +78,12 @@ def exit_code(findings: Sequence[Finding]) -> Literal[0, 1]:
 
 
 def packages(config: RunConfig) -> Iterator[Finding]:
-    """Compare the installed packages with those that FVC requires and with the locked versions."""
+    """Check that the packages that FVC requires are installed."""
     required = [re.split(r"[^\w.-]", text)[0] for text in metadata.requires("fvc_lib") or () if "extra ==" not in text]
-    lock = CHECKOUT / "requirements.lock"
-    lines = lock.read_text().splitlines() if lock.is_file() else []
-    locked = dict(line.split("==", 1) for line in lines if re.match(r"[\w.-]+==", line))
-    found = {name: _version(name) for name in {**dict.fromkeys(required), **locked}}
-    other = [f"{name} {found[name]}, not {locked[name]}" for name in locked if found[name] not in (locked[name], None)]
-    missing = [name for name in required if found[name] is None]
-    if missing:
+    if missing := [name for name in required if not any(metadata.distributions(name=name))]:
         yield Finding("packages", "problem", f"not installed: {', '.join(missing)}", _INSTALL)
-    elif other:
-        yield Finding("packages", "warning", f"not as locked: {', '.join(other)}", _INSTALL)
     else:
-        yield Finding("packages", "ok", f"all {len(found)} are installed")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package).split("+")[0]
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def code(config: RunConfig) -> Iterator[Finding]:
-    """Check whether a run can record the version of the code."""
-    state = code_state()
-    if state.commit is None:
-        yield Finding("code", "warning", f"no commit: {state.problem}", "work in a git clone to have commits recorded")
-    else:
-        changed = "changed since; runs keep the patch" if state.changed_since_commit else "unchanged"
-        yield Finding("code", "ok", f"commit {state.commit[:12]}, {changed}")
+        yield Finding("packages", "ok", f"all {len(required)} are installed")
 
 
 def torch(config: RunConfig) -> Iterator[Finding]:

@@ -246,11 +246,6 @@ class Predictor:
         return "picture" if self.kind == "image" else self.kind
 
     @property
-    def held_bytes(self) -> int:
-        """The memory that weights and reference data take, in bytes."""
-        return sum(each.weights.stat().st_size for each in self.trained.values())
-
-    @property
     def decode_hash(self) -> str:
         """Hex SHA-256 of the code and library that decode."""
         raise NotImplementedError

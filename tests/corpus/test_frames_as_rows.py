@@ -210,6 +210,7 @@ def groups_of(listing: Listing) -> set[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.fault(48)
 def test_pictures_of_a_folder_are_one_video_or_are_refused(tmp_path, name):
     case = CASES[name]
     listing = read_corpus(case.make(tmp_path / "corpus", case.files), label_map=case.label_map)

@@ -110,6 +110,7 @@ def stopped(run: RunPaths, folder: Path, folds: Sequence[int] = (0, 1)) -> RunPa
 
 
 @pytest.mark.fault(28)
+@pytest.mark.fault(47)
 def test_a_changed_training_parameter_trains_from_the_start(project, ancestor):
     forked, run = fork(ancestor, project, epochs=5)
     assert [(p.run, p.reason) for p in forked.plan(run)] == [

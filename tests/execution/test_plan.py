@@ -62,6 +62,7 @@ def test_a_run_of_annotations_alone_ends_with_the_index():
     assert len(tasks_in_order(RunConfig())) > len(names)
 
 
+@pytest.mark.fault(49)
 def test_the_code_behind_a_notebook_repeats_it_and_other_code_does_not(make_project, monkeypatch):
     project = make_project(one=["from fvc_lib.services.errors import DataError", ONE], two=[TWO])
     run = project.begin()

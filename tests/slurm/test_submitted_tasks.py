@@ -114,6 +114,7 @@ def test_a_stage_requeued_in_mid_training_ends_as_one_that_ran_here(cluster, pla
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("task", ["image"])
+@pytest.mark.fault(44)
 def test_a_training_over_two_nodes_that_loses_one_is_requeued_and_ends_as_one_on_one_node(
     cluster, place, task, tmp_path, monkeypatch
 ):

@@ -33,7 +33,6 @@ from fvc_lib.services.tasks import DEFAULT_TASK, PREDICTIONS, VERDICTS, Stage
 
 _SHOWN = 20
 _OF_VERDICTS = ("error_rate", "fpr", "cost", "prior", "map_minutes", "file_seconds", "pages", "final")
-_PROCESS_BYTES = 900_000_000  # of the one that judges, without networks
 ANSWER, ASKED = "answer.txt", "asked.csv"
 PROGRESS = "progress.json"
 FILES = ("verdicts.csv", "verdicts.jsonl", "verdicts.html", ASKED, ANSWER)
@@ -162,10 +161,7 @@ def predict(
     }  # fmt: skip
     more = [str(text) for pair in options.items() if pair[1] is not None for text in pair]
     more += ["--allow-code"] * allow_code + ["--final"] * final
-    question = _Question(
-        VERDICTS, "video", found, files, folder, FILES, more,
-        weights_bytes=detector.held_bytes,
-    )  # fmt: skip
+    question = _Question(VERDICTS, "video", found, files, folder, FILES, more)
 
     def find_out(mine: list[Path], report: Report) -> None:
         detector = verdict_detector(found, allow_code=allow_code, final=final)
@@ -251,7 +247,6 @@ def _predict(
         folder,
         (*PREDICTED, ASKED),
         more,
-        weights_bytes=predictor.held_bytes,
     )
 
     def find_out(mine: list[Path], report: Report) -> None:
@@ -266,27 +261,25 @@ def _predict(
 
 @dataclass(frozen=True)
 class _Dealt:
-    """How the files are dealt out: this call has ``part`` of them, or jobs of ``site`` have all, which are only shown
-    where ``is_dry``; or neither, and this call has all.
-    """
+    """How the files are dealt out; without ``part`` and ``site`` this call has all of them."""
 
-    part: Shard | None
-    site: Site | None
-    is_dry: bool
+    part: Shard | None  # this call's share
+    site: Site | None  # the cluster whose jobs have a share each
+    is_dry: bool  # only show the jobs
 
 
 @dataclass(frozen=True)
 class _Question:
-    """What ``model`` is asked, whatever the kind of its answers.
+    """One call of predict, for any kind of answer.
 
     Attributes:
-        stage: what the work is called in records and in the queue.
-        kind: of the files, a word.
-        files: absolute, each once.
-        folder: for all that is found and written.
-        written: names of what is written there, beside journals and records.
+        stage: the name of the work in records and in the queue.
+        kind: a word for one file.
+        model: the run, ensemble or bundle.
+        files: absolute paths, each once.
+        folder: for everything that is written.
+        written: names of the answers there, without journals and records.
         options: of the command that goes on.
-        weights_bytes: of what is held in memory for an answer.
     """
 
     stage: str
@@ -296,17 +289,14 @@ class _Question:
     folder: Path
     written: Sequence[str]
     options: Sequence[str]
-    weights_bytes: int
 
     @property
     def command(self) -> list[str]:
-        """That goes on where one was stopped."""
+        """The command that goes on after a stop."""
         return ["predict", str(self.model), str(self.folder / ASKED), "--out", str(self.folder), *self.options]
 
     def is_left_to_others(self, dealt: _Dealt, find_out: Callable[[list[Path], Report], None]) -> bool:
-        """Whether another call writes the answers: ``find_out`` was given a shard's files, or jobs were shown or
-        submitted.
-        """
+        """Run ``find_out`` on a shard's files, or show or submit jobs; return whether one of these was asked for."""
         if dealt.part is not None:
             self._find_out(dealt.part, find_out)
         elif dealt.site is not None:
@@ -337,7 +327,11 @@ class _Question:
 
 
 def _refuse_foreign(folder: Path, written: Sequence[str]) -> None:
-    """``UsageError`` where what lies in ``folder`` under the names ``written`` is not of this command."""
+    """Refuse a folder with files named ``written`` that another command wrote.
+
+    Raises:
+        UsageError: such a folder.
+    """
     from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
 
     others = [name for name in written if os.path.lexists(folder / name)]
@@ -346,10 +340,10 @@ def _refuse_foreign(folder: Path, written: Sequence[str]) -> None:
 
 
 def _take_folder(held: ExitStack, question: _Question) -> None:
-    """Make the folder this call's while it is ``held``, without what an earlier one has written, and say how to go on.
+    """Lock the folder while ``held``, delete an earlier call's answers, and print the command that goes on.
 
     Raises:
-        UsageError: what is there is not of this command, or another call is writing there.
+        UsageError: another command's files are there, or another call is writing there.
         OSError: it cannot be written.
     """
     from fvc_lib.tasks.journal import JOURNAL  # torch takes a second to load
@@ -381,7 +375,7 @@ def _tell(text: str, *, indent: int = 2) -> None:
 
 @contextmanager
 def _only_call_in(folder: Path, stage: str, shard: Shard | None = None) -> Iterator[Report]:
-    """Hold ``folder``, or beside others one shard of its files, which the function that it yields says how far it is.
+    """Lock ``folder``, or one shard of its files; yield a callback for progress.
 
     Raises:
         UsageError: another call has it.

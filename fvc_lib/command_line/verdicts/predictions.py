@@ -1,4 +1,4 @@
-"""``run_notebooks.py predict`` of a model whose answers are no verdicts: classes, numbers, captions, nearest texts."""
+"""``predict`` with a model that gives no verdicts but classes, numbers, captions or nearest texts."""
 
 import base64
 import sys
@@ -24,10 +24,9 @@ _SHOWN = 20
 
 
 def predict_files(predictor: "OneNetwork", files: Sequence[Path], folder: Path, workers: int) -> None:
-    """Write two tables and the page (``FILES``) into ``folder``, and say the answers.
+    """Write two tables and a page (``FILES``) into ``folder``, and print the answers.
 
-    What is found of a file is kept at once in a journal there, by which a call that was killed goes on, and into which
-    goes what shards found.
+    A journal there keeps each file's findings at once, so that a killed call goes on, and takes in those of shards.
 
     Raises:
         DataError: no file could be read; everything is written.
@@ -106,8 +105,19 @@ def find_out_predictions(
     workers: int,
     progress: Report,
 ) -> None:
-    """Note in ``folder`` what is found of the files of one ``shard``, such as ``3_of_16``, which has ``mine`` of all
-    ``files``; ``predict_files`` goes on. Raises as that.
+    """Write the findings of one shard's files into a journal in ``folder``, which ``predict_files`` takes in.
+
+    Args:
+        predictor: the model.
+        mine: the shard's files.
+        files: all files.
+        folder: where the journal is.
+        shard: its name, such as ``3_of_16``.
+        workers: processes that decode.
+        progress: called with the number of finished files.
+
+    Raises:
+        FvcError: as ``Predictor.findings``.
     """
     from fvc_lib.tasks.journal import Journal, find_out
     from fvc_lib.tasks.predicting import Finding
@@ -119,7 +129,7 @@ def find_out_predictions(
 def _finder(
     predictor: "OneNetwork", files: Sequence[Path], workers: int
 ) -> "Callable[[list[Path]], Generator[Finding]]":
-    """Return a function that finds out about some of ``files``, with pictures of those that the page shows."""
+    """Return a function that yields the findings of some of ``files``, with pictures of those that the page shows."""
     from fvc_lib.analysis.figures.gallery import strip, thumbnail
     from fvc_lib.analysis.pages.predictions_page import MOST_CARDS
 

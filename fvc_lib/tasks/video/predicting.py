@@ -251,12 +251,6 @@ class VideoDetector(Predictor):
         return tuple(member.networks for member in self.members) or (self.networks,)
 
     @property
-    def held_bytes(self) -> int:
-        """See ``Predictor``."""
-        every = [fold.trained for networks in self._all_networks() for fold in networks.folds.values()]
-        return sum(each.weights.stat().st_size for each in every)
-
-    @property
     def decode_hash(self) -> str:
         """See ``Predictor``."""
         return self.networks.store.decode_hash

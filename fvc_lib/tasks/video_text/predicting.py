@@ -120,12 +120,6 @@ class VideoTextPredictor(OneNetwork):
         """That of the clip store."""
         return ClipStore.of(self.config).decode_hash
 
-    @property
-    def held_bytes(self) -> int:
-        """See ``Predictor``."""
-        embedded = 0 if self.embedded is None else self.embedded.nbytes
-        return super().held_bytes + embedded + round(self.texts.estimated_size())
-
     def identity_of_parts(self) -> Any:
         """See ``Predictor``."""
         return [self._tokenizer.fingerprint, self.texts.rows()]
