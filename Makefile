@@ -103,7 +103,7 @@ test-runs: $(STAMP)  ## Run the tests of whole runs and commands, which take ten
 
 test-long: setup-mlflow  ## Run the tests that take longer and have no target of their own
 	$(RUN) -m pytest -n auto --dist worksteal -m "long and not fault and not slurm" --ignore tests/test_honesty.py \
-		--ignore tests/test_run_kills.py --ignore tests/video/test_fuzz.py --ignore tests/corpus/test_index_scale.py \
+		--ignore tests/video/test_fuzz.py --ignore tests/corpus/test_index_scale.py \
 		--ignore tests/golden
 
 test-mlflow: setup-mlflow  ## Export runs to a real MLflow server; installs MLflow into .venv
@@ -134,11 +134,11 @@ honesty: $(STAMP)  ## Show that real labels are learned, shuffled ones are not, 
 fuzz: $(STAMP)  ## Give 2,000 damaged videos to the index and the decoder; FVC_FUZZ_SEED=n for others
 	$(RUN) -m pytest -m long tests/video/test_fuzz.py
 
-faults: $(STAMP)  ## Try every fault that FVC promises to survive, 200 random kills among them, and print the table
+faults: $(STAMP)  ## Try every fault that FVC promises to survive, random ones among them, and print the table
 	$(RUN) -m pytest -n auto --dist worksteal -m "fault and (long or not long)" --fault-table
 
-kills: $(STAMP)  ## Kill the demo's runner and its kernels 20 times each at random moments, about 20 minutes
-	$(RUN) -m pytest -s -m long tests/test_run_kills.py
+kills: $(STAMP)  ## Kill a small run's runner and its kernels 20 times each at random moments, about 20 minutes
+	FVC_FAULT_COUNT=20 $(RUN) -m pytest -s -m long tests/faults/test_random_faults.py -k kill
 
 lint: $(STAMP)  ## Check style, types and that notebooks are committed without outputs
 	$(VENV)/bin/ruff check .

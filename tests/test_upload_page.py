@@ -67,6 +67,7 @@ def test_an_upload_is_judged_whole_and_then_deleted(server: UploadServer, judge:
 
 
 @pytest.mark.parametrize("error", [DataError("no video"), ValueError("odd")])
+@pytest.mark.fault(46)
 def test_an_upload_that_fails_is_refused_and_the_next_is_judged(
     server: UploadServer, judge: Judge, error: Exception
 ) -> None:
@@ -76,11 +77,13 @@ def test_an_upload_that_fails_is_refused_and_the_next_is_judged(
 
 
 @pytest.mark.parametrize("content", [b"", bytes(1001)])
+@pytest.mark.fault(46)
 def test_a_size_beyond_the_limit_or_none_is_refused(server: UploadServer, judge: Judge, content: bytes) -> None:
     assert "bytes" in put(server, "a.mp4", content)["refused"]
     assert judge.files == []
 
 
+@pytest.mark.fault(46)
 def test_an_upload_that_breaks_off_is_not_judged(server: UploadServer, judge: Judge) -> None:
     request = f"PUT /?token={server.token}&name=a.mp4 HTTP/1.1\r\nContent-Length: 100\r\n\r\nhalf"
     with socket.create_connection(server.server_address[:2]) as connection:
