@@ -42,10 +42,11 @@ from benchmarks.training.extras import CurrentObserver, Extras
 from benchmarks.training.figures import Figure, figures_table, summary
 from benchmarks.training.overhead import CHECKPOINT_SECONDS
 from fvc_lib.detectors.packages import imported
-from fvc_lib.engine.device import build_optimizer, learning_rate_at, resolve_device
+from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.loading import epoch_order
 from fvc_lib.engine.loop import Engine, EngineSettings
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
+from fvc_lib.engine.step import build_optimizer, learning_rate_at
 from fvc_lib.engine.task import Batch
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.memory.budget import ProcessTree, peak_rss_bytes

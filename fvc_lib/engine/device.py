@@ -3,16 +3,14 @@
 import gc
 import importlib
 import importlib.util
-import inspect
-import math
 import os
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +49,7 @@ class TakesPieces(Protocol):
 
 
 def accelerated(model: nn.Module, compute: ComputeDevice) -> nn.Module:
-    """``model``, on the device, with what of ``compute.accelerations`` is done to a model; names and values stay.
+    """Move ``model`` to the device and apply ``compute.accelerations``; names and values of parameters stay.
 
     Raises:
         UsageError: one of them finds nothing in this model that it could make faster.
@@ -82,13 +80,14 @@ def _useless(name: str, model: nn.Module, why: str) -> UsageError:
 
 
 def is_compiled(model: nn.Module) -> bool:
-    """Whether torch's compiler makes the kernels of ``model``'s forward pass."""
+    """Return whether torch's compiler makes the kernels of ``model``'s forward pass."""
     return isinstance(model.__dict__.get("forward"), _CompiledForward)
 
 
 def was_of_no_use(model: nn.Module) -> bool:
-    """Whether the compiled forward pass of ``model`` was never called: what trains on features kept beforehand goes
-    through the head alone.
+    """Return whether the compiled forward pass of ``model`` was never called.
+
+    A training on stored features goes through the head alone.
     """
     forward = model.__dict__.get("forward")
     return isinstance(forward, _CompiledForward) and forward.compiled is None
@@ -130,7 +129,7 @@ _COMPILED_SIZES = 64  # a batch and its halves, the last of an epoch, and each i
 
 @contextmanager
 def cudnn_search(compute: ComputeDevice) -> Iterator[None]:
-    """CuDNN tries its algorithms, where ``compute`` says so; torch's setting comes back."""
+    """Let cuDNN try its algorithms if ``compute`` asks for it; put torch's setting back at the end."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = before or "cudnn_benchmark" in compute.accelerations
     try:
@@ -142,7 +141,9 @@ def cudnn_search(compute: ComputeDevice) -> Iterator[None]:
 def resolve_device(
     request: str = "auto", amp: str = "auto", accelerations: tuple[Acceleration, ...] = ()
 ) -> ComputeDevice:
-    """``auto`` is cuda, else mps, else cpu; ``amp="auto"`` is bfloat16 or float16 on cuda, float32 elsewhere.
+    """Return the device: ``auto`` is cuda, else mps, else cpu.
+
+    ``amp="auto"`` is bfloat16 or float16 on cuda, float32 elsewhere.
 
     Raises:
         UsageError: the requested device is not there, or has not what one of ``accelerations`` needs.
@@ -166,12 +167,12 @@ def resolve_device(
 
 
 def training_device(config: "RunConfig") -> ComputeDevice:
-    """Where and how a run trains: ``resolve_device`` of its parameters."""
+    """Return ``resolve_device`` of a run's parameters."""
     return resolve_device(config.device, config.amp, config.accelerations)
 
 
 def _lacks(device: torch.device, acceleration: Acceleration) -> str:
-    """What ``acceleration`` needs and ``device`` has not; empty where nothing is missing."""
+    """Return what ``acceleration`` needs and ``device`` lacks; empty if nothing is missing."""
     if acceleration == "cudnn_benchmark" and device.type != "cuda":
         return "cuDNN is CUDA's"
     if acceleration == "send_ahead" and device.type != "cuda":
@@ -196,38 +197,23 @@ def resolve_policy(compute: ComputeDevice, *, amp: Literal["auto", "off"] = "aut
 
 @contextmanager
 def apply_policy(policy: MemoryPolicy) -> Iterator[None]:
-    """Compute float32 products in TF32 or not, as the policy says, and put torch's settings back at the end.
+    """Compute float32 products in TF32 or not, as the policy says; put torch's settings back at the end.
 
-    Only CUDA has the settings. Set by torch's older names: they keep the newer ``fp32_precision`` in step, while after
-    the newer ones torch raises wherever its own code still asks by the older (tried with 2.11 and 2.13).
+    Only CUDA has the settings.
     """
     if policy.device != "cuda":
         yield
         return
-    put_back = _forget_tf32()
+    before = _tf32()
     _set_tf32((policy.tf32, policy.tf32))
     try:
         yield
     finally:
-        put_back()
-
-
-def verify_policy(policy: MemoryPolicy) -> list[str]:
-    """What of the policy is found active, inside ``apply_policy``, in lines: where torch can tell, and where not."""
-    lines: list[str] = []
-    if policy.device == "cuda":
-        lines.append(verify_allocator(policy))
-        lines.append(f"allocator backend: {torch.cuda.get_allocator_backend()}")
-        found = _tf32()
-        active = "active" if found == (policy.tf32, policy.tf32) else f"not active, torch says {found}"
-        lines.append(f"TF32 {'on' if policy.tf32 else 'off'} (products, convolutions): {active}")
-    elif policy.allocator:
-        lines.append(f"allocator: whether {', '.join(policy.allocator)} took effect cannot be told on {policy.device}")
-    return lines
+        _set_tf32(before)
 
 
 def device_memory_probe(device: torch.device) -> Callable[[], DeviceMemory] | None:
-    """A function that reads an accelerator's memory now, for ``MemoryObserver.watch_device``; None for the CPU."""
+    """Return a function that reads an accelerator's memory, for ``MemoryObserver.watch_device``; None for the CPU."""
     if device.type == "cuda":
         return lambda: _cuda_memory(device)
     return _MpsMemory() if device.type == "mps" else None
@@ -252,8 +238,9 @@ def deterministic_algorithms(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def without_memory() -> Iterator[None]:
-    """What is built within is on torch's meta device: names and shapes, no values. Torch's warning that weights which
-    are read into such a network go nowhere is left out, one for every tensor.
+    """Build networks on torch's meta device: names and shapes, no values.
+
+    Torch's warning that weights read into such a network go nowhere is silenced.
     """
     with torch.device("meta"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")
@@ -261,16 +248,16 @@ def without_memory() -> Iterator[None]:
 
 
 def clips_in_a_pass(device: torch.device, batch_size: int) -> int:
-    """How many clips are in every forward pass whose numbers are kept, always as many, however many there are.
+    """Return the number of clips of every forward pass whose results are stored.
 
-    Sums are rounded by the shape of what is computed, so a clip's numbers must not depend on how many others came with
-    it. A CPU takes one clip at a time, which is about as fast; other devices take ``batch_size``, see ``filled_up``.
+    Rounding depends on the shape of a batch, so all batches have the same shape. A CPU takes one clip at a time, which
+    is about as fast; other devices take ``batch_size`` (``filled_up``).
     """
     return 1 if device.type == "cpu" else batch_size
 
 
 def filled_up(clips: Tensor, number: int) -> Tensor:
-    """``number`` clips: ``clips`` (B, ...), where they are fewer, and the last of them again and again."""
+    """Repeat the last of ``clips`` (B, ...) until there are ``number``."""
     missing = number - len(clips)
     return torch.cat([clips, clips[-1:].expand(missing, *clips.shape[1:])]) if missing > 0 else clips
 
@@ -297,12 +284,12 @@ def finished_at(device: torch.device) -> float:
 
 
 def peak_device_bytes(device: torch.device) -> int | None:
-    """The most torch has had allocated on an accelerator; None on the CPU, whose measure is resident memory."""
+    """Return torch's peak of allocated bytes on an accelerator; None on the CPU, where resident memory counts."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def verify_allocator(policy: MemoryPolicy) -> str:
-    """Whether torch started with the allocator's settings of a CUDA policy; it keeps the text that it read then."""
+    """Say whether torch started with the allocator settings of a CUDA policy; torch keeps the text that it read."""
     wanted = next(iter(policy.allocator.values()), "")
     if not hasattr(torch._C, "_accelerator_getAllocatorSettings"):  # 2.11 has it not
         return f"allocator: {wanted or 'as it comes'}: whether it is active torch {torch.__version__} does not say"
@@ -345,27 +332,6 @@ def _tf32() -> tuple[bool, bool]:
     return torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
 
 
-def _forget_tf32() -> Callable[[], None]:
-    """Make room for ``_set_tf32``; what is given sets what was set, whichever names it was set by."""
-    older: tuple[bool, bool] | None = None
-    with suppress(RuntimeError):  # raised where it was set by the newer names, to what the older have no word for
-        older = _tf32()
-    backends: Any = torch.backends
-    # What is set for several stays in force beneath the older names' "no".
-    several = [(part, part.fp32_precision) for part in (backends, backends.cudnn)]
-    single = [(part, part.fp32_precision) for part in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)]
-    for part, _ in several:
-        part.fp32_precision = "none"
-
-    def put_back() -> None:
-        if older is not None:
-            _set_tf32(older)
-        for part, precision in several if older is not None else [*several, *single]:
-            part.fp32_precision = precision
-
-    return put_back
-
-
 def _set_tf32(allowed: tuple[bool, bool]) -> None:
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
 
@@ -397,7 +363,7 @@ class CacheClearing:
         self._batches = 0
 
     def after_batch(self) -> None:
-        """A batch is done."""
+        """Count a batch."""
         self._batches += 1
         if self._every and self._batches % self._every == 0:
             release_cached_memory(self._device)
@@ -476,74 +442,7 @@ def _refuse_batch_norm(name: str, model: nn.Module, block: nn.Module) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------
-# AdamW, its learning-rate schedule, gradient clipping and mixed precision.
-
-
-class EagerAdamW(torch.optim.AdamW):
-    """``torch.optim.AdamW``, the same to the bit, without torch's compiler.
-
-    torch's own class imports the compiler to keep it away from these methods: 800 modules, 1.3 s of CPU time and 75 MB
-    in every process that trains, also where nothing is compiled.
-    """
-
-    has_stepped: ClassVar[bool] = False  # in this process
-
-    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
-    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
-    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
-    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
-    _step = inspect.unwrap(torch.optim.AdamW.step)
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # the engine's gradients are there before
-        """Change the weights by their gradients."""
-        self._step(closure)
-        EagerAdamW.has_stepped = True
-
-
-def build_optimizer(
-    model: nn.Module,
-    learning_rate: float,
-    weight_decay: float,
-    shares: Mapping[nn.Parameter, float] | None = None,
-    *,
-    fused: bool = False,
-) -> EagerAdamW:
-    """AdamW (Loshchilov and Hutter, 2019); biases and norm scales, being vectors, are not decayed.
-
-    ``shares`` are what the learning rate of single parameters will be multiplied by, 1 where it names none: each share
-    has its two groups.
-    """
-    of_share: dict[float, list[nn.Parameter]] = {}
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            of_share.setdefault((shares or {}).get(parameter, 1.0), []).append(parameter)
-    groups = [
-        {"params": [p for p in members if (p.ndim > 1) == matrices], "weight_decay": weight_decay * matrices}
-        for members in (of_share or {1.0: []}).values()
-        for matrices in (True, False)
-    ]
-    return EagerAdamW(groups, lr=learning_rate, fused=fused or None)
-
-
-def learning_rate_at(step: int, total_steps: int, peak: float, warmup_share: float) -> float:
-    """The rate of step ``step`` (0-based): linear up to ``peak``, then a cosine to zero just after the last step.
-
-    Being a function of the step alone, it has no state to save.
-    """
-    warmup_steps = round(total_steps * warmup_share)
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
-    return peak * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-
-
-def set_learning_rate(
-    optimizer: torch.optim.Optimizer, learning_rate: float, shares: Sequence[float] | None = None
-) -> None:
-    """Use ``learning_rate`` for every parameter group, or the share of it that stands in ``shares``."""
-    for number, group in enumerate(optimizer.param_groups):
-        group["lr"] = learning_rate * (shares[number] if shares else 1.0)
+# Mixed precision.
 
 
 class Precision:
@@ -555,12 +454,12 @@ class Precision:
         self.scaler = self._new_scaler()
 
     def restore_scaler(self, state: dict[str, Any]) -> None:
-        """A scaler in ``state``, and in no other: the one before may have been left in the middle of a step."""
+        """Replace the scaler by one in ``state``; the old one may have been left in the middle of a step."""
         self.scaler = self._new_scaler()
         self.scaler.load_state_dict(state)
 
     def autocast(self) -> AbstractContextManager[None]:
-        """For forward passes and losses."""
+        """Cast forward passes and losses where precision is mixed."""
         if self._amp_dtype is None:  # entering a disabled one costs 50 microseconds
             return nullcontext()
         return torch.autocast(self._device_type, dtype=self._amp_dtype)
@@ -577,12 +476,3 @@ class Precision:
 
     def _new_scaler(self) -> torch.amp.GradScaler:
         return torch.amp.GradScaler(self._device_type, enabled=self._amp_dtype is torch.float16)
-
-
-def finish_gradients(parameters: Iterable[nn.Parameter], factor: float, max_norm: float) -> Tensor:
-    """Multiply all gradients by ``factor``, then clip them to L2 norm ``max_norm``; returns the norm before that."""
-    parameters = [p for p in parameters if p.grad is not None]
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if gradients and factor != 1.0:
-        torch._foreach_mul_(gradients, factor)
-    return nn.utils.clip_grad_norm_(parameters, max_norm)

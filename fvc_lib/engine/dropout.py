@@ -76,11 +76,11 @@ class SampleDropout:
 
     @property
     def is_to_be_checked(self) -> bool:
-        """Whether ``check`` would compute anything."""
+        """Return whether ``check`` would compute anything."""
         return self._active and not self._checked
 
     def of(self, samples: Samples | None) -> None:
-        """The next forward passes, and their backward passes, are of these."""
+        """Say which samples the next forward and backward passes are of."""
         self.samples, self._num_passes = samples, 0
 
     def check(self, batch: Batch, forward: Callable[[int, Batch], Any]) -> None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fvc_lib.engine.device import Precision, finish_gradients, resolve_device
+from fvc_lib.engine.device import Precision, resolve_device
 from fvc_lib.engine.memory import memory_setup
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
-from fvc_lib.engine.step import BatchTransaction
+from fvc_lib.engine.step import BatchTransaction, finish_gradients
 from fvc_lib.engine.task import Batch, Task, stack_samples
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
@@ -43,7 +43,7 @@ class FirstStep:
         return sum(number for _, _, number in self.parts)
 
     def sentence(self) -> str:
-        """The step in one line."""
+        """Describe the step in one line."""
         return (
             f"one step of {self.network} ({self.num_parameters:,} parameters) on {len(self.batch)} samples: "
             f"loss {self.loss:.3f}, gradient norm {self.gradient_norm:.3f}"

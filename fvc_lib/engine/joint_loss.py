@@ -84,7 +84,7 @@ def joint_part(task: object) -> JointLoss | None:
 
 
 def compared_of(task: JointLoss, outputs: Outputs, batch: Batch) -> Compared:
-    """What ``task`` compares of one micro-batch."""
+    """Return what ``task`` compares of one micro-batch."""
     # In float32 also where autocast computes in half precision: a similarity is sharpened by a large factor.
     outputs = {name: outputs[name].detach().float() for name in task.joint_outputs}
     return Compared(outputs, {name: batch.tensors[name] for name in task.joint_tensors})
@@ -108,16 +108,14 @@ def first_pass(
 
 
 def own_rows(num_samples: int, rank: int, num_ranks: int) -> range:
-    """The samples of an effective batch whose share of the joint loss ``rank`` computes: those that it trains on
-    (``loading.share``).
-    """
+    """Return the samples whose share of the joint loss ``rank`` computes: its own (``loading.share``)."""
     return range(num_samples * rank // num_ranks, num_samples * (rank + 1) // num_ranks)
 
 
 def joint_gradients(
     joint: JointLoss, model: nn.Module, everyone: Compared, scale: Callable[[Tensor], Tensor], rows: range
 ) -> JointPart:
-    """The share of ``rows`` in the joint loss of ``everyone``, and the gradient of what ``scale`` makes of it.
+    """Return the share of ``rows`` in the joint loss of ``everyone``, and the gradient of its scaled value.
 
     The gradients of ``model``'s own parameters in the loss (a temperature) are added to theirs: of all ranks together
     they count once, as each computes other rows.
@@ -144,7 +142,7 @@ def carry_back(outputs: Outputs, gradients: Mapping[str, Tensor], own: Tensor) -
 
 
 def evaluated_joint_loss(joint: JointLoss, model: nn.Module, outputs: Outputs, batch: Batch) -> Tensor:
-    """The joint loss of one batch that is only looked at, on the CPU; ``outputs`` are the whole batch's.
+    """Return the joint loss of one evaluated batch, on the CPU; ``outputs`` are the whole batch's.
 
     Raises:
         ComparedMemoryError: out of memory.

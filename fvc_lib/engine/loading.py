@@ -98,12 +98,12 @@ def effective_batches(order: IntArray, size: int, first: int = 0) -> list[list[i
 
 
 def batch_size_of(num_samples: int, size: int, number: int) -> int:
-    """How many samples effective batch ``number`` (0-based) of an epoch has."""
+    """Return the number of samples of effective batch ``number`` (0-based) of an epoch."""
     return max(0, min(size, num_samples - number * size))
 
 
 def share(indices: list[int], rank: int, num_ranks: int) -> list[int]:
-    """The part of one effective batch that ``rank`` computes: neighbours, as evenly as can be; empty for some of many.
+    """Return the part of one effective batch that ``rank`` computes: neighbours, as even as can be, maybe none.
 
     The ranks' shares one after the other are the batch.
     """
@@ -111,7 +111,7 @@ def share(indices: list[int], rank: int, num_ranks: int) -> list[int]:
 
 
 def batches_per_epoch(num_samples: int, size: int) -> int:
-    """How many effective batches an epoch has."""
+    """Return the number of effective batches of an epoch."""
     return -(-num_samples // size)
 
 
@@ -153,7 +153,7 @@ def load_batches(
     pin_memory: bool = False,
     on_restart: Callable[[str], None] = lambda reason: None,
 ) -> Iterator[Batch]:
-    """The samples of each list in ``batches``, as ``load_planned`` gives them."""
+    """Load the samples of each list in ``batches``, as ``load_planned``."""
     plan = (PlannedBatch(0, None, samples) for samples in batches)
     return load_planned([data], plan, num_workers=num_workers, pin_memory=pin_memory, on_restart=on_restart)
 
@@ -166,7 +166,7 @@ def load_planned(
     pin_memory: bool = False,
     on_restart: Callable[[str], None] = lambda reason: None,
 ) -> Generator[Batch]:
-    """The batches of ``plan`` stacked on the CPU, in that order; one of no samples is an empty batch.
+    """Load the batches of ``plan`` in order, stacked on the CPU; without samples a batch is empty.
 
     The loader processes live until the plan's end and read ahead across whatever is one pass or epoch to the caller, so
     a training waits for them once: started anew for every pass they took 16 % of the demo's time.
@@ -303,7 +303,7 @@ class _Slots:
         _SLOTS[self.number] = self
 
     def take(self) -> int | None:
-        """A slot that nobody uses, reserved until its batch is here; None where there is none."""
+        """Reserve a free slot until its batch has arrived; return None if all are in use."""
         for slot, views in enumerate(self._views):
             if not self._taken[slot] and all(view() is None for view in views):
                 self._taken[slot] = True
@@ -329,7 +329,7 @@ class _Slots:
         return said
 
     def get(self, slot: int, said: Mapping[str, Any]) -> dict[str, Tensor]:
-        """The tensors that ``put`` was given, the large ones as they lie in ``slot``."""
+        """Return the tensors that ``put`` stored; large ones are views of ``slot``."""
         tensors, views = {}, []
         end = max((what.start + what.num_bytes for what in said.values() if isinstance(what, _Place)), default=0)
         for name, what in said.items():
@@ -405,7 +405,7 @@ class _DeathsNoticed:
         self._handler: Any = None
 
     def next(self, loader: Iterator[Batch]) -> Batch:
-        """The next batch; a death since the last one raises."""
+        """Return the next batch; raise if a loader process died since the last one."""
         if not self._applies:
             return next(loader)
         before = signal.signal(signal.SIGCHLD, self._handler)

@@ -291,7 +291,7 @@ class Engine:
         self._end_epoch()
 
     def _planned(self, epochs_done: int, batches_done: int) -> Iterator[PlannedBatch]:
-        """This rank's batches from there to the end of the last epoch, in the order in which they are taken."""
+        """Yield this rank's batches from there to the end of the last epoch, in training order."""
         data, settings = self.task.training_data, self.settings
         balanced = settings.balance_classes or settings.balance_batches
         if balanced and data.classes is None:
@@ -311,7 +311,7 @@ class Engine:
         return (PlannedBatch(data_set, None, batches[number]) for number in self._evaluated_here(data))
 
     def _evaluated_here(self, data: SampleSet) -> list[int]:
-        """The numbers of the effective batches of ``data`` that this rank evaluates."""
+        """Return the numbers of the effective batches of ``data`` that this rank evaluates."""
         num_batches = batches_per_epoch(len(data), self.settings.effective_batch_size)
         return share(list(range(num_batches)), self._ranks.rank, self._ranks.size)
 
@@ -325,7 +325,7 @@ class Engine:
         before = state.micro_batch
         draws = stable_seed("step", self.settings.seed, state.step)
         result = self._transaction.gradients(batch, state.micro_batches.to_try, num_samples, draws=draws)
-        rate = devices.learning_rate_at(
+        rate = stepping.learning_rate_at(
             state.step, self._total_steps, self.settings.learning_rate, self.settings.warmup_share
         )
         due = self._checkpoints.is_due(self.settings.checkpoint_seconds)
@@ -391,7 +391,7 @@ class Engine:
         micro_batches: MicroBatchPlan,
         step: int,
     ) -> LossMean:
-        """The loss over all of ``data``, on every rank; ``accumulator`` is whole on rank 0 alone.
+        """Return the loss over all of ``data``, on every rank; ``accumulator`` is whole on rank 0 alone.
 
         ``loaded`` gives what ``_planned_evaluation`` plans of ``data``, and may go on after it.
         ``micro_batches`` is given what had to be lowered, on every rank the same. A rank's part is a run of whole
@@ -488,8 +488,9 @@ def evaluate_batch(
     micro_batch: int,
     report: Callable[[OutOfMemory], None] = lambda event: None,
 ) -> tuple[Outputs, LossSum, int]:
-    """Outputs and loss of one batch on the CPU, without gradient; out of memory, again with caches emptied, then in
-    halves.
+    """Return outputs and loss of one batch on the CPU, without gradient.
+
+    Out of memory, compute again with empty caches, then in halves.
 
     Nothing is handed on before the whole batch is done, so nothing is counted twice. The first repetition keeps the
     micro-batch, because splitting otherwise rounds otherwise.

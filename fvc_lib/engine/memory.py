@@ -35,8 +35,8 @@ def memory_setup(config: RunConfig) -> list[str]:
         UsageError: the requested device is not there.
     """
     policy = devices.resolve_policy(resolve_device(config.device, config.amp), amp=config.amp)
-    with devices.apply_policy(policy):
-        return [*policy.describe(), *devices.verify_policy(policy)]
+    verified = [devices.verify_allocator(policy)] if policy.device == "cuda" else []
+    return [*policy.describe(), *verified]
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ _NUM_LISTED = 20
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether ``error``, or what it was raised from, is an out-of-memory."""
+    """Return whether ``error`` or one of its causes is an out-of-memory."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -73,7 +73,7 @@ class MemoryState:
 
 
 def memory_state(error: BaseException, device: torch.device, known: Iterable[Tensor] = ()) -> MemoryState:
-    """What memory holds, while ``error`` is being handled and its traceback still holds the tensors.
+    """Describe memory while ``error`` is being handled and its traceback still holds the tensors.
 
     Args:
         error: the out-of-memory.
@@ -91,7 +91,7 @@ def memory_state(error: BaseException, device: torch.device, known: Iterable[Ten
 
 
 def asked_bytes(message: str) -> int | None:
-    """The bytes an allocator's message says were asked for: ``Tried to allocate 2.00 GiB``, ``... 400 bytes``."""
+    """Return the requested bytes that an allocator's message names, as in ``Tried to allocate 2.00 GiB``."""
     match = _ASKED.search(message)
     return int(float(match[1].rstrip(".")) * _UNITS[match[2] or ""]) if match else None
 
@@ -188,7 +188,7 @@ class MicroBatchPlan:
 
     @property
     def to_try(self) -> int:
-        """What the next step begins with."""
+        """Return the micro-batch that the next step begins with."""
         return min(2 * self.current, self.planned) if self.quiet_steps >= self.wait_steps else self.current
 
     def done(self, step: int, micro_batch: int) -> None:
@@ -206,13 +206,13 @@ class MicroBatchPlan:
             self._change(step, micro_batch)
 
     def in_validation(self, step: int, sample: int) -> int:
-        """What the validation pass after ``step`` uses from ``sample`` on, at most."""
+        """Return the micro-batch of the validation pass after ``step`` from ``sample`` on."""
         here = [change for change in self.changes if change.step == step and change.validation_sample is not None]
         due = [change for change in here if (change.validation_sample or 0) <= sample]
         return due[-1].micro_batch if due else self.current
 
     def fitted_in_validation(self, step: int, sample: int, micro_batch: int) -> None:
-        """In the validation pass after ``step`` memory sufficed only for ``micro_batch`` from ``sample`` on."""
+        """Record that only ``micro_batch`` fitted from ``sample`` on, in the validation pass after ``step``."""
         self.changes.append(MicroBatchChange(step, micro_batch, sample))
 
     def to_document(self) -> dict[str, Any]:
@@ -226,8 +226,8 @@ class MicroBatchPlan:
         """
         self.current = document["current"]
         self.changes = [MicroBatchChange(*change) for change in document["changes"]]
-        self.wait_steps = document.get("wait_steps") or RECOVERY_STEPS  # 0 in older checkpoints: never
-        self.quiet_steps, self.climbed = document.get("quiet_steps", 0), document.get("climbed", False)
+        self.wait_steps = document["wait_steps"]
+        self.quiet_steps, self.climbed = document["quiet_steps"], document["climbed"]
         then = document["planned"]
         if then == self.planned:
             return None

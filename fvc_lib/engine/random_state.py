@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def stable_seed(*parts: str | int) -> int:
-    """A seed in [0, 2**63) from ``parts``: the same on every machine and in every process."""
+    """Return a seed in [0, 2**63) from ``parts``, the same on every machine and in every process."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()[:8], "big") >> 1
 

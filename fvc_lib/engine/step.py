@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -29,14 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from fvc_lib.engine import joint_loss
-from fvc_lib.engine.device import (
-    Precision,
-    build_optimizer,
-    finish_gradients,
-    release_cached_memory,
-    set_learning_rate,
-    training_batch_norms,
-)
+from fvc_lib.engine.device import Precision, release_cached_memory, training_batch_norms
 from fvc_lib.engine.dropout import SampleDropout, Samples
 from fvc_lib.engine.joint_loss import Compared, FirstPass, JointPart
 from fvc_lib.engine.oom_detection import MemoryState, OutOfMemory, Place, is_out_of_memory, memory_state, sample_shapes
@@ -69,7 +63,7 @@ class BatchGradients:
 
     @property
     def is_finite(self) -> bool:
-        """Whether the summed loss is a number one may step on."""
+        """Return whether the summed loss is finite."""
         return math.isfinite(self.loss.total)
 
 
@@ -85,12 +79,12 @@ class _Work:
     buffers: dict[str, Tensor]  # the model's, copied
 
     def parts(self, micro_batch: int) -> list[tuple[int, Batch]]:
-        """The micro-batches, each with its first sample's number."""
+        """Return the micro-batches, each with its first sample's number."""
         starts = range(0, len(self.batch), micro_batch)
         return [(start, self.batch.part(start, start + micro_batch)) for start in starts]
 
     def used(self, micro_batch: int) -> int:
-        """Samples that really were in memory at once; a rank without samples still compares those of the others."""
+        """Return the samples in memory at once; a rank without samples still compares those of the others."""
         return min(micro_batch, len(self.batch) or micro_batch)
 
 
@@ -173,10 +167,10 @@ class BatchTransaction:
         return BatchGradients(agreed.loss, number, agreed.micro_batch)
 
     def _sum_over_samples(self, work: _Work, micro_batch: int) -> Agreement:
-        """The gradients of a loss that is a sum over samples; ranks meet until all have the same micro-batch, or this
-        one must compute again for it.
+        """Compute the gradients of a loss that is a sum over samples.
 
-        A smaller one that still holds all of this rank's share at once changes nothing here.
+        Ranks meet until all have the same micro-batch, or this rank must compute again for a smaller one. A smaller one
+        that still holds this rank's whole share changes nothing here.
         """
         loss, micro_batch = self._until_it_fits(partial(self._accumulate, work), work, micro_batch)
         while True:
@@ -199,9 +193,10 @@ class BatchTransaction:
         return _mean_of(losses)
 
     def _compare_samples(self, joint: JointLoss, work: _Work, micro_batch: int) -> Agreement:
-        """The gradients of a loss that also compares samples (``joint_loss``): outputs of all samples, their joint
-        loss over all ranks, and back through every micro-batch. Out of memory after the ranks have met, all begin
-        again.
+        """Compute the gradients of a loss that also compares samples (``joint_loss``).
+
+        First the outputs of all samples, then their joint loss over all ranks, then back through every micro-batch. If
+        memory runs out after the ranks have met, all begin again.
         """
 
         def collect(fitting: int) -> FirstPass:
@@ -220,7 +215,7 @@ class BatchTransaction:
     def _joint_part(
         self, joint: JointLoss, own: Compared, num_samples: int
     ) -> tuple[JointPart | None, MemoryState | None]:
-        """This rank's rows of the loss, and its samples' gradients over all ranks; or the out-of-memory of any rank."""
+        """Return this rank's rows of the loss and its samples' gradients; or the out-of-memory of any rank."""
         self._where = "joint_loss"
         self._dropout.of(None)
         documents, failure = self._attempt(lambda: self._shared.everyones(own.to_document()))
@@ -255,7 +250,7 @@ class BatchTransaction:
         return _mean_of(losses)
 
     def _until_it_fits(self, compute: Callable[[int], T], work: _Work, micro_batch: int) -> tuple[T, int]:
-        """What ``compute`` gives on this rank, and the micro-batch that fitted."""
+        """Return ``compute``'s result on this rank and the micro-batch that fitted."""
         while True:
             largest = min(micro_batch, len(work.batch))
             if largest < work.num_samples:
@@ -298,7 +293,10 @@ class BatchTransaction:
         return smaller or used
 
     def _attempt(self, compute: Callable[[], T]) -> tuple[T | None, MemoryState | None]:
-        """The result, or what memory held. Returns from outside ``except``, whose traceback holds the tensors."""
+        """Return the result, or the state of memory.
+
+        Return from outside ``except``, whose traceback holds the tensors.
+        """
         try:
             return compute(), None
         except (RuntimeError, MemoryError) as error:
@@ -419,6 +417,73 @@ def take_together(
     return norm, bool(rows[0][1])
 
 
+class EagerAdamW(torch.optim.AdamW):
+    """``torch.optim.AdamW``, the same to the bit, without torch's compiler.
+
+    torch's own class imports the compiler to keep it away from these methods: 800 modules, 1.3 s of CPU time and 75 MB
+    in every process that trains, also where nothing is compiled.
+    """
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    load_state_dict = inspect.unwrap(torch.optim.AdamW.load_state_dict)
+    state_dict = inspect.unwrap(torch.optim.AdamW.state_dict)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+def build_optimizer(
+    model: nn.Module,
+    learning_rate: float,
+    weight_decay: float,
+    shares: Mapping[nn.Parameter, float] | None = None,
+    *,
+    fused: bool = False,
+) -> EagerAdamW:
+    """Return AdamW (Loshchilov and Hutter, 2019); biases and norm scales, being vectors, are not decayed.
+
+    ``shares`` multiply the learning rate of single parameters, 1 where it names none: each share has two groups.
+    """
+    of_share: dict[float, list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            of_share.setdefault((shares or {}).get(parameter, 1.0), []).append(parameter)
+    groups = [
+        {"params": [p for p in members if (p.ndim > 1) == matrices], "weight_decay": weight_decay * matrices}
+        for members in (of_share or {1.0: []}).values()
+        for matrices in (True, False)
+    ]
+    return EagerAdamW(groups, lr=learning_rate, fused=fused or None)
+
+
+def learning_rate_at(step: int, total_steps: int, peak: float, warmup_share: float) -> float:
+    """Return the rate of step ``step`` (0-based): linear up to ``peak``, then a cosine to zero after the last step.
+
+    It depends on the step alone, so there is no state to save.
+    """
+    warmup_steps = round(total_steps * warmup_share)
+    if step < warmup_steps:
+        return peak * (step + 1) / warmup_steps
+    progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
+    return peak * 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, learning_rate: float, shares: Sequence[float] | None = None
+) -> None:
+    """Set ``learning_rate``, or its share in ``shares``, in every parameter group."""
+    for number, group in enumerate(optimizer.param_groups):
+        group["lr"] = learning_rate * (shares[number] if shares else 1.0)
+
+
+def finish_gradients(parameters: Iterable[nn.Parameter], factor: float, max_norm: float) -> Tensor:
+    """Multiply all gradients by ``factor``, then clip them to L2 norm ``max_norm``; return the norm before clipping."""
+    parameters = [p for p in parameters if p.grad is not None]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if gradients and factor != 1.0:
+        torch._foreach_mul_(gradients, factor)
+    return nn.utils.clip_grad_norm_(parameters, max_norm)
+
+
 class Stepper:
     """AdamW with clipping and loss scaling for one model.
 
@@ -462,7 +527,7 @@ class Stepper:
 
     @property
     def learning_rate(self) -> float:
-        """Of the last step, where no share is taken of it."""
+        """Return the last step's rate, for parameters without a share."""
         return self._learning_rate
 
     def take(self, result: BatchGradients, learning_rate: float) -> float:
@@ -481,7 +546,7 @@ class Stepper:
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model has the average's weights meanwhile, without a copy; its own where there is no average."""
+        """Swap the average's weights into the model meanwhile, without a copy; do nothing without an average."""
         self._exchange()
         try:
             yield
@@ -557,14 +622,14 @@ class Stepper:
         self._average = {name: weights[name].to(p.device, copy=True) for name, p in self._trained().items() if weights}
 
     def _numbers(self) -> list[list[int]]:
-        """The parameters of a checkpoint's two groups."""
+        """Return the parameter numbers of a checkpoint's two groups."""
         num_matrices, num_vectors = (
             sum(len(group["params"]) for group in self._optimizer.param_groups[first::2]) for first in (0, 1)
         )
         return [list(range(num_matrices)), list(range(num_matrices, num_matrices + num_vectors))]
 
     def _places(self) -> list[int]:
-        """Of each parameter in the order of a checkpoint, its place among the optimizer's."""
+        """Return each parameter's place among the optimizer's, in the order of a checkpoint."""
         place_of: dict[nn.Parameter, int] = {}
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:

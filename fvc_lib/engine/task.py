@@ -36,17 +36,17 @@ class Batch:
         return len(self.sample_ids)
 
     def part(self, start: int, stop: int) -> Batch:
-        """Samples ``[start, stop)``, without a copy."""
+        """Return samples ``[start, stop)``, without a copy."""
         return Batch(self.sample_ids[start:stop], {name: t[start:stop] for name, t in self.tensors.items()})
 
     def to(self, device: torch.device) -> Batch:
-        """The same samples on ``device``."""
+        """Return the same samples on ``device``."""
         if device.type == "cpu":
             return self
         return Batch(self.sample_ids, {name: t.to(device, non_blocking=True) for name, t in self.tensors.items()})
 
     def pin_memory(self) -> Batch:
-        """The same samples in page-locked memory; the loader calls this."""
+        """Return the same samples in page-locked memory; the loader calls this."""
         return Batch(self.sample_ids, {name: t.pin_memory() for name, t in self.tensors.items()})
 
 
@@ -65,7 +65,7 @@ def sent_ahead(parts: Iterable[tuple[int, Batch]], device: torch.device) -> Iter
 
 @cache
 def _sender(device: torch.device) -> Any:
-    """The same of all batches: torch keeps memory for each stream apart, and a new one each time would come to 32."""
+    """Return one stream for all batches: torch keeps memory for each stream apart."""
     return torch.get_device_module(device).Stream()
 
 
@@ -78,7 +78,7 @@ def _arrived(number: int, part: Batch, sent: Any, computing: Any) -> tuple[int, 
 
 
 def stack_samples(samples: Sequence[Sample]) -> Batch:
-    """A batch of ``samples``, which must have tensors of equal names and shapes."""
+    """Stack ``samples``, which must have tensors of equal names and shapes."""
     names = samples[0].tensors
     tensors = {name: torch.stack([sample.tensors[name] for sample in samples]) for name in names}
     return Batch(tuple(sample.sample_id for sample in samples), tensors)
@@ -220,15 +220,15 @@ class Task(Protocol):
         ...
 
     def build_model(self) -> nn.Module:
-        """A freshly initialised model; called under the engine's own random state."""
+        """Return a freshly initialised model; called under the engine's own random state."""
         ...
 
     def forward(self, model: nn.Module, batch: Batch) -> Outputs:
-        """Outputs by name, each with the batch as its first dimension."""
+        """Return outputs by name, each with the batch as its first dimension."""
         ...
 
     def loss(self, outputs: Outputs, batch: Batch) -> LossSum:
-        """The weighted sum over the batch and the weights' sum."""
+        """Return the weighted sum over the batch and the weights' sum."""
         ...
 
     def new_accumulator(self) -> Accumulator:
@@ -261,8 +261,7 @@ class JointLoss(Protocol):
         ...
 
     def joint_loss(self, model: nn.Module, outputs: Outputs, tensors: Mapping[str, Tensor], rows: range, /) -> Tensor:
-        """The share of samples ``[rows.start, rows.stop)`` in the sum over all samples, scalar; shares that together
-        are of all samples add up to the loss.
+        """Return the share of samples ``[rows.start, rows.stop)`` in the sum over all samples, a scalar.
 
         Args:
             model: may be read: a temperature gets its gradient too.
@@ -303,7 +302,7 @@ class ScalesRates(Protocol):
     """A task whose parameters learn at different rates."""
 
     def rate_shares(self, model: nn.Module, /) -> Mapping[nn.Parameter, float]:
-        """What the learning rate of a parameter is multiplied by; 1 where it names none."""
+        """Return factors of the learning rate by parameter; 1 for parameters that are not named."""
         ...
 
 
@@ -335,5 +334,5 @@ class EpochSampleSet(Protocol):
     """A data set whose samples differ from epoch to epoch, as with augmentation."""
 
     def at_epoch(self, epoch: int, /) -> SampleSet:
-        """The samples of ``epoch`` (0-based): as many, in the same order; the same ones for any process or attempt."""
+        """Return the samples of ``epoch`` (0-based): as many, in the same order, the same in any process or attempt."""
         ...

@@ -86,7 +86,7 @@ class TrainingState:
     def from_document(
         cls, document: Mapping[str, Any], best_model: dict[str, Tensor], micro_batches: MicroBatchPlan
     ) -> Self:
-        """The state that ``to_document`` described, with ``micro_batches``, as planned now, going on from its own."""
+        """Return the state that ``to_document`` described; ``micro_batches``, as planned now, goes on from it."""
         values = dict(document)
         changed = micro_batches.resumed(values["micro_batches"], values["step"])
         values["micro_batches"] = micro_batches
@@ -109,7 +109,7 @@ class TrainingState:
 
 
 def copy_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The model's state on the CPU, detached from further training."""
+    """Copy the model's state to the CPU."""
     return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
@@ -251,7 +251,7 @@ class TrainingCheckpoints:
         return state
 
     def _read(self) -> dict[str, Any] | None:
-        """What rank 0 hands to the others."""
+        """Read what rank 0 hands to the others."""
         checkpoint = self._folder.load()
         if checkpoint is None:
             return None
@@ -318,7 +318,7 @@ class TrainingWatch:
         self.state: TrainingState | None = None
 
     def at(self, phase: str) -> None:
-        """The training has come to ``phase`` of its current effective batch; a test belongs to no epoch."""
+        """Report that the training has come to ``phase`` of its current effective batch; a test is of no epoch."""
         state = self._here()
         if phase == "test":
             self._memory.at(phase, global_step=state.step)
@@ -373,7 +373,7 @@ class TrainingWatch:
         self._warn("step_restored", message, to_step=to_step, lost_steps=from_step - to_step)
 
     def nonfinite(self, what: str, sample_ids: Sequence[str], allowed: int) -> str:
-        """A loss or gradient was not finite and no step was taken; returns the samples' ids as text."""
+        """Report a loss or gradient that is not finite; return the samples' ids as text."""
         state = self._here()
         ids = ", ".join(map(repr, sample_ids))
         message = f"step {state.step}: {what} is not finite; no step taken; samples: {ids}"
@@ -381,13 +381,13 @@ class TrainingWatch:
         return ids
 
     def evaluated_nonfinite(self, batch: Batch) -> None:
-        """The loss of samples that are only looked at is not finite; an epoch that has such cannot become the best."""
+        """Report an evaluation loss that is not finite; its epoch cannot become the best."""
         ids = ", ".join(repr(sample_id) for sample_id in batch.sample_ids)
         message = f"after step {self._here().step}: the loss of samples looked at is not finite, among: {ids}"
         self._warn("nonfinite", message, what="evaluation", samples=ids, count=None, allowed=None)
 
     def save_skipped(self, error: BaseException) -> None:
-        """A checkpoint that was due within an epoch did not fit into memory beside the training."""
+        """Report a checkpoint within an epoch that did not fit into memory next to the training."""
         reason = str(error).partition("\n")[0] or type(error).__name__
         message = f"step {self._here().step}: no memory for a checkpoint now ({reason}); the next one is due later"
         self._warn("checkpoint_skipped", message)
@@ -404,7 +404,7 @@ class TrainingWatch:
         return MemoryExhaustedError(message)
 
     def loader_restarted(self, reason: str) -> None:
-        """A loader process died and was replaced."""
+        """Report that a loader process died and was replaced."""
         message = f"{reason} The loader was started again at step {self._here().step}."
         self._warn("loader_restarted", message, reason=reason)
 

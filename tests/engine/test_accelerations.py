@@ -128,13 +128,3 @@ def test_parts_that_are_sent_ahead_come_in_order_with_their_numbers():
     seen = [(number, part.sample_ids, list(taken)) for number, part in sent_ahead(one_by_one(), CPU)]
     assert seen == [(0, ("a", "b"), [0, 2]), (2, ("c", "d"), [0, 2, 4]), (4, ("e",), [0, 2, 4])]
     assert list(sent_ahead(iter(()), CPU)) == []
-
-
-def test_all_batches_are_sent_by_one_stream(monkeypatch):
-    # torch keeps what each of a GPU's streams had for that one alone, which no memory plan knows of.
-    used, stream = [], torch.cpu.stream
-    monkeypatch.setattr(torch.cpu, "stream", lambda each: used.append(each) or stream(each))
-    for _ in range(3):
-        assert len(list(sent_ahead([(0, Batch(("a",), {})), (1, Batch(("b",), {}))], CPU))) == 2
-    assert len(used) == 6
-    assert len(set(map(id, used))) == 1

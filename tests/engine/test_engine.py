@@ -10,7 +10,7 @@ from fvc_lib.services.checkpoint_files import LATEST, CheckpointMismatchError, C
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.tasks.video.task import BinaryScores
 from tests.kits.engine_kit import draining, latest_weights, same_end, stop_after
-from tests.kits.task_kit import KINDS, Some, each_task
+from tests.kits.task_kit import KINDS, each_task
 
 
 def test_a_learnable_problem_is_learned(make_engine, tiny_training):
@@ -128,15 +128,6 @@ def test_a_frozen_stage_is_not_changed_before_its_epoch_and_changed_after_it(mak
 def test_early_stopping_waits_its_turn_and_the_best_epoch_stands(make_engine):
     state = make_engine(epochs=30, early_stopping_epochs=2, learning_rate=0.2).fit()
     assert state.epochs_done == state.best_epoch + 2 < 30
-
-
-def test_balanced_sampling_draws_classes_evenly(make_engine, tasks):
-    task = tasks()
-    task.training_data = Some(task.training_data, (0, 2, 4, 6, 8, 10, 1, 3))  # six real and two fake
-    drawn = []
-    keep = draining(task, lambda model, batch: drawn.extend(batch.tensors["label"].tolist() if model.training else []))
-    make_engine(task=keep, balance_classes=True, epochs=2).fit()
-    assert sum(drawn) == len(drawn) / 2 == 8
 
 
 def test_no_training_data_is_refused(make_engine, tasks):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fvc_lib.engine.device import EagerAdamW
+from fvc_lib.engine.step import EagerAdamW
 from tests.faults.checkpoint_lives import same
 from tests.kits.engine_kit import EndsOnce, draining, tight
 from tests.kits.rank_kit import Training, distance, run_ranks, same_result, same_weights, train
@@ -121,11 +121,6 @@ def test_metrics_of_given_weights_are_equal_to_the_bit_on_any_number_of_ranks(ta
         assert repr(found["history"][0].validation) == repr(whole["history"][0].validation)  # NaN equals NaN
         assert found["loss"] == whole["loss"]
         assert same(found["scores"], whole["scores"])
-
-
-def test_balanced_sampling_is_shared_as_well(tasks, trained):
-    whole = trained(1, "whole", tasks, balance_classes=True)
-    assert distance(trained(2, "ranks", tasks, balance_classes=True), whole) < 1e-6
 
 
 @pytest.mark.fault(16, 17)

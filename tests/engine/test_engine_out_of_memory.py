@@ -3,14 +3,12 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from fvc_lib.engine.step import MemoryExhaustedError
-from fvc_lib.engine.task import LossSum
 from fvc_lib.services.checkpoint_files import CheckpointFolder
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.tasks.video.task import BinaryScores
-from tests.kits.engine_kit import HALF, EndsOnce, StepsEnd, draining, same_end, stop_after, tight, weight_distance
+from tests.kits.engine_kit import EndsOnce, StepsEnd, draining, same_end, stop_after, tight, weight_distance
 from tests.kits.task_kit import changed, each_task
 
 
@@ -60,41 +58,6 @@ def test_memory_that_ends_at_any_call_leaves_the_result(make_engine, tasks, obse
     assert number > 2
     assert len(observer.of("out_of_memory")) == number - 1
     assert {details["where"] for details in observer.of("out_of_memory")} == {where}
-
-
-class _InDouble:
-    """A small network in float64 on the same clips, so that nothing but a wrong sum can make a difference."""
-
-    def build_model(self):
-        layers = [nn.Flatten(), nn.Linear(2 * 3 * 16 * 16, 8), nn.GroupNorm(2, 8), nn.ReLU(), nn.Linear(8, 1)]
-        return nn.Sequential(*layers).double()
-
-    def forward(self, model, batch):
-        return {"logits": model(batch.tensors["frames"].double() / 255).squeeze(1)}
-
-    def loss(self, outputs, batch):
-        labels = batch.tensors["label"].double()
-        weights = 0.3 + labels
-        loss = nn.functional.binary_cross_entropy_with_logits(outputs["logits"], labels, weights, reduction="sum")
-        return LossSum(loss, weights.sum())
-
-
-@pytest.mark.fault(16, 17, 18)
-@pytest.mark.parametrize(
-    "where", ["backward", *(pytest.param(k, marks=pytest.mark.long) for k in ("forward", "validation"))]
-)
-def test_in_double_precision_the_result_is_the_same_to_twelve_digits(make_engine, tasks, where, tally):
-    task = changed(tasks(), _InDouble)
-    settings = {"micro_batch": 8, "epochs": 3 if where == "validation" else 1}
-    whole = make_engine("whole", task=tight(task, draws=False), **settings).fit()
-    for number in range(1, 100):
-        ends = EndsOnce(where, number)
-        state = make_engine(f"at {number}", task=tight(task, ends, draws=False), **settings).fit()
-        if ends.calls < number:
-            break
-        assert distance(state, whole) < 1e-12
-        tally.add(survived=1)
-    assert number > 3
 
 
 @pytest.mark.fault(16)
@@ -224,17 +187,6 @@ def test_memory_that_never_suffices_ends_with_sizes_and_the_checkpoint(make_engi
     make_engine(task=tasks(), epochs=1).fit()
 
 
-@pytest.mark.fault(19)
-@each_task(long=("image", "video_text"))
-def test_a_lost_step_is_also_restored_under_a_loss_scaler(make_engine, observer, monkeypatch):
-    whole = make_engine("whole", compute=HALF).fit()
-    with monkeypatch.context() as patch:
-        StepsEnd(patch, {2})
-        state = make_engine("lost", compute=HALF, memory=observer).fit()
-    assert len(observer.of("step_restored")) == 1
-    assert same_end(state, whole)
-
-
 @pytest.mark.fault(20)
 def test_memory_that_ends_while_loading_ends_with_the_checkpoint_and_what_to_try(make_engine, tasks, observer):
     class Hungry:
@@ -287,19 +239,6 @@ def test_memory_that_ends_in_scoring_withdraws_the_claim(make_engine, tasks):
     engine.task.ends = twice
     engine.predict(engine.task.validation_data, state.best_model, BinaryScores())
     assert state.inexact_because == ["out of memory while a finished model was scored"]
-
-
-def test_a_resumed_training_may_use_smaller_micro_batches_but_not_larger(make_engine, tasks):
-    sizes = []
-    watched = draining(tasks(), lambda model, batch: sizes.append(len(batch)))
-    with pytest.raises(StoppedError):
-        make_engine(stop=stop_after(1)).fit()
-    with pytest.raises(StoppedError):
-        make_engine(task=watched, micro_batch=8, stop=stop_after(1)).fit()
-    assert sizes == [4, 4]
-    with pytest.raises(StoppedError):
-        make_engine(task=watched, micro_batch=2, stop=stop_after(1)).fit()
-    assert sizes[2:] == [2, 2, 2]
 
 
 @each_task()

@@ -88,13 +88,3 @@ def test_an_out_of_memory_in_validation_lasts_to_the_end_of_its_pass():
     assert [plan.in_validation(3, sample) for sample in (0, 8, 16, 24)] == [8, 8, 2, 2]
     assert plan.in_validation(6, 16) == 8
     assert plan.current == 8
-
-
-def test_older_checkpoints_lack_the_counts():
-    plan = MicroBatchPlan(8)
-    train(plan, [5])
-    older = {name: plan.to_document()[name] for name in ("planned", "current", "changes")}
-    for more in ({}, {"recovery_steps": 0, "quiet_steps": 0, "wait_steps": 0, "climbed": False}):
-        again = MicroBatchPlan(8)
-        again.resumed({**older, **more}, 1)
-        assert again == plan

@@ -6,16 +6,8 @@ import torch
 from hypothesis import given, strategies as st
 from torch import nn
 
-from fvc_lib.engine.device import (
-    ComputeDevice,
-    EagerAdamW,
-    Precision,
-    build_optimizer,
-    deterministic_algorithms,
-    finish_gradients,
-    learning_rate_at,
-    resolve_device,
-)
+from fvc_lib.engine.device import ComputeDevice, Precision, deterministic_algorithms
+from fvc_lib.engine.step import EagerAdamW, build_optimizer, finish_gradients, learning_rate_at
 from tests.faults.forked import run
 
 
@@ -81,15 +73,9 @@ def test_gradients_are_scaled_then_clipped():
     assert torch.cat([a.grad, b.grad]).norm().item() == pytest.approx(1, rel=1e-5)
 
 
-def test_float32_neither_casts_nor_scales():
-    precision = Precision(resolve_device("cpu"))
+@pytest.mark.parametrize(("amp_dtype", "computed"), [(None, torch.float32), (torch.bfloat16, torch.bfloat16)])
+def test_only_mixed_precision_casts(amp_dtype, computed):
+    precision = Precision(ComputeDevice(torch.device("cpu"), amp_dtype, "test"))
     with precision.autocast():
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == computed
     assert not precision.scales_losses
-    assert precision.scaler.scale(torch.tensor(3.0)).item() == 3
-
-
-def test_mixed_precision_casts():
-    precision = Precision(ComputeDevice(torch.device("cpu"), torch.bfloat16, "test"))
-    with precision.autocast():
-        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16

@@ -13,13 +13,13 @@ import torch
 from fvc_lib.engine import memory, preflight as module
 from fvc_lib.engine.device import ComputeDevice, resolve_device
 from fvc_lib.engine.memory import planned_micro_batch
-from fvc_lib.engine.preflight import PreflightReport, StepRequest, preflight
+from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.memory.budget import MemoryBudget, resident_bytes
 from fvc_lib.services.memory.policy import DeviceMemory, NoObserver
 from fvc_lib.tasks.video.task import engine_settings
-from tests.kits.preflight_tasks import ComparingTask, TroubledTask, WideTask
+from tests.kits.preflight_tasks import ComparingTask, TroubledTask
 
 ROOT = Path(__file__).parents[2]
 CPU = resolve_device("cpu")
@@ -125,14 +125,6 @@ def test_a_loss_that_compares_the_samples_of_all_ranks_asks_for_a_smaller_effect
     assert ("effective_batch_size" in report.problem) == (num_ranks == 2)
 
 
-@pytest.mark.usefixtures("warm_workers")
-@pytest.mark.long
-def test_the_average_of_the_weights_is_one_more_copy():
-    request = StepRequest(WideTask("raise", 99), 1, effective_batch_size=1, compute=CPU)
-    plain, more = (preflight(each, budget=PLENTY) for each in (request, replace(request, averages=True)))
-    assert more.peak_bytes - plain.peak_bytes > 0.9 * WideTask.num_bytes
-
-
 def test_a_micro_batch_is_no_larger_than_an_effective_batch_or_the_data():
     request = troubled("raise", 99, micro_batch=64)
     assert request.largest_micro_batch == 16
@@ -190,12 +182,6 @@ def test_without_a_preflight_nothing_is_measured():
 def test_a_budget_that_this_process_is_over_already_is_refused():
     with pytest.raises(UsageError, match=r"mem_gb 0\.05: this process holds .* -p mem_gb none"):
         planned(RunConfig(batch_size=4, mem_gb=0.05), Places())
-
-
-def test_an_effective_batch_smaller_than_the_micro_batch_lowers_nothing(monkeypatch):
-    report = PreflightReport(2, 2, PLENTY, 10**9)
-    monkeypatch.setattr(memory, "preflight", lambda *_, **__: report)
-    assert planned(RunConfig(batch_size=4, effective_batch_size=2), Places()) == (4, 10**9)
 
 
 @pytest.mark.parametrize(("mem_gb", "gigabytes"), [(2.0, 2.0), (9.0, 3.0)])

@@ -187,19 +187,6 @@ def test_kill_9_of_the_kernel_ends_the_ranks_and_leaves_no_gap_in_the_metric_log
     assert outcome.training.inexact_because == ()
 
 
-@pytest.mark.long
-def test_ranks_that_are_told_to_stop_before_they_listen_were_stopped(two_ranks):
-    """As by scancel, which reaches the ranks before their launcher asks them: there is nothing to save yet."""
-
-    def stop():
-        for rank in rank_processes(two_ranks.paths.logs / f"{STAGE}_fold_0_ranks.log").values():
-            rank.terminate()
-        return False
-
-    with pytest.raises(StoppedError, match="stopped as asked"):
-        train_fold(two_ranks.paths, two_ranks.config, 0, metric_log=NoMetrics(), stop=stop)
-
-
 @pytest.mark.slow
 def test_reports_of_the_ranks_arrive_and_one_of_them_writes_the_metric_log(two_ranks):
     """The notebook's log of the same file is open meanwhile, and stays without a line of its own."""

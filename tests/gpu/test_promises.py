@@ -12,7 +12,8 @@ import safetensors.torch
 import torch
 
 from fvc_lib.detectors.own.frame_cnn import FrameCnn
-from fvc_lib.engine.device import STEM_CLIPS, accelerated, build_optimizer, resolve_device
+from fvc_lib.engine.device import STEM_CLIPS, accelerated, resolve_device
+from fvc_lib.engine.step import build_optimizer
 from fvc_lib.services.errors import StoppedError
 from tests.gpu import promises
 from tests.gpu.promises import Outcome, try_promises

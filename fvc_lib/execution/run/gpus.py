@@ -21,7 +21,7 @@ FOLD_BYTES = 2_000_000_000
 
 
 def folds_at_once(config: RunConfig) -> int:
-    """How many folds to train at once where nobody says: one per core while each has ``FOLD_BYTES``.
+    """Return the default number of folds to train at once: one per core while each has ``FOLD_BYTES``.
 
     On GPUs as many as get one each, or one for each of their ranks.
     """
@@ -35,17 +35,17 @@ def folds_at_once(config: RunConfig) -> int:
 
 
 def on_gpu(config: RunConfig) -> bool:
-    """Whether trainings of these parameters are on a GPU, as far as that is known without torch."""
+    """Return whether trainings of these parameters use a GPU, as far as that is known without torch."""
     return config.device != "cpu" and (config.device != "auto" or sys.platform == "darwin" or bool(visible_gpus()))
 
 
 def training_gpus(config: RunConfig) -> list[str]:
-    """The GPUs over which trainings of these parameters are dealt; none where they train elsewhere."""
+    """Return the GPUs that trainings of these parameters share; none if they train elsewhere."""
     return visible_gpus() if on_gpu(config) and not config.of_features else []
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that trainings may use, as CUDA_VISIBLE_DEVICES names them; without it the numbers of all.
+    """Return the GPUs that trainings may use, as CUDA_VISIBLE_DEVICES names them; without it the numbers of all.
 
     As for CUDA, nothing counts after a name that means none; SLURM says NoDevFiles to a job without GPUs.
     """
@@ -56,7 +56,7 @@ def visible_gpus() -> list[str]:
 
 
 def most_of_ranks_at_once(config: RunConfig) -> int | None:
-    """How many trainings of several ranks may go at once, so that no two share a GPU; None: nothing forbids any number.
+    """Return how many trainings of several ranks may run at once without sharing a GPU; None: any number.
 
     In a SLURM job of several nodes the ranks of each are spread over all of these: one goes at a time.
     """
@@ -72,7 +72,7 @@ def gpu_groups(of: Sequence[str], num_ranks: int) -> list[tuple[str, ...]]:
 
 
 def job_nodes() -> int:
-    """Of the SLURM job that this process is in; 1 outside one."""
+    """Return the number of nodes of this process's SLURM job; 1 outside one."""
     return int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
 
 
@@ -80,7 +80,7 @@ def job_nodes() -> int:
 
 
 def trainings_at_once(config: RunConfig, jobs: int | None = None) -> int:
-    """How many trainings a run has at the same time where there are GPUs enough; ``jobs``: as ``--jobs`` says."""
+    """Return how many trainings a run has at the same time if there are GPUs enough; ``jobs`` as in ``--jobs``."""
     fans_out = config.use_mlops_pipeline and TASKS[config.task].training_stage.per_fold
     most = config.num_trainings if fans_out else 1
     return min(jobs or most, most)
@@ -89,9 +89,9 @@ def trainings_at_once(config: RunConfig, jobs: int | None = None) -> int:
 def ranks_chosen_here(
     config: RunConfig, jobs: int | None = None, here: Sequence[str] | None = None
 ) -> tuple[RunConfig, str]:
-    """``config`` with the number that ``num_ranks auto`` is on this machine or in this job, and why, a sentence.
+    """Replace ``num_ranks auto`` by a number for this machine or job; return the reason as a sentence.
 
-    As it is, and no sentence, where a number was given. ``here``: the GPUs that the run may use; None: all.
+    A given number stays, without a sentence. ``here``: the GPUs that the run may use; None: all.
     """
     if config.num_ranks != AUTO_RANKS:
         return config, ""
@@ -107,9 +107,9 @@ def ranks_chosen_here(
 def ranks_chosen_for_job(
     config: RunConfig, *, gpus_of_rank: int, ranks_per_node: int | None, jobs: int, site: str
 ) -> tuple[RunConfig, str]:
-    """As ``ranks_chosen_here`` for a SLURM job to be submitted, which gets one node for its trainings.
+    """Choose as ``ranks_chosen_here`` for a SLURM job to be submitted, which has one node for its trainings.
 
-    At most ``jobs`` of them go at the same time in one job; the others are settings of the file called ``site``.
+    At most ``jobs`` of them run at the same time in one job; the others are settings of the file called ``site``.
     """
     if config.num_ranks != AUTO_RANKS:
         return config, ""
@@ -128,7 +128,7 @@ def _dealt(config: RunConfig, gpus: int, at_once: int, named: str) -> tuple[RunC
 
 
 def _one_process(config: RunConfig) -> str:
-    """Why these parameters train in one process wherever that is; empty where they need not."""
+    """Say why these parameters train in one process anywhere; empty if they need not."""
     if config.of_features:
         return f"{config.model} trains in one process"
     return f"device {config.device}: there are no GPUs to share out" if config.device in ("cpu", "mps") else ""
@@ -142,7 +142,7 @@ def _chosen(config: RunConfig, ranks: int, why: str) -> tuple[RunConfig, str]:
 
 
 def shares_of_ranks(config: RunConfig) -> str:
-    """What each rank computes of an optimizer step, the same for any number of them; a sentence, empty for one rank."""
+    """Describe what each rank computes of an optimizer step in a sentence; empty for one rank."""
     if config.num_ranks < 2:
         return ""
     least, rest = divmod(config.effective_batch_size, config.num_ranks)
