@@ -1,4 +1,4 @@
-"""What a run says in one line: its number, beside its controls, and whether it is above them."""
+"""The headline of a run: its number, its controls, and whether it is above them."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ import polars as pl
 
 from fvc_lib.analysis.read.cautions import (
     audit_failures,
+    fake_voices,
     interval_cautions,
     leakage_audit_of,
-    of_fake_voices,
     parameter_cautions,
     trial_caution,
     untested_classes,
@@ -37,6 +37,7 @@ from fvc_lib.analysis.read.protocols import (
 from fvc_lib.analysis.read.queries import memory_peaks, results
 from fvc_lib.analysis.read.records import (
     Answer,
+    as_number,
     earlier_attempt,
     failure,
     read_tables,
@@ -61,7 +62,7 @@ from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import TASK_RESULTS
 from fvc_lib.services.tasks import CROSS_CORPUS, DEFAULT_TASK, KFOLD, LENGTH_MATCHED, METADATA_MATCHED, TASKS
 
-# --- What the one number of a run measures, by the run's task: its name, what was judged, and the scores on record
+# --- The main measure of each task, and its scores on record
 
 EXACT_CONTROLS = frozenset({"chance"})  # computed, not estimated: such a control is its own interval
 
@@ -78,11 +79,17 @@ class Score:
 
 @dataclass(frozen=True)
 class Measure:
-    """What the scores of a headline are of: its name, and ``one`` of what was judged, in the singular.
+    """The measure of a headline's scores.
 
-    ``chance`` is what knowing nothing scores, where that is the same for every corpus; ``remark`` a sentence on what
-    the number does not say; ``is_split_in_folds`` where everything was judged once, over folds, else a test part was;
-    ``strict_controls`` are those without which nothing is claimed, with how one is got (``TaskSpec.strict_controls``).
+    Attributes:
+        name: of the measure.
+        one: the judged thing in the singular, such as ``video``.
+        chance: the score of guessing, if every corpus has the same.
+        remark: a sentence on the limits of the number.
+        is_split_in_folds: whether folds cover all samples; else only a test part was judged.
+        strict_controls: controls that a claim needs, each with the command that adds it (``TaskSpec.strict_controls``).
+        is_of_classes: whether the score covers all classes together.
+        leaks: a sentence on the leaks of the official split that the run used; else empty.
     """
 
     name: str
@@ -92,23 +99,23 @@ class Measure:
     is_split_in_folds: bool = False
     strict_controls: Mapping[str, str] = field(default_factory=dict)
     is_of_classes: bool = False
-    leaks: str = ""  # of an official split, which the number was made with all the same
+    leaks: str = ""
 
     def circumstances(self, num_samples: int | None, num_groups: int | None) -> str:
-        """How many were judged and by whom, in sentences."""
+        """Return sentences on the number of samples and groups, and on what the model had seen."""
         if num_samples is None or num_groups is None:
             return f"How many {self.one}s were judged is not recorded."
         samples, groups = count_text(num_samples, self.one), count_text(num_groups, "group")
         if self.leaks:
             return f"Each of {samples}, in {groups}, was judged once. {self.leaks} {self.remark}".strip()
         was, their = ("was", "its") if num_samples == 1 else ("were", "their")
-        told = (
+        judged = (
             f"Each of {samples} was judged once, by a model that had seen no {self.one} of its group ({groups})."
             if self.is_split_in_folds
             else f"{samples} of the test part, in {groups}, {was} judged once, by a model that had seen none of "
             f"{their} group{'s' * (num_groups != 1)}."
         )
-        return f"{told} {self.remark}".strip()
+        return f"{judged} {self.remark}".strip()
 
 
 FORGERIES = Measure(
@@ -123,10 +130,17 @@ FORGERIES = Measure(
 
 @dataclass(frozen=True)
 class MeasuredScores:
-    """The scores of one measure, the model's first, with what they were computed on; ``notes`` as of ``Answer``.
+    """The scores of one measure, the model's first.
 
-    ``cautions`` are what must be known of them, ``earlier`` whose they are where the last attempt has not made them,
-    ``margin`` is the model's over the trained floor.
+    Attributes:
+        measure: that the scores are of.
+        scores: of the model and its controls.
+        num_samples: that were judged.
+        num_groups: of the samples.
+        notes: on files that cannot be read.
+        cautions: on the scores.
+        earlier: the earlier attempt that made the scores; empty if the last one did.
+        margin: of the model over the trained floor.
     """
 
     measure: Measure
@@ -140,7 +154,7 @@ class MeasuredScores:
 
 
 def task_scores(results: pl.DataFrame, task: str) -> MeasuredScores:
-    """The one number of a run without folds (``tables.TASK_RESULTS``), and its controls from best to worst."""
+    """Return the main score of a run without folds (TASK_RESULTS), and its controls from best to worst."""
     for subject, metric, one in TASKS[task].headline:
         begins = pl.col("subject").str.starts_with(subject) & pl.col("metric").str.starts_with(metric)
         rows = results.filter(begins)
@@ -166,10 +180,10 @@ def _score(source: str, value: float | None, low: float | None, high: float | No
     return Score(source, value, value, value) if exact else Score(source, value, low, high)
 
 
-# --- Where the model stands beside its controls
+# --- The verdict against the controls
 
 HEADLINE_METRIC = "roc_auc"
-# Shown to make the leak visible: a row-wise split is what the run refuses to do, so it is nothing to be compared with.
+# The score of a split by rows, shown to make that leak visible; no verdict compares with it.
 DISHONEST_CONTROLS = frozenset({"group_lookup_by_row"})
 
 SHUFFLED_LABELS = "shuffled_labels"
@@ -179,13 +193,13 @@ REAL_SOURCE_FLOOR = "real_source_floor"  # of the model's own scores
 REAL_SOURCE_CONTROL = "real_source_control"  # of the same detector trained on the sources
 _FLOORS = (REAL_SOURCE_FLOOR, REAL_SOURCE_CONTROL)
 MARGIN = "margin_over_floor"
-# Of a run that was not asked for it the checkpoints serve on; one older than this control trains anew.
+# A fork reuses the checkpoints of a run without this control; otherwise the folds train again.
 _HOW_TO_TRAIN_ON_SOURCES = {
     True: "run_notebooks.py --resume RUN --fork -p real_source_control true",
     False: "run_notebooks.py --force 04 --resume RUN",
 }
-METADATA_CARRIERS = "metadata_carriers"  # of the leakage audit: which columns give the labels away
-SIZE_AND_RATE = "size_and_rate"  # of the same: that these alone do, and what to do about it
+METADATA_CARRIERS = "metadata_carriers"  # a check of the leakage audit: the columns that predict the labels
+SIZE_AND_RATE = "size_and_rate"  # likewise: these alone predict them, with advice
 CHANCE_AUC = 0.5
 
 Standing = Literal["above control", "not above control", "not shown", "no result"]
@@ -193,7 +207,7 @@ Standing = Literal["above control", "not above control", "not shown", "no result
 
 @dataclass(frozen=True)
 class Verdict:
-    """Where the model stands beside its best honest control, in a word and a sentence."""
+    """The model's standing against its best honest control, with a sentence."""
 
     standing: Standing
     sentence: str
@@ -202,10 +216,9 @@ class Verdict:
 
 @dataclass(frozen=True)
 class ReportHeadline:
-    """The head of a report. ``None`` is shown as "not recorded".
+    """The head of a report; pages show ``None`` as "not recorded".
 
-    ``scores`` are of ``measure``, over ``num_samples`` of what it judges; ``more_facts`` are name and text of what else
-    is worth knowing at a glance.
+    ``scores`` are of ``measure``. ``more_facts`` are further facts as pairs of name and text.
     """
 
     run_id: str
@@ -220,29 +233,27 @@ class ReportHeadline:
     duration_seconds: float | None = None
     started_utc: str | None = None
     model: str | None = None
-    protocol: str = ""  # empty: folds
+    protocol: str = ""  # empty for folds
     corpus: str | None = None
     failure: str | None = None
     cautions: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # which files are damaged or cannot be read
-    earlier: str = ""  # whose the numbers are, where the run has gone on since and not come to its end
+    notes: tuple[str, ...] = ()  # on damaged and unreadable files
+    earlier: str = ""  # the earlier attempt that made the numbers; empty if the last one did
     more_facts: tuple[tuple[str, str], ...] = ()
 
     @property
     def model_score(self) -> Score | None:
-        """The model's own score, when there is one."""
+        """Return the model's own score; None if there is none."""
         return next((score for score in self.scores if score.source == "model" and score.value is not None), None)
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The verdict and what to know beside it."""
+        """Return the verdict and the cautions."""
         return (self.verdict.sentence, *self.cautions)
 
 
 def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -> tuple[Score, ...]:
-    """The scores over all folds of one run's results: the model, then its controls from best to worst, and last those
-    that only show what leakage would claim.
-    """
+    """Return the scores over all folds: the model, its controls from best to worst, then the dishonest ones."""
     rows = results_frame.filter((pl.col("scope") == "all") & (pl.col("metric") == metric))
     aside = pl.col("source").is_in(sorted(DISHONEST_CONTROLS))
     rows = rows.sort(pl.col("source") != "model", aside, -pl.col("value"), "source", nulls_last=True)
@@ -250,18 +261,17 @@ def overall_scores(results_frame: pl.DataFrame, metric: str = HEADLINE_METRIC) -
 
 
 def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure = FORGERIES) -> Verdict:
-    """Compare the model with every honest control by the rule of ``metrics.paired_difference.is_above_control``.
+    """Compare the model with every honest control by ``metrics.paired_difference.is_above_control``.
 
-    A model is above its controls only where each strict one of ``measure`` has a value. A network that scores above
-    chance on shuffled labels has seen what it is tested on, unless it is one of the few that chance alone lifts there;
-    and where the leakage audit found something (``leaks``), no number counts.
+    A model is above its controls only if each strict control of ``measure`` has a value. A network above chance on
+    shuffled labels has probably seen its test data. With a failed leakage check (``leaks``) no number counts.
     """
     model = next((score for score in scores if score.source == "model"), None)
     if model is None or model.value is None:
         return Verdict("no result", "No result is recorded.")
     controls = [s for s in scores if s.source != "model" and s.source not in DISHONEST_CONTROLS and s.value is not None]
     missing = _missing(controls, measure)
-    # Two sources that chance alone parts deny nothing; a floor that may be higher than the model leaves it open.
+    # A floor that is not shown above chance denies nothing, but one that may exceed the model leaves the case open.
     unsure = [s for s in controls if s.source in _FLOORS and not _is_recognised(s)]
     controls = [s for s in controls if s not in unsure]
     best = max(controls, key=lambda score: (score.value or 0.0, score.high or 0.0), default=None)
@@ -279,7 +289,7 @@ def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure =
         return Verdict("not above control", sentence, shuffled)
     in_reach = [c for c in controls if not is_above_control(model.value, model.low, c.value, c.high)]
     if best is not None and in_reach:
-        # Not always the one with the best value: a worse one may have the wider interval.
+        # A control with a lower value may have the wider interval.
         nearest = best if best in in_reach else max(in_reach, key=lambda score: score.high or score.value or 0.0)
         interval = interval_text(nearest.value, nearest.low, nearest.high)
         sentence = f"The model is not above its control ({source_name(nearest.source).lower()}, {interval})."
@@ -300,7 +310,7 @@ def judge(scores: Sequence[Score], leaks: Sequence[str] = (), measure: Measure =
 
 
 def _missing(controls: Sequence[Score], measure: Measure) -> str:
-    """Which strict controls of ``measure`` are not among ``controls``, and how to get them; empty where all are."""
+    """Return a sentence on the strict controls that are missing, with the commands that add them; else empty."""
     there = {score.source for score in controls}
     how: dict[str, list[str]] = {}
     for source, command in measure.strict_controls.items():
@@ -310,7 +320,7 @@ def _missing(controls: Sequence[Score], measure: Measure) -> str:
 
 
 def run_headline(run: RunPaths) -> ReportHeadline:
-    """The headline of one run from whatever it has recorded so far."""
+    """Return the headline of a run from what it has recorded so far."""
     asked = run_parameters(run)
     measured = measured_scores(run)
     status = run_status(run)
@@ -318,10 +328,11 @@ def run_headline(run: RunPaths) -> ReportHeadline:
     of_scores = (*measured.cautions, *interval_cautions(model.value, model.low, model.high)) if model else ()
     chance = measured.measure.chance
     if model and chance is not None and model.high is not None and model.high < chance:
-        below = f"The whole interval lies below chance ({chance:g}): "
-        told = below + "what told the labels in training tells the opposite here."
-        of_scores = (told, *of_scores)
+        reason = "what predicted the labels in training predicts the opposite here."
+        of_scores = (f"The whole interval lies below chance ({chance:g}): {reason}", *of_scores)
     verdict = run_verdict(run, measured)
+    logged_peak = memory_peaks([run]).frame["peak_rss_bytes"].max()
+    peak = as_number(status.get("peak_rss_bytes") if logged_peak is None else logged_peak)
     return ReportHeadline(
         run_id=path_to_text(run.run_id),
         experiment=path_to_text(run.experiment),
@@ -331,8 +342,8 @@ def run_headline(run: RunPaths) -> ReportHeadline:
         scores=measured.scores,
         num_samples=measured.num_samples,
         num_groups=measured.num_groups,
-        peak_rss_bytes=_peak_rss_bytes(run, status),
-        duration_seconds=_number(status.get("duration_seconds")),
+        peak_rss_bytes=None if peak is None else int(peak),
+        duration_seconds=as_number(status.get("duration_seconds")),
         started_utc=as_text(status.get("started_utc")) or started_from_name(run.run_id),
         model=ensemble_text(run) or model_name(asked),
         protocol=protocol_text(asked, recorded_corpora(run)),
@@ -345,7 +356,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
             *floor_margin(measured.scores, measured.margin),
             *(caution for caution in trial_caution(asked) if caution != verdict.sentence),
             *parameter_cautions(asked),
-            *of_fake_voices(run),
+            *fake_voices(run),
             *of_scores,
         ),
         earlier=measured.earlier,
@@ -354,7 +365,7 @@ def run_headline(run: RunPaths) -> ReportHeadline:
 
 
 def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
-    """Where the run's model stands by what ``measured_scores`` found; of an earlier attempt it says that alone."""
+    """Return the verdict on a run's scores; scores of an earlier attempt are no result."""
     if measured.notes:
         return Verdict("no result", "The results cannot be read.")
     verdict = judge(measured.scores, audit_failures(run), measured.measure)
@@ -365,47 +376,42 @@ def run_verdict(run: RunPaths, measured: MeasuredScores) -> Verdict:
         return replace(verdict, standing="not shown", sentence=trial[0])
     if measured.measure.leaks and verdict.standing == "above control":
         how = f"Without what leaks: {strict_command(path_to_text(run.root))}"
-        told = f"Not shown to be above its controls. {measured.measure.leaks} {how}"
-        return replace(verdict, standing="not shown", sentence=told)
-    # Where a missing control is got: of this run, as it is typed here; of an ensemble in each of its runs.
+        sentence = f"Not shown to be above its controls. {measured.measure.leaks} {how}"
+        return replace(verdict, standing="not shown", sentence=sentence)
     sentence = verdict.sentence.replace("run_notebooks.py", command_text())
-    if is_ensemble(run.root):
-        return replace(verdict, sentence=sentence)
-    sentence = sentence.replace("--resume RUN", shlex.join(["--resume", path_to_text(run.root)]))
+    if not is_ensemble(run.root):  # whose controls are added in each of its runs
+        sentence = sentence.replace("--resume RUN", shlex.join(["--resume", path_to_text(run.root)]))
     return replace(verdict, sentence=sentence)
 
 
 def floor_margin(scores: Sequence[Score], margin: Score | None = None) -> tuple[str, ...]:
-    """How well two sources of reals are told apart, and how far the model is above that, where it is known.
+    """Return sentences on how well two sources of reals are distinguished, and on the model's margin over that.
 
-    ``margin`` is that over the floor of the detector trained on the sources, from draws of the same groups.
+    ``margin`` is the model's over the floor of the detector trained on the sources, from the same drawn groups.
     """
     known = {score.source: score for score in scores if score.value is not None}
     if "model" not in known:
         return ()
     model, floor, trained = (known.get(name) for name in ("model", *_FLOORS))
-    told = []
+    sentences = []
     if trained is not None:
         shown = "recognises" if _is_recognised(trained) else "is not shown to recognise"
         over = interval_text(margin.value, margin.low, margin.high) if margin else "not recorded"
-        told.append(
+        sentences.append(
             f"The detector {shown} where a real comes from: trained to tell two sources of reals apart, it has "
             f"AUC {interval_text(trained.value, trained.low, trained.high)} (floor); the model's margin over it is "
             f"{over}, on the same drawn groups."
         )
     if model is not None and floor is not None and model.value is not None and floor.value is not None:
         shown = "recognises the corpus" if _is_recognised(floor) else "is not shown to recognise the corpus"
-        interval, over = interval_text(floor.value, floor.low, floor.high), _against(model.value, floor.value)
+        interval = interval_text(floor.value, floor.low, floor.high)
+        over = f"{abs(model.value - floor.value):.3f} {'more' if model.value >= floor.value else 'less'}"
         untrained = "" if trained is not None else " No model was trained on the sources."
-        told.append(
+        sentences.append(
             f"The model {shown}: its scores tell two sources of real videos apart with AUC {interval} (floor); "
             f"fakes from reals with {over}.{untrained}"
         )
-    return tuple(told)
-
-
-def _against(model: float, floor: float) -> str:
-    return f"{abs(model - floor):.3f} {'more' if model >= floor else 'less'}"
+    return tuple(sentences)
 
 
 def _is_recognised(floor: Score) -> bool:
@@ -413,13 +419,13 @@ def _is_recognised(floor: Score) -> bool:
 
 
 def what_to_do(control: Score, parameters: Mapping[str, object]) -> str:
-    """What helps against a control that the model is not above, sentences; empty of one that nothing is known against.
+    """Return advice against a control that the model is not above; empty if there is none.
 
-    Nothing of the videos helps against one that is not shown above chance. ``parameters`` are the run's: what it does
-    already is not advised, nor folds to a run that asks another question than folds do.
+    ``parameters`` are the run's: the advice leaves out what the run does already and what its protocol excludes.
+    Against a control that is not shown above chance, other videos would not help.
     """
     protocol = protocol_name(parameters)
-    folds, told, ways = protocol in (KFOLD, LENGTH_MATCHED, METADATA_MATCHED), "", []
+    folds, cause, ways = protocol in (KFOLD, LENGTH_MATCHED, METADATA_MATCHED), "", []
     if control.source == METADATA_ONLY:
         if folds and protocol != METADATA_MATCHED:
             alike = "of codec, size and length: -p protocol metadata_matched"
@@ -430,7 +436,7 @@ def what_to_do(control: Score, parameters: Mapping[str, object]) -> str:
             ways.append("measure again with -p rescale 480 where they are of size and rate")
         ways.append("add reals that are like the fakes in them")
     elif control.source == LENGTH_ONLY:
-        told = "What tells the labels is how long a video is. "
+        cause = "What tells the labels is how long a video is. "
         if protocol == KFOLD:
             ways.append("train and test on videos of alike lengths (-p protocol length_matched)")
         ways.append("add reals that are as long as the fakes")
@@ -445,22 +451,22 @@ def what_to_do(control: Score, parameters: Mapping[str, object]) -> str:
             f"{source_name(control.source)} is not shown to be above chance itself, so other or matched videos would "
             "not help: the model tells too little, or the videos are too few."
         )
-    return f"{told}To do about it: {'; or '.join(ways)}."
+    return f"{cause}To do about it: {'; or '.join(ways)}."
 
 
 def _why_a_control_wins(run: RunPaths, verdict: Verdict) -> tuple[str, ...]:
-    """Which features carry the control that the model is not above, as the audit found, and what to do about it."""
+    """Return the features behind a control that the model is not above, and the advice against it."""
     winner = verdict.best_control
     advice = what_to_do(winner, run_parameters(run)) if winner else ""
     if verdict.standing != "not above control" or winner is None or not advice:
         return ()
-    is_told = winner.source == METADATA_ONLY and "To do about it" in advice
-    carriers = leakage_audit_of(run).frame.filter(check=METADATA_CARRIERS)["finding"].to_list() if is_told else []
+    named = winner.source == METADATA_ONLY and "To do about it" in advice
+    carriers = leakage_audit_of(run).frame.filter(check=METADATA_CARRIERS)["finding"].to_list() if named else []
     return (" ".join([*carriers, advice]),)
 
 
 def measured_scores(run: RunPaths) -> MeasuredScores:
-    """The one number of a run, beside its controls; without scores while there is none."""
+    """Return the main score of a run and its controls; no scores while there are none."""
     asked = run_parameters(run)
     task = run_task(asked)
     if TASKS[task].headline:
@@ -471,21 +477,23 @@ def measured_scores(run: RunPaths) -> MeasuredScores:
         model = answer.frame.filter((pl.col("scope") == "all") & (pl.col("source") == "model"))
         videos, groups = model.select("num_videos", "num_groups").row(0) if model.height else (None, None)
         weaker = weaker_than_one_answer(answer.frame, as_text(asked.get("operating_point")) or "")
-        told = protocol_cautions(asked, answer.frame, HEADLINE_METRIC, recorded_corpora(run)) if model.height else ()
+        protocol = (
+            protocol_cautions(asked, answer.frame, HEADLINE_METRIC, recorded_corpora(run)) if model.height else ()
+        )
         scores = overall_scores(answer.frame)
         strict = dict(FORGERIES.strict_controls)
         if any(score.source == REAL_SOURCE_CONTROL for score in scores):  # else there were no two sources
             strict[REAL_SOURCE_CONTROL] = _HOW_TO_TRAIN_ON_SOURCES[asked.get("real_source_control") is False]
         measure = replace(FORGERIES, leaks=official_leaks(asked, leakage_audit_of(run).frame), strict_controls=strict)
         margin = next((score for score in overall_scores(answer.frame, MARGIN)), None)
-        found = MeasuredScores(measure, scores, videos, groups, answer.notes, (*told, *weaker), margin=margin)
+        found = MeasuredScores(measure, scores, videos, groups, answer.notes, (*protocol, *weaker), margin=margin)
     if found.scores and found.measure.is_of_classes:
         found = replace(found, cautions=(*untested_classes(run), *found.cautions))
     return replace(found, earlier=earlier_attempt(run, table) if found.scores else "")
 
 
 def runs_table(runs_dir: Path) -> Answer:
-    """All runs under ``runs_dir``, newest first, a row of ``_RUNS_SCHEMA`` each; null is not recorded."""
+    """Return one row (``_RUNS_SCHEMA``) for each run under ``runs_dir``, newest first; null is not recorded."""
     rows: list[dict[str, object]] = []
     notes: list[str] = []
     runs = list_runs(runs_dir)[::-1]
@@ -519,17 +527,3 @@ def _table_row(headline: ReportHeadline) -> dict[str, object]:
         "best_control": best.source if best else None,
         "best_control_score": best.value if best else None,
     }
-
-
-def _peak_rss_bytes(run: RunPaths, status: dict[str, object]) -> int | None:
-    """The highest sample of the run's memory logs, else what the runner saw."""
-    return _whole(memory_peaks([run]).frame["peak_rss_bytes"].max()) or _whole(status.get("peak_rss_bytes"))
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _whole(value: object) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)

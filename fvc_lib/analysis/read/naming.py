@@ -1,4 +1,4 @@
-"""What a run is called and told from others by: what it was asked for, its corpus, its detector, how it differs."""
+"""Names of runs: parameters, corpus, detector and the differences from other runs."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from fvc_lib.services.tasks import DEFAULT_TASK, TASKS
 
 
 def run_parameters(run: RunPaths) -> dict[str, object]:
-    """What stands in the run's ``params.yaml``; nothing where it is missing or unreadable."""
+    """Return the values of the run's ``params.yaml``; nothing if it is missing or unreadable."""
     if not run.params_yaml.is_file():
         return {}
     try:
@@ -27,15 +27,15 @@ def run_parameters(run: RunPaths) -> dict[str, object]:
 
 
 def run_task(parameters: Mapping[str, object]) -> str:
-    """The task that a run's parameters name: video, image or video_text; video where none is recorded."""
+    """Return the task that a run's parameters name; video if they name none."""
     task = parameters.get("task")
     return task if isinstance(task, str) and task in TASKS else DEFAULT_TASK
 
 
 def run_names(runs: Sequence[RunPaths]) -> list[str]:
-    """What each of ``runs`` is called beside the others: its id, of like ids with the experiment, else the whole path.
+    """Return a distinct name for each of ``runs``: its id, else experiment and id, else the whole path.
 
-    A run that was copied into another experiment keeps its id; called alike, two runs would be counted as one.
+    A run that was copied into another experiment keeps its id; with one name, two runs would count as one.
     """
     roots = {run.root for run in runs}
     ids = Counter(root.name for root in roots)
@@ -45,15 +45,15 @@ def run_names(runs: Sequence[RunPaths]) -> list[str]:
 
 
 _MOST_MARKS = 3
-# Said anyway
+# These have a place of their own in every list.
 _NO_MARKS = frozenset({"dev_groups", "corpus", "model", "backbone", "experiment", "task", "protocol", "target_corpora"})
 
 
 def run_marks(runs: Sequence[RunPaths]) -> list[tuple[str, str, str]]:
-    """By what each of ``runs`` is told from the others on a list: corpus, detector, and how its parameters differ.
+    """Return corpus, detector and differing parameters of each of ``runs``, for a list of them.
 
-    A parameter that can change a number is named where its value is not the one that most of ``runs`` of its task have;
-    at most ``_MOST_MARKS`` of them. Corpora of one name that hold other files have the beginning of their fingerprints.
+    A parameter that can change a number is named where its value is not that of most runs of the task, up to
+    ``_MOST_MARKS`` of them. Different corpora of one name carry the beginning of their fingerprints.
     """
     asked = [_readable_parameters(run) for run in runs]
     usual: dict[tuple[str, str], str] = {}
@@ -86,7 +86,7 @@ def _value_text(parameters: Mapping[str, object], name: str) -> str:
 
 
 def run_labels(runs: Sequence[RunPaths]) -> list[str]:
-    """``corpus · detector · what differs · experiment / run_id`` on one line each; a damaged record is said to be."""
+    """Return one line for each run: ``corpus · detector · what differs · experiment / run_id``, and damage."""
     labels = []
     for run, mark in zip(runs, run_marks(runs), strict=True):
         damaged = "" if _record(run) or not run.run_json.exists() else f"{run.run_json.name} is damaged"
@@ -96,7 +96,7 @@ def run_labels(runs: Sequence[RunPaths]) -> list[str]:
 
 
 def corpus_text(run: RunPaths) -> str | None:
-    """The name of a run's corpus and the beginning of its fingerprint; None where none is recorded."""
+    """Return the name of a run's corpus with the beginning of its fingerprint; None if none is recorded."""
     name, fingerprint = _recorded_name(_recorded_corpus(run)), _fingerprint(run)
     if not name:
         return None
@@ -106,21 +106,21 @@ def corpus_text(run: RunPaths) -> str | None:
 
 
 def model_name(asked: Mapping[str, object]) -> str | None:
-    """The network of the run's task; of a text encoder that is not the own one only that it is not."""
+    """Return the network of the run's task, and whether its text encoder is from outside."""
     model = as_text(asked.get(TASKS[run_task(asked)].network))
     foreign = run_task(asked) == "video_text" and asked.get("text_encoder") not in (None, "own")
     return f"{model} with a text encoder from outside" if model and foreign else model
 
 
 def ensemble_text(run: RunPaths) -> str:
-    """``mean of frame_cnn + r2plus1d_small`` of an ensemble's folder; empty of a run."""
+    """Return ``mean of frame_cnn + r2plus1d_small`` for an ensemble's folder; empty for a run."""
     record = read_json_object(run.root / ENSEMBLE_RECORD)
     names = record.get("detectors")
     return f"{record.get('method')} of {' + '.join(map(clean_text, names))}" if isinstance(names, list) else ""
 
 
 def trial_text(parameters: Mapping[str, object]) -> str:
-    """``trial on 20 groups`` of a run on a part of its corpus (``dev_groups``); empty for one on all of it."""
+    """Return ``trial on 20 groups`` for a run on part of its corpus (``dev_groups``); empty for other runs."""
     number = parameters.get("dev_groups")
     return f"trial on {count_text(number, 'group')}" if isinstance(number, int) and number > 0 else ""
 
@@ -133,13 +133,13 @@ def _readable_parameters(run: RunPaths) -> dict[str, object]:
 
 
 def _corpus_name(run: RunPaths, parameters: Mapping[str, object]) -> str:
-    """As recorded, else the last part of its path; empty where neither is known."""
+    """Return the recorded name of the corpus, else the last part of its path, else an empty text."""
     path = parameters.get("corpus")
     return _recorded_name(_recorded_corpus(run)) or (Path(path).name if isinstance(path, str) and path else "")
 
 
 def _record(run: RunPaths) -> dict[str, object]:
-    """``run.json``; nothing where it is missing, damaged or unreadable."""
+    """Return ``run.json``; nothing if it is missing, damaged or unreadable."""
     record = read_json_object(run.run_json)
     return {} if document_damage(run.run_json, record) else record
 
@@ -150,13 +150,13 @@ def _recorded_corpus(run: RunPaths) -> dict[str, object]:
 
 
 def recorded_corpora(run: RunPaths) -> list[str]:
-    """What the corpora are called that the run's index has videos of; nothing before there is an index."""
+    """Return the names of the corpora in the run's index; nothing before there is an index."""
     corpora = _recorded_corpus(run).get("corpora")
     return list(map(str, corpora)) if isinstance(corpora, list) else []
 
 
 def _recorded_name(recorded: Mapping[str, object]) -> str | None:
-    """What the index calls the corpora; before there is one, and of the built-in corpus, what was recorded at first."""
+    """Return the names of the corpora in the index; before there is one, the name recorded at the start."""
     corpora, name = recorded.get("corpora"), as_text(recorded.get("name"))
     if not isinstance(corpora, list) or not corpora or recorded.get("listing_sha256") == "":
         return name

@@ -1,4 +1,4 @@
-"""What must be known of a number because of its protocol: what it is a mean of, and what an official split leaks."""
+"""Protocols in words: what a number is the mean of, and the leaks of an official split."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,61 +14,61 @@ TARGET_SCOPE = "target:"  # of tables.RESULTS
 
 
 def protocol_name(parameters: Mapping[str, object]) -> str:
-    """The protocol of a run by its parameters; what older runs do not say is ``kfold``."""
+    """Return the protocol of a run; ``kfold`` if its parameters name none."""
     name = parameters.get("protocol")
     return name if isinstance(name, str) and name in PROTOCOLS else KFOLD
 
 
 def protocol_text(parameters: Mapping[str, object], corpora: Sequence[str] = ()) -> str:
-    """The protocol of a run, for a line that names it; empty for ``kfold``.
+    """Return the protocol of a run as text; empty for ``kfold``.
 
-    Of ``cross_corpus`` also what was trained on, where the run's ``corpora`` are known, and what was tested on.
+    ``cross_corpus`` is followed by its targets and, if ``corpora`` are given, the corpora of the training.
     """
     name, targets = protocol_name(parameters), parameters.get("target_corpora")
     if name == KFOLD:
         return ""
-    tested = [str(each) for each in targets] if isinstance(targets, list | tuple) else []
-    trained = [each for each in corpora if _plain(each) not in set(map(_plain, tested))]
-    said = [f"{what} {', '.join(map(clean_text, of))}" for what, of in (("trained on", trained), ("tested on", tested))]
-    return ", ".join([name, *said[not trained :]] if tested else [name])
+    tested = [str(target) for target in targets] if isinstance(targets, list | tuple) else []
+    if not tested:
+        return name
+    trained = [corpus for corpus in corpora if _plain(corpus) not in set(map(_plain, tested))]
+    parts = ((trained, "trained on"), (tested, "tested on"))
+    return ", ".join([name, *(f"{use} {', '.join(map(clean_text, names))}" for names, use in parts if names)])
 
 
 def _plain(name: str) -> str:
-    """As ``cross_corpus`` takes a target's name: letters and digits in one case."""
+    """Return the letters and digits of a corpus's name in lower case, by which ``cross_corpus`` compares names."""
     return "".join(filter(str.isalnum, name.lower())) or name
 
 
 def protocol_cautions(
     parameters: Mapping[str, object], results: pl.DataFrame, metric: str, corpora: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """What the number is of, with each target's own, the worst first; nothing for ``kfold``."""
+    """Return the caution that explains the protocol and gives each target's number; nothing for ``kfold``."""
     name = protocol_name(parameters)
     if name == KFOLD:
         return ()
     rows = results.filter(pl.col("scope").str.starts_with(TARGET_SCOPE), source="model", metric=metric)
     known = rows.sort("value", "scope", nulls_last=True).select("scope", "value").rows()
-    told = [f"{clean_text(scope.removeprefix(TARGET_SCOPE))} {number_text(value)}" for scope, value in known]
-    more = f" and {len(told) - _MOST_TARGETS} more" if len(told) > _MOST_TARGETS else ""
-    mean = (
-        f" The number is the plain mean over {count_text(len(told), 'target')}, the worst first: "
-        f"{', '.join(told[:_MOST_TARGETS])}{more}."
-        if len(told) > 1
-        else "".join(f" Target: {each}." for each in told)
-    )
-    said = protocol_text(parameters, corpora)
-    return (f"Protocol {said if ' trained on ' in said else f'{name}: {PROTOCOLS[name].meaning}'}.{mean}",)
+    numbers = [f"{clean_text(scope.removeprefix(TARGET_SCOPE))} {number_text(value)}" for scope, value in known]
+    more = f" and {len(numbers) - _MOST_TARGETS} more" if len(numbers) > _MOST_TARGETS else ""
+    mean = "".join(f" Target: {number}." for number in numbers)
+    if len(numbers) > 1:
+        counted = f"The number is the plain mean over {count_text(len(numbers), 'target')}, the worst first"
+        mean = f" {counted}: {', '.join(numbers[:_MOST_TARGETS])}{more}."
+    text = protocol_text(parameters, corpora)
+    return (f"Protocol {text if ' trained on ' in text else f'{name}: {PROTOCOLS[name].meaning}'}.{mean}",)
 
 
 def official_leaks(parameters: Mapping[str, object], audit: pl.DataFrame) -> str:
-    """What the official split that a run trained on leaks, a sentence; empty where it leaks nothing, or is not used."""
+    """Return a sentence on the leaks of the official split that a run trained on; empty if there are none."""
     if protocol_name(parameters) != OFFICIAL:
         return ""
-    found = audit.filter(check=OFFICIAL_LEAKS).select("count", "finding").rows()
-    if not found:
+    rows = audit.filter(check=OFFICIAL_LEAKS).select("count", "finding").rows()
+    if not rows:
         return "What the official split leaks is not recorded."
-    return found[0][1] if found[0][0] else ""
+    return rows[0][1] if rows[0][0] else ""
 
 
 def strict_command(run: str) -> str:
-    """How the same is had without what the official split leaks."""
+    """Return the command that repeats a run without the groups that the official split leaks."""
     return command_text("--resume", run, "--fork", "-p", "protocol", "official_strict")

@@ -1,4 +1,4 @@
-"""What lies in a run's folder: its logs by name, its tables and its records, foreign, torn or missing ones included."""
+"""Read a run's folder: its logs, tables and records, with foreign, torn and missing files."""
 
 import datetime
 import os
@@ -24,7 +24,7 @@ _FOLD = re.compile(r"^(?P<stage>.+)_fold_(?P<fold>\d+)$")
 
 @dataclass(frozen=True)
 class Answer:
-    """A query's rows, and in words what could not be read for them (empty when all could)."""
+    """A query's rows, and notes on what could not be read."""
 
     frame: pl.DataFrame
     notes: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class LogFile:
-    """One JSONL file and whose it is: what its run is called here, not what its lines say, since folders get copied."""
+    """One JSONL file with its run's name, stage and fold, taken from paths since folders get copied."""
 
     path: Path
     run_id: str
@@ -41,13 +41,13 @@ class LogFile:
 
     @classmethod
     def named(cls, path: Path, run_id: str) -> Self:
-        """The file of a run whose stage and fold its own name gives, as in ``04_fold_training_fold_2.jsonl``."""
+        """Make the file of a run from stage and fold in its name, as in ``04_fold_training_fold_2.jsonl``."""
         match = _FOLD.match(path.stem)
         return cls(path, run_id, match["stage"], int(match["fold"])) if match else cls(path, run_id, path.stem)
 
 
 def log_files(run: RunPaths, folder: str, name: str | None = None) -> list[LogFile]:
-    """The JSONL files right in ``folder`` of ``run``, not below it; the run is called ``name`` (None: its id)."""
+    """Return the JSONL files in ``folder`` of ``run``, without subfolders; ``name`` is the run's, by default its id."""
     paths = sorted((run.root / folder).glob("*.jsonl"))
     return [LogFile.named(path, name or run.run_id) for path in paths if path.is_file()]
 
@@ -63,10 +63,9 @@ def as_number(value: object) -> float | None:
 
 
 def read_tables(paths: Iterable[tuple[str, Path]], schema: pa.DataFrameSchema, without: Collection[str] = ()) -> Answer:
-    """All tables that exist among ``paths`` (run id, file), stacked, with ``run_id`` in front.
+    """Stack the tables that exist among ``paths`` (run id, file), with ``run_id`` in front.
 
-    A table that cannot be read or does not fit its schema is left out and noted: one foreign run folder must not hide
-    the others. Columns ``without`` are left out.
+    A table that cannot be read or does not fit ``schema`` is left out, with a note. Columns ``without`` are left out.
     """
     frames, notes = [], []
     empty = pl.DataFrame(schema=column_types(schema)).drop(without, strict=False)
@@ -83,16 +82,16 @@ def read_tables(paths: Iterable[tuple[str, Path]], schema: pa.DataFrameSchema, w
     return Answer(pl.concat([empty, *frames]), tuple(notes))
 
 
-# --- Where a run and its tasks stand, from what they left: also when whoever ran them has died without a word
+# --- The state of a run and its tasks, also after their process has died
 
 GONE = "stopped without a word"
 NOT_ENDED = "not ended when this page was made"
 
 
 def run_status(run: RunPaths) -> dict[str, Any]:
-    """``status.json`` with each task's own file over it, and with the states that are true now.
+    """Return ``status.json``, updated from each task's own file.
 
-    A run or task that says it is running while nobody holds its lock has the state ``stopped without a word``.
+    A run or task in state ``running`` whose lock nobody holds gets the state ``GONE``.
     """
     status = read_json_object(run.status_json)
     status["stages"] = stages = dict(as_mapping(status.get("stages")))
@@ -113,9 +112,7 @@ def run_status(run: RunPaths) -> dict[str, Any]:
 
 
 def shown_state(state: object) -> object:
-    """``state`` as a page shows it. One that a runner's kernel makes is read when all has ended: on that nothing runs,
-    not even the run that the page belongs to.
-    """
+    """Return ``state`` for a page. In a runner's kernel ``running`` becomes ``NOT_ENDED``: the page is read later."""
     return NOT_ENDED if state == "running" and os.environ.get(ATTEMPT_VARIABLE) else state
 
 
@@ -124,10 +121,10 @@ def _says_running(status: object) -> bool:
 
 
 def earlier_attempt(run: RunPaths, table: Path) -> str:
-    """Whose numbers ``table`` holds where its stage, or the run after it, has not come to its end since; else empty.
+    """Return the attempt that wrote ``table`` if the stage, or the run after it, has not ended well since; else empty.
 
-    A stage that ended well wrote its table. Of another one the file's time tells, which must lie between the stage's
-    last start and end; that of a copied folder may not, and then the table is called an earlier one's as well.
+    A stage that ended well wrote its table. For others the file's time must lie between the stage's last start and
+    end. In a copied folder it may not; the table then counts as an earlier attempt's.
     """
     status = run_status(run)
     key = next((stage.name for stage in STAGES if table in stage.outputs(run, None)), "")
@@ -164,19 +161,19 @@ def _moment(utc: object) -> datetime.datetime | None:
 
 
 def failure(status: dict[str, object]) -> str | None:
-    """The first stage that did not end well, in one sentence."""
+    """Return a sentence on the first stage that failed; None if none did."""
     stages = status.get("stages")
     for name, stage in stages.items() if isinstance(stages, dict) else ():
         if not isinstance(stage, dict) or stage.get("state") not in ("failed", "interrupted", GONE):
             continue
         error = stage.get("error")
-        told = f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else stage.get("reason")
-        return f"Stage {name} {stage['state']}: {told or 'no reason recorded'}"
+        reason = f"{error.get('name')}: {error.get('message')}" if isinstance(error, dict) else stage.get("reason")
+        return f"Stage {name} {stage['state']}: {reason or 'no reason recorded'}"
     return None
 
 
 def started_from_name(run_id: str) -> str | None:
-    """When the run began, in local time, as its id says; None where it is no run's id."""
+    """Return the local start time in a run's id; None if it is no such id."""
     try:
         started = datetime.datetime.strptime(run_id[4:19], "%Y%m%d_%H%M%S")  # local, as named
     except ValueError:

@@ -1,4 +1,4 @@
-"""What disturbed videos cost a detector: each level beside the same videos undisturbed, on the same drawn groups."""
+"""Robustness: compare each level of disturbance with the same videos undisturbed, on the same drawn groups."""
 
 from collections.abc import Mapping
 
@@ -16,7 +16,7 @@ from fvc_lib.services.tables import ROBUSTNESS_RESULTS, check_table, column_type
 
 UNDISTURBED, WITHOUT_LOSS = "undisturbed", "lossless"
 MAIN_METRIC = "roc_auc"
-# How well it ranks; how good its decisions are at thresholds that were chosen on undisturbed videos.
+# Ranking, and decisions at thresholds that were chosen on undisturbed videos.
 METRICS = (MAIN_METRIC, "balanced_accuracy")
 _OWN = ("value", "low", "high")
 HEADINGS = {"strength": "Level", "num_failed": "Without a score"}
@@ -31,18 +31,18 @@ def robustness_results(
     confidence: float = 0.95,
     run: RunPaths | None = None,
 ) -> pl.DataFrame:
-    """Every level's metrics and what they lose against the same videos undisturbed (ROBUSTNESS_RESULTS).
+    """Return each level's metrics and their loss against the same videos undisturbed (ROBUSTNESS_RESULTS).
 
-    A video that cannot be written or read at a level is left out of both sides there, and counted. Undisturbed comes
-    first, then the levels, the lowest ROC AUC first; those without one last.
+    A video that cannot be written or read at a level is left out of both sides and counted. Undisturbed comes first,
+    then the levels by ascending ROC AUC; levels without one come last.
 
     Args:
-        scored: ROBUSTNESS; with a column ``target`` of several, numbers are the plain mean over them.
+        scored: ROBUSTNESS; over several values of ``target``, numbers are their plain mean.
         strengths: in words, by level.
-        replicates: half-samples of the groups.
-        seed: of its draws.
+        replicates: number of half-samples of the groups.
+        seed: of the draws.
         confidence: of every interval.
-        run: whose networks scored, for the column ``trial``.
+        run: of the scores, for the column ``trial``.
     """
     trial = (run and trial_text(run_parameters(run))) or None
     before = scored.filter(level=UNDISTURBED)
@@ -79,7 +79,7 @@ def robustness_results(
 
 
 def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) -> dict[str, dict[str, float | None]]:
-    """By metric: value, interval and paired difference of ``disturbed`` against ``score``."""
+    """Return value, interval and paired difference of ``disturbed`` against ``score``, by metric."""
     thresholds, folds = both["threshold"].to_numpy(), both["fold"].to_numpy()
     several = "target" in both.columns and both["target"].n_unique() > 1  # then results are the mean over them
     targets = both["target"].to_numpy() if several else None
@@ -90,7 +90,7 @@ def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) 
     ]
     labels = (both["label"] == "fake").cast(pl.Int64).to_numpy()
     drawn = replicate_values(labels, measures, both["group_id"].to_list(), replicates=replicates, seed=seed)
-    intervals, found = intervals_of(drawn, confidence), {}
+    intervals, numbers = intervals_of(drawn, confidence), {}
     for number, metric in enumerate(METRICS):
         first, second = 2 * number, 2 * number + 1
         paired = paired_difference(drawn, first, second, confidence=confidence)
@@ -99,13 +99,13 @@ def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) 
             "difference": paired.value, "difference_low": paired.low, "difference_high": paired.high,
             "p_value": paired.p_value, "undisturbed": intervals[first].value,
         }  # fmt: skip
-        finite = {name: number if np.isfinite(number) else None for name, number in known.items()}
-        found[metric] = {"value": value, "low": low, "high": high, **finite}
-    return found
+        finite = {name: each if np.isfinite(each) else None for name, each in known.items()}
+        numbers[metric] = {"value": value, "low": low, "high": high, **finite}
+    return numbers
 
 
 def level_table(results: pl.DataFrame) -> pl.DataFrame:
-    """For people: a row per level, worst first, with intervals as text."""
+    """Return one row per level, worst first, with intervals as text."""
     main = results.filter(pl.col("level") != UNDISTURBED, metric=MAIN_METRIC)
     decided = {row["level"]: row for row in results.filter(metric="balanced_accuracy").iter_rows(named=True)}
     rows = [
@@ -133,14 +133,14 @@ def _difference(row: Mapping[str, object]) -> str | None:
 
 
 def findings(results: pl.DataFrame, confidence: float = 0.95, run: RunPaths | None = None) -> list[str]:
-    """What the numbers say, in sentences: the worst level, the losses that are shown, and what limits all of it.
+    """Return sentences on the worst level, the losses that are shown, and their limits.
 
-    Of ``run``, where it is given, what must be said beside any number of it comes first.
+    If ``run`` is given, its cautions come first.
     """
     main, name = results.filter(metric=MAIN_METRIC), metric_name(MAIN_METRIC)
     before, levels = main.filter(level=UNDISTURBED), main.filter(pl.col("level") != UNDISTURBED)
-    said = [] if run is None else list(run_cautions(run))
-    said += [
+    sentences = [] if run is None else list(run_cautions(run))
+    sentences += [
         f"Undisturbed: {name} {interval_text(row['value'], row['low'], row['high'])}, "
         f"{count_text(row['num_videos'], 'video')} in {count_text(row['num_groups'], 'group')}."
         for row in before.iter_rows(named=True)
@@ -148,41 +148,41 @@ def findings(results: pl.DataFrame, confidence: float = 0.95, run: RunPaths | No
     known = levels.drop_nulls("value")
     if known.height:
         worst = known.row(0, named=True)
-        said.append(
+        sentences.append(
             f"Worst: {worst['kind']}, {worst['strength']}: {name} "
             f"{interval_text(worst['value'], worst['low'], worst['high'])}, "
             f"{_difference(worst)} against the same videos undisturbed."
         )
     else:
-        said.append(f"{name} is not defined at any level: a class is missing.")
+        sentences.append(f"{name} is not defined at any level: a class is missing.")
     disturbing = levels.filter(pl.col("level") != WITHOUT_LOSS)
     shown = disturbing.filter((pl.col("difference") < 0) & (pl.col("holm_p_value") <= round(1 - confidence, 12)))
     below = disturbing.filter(pl.col("difference_high") < 0).height
     of = count_text(disturbing.height, "level")
     lower = f"is the {name} shown to be lower than on the undisturbed videos"
-    said.append(
+    sentences.append(
         f"At {f'{shown.height} of {of}' if shown.height else f'none of {of}'} {lower} ({confidence:.0%}, corrected for "
         f"their number by Holm's method); each looked at alone, without that correction, at {below or 'none'}. A loss "
         "that is not shown may be there all the same."
     )
     control = levels.filter(level=WITHOUT_LOSS)
     if control.height and control["difference"][0] is not None:
-        said.append(
+        sentences.append(
             f"Control: written anew without loss, the {name} changes by {control['difference'][0]:+z.4f}; what the "
             "levels lose beyond that is theirs."
         )
     if not control.height:
-        said.append(
+        sentences.append(
             f"Not scored: the control ({WITHOUT_LOSS}), so what writing a file anew alone changes is not known."
         )
     chance = [row for row in before.iter_rows(named=True) if row["low"] is None or row["low"] <= 0.5]
     if chance:
-        said.append(
+        sentences.append(
             f"The {name} undisturbed is not above 0.5 by its interval: a detector that tells nothing has nothing to "
             "lose, and small losses here are no robustness."
         )
     failed = levels.filter(pl.col("num_failed") > 0)
     if failed.height:
         listed = ", ".join(f"{row['level']} {row['num_failed']}" for row in failed.iter_rows(named=True))
-        said.append(f"Videos without a score, left out on both sides: {listed}.")
-    return said
+        sentences.append(f"Videos without a score, left out on both sides: {listed}.")
+    return sentences
