@@ -1,7 +1,7 @@
-"""Files that are either the old version or the new one, never something between.
+"""Replace files atomically: a reader sees the old version or the new one.
 
-Written to a temporary name in the same folder, fsynced, moved over the target with ``os.replace``, and the folder
-fsynced: written in place, 25 of 30 kills left an unreadable file.
+A file is written under a temporary name in the same folder, fsynced, and moved over the target with ``os.replace``;
+then the folder is fsynced. Written in place, 25 of 30 kills left an unreadable file.
 """
 
 import contextlib
@@ -33,24 +33,24 @@ _ESCAPE = re.compile(rb"\\(?:x([0-9a-f]{2})|(\\))")
 
 
 def escape_text(text: str) -> str:
-    r"""``text`` as valid UTF-8: surrogate-escaped bytes become ``\xNN``, a backslash ``\\``. Injective."""
+    r"""Return ``text`` as valid UTF-8: surrogate-escaped bytes become ``\xNN``, a backslash ``\\``. Injective."""
     if text.isascii() and "\\" not in text:  # nearly every name
         return text
     return os.fsencode(text.replace("\\", "\\\\")).decode("utf-8", "backslashreplace")
 
 
 def message_text(text: str) -> str:
-    """``text`` as valid UTF-8 for people to read; unlike ``escape_text`` it cannot be turned back."""
+    """Return ``text`` as valid UTF-8 for people to read; unlike ``escape_text`` it cannot be turned back."""
     return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
 def path_to_text(path: PurePath | str) -> str:
-    """The table text of a path, with ``/`` between folders. ``path_from_text`` is its inverse."""
+    """Return a path as table text, with ``/`` between folders. ``path_from_text`` is the inverse."""
     return escape_text(PurePath(path).as_posix())
 
 
 def path_from_text(text: str) -> Path:
-    """The path a table text names.
+    """Return the path in a table text.
 
     Raises:
         DataError: ``text`` holds a backslash that ``path_to_text`` cannot have written.
@@ -66,16 +66,16 @@ def path_from_text(text: str) -> Path:
     return Path(os.fsdecode(_ESCAPE.sub(lambda m: bytes.fromhex(m[1].decode()) if m[1] else b"\\", raw)))
 
 
-# Which process this is, in words that mean the same to every process that shares a disk with it.
+# The identity of this process for every process that shares a disk with it.
 
 
 def utc_now() -> str:
-    """Now, as ISO 8601 UTC with seconds."""
+    """Return the time as ISO 8601 UTC with seconds."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def this_host() -> str:
-    """Where a pid means something: the host's name and, within it, the container's space of pids."""
+    """Return the name of the space in which pids are unique: the host and its pid namespace."""
     name = re.sub(r"[^0-9A-Za-z_-]", "-", socket.gethostname())[:40]
     try:
         return f"{name}-{Path('/proc/self/ns/pid').stat().st_ino}"
@@ -84,7 +84,7 @@ def this_host() -> str:
 
 
 def process_lives(pid: int) -> bool:
-    """Whether a process of this host has the number ``pid``, be it another user's."""
+    """Return whether a process of this host, of any user, has the number ``pid``."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -111,7 +111,7 @@ def _fsync(path: Path) -> None:
 
 
 def temporary_of(path: Path) -> Path:
-    """A name beside ``path`` that no other writer uses, and that ``sweep_temporaries`` knows once this one is dead."""
+    """Return a temporary name in the folder of ``path``, unique to this thread, that ``sweep_temporaries`` knows."""
     # The name is cut because a legal 255-byte name plus the suffix would not be legal any more.
     stem = os.fsdecode(os.fsencode(path.name)[:160])
     return path.parent / f".{stem}.@{this_host()}.{threading.get_native_id()}.{os.getpid()}.tmp"
@@ -159,7 +159,7 @@ def write_json(path: AnyPath, value: Any) -> None:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``, or an empty one: a missing or torn record is simply not recorded."""
+    """Return the JSON object in ``path``; an empty one if the file is missing or torn."""
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -168,20 +168,19 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def as_mapping(value: object) -> dict[str, Any]:
-    """``value`` where it is a JSON object, else an empty one: what a foreign record has there is not recorded."""
+    """Return ``value`` if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def as_text(value: object) -> str | None:
-    """``value`` where it is a text of more than white space, else None: nothing is recorded."""
+    """Return ``value`` if it is a text of more than white space, else None."""
     return value if isinstance(value, str) and value.strip() else None
 
 
 def sweep_temporaries(folder: Path) -> list[Path]:
-    """Remove what killed writers left anywhere under ``folder``; returns what was removed.
+    """Remove temporaries of dead writers anywhere under ``folder``; return their paths.
 
-    A living process's temporaries stay. Those of another host, which shares the folder, are taken for a dead writer's
-    when nobody has touched them for a day.
+    Temporaries of another host count as a dead writer's after a day without a change.
     """
     swept = left_temporaries(folder)
     for path in swept:
@@ -190,7 +189,7 @@ def sweep_temporaries(folder: Path) -> list[Path]:
 
 
 def left_temporaries(folder: Path) -> list[Path]:
-    """What ``sweep_temporaries`` would remove; no link is followed."""
+    """Return the paths that ``sweep_temporaries`` would remove; follow no link."""
     found = []
     for path in folder.rglob(".*.tmp"):
         match = _TEMPORARY.match(path.name)
@@ -200,7 +199,7 @@ def left_temporaries(folder: Path) -> list[Path]:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of all files below ``folder``, as long as they are; a link counts as itself."""
+    """Return the bytes of all files below ``folder``; a link counts as itself."""
     total = 0
     for parent, _, files in os.walk(folder):
         for name in files:
@@ -219,13 +218,13 @@ def _is_left_over(path: Path, host: str | None, pid: int) -> bool:
 
 
 def sha256_of_file(path: AnyPath, num_bytes: int | None = None) -> str:
-    """Hex SHA-256 of a file's content, or of its first ``num_bytes``, read in blocks of a MiB."""
+    """Return the SHA-256 of a file, or of its first ``num_bytes``, in hexadecimal."""
     with Path(path).open("rb") as stream:
         return sha256_of_stream(stream, num_bytes)
 
 
 def sha256_of_stream(stream: BinaryIO, num_bytes: int | None = None) -> str:
-    """Hex SHA-256 of what follows in an open file, or of the next ``num_bytes``."""
+    """Return the SHA-256 of the rest of an open file, or of the next ``num_bytes``, in hexadecimal."""
     digest, remaining = hashlib.sha256(), sys.maxsize if num_bytes is None else num_bytes
     while block := stream.read(min(1 << 20, remaining)):
         digest.update(block)
@@ -234,9 +233,9 @@ def sha256_of_stream(stream: BinaryIO, num_bytes: int | None = None) -> str:
 
 
 def content_digest(path: AnyPath) -> str:
-    """Hex SHA-256 of a file, or of a folder's files with their names, those below it left out; "" where none is there.
+    """Return the SHA-256 of a file, or of the files directly in a folder; empty if there is none.
 
-    Read once, and again when a file's size or time changes.
+    A file is read again only when its size or time has changed.
     """
     path = Path(path)
     if path.is_dir():
@@ -255,6 +254,6 @@ def _digest_at(path: Path, size_bytes: int, modified_ns: int) -> str:
 
 
 def sha256_of_json(value: Any) -> str:
-    """Hex SHA-256 of a JSON value's canonical form: key order and spacing do not count."""
+    """Return the SHA-256 of a JSON value, in hexadecimal; key order and spacing do not count."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""How a field of the configuration is declared: what its value may change, how text becomes it, what it may be."""
+"""Declare fields of the configuration, and convert and check their values."""
 
 import dataclasses
 import importlib
@@ -78,9 +78,9 @@ _COMMA = re.compile(r",(?![^{}]*\})")
 
 
 def split_names(value: Any) -> Any:
-    """``-p augmentations flip,noise`` means the same as a YAML list, also as one given as text: ``[flip, noise]``.
+    """Split text such as ``flip,noise`` or ``[flip, noise]`` into names.
 
-    A comma between braces parts nothing: ``{real,fake}/*.tar`` is one name.
+    A comma between braces does not split: ``{real,fake}/*.tar`` is one name.
     """
     if isinstance(value, str):
         listed = value.strip()
@@ -94,7 +94,7 @@ AUTO_RANKS = 0  # ``num_ranks`` as typed until a run is made, which holds the nu
 
 
 def number_or_auto(value: Any) -> Any:
-    """``-p num_ranks auto`` is ``AUTO_RANKS``; ``ValueError`` for another text that is no number."""
+    """Return the number in a text, ``AUTO_RANKS`` for ``auto``; raise ``ValueError`` for other text."""
     if not isinstance(value, str):
         return value
     if value.strip().lower() == "auto":
@@ -105,7 +105,7 @@ def number_or_auto(value: Any) -> Any:
 
 
 def split_pairs(value: Any) -> Any:
-    """``-p label_map 1=fake,0=real`` and a YAML mapping, also as text, mean the same; names in lower case."""
+    """Return ``1=fake,0=real`` or a YAML mapping as a mapping in lower case."""
     if isinstance(value, str) and value.strip().startswith("{"):
         value = read_yaml(value, "label_map")
     if isinstance(value, str):
@@ -126,7 +126,7 @@ def split_pairs(value: Any) -> Any:
 
 
 class _OnceLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # a tenth of the time
-    """YAML in which no name may be given twice."""
+    """A YAML loader that refuses a name given twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> Any:
         lines: dict[str, int] = {}
@@ -139,7 +139,7 @@ class _OnceLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
 
 
 class _TextLoader(_OnceLoader):
-    """YAML whose plain scalars other than null stay texts: YAML 1.1 reads 010 as 8, 1:30 as 90 and off as false."""
+    """A YAML loader whose plain scalars stay texts: YAML 1.1 reads 010 as 8, 1:30 as 90 and off as false."""
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in resolvers if tag == "tag:yaml.org,2002:null"]
@@ -172,7 +172,7 @@ def read_yaml(text: str, origin: str, *, typed: bool = False) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class NameIn:
-    """Marks a field whose value is a name in ``registry``, or several, or ``or_else``; checking imports none."""
+    """A mark of a field whose value is one or several names in ``registry``, or ``or_else``."""
 
     registry: Registry[Any]
     or_else: str | None = None
@@ -181,22 +181,22 @@ class NameIn:
         return [name for name in ([value] if isinstance(value, str) else value) if name != self.or_else]
 
     def check(self, value: Any) -> Any:
-        """``value``, a user's file with its whole path; ``UsageError`` for a name that nothing has registered."""
+        """Return ``value``, with a user's file as an absolute path; raise ``UsageError`` for an unknown name."""
         if isinstance(value, str):
             return value if value == self.or_else else self.registry.check(value)
         return type(value)(name if name == self.or_else else self.registry.check(name) for name in value)
 
     def load(self, value: Any) -> None:
-        """Import what registers ``value``; ``UsageError`` with the file and its error where that fails."""
+        """Import the files that register ``value``; raise ``UsageError`` with the file and its error."""
         for name in self._names(value):
             self.registry.load(name)
 
     def identity(self, value: Any) -> Any:
-        """What ``value`` counts as: of a network in a user's file also what that holds."""
+        """Return what ``value`` counts as: with the content of a user's file."""
         return self.registry.identity(value) if isinstance(value, str) else value
 
     def files(self, value: Any) -> list[str]:
-        """Dotted names of our files that have these names."""
+        """Return the dotted names of the library's files that register ``value``."""
         return [module for name in self._names(value) for module in self.registry.declared_in(name)]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
@@ -204,14 +204,14 @@ class NameIn:
 
 
 def known_task(name: str) -> str:
-    """``name``; ``ValueError`` with the nearest one where no task is called that."""
+    """Return ``name``; raise ``ValueError`` with the nearest one if no task is called that."""
     if name not in TASKS:
         raise ValueError(f"input should be one of {', '.join(TASKS)}.{did_you_mean(name, TASKS)}")
     return name
 
 
 def known_families(text: str) -> str:
-    """Names of feature families, sorted and separated by commas, or ``all``; ``UsageError`` for an unknown one."""
+    """Return names of feature families, sorted and separated by commas, or ``all``; raise ``UsageError``."""
     names = {name.strip() for name in text.split(",") if name.strip()}
     if not names:
         raise ValueError("wanted names separated by commas, or all")
@@ -223,7 +223,7 @@ TUNE_WORDS = "head, norms, last:N (the last N stages), effort (or effort:RANK) o
 
 
 def known_tuning(what: str) -> str:
-    """``what``, which may be empty; ``ValueError`` where it does not say what is trained."""
+    """Return ``what``; raise ``ValueError`` unless it is empty or names what trains."""
     if what and not re.fullmatch(TUNE, what):
         raise ValueError(f"wanted {TUNE_WORDS}")
     return what
@@ -233,7 +233,7 @@ _NUMBER = r"((?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)"
 
 
 def known_operating_point(what: str) -> str:
-    """``what`` without blanks, as ``metrics.operating_points`` reads it; ``ValueError`` where it is no such point."""
+    """Return an operating point without blanks, as ``metrics.operating_points`` reads it; raise ``ValueError``."""
     bare = what.strip().lower().replace(" ", "")
     found = re.fullmatch(rf"best|fpr={_NUMBER}|cost={_NUMBER}:{_NUMBER}", bare)
     if not found or any(float(number) <= 0 for number in found.groups() if number) or float(found[1] or 0) >= 1:
@@ -244,21 +244,21 @@ def known_operating_point(what: str) -> str:
 
 
 def possible_side(side: int) -> int:
-    """``side`` in pixels, 0 for the model's own; ``ValueError`` for one too small to show anything."""
+    """Return ``side`` in pixels, 0 for the model's own; raise ``ValueError`` below 16."""
     if 0 < side < 16:
         raise ValueError("wanted 0 or at least 16 pixels")
     return side
 
 
 def possible_height(rows: int) -> int:
-    """``rows`` of a picture, 0 for those it has; ``ValueError`` for an odd number, which no encoder of video takes."""
+    """Return ``rows``, 0 for off; raise ``ValueError`` below 16 or for an odd number, which encoders refuse."""
     if rows % 2 or 0 < rows < 16:
         raise ValueError("wanted 0, or an even number of at least 16 rows, such as 480")
     return rows
 
 
 def or_empty(check: Callable[[str], str]) -> AfterValidator:
-    """A check of text that may also be empty."""
+    """Return ``check`` as a validator that accepts empty text."""
     return AfterValidator(lambda text: text and check(text))
 
 
@@ -272,14 +272,14 @@ _ELSE = ["*.json", "*.bin", "*.pth", "*.pyth"]
 
 
 def is_hub_id(text: str) -> bool:
-    """Whether ``model_weights`` names a hub's repository: it looks like one, and nothing here has that name."""
+    """Return whether ``text`` looks like a hub's repository and no file or folder has that name."""
     return bool(_HUB_ID.fullmatch(text)) and not Path(text).exists()
 
 
 def local_weights(hub_id: str, *, allow_download: bool) -> Path:
-    """The folder of this machine with the weights of ``hub_id``, fetched into the hub's cache where they are not there.
+    """Return the folder with the weights of ``hub_id``; fetch them into the hub's cache if they are not there.
 
-    The folder's name is that of the commit.
+    The folder is named by the commit.
 
     Raises:
         UsageError: it is not allowed, or not possible; the message says what to fetch and where to put it.

@@ -51,6 +51,6 @@ def command_text(*arguments: object) -> str:
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:
-    """A clause like `` Did you mean 'epochs'?`` for a misspelt name, with up to three names, or the empty string."""
+    """Return a clause like `` Did you mean 'epochs'?`` with up to three near names, or an empty text."""
     close = difflib.get_close_matches(got, list(known), n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -50,13 +50,13 @@ def read_params_file(path: AnyPath, *, typed: bool = True) -> dict[str, Any]:
 
 
 def environment_values(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The documented variables that are set and not empty, by field name."""
+    """Return the values of the documented variables that are set and not empty, by field name."""
     environ = os.environ if environ is None else environ
     return {name: environ[variable] for variable, name in ENVIRONMENT.items() if environ.get(variable)}
 
 
 def parse_text_value(name: str, text: str) -> Any:
-    """A text of the command line or environment, typed as the field ``name`` says; else ``UsageError``."""
+    """Return a text of the command line or environment as the type of field ``name``; raise ``UsageError``."""
     require_known(name)
     if text.strip().lower() in {"none", "null"} and RunConfig.model_fields[name].default is None:
         return None
@@ -84,9 +84,9 @@ def resolve_config(
 
 
 def by_own_names(values: Mapping[str, Any], task: object) -> dict[str, Any]:
-    """``values`` with ``model`` and ``backbone``, and their weights, under the name that ``task`` knows them by.
+    """Return ``values`` with ``model`` and ``backbone``, and their weights, under the name that ``task`` has for them.
 
-    Where no task is given, or the values have its own name as well, they stay as they are.
+    Without a task, or if its own name is given as well, the values stay as they are.
     """
     own = TASKS[task].network if isinstance(task, str) and task in TASKS else ""
     other = {"model": "backbone", "backbone": "model"}.get(own, "")
@@ -126,7 +126,7 @@ def _is_set(config: RunConfig, name: str) -> bool:
 
 
 def _task_defaults(task: Any) -> Mapping[str, Any]:
-    """What differs from the fields' own defaults for ``task``; nothing for one that is not known."""
+    """Return the defaults of ``task`` that differ from the fields' own."""
     return TASKS[task].defaults if isinstance(task, str) and task in TASKS else {}
 
 
@@ -140,7 +140,7 @@ _WANTED = {
 
 
 def _told(problem: Mapping[str, Any]) -> str:
-    """What was wanted; a check's own words as they are, else pydantic's."""
+    """Return what is allowed, from the check's own message or pydantic's."""
     own = problem.get("ctx", {}).get("error")
     if isinstance(own, ValueError):
         return str(own)

@@ -20,7 +20,7 @@ def silent(_part: str, _done: int, _total: int) -> None:
 
 
 def not_reported(done: int, total: int, part: str = "") -> None:
-    """Reports to nobody."""
+    """Do nothing; the default callback."""
 
 
 def part_text(part: str, done: int, total: int) -> str:

@@ -1,4 +1,4 @@
-"""One object owns every name inside a run folder; nothing else spells them."""
+"""Names of files and folders of a run, all in one place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ATTEMPT_VARIABLE = "FVC_STAGE_ATTEMPT"  # set by the runner for its kernels: a n
 
 
 def beside_the_code(name: str) -> str:
-    """A default folder in the checkout, from whatever folder a command or notebook is started."""
+    """Return a folder in the checkout, or in the working folder of an installed package."""
     base = CHECKOUT if (CHECKOUT / "run_notebooks.py").is_file() else Path.cwd()
     return str(base / name)
 
@@ -138,49 +138,49 @@ class RunPaths:
     stage_checkpoint = _PathOfStage("checkpoints/stage_{}.json")  # that it was finished, with its fingerprint
 
     def predictions(self, fold: int) -> Path:
-        """Outer-fold predictions of one fold."""
+        """Return the path of one fold's predictions of its test videos."""
         return self.tables / f"predictions_fold_{fold}.parquet"
 
     def validation_predictions(self, fold: int) -> Path:
-        """What one fold's network says of its inner validation videos; older runs lack it."""
+        """Return the path of one fold's predictions of its inner validation videos."""
         return self.tables / f"validation_predictions_fold_{fold}.parquet"
 
     def robustness_scores(self, level: str) -> Path:
-        """What was scored at one level of disturbance so far, one line per video."""
+        """Return the path of the scores at one level of disturbance, one line per video."""
         return self.root / "robustness" / f"{level}.jsonl"
 
     def training_checkpoints(self, stage: str, fold: int | None = None) -> Path:
-        """Folder of the checkpoints of a stage that trains, with or without folds."""
+        """Return the checkpoint folder of a stage that trains, with or without folds."""
         return self.stage_training(stage) if fold is None else self.fold_checkpoints(fold)
 
     def fold_checkpoints(self, fold: int) -> Path:
-        """Folder of one fold's ``best_model.safetensors``, ``latest_checkpoint.pt`` and epoch checkpoints."""
+        """Return the checkpoint folder of one fold."""
         return self.root / "checkpoints" / f"fold_{fold}"
 
     def control_checkpoints(self, fold: int, name: str = "control") -> Path:
-        """Folder of one of the same fold's ``tasks.CONTROL_TRAININGS``, laid out alike."""
+        """Return the checkpoint folder of one of the fold's ``tasks.CONTROL_TRAININGS``."""
         return self.fold_checkpoints(fold) / name
 
     def fold_outcome(self, fold: int) -> Path:
-        """What one finished fold's training found; written last, so its presence means finished."""
+        """Return the path of one fold's outcome; written last, so its presence means finished."""
         return self.fold_checkpoints(fold) / "outcome.json"
 
     def stage_training(self, stage: str) -> Path:
-        """Folder of the checkpoints of a stage that trains without folds, and of what belongs to its model."""
+        """Return the checkpoint folder of a stage that trains without folds."""
         return self.root / "checkpoints" / CHECKPOINT_FOLDERS.get(stage, stage)
 
     def stage_outcome(self, stage: str) -> Path:
-        """What its finished training found; written last, so its presence means finished."""
+        """Return the path of its outcome; written last, so its presence means finished."""
         return self.stage_training(stage) / "outcome.json"
 
 
 def stage_key(stage: str, fold: int | None = None) -> str:
-    """``04_fold_training`` or ``04_fold_training_fold_2``: the one spelling of a stage's artifacts."""
+    """Return such as ``04_fold_training`` or ``04_fold_training_fold_2``, the name of a task's files."""
     return stage if fold is None else f"{stage}_fold_{fold}"
 
 
 def refuse_runs_folder(runs_dir: AnyPath, experiment: str) -> Path:
-    """Check that ``new_run`` could make a folder there; nothing is written. Returns the lowest folder that is there.
+    """Check that ``new_run`` could make a folder there; return the lowest folder that exists.
 
     Raises:
         UsageError: ``experiment`` is not one plain folder name, or something that is no folder stands in its place.
@@ -221,7 +221,7 @@ def new_run(runs_dir: AnyPath, experiment: str, config_hash: str) -> RunPaths:
 
 
 def list_runs(runs_dir: AnyPath, experiment: str | None = None) -> list[RunPaths]:
-    """All run folders, oldest first; ``experiment`` narrows them."""
+    """Return all runs, of one experiment if given, oldest first."""
     runs_dir = Path(runs_dir)
     pattern = f"{experiment or '*'}/run_*/run.json"
     return sorted(
@@ -230,7 +230,7 @@ def list_runs(runs_dir: AnyPath, experiment: str | None = None) -> list[RunPaths
 
 
 def find_run(runs_dir: AnyPath, name: str, experiment: str | None = None) -> RunPaths:
-    """The run called ``name``: ``latest``, a run id, a unique part of one, or a path to a run folder.
+    """Return the run called ``name``: ``latest``, a run id, a unique part of one, or a path to a run folder.
 
     Raises:
         UsageError: none or several fit; the message lists what there is.

@@ -33,7 +33,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",",
 
 
 def _with_digest(body: bytes) -> bytes:
-    """A line of JSON, of which ``body`` is all but the closing brace, with the beginning of its SHA-256."""
+    """Return a line of JSON with the beginning of its SHA-256; ``body`` is the line without the closing brace."""
     return body + b',"digest":"' + hashlib.sha256(body).hexdigest()[:16].encode() + b'"}'
 
 

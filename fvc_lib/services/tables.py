@@ -67,7 +67,7 @@ def frame_of(data: Mapping[str, Any] | Sequence[Any] | None, schema: pa.DataFram
 
 
 def column_types(schema: pa.DataFrameSchema) -> dict[str, Any]:
-    """The polars type of each column."""
+    """Return the polars type of each column."""
     return {name: column.dtype.type for name, column in schema.columns.items()}
 
 
@@ -120,12 +120,12 @@ def label_column() -> pa.Column:
 
 
 def group_column() -> pa.Column:
-    """What must stay on one side of a split; has no default."""
+    """Return the column of what must stay on one side of a split; it has no default."""
     return text_column(checks=pa.Check.str_length(min_value=1))
 
 
 def finite_column(*, nullable: bool = False) -> pa.Column:
-    """A float64 that is a number."""
+    """Return a column of finite float64."""
     finite = pa.Check(lambda data: data.lazyframe.select(pl.col(data.key).is_finite()), name="is_finite")
     return pa.Column(pl.Float64, finite, nullable=nullable)
 

@@ -1,6 +1,6 @@
-"""The code of a user's own file (``my_net.py``): what it is made of, and how it is imported for itself alone.
+"""Hash and import a user's own file (``my_net.py``) with the modules of its folder that it imports.
 
-What it imports from its folder counts and is loaded with it; what else it imports is everybody's.
+Those modules are loaded for this file alone; other imports are shared as usual.
 """
 
 import ast
@@ -16,9 +16,9 @@ from fvc_lib.services.atomic_files import content_digest, sha256_of_json
 
 
 def code_of_file(path: Path) -> dict[str, str]:
-    """A user's file and the modules of its folder that it imports, and that those import: SHA-256 by relative path.
+    """Return the SHA-256 of a user's file and of the modules of its folder that it needs, by relative path.
 
-    A package counts as a whole; "" is the digest of a file that cannot be read.
+    A package counts as a whole. The digest of a file that cannot be read is empty.
     """
     found: dict[Path, str] = {}
     todo = [path]
@@ -34,7 +34,7 @@ def code_of_file(path: Path) -> dict[str, str]:
 
 
 def _imported_names(file: Path) -> set[str]:
-    """First parts of what ``file`` imports absolutely; those of a package's own modules are in its folder anyway."""
+    """Return the top-level names that ``file`` imports absolutely."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -46,7 +46,7 @@ def _imported_names(file: Path) -> set[str]:
 
 
 def digest_of_file(path: Path) -> str:
-    """Hex SHA-256 of a user's file and of all that ``code_of_file`` finds; "" where there is no such file."""
+    """Return the SHA-256 of a user's file and of the modules that it needs; empty without the file."""
     code = code_of_file(path)
     return sha256_of_json(code) if len(code) > 1 else code[path.name]
 
@@ -58,22 +58,22 @@ _IS_BESIDE = re.compile(rf"fvc_user_\w+_[0-9a-f]{{16}}{_BESIDE}\.")
 
 
 def module_of(kind: type) -> str:
-    """The name of the module that defines ``kind``, of one beside a user's file as that file imports it."""
+    """Return the module that defines ``kind``, by the name under which a user's file imports it."""
     return _IS_BESIDE.sub("", kind.__module__)
 
 
 class UserCode(importlib.machinery.SourceFileLoader):
-    """Runs a user's file, or a module beside it, with an ``import`` that finds the modules of its folder first."""
+    """A loader whose modules import from the folder of the user's file first."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """As any loader does."""
+        """Run the module."""
         main = module.__name__.partition(".")[0].removesuffix(_BESIDE)
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": sys.modules[main + _BESIDE].import_of_user}
         super().exec_module(module)
 
 
 class _BesideFinder:
-    """Finds the modules beside users' files."""
+    """A finder of the modules next to users' files."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
@@ -84,7 +84,7 @@ class _BesideFinder:
 
 
 def know_beside(main: str, path: Path) -> None:
-    """Make the package of what lies beside the user's file ``path``, whose module is called ``main``."""
+    """Make the package of the modules next to the user's file ``path``, whose module is called ``main``."""
     if _BesideFinder not in sys.meta_path:
         sys.meta_path.insert(0, _BesideFinder)
     package: Any = ModuleType(main + _BESIDE)
@@ -104,7 +104,7 @@ def know_beside(main: str, path: Path) -> None:
 
 
 def _is_module(path: Path) -> bool:
-    """Whether ``import`` takes it from its folder: without ``__init__.py`` only where nothing else has the name."""
+    """Return whether ``import`` finds it: a folder without ``__init__.py`` yields to an installed package."""
     if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
         return True
     installed = importlib.machinery.PathFinder.find_spec(path.name)

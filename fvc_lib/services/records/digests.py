@@ -111,7 +111,7 @@ class _Listed:
 
 
 def _listed_in(root: Path) -> Iterator[_Listed]:
-    """All that the undamaged records of the run in ``root`` list."""
+    """Yield the files that undamaged records of the run in ``root`` list."""
     for record in (root / "run.json", *sorted((root / "checkpoints").glob("stage_*.json"))):
         document = read_document(record)  # nothing of a damaged one: ``run_damage`` says so
         if isinstance(digests := document.get("params_sha256"), list):
@@ -121,7 +121,7 @@ def _listed_in(root: Path) -> Iterator[_Listed]:
 
 
 def _listed_as(path: Path) -> _Listed | None:
-    """What the run that ``path`` lies in lists of it; None where no record does. Raises as ``undamaged_file``."""
+    """Return what the run of ``path`` lists of it; None if no record does. Errors as of ``undamaged_file``."""
     root = next((folder for folder in path.absolute().parents if (folder / "run.json").is_file()), None)
     if root is None:
         return None
