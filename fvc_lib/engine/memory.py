@@ -23,7 +23,6 @@ from fvc_lib.services.memory.policy import (
     NoObserver,
     frozen_garbage,
 )
-from fvc_lib.services.run_paths import RunPaths
 
 _logger = logging.getLogger(__name__)
 
@@ -54,15 +53,12 @@ class TrainingMemory:
 
 @contextmanager
 def training_memory(
-    paths: RunPaths,
-    config: RunConfig,
-    stage: str,
-    fold: int | None,
-    compute: ComputeDevice,
-    observer: MemoryObserver | None,
-    rank: int = 0,
+    config: RunConfig, compute: ComputeDevice, observer: MemoryObserver | None, oom_folder: Path, rank: int = 0
 ) -> Iterator[TrainingMemory]:
-    """Apply the device's memory policy, watch the accelerator and freeze the garbage of set-up until the end."""
+    """Apply the device's memory policy, watch the accelerator and freeze the garbage of set-up until the end.
+
+    Each rank has its own part of ``oom_folder``.
+    """
     policy, observer = devices.resolve_policy(compute, amp=config.amp), observer or NoObserver()
     observer.event("policy", "; ".join(policy.describe()), device=policy.device, amp_dtype=policy.amp_dtype,
                    tf32=policy.tf32, pin_memory=policy.pin_memory)  # fmt: skip
@@ -70,9 +66,8 @@ def training_memory(
     if probe is not None:
         observer.watch_device(str(compute.device), probe)
     with devices.apply_policy(policy), frozen_garbage():
-        folder = paths.oom_contexts(stage, fold)
         try:
-            yield TrainingMemory(policy, observer, folder / f"rank_{rank}" if rank else folder)  # one writer each
+            yield TrainingMemory(policy, observer, oom_folder / f"rank_{rank}" if rank else oom_folder)
         finally:
             devices.release_cached_memory(compute.device)
             observer.at("report")  # tables and figures are not the training's

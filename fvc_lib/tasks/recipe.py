@@ -429,7 +429,7 @@ def train(
     compute = training_device(config)
     _logger.info("%s, attempt %d, on %s", stage_key(stage, fold), attempt, compute.describe())
     trained: list[TrainedNetwork] = []
-    with training_memory(paths, config, stage, fold, compute, memory, ranks.rank) as kept:
+    with training_memory(config, compute, memory, paths.oom_contexts(stage, fold), ranks.rank) as kept:
         micro_batch, predicted = ranks.from_leader(
             "preflight",
             lambda: planned_micro_batch(

@@ -135,6 +135,7 @@ def test_a_training_over_two_nodes_that_loses_one_is_requeued_and_ends_as_one_on
     assert {"slurmd", "slurmstepd"} < {process.name()[:10] for process in lost}
     for process in lost:
         process.kill()
+    Path(f"{mark}.go").touch()
     cluster.wait_for(lambda: stage_of(run, task).state == "interrupted", "the loss to be noticed")
     stage = stage_of(run, task)
     assert (stage.exit_code, stage.error.name) == (75, "RankLostError")
