@@ -119,7 +119,7 @@ def test_settings_are_chosen_on_inner_folds_of_whole_groups_without_validation_a
     model = replace(classical.LOGISTIC, candidates=({"penalty": 30.0},), fit=watching)
     monkeypatch.setattr(feature_training, "_model_of", lambda config: model)
     read = read_feature_fold(tiny.paths, tiny.config, 0)
-    with pytest.raises(LeakageError, match="asked for"):
+    with pytest.raises(LeakageError, match="sealed"):
         list(read.clips.test)
     train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog())
     *inner, whole = seen
