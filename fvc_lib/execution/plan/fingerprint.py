@@ -112,7 +112,7 @@ def reason_to_run(task: Task, now: Fingerprint, run: RunPaths, *, inputs_are_fin
     known = {name: file["sha256"] for name, file in record.files.items() if not is_log(name)}
     outputs = {str(path.relative_to(run.root)) for path in task.stage.outputs(run, task.fold)}
     present = {name: digest for name in {*known, *outputs} if (digest := content_hash(run.root / name))}
-    stale = sorted(name for name in {*present, *outputs} if present.get(name) != known.get(name))
+    stale = sorted((outputs - present.keys()) | {name for name in present if present[name] != known.get(name)})
     return f"output missing or changed: {', '.join(stale)}" if stale else None
 
 
