@@ -137,7 +137,7 @@ def _refuse_others_files(folder: Path, names: Sequence[str], asked: Mapping[str,
 def _what_was_read(
     table: Path, meaning: Mapping[str, str], names: list[str], higher_is_real: bool, *, has_corpus: bool
 ) -> str:
-    """What the notebook will read, a line; a table that it would refuse is refused here, before anything is written."""
+    """Return a line on what the notebook will read; raise for a table that it would refuse."""
     from fvc_lib.corpus.score_table import read_score_table
 
     read = read_score_table(
@@ -153,10 +153,10 @@ def _what_was_read(
 
 
 def _meaning(label_map: str | None) -> Mapping[str, str]:
-    """What ``1=fake,0=real`` says.
+    """Return the meanings in a text such as ``1=fake,0=real``.
 
     Raises:
-        UsageError: it does not say real or fake of each.
+        UsageError: a meaning is neither real nor fake.
     """
     meaning = split_pairs(label_map or {})
     if not isinstance(meaning, dict) or not set(meaning.values()) <= {"real", "fake"}:
@@ -165,7 +165,7 @@ def _meaning(label_map: str | None) -> Mapping[str, str]:
 
 
 def _folder_name(table: Path, parameters: Mapping[str, Any]) -> str:
-    """The table's name, the time, and a digest of its content and of what was asked."""
+    """Return the table's name, the time, and a digest of its content and the parameters."""
     asked = {name: value for name, value in parameters.items() if name != "score_table"}
     digest = sha256_of_json([sha256_of_file(table), asked])[:8]
     name = re.sub(r"[^\w.-]+", "_", table.stem)[:60] or "scores"

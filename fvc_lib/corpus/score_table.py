@@ -122,7 +122,7 @@ def _as_frame(table: LabelTable) -> pl.DataFrame:
 
 
 def _one_of(table: LabelTable, names: Sequence[str]) -> str:
-    """The first column of ``names`` that is there."""
+    """Return the first column of ``names`` that exists."""
     lower = {column.lower(): column for column in reversed(table.columns)}
     for name in names:
         if name in lower:
@@ -135,7 +135,7 @@ def _one_of(table: LabelTable, names: Sequence[str]) -> str:
 def _with_labels(
     name: str, column: str, text: pl.DataFrame, label_map: Mapping[str, str], notes: list[str], unused: bool
 ) -> pl.DataFrame:
-    """The rows labelled real or fake; others are counted in ``notes``."""
+    """Return the rows labelled real or fake; ``notes`` count the others."""
     meaning = {"real": "real", "fake": "fake", **label_map}
     labelled = text.with_columns(label=pl.col("said").replace_strict(meaning, default=None, return_dtype=pl.String))
     counts = counts_text(text["said"].to_list())
@@ -226,10 +226,10 @@ def _refuse_unknown(name: str, wanted: Sequence[str], known: Sequence[str]) -> N
 
 
 def _numbers(table: LabelTable, text: pl.DataFrame, column: str, notes: list[str]) -> pl.Series:
-    """The cells as Float64, null where there is none; of decimal commas ``notes`` say that they were taken for such.
+    """Return the cells as Float64, null for empty ones; ``notes`` mention decimal commas.
 
     Raises:
-        DataError: a cell is no finite number, or has a comma that may as well stand between thousands.
+        DataError: a cell is no finite number, or its comma may separate thousands.
     """
     name, cells = table.name, text[column].str.strip_chars()
     is_missing = cells.str.to_lowercase().is_in(_MISSING)
@@ -252,10 +252,10 @@ def _numbers(table: LabelTable, text: pl.DataFrame, column: str, notes: list[str
 
 
 def _refuse_thousands(separator: str, cells: pl.Series, where: str) -> None:
-    """A comma is a decimal one where semicolons separate columns, or tabs and some number can be nothing else.
+    """Refuse commas in numbers unless semicolons, or tabs and an unambiguous number, show that they are decimal.
 
     Raises:
-        DataError: it may stand between thousands; ``where`` begins the message.
+        DataError: a comma may separate thousands; ``where`` begins the message.
     """
     remedy = "Write 1.5 for one and a half and 1500 for fifteen hundred, in the whole column."
     if cells.str.contains(".", literal=True).any():
@@ -318,7 +318,7 @@ def _per_video(
 
 
 def _stated(column: str | None) -> pl.Expr:
-    """The cells of a column of text, null where they state nothing."""
+    """Return the cells of a text column; null if they are empty."""
     cell = pl.lit(None, pl.String) if column is None else pl.col(column).str.strip_chars()
     return pl.when(~cell.str.to_lowercase().is_in(list(_MISSING))).then(cell)
 
@@ -395,7 +395,7 @@ def with_corpus(
 
 
 def _joined_groups(stated: Sequence[str | None], of_corpus: Sequence[str | None]) -> list[str | None]:
-    """The connected components of both, called as the table calls them where it does; None for rows of neither."""
+    """Return the connected components of both groupings, with the table's names; None for rows without a group."""
     parts, first = Components(len(stated)), dict[tuple[bool, str], int]()
     for is_stated, groups in ((True, stated), (False, of_corpus)):
         for row, group in enumerate(groups):
@@ -430,7 +430,7 @@ class _Names:
         self._by_stem.setdefault(pure.stem, []).append((pure, number))
 
     def place(self, video: str, label: str) -> int | None:
-        """The row of the index that the table's ``video`` is."""
+        """Return the row of the index that matches the table's ``video``."""
         pure = PurePosixPath(video.replace("\\", "/"))
         for name in (video, str(pure)):
             if (exact := self._exact.get(name)) is not None:

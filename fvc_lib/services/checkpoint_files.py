@@ -173,12 +173,11 @@ def why_not_loaded(error: Exception) -> str:
 
 
 def load_document(path: Path, wanted_format: int) -> dict[str, Any]:
-    """The document in a verified ``path``, read weights-only: a pickle that would run code is refused, whatever its
-    digest.
+    """Return the document in ``path`` after verifying it; a pickle that would run code is refused.
 
     Raises:
         DamagedCheckpointError: not torch's format, not loadable without running code, or not ``wanted_format``.
-        CheckpointReadError: out of memory, or the disk refused; nothing is known to be damaged.
+        CheckpointReadError: out of memory or a disk error; the file need not be damaged.
     """
     verify(path)
     try:
@@ -240,7 +239,7 @@ def _save(document: dict[str, Any], stream: _HashingStream) -> None:
 
 
 def _replace_with_digest(path: Path, write: Callable[[Path], str]) -> str:
-    """The new digest goes first, beside the old: whichever file a kill leaves is accepted. Then the old one goes."""
+    """Replace ``path``; its ``.sha256`` accepts both files until the new one is in place, in case of a kill."""
     sidecar = _digest_path(path)
     with atomic_files.atomic_output(path) as temporary:
         digest = write(temporary)
@@ -252,7 +251,7 @@ def _replace_with_digest(path: Path, write: Callable[[Path], str]) -> str:
 
 
 def _disks_own_error(error: Exception) -> Exception:
-    """What the disk said, where safetensors wraps it into text: ``... (os error 28)``."""
+    """Return the disk's error that safetensors wraps into text, such as ``... (os error 28)``."""
     number = re.search(r"os error (\d+)", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else error
 
@@ -383,15 +382,13 @@ class CheckpointFolder:
             ) from error
 
     def load(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole, or None when there is none. The best model is made consistent with it.
+        """Return the newest whole checkpoint, or None; make the best model consistent with it.
 
-        Where there are files and none can be used, they are renamed to ``<name>.unusable``: a training that begins anew
-        neither overwrites them nor counts them among its own.
+        If no file can be used, rename them to ``<name>.unusable``, so that a new training does not overwrite them.
 
         Raises:
-            CheckpointReadError: a file could not be read, for want of memory or because of the disk; all is as it was.
-            CheckpointMismatchError: it was made by another configuration or network, or from other data; the message
-                says which.
+            CheckpointReadError: out of memory or a disk error; nothing was changed.
+            CheckpointMismatchError: the checkpoint is of another configuration, network or data.
             CheckpointWriteError: the best model had to be written again and could not be.
         """
         for path in self._newest_first():
@@ -503,9 +500,9 @@ class CheckpointFolder:
 
 
 def other_network(what: str, then: Mapping[str, str], now: Mapping[str, str], anew: str) -> str:
-    """The refusal of ``what``, made by a network (``CheckpointBinding.network``) that is not the one of now.
+    """Return the message that ``what`` is of another network (``CheckpointBinding.network``).
 
-    ``anew`` is the command that gives it up.
+    ``anew`` is the command that discards it.
     """
     changed = f"and {now['name']} in {now['file']!r} is to be trained now"
     if then["name"] == now["name"]:

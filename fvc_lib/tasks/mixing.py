@@ -51,9 +51,9 @@ def draw_mix(
     generator: np.random.Generator,
     rows_of_class: Sequence[np.ndarray] | None = None,
 ) -> Mix | None:
-    """What becomes of one training sample, of ``num_samples`` that are ``size`` pixels a side; None: it stays alone.
+    """Draw the mixture of one of ``num_samples`` samples of ``size`` pixels a side; None: do not mix it.
 
-    With ``rows_of_class``, the numbers of each class's samples, the other sample's class is drawn first, each as often.
+    With ``rows_of_class`` (the rows of each class), draw the partner's class first, all classes equally often.
     """
     kinds = [kind for kind, alpha in (("mixup", settings.mixup_alpha), ("cutmix", settings.cutmix_alpha)) if alpha]
     if not kinds or num_samples < 2 or generator.uniform() >= settings.share:
@@ -71,12 +71,12 @@ def draw_mix(
 
 
 def rows_of_classes(labels: np.ndarray) -> list[np.ndarray]:
-    """The numbers of each class's samples, int64, in the order of the classes; ``labels`` is (N,)."""
+    """Return the rows of each class, int64, sorted by class; ``labels`` is (N,)."""
     return [np.flatnonzero(labels == each) for each in np.unique(labels)]
 
 
 def _draw_box(size: int, share: float, generator: np.random.Generator) -> tuple[int, int, int, int]:
-    """A square of area 1 - ``share`` around a random point, cut at the edges (Yun et al., "CutMix", ICCV 2019)."""
+    """Draw a square of area 1 - ``share`` around a random point, cut at the edges (Yun et al., CutMix, ICCV 2019)."""
     half = size * np.sqrt(1 - share) / 2
     down, across = generator.uniform(0, size, size=2)
     edges = np.clip(np.rint([down - half, down + half, across - half, across + half]), 0, size).astype(int)

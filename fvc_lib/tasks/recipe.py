@@ -185,7 +185,7 @@ class TrainingOutcome(Generic[R]):
     train_anew: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
 
     def sentence(self) -> str:
-        """What was trained, and whether that was now or earlier."""
+        """Return what was trained, and whether now or earlier."""
         kind = self.network.name.rpartition(".")[2]
         network = (
             f"{self.model} ({kind}), {self.num_parameters:,} parameters, on {self.device}, ranks: {self.num_ranks}"
@@ -209,7 +209,7 @@ def outcome_to_json(outcome: TrainingOutcome[Any]) -> str:
 
 
 def outcome_from_json(text: str | bytes, record: type[R]) -> TrainingOutcome[R]:
-    """What ``outcome_to_json`` gave, of networks of which ``record`` is told."""
+    """Return the outcome that ``outcome_to_json`` wrote, with records of class ``record``."""
     return _adapter(record).validate_json(text)
 
 
@@ -264,7 +264,7 @@ class TrainedNetwork:
         self.metrics.log(step=self.state.step, epoch=self.state.best_epoch, phase=phase, metrics=metrics)
 
     def record(self) -> dict[str, Any]:
-        """The fields of its ``TrainingRecord``."""
+        """Return the fields of its ``TrainingRecord``."""
         state = self.state
         return {
             "history": tuple(state.history),
@@ -492,7 +492,7 @@ def train(
 
 
 def _finished(outcome_file: Path, training: Training[R], kind: TrainedClass, record: type[R], anew: str) -> str:
-    """The outcome of an earlier attempt, where that came to its end with just these parameters and data; or nothing.
+    """Return an earlier attempt's outcome for the same parameters and data as JSON, or an empty text.
 
     Raises:
         CheckpointMismatchError: it is of another network.
@@ -534,10 +534,10 @@ def settings_of(
     balance_classes: bool = False,
     balance_batches: bool = False,
 ) -> EngineSettings:
-    """The engine's share of ``config`` for one training.
+    """Return the engine's settings for one training.
 
-    ``default_micro_batch`` is taken where ``batch_size`` says nothing; ``balance_classes`` draws classes evenly,
-    ``balance_batches`` in every effective batch.
+    ``default_micro_batch`` applies if ``batch_size`` is 0; ``balance_classes`` draws classes evenly,
+    ``balance_batches`` does so in every effective batch.
     """
     return EngineSettings(
         epochs=config.epochs,

@@ -35,7 +35,7 @@ _SHOWN_POINT = "fpr=0.01"
 
 
 def answer(audit: Audit) -> list[str]:
-    """The audit in some sentences, the most important first."""
+    """Return the audit in some sentences, the most important first."""
     first = audit.detectors[0]
     value, low, high = audit.compared(first)
     others = len(audit.detectors) - 1
@@ -51,7 +51,7 @@ def answer(audit: Audit) -> list[str]:
 
 
 def _where(audit: Audit, detector: str) -> str:
-    """The videos and groups that ``Audit.compared`` is of."""
+    """Return the videos and groups that ``Audit.compared`` measures."""
     if audit.common.height:
         number, groups, who = audit.num_common, audit.num_common_groups, "all"
     else:
@@ -160,7 +160,7 @@ def _thresholds(audit: Audit, first: str) -> list[str]:
 
 
 def cautions(audit: Audit, *, has_groups: bool, found: Sequence[Suspicion], notes: Sequence[str] = ()) -> list[str]:
-    """What must be known of these numbers."""
+    """Return what limits these numbers, one sentence each."""
     lines = list(notes)
     if not has_groups:
         lines.append(
@@ -287,7 +287,7 @@ def _metric_table(audit: Audit, metrics: Sequence[str]) -> pl.DataFrame:
 
 
 def threshold_table(audit: Audit, detectors: Sequence[str]) -> pl.DataFrame:
-    """What thresholds do on the half that did not choose them; without rates that the reals cannot resolve."""
+    """Return the rates of each threshold on the half that did not choose it, as far as the reals resolve them."""
     rows = []
     for row in sorted(audit.thresholds.iter_rows(named=True), key=lambda row: audit.detectors.index(row["detector"])):
         if row["detector"] in detectors and row["is_resolved"]:
@@ -389,7 +389,7 @@ def _agreement(audit: Audit) -> pl.DataFrame:
 
 
 def latex_table(audit: Audit) -> str:
-    """The main table for a paper that uses booktabs."""
+    """Return the main table for a paper that uses booktabs."""
     level = f"{audit.settings.confidence:.0%}".replace("%", r"\%")
     metrics = (
         MAIN_METRIC, "partial_auc_to_10_percent", "average_precision", "equal_error_rate",

@@ -78,7 +78,7 @@ class Settings:
 
 
 def settings(decide_at: str, **others: Any) -> Settings:
-    """Settings that decide at ``best``, ``fpr=0.01``, ``cost=5:1`` or ``threshold=0.5``; others as in ``Settings``.
+    """Return settings that decide at ``best``, ``fpr=0.01``, ``cost=5:1`` or ``threshold=0.5``.
 
     Raises:
         UsageError: ``decide_at`` is none of these.
@@ -164,9 +164,9 @@ class Audit:
         return True if set(NEED_VIDEOS) <= set(own["source"]) else None
 
     def honest_controls(self, detector: str) -> pl.DataFrame:
-        """A detector's ``controls`` that have a value, and ``is_above``, whether it is above each.
+        """Return a detector's honest ``controls`` with a value, and ``is_above``: whether it is above each.
 
-        Without those that only show how much a careless split would claim.
+        Controls that only show what a careless split would claim are left out.
         """
         own = self.controls.filter(~pl.col("source").is_in(list(DISHONEST_CONTROLS)), detector=detector)
         own = own.drop_nulls("value")
@@ -569,7 +569,7 @@ def _shuffled(
 def _by_group(
     table: FloatArray, names: Sequence[str], labels: IntArray, groups: npt.NDArray[np.object_], how: Settings
 ) -> pl.DataFrame:
-    """The main metric with one vote per group; empty where every video is its own."""
+    """Return the main metric with one vote per group; empty if every video is its own group."""
     if len(set(groups.tolist())) == groups.size:
         return pl.DataFrame(schema=_NAMED)
     return _aucs(table, names, labels, groups, how, one_vote_each=True)

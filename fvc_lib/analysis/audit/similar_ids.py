@@ -45,7 +45,7 @@ class Suspicion:
 
 
 def suspicions(ids: Sequence[str], labels: Sequence[str], groups: Sequence[str | None]) -> list[Suspicion]:
-    """The kinds of likeness among ``ids`` that ``groups`` do not explain; each is (N,), None being no known group."""
+    """Return the kinds of likeness among ``ids`` (N,) that ``groups`` (N,) do not explain; None is an unknown group."""
     label_of, group_of = dict(zip(ids, labels, strict=True)), dict(zip(ids, groups, strict=True))
     most = max(2, min(_MOST_ALIKE, len(ids) // 5))
     found = []

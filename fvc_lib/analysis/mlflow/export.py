@@ -202,9 +202,9 @@ def _content(
 
 
 def key_of(*parts: str) -> str:
-    """The key of ``parts``, joined by ``/``; a character that MLflow refuses becomes its code point, ``_xHEX_``.
+    """Return the key of ``parts``, joined by ``/``.
 
-    One that is too long becomes its beginning and a digest of the whole.
+    A character that MLflow refuses becomes ``_xHEX_``. A key that is too long is cut, and ends with a digest.
     """
     escaped = [_REFUSED.sub(lambda match: f"_x{ord(match[0]):X}_", part) for part in parts]
     # '', '.' and '..' would disappear from a path.
@@ -299,7 +299,7 @@ def run_tags(headline: ReportHeadline, record: Mapping[str, Any]) -> dict[str, s
 
 
 def _note(headline: ReportHeadline) -> str:
-    """The verdict, what to know about it, and the numbers beside their controls."""
+    """Return the verdict, its cautions, and the numbers next to their controls."""
 
     def shown(text: str) -> str:
         return _MARKDOWN.sub(r"\\\1", escape(clean_text(text), quote=False))
@@ -518,7 +518,7 @@ def shown_uri(uri: str) -> str:
 
 @contextmanager
 def connected(tracking_uri: str) -> Iterator[Any]:
-    """An ``MlflowClient`` of ``tracking_uri``; no word of MLflow's reaches the terminal while it is in use.
+    """Yield an ``MlflowClient`` of ``tracking_uri``; MLflow prints nothing meanwhile.
 
     Raises:
         UsageError: MLflow is not installed.
@@ -549,7 +549,7 @@ def connected(tracking_uri: str) -> Iterator[Any]:
 
 
 def _told(error: Exception, tracking_uri: str) -> str:
-    """The first line of ``error``, long enough to act on, without what must not be shown."""
+    """Return the beginning of ``error`` without secrets."""
     text = textwrap.shorten(_without(str(error), tracking_uri), 600, placeholder="...")
     return f"MLflow at {shown_uri(tracking_uri)}: {type(error).__name__}: {text} The same command repeats the export."
 
@@ -571,7 +571,7 @@ def _without(text: str, uri: str) -> str:
 
 @contextmanager
 def _settings(tracking_uri: str) -> Iterator[None]:
-    """The environment that MLflow reads at every call, for as long as it is in use."""
+    """Set the environment variables that MLflow reads at every call, and restore them at the end."""
     wanted = _UNLESS_SET | {name: os.environ[name] for name in _UNLESS_SET if name in os.environ} | _ALWAYS
     wanted |= _FOR_SQLITE if tracking_uri.startswith("sqlite:") else {}
     before = {name: os.environ.get(name) for name in wanted}

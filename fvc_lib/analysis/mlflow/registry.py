@@ -92,9 +92,9 @@ def register_bundle(
 
 
 def fetched_bundle(uri: str, *, tracking_uri: str, cache_dir: Path) -> Path:
-    """The folder of the bundle that ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION`` names, in the cache.
+    """Return the cached folder of the bundle ``models:/NAME@ALIAS`` or ``models:/NAME/VERSION``.
 
-    It is fetched once for each content; which content an alias means is asked each time.
+    A bundle is fetched once; an alias is looked up each time.
 
     Raises:
         UsageError: MLflow is not installed, or ``uri`` names nothing, or no bundle.

@@ -165,7 +165,7 @@ class VideoTextPredictor(OneNetwork):
         return Finding(path, content, values, title, lines, picture(path, frames))
 
     def _forward(self, frames: Tensor) -> Mapping[str, Tensor]:
-        """What the network gives of the clip ``frames``, uint8 (T, 3, S, S), on the CPU, in a batch of one."""
+        """Return the network's outputs for the clip ``frames``, uint8 (T, 3, S, S), on the CPU."""
         beside = dict(self._filler)
         if self._plan.masked:
             beside["hidden"] = torch.zeros(1, len(frames), dtype=torch.bool)
