@@ -665,9 +665,11 @@ def _started(
         path = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH", "")]))
         variables = {"OMP_NUM_THREADS": threads, "PYTHONPATH": path, "MASTER_PORT": str(port)}
         variables[LAUNCH_VARIABLE] = json.dumps(asdict(launch))
+        # Ranks end together by themselves. With kill-on-bad-exit SLURM 22.05 repeats its order to a lost node that is
+        # back, and ends the step of the same number of the job that was requeued meanwhile.
         step = [
             "srun", f"--nodes={nodes}", f"--ntasks={size}", f"--ntasks-per-node={per_node}", "--distribution=block",
-            "--overlap", "--kill-on-bad-exit=1", "--quit-on-interrupt", "--input=none", "--mpi=none",
+            "--overlap", "--kill-on-bad-exit=0", "--quit-on-interrupt", "--input=none", "--mpi=none",
         ]  # fmt: skip
         command = [*step, sys.executable, "-m", module, *arguments]
         begin, given = _become_srun, (command, launch.log, variables)
