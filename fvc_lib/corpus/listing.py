@@ -1,6 +1,6 @@
 """A corpus of labelled videos as its label source describes it, and the layouts that a corpus may have.
 
-Each file in ``fvc_lib.corpus.sources`` registers a ``CorpusLoader`` for one layout.
+Each module of ``fvc_lib.corpus.sources.*`` registers a ``CorpusLoader`` for one layout.
 """
 
 import json

@@ -35,7 +35,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Self, TypeVar
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -713,6 +712,8 @@ def _write_to(log: str) -> None:
 
 def _kill(ranks: Sequence[Any]) -> None:
     """Kill what still runs of the ranks, with the processes that they started."""
+    import psutil  # engine must load with torch and NumPy alone (tests/gpu)
+
     for rank in ranks:
         if rank.exitcode is None:
             with suppress(psutil.Error):

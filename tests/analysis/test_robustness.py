@@ -7,7 +7,7 @@ from sklearn.metrics import roc_auc_score
 
 from fvc_lib.analysis.figures.comparisons import levels_figure
 from fvc_lib.analysis.read.robustness import findings, level_table, robustness_results
-from fvc_lib.command_line.robustness import _told
+from fvc_lib.command_line.robustness import _findings
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
@@ -92,7 +92,7 @@ def test_what_a_trial_loses_is_marked_in_the_table_and_first_in_the_sentences(sc
 
 def test_the_command_tells_in_the_terminal_what_the_notebook_wrote(results, run):
     write_table(results, ROBUSTNESS_RESULTS, run.robustness_results)
-    assert _told(run) == findings(results, run=run)
+    assert _findings(run) == findings(results, run=run)
 
 
 def test_a_detector_that_tells_nothing_is_not_called_robust(scored):

@@ -193,7 +193,7 @@ def test_a_pattern_is_a_corpus_named_after_the_folder_it_begins_with(tars):
         assert (listing.root, listing.name) == (tars, "corpus")
     above = read_corpus(tars.parent / "*" / "*.tar", label_map=label_map)
     assert [entry.path for entry in above.entries] == [f"corpus/{entry.path}" for entry in whole.entries]
-    with pytest.raises(UsageError, match=r"of the 3 that it names, 1 cannot be found: .*a-002\.tar"):
+    with pytest.raises(UsageError, match=r"1 of 3 .*a-002\.tar"):
         read_corpus(tars / "a-{000..002}.tar")
     with pytest.raises(UsageError, match=r"Did you mean .*\*/\*\.tar"):
         read_corpus(tars.parent)

@@ -176,7 +176,8 @@ def test_out_of_memory_halves_the_batch_and_loses_nothing(frozen, monkeypatch):
 def test_features_are_listed_and_pruned_with_the_clips(frozen):
     source = source_of(frozen)
     (found,) = [each for each in stored_sets(frozen.config.cache_dir) if each.kind == "features"]
-    assert (found.folder, found.num_files) == (source.folder, 73)
+    assert found.folder == source.folder
+    assert found.size_bytes > sum(path.stat().st_size for path in source.folder.rglob("*.npy"))
     assert found.settings["model"] == "tiny_frozen"
     prune_set(found)
     assert not source.folder.exists()

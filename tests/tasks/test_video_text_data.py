@@ -77,7 +77,7 @@ def test_clips_are_made_once_and_are_the_originals(made, source):
     assert len(before) == 4
     seen = []
     make_clips(made.config, made.pairs, progress=lambda *done: seen.append(done))
-    assert set(seen) == {(4, 4)}
+    assert seen[-1] == (4, 4)
     assert {path: path.stat().st_mtime_ns for path in Path(made.config.cache_dir).rglob("*.npy")} == before
     frames = np.empty(source.shape, np.uint8)
     source.load(made.video_ids[2], 0, frames)
