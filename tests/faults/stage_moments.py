@@ -59,7 +59,8 @@ def begin(points, then):
             os.kill(int(os.environ["JPY_PARENT_PID"]), signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    if in_kernel or any(word.endswith(("run_notebooks.py", "fvc_lib.tasks.rank")) for word in sys.orig_argv):
+    is_rank = any("multiprocessing.spawn" in word for word in sys.orig_argv)
+    if in_kernel or is_rank or any(word.endswith(("run_notebooks.py", "fvc_lib.tasks.rank")) for word in sys.orig_argv):
         sys.addaudithook(watch)
 
 if "FVC_TEST_MOMENT" in os.environ:
