@@ -12,11 +12,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from fvc_lib.execution.plan.fingerprint import corpus_record
 from fvc_lib.execution.run import record as run_record
 from fvc_lib.execution.run.record import CodeState, begin_run, record_corpus, record_resumption, run_hash
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.parameters import run_config
+from fvc_lib.services.parameters import resolve_config, run_config
 from fvc_lib.services.records.digests import run_damage, write_document
 from fvc_lib.services.run_paths import RunPaths, list_runs
 
@@ -254,3 +255,7 @@ def test_changed_code_leaves_its_patch_and_other_code_on_resume_a_second_one(con
     assert record["attempts"][1]["code_differs"] == {"patch_sha256": digests}
     assert run.code_patch.with_name(f"code_{digests[1][:8]}.patch").read_bytes() == b"two"
     assert record["repeat"][:2] == ["git checkout abc", f"git apply --whitespace=nowarn {run.code_patch}"]
+
+
+def test_the_sample_corpus_is_recorded_by_its_name():
+    assert corpus_record(resolve_config({}, environ={})) == {"name": "sample videos", "listing_sha256": ""}

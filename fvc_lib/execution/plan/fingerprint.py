@@ -144,7 +144,9 @@ def corpus_record(config: RunConfig) -> dict[str, str]:
 
 def _corpus_name(corpus: str) -> str:
     """Return the name of a corpus's folder, with that of its manifest; empty for the sample corpus."""
-    path = Path(os.path.abspath(corpus)) if corpus else Path()  # noqa: PTH100 - a link keeps its own name
+    if not corpus:
+        return ""
+    path = Path(os.path.abspath(corpus))  # noqa: PTH100 - a link keeps its own name
     if is_pattern(path):
         return path_to_text(fixed_folder(path).name)
     return path_to_text(Path(path.parent.name, path.name) if path.is_file() else path.name)
