@@ -5,12 +5,19 @@ from __future__ import annotations
 import ctypes
 import json
 import resource
+import signal
+import sys
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from tests.faults.fold_lives import train_folds
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import FvcError, StoppedError
+from fvc_lib.services.run_paths import RunPaths
+from fvc_lib.services.stage_logs import MetricLog
+from fvc_lib.tasks.video.training import train_fold
+from tests.faults.conftest import STAGE
 
 _M_ARENA_MAX = -8  # of glibc's malloc.h
 
@@ -32,9 +39,22 @@ def train_in_little_memory(root: Path, config: str, attempt: int, spare_bytes: i
                 resource.setrlimit(resource.RLIMIT_AS, (begun[0] + spare_bytes, most))
 
     torch.nn.modules.module.register_module_forward_pre_hook(limit)
-    train_folds(root, config, (0,), attempt)
+    _train_fold(root, config, attempt)
     # Nothing was trained where the life before had come to the end of training and died after it.
     report.write_text(json.dumps(_status_bytes("VmPeak") - begun[0] if begun else 0))
+
+
+def _train_fold(root: Path, config: str, attempt: int) -> None:
+    """Train fold 0, with SIGTERM handled as a notebook's kernel handles it."""
+    paths, signals = RunPaths(root), list[int]()
+    signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+    try:
+        with MetricLog(paths.metrics(STAGE, 0), run_id=paths.run_id, fold=0, attempt=attempt) as log:
+            fields = RunConfig.model_validate_json(config)
+            train_fold(paths, fields, 0, metric_log=log, attempt=attempt, stop=lambda: bool(signals))
+    except (FvcError, StoppedError) as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def _status_bytes(name: str) -> int:

@@ -7,19 +7,13 @@ import os
 import random
 import re
 import signal
-import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
-from fvc_lib.execution.run.status import read_status
-from fvc_lib.services.run_paths import RunPaths, list_runs
+from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGES, VIDEO_TEXTS, read_table
 from tests.faults.small_runs import Place
 
-NUM_AT_RANDOM = 3
 # Python reads it in every process that it starts. The interpreter tells a hook of every file that is about to be opened
 # or renamed. Right before the last of the points it waits for, a process of the run dies with the runner ("die"), or
 # alone ("die alone"); or the first that comes there makes a mark and waits ("hold PATH"), a kernel until it is asked to
@@ -123,38 +117,7 @@ class AtStep:
         assert victim.returncode == (137 if self.alone else -signal.SIGKILL), f"{self.name}: {shown}"
 
 
-@dataclass(frozen=True)
-class AfterSeconds:
-    """All processes at once, so long after the stage has begun."""
-
-    stage: str
-    seconds: float
-
-    def live_and_die(self, place: Place, *arguments: str) -> None:
-        """Start or resume the run in ``place``, and kill it, unless the stage came to its end first."""
-        victim = place.start(*arguments)
-        _wait_until_running(place, self.stage, victim)
-        time.sleep(self.seconds)  # any moment must do
-        try:
-            for process in [*psutil.Process(victim.pid).children(recursive=True), psutil.Process(victim.pid)]:
-                process.send_signal(signal.SIGKILL)
-        except psutil.NoSuchProcess:
-            pass
-        victim.communicate()
-
-
-Kill = AtStep | AfterSeconds
-
-
-def at_random(stage: str, whole: RunPaths) -> list[Kill]:
-    """Seeded moments within the stage, spread over as long as it took undisturbed."""
-    seconds = read_status(whole).stages[stage].duration_seconds
-    assert seconds is not None
-    chance = random.Random(stage)
-    return [AfterSeconds(stage, chance.uniform(0, 0.9 * seconds)) for _ in range(NUM_AT_RANDOM)]
-
-
-def at_each_step(stage: str, whole: RunPaths) -> list[Kill]:
+def at_each_step(stage: str, whole: RunPaths) -> list[AtStep]:
     """Everything such a stage does, in its order; every other time the kernel dies alone."""
     first, *outputs = _OUTPUTS[stage]
     trains = Point("open", rf"/metrics/{stage}\.jsonl$")
@@ -177,7 +140,7 @@ def at_each_step(stage: str, whole: RunPaths) -> list[Kill]:
         ("writing the results", (renamed("task_results.feather"),)),
         ("after the results", (renamed("task_results.feather"), NEXT_FILE)),
     ]
-    kills: list[Kill] = [AtStep(name, points, alone=bool(n % 2)) for n, (name, points) in enumerate(steps)]
+    kills = [AtStep(name, points, alone=bool(n % 2)) for n, (name, points) in enumerate(steps)]
     return [*kills, AtStep("keeping the stage's record", (renamed(f"stage_{stage}.json"),))]
 
 
@@ -201,13 +164,3 @@ def _files_of(stage: str, whole: RunPaths, part: str) -> list[str]:
         return [f"/{path}" for path in table.filter(table["part"] == part)["path"]]
     table = read_table(whole.video_texts, VIDEO_TEXTS)
     return [f"/{video_id}.npy" for video_id in table.filter(table["part"] == part)["video_id"]]
-
-
-def _wait_until_running(place: Place, stage: str, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 300
-    while time.monotonic() < end and process.poll() is None:
-        runs = list_runs(place.runs)
-        if runs and (known := read_status(runs[-1]).stages.get(stage)) and known.state == "running":
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{stage} never started: {process.communicate()[0]}")

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 
 import pytest
 
 from fvc_lib.analysis.read.queries import learning_curves
-from fvc_lib.execution.run.status import read_status
 from fvc_lib.services.errors import StoppedError
 from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.tasks.video.training import train_fold
-from tests.execution.conftest import Project, make_project
 from tests.faults.conftest import STAGE, result_of
-
-__all__ = ["make_project"]
 
 
 @pytest.fixture
@@ -56,22 +51,3 @@ def test_training_logging_and_resuming_do_not_care(tiny, undisturbed, falling_cl
     steps = answer.frame["step"].to_list()
     assert answer.notes == ()
     assert steps == list(range(steps[0], steps[0] + len(steps)))
-
-
-@pytest.mark.fault(27)
-def test_a_run_s_durations_are_true_and_its_stages_are_still_known_to_be_finished(
-    make_project: Callable[..., Project], falling_clock
-):
-    project = make_project(one=["output('one', '')"], two=["output('two', '')"])
-    run = project.begin()
-    for _ in range(30):
-        time.time()
-    code, status, shown = project.execute(run)
-    assert code == 0, shown
-    stages = status.stages.values()
-    assert all(0 < stage.duration_seconds < 600 for stage in stages)
-    assert sum(stage.duration_seconds for stage in stages) <= status.duration_seconds < 600
-    assert status.finished_utc < status.started_utc  # so much for the time of day
-    assert [planned.run for planned in project.plan(run)] == [False, False]
-    assert project.execute(run)[0] == 0
-    assert read_status(run).state == "done"

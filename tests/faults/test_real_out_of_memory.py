@@ -96,22 +96,6 @@ def needs(large_clips: TinyTraining, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.mark.long
-@pytest.mark.fault(16, 17)
-def test_a_process_without_memory_for_the_plan_trains_on_with_less_and_to_the_same_end(large_clips, needs, tmp_path):
-    """The limit falls until the plan does not fit: how much of what was taken was needed, only trying tells."""
-    for eighths in range(8, 0, -1):
-        spare_bytes = needs.planned_bytes * eighths // 8
-        life = train(large_clips, tmp_path / f"{eighths} eighths" / "run_0", 1, spare_bytes)
-        assert life.code == 0, life.said
-        assert life.outcome.training.steps == needs.whole.outcome.training.steps
-        assert distance(life.weights, needs.whole.weights) < 1e-5
-        if life.outcome.training.micro_batch < PLANNED:
-            break
-    assert "out of memory" in life.said
-    assert life.outcome.training.micro_batch_schedule[0].micro_batch == PLANNED > life.outcome.training.micro_batch
-
-
-@pytest.mark.long
 @pytest.mark.fault(16, 17, 18, 20)
 def test_whatever_memory_there_is_nothing_but_time_is_lost(large_clips, needs, tmp_path, tally):
     """From next to nothing to all that it takes; what cannot even train one clip ends, and goes on when it can."""
@@ -121,7 +105,6 @@ def test_whatever_memory_there_is_nothing_but_time_is_lost(large_clips, needs, t
         life = train(large_clips, root, 1, needs.planned_bytes * part // 24)
         if life.code:
             ends[f"exit code {life.code}"] += 1
-            print(part, life.code, life.said[-300:])
             life = train(large_clips, root, 2, None)
             assert life.code == 0, life.said
         else:
@@ -129,4 +112,4 @@ def test_whatever_memory_there_is_nothing_but_time_is_lost(large_clips, needs, t
         assert distance(life.weights, needs.whole.weights) < 1e-5
         assert life.outcome.training.steps == needs.whole.outcome.training.steps
         tally.add(survived=1)
-    print(dict(ends))
+    assert len([end for end in ends if end.startswith("micro-batch")]) > 1, ends
