@@ -16,7 +16,7 @@ from fvc_lib.engine.device import STEM_CLIPS, accelerated, resolve_device
 from fvc_lib.engine.step import build_optimizer
 from fvc_lib.services.errors import StoppedError
 from tests.gpu import promises
-from tests.gpu.promises import Outcome, try_promises
+from tests.gpu.promises import try_promises
 from tests.gpu.trainings import Lab, weight_distance
 
 GPU = Path(__file__).parent
@@ -38,45 +38,11 @@ def test_the_cpu_keeps_those_that_take_longer(words):
     assert outcome.verdict == "pass", outcome.line()
 
 
-def test_a_promise_of_another_device_is_skipped_and_says_whose_it_is():
-    (outcome,) = try_promises("cpu", "TF32")
-    assert (outcome.verdict, outcome.found) == ("skip", "a promise about cuda")
-
-
 def test_a_result_that_is_not_equal_is_a_broken_promise(monkeypatch):
     monkeypatch.setattr(promises, "SAME_WEIGHTS", 0.0)
     (outcome,) = try_promises("cpu", "in forward")
     assert outcome.verdict == "fail"
     assert "weights differ by" in outcome.line()
-
-
-def test_an_error_is_a_broken_promise_and_the_next_is_tried(monkeypatch):
-    def fails(lab):
-        raise RuntimeError("CUDA error: no kernel image\nis available")
-
-    def kept(lab):
-        return "1 s"
-
-    both = {"first": (fails, ("cpu",)), "second": (kept, ("cpu",))}
-    monkeypatch.setattr(promises, "PROMISES", both)
-    first, second = try_promises("cpu")
-    assert (first.verdict, first.found) == ("fail", "RuntimeError: CUDA error: no kernel image is available")
-    assert second.line() == Outcome("second", "pass", "1 s", second.seconds).line()
-
-
-def test_an_acceleration_that_fails_is_named_and_the_others_are_tried(monkeypatch):
-    train = Lab.train
-
-    def without_a_compiler(lab, name, *others, **changes):
-        if name == "channels_last":
-            raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
-        return train(lab, name, *others, **changes)
-
-    monkeypatch.setattr(Lab, "train", without_a_compiler)
-    monkeypatch.setattr(promises, "get_args", lambda names: ("channels_last", "fused_adamw"))
-    (outcome,) = try_promises("cpu", "train faster")
-    assert outcome.verdict == "fail"
-    assert "channels_last RuntimeError: Failed to find C compiler., fused_adamw " in outcome.found
 
 
 def test_torch_and_numpy_are_enough(tmp_path):
