@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import run_notebooks
 from fvc_lib.command_line.main import _Terminal
 from fvc_lib.command_line.run_command import trouble_of_choice
-from fvc_lib.corpus.protocols.cross_corpus import refused_targets
+from fvc_lib.corpus.protocols.protocol import refused_targets
 from fvc_lib.corpus.samples.videos import names_of_corpora
 from fvc_lib.execution.run.record import begin_run
 from fvc_lib.services.config import RunConfig

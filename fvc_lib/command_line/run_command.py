@@ -483,7 +483,7 @@ def _refuse_wrong_corpus(config: RunConfig) -> None:
 def _refuse_unknown_targets(config: RunConfig) -> None:
     """Refuse target corpora that the stage of protocols would refuse once every video has been indexed."""
     if config.protocol == CROSS_CORPUS:
-        from fvc_lib.corpus.protocols.cross_corpus import refused_targets  # polars, for this alone
+        from fvc_lib.corpus.protocols.protocol import refused_targets  # polars, for this alone
         from fvc_lib.corpus.samples.videos import names_of_corpora
 
         if why := refused_targets(config.target_corpora, names_of_corpora(config)):

@@ -1,16 +1,15 @@
-"""``leave_one_generator_out``: every generator's fakes are tested by networks that have seen none of that generator.
+"""``leave_one_generator_out``: networks test a generator's fakes without having seen any of that generator.
 
-Each group is dealt to one fold, once, and each fold has one generator as its target. Of the groups dealt to it a fold
-tests the reals and its target's fakes; it trains on the other groups, without its target's fakes. So every video is
-tested at most once, reals included, and what holds for folds holds here: results of two folds share no tested group.
-(Testing the same held-out reals against each generator would make those results depend on one another, and test a fifth
-of the reals instead of all.) Videos that a fold may neither train on nor test are left out of it, with the reason.
+Each group is dealt to one fold, and each fold has one generator as its target. Of its own groups a fold tests the reals
+and its target's fakes; it trains on the other groups, without its target's fakes. So each video, real or fake, is
+tested at most once, and no two folds share a tested group. Videos that a fold may neither train on nor test are left
+out of it, with the reason.
 
-Names are one where they differ in case or in what is no letter or digit. A name joined of several by ``+`` is of a fake
-that several made, one after the other (``faceswap+wav2lip``): what shares one of them with the target trains nothing.
+Names count as one where they differ only in case or punctuation. A name joined by ``+`` is of a fake that several
+generators made (``faceswap+wav2lip``); fakes that share a generator with the target train nothing.
 
-Where there are more folds than generators, those with most groups are tested in several. Where there are fewer folds,
-the generators with most groups are tested; the rest train, and are named.
+With more folds than generators, those with most groups are tested in several folds. With fewer folds, the generators
+with most groups are tested and the rest train.
 """
 
 from collections import defaultdict
@@ -29,53 +28,40 @@ UNKNOWN = "what made it is not known, so it may be what is held out"
 HELD_OUT = "made by the generator held out, and its group is not tested here"
 SHARES = "made by the generator held out together with another, or by a part of what is held out"
 OTHER = "its group is tested here, and it is not made by the generator held out"
-FEWEST_GROUPS = 2
+_FEWEST_GROUPS = 2
 _SHORTEST_ALIKE = 3  # letters; shorter names lie in others by chance
 
 
-def generator_of(index: pl.DataFrame) -> pl.DataFrame:
-    """Return ``video_id group_id label generator parts``, by video; the manipulation replaces a missing generator.
+def _generators(index: pl.DataFrame) -> pl.DataFrame:
+    """Return ``video_id group_id label spelled generator parts``, sorted by video.
 
-    It is called by its most frequent spelling; ``parts`` are the plain names of all that made the fake.
+    ``spelled`` is the generator, else the manipulation, as the index has it; null for reals. ``generator`` is its most
+    frequent spelling. ``parts`` lists the plain names of all that made the fake: letters and digits, case folded.
     """
-    videos = _as_named(index)
-    found = (
-        videos.drop_nulls("generator")["generator"]
-        .value_counts()
-        .sort(["count", "generator"], descending=[True, False])
-    )
-    called: dict[tuple[str, ...], str] = {}
-    for name in found["generator"]:
-        called.setdefault(_parts(name), name)
-    names = found["generator"].to_list()
-    return videos.with_columns(
-        generator=pl.col("generator").replace_strict({each: called[_parts(each)] for each in names}, default=None),
-        parts=pl.col("generator").replace_strict(
-            {each: list(_parts(each)) for each in names}, default=None, return_dtype=pl.List(pl.String)
-        ),
-    )
-
-
-def _as_named(index: pl.DataFrame) -> pl.DataFrame:
     made = pl.coalesce("generator", "manipulation") if "generator" in index.columns else pl.col("manipulation")
-    return index.select(
-        "video_id", "group_id", "label", generator=pl.when(pl.col("label") == "fake").then(made)
-    ).sort("video_id")  # fmt: skip
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    """Return the plain names joined in ``name``, sorted: letters and digits in one case."""
-    plain = ("".join(filter(str.isalnum, part.casefold())) for part in name.split("+"))
-    return tuple(sorted({each for each in plain if each})) or (name,)
+    spelled = pl.when(pl.col("label") == "fake").then(made)
+    videos = index.select("video_id", "group_id", "label", spelled=spelled).sort("video_id")
+    counts = videos.drop_nulls("spelled")["spelled"].value_counts()
+    parts_of, first = {}, dict[tuple[str, ...], str]()
+    for name in counts.sort(["count", "spelled"], descending=[True, False])["spelled"]:
+        plain = ("".join(filter(str.isalnum, part.casefold())) for part in name.split("+"))
+        parts_of[name] = sorted(set(filter(None, plain))) or [name]
+        first.setdefault(tuple(parts_of[name]), name)
+    called = {name: first[tuple(parts)] for name, parts in parts_of.items()}
+    return videos.with_columns(
+        generator=pl.col("spelled").replace_strict(called, default=None, return_dtype=pl.String),
+        parts=pl.col("spelled").replace_strict(parts_of, default=None, return_dtype=pl.List(pl.String)),
+    )
 
 
 def alike_names(index: pl.DataFrame) -> list[str]:
-    """Return notes on spellings taken for one generator, and on generators of which one name contains the other."""
-    spelled = defaultdict(list)
-    for name in _as_named(index)["generator"].drop_nulls().unique().sort():
-        spelled[_parts(name)].append(name)
-    notes = [f"Taken for one generator: {', '.join(map(repr, names))}." for names in spelled.values() if len(names) > 1]
-    plain = {parts[0]: names[0] for parts, names in spelled.items() if len(parts) == 1}
+    """Return notes on spellings counted as one generator, and on generators of which one name contains the other."""
+    videos = _generators(index).drop_nulls("spelled")
+    spelled = videos.group_by("parts").agg(pl.col("spelled").unique().sort()).sort(pl.col("spelled").list.first())
+    notes = [
+        f"Taken for one generator: {', '.join(map(repr, names))}." for names in spelled["spelled"] if len(names) > 1
+    ]
+    plain = {parts[0]: names[0] for parts, names in spelled.iter_rows() if len(parts) == 1}
     near = [
         f"{plain[one]!r} and {plain[other]!r}"
         for one, other in combinations(sorted(plain, key=len), 2)
@@ -95,27 +81,28 @@ def held_out(index: pl.DataFrame, num_folds: int) -> list[str]:
     Raises:
         DataError: fewer than two generators, or too few groups for the number of folds.
     """
-    fakes = generator_of(index).drop_nulls("generator")
-    counts = dict(fakes.group_by("generator").agg(pl.col("group_id").n_unique()).sort("generator").iter_rows())
-    usable = {name: count for name, count in counts.items() if count >= FEWEST_GROUPS}
-    if len(counts) < 2 or not usable:
+    counts = _generators(index).drop_nulls("generator").group_by("generator").agg(pl.col("group_id").n_unique())
+    usable = counts.filter(pl.col("group_id") >= _FEWEST_GROUPS).sort(
+        ["group_id", "generator"], descending=[True, False]
+    )
+    if counts.height < 2 or usable.is_empty():
+        names = some_of(counts["generator"].sort().to_list()) or "none"
         raise DataError(
-            f"protocol leave_one_generator_out: got {len(counts)} generators ({some_of(sorted(counts)) or 'none'}), "
-            f"{len(usable)} of them with {FEWEST_GROUPS} groups or more; wanted at least two, one of them with so "
-            "many. Name what made each fake in a manifest's column generator, or use -p protocol kfold."
+            f"protocol leave_one_generator_out: got {counts.height} generators ({names}), {usable.height} of them with "
+            f"{_FEWEST_GROUPS} groups or more; wanted at least two, one of them with so many. Name what made each fake "
+            "in a manifest's column generator, or use -p protocol kfold."
         )
-    most = sorted(usable, key=lambda name: (-usable[name], name))[:num_folds]
-    folds = dict.fromkeys(most, 1)
+    groups_of = dict(usable.head(num_folds).iter_rows())
+    folds = dict.fromkeys(groups_of, 1)
     while sum(folds.values()) < num_folds:
-        free = [name for name in most if folds[name] < usable[name]]
-        if not free:
+        name = max(groups_of, key=lambda name: (folds[name] < groups_of[name], groups_of[name] / folds[name]))
+        if folds[name] == groups_of[name]:
             raise DataError(
-                f"num_folds: got {num_folds}, but the generators have {sum(usable.values())} groups of fakes to test. "
-                f"Set it to {len(most)}, one fold for each of them: {', '.join(most)}."
+                f"num_folds: got {num_folds}, but the generators have {sum(groups_of.values())} groups of fakes to "
+                f"test. Set it to {len(groups_of)}, one fold for each of them: {', '.join(groups_of)}."
             )
-        name = max(free, key=lambda each: (usable[each] / folds[each], -most.index(each)))
         folds[name] += 1
-    return [name for name in most for _ in range(folds[name])]
+    return [name for name, count in folds.items() for _ in range(count)]
 
 
 def leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> pl.DataFrame:
@@ -125,65 +112,60 @@ def leave_one_generator_out(index: pl.DataFrame, num_folds: int, seed: int) -> p
         DataError: as ``held_out``, or fewer groups with real videos than folds.
     """
     targets = held_out(index, num_folds)
-    videos = generator_of(index)
-    fold_of_group = _deal(videos, targets, seed)
-    home = videos["group_id"].replace_strict(fold_of_group, return_dtype=pl.Int64)
-    is_real, unknown = pl.col("label") == "real", (pl.col("label") == "fake") & pl.col("generator").is_null()
-    parts = []
+    videos = _generators(index)
+    home = pl.col("group_id").replace_strict(_deal(videos, targets, seed), return_dtype=pl.Int64)
+    parts_of = dict(videos.drop_nulls("generator").select("generator", "parts").iter_rows())
+    is_fake = pl.col("label") == "fake"
+    tables = []
     for fold, target in enumerate(targets):
-        is_target, here = (pl.col("generator") == target).fill_null(value=False), pl.col("home") == fold
-        shares = pl.col("parts").list.set_intersection(list(_parts(target))).list.len().fill_null(0) > 0
+        is_target, here = (pl.col("generator") == target).fill_null(value=False), home == fold
+        shares = pl.col("parts").list.set_intersection(parts_of[target]).list.len().fill_null(0) > 0
         reason = (
-            pl.when(unknown).then(pl.lit(UNKNOWN))
-            .when(here & ~is_real & ~is_target).then(pl.lit(OTHER))
+            pl.when(is_fake & pl.col("generator").is_null()).then(pl.lit(UNKNOWN))
+            .when(here & is_fake & ~is_target).then(pl.lit(OTHER))
             .when(~here & is_target).then(pl.lit(HELD_OUT))
             .when(~here & shares).then(pl.lit(SHARES))
         )  # fmt: skip
-        part = pl.when(here).then(pl.lit("test")).otherwise(pl.lit("train"))
-        rows = videos.with_columns(home=home).with_columns(reason=reason, fold=pl.lit(fold, pl.Int64))
-        parts.append(
-            rows.with_columns(
-                part=pl.when(pl.col("reason").is_null()).then(part).otherwise(pl.lit(LEFT_OUT)), target=pl.lit(target)
-            ).select("video_id", "group_id", "label", "fold", "target", "part", "reason")
-        )
-    return pl.concat(parts)
+        part = pl.when(reason.is_not_null()).then(pl.lit(LEFT_OUT)).when(here).then(pl.lit("test"))
+        columns = {"fold": pl.lit(fold, pl.Int64), "target": pl.lit(target), "part": part.otherwise(pl.lit("train"))}
+        tables.append(videos.select("video_id", "group_id", "label", reason=reason, **columns))
+    return pl.concat(tables)
 
 
 def _deal(videos: pl.DataFrame, targets: Sequence[str], seed: int) -> Mapping[str, int]:
     """Deal groups to folds: a group goes to a fold of one of its generators, and reals are spread evenly.
 
-    Groups with most videos first; each goes to the fold that has least of what the group has.
+    Groups that few folds may have come first, then those with most videos. Each goes to the fold that has least of
+    what the group has.
     """
     groups = videos.group_by("group_id").agg(
-        reals=(pl.col("label") == "real").sum(), made=pl.col("generator").drop_nulls().unique(), size=pl.len()
+        reals=(pl.col("label") == "real").sum(), made=pl.col("generator").drop_nulls().unique().sort(), size=pl.len()
     )
-    with_reals = groups.filter(pl.col("reals") > 0).height
-    if with_reals < len(targets):
+    groups = groups.sort("group_id").with_columns(
+        drawn=np.random.default_rng([seed, GENERATORS_DEALT]).permutation(groups.height)
+    )
+    with_reals = groups.filter(pl.col("reals") > 0)
+    if with_reals.height < len(targets):
         raise DataError(
-            f"num_folds: got {len(targets)}, but the index has {with_reals} groups with real videos; wanted one for "
-            "each fold. Set num_folds lower, or add real videos of other events: each brings a group."
+            f"num_folds: got {len(targets)}, but the index has {with_reals.height} groups with real videos; wanted one "
+            "for each fold. Set num_folds lower, or add real videos of other events: each brings a group."
         )
-    generator = np.random.default_rng([seed, GENERATORS_DEALT])
-    drawn = dict(zip(groups["group_id"].sort(), generator.permutation(groups.height).tolist(), strict=True))
-    allowed = defaultdict(list)
+    folds_of = defaultdict(list)
     for fold, target in enumerate(targets):
-        allowed[target].append(fold)
-    every = range(len(targets))
+        folds_of[target].append(fold)
     reals, fakes = np.zeros(len(targets)), np.zeros(len(targets))
-    found: dict[str, int] = {}
-    rows = [
-        (group, count, [fold for name in sorted(made) for fold in allowed[name]], size)
-        for group, count, made, size in groups.iter_rows()
-    ]
-    # What must go to few folds comes first; what may go to any comes last and evens out the reals.
-    for group, count, own, _ in sorted(rows, key=lambda row: (len(row[2]) or len(targets) + 1, -row[3], drawn[row[0]])):
-        chosen = min(own or every, key=lambda fold: (reals[fold] if count else fakes[fold], fakes[fold], fold))
-        found[group] = chosen
+    fold_of: dict[str, int] = {}
+    rows = [(group, count, [fold for name in made for fold in folds_of[name]], -size, drawn)
+            for group, count, made, size, drawn in groups.iter_rows()]  # fmt: skip
+    for group, count, own, *_ in sorted(rows, key=lambda row: (len(row[2]) or len(targets) + 1, *row[3:])):
+        load = reals if count else fakes
+        chosen = min(own or range(len(targets)), key=lambda fold: (load[fold], fakes[fold], fold))
+        fold_of[group] = chosen
         reals[chosen] += count > 0
         fakes[chosen] += bool(own)
-    counts = {group: count for group, count, _, _ in rows if count}
     for fold in np.flatnonzero(reals == 0).tolist():  # all reals share groups with fakes of other generators
         fullest = int(np.argmax(reals))
-        moved = min((group for group in counts if found[group] == fullest), key=lambda group: (counts[group], group))
-        found[moved], reals[fullest], reals[fold] = fold, reals[fullest] - 1, 1
-    return found
+        there = with_reals.filter(pl.col("group_id").replace_strict(fold_of) == fullest)
+        fold_of[there.sort("reals", "group_id")["group_id"][0]] = fold
+        reals[[fullest, fold]] += [-1, 1]
+    return fold_of

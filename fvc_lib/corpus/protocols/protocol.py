@@ -1,7 +1,17 @@
-"""The protocol of a run as a table: the part of every video in every training, checked before anything trains."""
+"""The protocol of a run as a table: the part of every video in every training, checked before anything trains.
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+``official`` takes the corpus's own parts as they are, because published numbers were made with them. A group that lies
+in several parts (one person, one source video, near-duplicates) is a leak of that split. Each of its rows carries the
+reason, and the gate lets these groups through and no other. ``official_strict`` leaves out what leaks from the side
+that learns: validation videos of tested groups, training videos of tested or validation groups.
+
+``cross_corpus`` trains on some corpora and tests on each of the others: on the official test list where a corpus has
+one, else on all its videos. Training videos whose group is also tested are left out of training, never of the test.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 import polars as pl
 
@@ -16,33 +26,127 @@ from fvc_lib.corpus.folds import (
 )
 from fvc_lib.corpus.index import listed_videos, refuse_empty_index, refuse_unusable
 from fvc_lib.corpus.listing import Listing
-from fvc_lib.corpus.protocols.cross_corpus import cross_corpus
 from fvc_lib.corpus.protocols.generators import leave_one_generator_out
 from fvc_lib.corpus.protocols.matched import Tells, matched, parts_of_folds
-from fvc_lib.corpus.protocols.official import official
 from fvc_lib.services import tasks as names
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, LeakageError
+from fvc_lib.services.errors import DataError, LeakageError, did_you_mean
 from fvc_lib.services.tables import FOLDS, LABELS, LEFT_OUT, PARTS, PROTOCOL, check_table
 
-SAME_CONTENT = "the same file content as another corpus's, which takes part"
-# Of several corpora a content may stand in each. A target is tested whole, and an official list as it was published;
-# elsewhere a video counts once.
+# A video that stands in several corpora counts once, except where a target or an official list is tested whole.
 _CONTENTS_ONCE = (names.KFOLD, names.LEAVE_ONE_GENERATOR_OUT, names.LENGTH_MATCHED, names.METADATA_MATCHED)
+_SAME_CONTENT = "the same file content as another corpus's, which takes part"
+_NOT_LISTED = "not in its corpus's official test list"
+_CROSSES = "its group is also tested"
+_NO_PART = "the corpus's own split does not name it"
+
+
+# --- The corpus's own parts, and whole corpora.
+
+
+def _official(index: pl.DataFrame, *, strict: bool) -> pl.DataFrame:
+    """Return ``video_id group_id label fold target part reason`` of the one training, fold 0.
+
+    Raises:
+        DataError: the corpus has no split of its own, or none with a training and a test part.
+    """
+    parts = set(index["official_split"].drop_nulls())
+    if missing := [part for part in ("train", "test") if part not in parts]:
+        has = f"has {', '.join(sorted(parts))} alone" if parts else "has none"
+        raise DataError(
+            f"protocol {'official_strict' if strict else 'official'}: wanted a corpus with a split of its own, and "
+            f"this one {has}; there is no part {' and no '.join(missing)}. Give a manifest with a column split, the "
+            "corpus's lists where they were published, or -p protocol kfold."
+        )
+    part = pl.col("official_split")
+    of_group = part.drop_nulls().unique().sort().over("group_id", mapping_strategy="join")
+    rows = index.sort("video_id").with_columns(of_group=of_group)
+    leaks = part.is_not_null() & (pl.col("of_group").list.len() > 1)
+    if strict:
+        tested, chooses = (pl.col("of_group").list.contains(each) for each in ("test", "validation"))
+        leaks = ((part == "train") & (tested | chooses)) | ((part == "validation") & tested)
+    named = pl.format("its group is in several official parts: {}", pl.col("of_group").list.join(", "))
+    rows = rows.with_columns(
+        part=pl.when(part.is_null() | (leaks if strict else False)).then(pl.lit(LEFT_OUT)).otherwise(part),
+        reason=pl.when(part.is_null()).then(pl.lit(_NO_PART)).when(leaks).then(named),
+    )
+    target = pl.when(pl.col("part") == "test").then(pl.lit("official test"))
+    return rows.with_columns(fold=pl.lit(0, pl.Int64), target=target)
+
+
+def _known(name: str, corpora: Sequence[str]) -> str:
+    """Return the corpus called ``name`` up to case and punctuation, else ``name``."""
+    plain = {"".join(filter(str.isalnum, corpus.lower())): corpus for corpus in corpora}
+    return name if name in corpora else plain.get("".join(filter(str.isalnum, name.lower())), name)
+
+
+def refused_targets(targets: Sequence[str], corpora: Sequence[str]) -> str:
+    """Return why ``targets`` cannot be tested in a run of these ``corpora``, else the empty text."""
+    known = [_known(name, corpora) for name in targets]
+    for name in known:
+        if name not in corpora:
+            plain = _known(PurePath(name).name, corpora)
+            by_name = f" {plain!r} is meant by its name, not by its path."
+            near = by_name if plain in corpora else did_you_mean(name, corpora)
+            listed = f"They are: {', '.join(corpora) or 'one without a name'}."
+            return f"target_corpora: {name!r} is none of this run's corpora.{near} {listed}"
+    if set(corpora) <= set(known):
+        return (
+            f"target_corpora: {', '.join(targets)} are all of this run's corpora, and nothing is left to train on. "
+            "Leave one out, or give another with -p more_corpora."
+        )
+    return ""
+
+
+def _cross_corpus(index: pl.DataFrame, targets: Sequence[str]) -> pl.DataFrame:
+    """Return ``video_id group_id label fold target part reason`` of the one training, fold 0.
+
+    Raises:
+        DataError: a target that is none of the run's corpora, that lacks a label, or no corpus left to train on.
+    """
+    corpora = sorted(index["corpus"].drop_nulls().unique())
+    if why := refused_targets(targets, corpora):
+        raise DataError(
+            f"{why} In a new run with what is done of this one: --resume RUN --fork -p target_corpora NAME; other "
+            "corpora's paths: -p more_corpora."
+        )
+    targets = [_known(name, corpora) for name in targets]
+    is_target = pl.col("corpus").is_in(targets).fill_null(False)
+    listed = (pl.col("official_split") == "test").fill_null(False)
+    rows = index.sort("video_id").with_columns(is_tested=is_target & (listed | ~listed.any().over("corpus")))
+    crosses = ~is_target & pl.col("is_tested").any().over("group_id")
+    reason = pl.when(crosses).then(pl.lit(_CROSSES)).when(is_target & ~pl.col("is_tested")).then(pl.lit(_NOT_LISTED))
+    part = pl.when("is_tested").then(pl.lit("test")).when(reason.is_not_null()).then(pl.lit(LEFT_OUT))
+    rows = rows.with_columns(
+        fold=pl.lit(0, pl.Int64),
+        target=pl.when("is_tested").then("corpus"),
+        part=part.otherwise(pl.lit("train")),
+        reason=reason,
+    )
+    for name in targets:
+        if lacking := sorted(set(LABELS) - set(rows.filter(target=name)["label"])):
+            raise DataError(
+                f"target_corpora: {name!r} has no {some_of(lacking)} videos to test on, so nothing can be told apart "
+                "there. Add them (a manifest of both), or leave it out."
+            )
+    return rows
+
+
+# --- The table of a run.
 
 
 def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.DataFrame:
     """Return PROTOCOL: the part of every video of the index in every training of ``config.protocol``.
 
-    The rows are sorted by training and video; the order of the index's does not matter.
+    The rows are sorted by training and video and do not depend on the order of the index.
 
     Args:
         index: INDEX schema.
         config: protocol, target_corpora, num_folds, and folds_seed or seed.
-        tells: what columns of the index tell of the label; see ``matched.Tells``.
+        tells: measures how well columns of the index predict the label; see ``matched.Tells``.
 
     Raises:
-        DataError: the corpus cannot be divided so; the message says what it lacks.
+        DataError: the corpus cannot be divided so; the message names what it lacks.
         LeakageError: a group would be trained on and tested.
     """
     refuse_empty_index(index)
@@ -51,23 +155,20 @@ def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.Da
         index = whole.sort("video_id").unique("content_sha256", keep="first", maintain_order=True)
     seed = config.seed if config.folds_seed is None else config.folds_seed
     if name in (names.OFFICIAL, names.OFFICIAL_STRICT):
-        rows = official(index, strict=name == names.OFFICIAL_STRICT)
+        rows = _official(index, strict=name == names.OFFICIAL_STRICT)
     elif name == names.CROSS_CORPUS:
-        rows = cross_corpus(index, config.target_corpora)
+        rows = _cross_corpus(index, config.target_corpora)
     elif name == names.LEAVE_ONE_GENERATOR_OUT:
         rows = leave_one_generator_out(index, num_folds, seed)
     elif name in (names.LENGTH_MATCHED, names.METADATA_MATCHED):
         rows = matched(index, name, num_folds, seed, tells)
     else:
         rows = parts_of_folds(index, make_folds(index, num_folds, seed), num_folds)
-    copies = whole.join(index, on="video_id", how="anti").select("video_id", "group_id", "label")
-    of_all = copies.join(rows.select("fold").unique(), how="cross").with_columns(
-        part=pl.lit(LEFT_OUT), reason=pl.lit(SAME_CONTENT), target=pl.lit(None, pl.String)
-    )
-    rows = pl.concat(
-        [each.select("video_id", "group_id", "label", "fold", "target", "part", "reason") for each in (rows, of_all)]
-    )
-    table = rows.with_columns(protocol=pl.lit(name)).select(*PROTOCOL.columns).sort("fold", "video_id")
+    columns = ("video_id", "group_id", "label", "fold", "target", "part", "reason")
+    copies = whole.join(index, on="video_id", how="anti").join(rows.select("fold").unique(), how="cross")
+    copies = copies.with_columns(part=pl.lit(LEFT_OUT), reason=pl.lit(_SAME_CONTENT), target=pl.lit(None, pl.String))
+    table = pl.concat([rows.select(columns), copies.select(columns)]).with_columns(protocol=pl.lit(name))
+    table = table.select(*PROTOCOL.columns).sort("fold", "video_id")
     check_protocol(table, whole, config.num_trainings)
     return check_table(table, PROTOCOL, "protocol")
 
@@ -75,7 +176,7 @@ def make_protocol(index: pl.DataFrame, config: RunConfig, tells: Tells) -> pl.Da
 def refuse_untrainable(listing: Listing, config: RunConfig) -> None:
     """Raise ``DataError`` for corpora that cannot be trained on, by their listing alone.
 
-    The index has these videos at most, and these groups at most, so it would be refused as well.
+    The index has at most these videos and at most these groups, so it would be refused as well.
 
     Raises:
         DataError: no file to use, one label alone, too many files lost, or too few groups for the protocol.
@@ -85,7 +186,7 @@ def refuse_untrainable(listing: Listing, config: RunConfig) -> None:
     videos = listed_videos(listing)
     refuse_unusable(listing, videos, listing.rejected, config.max_rejected_share)
     if config.protocol in (names.OFFICIAL, names.OFFICIAL_STRICT):
-        official(videos, strict=False)
+        _official(videos, strict=False)
     elif config.protocol not in (names.CROSS_CORPUS, names.LEAVE_ONE_GENERATOR_OUT):
         refuse_few_groups(videos, config.num_folds)
 
@@ -96,43 +197,35 @@ def check_protocol(table: pl.DataFrame, index: pl.DataFrame, num_trainings: int)
     The groups that the corpus's own split has in several parts pass under protocol ``official``, and no other.
 
     Raises:
-        LeakageError: a group or video is on two sides of a training, or is tested twice.
-        DataError: a training that is missing, forgets videos, or has a part of one label.
+        LeakageError: a group or video is on two sides of a training, or a video is tested twice.
+        DataError: a training that is missing, lacks videos, or has a part of one label.
     """
     if sorted(table["fold"].unique()) != list(range(num_trainings)):
         raise DataError(f"protocol: got trainings {sorted(table['fold'].unique())}, wanted {num_trainings} from 0.")
-    ids = index["video_id"].sort()
-    for fold, rows in _by_training(table).items():
-        used = training_rows(table, fold)
-        sides = rows.filter(pl.col("part") != LEFT_OUT).select(
-            "video_id",
-            "group_id",
-            "label",
-            fold=pl.col("part").replace_strict({part: n for n, part in enumerate(PARTS)}),
-        )
-        check_folds(sides, used.leaking)
-        if not rows["video_id"].sort().equals(ids):
-            forgotten = set(ids) ^ set(rows["video_id"])
-            raise DataError(
-                f"protocol: training {fold} has not one row for each video, e.g. {some_of(sorted(forgotten))}."
-            )
+    ids = set(index["video_id"])
+    for fold, rows in _by_training(table):
+        side = pl.col("part").replace_strict({part: number for number, part in enumerate(PARTS)})
+        check_folds(rows.filter(pl.col("part") != LEFT_OUT).with_columns(fold=side), training_rows(table, fold).leaking)
+        if rows.height != len(ids) or set(rows["video_id"]) != ids:
+            wrong = some_of(sorted(ids ^ set(rows["video_id"])))
+            raise DataError(f"protocol: training {fold} has not one row for each video, e.g. {wrong}.")
         for part in ("train", "test"):
             of_part = rows.filter(pl.col("part") == part)
-            if lacking := [label for label in LABELS if label not in set(of_part["label"])]:
-                of = ", ".join(sorted(of_part["target"].drop_nulls().unique())) or "all"
+            if lacking := sorted(set(LABELS) - set(of_part["label"])):
+                targets = ", ".join(sorted(of_part["target"].drop_nulls().unique())) or "all"
                 left = rows.filter(pl.col("part") == LEFT_OUT).height
                 raise DataError(
-                    f"protocol: training {fold} (target: {of}) has {of_part.height} videos in its {part} part and none "
-                    f"of them is {' or '.join(lacking)}; {left} of {rows.height} are left out. Add such videos, set "
-                    "num_folds lower, or use another protocol."
+                    f"protocol: training {fold} (target: {targets}) has {of_part.height} videos in its {part} part and "
+                    f"none of them is {' or '.join(lacking)}; {left} of {rows.height} are left out. Add such videos, "
+                    "set num_folds lower, or use another protocol."
                 )
     twice = table.filter(pl.col("part") == "test").filter(pl.col("video_id").is_duplicated())
     if twice.height:
         raise LeakageError(f"protocol: videos are tested by several trainings: {some_of(twice['video_id'].to_list())}.")
 
 
-def _by_training(table: pl.DataFrame) -> Mapping[int, pl.DataFrame]:
-    return {int(key[0]): rows for key, rows in table.group_by("fold", maintain_order=True)}
+def _by_training(table: pl.DataFrame) -> list[tuple[int, pl.DataFrame]]:
+    return [(int(rows["fold"][0]), rows) for rows in table.partition_by("fold", maintain_order=True)]
 
 
 def folds_tested(table: pl.DataFrame) -> pl.DataFrame:
@@ -151,8 +244,8 @@ class TrainingRows:
     """
 
     folds: pl.DataFrame
-    validation: frozenset[str] = field(default_factory=frozenset)
-    leaking: frozenset[str] = field(default_factory=frozenset)
+    validation: frozenset[str] = frozenset()
+    leaking: frozenset[str] = frozenset()
 
     def shuffled(self, seed: int) -> "TrainingRows":
         """Return the same rows with labels shuffled by group."""
@@ -161,7 +254,7 @@ class TrainingRows:
     def split(
         self, fold: int | None, *, inner_validation_share: float, seed: int, without: Collection[str] = ()
     ) -> FoldSplit:
-        """Split into parts, ``without`` some videos; arguments and errors as of ``folds.split_for_fold``."""
+        """Split into parts, ``without`` some videos; see ``folds.split_for_fold`` for arguments and errors."""
         rows = self.folds.filter(~pl.col("video_id").is_in(sorted(without))) if without else self.folds
         return split_for_fold(
             rows,
@@ -192,7 +285,7 @@ def all_rows(table: pl.DataFrame) -> TrainingRows:
 
 
 def sentence(table: pl.DataFrame) -> str:
-    """Return the protocol, its targets, and the number of videos without any part, in one line."""
+    """Return one line: the protocol, its targets, and how many videos each role has."""
     name = table["protocol"][0]
     tested = table.filter(pl.col("part") == "test")
     targets = tested.drop_nulls("target").group_by("target").agg(pl.col("fold").n_unique()).sort("target").rows()
@@ -212,11 +305,9 @@ def parts_table(table: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
     Raises:
         DataError: too few groups for a validation part.
     """
-    rows = []
-    for fold, part in _by_training(table).items():
-        split = training_rows(table, fold).split(
-            fold, inner_validation_share=config.inner_validation_share, seed=config.seed
-        )
+    rows, share = [], config.inner_validation_share
+    for fold, part in _by_training(table):
+        split = training_rows(table, fold).split(fold, inner_validation_share=share, seed=config.seed)
         targets = ", ".join(part["target"].drop_nulls().unique().sort())
         left_out = int((part["part"] == LEFT_OUT).sum())
         rows.append((fold, targets, split.train.height, split.validation.height, split.test.height, left_out))
@@ -236,15 +327,14 @@ def left_out_table(table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-_A_FEW = pl.format("{} ({})", "path", "official_split").head(4).str.join(", ")
-
-
 def official_leaks(index: pl.DataFrame) -> pl.DataFrame:
     """Return ``group_id train validation test paths`` of groups in several parts of the official split.
 
-    Numbers of videos, and the paths of a few. Nothing where the corpus has no split of its own.
+    The parts are numbers of videos; ``paths`` names a few. Without an official split the table is empty.
     """
     counts = ((pl.col("official_split") == part).sum().cast(pl.Int64).alias(part) for part in PARTS)
     known = index.drop_nulls("official_split").sort("official_split", "path")
-    known = known.group_by("group_id").agg(*counts, paths=_A_FEW)
+    known = known.group_by("group_id").agg(
+        *counts, paths=pl.format("{} ({})", "path", "official_split").head(4).str.join(", ")
+    )
     return known.filter(pl.sum_horizontal(pl.col(part) > 0 for part in PARTS) > 1).sort("group_id")
