@@ -20,7 +20,7 @@ from fvc_lib.analysis.read.headline import run_headline
 from fvc_lib.corpus.samples.forgeries import Region
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.tables import FOLDS, INDEX, RESULTS, read_table
-from fvc_lib.tasks.video.verdicts.occlusion import occlusion_map
+from fvc_lib.tasks.video.verdicts.evidence import occlusion_map
 from fvc_lib.tasks.video.verdicts.scoring import networks_of_run
 from fvc_lib.video.decode.clip import decode_clip
 
@@ -97,21 +97,18 @@ def maps_of_planted_changes(run: RunPaths, corpus: Path) -> pl.DataFrame:
         top, left, bottom, right, height, width = changes[path]
         decoded = decode_clip(corpus / path, frames, side)
         box = decoded.content
-        inside, changed = np.zeros((2, frames, side, side), bool)
-        picture = np.s_[:, box.top : box.top + box.height, box.left : box.left + box.width]
-        inside[picture] = True
-        changed[picture] = Region((top, left), (bottom, right), height, width).masks(frames, box.height, box.width)
-        found = occlusion_map(networks, [fold], decoded.frames[None])
-        if found.deletion is not None:
-            rows.append({"shown": not found.why_hidden} | agreement(found.values, inside, changed))
+        picture = np.s_[..., box.top : box.top + box.height, box.left : box.left + box.width]
+        changed = Region((top, left), (bottom, right), height, width).masks(frames, box.height, box.width)
+        found = occlusion_map(networks, [fold], decoded.frames[None], picture)
+        if found.values is not None:
+            rows.append({"shown": not found.why_hidden} | agreement(found.values, changed))
     return pl.DataFrame(rows)
 
 
-def agreement(values: np.ndarray, inside: np.ndarray, changed: np.ndarray) -> dict[str, object]:
+def agreement(values: np.ndarray, changed: np.ndarray) -> dict[str, object]:
     highest = values == values.max()
-    least = max(np.sort(values[inside])[-int(changed.sum())], 1e-9)
-    marked = (values >= least) & inside
-    share, size = changed.sum() / inside.sum(), marked.sum() / inside.sum()
+    marked = values >= max(np.sort(values.ravel())[-int(changed.sum())], 1e-9)
+    share, size = changed.mean(), marked.mean()
     return {
         "hit": (highest & changed).sum() / highest.sum(),
         "share": share,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fvc_lib.services.errors import DataError
-from fvc_lib.tasks.video.verdicts.feature_distance import UNFAMILIAR_AT, FeatureDistance, FoldReference
+from fvc_lib.tasks.video.verdicts.unfamiliar import UNFAMILIAR_AT, FeatureDistance, FoldReference
 
 NUM_FEATURES = 12
 
@@ -16,9 +16,9 @@ def drawn(random: np.random.Generator, num_groups: int, shift: float = 0.0) -> t
     return features.reshape(-1, NUM_FEATURES).astype(np.float32), np.repeat(np.arange(num_groups), 3)
 
 
-def reference(random: np.random.Generator, num_groups: int, num_folds: int = 2) -> FeatureDistance:
+def reference(random: np.random.Generator, num_groups: int) -> FeatureDistance:
     folds = {}
-    for fold in range(num_folds):
+    for fold in range(2):
         features, groups = drawn(random, num_groups)
         folds[fold] = FoldReference(features * (1 + 10 * fold), groups + fold * num_groups)  # each of its own scale
     return FeatureDistance(folds)
@@ -37,48 +37,41 @@ def test_familiar_videos_are_flagged_at_most_at_the_stated_rate_and_far_ones_alw
         flagged += (known.quantiles(of_new(new)) <= UNFAMILIAR_AT).tolist()
     assert 0 < np.mean(flagged) <= UNFAMILIAR_AT + 0.01  # 1,200 draws: a deviation of 0.004
     far = known.quantiles(of_new(drawn(random, 20, shift=6)[0]))
-    assert far.tolist() == pytest.approx([known.least] * 60)
-    assert "unlike" in known.sentence(far[0])
-    assert "are like" in known.sentence(0.5)
+    assert far.tolist() == pytest.approx([1 / 121] * 60)
 
 
 @pytest.mark.parametrize(("groups_per_fold", "can"), [(24, False), (25, True)])
 def test_few_groups_never_show_that_a_video_is_unlike_them(groups_per_fold, can):
     known = reference(np.random.default_rng(1), groups_per_fold)
     (far,) = known.quantiles(of_new(np.full((1, NUM_FEATURES), 50, np.float32)))
-    assert (far <= UNFAMILIAR_AT) == can
-    assert ("cannot be said: 48 groups are too few, at least 49" in known.sentence(far)) != can
+    assert known.is_unlike(far) == known.tells == can
+    assert ("48 groups are too few, at least 49" in known.limit()) != can
 
 
 def test_the_distance_is_that_of_a_plain_loop():
-    random = np.random.default_rng(2)
-    features, groups = drawn(random, 4)
-    found = FoldReference(features, groups)
+    features, groups = drawn(np.random.default_rng(2), 4)
+    own = FoldReference(features, groups).own
     scaled = (features - features.mean(0)) / features.std(0)
     for place, one in enumerate(scaled):
         others = [np.linalg.norm(one - each) for each, of in zip(scaled, groups, strict=True) if of != groups[place]]
-        assert found.own[place] == pytest.approx(np.mean(sorted(others)[:5]), rel=1e-4)
-    lonely = FoldReference(features[:3], groups[:3])
-    assert np.isinf(lonely.own).all()
+        assert own[place] == pytest.approx(np.mean(sorted(others)[:5]), rel=1e-4)
+    assert np.isinf(FoldReference(features[:3], groups[:3]).own).all()
 
 
-def test_what_a_file_of_features_cannot_be_is_refused():
+def test_features_of_another_network_are_refused():
     known = reference(np.random.default_rng(4), 30)
     arrays = known.arrays()
-    again = FeatureDistance.of_arrays(arrays, [1, 0])
-    assert again.digest == known.digest
+    assert FeatureDistance.of_arrays(arrays, [1, 0]).digest == known.digest
     for changed, why in (
-        ({}, "wanted two of each network"),
         ({"fold_2": arrays["fold_0"], "groups_2": arrays["groups_0"]}, "wanted two of each network"),
         ({"fold_0": arrays["fold_0"].astype(np.float64)}, "wanted finite float32"),
         ({"fold_0": arrays["fold_0"][:0], "groups_0": arrays["groups_0"][:0]}, "wanted finite float32"),
         ({"fold_0": np.full_like(arrays["fold_0"], np.nan)}, "wanted finite float32"),
-        ({"groups_0": arrays["groups_0"][1:]}, "wanted int64"),
-        ({"fold_0": np.zeros((2000, 2), np.float32), "groups_0": np.zeros(2000, np.int64)}, "wanted int64"),
+        ({"groups_0": arrays["groups_0"][1:]}, "wanted finite float32"),
+        ({"fold_0": np.zeros((2000, 2), np.float32), "groups_0": np.zeros(2000, np.int64)}, "at most 1000 rows"),
     ):
         with pytest.raises(ValueError, match=why):
-            FeatureDistance.of_arrays(arrays | changed if changed else {}, [0, 1])
-    with pytest.raises(DataError, match="another network's"):
-        known.quantile({0: np.zeros(3, np.float32), 1: np.zeros(3, np.float32)})
-    with pytest.raises(DataError, match="gives none"):
-        known.quantile({0: np.zeros(NUM_FEATURES, np.float32)})
+            FeatureDistance.of_arrays(arrays | changed, [0, 1])
+    for features in (of_new(np.zeros((1, 3), np.float32)), {0: np.zeros((1, NUM_FEATURES), np.float32)}):
+        with pytest.raises(DataError, match="another network's"):
+            known.quantiles(features)

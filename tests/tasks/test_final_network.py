@@ -22,9 +22,8 @@ from fvc_lib.tasks.predicting import Standing, predictor_of
 from fvc_lib.tasks.video import data
 from fvc_lib.tasks.video.training import train_fold
 from fvc_lib.tasks.video.verdicts.evidence import NO_NETWORK, file_evidence
-from fvc_lib.tasks.video.verdicts.final import TAKEN_OVER, WORTH, agreement_table
 from fvc_lib.tasks.video.verdicts.judging import judge_files
-from fvc_lib.tasks.video.verdicts.rule import rule_of
+from fvc_lib.tasks.video.verdicts.rule import TAKEN_OVER, WORTH, KnownVideos, agreement_table, rule_of
 from fvc_lib.tasks.video.verdicts.scoring import FINAL, held_back, networks_of_run
 from tests.kits.scored_run import NUM_VIDEOS, trained_run, write_video
 from tests.kits.training import draw_clip
@@ -49,7 +48,7 @@ def without(home) -> RunPaths:
     """A run that has its folds alone; not to be used after ``run``."""
     run = trained_run(home)
     run.run_json.write_text("{}")
-    with pytest.raises(UsageError, match=r"has no network of all groups.*train_final true"):
+    with pytest.raises(UsageError, match=r"the network of all groups is not finished.*train_final true"):
         load_detector(run.root, final=True)
     return run
 
@@ -133,7 +132,7 @@ def test_its_scores_are_compared_with_the_folds_on_the_videos_that_chose_it(run)
     stored = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in (0, 1)])
     both = chose.join(stored, on="video_id", suffix="_fold").filter(label="fake")
     temperature = networks_of_run(run, final=True).folds[FINAL].temperature
-    row = agreement_table(run).filter(label="fake").row(0, named=True)
+    row = agreement_table(KnownVideos.of_final(run)).filter(label="fake").row(0, named=True)
     assert row["out_of_fold"] == pytest.approx(both["score"].median())
     assert row["this_network"] == pytest.approx((1 / (1 + (-both["logit"] / temperature).exp())).median())
     assert (row["videos"], row["groups"]) == (both.height, both["group_id"].n_unique())

@@ -127,7 +127,7 @@ def test_runs_without_networks_are_refused(run, tmp_path):
     other.root.mkdir()
     config = yaml.safe_load(run.params_yaml.read_text())
     other.params_yaml.write_text(yaml.safe_dump(config))
-    with pytest.raises(UsageError, match="fold 0, 1 is not finished"):
+    with pytest.raises(UsageError, match="fold 0 is not finished"):
         networks_of_run(other)
     other.params_yaml.write_text("task: image\n")
     with pytest.raises(UsageError, match="is of task image"):

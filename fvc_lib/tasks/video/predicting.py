@@ -27,11 +27,10 @@ from fvc_lib.services.errors import DataError, UsageError, command_text
 from fvc_lib.services.progress import Tell, silent
 from fvc_lib.services.records.ensembles import EnsembleRecord, is_ensemble, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import AUGMENTED, KNOWN_VIDEOS, read_table, write_table
+from fvc_lib.services.tables import AUGMENTED, INDEX, KNOWN_VIDEOS, read_table, write_table
 from fvc_lib.tasks.bundle import MEMBERS, Bundle, read_arrays, refused, write_bundle
 from fvc_lib.tasks.decoding import FileToScore, looked_at, scratch_folder
 from fvc_lib.tasks.predicting import NOT_STATED, Picture, Prediction, Predictor, Standing, Strict, no_picture
-from fvc_lib.tasks.video.verdicts.feature_distance import FeatureDistance, distance_of
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import (
     FINAL,
@@ -43,12 +42,12 @@ from fvc_lib.tasks.video.verdicts.scoring import (
     score_files,
 )
 from fvc_lib.tasks.video.verdicts.unfamiliar import (
+    FeatureDistance,
     KnownFootage,
     TrainingRanges,
-    index_of_files,
+    distance_of,
     is_black,
     is_frozen,
-    too_few,
     training_ranges,
 )
 from fvc_lib.video.clips.clip_file import Pixels
@@ -389,8 +388,9 @@ class VideoDetector(Predictor):
                 continue
             logits = tuple(answer.logits[fold] / self.networks.folds[fold].temperature for fold in folds)
             unfamiliar = reasons[answer.position]
-            if distance is not None and distance.is_unlike(quantile := distance.quantile(answer.features)):
-                unfamiliar += (distance.sentence(quantile),)
+            if distance is not None:
+                (quantile,) = distance.quantiles({fold: of[None] for fold, of in answer.features.items()}).tolist()
+                unfamiliar += (distance.sentence(quantile),) if distance.is_unlike(quantile) else ()
             yield Finding(each.path, each.content_sha256, logits=logits, unfamiliar=unfamiliar)
 
     def _by_members(self, record: EnsembleRecord, new: list[Finding], workers: int) -> Iterator[Finding]:
@@ -423,7 +423,10 @@ class VideoDetector(Predictor):
     def _nothing_to_judge(self, clips: Pixels, num_frames: int) -> Iterator[str]:
         """Yield sentences on clips uint8 (N, T, 3, S, S) of a video of ``num_frames`` that show nothing to judge."""
         if num_frames < clips.shape[1]:
-            yield too_few(num_frames, clips.shape[1])
+            yield (
+                f"It has {num_frames} frame{'s' * (num_frames != 1)} and the networks look at {clips.shape[1]}, so "
+                "some are shown to them more than once."
+            )
         if is_black(clips):
             yield "All frames that the networks see are black: there is nothing to judge."
         elif clips.shape[1] > 1 and is_frozen(clips) and self.networks.sees_order:
@@ -450,6 +453,11 @@ class VideoDetector(Predictor):
             scores = [self.known.rows["score"][self.place_of[found.sha256]]]
         values = {"score": mean_of(scores), "low": min(scores), "high": max(scores)}
         return Prediction(path, values, "test" if found.is_known else "")
+
+
+def index_of_files(run: RunPaths) -> pl.DataFrame:
+    """Return INDEX of a run's videos before any re-encoding, with which a new file is compared."""
+    return read_table(run.original_index if run.original_index.is_file() else run.index, INDEX)
 
 
 def _stem(fold: int) -> str:

@@ -1,27 +1,98 @@
-"""Evidence on a judged file: its score over time, an occlusion map, and where it says it comes from.
+"""Evidence on a judged file: its score over time, an occlusion map, and its provenance.
+
+The score over time judges every window of the whole video. ``video/decode/windows.py`` defines the windows.
+
+An occlusion map shows how much each part of a clip raises the networks' logit of fake. Replace one tile by the local
+mean of its frame; the drop of the logit is the tile's value (Zeiler and Fergus, "Visualizing and understanding
+convolutional networks", ECCV 2014). This works for any network. A map can look convincing and mean nothing, so it must
+pass a deletion check: deleting what it marks must lower the logit more than deleting the same shape elsewhere in the
+clip (after Petsiuk et al., "RISE", BMVC 2018).
 
 One file is in memory at a time. A part that fails leaves the others as they are.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from timeit import repeat
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional as F
 
+from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.services.atomic_files import path_from_text
-from fvc_lib.services.errors import FvcError
+from fvc_lib.services.errors import DataError, FvcError
+from fvc_lib.services.isolated_workers import run_isolated
 from fvc_lib.services.progress import Tell, silent
-from fvc_lib.tasks.video.verdicts.occlusion import OcclusionMap, occlusion_map
+from fvc_lib.tasks.decoding import FileToScore, item_to_decode, scratch_folder
 from fvc_lib.tasks.video.verdicts.provenance import Provenance, provenance_of
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import Networks
-from fvc_lib.tasks.video.verdicts.windows import WindowScores, decoded, score_windows
 from fvc_lib.video.clips.clip_file import Pixels
+from fvc_lib.video.clips.making import decode_limits, failure_of
+from fvc_lib.video.decode.windows import Windows
 
+Floats = npt.NDArray[np.floating]
 T = TypeVar("T")
+
 NO_FRAMES = "The model sees features of the whole video and no frames, so it has no score over time and no map."
 NO_NETWORK = "This is a video of the run, and the bundle does not have the network that had not seen it."
+WINDOWS_LIMIT = "The run was evaluated on whole videos and not on windows: the curve shows where, and not how surely."
+MAP_LIMIT = (
+    "The map shows what moved the networks' score in this clip, not what was forged. They may react to a trace that "
+    "honest editing leaves as well, use only a part of what was changed, and find changes in time in no one place."
+)
+DECODE_SECONDS = 900.0  # the limit for a whole video
+_DECODE = "fvc_lib.video.clips.worker:make_windows"
+TILES = 8  # per side of the picture
+BLOCKS = 2  # of frames; a tile is deleted in one block at a time
+PLACEMENTS = 19  # of the same shape elsewhere, so the smallest possible p is 1 / 20
+MAX_P = 0.05
+_SHARES = (0, 0.05, 0.1, 0.2, 0.35, 0.55, 1)  # of the clip that is deleted
+_MARKED, _OVERLAP, _TRIES = 0.2, 0.5, 1000
+
+
+@dataclass(frozen=True)
+class WindowScores:
+    """The score over time.
+
+    Attributes:
+        begins, ends: float64 (W,), seconds from the video's first frame, ascending.
+        scores: float64 (W, K), the calibrated probability of fake by each network.
+        middles: uint8 (W, 3, H, W), the middle frame of each window without black bars.
+        seconds: length of the video.
+        note: how the windows cover the video, a sentence.
+    """
+
+    begins: Floats
+    ends: Floats
+    scores: Floats
+    middles: Pixels
+    seconds: float
+    note: str
+
+
+@dataclass(frozen=True)
+class OcclusionMap:
+    """The parts of a clip that look fake.
+
+    Attributes:
+        picture: uint8 (T, 3, H, W), the clip without black bars.
+        values: float32 (T, H, W) in [0, 1], constant within a tile; 0 where nothing speaks for fake.
+        top: the drop of the logit that 1 stands for.
+        p_value: of the deletion check, one-sided; None where there was nothing to check.
+        why_hidden: why the map must not be shown; empty: it passed.
+    """
+
+    picture: Pixels
+    values: npt.NDArray[np.float32] | None = None
+    top: float = 0.0
+    p_value: float | None = None
+    why_hidden: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,15 +147,205 @@ def file_evidence(
     if note:
         return FileEvidence(provenance=provenance, notes=(note,), failures=tuple(failures))
 
-    def from_one_pass() -> tuple[Pixels, Pixels, WindowScores | None]:
+    def of_frames() -> tuple[Pixels, WindowScores | None, OcclusionMap | None]:
         tell("decoding the whole video", 0, 0)
-        with decoded(networks, path, row["sha256"]) as video:
-            shown = np.ascontiguousarray(video.without_bars(video.clips))
-            return video.clips, shown, part("Score over time", lambda: score_windows(networks, folds, video, tell))
+        with decoded(networks, path, row["sha256"]) as (found, frames):
+            clips, picture = frames[found.stored[: found.num_clips]], _picture(found)
+            curve = part("Score over time", lambda: score_windows(networks, folds, found, frames, tell))
+        mapped = None
+        if map_minutes > 0:
+            mapped = part("Map", lambda: occlusion_map(networks, folds, clips, picture, map_minutes, tell))
+        return np.ascontiguousarray(clips[picture]), curve, mapped
 
-    clips, shown, windows = part("The whole video", from_one_pass) or (None,) * 3
-    occlusion = None
-    if clips is not None and map_minutes > 0:
-        seen, most = clips, map_minutes
-        occlusion = part("Map", lambda: occlusion_map(networks, folds, seen, max_minutes=most, tell=tell))
+    shown, windows, occlusion = part("The whole video", of_frames) or (None, None, None)
     return FileEvidence(shown, windows, occlusion, provenance, (), tuple(failures))
+
+
+# --- The score over time
+
+
+@contextmanager
+def decoded(networks: Networks, path: Path, content_sha256: str) -> Iterator[tuple[Windows, Pixels]]:
+    """Decode a whole video as the run decodes its clips, in a worker process.
+
+    Yields the windows and their frames, uint8 (F, 3, S, S), which lie on the disk until the end.
+
+    Raises:
+        DataError: the video cannot be decoded within the limits, or has another content.
+        OSError: the frames cannot be written.
+    """
+    store, side = networks.store, networks.store.fixed_size
+    with scratch_folder(networks.config) as folder:
+        target = folder / "windows.raw"
+        item = item_to_decode(store, FileToScore(path, (), content_sha256=content_sha256), target)
+        limits = decode_limits(store, 1, recipes=bool(store.recipe)) | {"timeout_seconds": DECODE_SECONDS}
+        with closing(run_isolated(_DECODE, [item], **limits)) as answers:
+            answer = next(answers)
+        value: dict[str, Any] = answer.value or {}
+        if failure := f"the decoder gave up: {answer.detail}" if answer.failure else failure_of(value):
+            raise DataError(failure)
+        num_stored = int(value.pop("num_stored"))
+        fields: dict[str, Any] = {n: np.array(each) if isinstance(each, list) else each for n, each in value.items()}
+        yield Windows(**fields), np.memmap(target, np.uint8, "r", shape=(num_stored, 3, side, side))
+
+
+def _picture(found: Windows) -> tuple[Any, slice, slice]:
+    """Return the index of the picture in frames (..., S, S), without black bars."""
+    left, top, width, height = found.content
+    return ..., slice(top, top + height), slice(left, left + width)
+
+
+def score_windows(
+    networks: Networks, folds: Sequence[int], found: Windows, frames: Pixels, tell: Tell = silent
+) -> WindowScores:
+    """Judge every window by the networks of ``folds``, one batch of the run's size at a time.
+
+    Args:
+        networks: of the run or bundle.
+        folds: K.
+        found: the windows, as ``decoded`` yields them.
+        frames: their frames.
+        tell: receives the number of windows done and their total.
+    """
+    stored, size = found.stored[found.num_clips :], networks.batch_size
+    logits = np.empty((len(stored), len(folds)))
+    for first in range(0, len(stored), size):
+        tell("judging windows over the whole video", first, len(stored))
+        some = np.asarray(frames[stored[first : first + size]])[:, None]
+        for column, fold in enumerate(folds):
+            of_fold = networks.logits(fold, some)
+            logits[first : first + size, column] = of_fold / networks.folds[fold].temperature
+    return WindowScores(
+        begins=found.begins[found.num_clips :],
+        ends=found.ends[found.num_clips :],
+        scores=probabilities(logits, 1.0),
+        middles=np.stack([frames[row[len(row) // 2]][_picture(found)] for row in stored]),
+        seconds=found.seconds,
+        note=_note(found),
+    )
+
+
+def _note(found: Windows) -> str:
+    places, num_frames = found.places[found.num_clips :], found.num_source_frames
+    number, per_window = places.shape
+    if num_frames == 1:
+        return "A still: the video has one frame, so there is no score over time."
+    if number == 1:
+        return f"Too short for a score over time: it has {num_frames:,} frames, and a window needs {per_window}."
+    length = float((found.ends - found.begins)[found.num_clips :].mean())
+    covered = 100 * len(np.unique(places)) / num_frames
+    return (
+        f"Each of the {number} windows shows {per_window} frames of about {length:.2g} seconds; together they show "
+        f"{covered:.0f} % of the video's frames."
+    )
+
+
+# --- The occlusion map
+
+
+def occlusion_map(
+    networks: Networks,
+    folds: Sequence[int],
+    clips: Pixels,
+    picture: tuple[Any, slice, slice] = np.s_[..., :, :],
+    max_minutes: float = np.inf,
+    tell: Tell = silent,
+) -> OcclusionMap:
+    """Map the one of ``clips`` with the highest mean logit; deterministic.
+
+    Args:
+        networks: of a run or bundle.
+        folds: whose networks' mean logit is explained.
+        clips: uint8 (N, T, 3, S, S), as the networks see them.
+        picture: index of the picture in frames (..., S, S), without black bars.
+        max_minutes: no map is made where a timed batch shows that it would take longer.
+        tell: receives the number of forward passes done and their total.
+
+    Raises:
+        FvcError: as ``Networks.logits``.
+    """
+    whole = np.mean([networks.raw_logits(networks.network(fold), clips) for fold in folds], axis=0)
+    clip, size, done = clips[int(whole.argmax())], networks.batch_size, 0
+    seen = np.ascontiguousarray(clip[picture])
+    sides = len(seen), *seen.shape[2:]
+    shape = tuple(min(wanted, side) for wanted, side in zip((BLOCKS, TILES, TILES), sides, strict=True))
+    parts = [np.arange(side) * number // side for number, side in zip(shape, sides, strict=True)]
+    tile_of_pixel, num_tiles = np.ravel_multi_index(np.ix_(*parts), shape), int(np.prod(shape))
+
+    num_passes = len(folds) * (1 + num_tiles + 2 + (1 + PLACEMENTS) * (len(_SHARES) - 2))
+    batch, network = np.repeat(clip[None], size, axis=0), networks.network(folds[0])
+    seconds = min(repeat(lambda: networks.raw_logits(network, batch), number=1, repeat=3)) / size
+    if (minutes := seconds * num_passes / 60) > max_minutes:
+        return OcclusionMap(
+            seen, why_hidden=f"it would take about {np.ceil(minutes):,.0f} minutes on this machine, and "
+            f"{max_minutes:.2g} are allowed (--map-minutes)",
+        )  # fmt: skip
+    empty = _without_detail(seen, max(1, clip.shape[-1] // 8) // 2 * 2 + 1)
+
+    def mean_logits(deleted: Sequence[npt.NDArray[np.bool_]]) -> Floats:
+        """Return the mean logit (M,) of the clip without the tiles of each mask (num_tiles,)."""
+        nonlocal done
+        logits = np.zeros(len(deleted))
+        for fold in folds:
+            for first in range(0, len(deleted), size):
+                some = deleted[first : first + size]
+                batch = np.repeat(clip[None], len(some), axis=0)
+                batch[picture] = [np.where(tiles[tile_of_pixel][:, None], empty, seen) for tiles in some]
+                logits[first : first + size] += networks.raw_logits(networks.network(fold), batch)
+                done += len(some)
+                tell("mapping where it looks fake", done, num_passes)
+        return logits / len(folds)
+
+    before, *after = mean_logits([np.zeros(num_tiles, bool), *np.eye(num_tiles, dtype=bool)])
+    drops = np.reshape(before - np.array(after), shape)
+    top = float(drops.max())
+    if not top > 0:
+        return OcclusionMap(seen, why_hidden="deleting a tile lowers the score nowhere in the clip")
+    p_value, why_hidden = _deletion_check(mean_logits, drops), ""
+    if p_value > MAX_P:
+        why_hidden = (
+            f"deleting what it marks lowers the score no more than deleting as much elsewhere (p = {p_value:.2f}, at "
+            f"most {MAX_P:g} is allowed)"
+        )
+    values = np.clip(drops.ravel()[tile_of_pixel] / top, 0, None).astype(np.float32)
+    return OcclusionMap(seen, values, top, p_value, why_hidden)
+
+
+def _without_detail(picture: Pixels, side: int) -> Pixels:
+    """Return a picture, uint8 (T, 3, H, W), averaged over ``side`` pixels, which is odd, to fill deleted tiles."""
+    means = F.avg_pool2d(torch.from_numpy(picture).float(), side, 1, side // 2, count_include_pad=False)
+    return np.asarray(means.round().byte().numpy())
+
+
+def _deletion_check(mean_logits: Callable[[Sequence[npt.NDArray[np.bool_]]], Floats], drops: Floats) -> float:
+    """Return the p-value of a map by rank: how often deleting it elsewhere lowers the logit as much.
+
+    Compare the area under the curve of the logit while a growing share of the clip is deleted. Ties count against.
+    """
+    counts = sorted({round(share * drops.size) for share in _SHARES})
+    masks = [np.zeros(drops.size, bool), np.ones(drops.size, bool)]
+    for each in (drops, *_elsewhere(drops)):
+        rank = np.argsort(np.argsort(-each.ravel(), kind="stable"))
+        masks += [rank < count for count in counts[1:-1]]
+    begin, end, *inner = mean_logits(masks)
+    curves = np.pad(np.reshape(inner, (1 + PLACEMENTS, -1)), ((0, 0), (1, 1)), constant_values=((0, 0), (begin, end)))
+    area, *others = np.trapezoid(curves, np.array(counts) / drops.size)
+    return float((1 + np.sum(others <= area)) / (1 + PLACEMENTS))
+
+
+def _elsewhere(drops: Floats) -> Iterator[Floats]:
+    """Yield ``drops`` in ``PLACEMENTS`` other places: rolled along each axis, perhaps mirrored.
+
+    At most half of the fifth that ``drops`` marks most is marked again, as far as ``_TRIES`` draws find such places.
+    """
+    generator, size = np.random.default_rng(0), min(round(_MARKED * drops.size), int((drops > 0).sum()))
+    marked = np.argsort(-drops.ravel(), kind="stable")[:size]
+    for _ in range(PLACEMENTS):
+        for _ in range(_TRIES):
+            shift = tuple(int(generator.integers(side)) for side in drops.shape)
+            axes = tuple(axis for axis in (1, 2) if generator.integers(2))
+            moved = np.flip(np.roll(drops, shift, (0, 1, 2)), axes)
+            again = np.argsort(-moved.ravel(), kind="stable")[:size]
+            if np.intersect1d(marked, again).size <= _OVERLAP * size:
+                break
+        yield moved

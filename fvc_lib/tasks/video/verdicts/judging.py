@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
@@ -28,33 +28,37 @@ from fvc_lib.corpus.label_table import SUFFIXES, read_label_table
 from fvc_lib.metrics.abstention import FAKE, REAL, UNDECIDED, p_values
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray
-from fvc_lib.services.atomic_files import atomic_output, path_from_text
+from fvc_lib.services.atomic_files import atomic_output
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.progress import Report, not_reported, part_text
 from fvc_lib.services.tables import VERDICTS, check_table, csv_for_people, frame_of
 from fvc_lib.services.tasks import VERDICTS as VERDICTS_STAGE
 from fvc_lib.tasks.journal import Journal, find_out, found_in_blocks, take_in
 from fvc_lib.tasks.video.predicting import Finding, VideoDetector, known_sentence, mean_of
-from fvc_lib.tasks.video.verdicts.feature_distance import UNKNOWN
-from fvc_lib.tasks.video.verdicts.final import final_sentences
 from fvc_lib.tasks.video.verdicts.rule import (
     WITHHELD,
     KnownVideos,
     Rule,
     agreeing,
     at_prior,
+    final_sentences,
     percent,
     rule_sentences,
 )
 from fvc_lib.tasks.video.verdicts.scoring import FINAL
-from fvc_lib.tasks.video.verdicts.unfamiliar import FAMILIARITY
-from fvc_lib.video.clips.clip_file import Pixels
+from fvc_lib.tasks.video.verdicts.unfamiliar import FAMILIARITY, UNKNOWN
 
 STANDARD_INPUT = "-"
+CSV, LINES = "verdicts.csv", "verdicts.jsonl"
+_MOST_SHOWN = 1000
+_UNSCORED, _UNREAD = "no prediction", "not read"
+_COUNTED = {
+    FAKE: FAKE, REAL: REAL, UNDECIDED: UNDECIDED, _UNSCORED: "without a prediction", _UNREAD: "could not be read",
+}  # fmt: skip
 
 
-def files_of(asked: Sequence[str], kind: Kind = "video") -> list[Path]:
-    """Return the files that ``asked`` names, absolute, each once and in this order.
+def files_of(named: Sequence[str], kind: Kind = "video") -> list[Path]:
+    """Return the files that ``named`` names, absolute, each once and in this order.
 
     A folder names all files below it with a suffix of the ``kind``; a table (CSV, TSV, Parquet) the files in its column
     ``path``, relative to the table's folder; ``-`` the lines of standard input. Anything else is a file, whether it
@@ -63,40 +67,31 @@ def files_of(asked: Sequence[str], kind: Kind = "video") -> list[Path]:
     Raises:
         UsageError: nothing is named, a folder without videos, a table without that column, or a name with a NUL byte.
     """
-    found: dict[Path, None] = {}
-    a_kind = "an image" if kind == "image" else f"a {kind}"
-    for text in asked:
+    files: dict[Path, None] = {}
+    for text in named:
         path = Path(text)
         if text == STANDARD_INPUT:
             lines = (os.fsdecode(line.rstrip(b"\r\n")) for line in sys.stdin.buffer)
-            named = [Path(line) for line in lines if line.strip()]
+            paths = [Path(line) for line in lines if line.strip()]
         elif path.is_dir():
-            named = sorted(each for each in path.rglob("*") if is_named_as(kind, each.name) and each.is_file())
-            if not named:
-                raise UsageError(f"{text!r}: a folder without a file that is named as {a_kind}. Name the files.")
+            paths = sorted(each for each in path.rglob("*") if is_named_as(kind, each.name) and each.is_file())
+            if not paths:
+                raise UsageError(f"{text!r}: a folder without a file of kind {kind}. Name the files.")
         elif path.suffix.lower() in SUFFIXES:
-            table, malformed = read_label_table(path), Rejections()
+            table = read_label_table(path)
             column = table.require(["path"])
-            named = [path.parent / cells[column] for _, cells in table.records([column], malformed) if cells[column]]
+            paths = [path.parent / cells[column] for _, cells in table.records([column], Rejections()) if cells[column]]
         else:
-            named = [path]
+            paths = [path]
         # Links stay links, and a list's '~nobody' is a name like any other.
-        found |= {Path(os.path.abspath(os.path.expanduser(each))): None for each in named}  # noqa: PTH100, PTH111
-    if wrong := next((path for path in found if "\0" in str(path)), None):
+        files |= {Path(os.path.abspath(os.path.expanduser(each))): None for each in paths}  # noqa: PTH100, PTH111
+    if wrong := next((path for path in files if "\0" in str(path)), None):
         raise UsageError(
             f"{str(wrong)[:80]!r}: no file's name has a NUL byte. A list has a name a line: find -print, not -print0."
         )
-    if not found:
+    if not files:
         raise UsageError(f"no {kind} is named. Give files, folders, tables with a column 'path', or '-' for a list.")
-    return list(found)
-
-
-# --- The verdicts
-
-CSV, LINES = "verdicts.csv", "verdicts.jsonl"
-_MOST_SHOWN = 1000
-_UNSCORED, _UNREAD = "no prediction", "not read"
-_RANGE = "The range of a score is that of the folds' networks, no interval with a stated coverage."
+    return list(files)
 
 
 @dataclass(frozen=True)
@@ -104,7 +99,7 @@ class Verdicts:
     """The verdicts on files, and their limits.
 
     Attributes:
-        table: VERDICTS of the first thousand files.
+        table: VERDICTS of the first ``_MOST_SHOWN`` files.
         counts: the number of ``fake``, ``real``, ``undecided``, ``no prediction`` and ``not read``.
         num_resumed: files whose findings an earlier call had stored.
         detector, rule: that judged.
@@ -120,11 +115,6 @@ class Verdicts:
     limits: tuple[str, ...]
     files: tuple[Path, ...]
 
-    @property
-    def known(self) -> KnownVideos:
-        """The run's videos."""
-        return self.detector.known
-
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield all rows of VERDICTS; one is in memory."""
         with self.files[1].open(encoding="utf-8") as lines:
@@ -134,11 +124,13 @@ class Verdicts:
 
     def answer(self) -> str:
         """Return the counts as one sentence."""
-        told = [f"{self.counts[word]:,} {word}" for word in (FAKE, REAL, UNDECIDED)]
-        told += [f"{self.counts[_UNSCORED]:,} without a prediction"] if self.counts[_UNSCORED] else []
-        told += [f"{self.counts[_UNREAD]:,} could not be read"] if self.counts[_UNREAD] else []
         number = sum(self.counts.values())
-        return f"{number:,} video{'s' * (number != 1)}: {', '.join(told)}."
+        parts = [
+            f"{self.counts[word]:,} {text}"
+            for word, text in _COUNTED.items()
+            if self.counts[word] or word not in (_UNSCORED, _UNREAD)
+        ]
+        return f"{number:,} video{'s' * (number != 1)}: {', '.join(parts)}."
 
 
 def judge_files(
@@ -149,7 +141,6 @@ def judge_files(
     *,
     workers: int = 0,
     file_seconds: float = 0.0,
-    seen: Callable[[Path, Pixels], None] = lambda _path, _frames: None,
     progress: Report = not_reported,
 ) -> Verdicts:
     """Write a verdict on each of ``files``, in their order, to ``folder``.
@@ -161,7 +152,6 @@ def judge_files(
         folder: of the tables and the journal; journals of shards are merged into it.
         workers: processes that decode; 0: one per core.
         file_seconds: time limit of a file; 0: a minute, and a second for each megabyte.
-        seen: called with each file that is scored now and its frames, uint8 (T, 3, S, S), as the networks see them.
         progress: called with the number of files done.
 
     Raises:
@@ -173,33 +163,25 @@ def judge_files(
     take_in(folder, VERDICTS_STAGE)
     known = detector.known
     answers = dict(zip(known.tested["content_sha256"], known.answers_to(known.left_out, rule), strict=True))
-
-    def picture(path: str, clips: Pixels) -> str:
-        seen(path_from_text(path), clips[0])
-        return ""
-
-    find = partial(detector.findings, workers=workers, picture=picture, file_seconds=file_seconds)
+    find = partial(detector.findings, workers=workers, file_seconds=file_seconds)
     counts, shown, num_resumed = Counter[str](), [_table(detector, [], answers, rule)], 0
     written = (folder / CSV, folder / LINES)
     with ExitStack() as stack:
         journal = stack.enter_context(closing(Journal(folder, detector.identity, Finding)))
         temporaries = [stack.enter_context(atomic_output(path)) for path in written]
         table, lines = (stack.enter_context(path.open("w", encoding="utf-8")) for path in temporaries)
-
         table.write(csv_for_people(shown[0]))
-        for found, num_known in found_in_blocks(journal, files, find, progress):
+        for findings, num_known in found_in_blocks(journal, files, find, progress):
             num_resumed += num_known
-            some = check_table(_table(detector, found, answers, rule), VERDICTS, CSV)
+            some = check_table(_table(detector, findings, answers, rule), VERDICTS, CSV)
             flat = some.with_columns(pl.col("reasons").str.replace_all("\n", " "))
             table.write(csv_for_people(flat, header=False))
-            for row in some.iter_rows(named=True):
-                lines.write(f"{json.dumps({**row, 'reasons': row['reasons'].splitlines()})}\n")
+            lines.write(some.with_columns(pl.col("reasons").str.split("\n")).write_ndjson())
             without = pl.when(pl.col("failure").is_null()).then(pl.lit(_UNSCORED)).otherwise(pl.lit(_UNREAD))
-            counts.update(some.select(pl.coalesce("verdict", without)).to_series().to_list())
-            if sum(each.height for each in shown) < _MOST_SHOWN:
-                shown.append(some)
+            counts.update(some.select(pl.coalesce("verdict", without)).to_series())
+            shown = [pl.concat([*shown, some]).head(_MOST_SHOWN)]
     limits = (*detector.cautions, *detector.remarks, *_limits(detector, rule))
-    return Verdicts(pl.concat(shown).head(_MOST_SHOWN), counts, num_resumed, detector, rule, limits, written)
+    return Verdicts(shown[0], counts, num_resumed, detector, rule, limits, written)
 
 
 def find_out_shard(
@@ -220,42 +202,41 @@ def find_out_shard(
     find_out(Journal(folder, detector.identity, Finding, shard=shard), files, find, progress)
 
 
-def _limits(detector: VideoDetector, rule: Rule) -> tuple[str, ...]:
+def _limits(detector: VideoDetector, rule: Rule) -> Iterator[str]:
     is_final = FINAL in detector.networks.judges
-    return (
-        *rule_sentences(detector.known, rule),
-        *(final_sentences(detector.known, rule) if is_final else ()),
-        f"{FAMILIARITY} Of the run's own videos {percent(detector.ranges.share_unfamiliar)} are.",
-        detector.distance.limit() if detector.distance else UNKNOWN,
-        "The rates hold for videos that come from where the run's videos come from; of others nothing is promised.",
-        *([] if is_final else [_RANGE]),
-        *([] if detector.config.near_duplicate_bits else [
-            "Copies of the run's videos were not looked for: the run has near_duplicate_bits 0."]),
-    )  # fmt: skip
+    yield from rule_sentences(detector.known, rule)
+    yield from final_sentences(detector.known, rule) if is_final else ()
+    yield f"{FAMILIARITY} Of the run's own videos {percent(detector.ranges.share_unfamiliar)} are."
+    yield detector.distance.limit() if detector.distance else UNKNOWN
+    yield "The rates hold for videos that come from where the run's videos come from; of others nothing is promised."
+    if not is_final:
+        yield "The range of a score is that of the folds' networks, no interval with a stated coverage."
+    if not detector.config.near_duplicate_bits:
+        yield "Copies of the run's videos were not looked for: the run has near_duplicate_bits 0."
 
 
 def _table(
-    detector: VideoDetector, found: Sequence[Finding], answers_of_known: Mapping[str, str], rule: Rule
+    detector: VideoDetector, findings: Sequence[Finding], answers_of_known: Mapping[str, str], rule: Rule
 ) -> pl.DataFrame:
-    """Return VERDICTS, in the order of ``found``; ``answers_of_known``: at the stated rates, by content."""
-    new, known = [each for each in found if each.logits and not each.is_known], detector.known
+    """Return VERDICTS, in the order of ``findings``; ``answers_of_known``: at the stated rates, by content."""
+    known = detector.known
+    new = [each for each in findings if each.logits and not each.is_known]
     answers = answers_to(np.array([each.logits for each in new]), known, rule) if new else []
     answer_of, rows = dict(zip((each.path for each in new), answers, strict=True)), []
-    for each in found:
+    for each in findings:
         row: dict[str, Any] = dict.fromkeys(VERDICTS.columns)
         row |= {"path": each.path, "model_id": detector.model_id, "failure": each.failure or None}
-        if each.sha256:
-            row |= {"sha256": each.sha256, "video_id": each.sha256[:16]}
+        row |= {"sha256": each.sha256, "video_id": each.sha256[:16]} if each.sha256 else {}
         reasons = [each.failure] if each.failure else list(each.no_prediction)
         if each.is_known:
             video = known.rows.row(detector.place_of[each.sha256], named=True)
             row["video_id"] = video["video_id"]
             if each.logits:
-                given, reasons = _of_known(video, each.logits, answers_of_known[each.sha256], known, rule)
-                row |= given
+                columns, reasons = _of_known(video, each.logits, answers_of_known[each.sha256], known, rule)
+                row |= columns
         elif each.logits:
-            given, reasons = judged(np.array(each.logits), answer_of[each.path], known, rule, each.unfamiliar)
-            row |= given
+            columns, reasons = judged(np.array(each.logits), answer_of[each.path], known, rule, each.unfamiliar)
+            row |= columns
         rows.append(row | {"reasons": "\n".join(reasons)})
     return frame_of({name: [row[name] for row in rows] for name in VERDICTS.columns}, VERDICTS)
 
@@ -264,11 +245,11 @@ def _of_known(
     video: Mapping[str, Any], logits: Sequence[float], answer: str, known: KnownVideos, rule: Rule
 ) -> tuple[dict[str, Any], list[str]]:
     """Return columns of VERDICTS for a video of the run, and the reasons."""
-    verdict, why = _concluded(answer, video["score"], known, rule)
+    verdict, reasons = _concluded(answer, video["score"], known, rule)
     rate = known.base_rates[video["fold"] : video["fold"] + 1]
+    stored = f"its score is that of the one network that had not seen it (fold {video['fold']})."
+    reasons.insert(int(rule.withheld), f"{known_sentence(video)}; {stored}")
     probability = at_prior(np.array(logits), rate, rule.prior)
-    stored = f"{known_sentence(video)}; its score is that of the one network that had not seen it"
-    reasons = [*why[: rule.withheld], f"{stored} (fold {video['fold']}).", *why[rule.withheld :]]
     return {"score": video["score"], "probability": probability, "verdict": verdict}, reasons
 
 
@@ -282,17 +263,12 @@ def judged(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return columns of VERDICTS for a new video with calibrated log odds float64 (K,), and the reasons."""
     scores = probabilities(logits, 1.0).tolist()
-    score = mean_of(scores)
+    score, probability = mean_of(scores), at_prior(logits, known.judges_rates, rule.prior)
     verdict, reasons = _concluded(answer, score, known, rule, unfamiliar)
-    several = len(scores) > 1  # the range of one network would look like certainty
-    given = {
-        "score": score,
-        "score_low": min(scores) if several else None,
-        "score_high": max(scores) if several else None,
-        "probability": at_prior(logits, known.judges_rates, rule.prior),
-        "verdict": verdict,
-    }
-    return given, reasons
+    columns = {"score": score, "probability": probability, "verdict": verdict}
+    if len(scores) > 1:  # the range of one network would look like certainty
+        columns |= {"score_low": min(scores), "score_high": max(scores)}
+    return columns, reasons
 
 
 def _concluded(
@@ -306,6 +282,5 @@ def _concluded(
         against.append(f"The operating point {rule.point} gives another answer than the stated error rates.")
     if against:
         return UNDECIDED, against
-    rate = rule.called_fake if answer == FAKE else rule.called_real
-    other = REAL if answer == FAKE else FAKE
+    rate, other = (rule.called_fake, REAL) if answer == FAKE else (rule.called_real, FAKE)
     return answer, [f"At most {percent(rate)} of the run's {other}s look as {answer} as this."]

@@ -1,8 +1,8 @@
-"""Where a file says it comes from: its signed C2PA manifest, and the metadata of its container.
+"""The provenance that a file claims: its signed C2PA manifest, and the metadata of its container.
 
 ``c2pa-python`` (extra ``verdicts``) reads the manifest and checks its signature. No list of trusted signers is used, so
-nobody vouches for who signed. Anybody can write container metadata, so nothing is concluded from it. Files are read in
-a worker process, and nothing is fetched.
+nobody vouches for the signer. Anybody can write container metadata, so nothing is concluded from it. A worker process
+reads the files, and nothing is fetched.
 """
 
 import json
@@ -41,41 +41,35 @@ _INVALID = (
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a file says of itself.
+    """The claims of a file about itself.
 
     Attributes:
-        sentences: on its signed manifest, or why there is nothing to say.
-        claims: of the manifest, a sentence each; only where its signature holds.
+        sentences: on its signed manifest, or why there is none; claims only where the signature holds.
         metadata: names and values of container and streams.
-        state: ``Valid``, ``Invalid`` or empty: no manifest was read.
     """
 
     sentences: tuple[str, ...]
-    claims: tuple[str, ...] = ()
     metadata: tuple[tuple[str, str], ...] = ()
-    state: str = ""
 
 
 def provenance_of(path: Path) -> Provenance:
-    """Read what ``path`` says of itself; a file that cannot be read gives a sentence."""
+    """Read the provenance of ``path``; a file that cannot be read gives a sentence."""
     with closing(run_isolated(_FUNCTION, [str(path)], workers=1, timeout_seconds=_TIMEOUT_SECONDS)) as answers:
-        answer = next(iter(answers))
+        answer = next(answers)
     if answer.failure:
         return Provenance((f"Where it comes from could not be read: {answer.detail}.",))
-    return provenance_from(answer.value)
+    manifest, problem, metadata = answer.value
+    sentences = (problem,) if problem else tuple(manifest_sentences(manifest))
+    return Provenance(sentences, tuple((name, value) for name, value in metadata))
 
 
-def provenance_from(found: Mapping[str, Any]) -> Provenance:
-    """Return the sentences on what ``read_file`` found."""
-    metadata = tuple((name, value) for name, value in found["metadata"])
-    if "manifest" not in found:
-        return Provenance((found["problem"],), (), metadata)
-    store: Mapping[str, Any] = found["manifest"]
+def manifest_sentences(store: Mapping[str, Any]) -> Iterator[str]:
+    """Yield sentences on a manifest as c2pa-python reads it: signer, signature, and claims if the signature holds."""
     manifest = (store.get("manifests") or {}).get(store.get("active_manifest")) or {}
     signature = manifest.get("signature_info") or {}
     names = [_short(signature[each]) for each in ("common_name", "issuer") if signature.get(each)]
     signed_at = f" at {_short(signature['time'])}" if signature.get("time") else ""
-    signer = f"The file has a manifest (C2PA) signed by {', '.join(names) or 'somebody unnamed'}{signed_at}."
+    yield f"The file has a manifest (C2PA) signed by {', '.join(names) or 'somebody unnamed'}{signed_at}."
     results = (store.get("validation_results") or {}).get("activeManifest") or {}
     failures = [
         _short(each.get("explanation") or each.get("code"))
@@ -83,45 +77,40 @@ def provenance_from(found: Mapping[str, Any]) -> Provenance:
         if each.get("code") != "signingCredential.untrusted"
     ]
     if store.get("validation_state") not in ("Valid", "Trusted") or failures:
-        why = f" What fails: {'; '.join(failures[:3])}." if failures else ""
-        return Provenance((signer, f"{_INVALID}{why}"), (), metadata, "Invalid")
-    return Provenance((signer, _VALID), tuple(_claims(manifest)), metadata, "Valid")
-
-
-def _claims(manifest: Mapping[str, Any]) -> Iterator[str]:
+        yield f"{_INVALID} What fails: {'; '.join(failures[:3])}." if failures else _INVALID
+        return
+    yield _VALID
     for assertion in manifest.get("assertions") or []:
-        if not str(assertion.get("label", "")).startswith("c2pa.actions"):
-            continue
-        for action in (assertion.get("data") or {}).get("actions") or []:
-            source = str(action.get("digitalSourceType", "")).rpartition("/")[2]
-            name = str(action.get("action", "")).removeprefix("c2pa.").replace("_", " ")
-            meaning = f" ({_SOURCES.get(source, _short(source))})" if source else ""
-            yield f"It claims: {_short(name)}{meaning}."
+        if str(assertion.get("label", "")).startswith("c2pa.actions"):
+            for action in (assertion.get("data") or {}).get("actions") or []:
+                source = str(action.get("digitalSourceType", "")).rpartition("/")[2]
+                name = str(action.get("action", "")).removeprefix("c2pa.").replace("_", " ")
+                meaning = f" ({_SOURCES.get(source, _short(source))})" if source else ""
+                yield f"It claims: {_short(name)}{meaning}."
     if ingredients := manifest.get("ingredients") or []:
         titles = [_short(each.get("title") or "unnamed") for each in ingredients[:5]]
         yield f"It names {len(ingredients)} source file{'s' * (len(ingredients) != 1)}: {', '.join(titles)}."
 
 
 def _short(value: object) -> str:
-    text = " ".join(str(value if value is not None else "").split())
+    text = " ".join(str(value).split())
     return text if len(text) <= _MAX_CHARACTERS else f"{text[: _MAX_CHARACTERS - 1]}…"
 
 
 # --- In the worker process
 
 
-def read_file(path: str) -> dict[str, Any]:
-    """Return ``metadata``, and ``manifest`` as c2pa-python gives it or the ``problem``; JSON."""
-    found: dict[str, Any] = {}
+def read_file(path: str) -> tuple[Any, str, list[tuple[str, str]]]:
+    """Return the manifest of ``path`` as c2pa-python reads it, the problem without one, and the metadata; JSON."""
+    manifest, problem = None, ""
     try:
-        found["manifest"] = _manifest(path)
+        manifest = _manifest(path)
+        problem = "" if manifest else _NO_MANIFEST
     except ImportError:
-        found["problem"] = NO_LIBRARY
+        problem = NO_LIBRARY
     except Exception as error:  # noqa: BLE001 - a library of its own on a file that nobody vouches for
-        found["problem"] = f"Its signed manifest (C2PA) could not be read: {_short(error)}."
-    if found.get("manifest", True) is None:
-        found = {"problem": _NO_MANIFEST}
-    return found | {"metadata": [[_short(name), _short(value)] for name, value in _metadata(path)][:_MAX_METADATA]}
+        problem = f"Its signed manifest (C2PA) could not be read: {_short(error)}."
+    return manifest, problem, [(_short(name), _short(value)) for name, value in _metadata(path)][:_MAX_METADATA]
 
 
 def _manifest(path: str) -> Any:
@@ -134,10 +123,7 @@ def _manifest(path: str) -> Any:
             reader = c2pa.Reader.try_create(path, context=context)
         except c2pa.C2paError.NotSupported:  # such files never have a manifest
             return None
-        if reader is None:
-            return None
-        with reader:
-            return json.loads(reader.json())
+        return reader and json.loads(reader.json())
 
 
 def _metadata(path: str) -> Iterator[tuple[str, str]]:
@@ -150,7 +136,6 @@ def _metadata(path: str) -> Iterator[tuple[str, str]]:
             for number, stream in enumerate(container.streams):
                 codec = getattr(stream.codec_context, "name", None) or "unknown"
                 yield f"stream {number}", f"{stream.type}, {codec}"
-                for name, value in sorted(stream.metadata.items()):
-                    yield f"stream {number}, {name}", value
+                yield from ((f"stream {number}, {name}", value) for name, value in sorted(stream.metadata.items()))
     except (av.FFmpegError, OSError, ValueError, MemoryError) as error:
         yield "not readable", str(error)

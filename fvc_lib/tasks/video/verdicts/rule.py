@@ -1,16 +1,20 @@
-"""When an answer is given: the rule that a user states, and what it does to the run's own out-of-fold scores.
+"""The rule by which a verdict is given, and its effect on the run's own out-of-fold scores.
 
 Fake or real is said where the other answer is unlikely at a stated rate (``metrics/abstention.py``); else undecided.
+
+No video is left to test the network of all groups. The rule therefore uses the folds' out-of-fold scores, which other
+networks gave. The videos that chose its epoch and temperature were not trained on and have out-of-fold scores as well,
+so both can be compared on them. That they chose makes it look a little better than it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
+from scipy.special import logit as log_odds
 
 from fvc_lib.metrics.abstention import (
     FAKE,
@@ -31,18 +35,28 @@ from fvc_lib.metrics.operating_points import OperatingPoint, operating_point, th
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, KNOWN_VIDEOS, PREDICTIONS, read_table
+from fvc_lib.tasks.video.verdicts.scoring import FINAL, networks_of_run
 
 WITHHELD = "The run is not shown to be above its controls, so its scores decide nothing."
+WORTH = (
+    "One network, trained on all groups, with no number of its own: its worth is taken to be that of the folds' "
+    "out-of-fold numbers, of networks made by the same recipe from fewer groups."
+)
+TAKEN_OVER = (
+    "When an answer is given is taken over from the folds' out-of-fold scores, which other networks gave: the stated "
+    "rates hold as far as this network's scores are like theirs. Its log odds are held back where they would be larger "
+    "than theirs."
+)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """When an answer is given.
+    """The conditions of an answer.
 
     Attributes:
         called_fake, called_real: which share of the reals may be called fake, and of the fakes real; inside (0, 1).
-        point: an operating point on the run's out-of-fold scores, which an answer must agree with; none: nothing more.
-        prior: share of fakes where the videos come from, for ``probability``; none: no such number.
+        point: an operating point on the run's out-of-fold scores, which an answer must agree with; None: no such point.
+        prior: share of fakes where the videos come from, for ``probability``; None: no such number.
         withheld: no answer is given whatever the score, because the run is not shown to be above its controls.
     """
 
@@ -62,17 +76,15 @@ def rule_of(error_rate: float = 0.1, decide_at: str = "", prior: float = 0.0, *,
     """Return the rule for a user's words: ``decide_at`` is empty, ``fpr=0.01`` or ``cost=5:1``; ``prior`` 0 is none.
 
     Raises:
-        UsageError: a rate that is none, or another operating point.
+        UsageError: a rate outside (0, 1), or another operating point.
     """
-    for name, rate in (("error_rate", error_rate), *([("prior", prior)] if prior else [])):
+    for name, rate in (("error_rate", error_rate), ("prior", prior or 0.5)):
         if not 0 < rate < 1:
             raise UsageError(f"{name}: got {rate:g}, wanted a share inside (0, 1), such as 0.1.")
-    point = None
-    if decide_at:
-        try:
-            point = operating_point(decide_at)
-        except ValueError as error:
-            raise UsageError(str(error)) from error
+    try:
+        point = operating_point(decide_at) if decide_at else None
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     if point is not None and point.kind == "fpr":
         return Rule(point.false_positive_rate, error_rate, None, prior or None, withheld)
     return Rule(error_rate, error_rate, point, prior or None, withheld)
@@ -103,7 +115,7 @@ class KnownVideos:
     def of(
         cls,
         run: RunPaths,
-        folds: Sequence[int],
+        folds: Iterable[int],
         base_rates: Sequence[float | None] = (),
         judges_rates: Sequence[float | None] | None = None,
         *,
@@ -111,15 +123,25 @@ class KnownVideos:
     ) -> Self:
         """Read those of a run or ensemble; with ``final_temperature`` log odds by its network of all groups, too."""
         scores = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in folds])
-        scores = scores.select("video_id", "fold", "score", "logit", "temperature")
         by_final = pl.DataFrame(schema={"video_id": pl.String, "final_logit": pl.Float64})
         if final_temperature:
             by_final = read_table(run.final_validation, FINAL_VALIDATION)
             by_final = by_final.select("video_id", final_logit=pl.col("logit") / final_temperature)
         rows = read_table(run.index, INDEX)
-        for more in (scores, by_final):
+        for more in (scores.select("video_id", "fold", "score", "logit", "temperature"), by_final):
             rows = rows.join(more, on="video_id", how="left", maintain_order="left")
         return cls(rows, base_rates, judges_rates)
+
+    @classmethod
+    def of_final(cls, run: RunPaths) -> Self:
+        """Read those of a run with a network of all groups.
+
+        Raises:
+            UsageError: the run has no such network, or a fold is not finished.
+            DataError: a table of the run is missing or damaged.
+        """
+        folds = networks_of_run(run, final=True).folds
+        return cls.of(run, sorted(folds.keys() - {FINAL}), final_temperature=folds[FINAL].temperature)
 
     def anonymous(self) -> pl.DataFrame:
         """Return KNOWN_VIDEOS in an order by content, with numbers for groups."""
@@ -130,8 +152,9 @@ class KnownVideos:
     @cached_property
     def witnesses(self) -> Witnesses:
         """The tested videos, on the scale logit / temperature."""
-        labels = (self.tested["label"] == FAKE).cast(pl.Int64).to_numpy()
-        scores = (self.tested["logit"] / self.tested["temperature"]).to_numpy()
+        labels, scores = self.tested.select(
+            (pl.col("label") == FAKE).cast(pl.Int64), pl.col("logit") / pl.col("temperature")
+        )
         return witnesses(labels, scores, self.tested["group_id"], self.tested["fold"])
 
     @cached_property
@@ -152,13 +175,16 @@ class KnownVideos:
     def answers_to(self, p_values: PValues, rule: Rule) -> list[str]:
         """Return the answers at the stated rates; an answer that tells nothing becomes undecided."""
         telling = self.telling(rule)
-        return [said if said in telling else UNDECIDED for said in p_values.answers(rule.rates)]
+        return [answer if answer in telling else UNDECIDED for answer in p_values.answers(rule.rates)]
+
+    def agreed(self, p_values: PValues, scores: FloatArray, rule: Rule) -> list[str]:
+        """Return ``answers_to``, undecided where the operating point says otherwise of the score."""
+        pairs, threshold = zip(self.answers_to(p_values, rule), scores.tolist(), strict=True), self.threshold(rule)
+        return [agreeing(answer, score, threshold) for answer, score in pairs]
 
     def answers(self, rule: Rule) -> list[str]:
         """Return the rule's answer to each tested video, set against videos of other groups alone."""
-        said = self.answers_to(self.left_out, rule)
-        threshold = self.threshold(rule)
-        return [agreeing(*each, threshold) for each in zip(said, self.tested["score"].to_list(), strict=True)]
+        return self.agreed(self.left_out, self.tested["score"].to_numpy(), rule)
 
     def rates(self, rule: Rule) -> AbstentionRates:
         """Return the rates of errors and undecided answers on the run's own videos."""
@@ -178,11 +204,11 @@ def percent(share: float) -> str:
 
 
 def rule_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
-    """Return sentences on the rule, its errors on the run's own videos, and what so few groups cannot show."""
-    rates, (least_fake, least_real) = known.rates(rule), known.witnesses.least_rates
+    """Return sentences on the rule, its errors on the run's own videos, and the limits of so few groups."""
+    rates, telling = known.rates(rule), known.telling(rule)
     reals, fakes = rates.num_groups
     shares = [percent(each) for each in (rates.called_fake, rates.called_real, rates.undecided)]
-    told = [
+    sentences = [
         (
             f"Asked: at most {percent(rule.called_fake)} of the reals called fake and {percent(rule.called_real)} of "
             "the fakes called real; where neither answer keeps to that, undecided."
@@ -193,47 +219,27 @@ def rule_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
             f"({reals:,} groups with reals, {fakes:,} with fakes, each with one vote)."
         ),
     ]
-    for what, asked, least, groups in (
-        (FAKE, rule.called_fake, least_fake, reals),
-        (REAL, rule.called_real, least_real, fakes),
+    for answer, rate, least, groups in zip(
+        (FAKE, REAL), rule.rates, known.witnesses.least_rates, rates.num_groups, strict=True
     ):
-        if least > asked * (1 + 1e-12):
-            told.append(
-                f"Nothing can be called {what}: {groups:,} groups cannot show a rate below {percent(least)}, "
-                f"and {percent(asked)} was asked."
+        if least > rate * (1 + 1e-12):
+            sentences.append(
+                f"Nothing can be called {answer}: {groups:,} groups cannot show a rate below {percent(least)}, and "
+                f"{percent(rate)} was asked."
             )
-            continue
-        if what not in known.telling(rule):
-            told.append(
-                f"Nothing is called {what}: of the run's own videos this is not said more often where it is right than "
-                "where it is wrong, by more than chance."
+        elif answer not in telling:
+            sentences.append(
+                f"Nothing is called {answer}: of the run's own videos this is not said more often where it is right "
+                "than where it is wrong, by more than chance."
             )
-    if (threshold := known.threshold(rule)) is not None:
-        told.append(
-            f"An answer must agree with {rule.point} ({rule.point and rule.point.says}): fake from a score of "
-            f"{threshold:.3f} on."
+    if rule.point is not None:
+        sentences.append(
+            f"An answer must agree with {rule.point} ({rule.point.says}): fake from a score of "
+            f"{known.threshold(rule):.3f} on."
         )
     if rule.prior is not None:
-        told.append(_prior_sentence(known, rule.prior))
-    return tuple(told)
-
-
-def score_bounds(known: KnownVideos, rule: Rule) -> tuple[float | None, float | None]:
-    """Return the highest score that is called real and the lowest that is called fake, where all networks agree.
-
-    None: never, as for any score where the rule is withheld.
-    """
-    if rule.withheld:
-        return None, None
-    at = known.witnesses.scores
-    # The rule changes next to a known score, and nowhere else.
-    tried = np.unique([np.nextafter(at, np.inf), np.nextafter(at, -np.inf)])
-    said = np.array(known.answers_to(p_values(known.witnesses, tried[:, None]), rule))
-    scores = probabilities(tried, 1.0)
-    if (threshold := known.threshold(rule)) is not None:
-        said[(said == FAKE) & (scores < threshold) | (said == REAL) & (scores >= threshold)] = UNDECIDED
-    real, fake = scores[said == REAL], scores[said == FAKE]
-    return (float(real.max()) if real.size else None), (float(fake.min()) if fake.size else None)
+        sentences.append(_prior_sentence(known, rule.prior))
+    return tuple(sentences)
 
 
 def _prior_sentence(known: KnownVideos, prior: float) -> str:
@@ -247,6 +253,20 @@ def _prior_sentence(known: KnownVideos, prior: float) -> str:
     )
 
 
+def score_bounds(known: KnownVideos, rule: Rule) -> tuple[float | None, float | None]:
+    """Return the highest score that is called real and the lowest that is called fake, where all networks agree.
+
+    None: never, as for any score where the rule is withheld.
+    """
+    if rule.withheld:
+        return None, None
+    # The rule changes next to a known score, and nowhere else.
+    tried = np.unique([np.nextafter(known.witnesses.scores, to) for to in (np.inf, -np.inf)])
+    scores = probabilities(tried, 1.0)
+    answers = np.array(known.agreed(p_values(known.witnesses, tried[:, None]), scores, rule))
+    return max(scores[answers == REAL].tolist(), default=None), min(scores[answers == FAKE].tolist(), default=None)
+
+
 def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: float | None) -> float | None:
     """Return the mean probability of fake where the share ``prior`` of the videos are fakes.
 
@@ -257,10 +277,10 @@ def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: floa
     Args:
         logits: float64 (K,), calibrated log odds of fake by each network.
         base_rates: K, the share of fakes at which each is calibrated.
-        prior: inside (0, 1); none: nothing is asked.
+        prior: inside (0, 1); None: no probability.
 
     Returns:
-        None where nothing is asked or a base rate is not known.
+        None without a prior, or where a base rate is not known.
     """
     known = [rate for rate in base_rates if rate is not None]
     if prior is None or len(known) != len(logits):
@@ -268,7 +288,53 @@ def at_prior(logits: FloatArray, base_rates: Sequence[float | None], prior: floa
     return float(probabilities(logits + log_odds(prior) - log_odds(np.array(known)), 1.0).mean())
 
 
-def log_odds(share: npt.ArrayLike) -> FloatArray:
-    """Return the log odds of shares inside (0, 1)."""
-    of = np.asarray(share, dtype=np.float64)
-    return np.asarray(np.log(of) - np.log1p(-of))
+# --- The network of all groups
+
+
+def agreement_table(known: KnownVideos) -> pl.DataFrame:
+    """Compare it on the videos that chose its epoch, a row per label.
+
+    Columns ``label videos groups this_network out_of_fold difference``; the last three are medians: of calibrated
+    probabilities of fake, and of the difference of log odds.
+    """
+    both = known.tested.drop_nulls("final_logit")
+    return (
+        both.with_columns(by_this=pl.Series(probabilities(both["final_logit"].to_numpy(), 1.0)))
+        .group_by("label")
+        .agg(
+            videos=pl.len(),
+            groups=pl.col("group_id").n_unique(),
+            this_network=pl.col("by_this").median(),
+            out_of_fold=pl.col("score").median(),
+            difference=(pl.col("final_logit") - pl.col("logit") / pl.col("temperature")).median(),
+        )
+        .sort("label", descending=True)
+    )
+
+
+def final_sentences(known: KnownVideos, rule: Rule) -> tuple[str, ...]:
+    """Return the limits of its answers, and a comparison of its scores on the videos that chose its epoch."""
+    tested, all_of = known.tested, known.witnesses
+    chosen = tested["final_logit"].is_not_null().to_numpy()
+    if not chosen.any():
+        return WORTH, TAKEN_OVER, "How its scores compare with theirs is not known."
+    scores = np.where(chosen, tested["final_logit"].fill_null(0).to_numpy(), all_of.scores)
+    left_out = left_out_p_values(all_of, tested["group_id"], scores)
+    groups = tested["group_id"].to_numpy()[chosen]
+    part = witnesses(all_of.labels[chosen], all_of.scores[chosen], groups, all_of.folds[chosen])
+    shares = []
+    for answers in (known.agreed(left_out, probabilities(scores, 1.0), rule), known.answers(rule)):
+        rates = abstention_rates(part, np.array(answers)[chosen].tolist())
+        shares.append([percent(each) for each in (rates.called_fake, rates.called_real, rates.undecided)])
+    medians = [
+        f"{label}s {this:.3f} (theirs {other:.3f})"
+        for label, this, other in agreement_table(known).select("label", "this_network", "out_of_fold").iter_rows()
+    ]
+    compared = (
+        f"Compared on the {len(groups):,} of the run's videos, in {len(set(groups)):,} groups, that chose its epoch "
+        f"and were not trained on: by its scores the rule calls {shares[0][0]} of the reals fake and {shares[0][1]} of "
+        f"the fakes real and leaves {shares[0][2]} undecided; by the out-of-fold scores of the same videos "
+        f"{shares[1][0]}, {shares[1][1]} and {shares[1][2]}. Median scores: {', '.join(medians)}. That they chose "
+        "makes it look a little better than it is."
+    )
+    return WORTH, TAKEN_OVER, compared

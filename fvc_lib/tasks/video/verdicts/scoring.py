@@ -1,13 +1,13 @@
 """Score video files by the networks of a finished training, decoded as the run decoded its own videos.
 
-Files are decoded by the code that makes training clips, in isolated processes. Clips lie on the disk until a batch is
-scored. The caller names the folds that judge a file: a fold's network must not judge what it was trained on.
+The code that makes training clips decodes the files in isolated processes. Clips lie on the disk until a batch is
+scored. The caller names the folds that judge a file: a fold's network must not judge a video of its training.
 """
 
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -51,7 +51,7 @@ Features = npt.NDArray[np.float32]
 
 FINAL = -1  # the network of all groups, in place of a fold's number
 _SAME_LOGIT = 1e-3  # half precision adds up differently in another order
-_MEASURED_AT_ONCE = 64  # files whose features are measured together
+_MEASURED_AT_ONCE = 64  # files whose forensic features are measured together
 _logger = logging.getLogger(__name__)
 
 
@@ -97,13 +97,12 @@ class Networks:
         self.name, self.config, self.folds = name, config, folds
         self.compute = resolve_device(config.device, config.amp)
         self._precision = Precision(self.compute)
-        self.batch_size = config.batch_size or DETECTORS.get(config.model).micro_batch
+        self.sees_frames = config.of_features != "forensic"
+        micro_batch = config.batch_size or DETECTORS.get(config.model).micro_batch
+        self.batch_size = micro_batch if self.sees_frames else _MEASURED_AT_ONCE
         self._held, self._networks = held or len(folds), OrderedDict[int, nn.Module]()
         self._fitted: dict[int, FittedModel] = {}
         self.remarks: list[str] = []  # cautions on changed code of the networks that were loaded
-        self.sees_frames = config.of_features != "forensic"
-        if not self.sees_frames:
-            self.batch_size = _MEASURED_AT_ONCE
 
     @property
     def store(self) -> ClipStore:
@@ -129,7 +128,7 @@ class Networks:
         shape = (1, clips.num_frames, 3, clips.side, clips.side)
         clip = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
         others = np.concatenate([clip, np.roll(clip, 1, axis=1), clip[:, ::-1]])
-        logits = self.raw_logits(self.network(self.judges[0]), np.ascontiguousarray(others))
+        logits = self.raw_logits(self.network(self.judges[0]), others)
         return bool(np.ptp(logits) > _SAME_LOGIT * max(1.0, float(np.abs(logits).max())))
 
     def logits(self, fold: int, clips: Pixels, features: list[Features] | None = None) -> Floats:
@@ -144,45 +143,46 @@ class Networks:
         Raises:
             DataError: the network returns values that are not finite.
         """
-        network, flat, inputs = self.network(fold), clips.reshape(-1, *clips.shape[2:]), list[Tensor]()
-        with ExitStack() as stack:
-            if features is not None:
-                stack.enter_context(_head_inputs(network, inputs))
-            values = self.raw_logits(network, flat, inputs)
-        if features is not None and sum(map(len, inputs)) == len(flat):  # more, where the head sees single frames
-            pooled = torch.cat(inputs)
-            features.append(pooled.reshape(len(clips), -1, pooled.shape[-1]).mean(1).numpy())
-        values = torch.from_numpy(values).reshape(len(clips), -1).mean(1).numpy()
+        network, inputs = self.network(fold), None if features is None else list[Tensor]()
+        values = self.raw_logits(network, clips.reshape(-1, *clips.shape[2:]), inputs)
+        if features is not None and inputs:
+            rows = torch.cat(inputs)
+            if len(rows) == values.size:
+                features.append(rows.reshape(len(clips), -1, rows.shape[-1]).mean(1).numpy())
+        values = values.reshape(len(clips), -1).mean(1)
         if not np.isfinite(values).all():
             raise DataError(f"{self.name}, {name_of(fold)}: the network returns values that are not finite.")
         return np.asarray(values + self.folds[fold].prior_logit)
 
     def raw_logits(self, network: nn.Module, clips: Pixels, inputs: list[Tensor] | None = None) -> Floats:
-        """Return what ``network`` gives of clips uint8 (N, T, 3, S, S), float64 (N,); to the bit as of each alone.
+        """Return the output of ``network`` for clips uint8 (N, T, 3, S, S): float64 (N,), to the bit as of each alone.
 
-        A hook may fill ``inputs`` with a row per clip; rows of a pass that ran out of memory are removed.
+        ``inputs`` receives the inputs of the network's head, float32 (N, F), in parts.
         """
-        flat, found, done = torch.from_numpy(clips), list[Tensor](), 0
-        inputs, passes, device = [] if inputs is None else inputs, 0, self.compute.device
-        with torch.inference_mode(), deterministic_algorithms(device):
+        flat, logits, given = torch.from_numpy(np.ascontiguousarray(clips)), list[Tensor](), list[Tensor]()
+        device, done = self.compute.device, 0
+        with torch.inference_mode(), deterministic_algorithms(device), ExitStack() as stack:
+            if inputs is not None:
+                take = head_of(network).register_forward_pre_hook(lambda _, args: given.append(_pooled(args[0])))
+                stack.callback(take.remove)
             while done < len(flat):
                 size = clips_in_a_pass(device, self.batch_size)
-                these = flat[done : done + size]
+                some = flat[done : done + size]
+                given.clear()
                 try:
                     with self._precision.autocast():
-                        some = network(filled_up(these, size).to(device))[: len(these)]
+                        outputs = network(filled_up(some, size).to(device))
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error) or size == 1:
                         raise
-                    del inputs[passes:]
                     self.batch_size = max(1, self.batch_size // 2)
                     release_cached_memory(device)
                     continue
-                inputs[passes:] = [each[: len(these)] for each in inputs[passes:]]
-                passes = len(inputs)
-                found.append(some.double().cpu())
+                logits.append(outputs[: len(some)].double().cpu())
+                if inputs is not None:
+                    inputs += [rows[: len(some)] for rows in given if len(rows) == size]
                 done += len(some)
-        return np.asarray(torch.cat(found).numpy())
+        return np.asarray(torch.cat(logits).numpy())
 
     def score(self, fold: int, logit: float) -> float:
         """Return the calibrated probability of fake."""
@@ -227,6 +227,14 @@ class Networks:
         return network.to(self.compute.device)
 
 
+def _pooled(inputs: Tensor) -> Tensor:
+    """Return the inputs of a head, (B, F), (B, T, F) or (B, F, ...), averaged to float32 (B, F) on the CPU."""
+    features = inputs.detach().float()
+    if features.ndim == 3:
+        features = features.mean(1)
+    return (features.flatten(2).mean(2) if features.ndim > 3 else features).cpu()
+
+
 def name_of(fold: int) -> str:
     """Return ``fold 2``, or the name of ``FINAL``."""
     return "the network of all groups" if fold == FINAL else f"fold {fold}"
@@ -246,11 +254,6 @@ def networks_of_run(
     if config.task != DEFAULT_TASK:
         raise UsageError(f"{paths.run_id} is of task {config.task}; videos are scored by runs of {DEFAULT_TASK}.")
     wanted = range(config.num_trainings) if folds is None else sorted(folds)
-    if missing := [fold for fold in wanted if read_outcome(paths.fold_outcome(fold), TrainingSummary) is None]:
-        raise UsageError(
-            f"{paths.run_id}: fold {', '.join(map(str, missing))} is not finished, so there is no network to ask. "
-            f"Name another run, or finish this one: {command_text('--resume', paths.root)}"
-        )
     networks = {fold: _fold_network(paths, config, fold) for fold in wanted}
     if final:
         network, ratio = _fold_network(paths, config, FINAL), held_back(paths, networks)
@@ -261,29 +264,28 @@ def networks_of_run(
 
 
 def _fold_network(paths: RunPaths, config: RunConfig, fold: int) -> FoldNetwork:
-    """Return the network of one finished training; raise ``UsageError`` where that of all groups is not finished."""
-    is_final = fold == FINAL
-    file = paths.stage_outcome(FINAL_TRAINING) if is_final else paths.fold_outcome(fold)
+    """Return the network of one finished training; raise ``UsageError`` where it is not finished."""
+    file, folder, stage, more = paths.fold_outcome(fold), paths.fold_checkpoints(fold), "04", list[str]()
+    if fold == FINAL:
+        file, folder = paths.stage_outcome(FINAL_TRAINING), paths.stage_training(FINAL_TRAINING)
+        stage, more = "04b", ["-p", "train_final", "true"]
     outcome = read_outcome(file, TrainingSummary)
     if outcome is None:
         raise UsageError(
-            f"{paths.run_id} has no network of all groups, or it is not finished. Train it: "
-            f"{command_text('--resume', paths.root, '-p', 'train_final', 'true')}"
+            f"{paths.run_id}: {name_of(fold)} is not finished, so there is no network to ask. Name another run, or "
+            f"finish this one: {command_text('--resume', paths.root, *more)}"
         )
-    training = outcome.training
-    chosen = training.selection
+    training, chosen = outcome.training, outcome.training.selection
     trained = Trained(
         name=f"{paths.run_id}, {name_of(fold)}",
         config=config,
-        weights=(paths.stage_training(FINAL_TRAINING) if is_final else paths.fold_checkpoints(fold)) / BEST,
+        weights=folder / BEST,
         digest=training.best_weights,
         network=outcome.network,
-        remedy=f"Train it again: {command_text('--force', '04b' if is_final else '04', '--resume', paths.root)}",
+        remedy=f"Train it again: {command_text('--force', stage, '--resume', paths.root)}",
     )
     rate = chosen.num_fake / chosen.num_videos if chosen.num_real and chosen.num_fake else None
-    return FoldNetwork(
-        trained, chosen.prior_logit, training.temperature, training.threshold, rate, device=outcome.device
-    )
+    return FoldNetwork(trained, chosen.prior_logit, training.temperature, training.threshold, rate, outcome.device)
 
 
 def held_back(paths: RunPaths, folds: Collection[int]) -> float:
@@ -295,36 +297,17 @@ def held_back(paths: RunPaths, folds: Collection[int]) -> float:
     Raises:
         UsageError: none of these videos has an out-of-fold score.
     """
+    size = (pl.col("logit") / pl.col("temperature")).abs()
     stored = pl.concat([read_table(paths.predictions(fold), PREDICTIONS) for fold in folds])
-    stored = stored.select("video_id", out_of_fold=(pl.col("logit") / pl.col("temperature")).abs())
-    own = (pl.col("logit") / pl.col("temperature")).abs()
-    both = read_table(paths.final_validation, FINAL_VALIDATION).join(stored, on="video_id").select(own, "out_of_fold")
-    mine, theirs = both.median().row(0)
+    both = read_table(paths.final_validation, FINAL_VALIDATION).select("video_id", mine=size)
+    both = both.join(stored.select("video_id", theirs=size), on="video_id")
     if not both.height:
         raise UsageError(
             f"{paths.run_id}: none of the videos that chose the epoch of the network of all groups is tested by a "
             "fold, so its scores cannot be compared with theirs. Leave --final out."
         )
+    mine, theirs = both.select("mine", "theirs").median().row(0)
     return max(1.0, mine / theirs) if theirs else 1.0
-
-
-@contextmanager
-def _head_inputs(network: nn.Module, found: list[Tensor]) -> Iterator[None]:
-    """Append the inputs of the head in each forward pass to ``found``, float32 (N, F)."""
-
-    def take(_module: nn.Module, given: tuple[Tensor, ...]) -> None:
-        features = given[0].detach().float()
-        if features.ndim == 3:
-            features = features.mean(1)  # (B, T, F)
-        elif features.ndim > 3:
-            features = features.flatten(2).mean(2)  # (B, F, ...)
-        found.append(features.cpu())
-
-    hook = head_of(network).register_forward_pre_hook(take)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 # --- Files
@@ -337,13 +320,14 @@ class FileScores:
     Attributes:
         position: of the file in the list.
         logits: the mean over its clips, at the training's share of fakes.
-        features: the inputs of each network's head, float32 (F,), where asked for and known.
+        features: the inputs of each network's head, float32 (F,), where known.
+        failure: empty where it was scored.
         lasts: whether another attempt would fail the same; False after a crash or a timeout.
     """
 
     position: int
-    logits: Mapping[int, float] = field(default_factory=dict)
-    features: Mapping[int, Features] = field(default_factory=dict)
+    logits: dict[int, float] = field(default_factory=dict)
+    features: dict[int, Features] = field(default_factory=dict)
     failure: str = ""
     lasts: bool = True
 
@@ -403,28 +387,24 @@ def score_clips(
         features: whether to return the inputs of the heads.
     """
     positions, shape, number = list(files), networks.store.shape, networks.config.clips_per_video
-    pixels = np.empty((len(files), *shape), np.uint8)
-    for place, position in enumerate(positions):
-        load_clip_file(clips[position], pixels[place], shape)
+    videos = np.empty((len(files), number, shape[0] // number, *shape[1:]), np.uint8)
+    for video, position in zip(videos, positions, strict=True):
+        load_clip_file(clips[position], video.reshape(shape), shape)
         clips[position].unlink()
-    videos = pixels.reshape(len(files), number, shape[0] // number, *shape[1:])
-    for place, position in enumerate(positions):
-        seen(position, videos[place])
+        seen(position, video)
     if not networks.sees_frames:
         yield from _score_features(networks, files)
         return
-    found: dict[int, dict[int, float]] = {position: {} for position in positions}
-    inputs: dict[int, dict[int, Features]] = {position: {} for position in positions}
+    scores = [FileScores(position, {}, {}) for position in positions]
     for fold in sorted({fold for file in files.values() for fold in file.folds}):
-        places = [place for place, position in enumerate(positions) if fold in files[position].folds]
-        taken = list[Features]() if features else None
-        for place, logit in zip(places, networks.logits(fold, videos[places], taken).tolist(), strict=True):
-            found[positions[place]][fold] = logit
-        for rows in taken or ():
-            for place, row in zip(places, rows, strict=True):
-                inputs[positions[place]][fold] = row
-    for position, logits in found.items():
-        yield FileScores(position, logits, inputs[position])
+        rows = [row for row, position in enumerate(positions) if fold in files[position].folds]
+        heads = list[Features]() if features else None
+        for row, logit in zip(rows, networks.logits(fold, videos[rows], heads).tolist(), strict=True):
+            scores[row].logits[fold] = logit
+        for part in heads or ():
+            for row, head in zip(rows, part, strict=True):
+                scores[row].features[fold] = head
+    yield from scores
 
 
 def _score_features(networks: Networks, files: Mapping[int, FileToScore]) -> Iterator[FileScores]:
@@ -432,9 +412,10 @@ def _score_features(networks: Networks, files: Mapping[int, FileToScore]) -> Ite
     if any(file.recipe for file in files.values()):
         raise UsageError(f"{networks.name}: its model sees features; only networks score disturbed videos.")
     positions, todo = list(files), [(file.path, file.content_sha256) for file in files.values()]
-    for place, found, failure in measured_features(networks.config, networks.store.recipe, todo):
-        position, logits = positions[place], dict[int, float]()
-        if not failure:
-            for fold in files[position].folds:
-                logits[fold] = float(networks.fitted(fold).logits([found])[0]) + networks.folds[fold].prior_logit
+    for place, values, failure in measured_features(networks.config, networks.store.recipe, todo):
+        position = positions[place]
+        logits = {
+            fold: float(networks.fitted(fold).logits([values])[0]) + networks.folds[fold].prior_logit
+            for fold in (() if failure else files[position].folds)
+        }
         yield FileScores(position, logits, failure=failure)

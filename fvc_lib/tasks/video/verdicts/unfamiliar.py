@@ -1,28 +1,62 @@
-"""What a run's videos say nothing about: codecs, sizes, lengths and rates beyond theirs, and copies of them."""
+"""Find videos that a run's own videos say nothing about.
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+Such are codecs, sizes, lengths and rates beyond theirs, clips that show nothing, copies of them, and videos with other
+features. A network's features are the inputs of its head. A new video is compared with each fold's test videos, which
+that network had not seen. Each dimension is brought to mean 0 and deviation 1; the distance of a video is the mean
+Euclidean one to its nearest neighbours of other groups (as in Sun et al., "Out-of-Distribution Detection with Deep
+Nearest Neighbors", 2022, but over ranks). Its quantile is that of a cross-conformal test (``metrics/abstention``): of
+videos from where the run's videos come from at most about a share p has a quantile of p or less. Videos of one group
+are no independent witnesses, so each group has one vote, and few groups cannot show that anything is unlike them.
+
+For the network of all groups the known features are those of the videos that chose its epoch, which it was not trained
+on.
+"""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field
+import torch
+from pydantic import Field
 
 from fvc_lib.corpus.copies.near_duplicates import near_duplicate_links, nearly_alike
 from fvc_lib.corpus.copies.perceptual_hash import parse_hashes
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import INDEX, read_table
+from fvc_lib.services.atomic_files import sha256_of_json
+from fvc_lib.services.checkpoint_files import load_weights, write_weights_with_digest
+from fvc_lib.services.errors import DataError, FvcError
+from fvc_lib.services.progress import Tell, silent
+from fvc_lib.tasks.predicting import Strict
+from fvc_lib.tasks.video.verdicts.rule import KnownVideos
+from fvc_lib.tasks.video.verdicts.scoring import FINAL, Features, Floats, Networks
 
-_Facts = Mapping[str, Any]
 _Count = Annotated[int, Field(ge=0)]
 _Number = Annotated[float, Field(allow_inf_nan=False)]
+_logger = logging.getLogger(__name__)
+
+# A number by which a video may be unfamiliar: its name for people, and its unit.
+_WATCHED = {
+    "shorter_side_pixels": ("shorter side", "pixels"),
+    "longer_side_pixels": ("longer side", "pixels"),
+    "duration_seconds": ("length", "seconds"),
+    "frames_per_second": ("frame rate", "frames a second"),
+    "bits_per_second": ("bit rate", "bits a second"),
+}
+_SLACK = 0.1
+FAMILIARITY = (
+    "Unfamiliar is a codec that no video of the run has, and a side, length, frame rate or bit rate more than a tenth "
+    "below the 1st or above the 99th percentile of the run's videos, or not known where theirs is."
+)
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class NumberRange(_Strict):
+class NumberRange(Strict):
     """A number's 1st and 99th percentile over videos (null: of none known), and of how many it is not known."""
 
     num_unknown: _Count
@@ -30,8 +64,8 @@ class NumberRange(_Strict):
     high: _Number | None
 
 
-class TrainingRanges(_Strict):
-    """What a run's videos are like: counts of codecs, and ranges of sizes, lengths and rates."""
+class TrainingRanges(Strict):
+    """The codecs of a run's videos with their counts, and the ranges of their sizes, lengths and rates."""
 
     codec: dict[str, _Count]
     shorter_side_pixels: NumberRange
@@ -41,57 +75,38 @@ class TrainingRanges(_Strict):
     bits_per_second: NumberRange
     share_unfamiliar: Annotated[float, Field(ge=0, le=1)] = 0.0  # of these very videos
 
-    def reasons(self, facts: _Facts) -> list[str]:
+    def reasons(self, facts: Mapping[str, Any]) -> list[str]:
         """Return one sentence on how a video is outside, or none; ``facts``: of its probe, named as in INDEX."""
-        found, unknown = [], list[str]()
+        odd, unknown = list[str](), list[str]()
         if facts["codec"] not in self.codec:
-            found.append((f"codec {facts['codec']}", ", ".join(sorted(self.codec))))
-        for column, (name, unit, of) in _WATCHED.items():
-            value, known = of(facts), getattr(self, column)
-            low, high = known.low, known.high
+            odd.append(f"codec {facts['codec']} ({', '.join(sorted(self.codec))})")
+        sides = sorted((facts["width"], facts["height"]))
+        values = {**facts, "shorter_side_pixels": sides[0], "longer_side_pixels": sides[1]}
+        for column, (name, unit) in _WATCHED.items():
+            value, known = values[column], getattr(self, column)
             if value is None:
-                if not known.num_unknown:
-                    unknown.append(f"its {name} is not known")
-            elif low is None or high is None:
+                unknown += [] if known.num_unknown else [f"its {name} is not known"]
+            elif known.low is None or known.high is None:
                 unknown.append(f"the {name} of the run's videos is not known")
-            elif not low * (1 - _SLACK) <= value <= high * (1 + _SLACK):
-                found.append((f"{name} {_shown(value)} {unit}", f"{_shown(low)} to {_shown(high)}"))
-        theirs = ["the run's videos: ", *[""] * len(found)]
-        told = [f"{what} ({whose}{known})" for (what, known), whose in zip(found, theirs, strict=False)]
-        return [f"Unfamiliar: {'; '.join([*told, *unknown])}."] if told or unknown else []
-
-
-# A number by which a video may be unfamiliar: its name for people, its unit, and its value by a probe's facts.
-_WATCHED: Mapping[str, tuple[str, str, Callable[[_Facts], float | None]]] = {
-    "shorter_side_pixels": ("shorter side", "pixels", lambda facts: min(facts["width"], facts["height"])),
-    "longer_side_pixels": ("longer side", "pixels", lambda facts: max(facts["width"], facts["height"])),
-    "duration_seconds": ("length", "seconds", lambda facts: facts["duration_seconds"]),
-    "frames_per_second": ("frame rate", "frames a second", lambda facts: facts["frames_per_second"]),
-    "bits_per_second": ("bit rate", "bits a second", lambda facts: facts["bits_per_second"]),
-}
-_RATES = ("duration_seconds", "frames_per_second", "bits_per_second")
-_SLACK = 0.1
-FAMILIARITY = (
-    "Unfamiliar is a codec that no video of the run has, and a side, length, frame rate or bit rate more than a tenth "
-    "below the 1st or above the 99th percentile of the run's videos, or not known where theirs is."
-)
-
-
-def index_of_files(run: RunPaths) -> pl.DataFrame:
-    """Return INDEX of a run's videos before any re-encoding, with which a new file is compared."""
-    return read_table(run.original_index if run.original_index.is_file() else run.index, INDEX)
+            elif not known.low * (1 - _SLACK) <= value <= known.high * (1 + _SLACK):
+                odd.append(f"{name} {_shown(value)} {unit} ({_shown(known.low)} to {_shown(known.high)})")
+        text = "; ".join([*odd, *unknown]).replace("(", "(the run's videos: ", 1)
+        return [f"Unfamiliar: {text}."] if text else []
 
 
 def training_ranges(index: pl.DataFrame) -> TrainingRanges:
     """Return the ranges of videos (INDEX); percentiles are values of videos."""
-    parts, videos = dict[str, Any](), index.select("codec", "width", "height", *_RATES).to_dicts()
-    for column, (_, _, of) in _WATCHED.items():
-        values = pl.Series([of(video) for video in videos], dtype=pl.Float64)
-        parts[column] = NumberRange(
-            num_unknown=values.null_count(), low=values.quantile(0.01, "lower"), high=values.quantile(0.99, "higher")
-        )
-    ranges = TrainingRanges(codec=dict(sorted(index["codec"].value_counts().rows())), **parts)
-    outside = sum(bool(ranges.reasons(video)) for video in videos)
+    videos = index.with_columns(
+        shorter_side_pixels=pl.min_horizontal("width", "height"),
+        longer_side_pixels=pl.max_horizontal("width", "height"),
+    )
+    parts: dict[str, Any] = {"codec": dict(sorted(index["codec"].value_counts().rows()))}
+    for name in _WATCHED:
+        values = videos[name].cast(pl.Float64)
+        low, high = values.quantile(0.01, "lower"), values.quantile(0.99, "higher")
+        parts[name] = NumberRange(num_unknown=values.null_count(), low=low, high=high)
+    ranges = TrainingRanges(**parts)
+    outside = sum(bool(ranges.reasons(video)) for video in videos.iter_rows(named=True))
     return ranges.model_copy(update={"share_unfamiliar": outside / max(1, index.height)})
 
 
@@ -107,37 +122,25 @@ _FLAT = 8.0  # no cell of it is further from the average
 _FROZEN = 1.0  # grey levels: a still changes less in every cell; a coarsely coded one may change more and is not named
 
 
-def too_few(num_frames: int, num_sampled: int) -> str:
-    """Return the reason for a video with fewer frames than a network sees."""
-    return (
-        f"It has {num_frames} frame{'s' * (num_frames != 1)} and the networks look at {num_sampled}, so some are shown "
-        "to them more than once."
-    )
-
-
 def is_black(clips: npt.NDArray[np.uint8]) -> bool:
     """Return whether all frames of ``clips``, uint8 (N, T, 3, H, W), are black."""
-    cells = (_cells(frame) for frame in clips.reshape(-1, *clips.shape[2:]))
-    return all(each.mean() < _BLACK and np.abs(each - each.mean()).max() < _FLAT for each in cells)
+    cells = _cells(clips)
+    means = cells.mean((1, 2), keepdims=True)
+    return bool(means.max() < _BLACK and np.abs(cells - means).max() < _FLAT)
 
 
 def is_frozen(clips: npt.NDArray[np.uint8]) -> bool:
     """Return whether no cell changes between the frames of ``clips``, uint8 (N, T, 3, H, W)."""
-    frames = clips.reshape(-1, *clips.shape[2:])
-    lowest = highest = _cells(frames[0])
-    for cells in map(_cells, frames[1:]):
-        lowest, highest = np.minimum(lowest, cells), np.maximum(highest, cells)
-        if (highest - lowest).max() >= _FROZEN:  # mostly so at the second frame
-            return False
-    return True
+    return bool(np.ptp(_cells(clips), axis=0).max() < _FROZEN)
 
 
-def _cells(frame: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
-    """Return means of luma (BT.601) over a grid, float64 (G, G) in grey levels; G is smaller for a tiny frame."""
-    luma = np.tensordot(np.array([0.299, 0.587, 0.114]), frame, 1)
-    rows, columns = (np.array_split(np.arange(side), min(_GRID, side)) for side in luma.shape)
-    above = np.stack([luma[part].mean(0) for part in rows])
-    return np.asarray(np.stack([above[:, part].mean(1) for part in columns], axis=1))
+def _cells(clips: npt.NDArray[np.uint8]) -> Floats:
+    """Return means of luma (BT.601) over a grid, float64 (N * T, G, G) in grey levels; G is smaller for tiny frames."""
+    cells = np.tensordot(clips.reshape(-1, *clips.shape[2:]), np.array([0.299, 0.587, 0.114]), (1, 0))
+    for axis in (1, 2):
+        parts = np.array_split(cells, min(_GRID, cells.shape[axis]), axis)
+        cells = np.stack([part.mean(axis) for part in parts], axis)
+    return np.asarray(cells)
 
 
 # --- Copies
@@ -162,3 +165,179 @@ class KnownFootage:
         if len(one) == self._table.shape[1]:
             near = near[nearly_alike(self._table, one, self._max_bits)]
         return [each for each in near.tolist() if near_duplicate_links([self._hashes[each], new], self._max_bits)]
+
+
+# --- Features
+
+UNFAMILIAR_AT = 0.02
+_NEAREST = 5
+MOST_VIDEOS = 1000
+UNKNOWN = (
+    "Whether features are like those of the run's videos is not known: that needs a network and the clips that the run "
+    "stored, or a bundle that was exported while they were there."
+)
+
+
+@dataclass(frozen=True)
+class FoldReference:
+    """Test videos of one fold.
+
+    Attributes:
+        features: float32 (N, F), by the network of the fold.
+        groups: int64 (N,), the same number for the same group in all folds.
+    """
+
+    features: Features
+    groups: npt.NDArray[np.int64]
+
+    @cached_property
+    def own(self) -> Floats:
+        """The distance of each video to those of other groups, float64 (N,); infinite without any."""
+        return self.distances(self.features, self.groups[:, None] == self.groups)
+
+    def distances(self, features: Features, ignored: npt.NDArray[np.bool_] | None = None) -> Floats:
+        """Return the distances of videos, float64 (M,), of features (M, F); ``ignored`` (M, N): not of these."""
+        values = self.features.astype(np.float64)
+        deviation = values.std(0)
+        deviation[deviation == 0] = 1.0
+        new, known = (torch.from_numpy((each - values.mean(0)) / deviation) for each in (features, values))
+        distances = torch.cdist(new, known).numpy()
+        if ignored is not None:
+            distances[ignored] = np.inf
+        nearest = np.ma.masked_invalid(np.sort(distances, axis=1)[:, :_NEAREST])
+        return np.asarray(nearest.mean(1).filled(np.inf))
+
+
+class FeatureDistance:
+    """All folds' references.
+
+    Attributes:
+        folds: by number.
+        num_groups: G, of all folds together.
+    """
+
+    def __init__(self, folds: Mapping[int, FoldReference]) -> None:
+        self.folds = dict(folds)
+        groups = np.concatenate([each.groups for each in folds.values()])
+        self.num_groups = len(np.unique(groups))
+        self._votes = {fold: 1 / (groups == of.groups[:, None]).sum(1) for fold, of in folds.items()}
+        self._too_few = f"{self.num_groups} groups are too few, at least {round(1 / UNFAMILIAR_AT) - 1} are needed"
+
+    def quantiles(self, features: Mapping[int, Features]) -> Floats:
+        """Return the share of the run that is at least as far out as each new video, float64 (M,) in (0, 1].
+
+        Args:
+            features: (M, F) of the same videos, by the network of each fold.
+
+        Raises:
+            DataError: the features are not of these networks.
+        """
+        votes = 1.0
+        for fold, of in self.folds.items():
+            if fold not in features or features[fold].shape[1] != of.features.shape[1]:
+                raise DataError("features: the stored ones are another network's. Export the bundle again.")
+            votes += ((of.own >= of.distances(features[fold])[:, None]) * self._votes[fold]).sum(1)
+        return np.asarray(votes / (1 + self.num_groups))
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of everything that decides a quantile."""
+        return sha256_of_json({name: sha256(of.tobytes()).hexdigest() for name, of in sorted(self.arrays().items())})
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are enough groups to call a video unlike them."""
+        return 1 / (1 + self.num_groups) <= UNFAMILIAR_AT
+
+    def is_unlike(self, quantile: float) -> bool:
+        """Return whether a quantile is rare among familiar videos; a rounded last digit decides nothing."""
+        return quantile <= UNFAMILIAR_AT * (1 + 1e-9)
+
+    def limit(self) -> str:
+        """Return a sentence on which videos count as unfamiliar, and how many of the run's own do."""
+        if not self.tells:
+            return f"Features are not compared: {self._too_few}."
+        return (
+            f"Unfamiliar, too, is a video whose features are further out than those of all but "
+            f"{100 * UNFAMILIAR_AT:g} % of the run's {self.num_groups:,} groups are. An unseen generator need not show "
+            "there."
+        )
+
+    def sentence(self, quantile: float) -> str:
+        """Return a sentence on the quantile of a video that is unlike the run's."""
+        share = f"{100 * quantile:.2g} % of the run's groups are as far from the others or further"
+        return f"Unfamiliar: its features are unlike those of the run's videos: {share} (this video counted)."
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """``fold_K`` and ``groups_K`` of each network, for a file."""
+        named = {f"fold_{fold}": each.features for fold, each in self.folds.items()}
+        return named | {f"groups_{fold}": each.groups for fold, each in self.folds.items()}
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]], folds: Collection[int]) -> Self:
+        """Return the reference in ``arrays`` for these networks; raise ``ValueError`` for anything else."""
+        if set(arrays) != {f"{name}_{fold}" for fold in folds for name in ("fold", "groups")}:
+            raise ValueError(f"got the arrays {', '.join(sorted(arrays)[:6])}, wanted two of each network")
+        references = {fold: FoldReference(arrays[f"fold_{fold}"], arrays[f"groups_{fold}"]) for fold in sorted(folds)}
+        for fold, of in references.items():
+            whole = of.features.dtype == np.float32 and of.features.ndim == 2 and np.isfinite(of.features).all()
+            fits = of.groups.dtype == np.int64 and of.groups.shape == of.features.shape[:1]
+            if not (whole and fits and of.features.size > 0 and of.groups.size <= MOST_VIDEOS):
+                raise ValueError(
+                    f"fold {fold}: wanted finite float32 (N, F) and int64 (N,), at most {MOST_VIDEOS} rows"
+                )
+        return cls(references)
+
+
+def distance_of(networks: Networks, known: KnownVideos, tell: Tell = silent) -> FeatureDistance | None:
+    """Return the features of the run's tested videos, from the stored clips; None where clips or the head are missing.
+
+    At most ``MOST_VIDEOS`` videos are taken, whole groups in an order by their names. The features are cached.
+
+    Args:
+        networks: of the run.
+        known: its videos.
+        tell: receives the progress.
+
+    Raises:
+        DataError: a stored clip is damaged.
+    """
+    tested = known.tested
+    if FINAL in networks.judges:
+        tested = tested.drop_nulls("final_logit").with_columns(fold=pl.lit(FINAL, pl.Int64))
+    sizes = dict(tested.group_by("group_id").len().iter_rows())
+    order = sorted(sizes, key=sha256_of_json)
+    total = accumulate(sizes[group] for group in order)
+    taken = [group for group, count in zip(order, total, strict=True) if count <= MOST_VIDEOS]
+    tested = (
+        tested.select("video_id", "group_id", "fold").filter(pl.col("group_id").is_in(taken)).sort("fold", "video_id")
+    )
+    if not tested.height or not networks.sees_frames:
+        return None
+    store = networks.store
+    key = [tested.rows(), {fold: networks.folds[fold].weights for fold in networks.judges}, store.decode_hash]
+    name = f"{networks.name}_{sha256_of_json(key)[:16]}.safetensors"
+    path = Path(networks.config.cache_dir) / "feature_distance" / name
+    try:
+        features = {int(fold): each.numpy() for fold, each in load_weights(path).items()}
+    except FvcError:
+        if not all(store.has(video_id, 0) for video_id in tested["video_id"]):
+            return None
+        _logger.info("features of %d of the run's videos are computed, once", tested.height)
+        rows: dict[int, list[Features]] = {}
+        for done, (video_id, _, fold) in enumerate(tested.iter_rows()):
+            tell("looking at the run's own videos, once", done, tested.height)
+            clips = np.array(store.read(video_id, 0))
+            number = networks.config.clips_per_video
+            clips = clips.reshape(1, number, len(clips) // number, *clips.shape[1:])
+            networks.logits(fold, clips, rows.setdefault(fold, []))
+        if sum(map(len, rows.values())) < tested.height:
+            return None
+        features = {fold: np.concatenate(each) for fold, each in rows.items()}
+        try:
+            write_weights_with_digest(path, {str(f): torch.from_numpy(each) for f, each in features.items()}, {})
+        except OSError as error:  # a cache that cannot be written costs time, and no verdict
+            _logger.warning("%s: %s; the features will be computed again", path, error)
+    groups = tested["group_id"].rank("dense").cast(pl.Int64).to_numpy() - 1
+    folds = tested["fold"].to_numpy()
+    return FeatureDistance({fold: FoldReference(of, groups[folds == fold]) for fold, of in features.items()})
