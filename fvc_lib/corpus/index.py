@@ -3,11 +3,8 @@
 import ast
 import hashlib
 import re
-from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
-from functools import partial
-from operator import attrgetter
 from pathlib import Path
 
 import polars as pl
@@ -43,26 +40,17 @@ from fvc_lib.services.tables import (
 )
 from fvc_lib.video.decode.probe import VideoProbe
 
-# --- What the label tables alone say: every row, which of them belong together, and which labels are agreed on.
+# --- From the label tables alone.
 
 
-def group_annotations(listing: Listing) -> Grouping:
-    """Group the distinct source ids of a label source, in sorted order, by its stated groups.
+def group_annotations(listing: Listing) -> tuple[dict[str, str], tuple[Merge, ...]]:
+    """Return the group of each source id of a label source, by stated groups alone, and what joined groups.
 
     A source without a stated group is a group of its own, called ``source <source id>``.
     """
-    sources = _sources(listing)
-    return join_groups([GroupMember(source, source, None) for source in sources], (), listing.memberships)
-
-
-def annotations_table(listing: Listing, grouping: Grouping) -> pl.DataFrame:
-    """Return the ANNOTATIONS table in the order of the label source, with groups of ``group_annotations``."""
-    group_of = pl.DataFrame(
-        {"source_id": _sources(listing), "group_id": grouping.group_ids},
-        schema={"source_id": pl.String, "group_id": pl.String},
-    )
-    joined = listing.annotations.join(group_of, on="source_id", how="left", maintain_order="left")
-    return joined.select(*ANNOTATIONS.columns)
+    sources = listing.annotations["source_id"].unique().sort().to_list()
+    grouping = join_groups([GroupMember(source, source, None) for source in sources], (), listing.memberships)
+    return dict(zip(sources, grouping.group_ids, strict=True)), grouping.merges
 
 
 def undisputed_labels(annotations: pl.DataFrame) -> pl.DataFrame:
@@ -85,7 +73,7 @@ def num_stated_groups(listing: Listing) -> int:
     """Count the stated groups of the listed videos, before any is opened; 0 if none is stated."""
     if not listing.memberships:
         return 0
-    group_of = dict(zip(_sources(listing), group_annotations(listing).group_ids, strict=True))
+    group_of, _ = group_annotations(listing)
     used = {entry.source_id for entry in listing.entries} or set(group_of)
     return len({group_of[source_id] for source_id in used})
 
@@ -93,102 +81,28 @@ def num_stated_groups(listing: Listing) -> int:
 def listed_videos(listing: Listing) -> pl.DataFrame:
     """Return ``video_id group_id label official_split`` of each listed video: the most that an index can hold.
 
-    No file is opened, so a video is called by its path and groups are what the corpus states.
+    No file is opened, so the id of a video is its path and groups are those that the corpus states.
     """
-    group_of = dict(zip(_sources(listing), group_annotations(listing).group_ids, strict=True))
-    rows = [(each.path, group_of[each.source_id], each.label, each.official_split) for each in listing.entries]
-    return pl.DataFrame(
-        rows, schema=dict.fromkeys(("video_id", "group_id", "label", "official_split"), pl.String), orient="row"
-    )
+    group_of, _ = group_annotations(listing)
+    rows = [(entry.path, group_of[entry.source_id], entry.label, entry.official_split) for entry in listing.entries]
+    schema = dict.fromkeys(("video_id", "group_id", "label", "official_split"), pl.String)
+    return pl.DataFrame(rows, schema=schema, orient="row")
 
 
-def _sources(listing: Listing) -> list[str]:
-    return listing.annotations["source_id"].unique().sort().to_list()
+# --- Refusals.
 
 
-@dataclass(frozen=True)
-class IndexReport:
-    """Contents and exclusions of an index, for printing."""
+def _losses(listing: Listing, rejected: pl.DataFrame) -> pl.DataFrame:
+    """Return the rejected rows by which a labelled video is lost.
 
-    num_listed: int  # rows or files of the label source, used or not
-    num_indexed: int  # videos in the index
-    num_known: int  # files that were not probed again because they are unchanged
-    rejected: dict[str, int]  # rows of the rejected table per reason, most frequent first
-    rejected_share: float  # share of labelled videos that were lost
-    num_groups: int  # leakage groups in the index
-    largest_group: int  # videos in the largest of them
-    mixed_groups: int  # groups with both labels
-    merges: tuple[Merge, ...]  # links that joined groups beyond the stated ones
-    facts: dict[str, str]  # further rows of the summary
-    notes: tuple[str, ...] = ()  # sentences for the user
-
-    def summary_table(self) -> pl.DataFrame:
-        """Return the report as a table of text, ``what value``."""
-        rows = {"rows of the label source": f"{self.num_listed:,}", "videos in the index": f"{self.num_indexed:,}"}
-        rows |= self.facts
-        if self.num_indexed:
-            rows |= {
-                "labelled videos lost": f"{self.rejected_share:.1%}",
-                "leakage groups": f"{self.num_groups:,}",
-                "  videos in the largest": f"{self.largest_group:,}",
-                "  with both labels": f"{self.mixed_groups:,}",
-            }
-        rows["joined beyond what was stated"] = f"{len(self.merges):,} links"
-        return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")
-
-    def rejected_table(self) -> pl.DataFrame:
-        """Return ``reason videos``, most frequent first."""
-        rows = list(self.rejected.items())
-        return pl.DataFrame(rows, schema={"reason": pl.String, "videos": pl.Int64}, orient="row")
-
-
-def no_loss(kind: str) -> frozenset[str]:
-    """Return the reasons by which no labelled video is lost.
-
-    A missing video of FVC-2018 is no loss: the corpus is annotations, and most videos are gone from the platforms.
+    A missing video of FVC-2018 is none: that corpus is annotations, and most videos are gone from the platforms.
     """
-    return NOT_A_LOSS | {"missing_video"} if kind == "fvc2018" else NOT_A_LOSS
-
-
-def _report_of(
-    listing: Listing,
-    index: pl.DataFrame,
-    rejected: pl.DataFrame,
-    merges: tuple[Merge, ...],
-    num_known: int,
-    num_near_copies: int,
-) -> IndexReport:
-    of_label = [(pl.col("label") == label).sum().alias(label) for label in LABELS]
-    groups = index.group_by("group_id").agg(pl.len(), *of_label)
-    losses = _without_expected(rejected, listing)
-    lost = losses.filter(~pl.col("reason").is_in(sorted(no_loss(listing.kind)))).height
-    if index.height:
-        facts = {f"  labelled {label}": f"{count:,}" for label, count in counted(index["label"]).items()}
-        facts["  with a near-copy among all files"] = f"{num_near_copies:,}"
-        facts["total duration"] = f"{float(index['duration_seconds'].sum()) / 60:,.1f} min"
-        facts["total size"] = f"{int(index['size_bytes'].sum()) / 1e6:,.1f} MB"
-    else:
-        facts = {"stated groups": f"{listing.annotations['stated_group'].drop_nulls().n_unique():,}"}
-    return IndexReport(
-        num_listed=listing.annotations.height,
-        num_indexed=index.height,
-        num_known=num_known,
-        rejected=counted(rejected["reason"].to_list()),
-        rejected_share=lost / max(1, lost + index.height),
-        num_groups=groups.height,
-        largest_group=max(groups["len"], default=0),
-        mixed_groups=groups.filter(pl.min_horizontal(*LABELS) > 0).height,
-        merges=merges,
-        facts=facts,
-        notes=listing.notes,
-    )
-
-
-def _without_expected(rejected: pl.DataFrame, listing: Listing) -> pl.DataFrame:
-    """Leave out the missing videos of corpora, among several, that are annotations."""
-    annotated = [f"{name}/" for name, part in listing.parts.items() if no_loss(part.kind) > NOT_A_LOSS]
-    below = [pl.col("path").str.starts_with(start) for start in annotated]
-    return rejected.filter(~((pl.col("reason") == "missing_video") & pl.any_horizontal(pl.lit(False), *below)))
+    losses = rejected.filter(~pl.col("reason").is_in(sorted(NOT_A_LOSS)))
+    for name, part in (listing.parts or {"": listing}).items():
+        if part.kind == "fvc2018":
+            is_expected = (pl.col("reason") == "missing_video") & pl.col("path").str.starts_with(name and f"{name}/")
+            losses = losses.filter(~is_expected)
+    return losses
 
 
 def refuse_unusable(
@@ -196,29 +110,22 @@ def refuse_unusable(
 ) -> None:
     """Raise ``DataError`` if nothing honest can be made of ``videos`` of a corpus.
 
-    Args:
-        listing: the corpus.
-        videos: its INDEX, or ``listed_videos`` before there is one.
-        rejected: the REJECTED table that belongs to them.
-        max_rejected_share: the most labelled videos that may be lost, as a share.
-        hint: where to read why each is lost.
-
     Raises:
         DataError: no usable video, only one label, or too many lost.
     """
+    losses = _losses(listing, rejected) if videos.height else rejected
     try:
-        losses = _without_expected(rejected, listing) if videos.height else rejected
-        refuse_lost(listing.shown, "labelled video", losses, videos.height, max_rejected_share, no_loss(listing.kind))
+        refuse_lost(listing.shown, "labelled video", losses, videos.height, max_rejected_share)
     except DataError as error:
         if not videos.height and "missing_video" in rejected["reason"]:
             hint += " To index what the label tables say without the videos: -p annotations_only true."
         raise DataError(f"{error}{hint}") from None
-    missing = [label for label in LABELS if label not in videos["label"]]
-    if missing:
-        raise DataError(
-            f"corpus {listing.shown!r}: has no usable video labelled {missing[0]!r}, only {videos.height} of "
-            f"the other label ({reasons_text(rejected)}). Add {missing[0]} videos: one class alone is not enough."
-        )
+    for label in LABELS:
+        if label not in videos["label"]:
+            raise DataError(
+                f"corpus {listing.shown!r}: has no usable video labelled {label!r}, only {videos.height} of the other "
+                f"label ({reasons_text(rejected)}). Add {label} videos: one class alone is not enough."
+            )
 
 
 def refuse_empty_index(index: pl.DataFrame) -> None:
@@ -234,25 +141,24 @@ def refuse_empty_index(index: pl.DataFrame) -> None:
         )
 
 
-Measuring = Callable[[Mapping[str, Path]], Mapping[str, ProbeResult]]  # of files by the hash of their content
+# --- The index.
 
-
-_ROWS_AT_ONCE = 1 << 13  # of the index are made at a time
+_ROWS_AT_ONCE = 1 << 13  # of the table are made at a time
 _SAME_AS, _USED = "same content as ", ", which is used."  # around the repr of a path
+_PROBED = [field.name for field in fields(VideoProbe)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Probed:
-    entry: Entry
-    result: ProbeResult
+@dataclass(frozen=True)
+class IndexReport:
+    """Contents and exclusions of an index, for printing."""
 
-
-# Where in a _Probed the columns of the INDEX table are found.
-_FOUND_IN = {
-    field.name: attrgetter(f"{position}.{field.name}")
-    for position, kind in (("result", ProbeResult), ("result.probe", VideoProbe), ("entry", Entry))
-    for field in fields(kind)
-}
+    num_listed: int  # rows or files of the label source, used or not
+    num_indexed: int  # videos in the index
+    num_known: int  # files that were not probed again because they are unchanged
+    summary: pl.DataFrame  # the report as text: ``what value``
+    rejected: pl.DataFrame  # ``reason videos``, most frequent first
+    merges: tuple[Merge, ...]  # links that joined groups beyond the stated ones
+    notes: tuple[str, ...]  # sentences for the user
 
 
 def build_index(
@@ -279,10 +185,10 @@ def build_index(
     progress: Callable[[int, int], None] | None = None,
     probe_function: str = VIDEO_FILES.function,
 ) -> IndexReport:
-    """Probe a corpus and write its index, what was rejected, what joined groups, and every annotation.
+    """Probe a corpus and write its index, the rejected files, the links between groups, and every annotation.
 
-    The tables depend on the files and labels and on what the corpus is called: not on file order, worker count,
-    working directory or where the corpus lies.
+    The tables depend on the files, the labels and the name of the corpus. They do not depend on file order, worker
+    count, working directory or where the corpus lies.
 
     Args:
         corpus: folder, manifest, tar or pattern; see ``listing.read_corpus``.
@@ -303,7 +209,7 @@ def build_index(
         seed: of that draw.
         recipe: probe videos as re-encoded by this (``RunConfig.recipe``); empty: as they are.
         recipe_cache: keeps those files.
-        originals_path: receives the INDEX table of the files before that, if given.
+        originals_path: receives the INDEX table of the files before re-encoding, if given.
         workers: probing processes; 0: one per available core.
         progress: called with (done, total) as files are probed, then as they are re-encoded.
         probe_function: ``module:name`` run in the workers.
@@ -320,35 +226,78 @@ def build_index(
         label_map=label_map,
         unused_labels=unused_labels,
     )
-    annotated = group_annotations(listing)
+    group_of, merges = group_annotations(listing)
+    rejections = Rejections()
+    entry_of = {entry.path: entry for entry in listing.entries}
+
+    def reject(paths: Iterable[str], reason: str, detail: str) -> None:
+        for path in paths:
+            rejections.add(entry_of[path], Refusal(reason, detail))
+
+    results: dict[str, ProbeResult] = {}
+    num_known = 0
     if annotations_only:
-        listing = _unopened(listing)
-    kind = replace(VIDEO_FILES, function=probe_function)
-    results, num_known = probe_listing(listing, work_dir, kind=kind, workers=workers, progress=progress)
-    index, originals, rejected, merges, num_near_copies = _tables(
-        listing, results, near_duplicate_bits, dev_groups, seed,
-        partial(
-            measured_again, recipe=recipe, cache_dir=recipe_cache, work_dir=work_dir, workers=workers, progress=progress
-        ) if recipe else None,
-    )  # fmt: skip
-    if annotations_only:
-        merges = annotated.merges
-    write_table(rejected, REJECTED, rejected_path)
-    if group_links_path is not None:
-        write_table(frame_of([astuple(merge) for merge in merges], GROUP_LINKS), GROUP_LINKS, group_links_path)
-    if annotations_path is not None:
-        write_table(annotations_table(listing, annotated), ANNOTATIONS, annotations_path)
-    write_table(index, INDEX, index_path)
-    if originals_path is not None:
-        write_table(originals, INDEX, originals_path)
-    report = _report_of(listing, index, rejected, merges, num_known, num_near_copies)
-    report = replace(report, notes=(*report.notes, *(rescaling_notes(originals, recipe) if recipe else ())))
+        reject(entry_of, "not_opened", "annotations_only is on. Turn it off to index the videos that are there.")
+    else:
+        kind = replace(VIDEO_FILES, function=probe_function)
+        results, num_known = probe_listing(listing, work_dir, kind=kind, workers=workers, progress=progress)
+    for path, result in results.items():
+        if result.probe is None:
+            reject([path], result.reason, result.detail)
+    readable = [entry for path, entry in entry_of.items() if path in results and results[path].probe is not None]
+    # Files that are left out below link groups, too.
+    grouping = _grouping(listing, readable, results, near_duplicate_bits)
+    videos = _settle_contents(_table(readable, results, grouping.group_ids), reject)
+    if dev_groups:
+        labels_of = dict(videos.group_by("group_id").agg(pl.col("label").unique()).iter_rows())
+        chosen = trial_groups(labels_of, dev_groups, seed)
+        in_trial = pl.col("group_id").is_in(sorted(chosen))
+        detail = f"its group is not among the {len(chosen)} of the trial (dev_groups)."
+        reject(videos.filter(~in_trial)["path"], "not_in_trial", detail)
+        videos = videos.filter(in_trial)
+    originals, notes = videos, listing.notes
+    if recipe:
+        files, contents = files_of(listing), dict(videos.select("path", "content_sha256").iter_rows())
+        sources = {content: files[path] for path, content in contents.items()}
+        measured = measured_again(sources, recipe, recipe_cache, work_dir, workers=workers, progress=progress)
+        for path, content in contents.items():
+            if measured[content].probe is None:
+                reject([path], measured[content].reason, measured[content].detail)
+        probes = {content: result.probe for content, result in measured.items() if result.probe is not None}
+        originals = videos.filter(pl.col("content_sha256").is_in(list(probes)))
+        # Content and pictures, and so ids and groups, stay those of the files as they are.
+        values = {name: [getattr(probes[content], name) for content in originals["content_sha256"]] for name in _PROBED}
+        videos = originals.with_columns(pl.Series(name, values[name], originals.schema[name]) for name in _PROBED)
+        notes += rescaling_notes(originals, recipe)
+    index, rejected = _with_ids(videos), rejections.frame(listing.rejected)
+    merges = merges if annotations_only else grouping.merges
+    annotations = listing.annotations.with_columns(
+        group_id=pl.col("source_id").replace_strict(group_of, return_dtype=pl.String)
+    )
+    for table, schema, table_path in (
+        (rejected, REJECTED, rejected_path),
+        (frame_of([astuple(merge) for merge in merges], GROUP_LINKS), GROUP_LINKS, group_links_path),
+        (annotations.select(*ANNOTATIONS.columns), ANNOTATIONS, annotations_path),
+        (index, INDEX, index_path),
+        (_with_ids(originals) if originals_path else index, INDEX, originals_path),
+    ):
+        if table_path is not None:
+            write_table(table, schema, table_path)
     if not annotations_only:
         hint = " The rejected table says it file by file."
         refuse_unusable(listing, index, rejected, max_rejected_share, hint)
-    elif not report.num_listed:
+    elif not listing.annotations.height:
         raise DataError(f"corpus {listing.shown!r}: its label tables hold no row. Give a corpus with annotations.")
-    return report
+    reasons = list(counted(rejected["reason"]).items())
+    return IndexReport(
+        listing.annotations.height,
+        index.height,
+        num_known,
+        _summary(listing, index, rejected, merges),
+        pl.DataFrame(reasons, schema={"reason": pl.String, "videos": pl.Int64}, orient="row"),
+        merges,
+        notes,
+    )
 
 
 def probe_listing(
@@ -363,13 +312,13 @@ def probe_listing(
 ) -> tuple[dict[str, ProbeResult], int]:
     """Probe each file; return the results by path in ``listing``, and the number of results known before.
 
-    What is known of a corpus is known of it among others. Arguments as ``probe_files``; ``chosen`` says of a path
-    whether it counts.
+    Results of a corpus are found again when it is one of several. ``chosen`` tells whether a path is probed. For the
+    other arguments see ``probe_files``.
     """
     results: dict[str, ProbeResult] = {}
     num_known = 0
     total = sum(chosen(entry.path) for entry in listing.entries)
-    for name, part in (listing.parts or {"": listing}).items() if listing.entries else ():
+    for name, part in (listing.parts or {"": listing}).items():
         before = len(results)
 
         def report(done: int, _: int, before: int = before) -> None:
@@ -377,8 +326,8 @@ def probe_listing(
                 progress(before + done, total)
 
         paths = [entry.path for entry in part.entries if chosen(place(name, entry.path))]
-        found, known = probe_files(kind, part.root, paths, work_dir, workers=workers, progress=report, writer=writer)
-        results |= {place(name, path): result for path, result in found.items()}
+        probed, known = probe_files(kind, part.root, paths, work_dir, workers=workers, progress=report, writer=writer)
+        results |= {place(name, path): result for path, result in probed.items()}
         num_known += known
     return results, num_known
 
@@ -392,108 +341,51 @@ def files_of(listing: Listing) -> dict[str, Path]:
     }
 
 
-def video_ids(contents: Iterable[str], length: int = 16) -> dict[str, str]:
-    """Map each content hash to an id: its first ``length`` hex digits, or more to keep ids distinct."""
-    by_prefix: defaultdict[str, list[str]] = defaultdict(list)
-    for content in sorted(set(contents)):
-        by_prefix[content[:length]].append(content)
-    ids = {}
-    for prefix, sharing in by_prefix.items():
-        needed = len(prefix)
-        while len({content[:needed] for content in sharing}) < len(sharing):
-            needed += 1
-        ids.update({content: content[:needed] for content in sharing})
-    return ids
+def _grouping(listing: Listing, entries: Sequence[Entry], results: Mapping[str, ProbeResult], bits: int) -> Grouping:
+    found = [results[entry.path] for entry in entries]
+    contents = [result.content_sha256 for result in found]
+    copies = near_copies(contents, [result.perceptual_hash for result in found], bits)
+    members = [
+        GroupMember(entry.path, entry.source_id, content, entry.stated_group)
+        for entry, content in zip(entries, contents, strict=True)
+    ]
+    return join_groups(members, copies, listing.memberships)
 
 
-def _in_ids(corpus: str) -> str:
-    """Return the name of a corpus as the end of an id, which names files: letters, digits, ``_`` and ``-`` only."""
-    plain = re.sub("[^0-9A-Za-z_-]+", "-", corpus)[:40].strip("-")
-    return plain if plain == corpus else f"{plain}-{hashlib.sha256(corpus.encode()).hexdigest()[:4]}"
+def _table(entries: Sequence[Entry], results: dict[str, ProbeResult], group_ids: Sequence[str]) -> pl.DataFrame:
+    """Return the INDEX columns without ids, in the order of ``entries``.
 
-
-def _unopened(listing: Listing) -> Listing:
-    rejections = Rejections()
-    for entry in listing.entries:
-        detail = f"{entry.path!r} is there, but annotations_only is on. Turn it off to index the videos."
-        rejections.add(entry, Refusal("not_opened", detail))
-    return replace(listing, entries=(), rejected=rejections.frame(listing.rejected))
-
-
-def _tables(
-    listing: Listing,
-    results: dict[str, ProbeResult],
-    near_duplicate_bits: int,
-    dev_groups: int,
-    seed: int,
-    measure: Measuring | None,
-) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, tuple[Merge, ...], int]:
-    """Return INDEX, INDEX before ``measure``, REJECTED, merges, and the number of near-copies.
-
-    ``results`` is emptied, so that results are not held twice.
+    ``results`` is emptied, so that hashes are not held twice.
     """
-    rejections = Rejections()
-    probed = _readable(listing.entries, results, rejections)
-    copies = near_copies(
-        [item.result.content_sha256 for item in probed],
-        [item.result.perceptual_hash for item in probed],
-        near_duplicate_bits,
-    )
-    # Groups of all readable files: duplicates and disputed ones link groups too, before they are left out.
-    grouping = join_groups(
-        [
-            GroupMember(item.entry.path, item.entry.source_id, item.result.content_sha256, item.entry.stated_group)
-            for item in probed
-        ],
-        copies,
-        listing.memberships,
-    )
-    remaining = _settle_contents(probed, rejections)
-    if dev_groups:
-        remaining = _of_trial(probed, remaining, grouping, dev_groups, seed, rejections)
-    before = None if measure is None else list(probed)
-    if measure is not None:
-        remaining = _measured_again(listing, probed, remaining, measure, rejections)
-    index = _index_table(probed, remaining, grouping)
-    originals = index if before is None else _index_table(before, remaining, grouping)
-    num_near_copies = len({position for pair in copies for position in pair})
-    return index, originals, rejections.frame(listing.rejected), grouping.merges, num_near_copies
+    schema = {name: kind for name, kind in column_types(INDEX).items() if name not in {"video_id", "group_id"}}
+    parts = [pl.DataFrame(schema=schema)]
+    for start in range(0, len(entries), _ROWS_AT_ONCE):
+        some = entries[start : start + _ROWS_AT_ONCE]
+        found = [results.pop(entry.path) for entry in some]
+        items: list[tuple[type, Sequence[object]]] = [
+            (VideoProbe, [result.probe for result in found]),
+            (ProbeResult, found),
+            (Entry, some),
+        ]
+        values = {
+            field.name: [getattr(item, field.name) for item in rows] for kind, rows in items for field in fields(kind)
+        }
+        parts.append(pl.DataFrame({name: values[name] for name in schema}, schema=schema))
+        give_back_freed()
+    return pl.concat(parts).with_columns(pl.Series("group_id", group_ids, pl.String))
 
 
-def _readable(entries: Sequence[Entry], results: dict[str, ProbeResult], rejections: Rejections) -> list[_Probed]:
-    probed = []
-    for entry in entries:
-        result = results.pop(entry.path)
-        if result.probe is None:
-            rejections.add(entry, Refusal(result.reason, result.detail))
-        else:
-            probed.append(_Probed(entry, result))
-    return probed
-
-
-def _settle_contents(probed: Sequence[_Probed], rejections: Rejections) -> list[int]:
-    """Return places in ``probed``: the first path of each content per corpus, if its files agree on the label."""
-    sharing: defaultdict[str, list[int]] = defaultdict(list)
-    for position, item in enumerate(probed):  # sorted by path, as the listing is
-        sharing[item.result.content_sha256].append(position)
-    remaining = []
-    for places in sharing.values():
-        if len({probed[position].entry.label for position in places}) > 1:
-            paths = disputed([(probed[p].entry.path, str(probed[p].entry.label)) for p in places])
-            refusal = Refusal("conflicting_labels", f"one content with two labels: {paths}. Keep the right one.")
-            for position in places:
-                rejections.add(probed[position].entry, refusal)
-            continue
-        first: dict[str, Entry] = {}
-        for position in places:
-            entry = probed[position].entry
-            if entry.corpus not in first:
-                first[entry.corpus] = entry
-                remaining.append(position)
-                continue
-            detail = f"{_SAME_AS}{first[entry.corpus].path!r}{_USED}"
-            rejections.add(entry, Refusal("duplicate_content", detail))
-    return remaining
+def _settle_contents(videos: pl.DataFrame, reject: Callable[[Iterable[str], str, str], None]) -> pl.DataFrame:
+    """Return the first row of each content per corpus, if its files agree on the label; reject the others."""
+    is_disputed = pl.col("label").n_unique().over("content_sha256") > 1
+    for rows in videos.filter(is_disputed).partition_by("content_sha256", maintain_order=True):
+        paths = disputed(rows.select("path", "label").rows())
+        reject(rows["path"], "conflicting_labels", f"one content with two labels: {paths}. Keep the right one.")
+    first = pl.col("path").first().over("content_sha256", "corpus")
+    videos = videos.filter(~is_disputed).with_columns(first=first)
+    for path, used in videos.filter(pl.col("path") != pl.col("first")).select("path", "first").iter_rows():
+        reject([path], "duplicate_content", f"{_SAME_AS}{used!r}{_USED}")
+    return videos.filter(pl.col("path") == pl.col("first")).drop("first")
 
 
 def used_for(rejected: pl.DataFrame) -> dict[str, str]:
@@ -502,30 +394,10 @@ def used_for(rejected: pl.DataFrame) -> dict[str, str]:
     return {path: ast.literal_eval(detail.removeprefix(_SAME_AS).removesuffix(_USED)) for path, detail in rows}
 
 
-def _of_trial(
-    probed: Sequence[_Probed],
-    remaining: Sequence[int],
-    grouping: Grouping,
-    dev_groups: int,
-    seed: int,
-    rejections: Rejections,
-) -> list[int]:
-    """Return the places ``remaining`` in groups of the trial; reject the others."""
-    labels: defaultdict[str, list[str]] = defaultdict(list)
-    for position in remaining:
-        labels[grouping.group_ids[position]].append(str(probed[position].entry.label))
-    chosen = trial_groups(labels, dev_groups, seed)
-    refusal = Refusal("not_in_trial", f"its group is not among the {len(chosen)} of the trial (dev_groups).")
-    for position in remaining:
-        if grouping.group_ids[position] not in chosen:
-            rejections.add(probed[position].entry, refusal)
-    return [position for position in remaining if grouping.group_ids[position] in chosen]
-
-
 def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed: int) -> frozenset[str]:
     """Choose ``number`` groups: in turns one with a real and one with a fake video, in an order drawn by seed.
 
-    The choice depends on the groups' names and ``seed`` alone, and a smaller number chooses among a larger one's.
+    The choice depends on the groups' names and ``seed`` alone. A smaller number chooses among a larger one's groups.
 
     Args:
         labels_of_group: the labels of each group's videos.
@@ -533,62 +405,50 @@ def trial_groups(labels_of_group: Mapping[str, Sequence[str]], number: int, seed
         seed: of the order.
     """
     order = sorted(labels_of_group, key=lambda group: hashlib.sha256(f"{seed} {group}".encode()).digest())
-    queues = [deque(group for group in order if label in labels_of_group[group]) for label in ("real", "fake")]
     chosen: set[str] = set()
-    while len(chosen) < number and any(queues):
-        for queue in queues:
-            while queue and queue[0] in chosen:
-                queue.popleft()
-            if queue and len(chosen) < number:
-                chosen.add(queue.popleft())
+    for turn in range(2 * min(number, len(order))):
+        label = LABELS[turn % 2]
+        group = next((group for group in order if group not in chosen and label in labels_of_group[group]), None)
+        if group is not None and len(chosen) < number:
+            chosen.add(group)
     return frozenset(chosen)
 
 
-def _measured_again(
-    listing: Listing, probed: list[_Probed], remaining: Sequence[int], measure: Measuring, rejections: Rejections
-) -> list[int]:
-    """Replace probes in ``probed`` by those of ``measure``; return the ``remaining`` places that have one.
-
-    Content and pictures, and so ids and groups, stay those of the files as they are.
-    """
-    files = files_of(listing)
-    sources = {probed[each].result.content_sha256: files[probed[each].entry.path] for each in remaining}
-    found, measured = measure(sources), []
-    for position in remaining:
-        entry, result = probed[position].entry, probed[position].result
-        again = found[result.content_sha256]
-        if again.probe is None:
-            rejections.add(entry, Refusal(again.reason, again.detail))
-        else:
-            probed[position] = _Probed(entry, replace(result, probe=again.probe))
-            measured.append(position)
-    return measured
+def video_ids(contents: Iterable[str], length: int = 16) -> dict[str, str]:
+    """Map each content hash to an id: its first ``length`` hex digits, or more of all if two share these."""
+    distinct = set(contents)
+    while len({content[:length] for content in distinct}) < len(distinct):
+        length += 1
+    return {content: content[:length] for content in distinct}
 
 
-def _index_table(probed: list[_Probed], remaining: Sequence[int], grouping: Grouping) -> pl.DataFrame:
-    """Return INDEX rows of the places ``remaining``. ``probed`` is emptied, so that hashes are not held twice."""
-    places = sorted(remaining)
-    contents = [probed[place].result.content_sha256 for place in places]
-    id_of, times = video_ids(contents), Counter(contents)
-    ends = {name: f"-{_in_ids(name)}" for name in {item.entry.corpus for item in probed}}
-    made = {
-        "video_id": [
-            id_of[content] + (ends[probed[place].entry.corpus] if times[content] > 1 else "")
-            for content, place in zip(contents, places, strict=True)
-        ],
-        "group_id": [grouping.group_ids[place] for place in places],
-    }
-    items: list[_Probed | None] = [probed[place] for place in places]
-    probed.clear()
-    parts = [pl.DataFrame(schema=column_types(INDEX))]
-    for start in range(0, len(items), _ROWS_AT_ONCE):
-        some = slice(start, start + _ROWS_AT_ONCE)
-        # Column by column: rows of Python objects would take several times the memory of the table.
-        columns = []
-        for name, kind_of_values in column_types(INDEX).items():
-            values = made[name][some] if name in made else list(map(_FOUND_IN[name], items[some]))
-            columns.append(pl.Series(name, values, dtype=kind_of_values))
-        parts.append(pl.DataFrame(columns))
-        items[some] = [None] * len(items[some])
-        give_back_freed()
-    return pl.concat(parts).sort("video_id")
+def _with_ids(videos: pl.DataFrame) -> pl.DataFrame:
+    """Return the INDEX table of ``videos``. A content that several corpora have gets their names into its ids."""
+    ends = {}
+    for name in videos["corpus"].unique():
+        plain = re.sub("[^0-9A-Za-z_-]+", "-", name)[:40].strip("-")  # ids name files
+        ends[name] = f"-{plain}" if plain == name else f"-{plain}-{hashlib.sha256(name.encode()).hexdigest()[:4]}"
+    content = pl.col("content_sha256")
+    end = pl.when(pl.len().over(content) > 1).then(pl.col("corpus").replace_strict(ends, return_dtype=pl.String))
+    own = content.replace_strict(video_ids(videos["content_sha256"]), return_dtype=pl.String)
+    return videos.with_columns(video_id=own + end.otherwise(pl.lit(""))).select(*INDEX.columns).sort("video_id")
+
+
+def _summary(listing: Listing, index: pl.DataFrame, rejected: pl.DataFrame, merges: Sequence[Merge]) -> pl.DataFrame:
+    rows = {"rows of the label source": f"{listing.annotations.height:,}", "videos in the index": f"{index.height:,}"}
+    if index.height:
+        rows |= {f"  labelled {label}": f"{count:,}" for label, count in counted(index["label"]).items()}
+        losses = _losses(listing, rejected).height
+        groups = index.group_by("group_id").agg(pl.len(), pl.col("label").n_unique())
+        rows |= {
+            "total duration": f"{float(index['duration_seconds'].sum()) / 60:,.1f} min",
+            "total size": f"{int(index['size_bytes'].sum()) / 1e6:,.1f} MB",
+            "labelled videos lost": f"{losses / (losses + index.height):.1%}",
+            "leakage groups": f"{groups.height:,}",
+            "  videos in the largest": f"{max(groups['len']):,}",
+            "  with both labels": f"{groups.filter(pl.col('label') > 1).height:,}",
+        }
+    else:
+        rows["stated groups"] = f"{listing.annotations['stated_group'].drop_nulls().n_unique():,}"
+    rows["joined beyond what was stated"] = f"{len(merges):,} links"
+    return pl.DataFrame(list(rows.items()), schema={"what": pl.String, "value": pl.String}, orient="row")

@@ -32,7 +32,7 @@ SEPARATORS = (",", ";", "\t")
 SUFFIXES = (".csv", ".tsv", ".parquet")
 PREFERRED_NAMES = ("manifest.csv", "manifest.parquet")
 # Spellings of "no value"; str(NaN) must not put all ungrouped rows into one group called "nan".
-_MISSING = frozenset({"", "nan", "null", "none", "<na>"})
+MISSING = ("", "nan", "null", "none", "na", "n/a", "<na>", "-")
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def join_frames(
 def cell_text(cells: Mapping[str, str], *columns: str | None) -> str | None:
     """Return the first cell of ``columns`` with a value, stripped, as table text; None if there is none."""
     values = (cells.get(column, "").strip() for column in columns if column is not None)
-    return next((escape_text(value) for value in values if value.lower() not in _MISSING), None)
+    return next((escape_text(value) for value in values if value.lower() not in MISSING), None)
 
 
 def stated_part(cells: Mapping[str, str], *columns: str | None) -> tuple[str | None, Refusal | None]:

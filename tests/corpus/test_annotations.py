@@ -88,7 +88,7 @@ def test_every_row_is_kept_with_its_group_and_nothing_is_opened(corpus: Path, tm
         "missing_video": 3, "duplicate_path": 1, "label_not_used": 2, "unknown_url": 2, "not_opened": 1,
     }  # fmt: skip
     assert indexed.rejected.height == indexed.annotations.height
-    assert dict(indexed.report.summary_table().rows())["stated groups"] == "4"
+    assert dict(indexed.report.summary.rows())["stated groups"] == "4"
 
 
 def test_sources_count_once_and_only_where_their_rows_agree() -> None:

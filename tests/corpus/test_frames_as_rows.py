@@ -203,8 +203,7 @@ def write_rows(folder: Path, rows: list[str]) -> Path:
 
 def groups_of(listing: Listing) -> set[tuple[str, ...]]:
     found: dict[str, list[str]] = {}
-    sources = listing.annotations["source_id"].unique().sort().to_list()
-    for source, group in zip(sources, group_annotations(listing).group_ids, strict=True):
+    for source, group in group_annotations(listing)[0].items():
         found.setdefault(group, []).append(source)
     return {tuple(sorted(members)) for members in found.values()}
 

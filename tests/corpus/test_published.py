@@ -19,8 +19,7 @@ from tests.corpus.published import MINIATURES, text, touch
 
 def group_of(listing: Listing) -> dict[str, str]:
     """Group by path, from what the corpus states alone."""
-    sources = listing.annotations["source_id"].unique().sort().to_list()
-    return dict(zip(sources, group_annotations(listing).group_ids, strict=True))
+    return group_annotations(listing)[0]
 
 
 def by_path(listing: Listing) -> dict[str, Entry]:
