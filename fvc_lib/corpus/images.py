@@ -1,7 +1,7 @@
 """The index of task image: each usable image with its class, numbers, group and part, and what is left out."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,18 +16,18 @@ from fvc_lib.corpus.corpus_files import (
     CorpusFiles,
     Refusal,
     Rejections,
-    counted,
     counts_text,
     disputed,
+    reasons_text,
     refuse_lost,
     some_of,
     written_when_refused,
 )
 from fvc_lib.corpus.folds import split_parts
-from fvc_lib.corpus.image_listing import ImageListing, ListedImage, list_images
 from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.probing import IMAGE_FILES, ProbedImage, probe_files
 from fvc_lib.corpus.samples.dishes import generate_sample_dishes
+from fvc_lib.corpus.sources.images import ImageListing, ListedImage, list_images
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
@@ -58,26 +58,10 @@ class ImageIndex:
     notes: tuple[str, ...]  # sentences with counts
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """An image and its place in the split."""
-
-    image: ListedImage
-    image_id: str
-    group_id: str
-    stratum: str | None
-    part: str
-    split_source: str
-
-
 def image_root(config: RunConfig) -> Path:
     """Return the absolute folder that the paths of the index are relative to, without reading anything."""
-    corpus = Path(config.corpus) if config.corpus else _sample_folder(config)
+    corpus = Path(config.corpus or Path(config.data_dir) / "sample_dishes")
     return CorpusFiles(corpus.parent if corpus.is_file() else corpus).root
-
-
-def _sample_folder(config: RunConfig) -> Path:
-    return Path(config.data_dir) / "sample_dishes"
 
 
 def index_images(
@@ -106,7 +90,7 @@ def index_images(
     if config.corpus:
         files, layout, listings = list_images(config.corpus, config.image_layout, allow_outside=config.allow_outside)
     else:
-        sample = generate_sample_dishes(_sample_folder(config), progress=progress, stop=stop)
+        sample = generate_sample_dishes(image_root(config), progress=progress, stop=stop)
         files, layout, listings = list_images(sample, "manifest")
     units = wanted_targets(config.targets, joined_units(listings))
     rejections = Rejections([row for each in listings for row in each.rejections.rows])
@@ -116,51 +100,44 @@ def index_images(
             IMAGE_FILES, files.root, [image.path for image in images], Path(config.cache_dir) / "index",
             workers=config.workers, progress=progress, stop=stop,
         )  # fmt: skip
-        facts = {path: found.facts for path, found in probed.items() if found.facts is not None}
+        facts = {path: result.facts for path, result in probed.items() if result.facts is not None}
         for image in images:
-            if (found := probed[image.path]).facts is None:
-                rejections.add_file(image.path, Refusal(found.reason, found.detail), image.class_label, image.row)
+            if (result := probed[image.path]).facts is None:
+                rejections.add_file(image.path, Refusal(result.reason, result.detail), image.class_label, image.row)
         images = [image for image in images if image.path in facts]
         copies = copies_among([probed[path] for path in sorted(facts)], config.near_duplicate_bits)
         groups, notes = groups_of_images(images, copies, looked_for=config.near_duplicate_bits > 0)
         images = settle_contents(images, {path: each.content_sha256 for path, each in facts.items()}, rejections)
         refuse_lost(files.root, "image", rejections.frame(), len(images), config.max_rejected_share, _NO_LOSS)
-        remaining = without_copies_across(images, known_parts(images), copies, rejections)
-        placed, split_notes = _placed([images[place] for place in remaining], listings, units, facts, groups, config)
+        images = [images[place] for place in without_copies_across(images, known_parts(images), copies, rejections)]
+        parts, split_notes = _parts_of(images, listings, list(units), groups, config.seed)
         # Each corpus of a combined one was split by itself, so copies may have come apart.
-        remaining = without_copies_across(
-            [each.image for each in placed], [each.part for each in placed], copies, rejections
-        )
-        placed = [placed[place] for place in remaining]
-        table, targets = _tables(placed, facts, units)
-        _refuse_unlearnable(table, targets)
-    rejected, classes = rejections.frame(), _classes_of(table)
+        images = sorted(images, key=lambda image: facts[image.path].content_sha256)
+        stated = [parts[image.path][0] for image in images]
+        images = [images[place] for place in without_copies_across(images, stated, copies, rejections)]
+        table, targets = _tables(images, facts, parts, groups, units)
+        classes = _classes_of(table)
+        if empty := [part for part in PARTS if part not in table["part"]]:
+            raise DataError(
+                f"the split leaves no image for {' and '.join(empty)} ({counts_text(table['part'])}). Add images of "
+                "other groups, or change the corpus's own split."
+            )
+        if len(classes) < 2 and targets.is_empty():
+            raise DataError(
+                f"the images have {len(classes)} class ({', '.join(classes)}) and no number to predict. Add images of "
+                "another class, or a manifest with numbers."
+            )
+    rejected = rejections.frame()
     notes = [*(note for each in listings for note in each.notes), *notes, *split_notes]
     if never := sorted(set(classes) - set(_classes_of(table.filter(part="train")))):
         notes.append(f"{len(never):,} classes have no training image: {some_of(never, 8)}.")
     if rejected.height:
-        counts = counted(rejected["reason"])
-        notes.append(f"Left out: {', '.join(f'{count:,} x {reason}' for reason, count in counts.items())}.")
+        notes.append(f"Left out: {reasons_text(rejected)}.")
     return ImageIndex(table, targets, rejected, files.root, classes, units, layout, tuple(notes))
 
 
 def _classes_of(images: pl.DataFrame) -> tuple[str, ...]:
-    return tuple(sorted(images["class_label"].drop_nulls().unique()))
-
-
-def _refuse_unlearnable(images: pl.DataFrame, targets: pl.DataFrame) -> None:
-    if empty := [part for part in PARTS if part not in images["part"]]:
-        have = counts_text(images["part"])
-        raise DataError(
-            f"the split leaves no image for {' and '.join(empty)} ({have}). Add images of other groups, or change the "
-            "corpus's own split."
-        )
-    classes = _classes_of(images)
-    if len(classes) < 2 and targets.is_empty():
-        raise DataError(
-            f"the images have {len(classes)} class ({', '.join(classes)}) and no number to predict. Add images of "
-            "another class, or a manifest with numbers."
-        )
+    return tuple(images["class_label"].drop_nulls().unique().sort())
 
 
 def _learnable(listings: Sequence[ImageListing], units: Mapping[str, str], rejections: Rejections) -> list[ListedImage]:
@@ -169,55 +146,55 @@ def _learnable(listings: Sequence[ImageListing], units: Mapping[str, str], rejec
     for image in (image for each in listings for image in each.images):
         targets = tuple((name, value) for name, value in image.targets if name in units)
         if image.class_label is None and not targets:
-            wanted = f"none of {', '.join(units)}" if units else "no number was asked for (targets)"
-            detail = f"{image.path!r} has no class and {wanted}: there is nothing to learn from it. Fill one in."
+            detail = f"{image.path!r} has no class and no number of the field targets. Fill one in."
             rejections.add_file(image.path, Refusal("nothing_to_learn", detail), row=image.row)
         else:
             learnable.append(replace(image, targets=targets))
     return sorted(learnable, key=lambda image: (image.path, image.row or 0))
 
 
-def _placed(
-    usable: Sequence[ListedImage],
+def _parts_of(
+    images: Sequence[ListedImage],
     listings: Sequence[ImageListing],
-    units: Mapping[str, str],
-    facts: Mapping[str, ImageFacts],
+    targets: Sequence[str],
     group_of: Mapping[str, str],
-    config: RunConfig,
-) -> tuple[list[_Placed], list[str]]:
-    """Split each corpus of a combined one by itself, because only some have an official split."""
-    id_of = video_ids(facts[image.path].content_sha256 for image in usable)
-    strata = dict(zip(usable, strata_of(usable, list(units)), strict=True))
-    placed: list[_Placed] = []
-    notes: list[str] = []
+    seed: int,
+) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Return part and split source by path, and notes.
+
+    Each corpus of a combined one is split by itself, because only some have an official split.
+    """
+    strata, parts, notes = (
+        dict(zip(images, strata_of(images, targets), strict=True)),
+        dict[str, tuple[str, str]](),
+        list[str](),
+    )
     for each in listings:
-        images = [image for image in usable if image.corpus == each.folder]
-        if not images:
-            continue
-        groups = [group_of[image.path] for image in images]
-        split = split_parts(
-            groups, [strata[image] for image in images], [image.part for image in images],
-            seed=config.seed,
-        )  # fmt: skip
-        notes.extend(f"{each.folder}: {note}" if each.folder else note for note in split.notes)
-        placed.extend(
-            _Placed(image, id_of[facts[image.path].content_sha256], group, strata[image], part, source)
-            for image, group, part, source in zip(images, groups, split.parts, split.sources, strict=True)
-        )
-    return sorted(placed, key=lambda each: each.image_id), notes
+        own = [image for image in images if image.corpus == each.folder]
+        if own:
+            groups = [group_of[image.path] for image in own]
+            split = split_parts(groups, [strata[image] for image in own], [image.part for image in own], seed=seed)
+            notes.extend(f"{each.folder}: {note}" if each.folder else note for note in split.notes)
+            parts.update(zip([image.path for image in own], zip(split.parts, split.sources, strict=True), strict=True))
+    return parts, notes
 
 
 def _tables(
-    placed: Sequence[_Placed], facts: Mapping[str, ImageFacts], units: Mapping[str, str]
+    images: Sequence[ListedImage],
+    facts: Mapping[str, ImageFacts],
+    parts: Mapping[str, tuple[str, str]],
+    groups: Mapping[str, str],
+    units: Mapping[str, str],
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    rows, numbers = [], []
-    for each in placed:
-        image, found = each.image, facts[each.image.path]
+    id_of, rows, numbers = video_ids(facts[image.path].content_sha256 for image in images), [], []
+    for image in images:
+        known, group = facts[image.path], groups[image.path]
+        image_id = id_of[known.content_sha256]
         rows.append((
-            each.image_id, image.path, image.class_label, each.group_id, each.part, each.split_source, image.source,
-            found.width, found.height, found.size_bytes, found.content_sha256,
+            image_id, image.path, image.class_label, group, *parts[image.path], image.source, known.width,
+            known.height, known.size_bytes, known.content_sha256,
         ))  # fmt: skip
-        numbers += [(each.image_id, each.group_id, name, units[name], value) for name, value in sorted(image.targets)]
+        numbers += [(image_id, group, name, units[name], value) for name, value in sorted(image.targets)]
     targets = check_table(frame_of(numbers, IMAGE_TARGETS), IMAGE_TARGETS, "targets")
     return check_table(frame_of(rows, IMAGES), IMAGES, "images"), targets
 
@@ -237,15 +214,13 @@ def wanted_targets(wanted: Sequence[str], units: Mapping[str, str]) -> dict[str,
     """
     if not wanted:
         return dict(units)
-    if NO_TARGETS in wanted:
-        if len(wanted) > 1:
-            raise UsageError(f"targets: got {', '.join(wanted)}; 'none' stands alone. Name targets, or none of them.")
+    if tuple(wanted) == (NO_TARGETS,):
         return {}
     spelt = {f"{name}_{unit}": name for name, unit in units.items() if unit} | {name: name for name in units}
     for name in wanted:
         if name not in spelt:
-            have = f"The corpus has {', '.join(units)}" if units else "The corpus has no column of numbers"
-            raise UsageError(f"targets: the corpus has no {name!r}.{did_you_mean(name, spelt)} {have}.")
+            near, have = did_you_mean(name, spelt), ", ".join(units) or "no column of numbers"
+            raise UsageError(f"targets: got {name!r}; the corpus has {have}.{near} Name some of these, or none alone.")
     return {spelt[name]: units[spelt[name]] for name in wanted}
 
 
@@ -276,15 +251,15 @@ def strata_of(images: Sequence[ListedImage], targets: Sequence[str]) -> list[str
     numbers = [dict(image.targets) for image in without_class]
     edges: dict[str, list[float]] = {}
     for name in targets:
-        values = [known[name] for known in numbers if name in known]
-        edges[name] = np.quantile(values, _QUARTERS).tolist() if values else []
-
-    def quarter(values: Mapping[str, float]) -> str | None:
-        known = next((name for name in edges if name in values), None)
-        place = known and 1 + int(np.searchsorted(edges[known], values[known], side="left"))
-        return known and f"{known} quarter {place}"
-
-    return [image.class_label or quarter(dict(image.targets)) for image in images]
+        if values := [known[name] for known in numbers if name in known]:
+            edges[name] = np.quantile(values, _QUARTERS).tolist()
+    strata = []
+    for image in images:
+        values_of = dict(image.targets)
+        known = next((name for name in edges if name in values_of), None)
+        quarter = known and f"{known} quarter {1 + int(np.searchsorted(edges[known], values_of[known]))}"
+        strata.append(image.class_label or quarter)
+    return strata
 
 
 # --- Copies. A photograph that was saved again, resized, cropped or brightened is the same photograph: on both sides of
@@ -296,19 +271,19 @@ def copies_among(probed: Sequence[ProbedImage], near_duplicate_bits: int) -> dic
 
     Copies are equal files and, unless ``near_duplicate_bits`` is 0, pictures with near hashes and like thumbnails.
     """
-    content = {found.path: found.facts.content_sha256 for found in probed if found.facts is not None}
-    one_each = list({content[found.path]: found for found in probed}.values())
+    content = {image.path: image.facts.content_sha256 for image in probed if image.facts is not None}
+    one_each = list({content[image.path]: image for image in probed}.values())
     links: list[tuple[int, int]] = []
     if near_duplicate_bits:
-        judge = SamePictures([found.thumbnail for found in one_each])
-        links = near_duplicate_links([found.perceptual_hash for found in one_each], near_duplicate_bits, judge)
-    contents = [content[found.path] for found in one_each]
-    components = join_groups([GroupMember(each, each, each) for each in contents], links).group_ids
-    smallest: dict[str, str] = {}
-    for own, component in zip(contents, components, strict=True):
-        smallest[component] = min(own, smallest.get(component, own))
-    shared = dict(zip(contents, (smallest[component] for component in components), strict=True))
-    return {path: shared[own] for path, own in content.items()}
+        judge = SamePictures([image.thumbnail for image in one_each])
+        links = near_duplicate_links([image.perceptual_hash for image in one_each], near_duplicate_bits, judge)
+    contents = [content[image.path] for image in one_each]
+    components = dict(
+        zip(contents, join_groups([GroupMember(each, each, each) for each in contents], links).group_ids, strict=True)
+    )
+    # In descending order, so that the smallest of a component comes last.
+    smallest = {components[own]: own for own in sorted(contents, reverse=True)}
+    return {path: smallest[components[own]] for path, own in content.items()}
 
 
 def groups_of_images(
@@ -333,23 +308,14 @@ def groups_of_images(
     if grouping.merges:
         notes.append(f"{len(grouping.merges):,} stated groups were joined to others, with which they share a copy.")
     if looked_for:
-        notes.append(_copies_note(images, copies))
+        sizes = [size for size in Counter(copies[image.path] for image in images).values() if size > 1]
+        notes.append(f"{sum(sizes):,} of {len(images):,} images have copies, in {len(sizes):,} sets.")
     elif len(stated) < len(images):
         notes.append(
             f"{len(images) - len(stated):,} images have no stated group, and near-copies were not looked for: a copy "
             "may be trained on and tested on. Set near_duplicate_bits, or state groups in a manifest."
         )
     return groups, notes
-
-
-def _copies_note(images: Sequence[ListedImage], copies: Mapping[str, str]) -> str:
-    sharing: defaultdict[str, list[ListedImage]] = defaultdict(list)
-    for image in images:
-        sharing[copies[image.path]].append(image)
-    sets = [each for each in sharing.values() if len(each) > 1]
-    num_mixed = sum(len({image.class_label for image in each} - {None}) > 1 for each in sets)
-    mixed = f"; {num_mixed:,} sets have more than one class" if num_mixed else ""
-    return f"{sum(map(len, sets)):,} of {len(images):,} images have copies, in {len(sets):,} sets{mixed}."
 
 
 def without_copies_across(
@@ -370,7 +336,7 @@ def without_copies_across(
         if part in _HELD_OUT:
             shown = (_PREFERRED[part], image.path, part)
             holders[copies[image.path]] = min(shown, holders.get(copies[image.path], shown))
-    remaining: list[int] = []
+    remaining = []
     for position, (image, part) in enumerate(zip(images, parts, strict=True)):
         _, twin, holder = holders.get(copies[image.path], (0, "", part))
         if part == holder:
@@ -390,8 +356,10 @@ def known_parts(images: Sequence[ListedImage]) -> list[str]:
     for image in images:
         if image.part is not None:
             stated[image.stated_group].add(image.part)
-    of_group = {group: min(parts) for group, parts in stated.items() if group and len(parts) == 1}
-    return [image.part or of_group.get(image.stated_group or "", "train") for image in images]
+    of_group: dict[str | None, str] = {
+        group: min(parts) for group, parts in stated.items() if group and len(parts) == 1
+    }
+    return [image.part or of_group.get(image.stated_group, "train") for image in images]
 
 
 def settle_contents(
@@ -407,26 +375,23 @@ def settle_contents(
         sharing[contents[image.path]].append(image)
     usable = []
     for copies in sharing.values():
-        first, *others = sorted(copies, key=_preference)
-        refusal = next(_disputes(copies), None) if others else None
-        if refusal is None:
+        copies.sort(
+            key=lambda image: (
+                _PREFERRED[image.part], image.class_label is None, -len(image.targets), image.path, image.row or 0,
+            )
+        )  # fmt: skip
+        first, shown = copies[0], disputed(sorted((image.path, image.class_label or "no class") for image in copies))
+        targets = Counter(name for name, _ in {number for image in copies for number in image.targets})
+        refusal = None
+        if len({image.class_label for image in copies} - {None}) > 1:
+            refusal = Refusal("conflicting_labels", f"one content with two classes: {shown}. Keep the right one.")
+        elif twice := [name for name, count in targets.items() if count > 1]:
+            refusal = Refusal("conflicting_targets", f"one content with two numbers for {min(twice)!r}: {shown}.")
+        else:
             usable.append(first)
-        for copy in others if refusal is None else copies:
+        for copy in copies if refusal else copies[1:]:
             across = copy.part == "train" and first.part in _HELD_OUT
             reason = "copy_across_split" if across else "duplicate_content"
             same = Refusal(reason, f"same content as {first.path!r}, which is used.")
             rejections.add_file(copy.path, refusal or same, copy.class_label, copy.row)
     return sorted(usable, key=lambda image: image.path)
-
-
-def _preference(image: ListedImage) -> tuple[int, bool, int, str, int]:
-    return _PREFERRED[image.part], image.class_label is None, -len(image.targets), image.path, image.row or 0
-
-
-def _disputes(copies: Sequence[ListedImage]) -> Iterator[Refusal]:
-    shown = disputed(sorted((image.path, image.class_label or "no class") for image in copies))
-    if len({image.class_label for image in copies} - {None}) > 1:
-        yield Refusal("conflicting_labels", f"one content with two classes: {shown}. Keep the right one.")
-    numbers = {number for image in copies for number in image.targets}
-    if twice := [name for name, count in Counter(name for name, _ in numbers).items() if count > 1]:
-        yield Refusal("conflicting_targets", f"one content with two numbers for {min(twice)!r}: {shown}.")

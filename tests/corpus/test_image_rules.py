@@ -1,10 +1,8 @@
 from collections import Counter
 
 import pytest
-from hypothesis import strategies as st
 
 from fvc_lib.corpus.corpus_files import Rejections
-from fvc_lib.corpus.image_listing import ImageListing, ListedImage
 from fvc_lib.corpus.images import (
     copies_among,
     groups_of_images,
@@ -16,6 +14,7 @@ from fvc_lib.corpus.images import (
     without_copies_across,
 )
 from fvc_lib.corpus.probing import ProbedImage
+from fvc_lib.corpus.sources.images import ImageListing, ListedImage
 from fvc_lib.services.errors import UsageError
 from fvc_lib.video.decode.still_image import ImageFacts
 from tests.corpus.edited_pictures import drawn, saved_anew, signature
@@ -38,7 +37,6 @@ def test_pictures_without_a_stated_group_stay_with_their_copies_and_with_the_gro
     assert groups["c"] == groups["d"] == groups["e"] == "dish"
     assert groups["f"] == f"image {'4' * 16}"
     assert "4 of 6" in notes[0]
-    assert "1 sets have more than one class" in notes[0]
     assert len(groups_of_images(images, copies("abcdef", "123456"), looked_for=False)[1]) == 1
 
 
@@ -133,9 +131,3 @@ def test_images_without_a_class_are_spread_by_quarters_of_the_first_number_known
     assert strata[:12] == [f"calories quarter {1 + n // 3}" for n in range(12)]
     assert strata[12:] == ["pie", None, "mass quarter 1"]
     assert strata_of(images[4:], ["calories", "mass"]) == [None] * 8 + ["pie", None, None]
-
-
-ROWS = st.lists(
-    st.tuples(st.sampled_from(["pie", "soup", None]), st.sampled_from(["train", "train", "validation", "test"])),
-    min_size=1, max_size=60,
-)  # fmt: skip

@@ -4,7 +4,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from fvc_lib.corpus.image_listing import ImageListing, list_images
+from fvc_lib.corpus.sources.images import ImageListing, list_images
 from fvc_lib.services.errors import LeakageError, UsageError
 from tests.corpus.image_corpora import TOTALS, dish_row, put, write_food101, write_nutrition5k
 

@@ -1,10 +1,10 @@
-"""Shared reading of published corpora: files by the pattern of their path, and the corpora's own lists.
+"""Read published corpora: declared patterns of paths, and the corpora's own lists.
 
-A loader describes each path (``Described``) or refuses it. Parts that a corpus can be used without, such as the lists
-of its official split, are noted when they are missing. ``read_corpus`` refuses a corpus without reals or fakes.
+A corpus is declared as a table of ``Rule``s and a ``CorpusLoader``. ``read_published`` lists its videos.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,74 +16,130 @@ from fvc_lib.services.atomic_files import AnyPath, path_to_text
 from fvc_lib.services.errors import DataError, UsageError
 
 PARTS = {"train": "train", "val": "validation", "test": "test"}  # by the names of published lists
+Describe = Callable[[str], Entry | Refusal | None]  # maps a path, as table text; None skips the file
 
 
 @dataclass(frozen=True)
-class Described:
-    """The meaning of a video's path. Videos that share one of ``groups`` are never parted."""
+class Rule:
+    """The videos whose path matches ``pattern``. The other fields are templates: ``{name}`` is a group of the match.
 
+    Attributes:
+        pattern: regular expression of the whole path below the corpus.
+        label: real or fake; empty to skip the files.
+        groups: videos that share one of them stay together.
+        generator: of a fake.
+        real_source: where a real video comes from.
+        listed: name in the lists of the official split.
+        attributes: further facts.
+        corpus: name of the corpus if the layout holds several.
+    """
+
+    pattern: str
     label: str
-    groups: Sequence[str] = ()
+    groups: tuple[str, ...] = ()
     generator: str | None = None
     real_source: str | None = None
-    split: str | None = None
+    listed: str = "{path}"
     attributes: Mapping[str, str] = field(default_factory=dict)
-    corpus: str = ""  # where the layout holds several; else the loader's
+    corpus: str = ""
 
 
-def read_published(
-    root: AnyPath,
-    kind: str,
-    folders: Iterable[str],
-    describe: Callable[[str], Described | Refusal | None],
-    notes: Iterable[str] = (),
-) -> Listing:
-    """List the videos below ``folders`` of ``root``.
+def by_rules(
+    rules: Sequence[Rule],
+    wanted: str,
+    parts: Mapping[str, str] | None = None,
+    other_part: str | None = None,
+    also: Mapping[str, str] | None = None,
+) -> Describe:
+    """Return a function that describes a path by the first rule that matches.
 
     Args:
-        root: folder of the corpus.
-        kind: name of the loader.
-        folders: below ``root``; missing ones are skipped.
-        describe: maps a path below ``root``, as table text, to its meaning, to a refusal, or to None to skip it.
-        notes: sentences for the user.
+        rules: of the corpus.
+        wanted: example paths, for the refusal of a path without a rule.
+        parts: official part of each listed name.
+        other_part: official part of the other videos.
+        also: a further group by the name of a group.
     """
-    files, rejections, entries, others = CorpusFiles(root), Rejections(), [], Rejections()
-    for folder in folders:
-        if not (files.root / folder).is_dir():
-            continue
-        for path in files.walk(folder, others):
-            text = path_to_text(path)
-            found = describe(text)
-            refusal = found if isinstance(found, Refusal) else files.check(path) if found else None
-            if refusal is not None:
-                rejections.add_file(text, refusal)
-            elif isinstance(found, Described):
-                entries.append(_entry(text, found))
-    # Some releases have their own lists among the videos.
-    rejections.rows.extend(row for row in others.rows if not row[0].endswith((".json", ".jsonl", ".csv", ".txt")))
-    return listing_of_files(files, kind, entries, rejections, notes)
+
+    def describe(path: str) -> Entry | Refusal | None:
+        for rule in rules:
+            match = re.fullmatch(rule.pattern, path)
+            if match is None:
+                continue
+            names = {"path": path, **match.groupdict()}
+            stated = [group.format_map(names) for group in rule.groups]
+            groups = [name for group in stated for name in (group, (also or {}).get(group)) if name]
+            if not rule.label:
+                return None
+            return entry_of_video(
+                path, rule.label, groups,
+                generator=rule.generator and rule.generator.format_map(names),
+                real_source=rule.real_source and rule.real_source.format_map(names),
+                part=(parts or {}).get(rule.listed.format_map(names), other_part),
+                attributes={key: value.format_map(names) for key, value in rule.attributes.items()},
+                corpus=rule.corpus,
+            )  # fmt: skip
+        return Refusal("unknown_name", f"{path!r}: wanted {wanted}. Restore its published name, or move it away.")
+
+    return describe
 
 
-def _entry(path: str, found: Described) -> Entry:
-    groups = tuple(dict.fromkeys(found.groups))
+def entry_of_video(
+    path: str,
+    label: str,
+    groups: Sequence[str],
+    *,
+    generator: str | None = None,
+    real_source: str | None = None,
+    part: str | None = None,
+    attributes: Mapping[str, str] | None = None,
+    corpus: str = "",
+) -> Entry:
+    """Return the entry of a video that belongs to all of ``groups``."""
+    first, *links = dict.fromkeys(groups) or (None,)
     return Entry(
         path=path,
-        label=found.label,
+        label=label,
         source_id=path,
-        stated_group=groups[0] if groups else None,
-        manipulation=found.generator,
-        generator=found.generator,
-        real_source=found.real_source,
-        official_split=found.split,
-        attributes=attributes_text(found.attributes),
-        links=groups[1:],
-        corpus=found.corpus,
+        stated_group=first,
+        manipulation=generator,
+        generator=generator,
+        real_source=real_source,
+        official_split=part,
+        attributes=attributes_text(attributes or {}),
+        links=tuple(link for link in links if link),
+        corpus=corpus,
     )
 
 
-def unknown_name(path: str, wanted: str) -> Refusal:
-    """Return the refusal of a video whose name does not fit the layout."""
-    return Refusal("unknown_name", f"{path!r}: wanted {wanted}. Restore its name as it was published, or move it away.")
+def by_table(entries: Mapping[str, Entry], table: str) -> Describe:
+    """Return a function that describes a path by the row of ``table``, the name of a list of the corpus."""
+
+    def describe(path: str) -> Entry | Refusal:
+        return entries.get(path) or Refusal("not_listed", f"{path!r}: {table} does not name it. Fetch that again.")
+
+    return describe
+
+
+def read_published(
+    root: AnyPath, kind: str, folders: Iterable[str], describe: Describe, notes: Iterable[str] = ()
+) -> Listing:
+    """List the videos below ``folders`` of ``root``; missing folders are skipped.
+
+    ``kind`` is the name of the loader, ``notes`` are sentences for the user.
+    """
+    files, rejections, entries, others = CorpusFiles(root), Rejections(), list[Entry](), Rejections()
+    for path in (path for folder in folders if (files.root / folder).is_dir() for path in files.walk(folder, others)):
+        text = path_to_text(path)
+        described = describe(text)
+        refusal = files.check(path) if isinstance(described, Entry) else described
+        if refusal is not None:
+            rejections.add_file(text, refusal)
+        elif isinstance(described, Entry):
+            entries.append(described)
+    # Some releases have their own lists among the videos.
+    rejections.rows.extend(row for row in others.rows if not row[0].endswith((".json", ".jsonl", ".csv", ".txt")))
+    return listing_of_files(files, kind, entries, rejections, notes)
 
 
 def first_of(root: Path, *names: str) -> Path | None:
@@ -92,33 +148,29 @@ def first_of(root: Path, *names: str) -> Path | None:
 
 
 def require(root: Path, title: str, *names: str) -> None:
-    """Raise ``DataError`` if one of ``names`` is missing below ``root``: the corpus was unpacked halfway."""
+    """Raise ``DataError`` if one of ``names`` is missing below ``root``."""
     if missing := [name for name in names if not (root / name).exists()]:
         raise DataError(
             f"corpus {str(root)!r}: looks like {title}, but lacks {some_of(missing)}. Fetch or unpack it as it was "
-            "published; to use what is there as it is, write a manifest."
+            "published; to use the present files, write a manifest."
         )
 
 
 def split_lists(folder: Path, *patterns: str) -> dict[str, Path]:
     """Return the list of each part of an official split; empty if there is none.
 
-    Args:
-        folder: of the corpus.
-        patterns: paths of a list below ``folder``, with ``{}`` for train, val or test.
+    ``patterns`` are paths of a list below ``folder``, with ``{}`` for train, val or test.
 
     Raises:
         DataError: only some of the three lists are there.
     """
-    lists = {name: first_of(folder, *(each.format(name) for each in patterns)) for name in PARTS}
-    found = {PARTS[name]: path for name, path in lists.items() if path is not None}
-    if found and len(found) < len(PARTS):
-        missing = [patterns[0].format(name) for name, path in lists.items() if path is None]
-        raise DataError(
-            f"corpus {str(folder)!r}: of the official split {some_of(missing)} is missing. Fetch all three lists, or "
-            "remove the others."
-        )
-    return found
+    lists = {part: first_of(folder, *(each.format(name) for each in patterns)) for name, part in PARTS.items()}
+    present = {part: path for part, path in lists.items() if path is not None}
+    if present:
+        require(folder, "a corpus with an official split", *(
+            patterns[0].format(name) for name, part in PARTS.items() if part not in present
+        ))  # fmt: skip
+    return present
 
 
 def read_lines(path: AnyPath) -> list[str]:
@@ -130,12 +182,12 @@ def read_lines(path: AnyPath) -> list[str]:
     try:
         text = Path(path).read_bytes().decode("utf-8-sig", "surrogateescape")
     except OSError as error:
-        raise UsageError(f"{str(path)!r}: {error.strerror}. Restore the corpus's own list.") from error
+        raise UsageError(f"{str(path)!r}: {error.strerror}. Restore this list of the corpus.") from error
     return [line.strip() for line in text.splitlines()]
 
 
 def read_json(path: Path, kind: type = dict) -> Any:
-    """Return the content of a list of the corpus.
+    """Return the content of a JSON list of the corpus.
 
     Raises:
         DataError: it cannot be read, is no JSON, or is not of the given kind.
@@ -150,12 +202,11 @@ def read_json(path: Path, kind: type = dict) -> Any:
 
 
 def listed_but_absent(root: Path, source: str, names: Iterable[str]) -> list[str]:
-    """Return a note on videos that a list names and the folder lacks; nothing if there are none."""
+    """Return a note on videos that the list ``source`` names and the folder lacks; none if all are there."""
     names = list(names)
     absent = [name for name in names if not (root / name).is_file()]
-    if not absent:
-        return []
-    return [f"{len(absent):,} of {len(names):,} videos that {source} names are not there: {some_of(absent, 3)}."]
+    note = f"{len(absent):,} of {len(names):,} videos that {source} names are not there: {some_of(absent, 3)}."
+    return [note] if absent else []
 
 
 def folders_in(folder: Path) -> list[str]:

@@ -1,0 +1,578 @@
+"""Published corpora of faces that were swapped, re-enacted or lip-synced.
+
+Layouts, from the releases and their readers:
+
+- FaceForensics++: ``original_sequences/youtube/C/videos/TTT.mp4`` are real. Fakes are
+  ``manipulated_sequences/METHOD/C/videos/TTT_SSS.mp4``, the face of sequence SSS on sequence TTT. The compression C is
+  raw (c0), c23 or c40. A sequence belongs to the YouTube video that it was cut from (``conversion_dict.json``): 1,000
+  sequences of 977 videos make 478 groups. Seven YouTube videos lie in two parts of the official split.
+- DeepFakeDetection (DFD) unpacks into the same tree: ``original_sequences/actors/C/videos/AA__scene.mp4`` and
+  ``manipulated_sequences/DeepFakeDetection/C/videos/AA_BB__scene__XXXXXXXX.mp4``.
+- DeeperForensics-1.0: ``manipulated_videos/VARIANT/TTT_ACTOR.mp4`` are fake. Its reals are FaceForensics++'s originals
+  at c23, which the release does not bring. ``source_videos`` are recordings of the actors, no reals of the same kind.
+- Celeb-DF v2: ``Celeb-real/idA_N.mp4`` and ``YouTube-real/N.mp4`` are real, ``Celeb-synthesis/idA_idB_N.mp4`` is idA_N
+  with the face of idB. Each line of ``List_of_testing_videos.txt``, the first included, is a test video such as
+  ``1 YouTube-real/00170.mp4``; 1 is real. The training part shows people of the test part too.
+- Celeb-DF++ has the same reals, and fakes of 22 methods in ``Celeb-synthesis/FaceSwap/METHOD/idA_idB_N.mp4``,
+  ``FaceReenact/METHOD`` likewise and ``TalkingFace/METHOD/idA_N_test_REF.mp4``, which names no second person.
+- DFDC: ``dfdc_train_part_N/metadata.json`` has label REAL or FAKE and the original of a fake by file name. Actors recur
+  within a part, so a numbered part is one group. The test part is ``test/labels.csv`` (filename, label 0 or 1) or
+  ``test/metadata.json`` (``is_fake`` by file name); neither names originals or actors.
+- DFDC preview: ``dataset.json`` has label, set (train or test), target and swapped id by path.
+- FakeAVCeleb: ``{RealVideo,FakeVideo}-{RealAudio,FakeAudio}/RACE/SEX/ID/*.mp4``, and ``meta_data.csv`` with nine column
+  names and a trailing comma for ten values. The label is that of the video: RealVideo-FakeAudio is real here.
+- WildDeepfake: ``{real,fake}_{train,test}/N.tar.gz`` unpack to ``N/{real,fake}/M/*.png``: archive N, sequence M. A
+  sequence is a video. An archive is taken for one group; nothing published says so. The archives were not at hand.
+"""
+
+import csv
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Rejections
+from fvc_lib.corpus.label_table import read_label_table
+from fvc_lib.corpus.listing import CorpusLoader, Listing, listing_of_files
+from fvc_lib.corpus.sources.published import (
+    PARTS,
+    Rule,
+    by_rules,
+    by_table,
+    entry_of_video,
+    first_of,
+    folders_in,
+    listed_but_absent,
+    read_json,
+    read_lines,
+    read_published,
+    require,
+    split_lists,
+)
+from fvc_lib.services.atomic_files import AnyPath, path_to_text
+from fvc_lib.services.errors import DataError, command_text
+from fvc_lib.services.registry import CORPORA
+from fvc_lib.video.decode.file_parts import picture_names
+
+# --- FaceForensics++, DFD and DeeperForensics.
+
+_REAL = r"original_sequences/(?P<source>[^/]+)/(?P<compression>raw|c0|c23|c40)/videos/"
+_FAKE = r"manipulated_sequences/(?P<method>[^/]+)/(?P<compression>raw|c0|c23|c40)/videos/"
+_COMPRESSION = {"compression": "{compression}"}
+FACEFORENSICS_RULES = (
+    Rule(
+        rf"{_REAL}(?P<a>\d{{3}})\.\w+", "real", ("ff++ sequence {a}",), real_source="{source}", listed="{a}",
+        attributes=_COMPRESSION,
+    ),
+    Rule(
+        rf"{_REAL}(?P<a>\d{{2}})__.+\.\w+", "real", ("dfd actor {a}",), real_source="{source}",
+        attributes=_COMPRESSION, corpus="DFD",
+    ),
+    Rule(
+        rf"{_FAKE}(?P<a>\d{{3}})_(?P<b>\d{{3}})\.\w+", "fake", ("ff++ sequence {a}", "ff++ sequence {b}"), "{method}",
+        listed="{a}", attributes=_COMPRESSION,
+    ),
+    Rule(
+        rf"{_FAKE}(?P<a>\d{{2}})_(?P<b>\d{{2}})__.+__\w{{8}}\.\w+", "fake", ("dfd actor {a}", "dfd actor {b}"),
+        "{method}", attributes=_COMPRESSION, corpus="DFD",
+    ),
+    Rule(".*/(masks|images)/.*", ""),
+)  # fmt: skip
+DEEPERFORENSICS_RULES = (
+    Rule(
+        r"manipulated_videos/(?P<variant>[^/]+)/(?:.*/)?(?P<name>(?P<a>\d{3})_(?P<actor>[MW]\d+)\.\w+)", "fake",
+        ("ff++ sequence {a}", "deeperforensics actor {actor}"), "DeeperForensics", listed="{name}",
+        attributes={"variant": "{variant}"},
+    ),
+)  # fmt: skip
+
+
+def read_faceforensics(folder: AnyPath) -> Listing:
+    """List ``original_sequences/`` and ``manipulated_sequences/``.
+
+    The lists of the official split and ``conversion_dict.json`` may lie in the folder, in ``splits/`` or in
+    ``dataset/``, as in the authors' repository. Missing ones are noted.
+
+    Raises:
+        DataError: one list is there without the others, or a list is no JSON.
+    """
+    folder = Path(folder)
+    youtube, parts, notes = _youtube_groups(folder), {}, []
+    patterns = ("splits/{}.json", "dataset/splits/{}.json", "{}.json", "split_{}.json")
+    for part, path in split_lists(folder, *patterns).items():
+        for pair in read_json(path, list):
+            if not isinstance(pair, list):
+                raise DataError(f'{str(path)!r}: wanted a list of pairs of sequences, such as ["953", "974"].')
+            # Some copies of the lists hold 3 or "3" in place of "003".
+            parts.update({str(sequence).zfill(3): part for sequence in pair})
+    if (folder / "original_sequences/youtube").is_dir():
+        if not youtube:
+            notes.append(
+                "conversion_dict.json is not there: 23 sequences that share their YouTube videos with others stay in "
+                "groups of their own. Put it next to original_sequences."
+            )
+        if not parts:
+            notes.append("The lists train.json, val.json, test.json are not there, so there is no official split.")
+    wanted = "original_sequences/youtube/c23/videos/000.mp4 or manipulated_sequences/Deepfakes/c23/videos/000_003.mp4"
+    describe = by_rules(FACEFORENSICS_RULES, wanted, parts, also=youtube)
+    tops = ("original_sequences", "manipulated_sequences")
+    return read_published(folder, "faceforensics", tops, describe, notes)
+
+
+def _youtube_groups(folder: Path) -> dict[str, str]:
+    """Return the group of the YouTube video by the group of a sequence; empty without ``conversion_dict.json``."""
+    path = first_of(folder, "conversion_dict.json", "dataset/conversion_dict.json", "splits/conversion_dict.json")
+    table = read_json(path) if path else {}
+    return {
+        f"ff++ sequence {str(name).zfill(3)}": f"youtube {str(source).rsplit(' ', 1)[0]}"
+        for name, source in table.items()
+    }
+
+
+def read_deeperforensics(folder: AnyPath) -> Listing:
+    """List ``manipulated_videos/``.
+
+    Raises:
+        DataError: one list of the official split is there without the others.
+    """
+    folder = Path(folder)
+    lists = split_lists(folder, "lists/splits/{}.txt", "splits/{}.txt")
+    # A line may begin with the variant's folder.
+    parts = {line.rsplit("/", 1)[-1]: part for part, path in lists.items() for line in read_lines(path)}
+    both = command_text("-p", "corpus", "FACEFORENSICS", "-p", "more_corpora", "DEEPERFORENSICS")
+    notes = [f"DeeperForensics has fakes only. Its reals are FaceForensics++'s originals at c23. Give both: {both}"]
+    if not parts:
+        notes.append("lists/splits is not there, so there is no official split.")
+    describe = by_rules(
+        DEEPERFORENSICS_RULES, "VARIANT/target_actor such as 000_M101.mp4", parts, also=_youtube_groups(folder)
+    )
+    return read_published(folder, "deeperforensics", ("manipulated_videos",), describe, notes)
+
+
+# --- Celeb-DF and Celeb-DF++.
+
+_SCENARIOS = ("FaceSwap", "FaceReenact", "TalkingFace")
+_FOLDERS = {"Celeb-real": "real", "YouTube-real": "real", "Celeb-synthesis": "fake"}
+_SYNTHESIS = "Celeb-synthesis/(?:(?P<scenario>FaceSwap|FaceReenact|TalkingFace)/(?P<method>[^/]+)/)"
+_SWAP = r"(?:.*/)?(?P<a>id\d+)_(?P<b>id\d+)_\d+\.\w+"
+_PEOPLE = ("celeb-df {a}", "celeb-df {b}")
+_SCENARIO = {"scenario": "{scenario}"}
+CELEB_DF_RULES = (
+    Rule(r"YouTube-real/(?:.*/)?(?P<a>\d+)\.\w+", "real", ("celeb-df youtube {a}",), real_source="youtube"),
+    Rule(r"Celeb-real/(?:.*/)?(?P<a>id\d+)_\d+\.\w+", "real", ("celeb-df {a}",), real_source="celebrities"),
+    # The fakes of Celeb-DF v2 among those of Celeb-DF++.
+    Rule(
+        rf"Celeb-synthesis/(?P<scenario>FaceSwap)/Celeb-DF(?:-v2)?/{_SWAP}", "fake", _PEOPLE, "celeb-df synthesis",
+        attributes=_SCENARIO,
+    ),
+    Rule(rf"{_SYNTHESIS}{_SWAP}", "fake", _PEOPLE, "{method}", attributes=_SCENARIO),
+    Rule(
+        rf"{_SYNTHESIS}(?:.*/)?(?P<a>id\d+)_\d+_test_\w+\.\w+", "fake", ("celeb-df {a}",), "{method}",
+        attributes=_SCENARIO,
+    ),
+    Rule(rf"Celeb-synthesis/{_SWAP}", "fake", _PEOPLE, "celeb-df synthesis"),
+)  # fmt: skip
+
+
+def read_celeb_df(folder: AnyPath) -> Listing:
+    """List the three folders, with the official test part if its list is there.
+
+    Raises:
+        DataError: the list has a malformed line or a label that contradicts the folders.
+    """
+    folder, name = Path(folder), "List_of_testing_videos.txt"
+    require(folder, "Celeb-DF", "Celeb-real")
+    is_plus = first_of(folder, *(f"Celeb-synthesis/{each}" for each in _SCENARIOS)) is not None
+    tested, notes = dict[str, str](), []
+    for number, line in enumerate(read_lines(folder / name) if (folder / name).is_file() else [], start=1):
+        match = re.fullmatch(r"([01])\s+((\S[^/]*)/.*)", line)
+        label = _FOLDERS.get(match[3]) if match else None
+        # Whether 1 means real in the list of Celeb-DF++ is not documented: its labels are ignored.
+        if line and (
+            match is None or label is None or (("real" if match[1] == "1" else "fake") != label and not is_plus)
+        ):
+            wanted = "wanted '1 YouTube-real/00170.mp4' (1 is real), as its folder says"
+            raise DataError(f"{name} line {number}: got {line!r}, {wanted}. Fetch it again.")
+        if match:
+            tested[match[2]] = "test"
+    if tested:
+        notes += listed_but_absent(folder, name, tested)
+    else:
+        notes.append(f"{name} is not there, so there is no official split.")
+    if not (folder / "YouTube-real").is_dir():
+        notes.append("YouTube-real is not there: 300 reals and a part of the official test are missing.")
+    rules = [replace(rule, corpus="Celeb-DF++" if is_plus else "") for rule in CELEB_DF_RULES]
+    wanted = "Celeb-real/id0_0000.mp4, YouTube-real/00000.mp4, Celeb-synthesis/id0_id1_0000.mp4 or FaceSwap/METHOD"
+    parts = {path_to_text(path): part for path, part in tested.items()}
+    return read_published(
+        folder, "celeb_df", _FOLDERS, by_rules(rules, wanted, parts, "train" if tested else None), notes
+    )
+
+
+# --- DFDC and its preview.
+
+_LABELS = {"0": "real", "1": "fake", "real": "real", "fake": "fake"}
+_PART = re.compile(r"(?:dfdc_train_part_|part_)?(\d+)")
+
+
+def read_dfdc(folder: AnyPath) -> Listing:
+    """List the parts that are there; the folder may also be one part with its table.
+
+    Raises:
+        DataError: a table of labels is missing or has an unknown label.
+    """
+    folder = Path(folder)
+    tables = _dfdc_tables(folder)
+    entries = {path: entry for table in tables for path, entry in _dfdc_rows(folder, table).items()}
+    notes = listed_but_absent(folder, "metadata.json or labels.csv", entries)
+    if any(entry.official_split == "test" for entry in entries.values()):
+        notes.append("The originals and actors of test videos are not published: folds may part those of one.")
+    known = {path_to_text(path): entry for path, entry in entries.items()}
+    tops = [str(table.parent.relative_to(folder)) for table in tables]
+    return read_published(folder, "dfdc", tops, by_table(known, "metadata.json or labels.csv"), notes)
+
+
+def _dfdc_tables(folder: Path) -> list[Path]:
+    """Return the outermost tables of labels, one per folder, in ``folder`` or at most two folders below.
+
+    Raises:
+        DataError: a part has files and no table.
+    """
+    tables = list[Path]()
+    for pattern in ("{}", "*/{}", "*/*/{}"):
+        for path in (path for name in ("metadata.json", "labels.csv") for path in folder.glob(pattern.format(name))):
+            if not any(table.parent in path.parents for table in tables):
+                tables.append(path)
+    for name in folders_in(folder):
+        is_part = (name == "test" or _PART.fullmatch(name)) and any((folder / name).iterdir())
+        if is_part and not any(folder / name in table.parents or table.parent == folder for table in tables):
+            require(folder, "DFDC", f"{name}/metadata.json")
+    return sorted(tables)
+
+
+def _dfdc_rows(folder: Path, path: Path) -> dict[str, Entry]:
+    """Return the entries of a table by path. A table with ``is_fake``, or in ``test``, is of the test part."""
+    if path.suffix == ".csv":
+        labels = read_label_table(path)
+        columns = [labels.require((name,)) for name in ("filename", "label")]
+        records = labels.records(columns, Rejections())
+        table = {cells["filename"].strip(): {"is_fake": cells["label"].strip()} for _, cells in records}
+    else:
+        table = read_json(path)
+    part, number, entries = path.parent.relative_to(folder), _PART.fullmatch(path.parent.name), {}
+    for name, row in table.items():
+        facts = row if isinstance(row, dict) else {}
+        is_test = path.parent.name == "test" or "is_fake" in facts
+        stated = str(facts.get("is_fake", facts.get("label", ""))).lower()
+        label = _LABELS.get(stated)
+        if label is None or ("is_fake" in facts and not stated.isdigit()):
+            raise DataError(f"{str(path)!r}: {name!r}: got the label {stated!r}, wanted REAL or FAKE, or 0 or 1.")
+        group = f"dfdc part {number[1]}" if number else f"dfdc original {facts.get('original') or name}"
+        inner = "videos" if is_test and (path.parent / "videos").is_dir() else ""
+        place = str(part / inner / name)
+        entries[place] = entry_of_video(
+            path_to_text(place), label, [f"dfdc test {name}" if is_test else group],
+            generator="dfdc" if label == "fake" else None,
+            real_source="dfdc" if label == "real" else None,
+            part="test" if is_test else "train",
+        )  # fmt: skip
+    return entries
+
+
+def _is_dfdc_table(path: Path) -> bool:
+    """Return whether a JSON file labels file names, as DFDC's do; other corpora have a metadata.json as well."""
+    try:
+        rows = read_json(path).values()
+    except DataError:
+        return False
+    labels = (row.get("label", row.get("is_fake")) for row in rows if isinstance(row, dict))
+    return any(str(label).lower() in _LABELS for label in labels)
+
+
+def _is_dfdc(path: Path) -> bool:
+    if any(name.startswith("dfdc_train_part_") for name in (path.name, *folders_in(path))):
+        return path.is_dir()
+    tables = (table for top in ("", "*/", "*/*/") for table in path.glob(f"{top}metadata.json"))
+    return (path / "test/labels.csv").is_file() or any(map(_is_dfdc_table, tables))
+
+
+def read_dfdc_preview(folder: AnyPath) -> Listing:
+    """List the videos of ``dataset.json``.
+
+    Raises:
+        DataError: it is no such table, or a row has no label or no id.
+    """
+    folder, entries = Path(folder), {}
+    require(folder, "DFDC preview", "dataset.json")
+    table = read_json(folder / "dataset.json")
+    for path, row in table.items():
+        facts = row if isinstance(row, dict) else {"label": row}
+        label = str(facts.get("label", "")).lower()
+        stated = [str(facts[key]) for key in ("target_id", "swapped_id") if facts.get(key)]
+        people = stated or re.findall(r"(?<![A-Za-z\d])\d{4,}(?!\d)", path.rsplit("/", 1)[-1])
+        if label not in ("real", "fake") or not people:
+            raise DataError(
+                f"dataset.json: {path!r}: got the label {label!r} and the ids {people}, wanted real or fake, and the "
+                "ids of the people in the row or the name, as in 643786_1460296_A_000.mp4. Fetch it again."
+            )
+        entries[path_to_text(path)] = entry_of_video(
+            path_to_text(path), label, [f"dfdc preview person {each}" for each in people],
+            generator=path.split("/", 1)[0] if label == "fake" else None,
+            real_source="dfdc preview" if label == "real" else None,
+            part=PARTS.get(str(facts.get("set", ""))),
+        )  # fmt: skip
+    notes = listed_but_absent(folder, "dataset.json", table)
+    return read_published(folder, "dfdc_preview", folders_in(folder), by_table(entries, "dataset.json"), notes)
+
+
+# --- FakeAVCeleb.
+
+_AUDIO_FOLDER = re.compile(r"(?P<video>Real|Fake)Video-(?P<audio>Real|Fake)Audio")
+_AUDIO_FOLDERS = tuple(f"{video}Video-{audio}Audio" for video in ("Real", "Fake") for audio in ("Real", "Fake"))
+_COLUMNS = ("source", "target1", "target2", "method", "category", "type", "race", "sex", "filename", "folder")
+
+
+def read_fakeavceleb(folder: AnyPath) -> Listing:
+    """List the four folders, with people and methods from ``meta_data.csv``.
+
+    Raises:
+        DataError: the table is missing, or a row has not ten values or no folder of the corpus.
+    """
+    folder = Path(folder)
+    top = folder / "FakeAVCeleb" if (folder / "FakeAVCeleb").is_dir() else folder  # the release's outer folder
+    require(top, "FakeAVCeleb", "RealVideo-RealAudio", "meta_data.csv")
+    text = (top / "meta_data.csv").read_bytes().decode("utf-8-sig", "replace")
+    entries = {}
+    for number, cells in enumerate(filter(None, csv.reader(io.StringIO(text, newline="")))):
+        if not number:
+            continue
+        row = dict(zip(_COLUMNS, map(str.strip, cells), strict=False))
+        kind = _AUDIO_FOLDER.search(row.get("folder", ""))
+        if len(cells) != len(_COLUMNS) or kind is None:
+            raise DataError(
+                f"meta_data.csv row {number}: got {cells}, wanted {len(_COLUMNS)} values, the last a folder such as "
+                "FakeAVCeleb/RealVideo-RealAudio/African/men/id00076. Fetch it again."
+            )
+        path = f"{row['folder'][kind.start() :].strip('/')}/{row['filename']}"
+        people = [path.split("/")[-2], *(row[key] for key in ("source", "target1", "target2"))]
+        is_fake = kind["video"] == "Fake"
+        entries[path] = entry_of_video(
+            path, "fake" if is_fake else "real", [f"fakeavceleb {name}" for name in people if name not in ("", "-")],
+            # faceswap-wav2lip is both: "+" says so, because "-" stands in single names elsewhere.
+            generator=row["method"].replace("-", "+") if is_fake else None,
+            real_source=None if is_fake else "voxceleb2",
+            attributes={"race": row["race"], "sex": row["sex"], "audio": kind["audio"].lower()},
+        )  # fmt: skip
+    notes = listed_but_absent(top, "meta_data.csv", entries)
+    if (top / "RealVideo-FakeAudio").is_dir():
+        notes.append("Audio is not judged: RealVideo-FakeAudio counts as real, because its picture is.")
+    return read_published(top, "fakeavceleb", _AUDIO_FOLDERS, by_table(entries, "meta_data.csv"), notes)
+
+
+# --- WildDeepfake.
+
+_WILD_PARTS = tuple(f"{label}_{part}" for label in ("real", "fake") for part in ("train", "test"))
+_OUTER = "deepfake_in_the_wild"
+WILD_RULES = (
+    Rule(
+        r"(?P<top>real_(?P<part>train|test))/(?P<archive>[^/]+)/real/[^/]+", "real", ("wilddeepfake {top} {archive}",),
+        real_source="internet", listed="{part}",
+    ),
+    Rule(
+        r"(?P<top>fake_(?P<part>train|test))/(?P<archive>[^/]+)/fake/[^/]+", "fake", ("wilddeepfake {top} {archive}",),
+        listed="{part}",
+    ),
+)  # fmt: skip
+
+
+def read_wilddeepfake(folder: AnyPath) -> Listing:
+    """List the sequences of pictures, with official parts by folder.
+
+    Raises:
+        DataError: no archive is unpacked.
+    """
+    folder = Path(folder)
+    top = folder / _OUTER if (folder / _OUTER).is_dir() else folder
+    files, rejections, entries = CorpusFiles(top), Rejections(), list[Entry]()
+    describe = by_rules(WILD_RULES, "a folder of pictures such as real_train/1/real/3", PARTS)
+    notes = [f"{part} is not there." for part in _WILD_PARTS if not (top / part).is_dir()]
+    folders = {str(Path(path).parent) for part in _WILD_PARTS for path, is_link in files.walk_all(part) if not is_link}
+    for path in sorted(path for path in folders if picture_names(top / path)):
+        entry = files.check(path) or describe(path_to_text(path))
+        if isinstance(entry, Entry):
+            entries.append(entry)
+        elif entry is not None:
+            rejections.add_file(path_to_text(path), entry)
+    archives = sorted(path for part in _WILD_PARTS for path in (top / part).glob("*.tar.gz"))
+    packed = [path.name for path in archives if not path.with_name(path.name.removesuffix(".tar.gz")).is_dir()]
+    if packed and not entries:
+        raise DataError(
+            f"corpus {str(top)!r}: looks like WildDeepfake, but {len(packed):,} archives are not unpacked, such as "
+            f"{packed[0]}. Unpack each in its folder: tar -xzf."
+        )
+    if packed:
+        notes.append(f"{len(packed):,} archives are not unpacked and not used, such as {packed[0]}.")
+    notes.append("Archives are taken for groups, because nothing says which sequences are of one video.")
+    return listing_of_files(files, "wilddeepfake", entries, rejections, notes)
+
+
+# --- Declarations.
+
+CORPORA.register(
+    CorpusLoader(
+        name="faceforensics",
+        accepted="FaceForensics++ or DFD: a folder with 'original_sequences/' and 'manipulated_sequences/'",
+        recognises=lambda path: (path / "original_sequences").is_dir() or (path / "manipulated_sequences").is_dir(),
+        read=read_faceforensics,
+        title="FaceForensics++ (with FaceShifter) and DeepFakeDetection",
+        corpus="FaceForensics++",
+        expected={
+            "real": "in 'original_sequences/youtube/c23/videos' or the like",
+            "fake": "in 'manipulated_sequences/Deepfakes/c23/videos' or the like",
+        },
+        paper="Rossler et al., ICCV 2019, arXiv:1901.08971",
+        licence="FaceForensics terms of use: research only, on request",
+        fetch="https://github.com/ondyari/FaceForensics (a form); its dataset/ has splits/ and conversion_dict.json",
+        bibtex=r"""@inproceedings{roessler2019faceforensics,
+  author = {R{\"o}ssler, Andreas and Cozzolino, Davide and Verdoliva, Luisa and Riess, Christian and Thies, Justus and
+            Nie{\ss}ner, Matthias},
+  title = {{FaceForensics++}: Learning to Detect Manipulated Facial Images},
+  booktitle = {IEEE/CVF International Conference on Computer Vision (ICCV)},
+  year = {2019}
+}""",
+    )
+)
+CORPORA.register(
+    CorpusLoader(
+        name="deeperforensics",
+        accepted="DeeperForensics-1.0: a folder with 'manipulated_videos/'",
+        recognises=lambda path: (
+            (path / "manipulated_videos").is_dir() or ((path / "source_videos").is_dir() and (path / "lists").is_dir())
+        ),
+        read=read_deeperforensics,
+        title="DeeperForensics-1.0",
+        corpus="DeeperForensics",
+        expected={"fake": "in 'manipulated_videos/VARIANT'"},
+        paper="Jiang et al., CVPR 2020, arXiv:2001.03024",
+        licence="DeeperForensics terms: research only, on request",
+        fetch="https://github.com/EndlessSora/DeeperForensics-1.0 (a form); the reals are FaceForensics++'s",
+        bibtex="""@inproceedings{jiang2020deeperforensics,
+  author = {Jiang, Liming and Li, Ren and Wu, Wayne and Qian, Chen and Loy, Chen Change},
+  title = {{DeeperForensics-1.0}: A Large-Scale Dataset for Real-World Face Forgery Detection},
+  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
+  year = {2020}
+}""",
+    )
+)
+CORPORA.register(
+    CorpusLoader(
+        name="celeb_df",
+        accepted="Celeb-DF: a folder with 'Celeb-real/', 'YouTube-real/' and 'Celeb-synthesis/'",
+        recognises=lambda path: (path / "Celeb-real").is_dir() or (path / "Celeb-synthesis").is_dir(),
+        read=read_celeb_df,
+        title="Celeb-DF v2 or Celeb-DF++",
+        corpus="Celeb-DF",
+        expected={"real": "in 'Celeb-real' or 'YouTube-real'", "fake": "in 'Celeb-synthesis'"},
+        paper="Li et al., CVPR 2020, arXiv:1909.12962; Celeb-DF++: Li et al., arXiv:2507.18015",
+        licence="Celeb-DF terms: research only, on request",
+        fetch="https://github.com/yuezunli/celeb-deepfakeforensics and https://github.com/OUC-VAS/Celeb-DF-PP (forms)",
+        bibtex="""@inproceedings{li2020celebdf,
+  author = {Li, Yuezun and Yang, Xin and Sun, Pu and Qi, Honggang and Lyu, Siwei},
+  title = {{Celeb-DF}: A Large-Scale Challenging Dataset for {DeepFake} Forensics},
+  booktitle = {IEEE/CVF Conference on Computer Vision and Pattern Recognition (CVPR)},
+  year = {2020}
+}""",
+    )
+)
+CORPORA.register(
+    CorpusLoader(
+        name="dfdc_preview",
+        accepted="DFDC preview: a folder with 'dataset.json'",
+        recognises=lambda path: (
+            _is_dfdc_table(path / "dataset.json")
+            or ((path / "method_A").is_dir() and (path / "original_videos").is_dir())
+        ),
+        read=read_dfdc_preview,
+        title="DFDC preview",
+        corpus="DFDC preview",
+        expected={"real": "in 'original_videos'", "fake": "in 'method_A' or 'method_B'"},
+        paper="Dolhansky et al., arXiv:1910.08854",
+        licence="DFDC terms: research only",
+        fetch="https://ai.meta.com/datasets/dfdc (an account)",
+        bibtex="""@article{dolhansky2019dfdc,
+  author = {Dolhansky, Brian and Howes, Russ and Pflaum, Ben and Baram, Nicole and Canton Ferrer, Cristian},
+  title = {The Deepfake Detection Challenge ({DFDC}) Preview Dataset},
+  journal = {arXiv preprint arXiv:1910.08854},
+  year = {2019}
+}""",
+        rank=2,
+    )
+)
+CORPORA.register(
+    CorpusLoader(
+        name="dfdc",
+        accepted="DFDC: a folder with 'dfdc_train_part_N/metadata.json' or 'test/labels.csv', or one such part",
+        recognises=_is_dfdc,
+        read=read_dfdc,
+        title="DeepFake Detection Challenge",
+        corpus="DFDC",
+        expected={"real": "by a metadata.json or labels.csv", "fake": "by a metadata.json or labels.csv"},
+        paper="Dolhansky et al., arXiv:2006.07397",
+        licence="DFDC terms: research only",
+        fetch="https://www.kaggle.com/c/deepfake-detection-challenge or https://ai.meta.com/datasets/dfdc (an account)",
+        bibtex="""@article{dolhansky2020dfdc,
+  author = {Dolhansky, Brian and Bitton, Joanna and Pflaum, Ben and Lu, Jikuo and Howes, Russ and Wang, Menglin and
+            Canton Ferrer, Cristian},
+  title = {The {DeepFake} Detection Challenge ({DFDC}) Dataset},
+  journal = {arXiv preprint arXiv:2006.07397},
+  year = {2020}
+}""",
+        rank=2,  # behind folders of labels: these may have a metadata.json of their own
+    )
+)
+CORPORA.register(
+    CorpusLoader(
+        name="fakeavceleb",
+        accepted="FakeAVCeleb: a folder with 'RealVideo-RealAudio/', 'FakeVideo-FakeAudio/' ... and 'meta_data.csv'",
+        recognises=lambda path: any(
+            (path / outer / name).is_dir() for outer in ("", "FakeAVCeleb") for name in _AUDIO_FOLDERS
+        ),
+        read=read_fakeavceleb,
+        title="FakeAVCeleb",
+        corpus="FakeAVCeleb",
+        expected={"real": "in 'RealVideo-RealAudio'", "fake": "in 'FakeVideo-RealAudio' or 'FakeVideo-FakeAudio'"},
+        paper="Khalid et al., NeurIPS 2021 (datasets and benchmarks), arXiv:2108.05080",
+        licence="FakeAVCeleb terms: research only, on request",
+        fetch="https://github.com/DASH-Lab/FakeAVCeleb (a form)",
+        bibtex="""@inproceedings{khalid2021fakeavceleb,
+  author = {Khalid, Hasam and Tariq, Shahroz and Kim, Minha and Woo, Simon S.},
+  title = {{FakeAVCeleb}: A Novel Audio-Video Multimodal Deepfake Dataset},
+  booktitle = {NeurIPS Datasets and Benchmarks},
+  year = {2021}
+}""",
+    )
+)
+CORPORA.register(
+    CorpusLoader(
+        name="wilddeepfake",
+        accepted="WildDeepfake: a folder with 'real_train/', 'fake_train/' ... and unpacked archives in them",
+        recognises=lambda path: any(
+            (path / outer / f"real_{part}").is_dir() or (path / outer / f"fake_{part}").is_dir()
+            for outer in ("", _OUTER)
+            for part in ("train", "test")
+        ),
+        read=read_wilddeepfake,
+        title="WildDeepfake",
+        corpus="WildDeepfake",
+        expected={"real": "in 'real_train/N/real/M'", "fake": "in 'fake_train/N/fake/M'"},
+        paper="Zi et al., ACM Multimedia 2020, arXiv:2101.01456",
+        licence="the terms on its page",
+        fetch="https://github.com/OpenTAI/wild-deepfake or https://huggingface.co/datasets/xingjunm/WildDeepfake",
+        bibtex="""@inproceedings{zi2020wilddeepfake,
+  author = {Zi, Bojia and Chang, Minghao and Chen, Jingjing and Ma, Xingjun and Jiang, Yu-Gang},
+  title = {{WildDeepfake}: A Challenging Real-World Dataset for Deepfake Detection},
+  booktitle = {ACM International Conference on Multimedia},
+  year = {2020}
+}""",
+    )
+)

@@ -1,1 +1,0 @@
-"""Published corpora of faces that were swapped, re-enacted or lip-synced."""

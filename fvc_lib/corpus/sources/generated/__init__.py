@@ -1,1 +1,0 @@
-"""Published corpora of videos that a generator made from text, pictures or videos."""

@@ -1,1 +1,0 @@
-"""Image corpora: folders and manifests, Food-101, Nutrition5k."""
