@@ -124,8 +124,7 @@ class TaskSpec:
     strict_controls: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     no_headline: tuple[str, str] = ("", "")  # the measure's name and what is judged, while there is no number yet
     sample: str = "built-in corpus"  # what the built-in corpus is called
-    # Metrics whose learning curves tell most, at most three, with the run's parameters in braces; of those that
-    # match a ``*`` the first that has been logged.
+    # Metrics whose learning curves tell most, at most three; of those that match a ``*`` the first that was logged.
     curves: tuple[str, ...] = ("loss",)
 
     @property

@@ -297,7 +297,7 @@ def test_one_detector_without_anything_known_gives_what_can_be_given(tmp_path):
     assert "No control could be computed" in " ".join(findings.answer(audit))
     assert findings.write_tables(audit, [], tmp_path)
     for drawn in (
-        figures.detectors_figure(audit), figures.roc_figure(audit, videos, scores), figures.slices_figure(audit, "one"),
+        figures.detectors_figure(audit), figures.roc_figure(audit, videos, scores),
         figures.agreement_figure(audit),
     ):  # fmt: skip
         assert drawn.layout.title.text

@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
-from fvc_lib.analysis.dashboard.panels import Selection, dashboard_notes
+from fvc_lib.analysis.dashboard.panels import Selection, notes
 from fvc_lib.analysis.mlflow.export import run_content
 from fvc_lib.analysis.pages.report import summary_lines
 from fvc_lib.analysis.pages.runs_index import write_runs_index
@@ -111,7 +111,7 @@ def test_every_query_and_the_dashboard_name_a_damaged_table(run: RunPaths) -> No
         assert not queries.SQL_TABLES[name]([run]).notes
         content = flip(path, random.Random(1))
         assert names_damage(queries.SQL_TABLES[name]([run]).notes, stage), name
-        assert names_damage(dashboard_notes(Selection((run,))), stage), name
+        assert names_damage(notes(Selection((run,))).splitlines(), stage), name
         path.write_bytes(content)
 
 

@@ -18,10 +18,10 @@ from fvc_lib.analysis.dashboard import dashboard as dashboards
 from fvc_lib.analysis.dashboard.dashboard import Dashboard, dashboard
 from fvc_lib.analysis.dashboard.panels import (
     MOST_METRICS,
+    NOTHING,
     Selection,
-    dashboard_notes,
     default_selection,
-    is_nothing,
+    notes,
     panels,
 )
 from fvc_lib.analysis.pages.display import PLOTLY
@@ -104,8 +104,7 @@ def test_the_dashboard_finds_the_panels_of_every_figure_file_by_itself() -> None
 def test_the_figures_follow_the_selection(runs: list[RunPaths]) -> None:
     board = dashboard(runs_dir(runs))
     assert len(shown("learning curves 1", board.selection).layout.annotations) == 5  # one panel per fold
-    second = next(panel for panel in panels() if panel.name == "learning curves 2")
-    assert is_nothing(second.bundle(board.selection))
+    assert shown("learning curves 2", board.selection) == NOTHING
     chosen = board.choose(folds=(1, 2), metrics=("roc_auc", "loss"), smoothing=0.5)
     curves = shown("learning curves 1", chosen)
     assert [note.text for note in curves.layout.annotations] == ["fold 1", "fold 2"]
@@ -194,11 +193,10 @@ def test_two_runs_of_one_id_have_columns_of_their_own_names(make_run: Callable[.
 
 
 def test_skipped_lines_are_noted(runs: list[RunPaths]) -> None:
-    assert dashboard_notes(default_selection(runs_dir(runs))) == ()
+    assert notes(default_selection(runs_dir(runs))).startswith("All lines")
     with runs[1].metrics("04_fold_training", 2).open("ab") as stream:
         stream.write(b'{"run_id":"x","st')
-    (note,) = dashboard_notes(default_selection(runs_dir(runs)))
-    assert "04_fold_training_fold_2" in note
+    assert "04_fold_training_fold_2" in notes(default_selection(runs_dir(runs)))
 
 
 @pytest.mark.fault(39)

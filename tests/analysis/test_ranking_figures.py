@@ -63,9 +63,9 @@ def test_a_class_of_one_group_has_no_band_as_it_has_no_interval() -> None:
     groups = np.where(labels == 0, "all reals", groups)
     alone = roc_band(labels, scores, groups, folds, replicates=50)
     assert group_interval(labels, scores, groups, within_folds(roc_auc, folds), replicates=50).replicates == 0
-    assert not alone.has_interval
+    assert np.isnan(alone.low).all()
     assert np.isfinite(alone.mean).all()
-    assert not pr_band(labels, scores, groups, folds, replicates=50).has_interval
+    assert np.isnan(pr_band(labels, scores, groups, folds, replicates=50).high).all()
 
 
 def test_the_title_states_the_share_of_the_results_also_where_scores_tie() -> None:
@@ -92,12 +92,11 @@ def test_bins_hold_the_shares_and_one_group_gives_no_interval() -> None:
     labels = np.array([0, 0, 1, 1, 1, 0], np.int64)
     scores = np.array([0.11, 0.12, 0.15, 0.91, 0.95, 0.99])
     shares = binned_shares(labels, scores, ["a", "b", "c", "d", "d", "d"], replicates=200)
-    np.testing.assert_allclose(shares.fake_shares, [1 / 3, 2 / 3])
-    np.testing.assert_allclose(shares.mean_scores, [0.38 / 3, 2.85 / 3])
-    assert shares.counts.tolist() == [3, 3]
-    assert shares.num_groups.tolist() == [3, 1]
-    assert shares.low[0] <= 1 / 3 <= shares.high[0]
-    assert np.isnan([shares.low[1], shares.high[1]]).all()
+    np.testing.assert_allclose(shares["fake_share"], [1 / 3, 2 / 3])
+    np.testing.assert_allclose(shares["mean_score"], [0.38 / 3, 2.85 / 3])
+    assert shares.select("num_videos", "num_groups").rows() == [(3, 3), (3, 1)]
+    assert shares["low"][0] <= 1 / 3 <= shares["high"][0]
+    assert shares.select("low", "high")[1].to_numpy() == pytest.approx(np.nan, nan_ok=True)
 
 
 def test_bins_of_groups_are_those_of_rows_to_the_bit() -> None:
@@ -109,12 +108,10 @@ def test_bins_of_groups_are_those_of_rows_to_the_bit() -> None:
     inside = bins[:, None] == np.unique(bins)
     with np.errstate(invalid="ignore"):
         drawn = (weights @ (inside * labels[:, None])) / (weights @ inside.astype(float))
-    known = np.flatnonzero(np.isfinite(shares.low))
-    assert known.size
-    for place in known:
-        sizes = GroupCounts((int(shares.num_groups[place]),), int(shares.num_groups[place]))
-        low, high = interval_ends(shares.fake_shares[[place]], drawn[:, place][None], (0, 1), sizes, 0.95)
-        assert (shares.low[place], shares.high[place]) == (low[0], high[0])
+    for place, row in enumerate(shares.iter_rows(named=True)):
+        sizes = GroupCounts((row["num_groups"],), row["num_groups"])
+        low, high = interval_ends(np.array([row["fake_share"]]), drawn[:, place][None], (0, 1), sizes, 0.95)
+        assert (row["low"], row["high"]) == (low[0], high[0])
 
 
 def test_calibration_is_shown_before_and_after_the_temperature(run: RunPaths) -> None:

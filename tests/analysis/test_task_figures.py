@@ -1,7 +1,6 @@
 """Figures and tables of the tasks image and video_text hold what their tables hold."""
 
 import itertools
-import math
 
 import numpy as np
 import polars as pl
@@ -15,8 +14,6 @@ from tests.analysis.task_runs import (
     image_predictions_of,
     image_results_of,
     images_of,
-    pairs_of,
-    ranks_of,
     target_predictions_of,
     targets_of,
     video_text_results_of,
@@ -87,34 +84,6 @@ def test_the_models_numbers_stand_above_their_best_controls() -> None:
     assert "n = 30 images of the test part in 15 groups" in subtitle(figure)
     texts = tasks.beside_controls_figure(video_text_results_of(), [("video_to_text", "recall@1")], counted="queries")
     assert title(texts) == "Recall@1, video to text is 0.720 [0.620, 0.820]; chance reaches 0.067"
-
-
-@given(st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), min_size=1, max_size=6))
-@settings(max_examples=25, deadline=None)
-def test_chance_is_what_counting_every_order_gives(kinds: list[tuple[int, int]]) -> None:
-    """A query with P positives among N finds one within k unless all k are of the other N - P."""
-    rows = [{"num_candidates": max(pair), "num_positives": min(pair)} for pair in kinds]
-    places = np.arange(1, 8)
-
-    def found(row: dict[str, int], k: int) -> float:
-        others = math.comb(row["num_candidates"] - row["num_positives"], k)
-        return 1 - others / math.comb(row["num_candidates"], k) if k <= row["num_candidates"] else 1.0
-
-    expected = [np.mean([found(row, k) for row in rows]) for k in places]
-    np.testing.assert_allclose(tasks.chance_within(pl.DataFrame(rows), places), expected, atol=1e-12)
-
-
-def test_the_curves_count_the_queries_with_a_match() -> None:
-    ranks = ranks_of(pairs_of())
-    figure = tasks.found_within_figure(ranks)
-    names = ["video to text", "video to text, chance", "text to video", "text to video, chance"]
-    assert [trace.name for trace in figure.data] == names
-    own = ranks.filter(direction="video_to_text")
-    for place, share in zip(figure.data[0].x, figure.data[0].y, strict=True):
-        assert share == pytest.approx((own["rank"] <= place).mean(), abs=1e-5)
-    assert figure.data[0].y[-1] == figure.data[1].y[-1] == 1
-    wide = ranks.with_columns(num_candidates=pl.lit(100_000, pl.Int64))
-    assert all(len(trace.x) <= 400 for trace in tasks.found_within_figure(wide).data)
 
 
 def test_a_table_has_a_column_for_each_control_and_says_which_way_is_better() -> None:

@@ -6,7 +6,6 @@ figures for the default choice. The panels are those that ``fvc_lib.analysis.fig
 
 import asyncio
 import json
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +25,10 @@ from fvc_lib.services.run_paths import list_runs
 
 LIVE_SECONDS = 5.0
 _SEVERAL = ("runs", "metrics", "folds")
-_CHOICES = (*_SEVERAL, "detail", "smoothing")
 
 
 class Dashboard:
-    """Widgets and the panels that they redraw; ``selection`` is what is shown now."""
+    """Widgets and the panels that they redraw; ``selection`` is shown now."""
 
     def __init__(self, runs_dir: Path, selection: Selection) -> None:
         self.runs_dir = runs_dir
@@ -63,26 +61,27 @@ class Dashboard:
 
         look: dict[str, Any] = {"style": {"description_width": "90px"}}
         wide = {"layout": {"width": "560px"}, **look}
-        self.widgets = {
+        chosen = {
             "runs": ipw.SelectMultiple(description="Runs", rows=6, **wide),
             "detail": ipw.Dropdown(description="In detail", **wide),
             "metrics": ipw.SelectMultiple(description="Metrics", tooltip=f"at most {MOST_METRICS}", rows=6, **look),
             "folds": ipw.SelectMultiple(description="Folds", tooltip="none chosen: all", rows=5, **look),
             "smoothing": ipw.FloatSlider(max=0.95, step=0.05, description="Smoothing", continuous_update=False, **look),
+        }
+        follow = f"Refresh every {LIVE_SECONDS:g} s while a chosen run works"
+        below = {
             "refresh": ipw.Button(description="Refresh", tooltip="Look for new runs and read the chosen ones again"),
-            "live": ipw.Checkbox(
-                description=f"Refresh every {LIVE_SECONDS:g} s while a chosen run works", indent=False
-            ),
+            "live": ipw.Checkbox(description=follow, indent=False),
             "note": ipw.Label("Hold Ctrl to choose several."),
         }
+        self.widgets = {**chosen, **below}
         self.offer()
-        for name in _CHOICES:
-            self.widgets[name].observe(partial(self._on_choice, name), names="value")
+        for name, widget in chosen.items():
+            widget.observe(partial(self._on_choice, name), names="value")
         self.widgets["refresh"].on_click(lambda _: self.refresh())
         self.widgets["live"].observe(lambda change: self.follow(is_on=change["new"]), names="value")
-        left, right, below = (("runs", "detail"), ("metrics", "folds", "smoothing"), ("refresh", "live", "note"))
-        lists = [ipw.VBox([self.widgets[name] for name in names]) for names in (left, right)]
-        return ipw.VBox([ipw.HBox(lists), ipw.HBox([self.widgets[name] for name in below])])
+        of_runs, of_curves = list(chosen.values())[:2], list(chosen.values())[2:]
+        return ipw.VBox([ipw.HBox([ipw.VBox(of_runs), ipw.VBox(of_curves)]), ipw.HBox(list(below.values()))])
 
     def offer(self) -> None:
         """Fill the lists with the present runs, metrics and folds, and mark the chosen ones."""
@@ -123,26 +122,21 @@ class Dashboard:
         Another run in detail begins with all its folds; one of another task with that task's metrics.
         """
         before = self.selection
-        self.selection = after = replace(before, **changes)
-        if after.detailed == before.detailed:
-            self._redraw(number for number, panel in enumerate(self._panels) if set(panel.follows) & set(changes))
-            return after
-        changes = {"folds": ()}
-        if panels.task_of(after.detailed) != panels.task_of(before.detailed):
-            changes["metrics"] = panels.default_metrics(after.detailed)
-        self.selection = replace(after, **changes)
-        self._redraw(range(len(self._panels)))
+        self.selection = replace(before, **changes)
+        run = self.selection.detailed
+        if run != before.detailed:
+            is_alike = panels.task_of(run) == panels.task_of(before.detailed)
+            metrics = self.selection.metrics if is_alike else panels.default_metrics(run)
+            self.selection = replace(self.selection, folds=(), metrics=metrics)
+        for number, panel in enumerate(self._panels if self._handles else ()):
+            if run != before.detailed or set(panel.follows) & set(changes):
+                self._show(number, panel.bundle(self.selection))
         return self.selection
 
     def refresh(self) -> None:
         """Look for new runs, read the chosen ones again and redraw what has changed."""
         self.offer()
-        self._redraw(range(len(self._panels)))
-
-    def _redraw(self, numbers: Iterable[int]) -> None:
-        if not self._handles:
-            return
-        for number in numbers:
+        for number in range(len(self._handles)):
             self._show(number, self._panels[number].bundle(self.selection))
 
     def _show(self, number: int, bundle: Bundle) -> None:
@@ -153,8 +147,10 @@ class Dashboard:
         if PLOTLY in bundle:
             # plotly's JupyterLab extension draws an output once and ignores later data, unless another mimetype came
             # in between. An empty output of the same height keeps the page from jumping.
-            height = int(bundle[PLOTLY]["layout"].get("height", 400))
-            blank = {"text/html": f'<div style="height:{height}px"></div>', "text/plain": ""}
+            blank = {
+                "text/html": f'<div style="height:{bundle[PLOTLY]["layout"]["height"]}px"></div>',
+                "text/plain": "",
+            }
             self._handles[number].update(blank, raw=True)
         self._handles[number].update(bundle, raw=True)
 
@@ -169,14 +165,13 @@ class Dashboard:
             self._task = asyncio.get_running_loop().create_task(self._follow())
 
     async def _follow(self) -> None:
-        live = [number for number, panel in enumerate(self._panels) if panel.is_live]
         note = "No chosen run is at work any more: refreshing stopped."
         try:
             while any(run_status(run).get("state") in ("running", "waiting") for run in self.selection.runs):
-                for number in live:
+                for number, panel in enumerate(self._panels):
                     selection = self.selection
-                    bundle = await asyncio.to_thread(self._panels[number].bundle, selection)
-                    if selection is self.selection:  # else the reader has chosen something else meanwhile
+                    bundle = await asyncio.to_thread(panel.bundle, selection) if panel.is_live else None
+                    if bundle is not None and selection is self.selection:  # else the reader has chosen again meanwhile
                         self._show(number, bundle)
                 await asyncio.sleep(LIVE_SECONDS)
             self.refresh()

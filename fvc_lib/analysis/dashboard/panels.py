@@ -1,4 +1,4 @@
-"""Panels of the dashboard, and what a reader has chosen.
+"""Panels of the dashboard, and the choices of a reader.
 
 A panel is declared in the file of ``analysis/figures`` that draws it, with ``@PANELS.register_panel``: its name, its
 place, the choices it follows and the tasks it is for. So a new figure is one file, and no list names it.
@@ -15,19 +15,17 @@ import polars as pl
 
 from fvc_lib.analysis.pages.display import figure_bundle
 from fvc_lib.analysis.read.naming import run_parameters, run_task
-from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves, memory_samples, results, task_results
+from fvc_lib.analysis.read.queries import SQL_TABLES, learning_curves
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.records.digests import refuse_damaged
 from fvc_lib.services.registry import Registry
 from fvc_lib.services.run_paths import RunPaths, find_run, list_runs
 from fvc_lib.services.tasks import TASKS
 
-MOST_RUNS = 8  # chosen by default
 MOST_METRICS = 3  # with learning curves at once
 QUICK_REPLICATES = 500  # of bands: a redraw must feel immediate; the results notebook's own have more
 NOTHING = "\N{ZERO WIDTH SPACE}"  # an empty output would be a gap in the numbering of displays
-_NO_PLACE = {"text/html": '<div style="display:none"></div>'}  # text alone would take a line
-_LOGS = ("metrics", "memory", "memory_events", "training", "parameters")  # the ``SQL_TABLES`` that are no tables
+_MOST_RUNS = 8  # chosen by default
 
 Bundle = dict[str, Any]
 Shown = Any  # a figure, a table or a text; plotly has no types
@@ -35,7 +33,7 @@ Shown = Any  # a figure, a table or a text; plotly has no types
 
 @dataclass(frozen=True)
 class Selection:
-    """What the dashboard shows.
+    """The choices that the dashboard shows.
 
     Attributes:
         runs: the chosen runs.
@@ -67,23 +65,14 @@ def default_selection(runs_dir: Path, run: str | None = None) -> Selection:
     chosen = find_run(runs_dir, run or "latest")
     refuse_damaged(chosen.root)
     alike = [other for other in list_runs(runs_dir) if other.experiment == chosen.experiment and other != chosen]
-    return Selection((chosen, *alike[::-1][: MOST_RUNS - 1]), metrics=default_metrics(chosen))
+    return Selection((chosen, *alike[::-1][: _MOST_RUNS - 1]), metrics=default_metrics(chosen))
 
 
 def default_metrics(run: RunPaths) -> tuple[str, ...]:
     """Return the metrics whose learning curves the run's task names (``TaskSpec.curves``)."""
-    parameters, defaults = run_parameters(run), RunConfig().model_dump()
-    chosen: list[str] = []
-    for name in TASKS[run_task(parameters)].curves:
-        if "*" in name:
-            logged = learning_curves([run], phases=["validation"]).frame["metric"].unique().sort()
-            chosen += fnmatch.filter(logged, name)[:1]
-            continue
-        try:
-            chosen.append(name.format_map({**defaults, **parameters}))
-        except (LookupError, TypeError, ValueError, AttributeError):  # of an edited params.yaml
-            chosen.append(name.format_map(defaults))
-    return tuple(chosen)
+    logged = learning_curves([run], phases=["validation"]).frame["metric"].unique().sort()
+    names = ([name] if "*" not in name else fnmatch.filter(logged, name)[:1] for name in TASKS[task_of(run)].curves)
+    return tuple(name for some in names for name in some)
 
 
 # --- Panels
@@ -115,9 +104,9 @@ class Panel:
         shown = self.draw(selection) if is_meant else NOTHING
         if isinstance(shown, go.Figure):
             return figure_bundle(shown)
-        if isinstance(shown, str):
-            return {"text/plain": shown, **(_NO_PLACE if shown == NOTHING else {})}
-        return dict(shown._repr_mimebundle_())
+        if shown == NOTHING:  # text alone would take a line
+            return {"text/plain": shown, "text/html": '<div style="display:none"></div>'}
+        return {"text/plain": shown} if isinstance(shown, str) else dict(shown._repr_mimebundle_())
 
 
 class PanelRegistry(Registry[Panel]):
@@ -141,23 +130,12 @@ def panels() -> tuple[Panel, ...]:
     return tuple(sorted((panel for _, panel in PANELS.items()), key=lambda panel: panel.at))
 
 
-def is_nothing(bundle: Bundle) -> bool:
-    """Return whether a panel has nothing to show for now."""
-    return bundle.get("text/plain") == NOTHING
-
-
-# --- What panels read
+# --- Data of panels
 
 
 def task_of(run: RunPaths) -> str:
     """Return the task of ``run``."""
     return run_task(run_parameters(run))
-
-
-def runs_alike(selection: Selection) -> tuple[RunPaths, ...]:
-    """Return the chosen runs of the same task as the one in detail."""
-    task = task_of(selection.detailed)
-    return tuple(run for run in selection.runs if task_of(run) == task)
 
 
 def confidence_of(selection: Selection) -> float:
@@ -176,17 +154,9 @@ def of_folds(selection: Selection, frame: pl.DataFrame) -> pl.DataFrame:
     return frame.filter(pl.col("fold").is_in(selection.folds)) if selection.folds else frame
 
 
-def dashboard_notes(selection: Selection) -> tuple[str, ...]:
-    """Return sentences about lines that could not be read and panels that could not be loaded."""
-    runs = selection.runs
-    answers = [results(runs), task_results(runs), learning_curves(runs), memory_samples(runs)]
-    answers += [read([selection.detailed]) for name, read in SQL_TABLES.items() if name not in _LOGS]
-    notes = [f"Panels of {module} are missing: {reason}" for module, reason in PANELS.broken.items()]
-    for answer in answers:
-        notes += answer.notes
-    return tuple(dict.fromkeys(notes))
-
-
-@PANELS.register_panel("notes", at=90, follows=("runs",), is_live=True)
-def _notes(selection: Selection) -> Shown:
-    return "\n".join(dashboard_notes(selection)) or "All lines of the chosen runs could be read."
+@PANELS.register_panel("notes", at=90, is_live=True)
+def notes(selection: Selection) -> str:
+    """Return sentences about lines of the run in detail that could not be read, and panels that failed to load."""
+    missing = [f"Panels of {module} are missing: {reason}" for module, reason in PANELS.broken.items()]
+    unread = [note for read in SQL_TABLES.values() for note in read([selection.detailed]).notes]
+    return "\n".join(dict.fromkeys(missing + unread)) or "All lines of the run in detail could be read."

@@ -1,25 +1,19 @@
 """Figures that set results side by side: targets of a protocol, disturbed videos, detectors, and pairs of runs."""
 
 import math
-from collections.abc import Sequence
 
 import plotly.graph_objects as go
 import polars as pl
 
-from fvc_lib.analysis.dashboard.panels import NOTHING, PANELS, Selection, Shown
+from fvc_lib.analysis.dashboard.panels import PANELS, Selection, Shown
 from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import Row
-from fvc_lib.analysis.pages.display import HtmlTable
 from fvc_lib.analysis.read.comparison import Comparison, DetectorComparison, compare, difference_text, p_text
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS, HEADLINE_METRIC, Score, judge, overall_scores
-from fvc_lib.analysis.read.naming import run_marks
 from fvc_lib.analysis.read.protocols import TARGET_SCOPE
-from fvc_lib.analysis.read.queries import results as results_of
 from fvc_lib.analysis.read.robustness import UNDISTURBED
 from fvc_lib.analysis.wording import count_text, figure_text, interval_text, metric_name, number_text, source_name
 from fvc_lib.metrics.declaration import direction
-from fvc_lib.services.atomic_files import path_to_text
-from fvc_lib.services.run_paths import RunPaths
 
 _MAIN = HEADLINE_METRIC
 _NAME = metric_name(_MAIN)
@@ -46,9 +40,9 @@ def target_table(results: pl.DataFrame) -> pl.DataFrame:
     rows = []
     for target in targets_of(results):
         scores = target_scores(results, target)
-        sizes = results.filter(scope=f"{TARGET_SCOPE}{target}", source="model").select("num_videos", "num_groups")
+        own = results.filter(scope=f"{TARGET_SCOPE}{target}", source="model").row(0, named=True)
         texts = {source_name(score.source): interval_text(score.value, score.low, score.high) for score in scores}
-        counts = dict(zip(("videos", "groups"), sizes.row(0), strict=True))
+        counts = {"videos": own["num_videos"], "groups": own["num_groups"]}
         rows.append({"target": target, **counts, **texts, "standing": judge(scores).standing})
     return pl.DataFrame(rows)
 
@@ -60,14 +54,14 @@ def targets_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Fig
         return theme.nothing_to_show("Targets", "This run's protocol has none: its folds are all of one kind.")
     rows, reached = [], []
     for target in targets:
-        scores = [score for score in target_scores(results, target) if score.source not in DISHONEST_CONTROLS]
-        model = next((score for score in scores if score.source == "model"), Score("model", None))
-        controls = [score for score in scores if score.source != "model" and score.value is not None]
+        scores = {score.source: score for score in target_scores(results, target)}
+        model = scores.pop("model", Score("model", None))
         tick = figure_text(theme.shortened(target, 40))
         reached.append(number_text(model.value, 2))
         rows.append(Row(tick, model.value, model.low, model.high))
-        if controls:
-            best = max(controls, key=lambda score: score.value or 0.0)
+        honest = [score for score in scores.values() if score.source not in DISHONEST_CONTROLS]
+        best = max(honest, key=lambda score: score.value or 0.0, default=None)
+        if best is not None and best.value is not None:
             control = f"{tick}<br><i>{figure_text(source_name(best.source)).lower()}</i>"
             rows.append(Row(control, best.value, best.low, best.high, theme.CONTROL, hollow=True))
     finding = f"{_NAME} is {reached[0]} at {targets[0]}"
@@ -83,21 +77,6 @@ def targets_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Fig
         names="Target",
         values=_NAME,
     )
-
-
-def target_matrix(runs: Sequence[RunPaths]) -> HtmlTable:
-    """Return a row per run and a column per target: ROC AUC with its interval."""
-    rows = results_of(runs).frame.filter(pl.col("scope").str.starts_with(TARGET_SCOPE), source="model", metric=_MAIN)
-    texts = [interval_text(*row) for row in rows.select("value", "low", "high").iter_rows()]
-    target = pl.col("scope").str.strip_prefix(TARGET_SCOPE).alias("target")
-    cells = rows.select("run_id", target, pl.Series("text", texts, dtype=pl.String))
-    matrix = cells.pivot("target", index="run_id", values="text", sort_columns=True) if texts else cells.head(0)
-    marks = zip(runs, run_marks(runs), strict=True)
-    trained = {path_to_text(run.run_id): " · ".join(filter(None, mark)) for run, mark in marks}
-    targets = [name for name in matrix.columns if name != "run_id"]
-    table = matrix.select(pl.col("run_id").replace(trained).alias("trained"), "run_id", *targets)
-    names = {"trained": "Trained"} | {name: name for name in targets}
-    return HtmlTable(table, f"{_NAME} at each target: a row for each run", names, missing="–")
 
 
 # --- Disturbed videos: ROBUSTNESS_RESULTS
@@ -129,11 +108,7 @@ def levels_figure(results: pl.DataFrame, *, confidence: float = 0.95) -> go.Figu
 
 # --- Detectors: quality against cost
 
-_COSTS = {
-    "milliseconds_per_clip": "Forward pass of one clip (ms)",
-    "num_parameters": "Parameters",
-    "training_seconds": "Training of all folds (s)",
-}
+_COSTS = {"milliseconds_per_clip": "Forward pass of one clip (ms)", "num_parameters": "Parameters"}
 
 
 def cost_figure(comparison: DetectorComparison, cost: str = "milliseconds_per_clip") -> go.Figure:
@@ -141,12 +116,11 @@ def cost_figure(comparison: DetectorComparison, cost: str = "milliseconds_per_cl
 
     Hollow points: not every run of the detector is above its controls.
     """
-    title = _COSTS[cost]
-    shown = [(detector.cost[cost], detector) for detector in comparison.detectors if detector.cost.get(cost)]
+    shown = [detector for detector in comparison.detectors if detector.cost.get(cost)]
     if not shown:
-        return theme.nothing_to_show("Quality against cost", f"{title} is not recorded for any detector.")
-    best = max(shown, key=lambda pair: pair[1].intervals[_MAIN].value)[1].name
-    cheapest = min(shown, key=lambda pair: pair[0])[1].name
+        return theme.nothing_to_show("Quality against cost", f"{_COSTS[cost]} is not recorded for any detector.")
+    best = max(shown, key=lambda detector: detector.intervals[_MAIN].value).name
+    cheapest = min(shown, key=lambda detector: detector.cost[cost]).name
     counted = comparison.detectors[0].intervals[_MAIN]
     end = "and costs least" if best == cheapest else f"and {cheapest} costs least"
     drawn = theme.figure(
@@ -155,17 +129,20 @@ def cost_figure(comparison: DetectorComparison, cost: str = "milliseconds_per_cl
         "intervals over groups of the mean over seeds; hollow: not above controls",
         height=420,
     )
-    for number, (value, detector) in enumerate(shown):
-        interval = detector.intervals[_MAIN]
+    for number, detector in enumerate(shown):
+        value, low, high, *_ = detector.intervals[_MAIN].row()
         color = theme.SERIES[number % len(theme.SERIES)]
-        point = theme.add_line(drawn, [value], [interval.value], detector.name, color, mode="markers")
         fill = color if detector.is_above_controls else "white"
-        point.marker = {"size": 12, "color": fill, "line": {"color": color, "width": 2}}
-        point.error_y = theme.error_bar([interval.value], [interval.low], [interval.high], color)
-        text = interval_text(interval.value, interval.low, interval.high)
-        point.hovertemplate = f"{figure_text(detector.name)}<br>{text}<br>{detector.spread_text()}<extra></extra>"
+        name, text = figure_text(detector.name), interval_text(value, low, high)
+        look = {
+            "marker": {"size": 12, "color": fill, "line": {"color": color, "width": 2}},
+            "hovertemplate": f"{name}<br>{text}<br>{detector.spread_text()}<extra></extra>",
+        }
+        point = theme.add_line(drawn, [detector.cost[cost]], [value], detector.name, color, mode="markers", **look)
+        if value is not None and low is not None and high is not None:
+            point.error_y = theme.error_bar([value], [low], [high], color)
     drawn.add_hline(y=0.5, line={"color": theme.CONTROL, "width": 1, "dash": "dash"}, layer="below")
-    drawn.update_xaxes(title_text=title, type="log")
+    drawn.update_xaxes(title_text=_COSTS[cost], type="log")
     drawn.update_yaxes(title_text=_NAME)
     return drawn.update_layout(legend=theme.LEGEND_BELOW)
 
@@ -177,27 +154,36 @@ _MOST_PAIRS = 20  # the table has all
 
 def difference_figure(comparison: Comparison) -> go.Figure:
     """Return each pair's difference with its interval, filled where a difference is shown."""
-    name = metric_name(comparison.metric)
-    if not comparison.pairs:
+    name, pairs = metric_name(comparison.metric), comparison.pairs
+    if not pairs:
         # A bar between reasons: one may end with a command, which the next must not seem to continue.
         reasons = " | ".join(refusal.reason for refusal in comparison.refusals)
         return theme.nothing_to_show(f"Differences in {name}", reasons or "Choose two or more runs.")
     rows, reach = [], 0.01
-    for pair in comparison.pairs[:_MOST_PAIRS]:
+    for pair in pairs[:_MOST_PAIRS]:
         ends = (pair.difference.value, pair.difference.low, pair.difference.high)
-        value, low, high = (end if math.isfinite(end) else None for end in ends)
         reach = max(reach, *(abs(end) for end in ends if math.isfinite(end)))
+        value, low, high = (end if math.isfinite(end) else None for end in ends)
         tick = f"{figure_text(pair.second)}<br>minus {figure_text(pair.first)}"
         text = figure_text(f"{difference_text(pair)}, Holm p {p_text(pair.holm_p_value)}")
         color = theme.MODEL if pair.is_shown else theme.NEUTRAL
         rows.append(Row(tick, value, low, high, color, not pair.is_shown, text))
-    shown = sum(pair.is_shown for pair in comparison.pairs)
-    pairs = f"{count_text(len(comparison.pairs), 'pair')} of runs"
-    finding = f"{shown or 'None'} of {pairs} show a difference in {name}"
+    shown = sum(pair.is_shown for pair in pairs)
+    finding = f"{shown or 'None'} of {len(pairs)} pairs of runs show a difference in {name}"
+    sizes = sorted({(pair.difference.num_rows, pair.difference.num_groups) for pair in pairs})
+    subtitle = "; ".join(
+        [
+            *(theme.in_groups(videos, "video", groups) for videos, groups in sizes),
+            f"bars: {comparison.confidence:.0%} intervals over groups, same draws for both runs",
+            "p adjusted for all pairs (Holm)",
+            *[f"the first {_MOST_PAIRS} of {len(pairs)} pairs"] * (len(pairs) > _MOST_PAIRS),
+            *[f"{count_text(len(comparison.refusals), 'refusal')}, listed below"] * bool(comparison.refusals),
+        ]
+    )
     better = "below" if direction(comparison.metric) == "lower" else "above"
     drawn = theme.interval_chart(
-        comparison.pairs[0].finding if len(comparison.pairs) == 1 else finding,
-        _pairs_subtitle(comparison),
+        pairs[0].finding if len(pairs) == 1 else finding,
+        subtitle,
         rows,
         names="Pair of runs",
         values=f"{name}, second run minus first ({better} 0: the second is better)",
@@ -206,27 +192,6 @@ def difference_figure(comparison: Comparison) -> go.Figure:
     )
     drawn.update_xaxes(range=[-1.1 * reach, 1.1 * reach])  # around zero, so that the distance from it shows
     return drawn.update_layout(margin={"r": 270})
-
-
-def _pairs_subtitle(comparison: Comparison) -> str:
-    sizes = sorted({(pair.difference.num_rows, pair.difference.num_groups) for pair in comparison.pairs})
-    parts = [theme.in_groups(rows, "video", groups) for rows, groups in sizes]
-    parts.append(f"bars: {comparison.confidence:.0%} intervals over groups, same draws for both runs")
-    parts.append("p adjusted for all pairs (Holm)")
-    if len(comparison.pairs) > _MOST_PAIRS:
-        parts.append(f"the first {_MOST_PAIRS} of {len(comparison.pairs)} pairs")
-    if comparison.refusals:
-        parts.append(f"{count_text(len(comparison.refusals), 'refusal')}, listed below")
-    return "; ".join(parts)
-
-
-# --- Panels of the dashboard
-
-
-@PANELS.register_panel("protocol targets", at=39, follows=("runs",), tasks=("video",))
-def _targets_panel(selection: Selection) -> Shown:
-    matrix = target_matrix(selection.runs)
-    return matrix if matrix.frame.height else NOTHING
 
 
 @PANELS.register_panel("comparison", at=73, follows=("runs",), tasks=("video",))

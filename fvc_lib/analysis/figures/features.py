@@ -1,4 +1,4 @@
-"""Forensic features: how they follow label, size and codec, and which of them a model relied on."""
+"""Forensic features: their ties to label, size and codec, and which of them a model relied on."""
 
 from collections.abc import Mapping
 
@@ -33,37 +33,32 @@ def feature_ties(features: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
     facts = features.join(index.drop("group_id", "label", strict=False), on="video_id", how="left")
     facts = facts.with_columns(**TIES, codec=pl.col("codec").fill_null(""))
     rows = []
-    for name in features.columns:
-        if name in ("video_id", "group_id", "label"):
-            continue
+    for name in features.drop("video_id", "group_id", "label").columns:
         known = facts.filter(pl.col(name).is_finite())
-        ties = {tie: _rank_correlation(known.select(name, tie).drop_nulls()) for tie in TIES}
-        ties["codec"] = _correlation_ratio(known.select(pl.col(name).rank(), "codec"))
+        ties = {tie: _tie(known, name, tie) for tie in (*TIES, "codec")}
         auc = None
         if known["label"].n_unique() == 2:
-            above = float(roc_auc(known["label"] == "fake", known[name].cast(pl.Float64), np.ones(known.height)))
+            above = float(roc_auc(theme.fake_labels(known), known[name].cast(pl.Float64)))
             auc = max(above, 1 - above)
-        strongest = max((tie for tie in ties.values() if tie is not None), default=None)
-        missing = 1 - known.height / facts.height if facts.height else None
-        rows.append({"feature": name, **ties, "strongest": strongest, "auc": auc, "missing": missing})
-    numbers = dict.fromkeys((*TIES, "codec", "strongest", "auc", "missing"), pl.Float64)
-    table = pl.DataFrame(rows, schema={"feature": pl.String, **numbers})
+        rows.append({"feature": name, **ties, "auc": auc, "missing": known.height})
+    numbers = dict.fromkeys((*TIES, "codec", "auc", "missing"), pl.Float64)
+    strongest = pl.max_horizontal(*TIES, "codec").alias("strongest")
+    missing = 1 - pl.col("missing") / facts.height if facts.height else pl.lit(None, pl.Float64)
+    table = pl.DataFrame(rows, schema={"feature": pl.String, **numbers}).select(
+        "feature", *TIES, "codec", strongest, "auc", missing=missing
+    )
     return table.sort("strongest", "feature", descending=[True, False], nulls_last=True)
 
 
-def _rank_correlation(pairs: pl.DataFrame) -> float | None:
+def _tie(known: pl.DataFrame, name: str, other: str) -> float | None:
+    """Return the tie of two columns: of ranks to a number, or to the codec the root of the variance between codecs."""
+    pairs = known.select(pl.col(name).rank(), other).drop_nulls()
     if pairs.height < _FEWEST or min(column.n_unique() for column in pairs) == 1:
         return None
-    return abs(float(pairs.select(pl.corr(*pairs.columns, method="spearman")).item()))
-
-
-def _correlation_ratio(ranks: pl.DataFrame) -> float | None:
-    """Return the square root of the share of variance between codecs; ``ranks`` has the ranks and the codec."""
-    if ranks.height < _FEWEST or min(column.n_unique() for column in ranks) == 1:
-        return None
-    rank = pl.col(ranks.columns[0])
-    between = ranks.select(rank.mean().over("codec").var(ddof=0)).item()
-    return float(np.sqrt(between / ranks.select(rank.var(ddof=0)).item()))
+    if other == "codec":
+        shares = pairs.select(pl.col(name).mean().over("codec").var(ddof=0) / pl.col(name).var(ddof=0))
+        return float(np.sqrt(shares.item()))
+    return abs(float(pairs.select(pl.corr(name, other, method="spearman")).item()))
 
 
 def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tuple[str, str]]) -> go.Figure:
@@ -93,13 +88,13 @@ def family_figure(features: pl.DataFrame, family: str, columns: Mapping[str, tup
     )  # fmt: skip
     for (column, (_, unit)), where in zip(shown.items(), places, strict=True):
         for label, color in theme.LABEL_COLORS.items():
-            values = features.filter(label=label)[column].drop_nulls().cast(pl.Float64).to_numpy()
-            if not values.size:
+            values = features.filter(label=label)[column].drop_nulls().cast(pl.Float64)
+            if values.is_empty():
                 continue
-            low, first, middle, third, high = np.quantile(values, [0.05, 0.25, 0.5, 0.75, 0.95]).tolist()
+            low, first, middle, third, high = np.quantile(values, [0.05, 0.25, 0.5, 0.75, 0.95])
             ends = {"q1": [first], "median": [middle], "q3": [third], "lowerfence": [low], "upperfence": [high]}
-            box = go.Box(y=[label], orientation="h", name=label, whiskerwidth=0.5, hoverinfo="x", **ends)
-            box.line.color, box.fillcolor = color, theme.translucent(color, 0.25)
+            look = {"line": {"color": color}, "fillcolor": theme.translucent(color, 0.25), "hoverinfo": "x"}
+            box = go.Box(y=[label], orientation="h", name=label, whiskerwidth=0.5, **look, **ends)
             drawn.add_trace(box, **where)
         drawn.update_xaxes(title_text=figure_text(unit), nticks=4, tickangle=0, **where)
     drawn.update_yaxes(showgrid=False, type="category", autorange="reversed")
@@ -113,8 +108,8 @@ def _auc_interval(known: pl.DataFrame) -> tuple[float, float, float] | None:
     """
     if known["label"].n_unique() < 2 or known["group_id"].n_unique() < 3:
         return None
-    labels, scores = theme.fake_labels(known), known.to_series().cast(pl.Float64).to_numpy()
-    interval = group_interval(labels, scores, known["group_id"].to_list(), roc_auc, replicates=500, seed=0)
+    scores, groups = known.to_series().cast(pl.Float64).to_numpy(), known["group_id"].to_list()
+    interval = group_interval(theme.fake_labels(known), scores, groups, roc_auc, replicates=500, seed=0)
     return interval.value, interval.low, interval.high
 
 
@@ -123,9 +118,10 @@ def importance_figures(families: pl.DataFrame, *, confidence: float = 0.95) -> l
     if families.is_empty():
         return []
     needed = families.filter(pl.col("low") > 0)["family"].head(3).to_list()
-    rows = []
-    for name, number, value, low, high in families.rows():
-        rows.append(theme.Row(figure_text(f"{name} ({count_text(number, 'feature')})"), value, low, high))
+    rows = [
+        theme.Row(figure_text(f"{name} ({count_text(number, 'feature')})"), value, low, high)
+        for name, number, value, low, high in families.rows()
+    ]
     drawn = theme.interval_chart(
         f"Without {', '.join(needed)} the AUC falls" if needed else "No single family is shown to be needed",
         "Fall of the AUC within folds when a family's values are permuted among the test videos, mean of ten "

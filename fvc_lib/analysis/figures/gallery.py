@@ -14,6 +14,7 @@ import numpy.typing as npt
 import polars as pl
 from PIL import Image
 
+from fvc_lib.analysis.figures.theme import thinned
 from fvc_lib.analysis.wording import clean_text, count_text, number_text
 from fvc_lib.services.atomic_files import path_from_text
 from fvc_lib.services.errors import FvcError
@@ -25,10 +26,10 @@ ReadClip = Callable[[str, int], Pixels]  # of a video id and the number of its c
 Row = Mapping[str, Any]
 
 GONE = "cannot be shown any more"
-MOST_STRIPS = 300  # about 1.5 MB in a page
 _SIDE, _FRAME_SIDE = 132, 84  # pixels of the longer side: of a picture, of each frame in a strip
 _FRAMES, _GAP = 5, 3
 _MOST_CARDS = 48  # about 250 kB of pictures
+_MOST_STRIPS = 300  # about 1.5 MB in a page
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,6 @@ class Card:
     title: str
     lines: tuple[str, ...] = ()
 
-    @property
-    def width(self) -> int:
-        """Width in pixels of the picture, or what the text needs."""
-        return _SIDE if self.picture is None else max(_SIDE, Image.open(io.BytesIO(self.picture)).width)
-
 
 @dataclass(frozen=True)
 class Gallery:
@@ -68,11 +64,8 @@ class Gallery:
         return f'{caption}<div class="fvc-cards">{cards}</div>{remark}'
 
     def __repr__(self) -> str:
-        lines = [self.caption]
-        for card in self.cards[:_MOST_CARDS]:
-            gone = f" ({GONE})" if card.picture is None else ""
-            lines.append(f"{card.shows}: {'; '.join((card.title, *card.lines))}{gone}")
-        return "\n".join(map(clean_text, lines))
+        cards = (f"{card.shows}: {'; '.join((card.title, *card.lines))}" for card in self.cards[:_MOST_CARDS])
+        return "\n".join(map(clean_text, (self.caption, *cards)))
 
     def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
         return {"text/html": self._repr_html_(), "text/plain": repr(self)}
@@ -80,15 +73,15 @@ class Gallery:
 
 def card_html(card: Card) -> str:
     """Return one card as HTML; its texts are escaped, a clean line each."""
-    title, *lines = (escape(clean_text(text)) for text in (card.title, *card.lines))
+    shows, title, *lines = (escape(clean_text(text)) for text in (card.shows, card.title, *card.lines))
     text = "<br>".join([f"<b>{title}</b>", *lines])
-    shows = escape(clean_text(card.shows))
-    # A width of its own, so that a long text wraps below its picture.
-    style = f"display:inline-block;vertical-align:top;text-align:left;width:{card.width}px"
+    width = _SIDE if card.picture is None else max(_SIDE, Image.open(io.BytesIO(card.picture)).width)
+    # As wide as its picture, so that a long text wraps below it.
+    style = f"display:inline-block;vertical-align:top;text-align:left;width:{width}px"
     if card.picture is None:
         return f'<div class="fvc-card gone" style="{style}"><i>{shows} {GONE}</i><br>{text}</div>'
-    encoded = base64.b64encode(card.picture).decode()
-    image = f'<img alt="{shows}" title="{shows}" src="data:image/jpeg;base64,{encoded}">'
+    source = f"data:image/jpeg;base64,{base64.b64encode(card.picture).decode()}"
+    image = f'<img alt="{shows}" title="{shows}" src="{source}">'
     return f'<div class="fvc-card" style="{style}">{image}{text}</div>'
 
 
@@ -103,14 +96,13 @@ def thumbnail(image: Pixels, side: int = _SIDE) -> bytes:
 
 def strip(clip: Pixels, side: int = _FRAME_SIDE) -> bytes:
     """Return a few frames of ``clip``, uint8 (T, 3, H, W), in a row as a JPEG file."""
-    chosen = np.unique(np.linspace(0, len(clip) - 1, min(_FRAMES, len(clip))).round().astype(int))
-    height, width = clip.shape[2:]
-    scale = min(1.0, side / max(height, width))
-    size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    sheet = Image.new("RGB", ((size[0] + _GAP) * len(chosen) - _GAP, size[1]), "white")
-    for place, number in enumerate(chosen):
-        frame = Image.fromarray(np.ascontiguousarray(clip[number].transpose(1, 2, 0)))
-        sheet.paste(frame.resize(size, Image.Resampling.LANCZOS), (place * (size[0] + _GAP), 0))
+    frames = [Image.fromarray(frame) for frame in clip[thinned(len(clip), _FRAMES)].transpose(0, 2, 3, 1).copy()]
+    for frame in frames:
+        frame.thumbnail((side, side), Image.Resampling.LANCZOS)
+    width, height = frames[0].size
+    sheet = Image.new("RGB", ((width + _GAP) * len(frames) - _GAP, height), "white")
+    for place, frame in enumerate(frames):
+        sheet.paste(frame, (place * (width + _GAP), 0))
     return thumbnail(np.asarray(sheet), max(sheet.size))
 
 
@@ -134,14 +126,8 @@ def cards_of(
     return tuple(cards)
 
 
-def _pictures(
-    rows: Iterable[Row], root: Path, read: ReadPicture, describe: Callable[[Row], Sequence[str]]
-) -> tuple[Card, ...]:
-    return cards_of(rows, lambda row: thumbnail(read(root / path_from_text(row["path"]))), describe)
-
-
-def _clips(rows: Iterable[Row], read: ReadClip, describe: Callable[[Row], Sequence[str]]) -> tuple[Card, ...]:
-    return cards_of(rows, lambda row: strip(read(row["video_id"], 0)), describe)
+def _picture_of(root: Path, read: ReadPicture) -> Callable[[Row], bytes]:
+    return lambda row: thumbnail(read(root / path_from_text(row["path"])))
 
 
 def batch_gallery(samples: Pixels, names: Sequence[str]) -> Gallery:
@@ -173,7 +159,7 @@ def example_images(
 
     groups = count_text(training["group_id"].n_unique(), "group")
     caption = f"{shown.height} of {count_text(training.height, 'training image')} in {groups}, by class"
-    return Gallery(_pictures(shown.iter_rows(named=True), root, read, describe), caption)
+    return Gallery(cards_of(shown.to_dicts(), _picture_of(root, read), describe), caption)
 
 
 def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, root: Path, read: ReadPicture) -> Gallery:
@@ -184,7 +170,7 @@ def mistaken_images(mistakes: pl.DataFrame, num_images: int, num_wrong: int, roo
         return row["class_label"], called, f"its own class comes at place {row['rank_of_class']}"
 
     caption = f"{num_wrong:,} of n = {num_images:,} test images are recognised wrongly; {mistakes.height} are shown"
-    return Gallery(_pictures(mistakes.iter_rows(named=True), root, read, describe), caption)
+    return Gallery(cards_of(mistakes.to_dicts(), _picture_of(root, read), describe), caption)
 
 
 # --- Videos
@@ -196,7 +182,7 @@ def example_clips(pairs: pl.DataFrame, read_clip: ReadClip, *, count: int = 9) -
     training = pairs.filter(part="train").sort("video_id").group_by("video_id", maintain_order=True)
     videos = training.agg(pl.col("path", "group_id").first(), texts)
     shown = videos.unique("group_id", keep="first", maintain_order=True).head(count)
-    cards = _clips(shown.iter_rows(named=True), read_clip, lambda row: row["text"])
+    cards = cards_of(shown.to_dicts(), lambda row: strip(read_clip(row["video_id"], 0)), lambda row: row["text"])
     return Gallery(cards, f"{shown.height} of {count_text(videos.height, 'training video')}, each with its text")
 
 
@@ -215,32 +201,24 @@ def caption_gallery(captions: pl.DataFrame, read_clip: ReadClip, *, count: int =
         return row["caption"] or "(nothing was written)", *references
 
     caption = f"{same.height:,} of n = {captions.height:,} test videos got word for word one of their references"
-    return Gallery(_clips(shown.iter_rows(named=True), read_clip, describe), caption)
-
-
-def worst_mistakes(predictions: pl.DataFrame, index: pl.DataFrame, count: int = 8) -> pl.DataFrame:
-    """Return the videos furthest on the wrong side of their fold's threshold, with their ``distance`` to it."""
-    wrong = predictions.filter((pl.col("score") >= pl.col("threshold")) != (pl.col("label") == "fake"))
-    worst = wrong.with_columns(distance=(pl.col("score") - pl.col("threshold")).abs())
-    worst = worst.sort(["distance", "video_id"], descending=[True, False]).head(count)
-    joined = worst.join(
-        index.select("video_id", "path", "manipulation"), on="video_id", how="left", maintain_order="left"
-    )
-    return joined.select("video_id", "path", "label", "manipulation", "fold", "score", "threshold", "distance")
+    return Gallery(cards_of(shown.to_dicts(), lambda row: strip(read_clip(row["video_id"], 0)), describe), caption)
 
 
 def mistakes_gallery(
     predictions: pl.DataFrame, index: pl.DataFrame, read_clip: ReadClip | None, count: int = 8
 ) -> Gallery:
-    """Return the worst mistakes of a run with a few frames of each.
+    """Return the videos furthest on the wrong side of their fold's threshold, with a few frames of each.
 
     Args:
         predictions: of all folds.
         index: with the videos' paths.
         read_clip: None where the model sees no frames.
-        count: at most so many.
+        count: the most that are shown.
     """
-    mistakes = worst_mistakes(predictions, index, len(predictions))
+    score, threshold = pl.col("score"), pl.col("threshold")
+    wrong = predictions.filter((score >= threshold) != (pl.col("label") == "fake"))
+    worst = wrong.sort((score - threshold).abs(), "video_id", descending=[True, False]).head(count)
+    shown = worst.join(index.select("video_id", "path", "manipulation"), on="video_id", maintain_order="left")
 
     def picture(row: Row) -> bytes:
         if read_clip is None:
@@ -249,12 +227,12 @@ def mistakes_gallery(
 
     def describe(row: Row) -> tuple[str, ...]:
         how = f" ({row['manipulation']})" if row["manipulation"] else ""
-        score, threshold = number_text(row["score"]), number_text(row["threshold"])
-        return row["path"], f"{row['label']}{how}, scored {score}", f"threshold {threshold}; fold {row['fold']}"
+        scored = f"{row['label']}{how}, scored {number_text(row['score'])}"
+        return row["path"], scored, f"threshold {number_text(row['threshold'])}; fold {row['fold']}"
 
-    cards = cards_of(mistakes.head(count).iter_rows(named=True), picture, describe)
+    cards = cards_of(shown.to_dicts(), picture, describe)
     note = "" if read_clip else " The model sees numbers measured in the coded frames, and no clips."
-    decided = f"{mistakes.height:,} of n = {predictions.height:,} videos are decided wrongly"
+    decided = f"{wrong.height:,} of n = {predictions.height:,} videos are decided wrongly"
     return Gallery(cards, f"{decided}; the worst {len(cards)} are shown.{note}")
 
 
@@ -263,9 +241,10 @@ def frame_strips(scores: pl.DataFrame, read_clip: ReadClip | None) -> pl.DataFra
 
     Nothing where ``read_clip`` is None.
     """
-    rows = []
-    for video_id, group_id in scores.select("video_id", "group_id").head(MOST_STRIPS).iter_rows():
+    rows: list[tuple[str, str, str]] = []
+    if read_clip is None:
+        return frame_of(rows, VIDEO_FRAMES)
+    for video_id, group_id in scores.select("video_id", "group_id").head(_MOST_STRIPS).iter_rows():
         with contextlib.suppress(FvcError):
-            if read_clip is not None:
-                rows.append((video_id, group_id, base64.b64encode(strip(read_clip(video_id, 0))).decode()))
+            rows.append((video_id, group_id, base64.b64encode(strip(read_clip(video_id, 0))).decode()))
     return frame_of(rows, VIDEO_FRAMES)

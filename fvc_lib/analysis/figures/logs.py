@@ -1,6 +1,6 @@
 """Figures of a run's logs, while and after it works: learning curves, and memory by phase, epoch and time."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import plotly.graph_objects as go
@@ -19,7 +19,7 @@ from fvc_lib.services.tasks import TASK_OF_STAGE
 
 _SERIES = ("run_id", "stage", "fold")
 _PHASE_COLORS = {"train": theme.CONTROL, "validation": theme.MODEL}
-_FEW_POINTS = 7  # a curve of at most so many shows its points
+_FEW_POINTS = 7  # a curve of at most this many shows its points
 
 
 def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smoothing: float = 0.0) -> go.Figure:
@@ -41,22 +41,23 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
     counted = f"n = {count_text(rows.height, 'logged value')} in {count_text(len(parts), 'panel')}"
     drawn, places = theme.panel_grid(
         f"{name} ends at {ends}", f"{counted}; the title has the mean of each curve's last value",
-        [_series_name(part.row(0, named=True), rows) for part in parts],
+        [_panel_name(part.row(0, named=True), rows) for part in parts],
         columns=3, panel_height=190, shared_yaxes=True, horizontal_spacing=0.03,
     )  # fmt: skip
     named = set[str]()
     for part, where in zip(parts, places, strict=True):
-        for points in part.partition_by("phase", maintain_order=True):
+        for points in part.sort("step").partition_by("phase", maintain_order=True):
             phase = points["phase"][0]
-            points = points.sort("step")
-            color = _PHASE_COLORS.get(phase, theme.SERIES[1])
-            mode = "lines+markers" if points.height <= _FEW_POINTS else "lines"
             values = smoothed(points["value"], smoothing).to_list()
-            line = theme.add_line(drawn, points["step"].to_list(), values, phase, color, mode=mode, where=where)
-            line.update(
-                legendgroup=figure_text(phase), showlegend=phase not in named, customdata=points["epoch"].to_list()
-            )
-            line.hovertemplate = "step %{x}, epoch %{customdata}<br>%{y:.4f}"
+            look = {
+                "mode": "lines+markers" if points.height <= _FEW_POINTS else "lines",
+                "legendgroup": figure_text(phase),
+                "showlegend": phase not in named,
+                "customdata": points["epoch"].to_list(),
+                "hovertemplate": "step %{x}, epoch %{customdata}<br>%{y:.4f}",
+            }
+            color = _PHASE_COLORS.get(phase, theme.SERIES[1])
+            theme.add_line(drawn, points["step"].to_list(), values, phase, color, where=where, **look)
             named.add(phase)
     drawn.update_xaxes(title_text="Step", row=places[-1]["row"])
     drawn.update_yaxes(title_text=figure_text(name), col=1)
@@ -66,22 +67,15 @@ def learning_curves_figure(curves: pl.DataFrame, metric: str = "loss", *, smooth
 
 
 def smoothed(values: pl.Series, smoothing: float) -> pl.Series:
-    """Return the exponential mean with weight 1 - ``smoothing`` on the newest value.
-
-    Raises:
-        ValueError: ``smoothing`` is outside [0, 1).
-    """
-    if not 0 <= smoothing < 1:
-        raise ValueError(f"smoothing: got {smoothing}, wanted a number in [0, 1).")
+    """Return the exponential mean with weight 1 - ``smoothing``, in (0, 1], on the newest value."""
     return values.cast(pl.Float64).ewm_mean(alpha=1 - smoothing, adjust=True)
 
 
-def _series_name(row: Mapping[str, Any], among: pl.DataFrame) -> str:
-    """Return the parts of run, stage and fold that tell this series from the others."""
+def _panel_name(row: Mapping[str, Any], among: pl.DataFrame) -> str:
+    """Return the parts of run, stage and fold that tell this panel from the others."""
     parts = [row["run_id"]] if among["run_id"].n_unique() > 1 else []
     parts += [row["stage"]] if row["fold"] is None or among["stage"].n_unique() > 1 else []
-    parts += [f"fold {row['fold']}"] if row["fold"] is not None else []
-    return ", ".join(parts)
+    return ", ".join(parts + ([f"fold {row['fold']}"] if row["fold"] is not None else []))
 
 
 # --- Memory
@@ -100,17 +94,17 @@ def phase_peaks_figure(findings: MemoryFindings) -> go.Figure:
     """Return the highest memory of each stage and phase, with its range over the folds."""
     if findings.peaks.is_empty():
         return theme.nothing_to_show("Memory by phase", "No memory samples are recorded.")
-    ticks = [_phase_tick(row) for row in findings.peaks.iter_rows(named=True)]
-    peaks = findings.peaks.with_columns(tick=pl.Series(ticks, dtype=pl.String))
-    used = pl.col("used_mb")
-    rows = []
-    for tick, most, least in peaks.group_by("tick", maintain_order=True).agg(used.max(), least=used.min()).iter_rows():
+    rows, used = [], pl.col("used_mb")
+    places = findings.peaks.group_by("stage", "phase", "place", maintain_order=True)
+    for stage, phase, place, most, least in places.agg(used.max(), least=used.min()).iter_rows():
+        where = phase_text(phase) + ("" if place == PROCESS else f", {place}")
+        tick = f"{figure_text(stage)}:<br>{figure_text(where)}"
         rows.append(theme.Row(tick, most, least, most, theme.REAL, text=megabytes_text(most)))
-    samples = count_text(int(peaks["num_samples"].sum()), "sample")
-    stages = count_text(peaks.select("stage", "fold").n_unique(), "stage")
+    samples = count_text(int(findings.peaks["num_samples"].sum()), "sample")
+    stages = count_text(findings.peaks.select("stage", "fold").n_unique(), "stage")
     drawn = theme.interval_chart(
         memory.peak_sentence(findings),
-        f"n = {samples} of {stages}, with child processes; lines: range of the folds' peaks{_far_budget(findings)}",
+        f"n = {samples} of {stages}, with child processes; lines: range of the folds' peaks",
         rows, names="Stage and phase", values="Peak memory (MB)", shown=None, chance=None, row_height=36,
     )  # fmt: skip
     _draw_budget(drawn.add_vline, "x", findings)
@@ -128,18 +122,21 @@ def growth_figure(findings: MemoryFindings) -> go.Figure:
         f"n = {count_text(judged.height, 'training')}, {count_text(points.height, 'epoch')}; "
         "median of the samples of each epoch; lines: Theil-Sen slope without the first epoch",
     )
-    keys = ("run_id", "stage", "fold", "attempt", "place", "phase")
+    keys = ["run_id", "stage", "fold", "attempt", "place", "phase"]
     for position, row in enumerate(judged.iter_rows(named=True)):
-        own = points.filter(*(pl.col(key).eq_missing(pl.lit(row[key])) for key in keys))
-        color = theme.NOT_ABOVE_CONTROL if row["verdict"] == "leak" else theme.series_style(position)[0]
-        name = _training_name(row, judged)
+        own = points.join(judged[position], on=keys, how="semi", nulls_equal=True)
+        is_leak = row["verdict"] == "leak"
+        color = theme.NOT_ABOVE_CONTROL if is_leak else theme.SERIES[position % len(theme.SERIES)]
+        fold = row["stage"] if row["fold"] is None else f"fold {row['fold']}"
+        place = "" if row["place"] == PROCESS else f", {row['place']}"
+        name = f"{fold}, attempt {row['attempt']}, {phase_text(row['phase'])}{place}"
         epochs, used = own["epoch"].to_list(), own["used_mb"].to_list()
         theme.add_line(drawn, epochs, used, name, color, mode="markers", hovertemplate="epoch %{x}: %{y:.0f} MB")
         if row["slope_mb"] is not None:
             ends = epochs[1], epochs[-1]
             fitted = [row["level_mb"] + row["slope_mb"] * epoch for epoch in ends]
             theme.add_line(drawn, ends, fitted, name, color, showlegend=False, hoverinfo="skip")
-    low, high = float(points["used_mb"].to_numpy().min()), float(points["used_mb"].to_numpy().max())
+    low, high = points["used_mb"].sort()[[0, -1]]
     # At least a quarter of the height is shown, so that a flat series looks flat.
     pad = max(0.05 * (high - low), (0.25 * high - (high - low)) / 2)
     drawn.update_xaxes(title_text="Epoch", tickformat="d")
@@ -156,31 +153,34 @@ def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
     rows = rows.join(spans, on=_SERIES, nulls_equal=True, maintain_order="left")
     rows = rows.with_columns(at=pl.col("start") + pl.col("seconds"))
     total = float(spans["length"].sum())
-    stages = count_text(spans.height, "stage")
-    subtitle = f"n = {stages} end to end, {duration_text(total)} of work{_far_budget(findings)}"
+    subtitle = f"n = {count_text(spans.height, 'stage')} end to end, {duration_text(total)} of work"
     drawn = theme.figure(memory.peak_sentence(findings), subtitle, height=440)
     most = max(200, _MOST_POINTS // spans.height)
     places = rows["place"].unique(maintain_order=True).to_list()
-    # The line breaks between attempts: a killed process has given everything back.
     named = set[str]()
+    # The line breaks between attempts: a killed process has given everything back.
     for part in rows.partition_by("place", *_SERIES, "attempt", maintain_order=True):
         place = part["place"][0]
-        color = theme.MODEL if place == PROCESS else theme.series_style(places.index(place))[0]
         # Of neighbours the highest is kept.
         bucket = pl.int_range(pl.len()) // -(-part.height // most)
         points = part.filter(pl.col("used_mb").rank("ordinal").over(bucket) == pl.len().over(bucket))
         name = "process with children" if place == PROCESS else place
-        line = theme.add_line(drawn, points["at"].to_list(), points["used_mb"].to_list(), name, color, width=1.8)
-        line.update(
-            mode="lines" if points.height > 1 else "markers", showlegend=place not in named, legendgroup=line.name
-        )
-        line.text = [
-            figure_text(f"{where_text(row)}, {phase_text(row['phase'])}") for row in points.iter_rows(named=True)
-        ]
-        line.hovertemplate = "%{y:.0f} MB<br>%{text}<extra></extra>"
+        look = {
+            "mode": "lines" if points.height > 1 else "markers",
+            "showlegend": place not in named,
+            "legendgroup": figure_text(name),
+            "text": [figure_text(f"{where_text(row)}, {phase_text(row['phase'])}") for row in points.to_dicts()],
+            "hovertemplate": "%{y:.0f} MB<br>%{text}<extra></extra>",
+        }
+        color = theme.MODEL if place == PROCESS else theme.SERIES[places.index(place) % len(theme.SERIES)]
+        theme.add_line(drawn, points["at"].to_list(), points["used_mb"].to_list(), name, color, width=1.8, **look)
         named.add(place)
-    for number, row in enumerate(spans.iter_rows(named=True)):
-        _draw_stage(drawn, row, total, shaded=number % 2 == 0)
+    for number, (_, stage, fold, length, start) in enumerate(spans.iter_rows()):
+        text = stage.partition("_")[0] + ("" if fold is None else f", fold {fold}")
+        fits = length > 0.0085 * len(text) * total  # else it would lie on its neighbours
+        shade = {"fillcolor": "#F4F5F7" if number % 2 == 0 else "white", "line_width": 0, "layer": "below"}
+        note = {"annotation_text": figure_text(text) if fits else "", "annotation_position": "outside top"}
+        drawn.add_vrect(x0=start, x1=start + length, **shade, **note)
     _draw_events(drawn, findings.events, rows)
     _draw_budget(drawn.add_hline, "y", findings)
     drawn.update_yaxes(title_text="Memory (MB)", rangemode="tozero")
@@ -188,74 +188,36 @@ def stage_timeline_figure(findings: MemoryFindings) -> go.Figure:
     return drawn.update_layout(legend=theme.LEGEND_BELOW, margin={"b": 96})
 
 
-def _draw_stage(drawn: go.Figure, span: Mapping[str, Any], total: float, *, shaded: bool) -> None:
-    start, end = span["start"], span["start"] + span["length"]
-    if shaded:
-        drawn.add_vrect(x0=start, x1=end, fillcolor="#F4F5F7", line_width=0, layer="below")
-    number = span["stage"].partition("_")[0]
-    text = number if span["fold"] is None else f"{number}, fold {span['fold']}"
-    if end - start > 0.0085 * len(text) * total:  # else it would lie on its neighbours
-        drawn.add_annotation(
-            x=(start + end) / 2, y=1, yref="y domain", yanchor="bottom", yshift=1, showarrow=False,
-            text=figure_text(text), font={"size": 11, "color": theme.NEUTRAL},
-        )  # fmt: skip
-
-
 def _draw_events(drawn: go.Figure, events: pl.DataFrame, rows: pl.DataFrame) -> None:
     """Draw marks at the moment of each event, at the height of the nearest sample."""
-    line = rows.select(*_SERIES, "start", "seconds", "used_mb").sort("seconds")
-    for row in events.drop_nulls("seconds").iter_rows(named=True):
-        near = line.filter(*(pl.col(key).eq_missing(pl.lit(row[key])) for key in _SERIES))
-        near = near.sort((pl.col("seconds") - row["seconds"]).abs()).head(1)
-        if near.is_empty() or row["kind"] not in _EVENT_STYLES:
-            continue
-        symbol, color = _EVENT_STYLES[row["kind"]]
-        at, name = near["start"][0] + row["seconds"], row["kind"].replace("_", " ")
-        mark = theme.add_line(drawn, [at], [near["used_mb"][0]], name, color, mode="markers", legendgroup=name)
-        mark.marker = {"symbol": symbol, "size": 11, "color": color, "line": {"width": 1, "color": "white"}}
-        mark.showlegend = all(other is mark or other.legendgroup != name for other in drawn.data)
-        mark.update(text=[figure_text(row["message"])], hovertemplate="%{text}<extra></extra>")
+    fold = pl.col("fold").fill_null(-1)  # a null has no partner in a join
+    line = rows.sort("seconds").select("run_id", "stage", fold, "seconds", "start", "used_mb")
+    known = events.drop_nulls("seconds").filter(pl.col("kind").is_in(list(_EVENT_STYLES)))
+    near = (
+        known.select("run_id", "stage", fold, "seconds", "kind", "message")
+        .sort("seconds")
+        .join_asof(line, on="seconds", by=list(_SERIES), strategy="nearest", check_sortedness=False)
+    )
+    for (kind,), part in near.drop_nulls("start").group_by("kind", maintain_order=True):
+        symbol, color = _EVENT_STYLES[str(kind)]
+        look = {
+            "mode": "markers",
+            "marker": {"symbol": symbol, "size": 11, "color": color, "line": {"width": 1, "color": "white"}},
+            "text": [figure_text(message) for message in part["message"]],
+            "hovertemplate": "%{text}<extra></extra>",
+        }
+        at = (part["start"] + part["seconds"]).to_list()
+        theme.add_line(drawn, at, part["used_mb"].to_list(), str(kind).replace("_", " "), color, **look)
 
 
-def _draw_budget(draw: Any, axis: str, findings: MemoryFindings) -> None:
+def _draw_budget(draw: Callable[..., Any], axis: str, findings: MemoryFindings) -> None:
     """Draw the budget and its 90 % across ``axis``, unless they are far above the peak."""
-    peak, budget = _peak_and_budget(findings)
-    if budget is None or budget > _NEAR_FACTOR * peak:
-        return
-    for share, dash in ((1.0, "solid"), (memory.NEAR_LIMIT_PERCENT / 100, "dot")):
-        text = "budget" if share == 1 else f"{share:.0%}"
-        color = theme.NOT_ABOVE_CONTROL
-        draw(**{axis: share * budget}, line={"color": color, "dash": dash}, annotation_text=text)
-
-
-def _far_budget(findings: MemoryFindings) -> str:
-    """Return words about a budget that is not drawn."""
-    peak, budget = _peak_and_budget(findings)
-    if budget is None:
-        return "; no budget is recorded"
-    return f"; budget {megabytes_text(budget)}, beyond the axis" if budget > _NEAR_FACTOR * peak else ""
-
-
-def _peak_and_budget(findings: MemoryFindings) -> tuple[float, float | None]:
     peak = findings.peak
-    return (0.0, None) if peak is None else (peak["used_mb"], peak["budget_mb"])
-
-
-def _phase_tick(row: Mapping[str, Any]) -> str:
-    place = "" if row["place"] == PROCESS else f", {row['place']}"
-    return f"{figure_text(row['stage'])}:<br>{figure_text(phase_text(row['phase']) + place)}"
-
-
-def _training_name(row: Mapping[str, Any], among: pl.DataFrame) -> str:
-    parts = [row["stage"] if row["fold"] is None else f"fold {row['fold']}"]
-    for name, text in (
-        ("attempt", f"attempt {row['attempt']}"),
-        ("phase", phase_text(row["phase"])),
-        ("place", row["place"]),
-    ):
-        if among[name].n_unique() > 1:
-            parts.append(text)
-    return ", ".join(parts)
+    if peak is None or peak["budget_mb"] is None or peak["budget_mb"] > _NEAR_FACTOR * peak["used_mb"]:
+        return
+    for share, text, dash in ((1.0, "budget", "solid"), (memory.NEAR_LIMIT_PERCENT / 100, "90%", "dot")):
+        line = {"color": theme.NOT_ABOVE_CONTROL, "dash": dash}
+        draw(**{axis: share * peak["budget_mb"]}, line=line, annotation_text=text)
 
 
 # --- Panels of the dashboard

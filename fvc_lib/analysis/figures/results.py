@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Mapping
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -22,7 +22,7 @@ from fvc_lib.analysis.read import headline
 from fvc_lib.analysis.read.naming import run_names
 from fvc_lib.analysis.read.queries import fold_table, parameter_differences
 from fvc_lib.analysis.wording import better_direction, count_text, figure_text, interval_text, metric_name, number_text
-from fvc_lib.metrics.declaration import UNCALIBRATED, declaration
+from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.services.atomic_files import path_to_text
 
 BY_VIDEO, BY_GROUP = "all", "all_by_group"
@@ -37,20 +37,17 @@ def metric_table(results: pl.DataFrame) -> pl.DataFrame:
     ``by_video`` and ``by_group`` count a vote for each video and for each group; both are text with intervals.
     """
     model = results.filter(source="model")
-    by_group = {row["metric"]: _interval(row) for row in model.filter(scope=BY_GROUP).iter_rows(named=True)}
-    rows = [
-        (
-            metric_name(row["metric"]), better_direction(row["metric"]), _interval(row), by_group.get(row["metric"]),
-            row["fold_mean"], row["fold_std"],
-        )
-        for row in model.filter(scope=BY_VIDEO).iter_rows(named=True)
-    ]  # fmt: skip
-    texts = dict.fromkeys(("metric", "better", "by_video", "by_group"), pl.String)
-    return pl.DataFrame(rows, schema={**texts, "fold_mean": pl.Float64, "fold_std": pl.Float64}, orient="row")
+    texts = [None if row[0] is None else interval_text(*row) for row in model.select("value", "low", "high").rows()]
+    model = model.with_columns(text=pl.Series(texts, dtype=pl.String))
+    by_group = model.filter(scope=BY_GROUP).select("metric", by_group="text")
+    joined = model.filter(scope=BY_VIDEO).join(by_group, on="metric", how="left", maintain_order="left")
+    return joined.select(*_METRIC, pl.col("text").alias("by_video"), "by_group", "fold_mean", "fold_std")
 
 
-def _interval(row: Mapping[str, float | None]) -> str | None:
-    return None if row["value"] is None else interval_text(row["value"], row["low"], row["high"])
+_METRIC = (
+    pl.col("metric").map_elements(metric_name, pl.String),
+    pl.col("metric").map_elements(better_direction, pl.String).alias("better"),
+)
 
 
 def control_table(results: pl.DataFrame) -> pl.DataFrame:
@@ -58,15 +55,11 @@ def control_table(results: pl.DataFrame) -> pl.DataFrame:
     # No control has a temperature, so metrics before it are the model's alone; the margin is between two rows.
     of_model = pl.col("metric").str.ends_with(UNCALIBRATED) | (pl.col("metric") == headline.MARGIN)
     rows = results.filter((pl.col("scope") == BY_VIDEO) & ~of_model)
-    rows = rows.with_columns(
-        better=pl.col("metric").map_elements(better_direction, pl.String),
-        metric=pl.col("metric").map_elements(metric_name, pl.String),
-        source=pl.col("source").map_elements(wording.source_name, pl.String),
-    )
-    return rows.pivot("source", index=["metric", "better"], values="value")
+    source = pl.col("source").map_elements(wording.source_name, pl.String)
+    return rows.select(*_METRIC, source, "value").pivot("source", index=["metric", "better"], values="value")
 
 
-def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int, int, int]] | None = None) -> pl.DataFrame:
+def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int | None, int, int]]) -> pl.DataFrame:
     """Return the choices of each fold's inner validation part and the test videos they were applied to.
 
     Args:
@@ -77,22 +70,17 @@ def chosen_table(predictions: pl.DataFrame, epochs: Mapping[int, tuple[int, int,
         ``fold epoch temperature threshold num_inner_videos num_inner_groups num_test_videos num_test_groups
         called_fake_share``; null is not recorded.
     """
-    known = epochs or {}
-    inner = pl.DataFrame(
-        [(fold, *known.get(fold, (None, None, None))) for fold in predictions["fold"].unique().sort()],
-        schema=dict.fromkeys(("fold", "epoch", "num_inner_videos", "num_inner_groups"), pl.Int64),
-        orient="row",
-    )
+    names = dict.fromkeys(("fold", "epoch", "num_inner_videos", "num_inner_groups"), pl.Int64)
+    inner = pl.DataFrame([(fold, *chosen) for fold, chosen in epochs.items()], schema=names, orient="row")
     outer = predictions.group_by("fold").agg(
-        pl.col("temperature").first(),
-        pl.col("threshold").first(),
+        pl.col("temperature", "threshold").first(),
         num_test_videos=pl.len(),
         num_test_groups=pl.col("group_id").n_unique(),
         called_fake_share=(pl.col("score") >= pl.col("threshold")).mean(),
     )
-    inner_columns = ("num_inner_videos", "num_inner_groups", "num_test_videos", "num_test_groups")
-    joined = inner.join(outer, on="fold", how="left", maintain_order="left")
-    return joined.select("fold", "epoch", "temperature", "threshold", *inner_columns, "called_fake_share")
+    joined = outer.sort("fold").join(inner, on="fold", how="left", maintain_order="left")
+    chosen = ("epoch", "temperature", "threshold", "num_inner_videos", "num_inner_groups")
+    return joined.select("fold", *chosen, "num_test_videos", "num_test_groups", "called_fake_share")
 
 
 def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
@@ -104,7 +92,7 @@ def audit_table(audit: pl.DataFrame) -> pl.DataFrame:
 
 def failed_checks(audit: pl.DataFrame) -> list[str]:
     """Return the findings of the checks that did not pass."""
-    return audit.filter(~pl.col("passed").fill_null(value=True))["finding"].to_list()
+    return audit.filter(passed=False)["finding"].to_list()
 
 
 # --- The model and its controls
@@ -120,7 +108,6 @@ def controls_figure(
     scores = [score for score in headline.overall_scores(results) if score.value is not None]
     if not scores:
         return theme.nothing_to_show("Model and controls", f"No {metric_name(_MAIN)} over all folds is recorded.")
-    sentence = (verdict or headline.judge(scores, ())).sentence
     over_all = results.filter(scope=BY_VIDEO).sort(pl.col("source") != "model", maintain_order=True)
     num_videos, num_groups = over_all.select("num_videos", "num_groups").row(0)
     subtitle = f"{theme.in_groups(num_videos, 'video', num_groups)}; bars: {confidence:.0%} intervals over groups"
@@ -134,14 +121,13 @@ def controls_figure(
         color = theme.MODEL if score.source == "model" else theme.CONTROL
         rows.append(Row(tick, score.value, score.low, score.high, color, is_dishonest))
     return theme.interval_chart(
-        sentence, f"{subtitle}; dashed: chance", rows,
-        names="Scored by", values=metric_name(_MAIN), chance=_chance(_MAIN), row_height=44,
-    )  # fmt: skip
-
-
-def _chance(metric: str) -> float | None:
-    declared = declaration(metric)
-    return declared.chance if declared else None
+        (verdict or headline.judge(scores, ())).sentence,
+        f"{subtitle}; dashed: chance",
+        rows,
+        names="Scored by",
+        values=metric_name(_MAIN),
+        row_height=44,
+    )
 
 
 def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
@@ -154,16 +140,17 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
         theme.videos_and_groups(predictions),
     )
     edges = np.arange(21) / 20
-    names = [f"{low:.2f} to {high:.2f}" for low, high in pairwise(edges)]
+    names = [f"{low:.2f} to {low + 0.05:.2f}" for low in edges[:-1]]
     for label, color in theme.LABEL_COLORS.items():
         # Counted here: a page holds a number for each bin, however many videos there are.
         scores = predictions.filter(label=label)["score"].to_numpy()
         counts, _ = np.histogram(scores, edges)
-        bars = go.Bar(x=(edges[:-1] + edges[1:]) / 2, y=counts, width=edges[1], customdata=names)
-        bars.name = f"{label} (n = {scores.size:,})"
-        bars.marker = {"color": theme.translucent(color, 0.6), "line": {"color": color, "width": 1}}
-        bars.hovertemplate = "score %{customdata}<br>%{y} videos<extra>" + label + "</extra>"
-        drawn.add_trace(bars)
+        look = {
+            "marker": {"color": theme.translucent(color, 0.6), "line": {"color": color, "width": 1}},
+            "hovertemplate": "score %{customdata}<br>%{y} videos<extra>" + label + "</extra>",
+        }
+        middles, name = (edges[:-1] + edges[1:]) / 2, f"{label} (n = {scores.size:,})"
+        drawn.add_trace(go.Bar(x=middles, y=counts, width=edges[1], customdata=names, name=name, **look))
     for threshold in predictions["threshold"].unique().sort():
         drawn.add_vline(x=threshold, line={"color": theme.INK, "width": 1, "dash": "dot"})
     drawn.update_xaxes(title_text="Score (probability of fake); dotted: thresholds of the folds", range=[0, 1])
@@ -176,13 +163,12 @@ def score_distribution_figure(predictions: pl.DataFrame) -> go.Figure:
 _MOST_OF_ALL = 0.8  # a slice of more of the videos repeats the overall result
 
 
-def slices_figure(slices: pl.DataFrame, metric: str = _MAIN, *, confidence: float = 0.95) -> go.Figure:
-    """Return one metric in each slice with its interval, the property with the largest gap first.
+def slices_figure(slices: pl.DataFrame, *, confidence: float = 0.95) -> go.Figure:
+    """Return the main metric in each slice with its interval, the property with the largest gap first.
 
     Small slices are pale; undefined ones have no point.
     """
-    rows = slices.filter(metric=metric)
-    name = metric_name(metric)
+    rows, name = slices.filter(metric=_MAIN), metric_name(_MAIN)
     if rows.is_empty():
         return theme.nothing_to_show("Slices", f"No {name} by slice is recorded.")
     # Between small slices chance alone makes a gap.
@@ -192,19 +178,14 @@ def slices_figure(slices: pl.DataFrame, metric: str = _MAIN, *, confidence: floa
     num_videos = _num_videos(rows)
     large = rows.filter(~pl.col("is_small") & pl.col("number").is_not_null()).sort("number")
     comparable = large.filter(pl.col("num_videos") <= _MOST_OF_ALL * num_videos)
-    if comparable.height:
-        low, high = comparable.row(0, named=True), comparable.row(-1, named=True)
-        finding = f"{name} is lowest for {_slice_name(low)}, {number_text(low['number'], 2)}"
-        if comparable.height > 1:
-            finding += f", and highest for {_slice_name(high)}, {number_text(high['number'], 2)}"
-        else:
-            finding = f"{name} is {number_text(low['number'], 2)} for {_slice_name(low)}, the one slice large enough"
-    elif large.height:
-        whole = _slice_name(large.row(0, named=True))
-        finding = f"Nothing to compare: the slices large enough hold nearly all videos ({whole})"
-    else:
-        finding = "Every slice is too small, or of one class: none tells how well the model does there"
-    num_small = int(rows["is_small"].sum())
+    finding = "No two slices can be compared: they are small, of one class, or hold nearly all videos"
+    if comparable.height > 1:
+        low, high = (
+            f"{_slice_name(row)}, {number_text(row['number'], 2)}"
+            for row in (comparable.row(0, named=True), comparable.row(-1, named=True))
+        )
+        finding = f"{name} is lowest for {low}, and highest for {high}"
+    num_small = rows["is_small"].sum()
     return theme.interval_chart(
         finding,
         f"n = {count_text(num_videos, 'video')} in {count_text(rows.height, 'slice')}, {num_small} small (pale: few "
@@ -212,29 +193,30 @@ def slices_figure(slices: pl.DataFrame, metric: str = _MAIN, *, confidence: floa
         [_slice_row(row) for row in rows.iter_rows(named=True)],
         names="Slice",
         values=name,
-        chance=_chance(metric),
         row_height=27,
     )
 
 
-def _slice_row(row: Mapping[str, object]) -> Row:
+def _slice_row(row: Mapping[str, Any]) -> Row:
     tick = figure_text(f"{_slice_name(row, 20)} (n = {row['num_videos']:,})")
     color = theme.CONTROL if row["is_small"] else theme.MODEL
     ends = (row["number"], row["low"], row["high"])
-    text = "one class only" if row["number"] is None else interval_text(*ends, 2)  # type: ignore[arg-type]
-    return Row(tick, *ends, color, bool(row["is_small"]), text)  # type: ignore[arg-type]  # rows are untyped
+    text = "one class only" if row["number"] is None else interval_text(*ends, 2)
+    return Row(tick, *ends, color, row["is_small"], text)
 
 
-def _slice_name(row: Mapping[str, object], characters: int = 32) -> str:
-    return f"{str(row['slice_by']).replace('_', ' ')} {theme.shortened(row['value'], characters)}"
+def _slice_name(row: Mapping[str, Any], characters: int = 32) -> str:
+    return f"{row['slice_by'].replace('_', ' ')} {theme.shortened(row['value'], characters)}"
 
 
 def _num_videos(rows: pl.DataFrame) -> int:
     """Return the number of all videos; slices by generator share their reals, slices by real source their fakes."""
     real, fake, first = pl.col("num_real"), pl.col("num_fake"), pl.col("slice_by").first()
-    by_generator = first.is_in(["manipulation", "generator"])
-    of_sources = pl.when(first == "real_source").then(real.sum() + fake.max()).otherwise(pl.col("num_videos").sum())
-    total = pl.when(by_generator).then(fake.sum() + real.max()).otherwise(of_sources)
+    total = (
+        pl.when(first.is_in(["manipulation", "generator"])).then(fake.sum() + real.max())
+        .when(first == "real_source").then(real.sum() + fake.max())
+        .otherwise(pl.col("num_videos").sum())
+    )  # fmt: skip
     return int(rows.group_by("slice_by").agg(total.alias("total"))["total"].max())  # type: ignore[arg-type]
 
 
@@ -251,9 +233,9 @@ def _controls_panel(selection: Selection) -> Shown:
 @PANELS.register_panel("folds", at=40, follows=("folds",), tasks=("video",))
 def _folds_panel(selection: Selection) -> Shown:
     needless = cs.by_name("run_id", require_all=False) | cs.ends_with(UNCALIBRATED)
-    table = fold_table([selection.detailed]).frame.select(~needless)
+    table = panels.of_folds(selection, fold_table([selection.detailed]).frame.select(~needless))
     caption = f"{path_to_text(selection.detailed.run_id)}: the model on each outer fold; –: undefined, or too few reals"
-    return HtmlTable(panels.of_folds(selection, table), caption=caption, missing="–")
+    return HtmlTable(table, caption=caption, missing="–")
 
 
 @PANELS.register_panel("slices", at=44, tasks=("video",))
@@ -264,12 +246,11 @@ def _slices_panel(selection: Selection) -> Shown:
 @PANELS.register_panel("parameters", at=72, follows=("runs",))
 def _parameters_panel(selection: Selection) -> Shown:
     """Return the parameters in which the chosen runs of this task differ, a column for each run."""
-    runs = panels.runs_alike(selection)
-    if len(runs) < 2:
-        return NOTHING
+    task = panels.task_of(selection.detailed)
+    runs = [run for run in selection.runs if panels.task_of(run) == task]
     differing = parameter_differences(runs).frame
     if differing.is_empty():
-        return f"Parameters of the {len(runs)} chosen runs of this task: no difference."
+        return NOTHING
     columns = [f"run {number}" for number in range(len(runs))]  # not their ids: a copied run has the same
     grouped = differing.group_by("parameter", maintain_order=True).agg("value", pl.col("changes_numbers").first())
     values = [pl.col("value").list.get(number).alias(name) for number, name in enumerate(columns)]

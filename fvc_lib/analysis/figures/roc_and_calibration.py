@@ -22,15 +22,15 @@ from fvc_lib.analysis.figures import theme
 from fvc_lib.analysis.figures.theme import add_band, add_line, add_reference, fake_labels, videos_and_groups
 from fvc_lib.analysis.read.queries import predictions as read_predictions
 from fvc_lib.metrics import calibration, classification
-from fvc_lib.metrics.calibration import RiskCoverage
 from fvc_lib.metrics.classification import ConfusionCurve, FloatArray, IntArray, Metric, RankedRows
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.metrics.intervals import GroupCounts, count_groups, draw_half_samples, group_codes, interval_ends
 
-GRID_POINTS = 201
-_HALF = 0.5
 _FEWEST_GROUPS = 2  # of a class or a bin; one group does not show how groups vary
 _SAME = 1e-9  # a recall of 3 / 10 and the grid's 0.3 differ in their last bits
+_ONE_CLASS = "Predictions of both classes are needed; none or one is recorded."
+_COVERAGES = np.linspace(0.05, 1.0, 96)
+_MOST_POINTS = 2000  # of a curve: more would make a page of tens of megabytes
 
 # (curve under R sets of weights, grid (G,)) -> heights (R, G), NaN in rows where a class has no weight.
 Heights = Callable[[ConfusionCurve, FloatArray], FloatArray]
@@ -58,11 +58,6 @@ class CurveBand:
     folds: tuple[int, ...]
     fold_heights: FloatArray
 
-    @property
-    def has_interval(self) -> bool:
-        """Whether there are enough groups for a band."""
-        return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
-
 
 def curve_band(
     labels: npt.ArrayLike,
@@ -78,7 +73,8 @@ def curve_band(
 ) -> CurveBand:
     """Return the average of the folds' curves, with a band over groups.
 
-    Vertical averaging: T. Fawcett, "An introduction to ROC analysis", Pattern Recognition Letters 27 (2006).
+    Vertical averaging: T. Fawcett, "An introduction to ROC analysis", Pattern Recognition Letters 27 (2006). With one
+    class in every fold, one pooled curve is drawn.
 
     Args:
         labels: int (N,); 1 is fake.
@@ -96,9 +92,8 @@ def curve_band(
     """
     checked = classification.check_labels(labels)
     values = classification.check_scores(scores, checked.size)
-    fold_of_row, grid = np.asarray(folds), np.linspace(0.0, 1.0, GRID_POINTS)
+    fold_of_row, grid = np.asarray(folds), np.linspace(0.0, 1.0, 201)
     usable = [int(fold) for fold in np.unique(fold_of_row) if np.unique(checked[fold_of_row == fold]).size == 2]
-    # With one class in every fold, one pooled curve is drawn.
     rows = [np.flatnonzero(fold_of_row == fold) for fold in usable] or [np.arange(checked.size)]
     group_of_row, num_groups = group_codes(groups, checked.size)
     ranked = [classification.rank_rows(checked, values, of_fold) for of_fold in rows]  # sorted once for all draws
@@ -108,7 +103,7 @@ def curve_band(
     sizes = count_groups(checked, group_of_row)
     low, high = interval_ends(mean, np.concatenate(replicated).T, classification.SHARE, sizes, confidence)
     if len(sizes.per_class) < 2 or min(sizes.per_class) < _FEWEST_GROUPS:
-        low, high = np.full_like(low, np.nan), np.full_like(high, np.nan)
+        low, high = np.full((2, grid.size), np.nan)
     metric = within_folds(area, fold_of_row) if usable else area
     own = [heights(of_fold.curve(np.ones((1, of_fold.rows.size))), grid)[0] for of_fold in ranked] if usable else []
     fold_heights = np.array(own).reshape(-1, grid.size)
@@ -134,10 +129,9 @@ def _mean_curves(
 def true_positive_rates(curve: ConfusionCurve, grid: FloatArray) -> FloatArray:
     """Return the true positive rates (R, G) at the grid's false positive rates, the highest where several fit."""
     heights = np.full((len(curve.num_fake), grid.size), np.nan)
-    for number, (x, y) in enumerate(zip(curve.false_positive_rates, curve.true_positive_rates, strict=True)):
-        if np.isfinite(x[-1]) and np.isfinite(y[-1]):
-            # np.interp takes the last of several equal x, which is the top of a vertical piece.
-            heights[number] = np.interp(grid, x, y)
+    for number in np.flatnonzero((curve.num_fake > 0) & (curve.num_real > 0)):
+        # np.interp takes the last of several equal x, which is the top of a vertical piece.
+        heights[number] = np.interp(grid, curve.false_positive_rates[number], curve.true_positive_rates[number])
     return heights
 
 
@@ -196,9 +190,8 @@ def pr_figure(
         return theme.nothing_to_show("Precision and recall", _ONE_CLASS)
     band = pr_band(*_columns(predictions), replicates=replicates, seed=seed, confidence=confidence)
     chance = _within(share_of_fakes, predictions, band)
-    at_half = band.mean[int(np.argmin(np.abs(band.grid - _HALF)))]
     finding = (
-        f"Where half of the fakes are found, {at_half:.0%} of what is called fake is fake; "
+        f"Where half of the fakes are found, {band.mean[band.grid.size // 2]:.0%} of what is called fake is fake; "
         f"average precision {band.area:.3f}, by guessing {chance:.3f}"
     )
     hover = "recall %{x:.3f}<br>precision %{y:.3f}<extra></extra>"
@@ -206,9 +199,6 @@ def pr_figure(
     add_reference(drawn, "Guessing (share of fakes)", chance, chance)
     drawn.update_layout(legend={"x": 0.02, "y": 0.04, "xanchor": "left", "yanchor": "bottom"})
     return theme.shares(drawn, "Recall (share of fakes found)", "Precision (share of fakes among those called fake)")
-
-
-_ONE_CLASS = "Predictions of both classes are needed; none or one is recorded."
 
 
 def _columns(predictions: pl.DataFrame) -> tuple[IntArray, FloatArray, list[str], IntArray]:
@@ -224,15 +214,15 @@ def _within(metric: Metric, predictions: pl.DataFrame, band: CurveBand) -> float
 
 def _curve_figure(predictions: pl.DataFrame, band: CurveBand, confidence: float, finding: str, hover: str) -> go.Figure:
     """Draw the band, the folds' curves and their mean."""
-    note = f"band: {confidence:.0%} pointwise, over groups" if band.has_interval else "too few groups for a band"
+    has_band = bool(np.isfinite([band.low, band.high]).all())
+    note = f"band: {confidence:.0%} pointwise, over groups" if has_band else "too few groups for a band"
     drawn = theme.figure(finding, f"{videos_and_groups(predictions)}; curves compare within folds; {note}", height=460)
-    if band.has_interval:
+    if has_band:
         add_band(drawn, band.grid, band.low, band.high)
+    look = {"width": 1, "legendgroup": "folds"}
     for fold, heights in zip(band.folds, band.fold_heights, strict=True):
-        pale = theme.translucent(theme.CONTROL, 0.6)
-        line = add_line(drawn, band.grid, heights, "Single folds", pale, width=1, legendgroup="folds")
-        line.hovertemplate = f"fold {fold}<br>{hover}"
-        line.showlegend = fold == band.folds[0]
+        look |= {"hovertemplate": f"fold {fold}<br>{hover}", "showlegend": fold == band.folds[0]}
+        add_line(drawn, band.grid, heights, "Single folds", theme.translucent(theme.CONTROL, 0.6), **look)
     add_line(drawn, band.grid, band.mean, "Model", theme.MODEL, width=2.5, hovertemplate=hover)
     return drawn
 
@@ -240,31 +230,22 @@ def _curve_figure(predictions: pl.DataFrame, band: CurveBand, confidence: float,
 # --- Calibration
 
 
-@dataclass(frozen=True)
-class BinnedShares:
-    """The B filled bins of a reliability diagram, each (B,); ``low`` and ``high`` are NaN in bins of one group."""
-
-    mean_scores: FloatArray
-    fake_shares: FloatArray
-    low: FloatArray
-    high: FloatArray
-    counts: IntArray
-    num_groups: IntArray
-
-
 def binned_shares(
     labels: IntArray,
     scores: FloatArray,
-    groups: list[str],
+    groups: Sequence[str],
     *,
     num_bins: int = 10,
     replicates: int = 1000,
     seed: int = 0,
     confidence: float = 0.95,
-) -> BinnedShares:
-    """Return the share of fakes in each bin of equal width, with an interval over groups.
+) -> pl.DataFrame:
+    """Return the share of fakes in each filled bin of equal width, with an interval over groups.
 
     Replicates draw groups as the intervals of the metrics do; a bin that a replicate leaves empty has no share in it.
+
+    Returns:
+        ``mean_score fake_share low high num_videos num_groups``; the ends are NaN in bins of one group.
     """
     edges = calibration.equal_width_edges(num_bins)
     bins = calibration.reliability_bins(labels, scores, edges)
@@ -278,48 +259,44 @@ def binned_shares(
     in_bin = (videos > 0).sum(0)
     blocks = draw_half_samples(labels, group_of_row, num_groups, replicates=replicates, seed=seed)
     shares = np.concatenate([classification.divide(counts @ fakes, counts @ videos) for counts in blocks])
-    own = classification.divide(fakes.sum(0), videos.sum(0))
-    ends = np.full((filled.size, 2), np.nan)
+    own = bins.fake_shares[filled]
+    ends = np.full((2, filled.size), np.nan)
     for place in np.flatnonzero(in_bin >= _FEWEST_GROUPS):
         sizes = GroupCounts((int(in_bin[place]),), int(in_bin[place]))
-        low, high = interval_ends(own[[place]], shares[:, place][None], classification.SHARE, sizes, confidence)
-        ends[place] = low[0], high[0]
-    means, held = bins.mean_scores[filled], bins.counts[filled]
-    return BinnedShares(means, bins.fake_shares[filled], ends[:, 0], ends[:, 1], held, in_bin)
+        found = interval_ends(own[[place]], shares[:, place][None], classification.SHARE, sizes, confidence)
+        ends[:, place] = np.concatenate(found)
+    columns = {"mean_score": bins.mean_scores[filled], "fake_share": own, "low": ends[0], "high": ends[1]}
+    return pl.DataFrame({**columns, "num_videos": bins.counts[filled], "num_groups": in_bin})
 
 
 def calibration_figure(
-    predictions: pl.DataFrame, num_bins: int = 10, *, replicates: int = 1000, seed: int = 0, confidence: float = 0.95
+    predictions: pl.DataFrame, *, replicates: int = 1000, seed: int = 0, confidence: float = 0.95
 ) -> go.Figure:
-    """Return the share of fakes against the mean score in bins, before and after the temperature."""
+    """Return the share of fakes against the mean score in ten bins, before and after the temperature."""
     if predictions.is_empty():
         return theme.nothing_to_show("Calibration", "No predictions are recorded.")
     labels, scores, groups, _ = _columns(predictions)
-    before = np.exp(-np.logaddexp(0.0, -predictions["logit"].to_numpy()))
-    edges = calibration.equal_width_edges(num_bins)
-    now, then = (calibration.expected_calibration_error(labels, values, edges=edges) for values in (scores, before))
-    drawing = {"replicates": replicates, "seed": seed, "confidence": confidence}
-    shares = binned_shares(labels, scores, groups, num_bins=num_bins, **drawing)  # type: ignore[arg-type]
+    before = calibration.probabilities(predictions["logit"].to_numpy(), 1.0)
+    now, then = (calibration.expected_calibration_error(labels, values) for values in (scores, before))
+    shares = binned_shares(labels, scores, groups, replicates=replicates, seed=seed, confidence=confidence)
     drawn = theme.figure(
         f"A score is off the share of fakes by {now:.2f} on average; before its temperature by {then:.2f}",
-        f"{videos_and_groups(predictions)}; {shares.counts.size} of {num_bins} bins hold videos, the larger the point "
+        f"{videos_and_groups(predictions)}; {shares.height} of 10 bins hold videos, the larger the point "
         f"the more; bars: {confidence:.0%} intervals, none for a bin of one group; the error (ECE) is biased "
         "upwards when bins hold few",
         height=460,
     )
     add_reference(drawn, "Perfectly calibrated", 0, 1)
-    old = calibration.reliability_bins(labels, before, edges)
-    held = old.counts > 0
+    old = calibration.reliability_bins(labels, before)
     hover = "mean score %{x:.2f}<br>share of fakes %{y:.2f}<br>%{customdata} videos<extra></extra>"
     look = {"mode": "markers+lines", "hovertemplate": hover}
-    shown = old.mean_scores[held], old.fake_shares[held]
-    line = add_line(drawn, *shown, "Before temperature", theme.CONTROL, width=1, dash="dot", **look)
-    line.marker = {"color": "white", "size": 8, "symbol": "diamond", "line": {"color": theme.CONTROL, "width": 1.5}}
-    line.customdata = old.counts[held]
-    line = add_line(drawn, shares.mean_scores, shares.fake_shares, "Score", theme.MODEL, width=1.5, **look)
-    line.marker = {"size": 6 + 14 * np.sqrt(shares.counts / shares.counts.max()), "opacity": 0.85}
-    line.error_y = theme.error_bar(shares.fake_shares, shares.low, shares.high, theme.MODEL)
-    line.customdata = shares.counts
+    ring = {"color": "white", "size": 8, "symbol": "diamond", "line": {"color": theme.CONTROL, "width": 1.5}}
+    earlier = {"width": 1, "dash": "dot", "marker": ring, "customdata": old.counts, **look}
+    add_line(drawn, old.mean_scores, old.fake_shares, "Before temperature", theme.CONTROL, connectgaps=True, **earlier)
+    mean, share, low, high, counts, _ = (column.to_numpy() for column in shares)
+    sizes = {"size": 6 + 14 * np.sqrt(counts / counts.max()), "opacity": 0.85}
+    line = add_line(drawn, mean, share, "Score", theme.MODEL, width=1.5, marker=sizes, customdata=counts, **look)
+    line.error_y = theme.error_bar(share, low, high, theme.MODEL)
     drawn.update_layout(legend={"x": 0.02, "y": 0.98})
     return theme.shares(
         drawn, "Mean score in the bin (probability of fake)", "Share of fakes in the bin (of its videos)"
@@ -327,9 +304,6 @@ def calibration_figure(
 
 
 # --- Abstaining: the share of wrong decisions among the most certain videos
-
-_GRID = np.linspace(0.05, 1.0, 96)
-_MOST_POINTS = 2000  # of a curve: more would make a page of tens of megabytes
 
 
 def risk_coverage_figure(
@@ -341,15 +315,16 @@ def risk_coverage_figure(
     labels, scores, groups, _ = _columns(predictions)
     thresholds = predictions["threshold"].to_numpy()
     curve = calibration.risk_coverage(labels, scores, thresholds)
-    everything, half = float(curve.risks[-1]), float(_risk_at(curve, np.array([_HALF]))[0])
+    everything, half = float(curve.risks[-1]), float(_risk_at(curve, np.array([0.5]))[0])
     group_of_row, num_groups = group_codes(groups, labels.size)
     risks = []
     for block in draw_half_samples(labels, group_of_row, num_groups, replicates=replicates, seed=seed):
-        for counts in block.astype(np.int64):
-            rows = np.repeat(np.arange(labels.size), counts[group_of_row])
-            risks.append(_risk_at(calibration.risk_coverage(labels[rows], scores[rows], thresholds[rows]), _GRID))
+        for counts in block.astype(bool):
+            rows = np.flatnonzero(counts[group_of_row])
+            drawn_curve = calibration.risk_coverage(labels[rows], scores[rows], thresholds[rows])
+            risks.append(_risk_at(drawn_curve, _COVERAGES))
     sizes = GroupCounts((num_groups,), num_groups)
-    low, high = interval_ends(_risk_at(curve, _GRID), np.array(risks).T, classification.SHARE, sizes, confidence)
+    low, high = interval_ends(_risk_at(curve, _COVERAGES), np.array(risks).T, classification.SHARE, sizes, confidence)
     gain = "" if half < everything else ": abstaining gains nothing"
     drawn = theme.figure(
         f"Deciding every video, {everything:.0%} are wrong; deciding only the surest half, {half:.0%}{gain}",
@@ -358,38 +333,32 @@ def risk_coverage_figure(
     )
     top = max(0.5, float(curve.risks.max()))
     if np.isfinite(low).all():
-        add_band(drawn, _GRID, low, high)
+        add_band(drawn, _COVERAGES, low, high)
         top = max(top, float(high.max()))
     places = theme.thinned(curve.risks.size, _MOST_POINTS)
-    line = add_line(drawn, curve.coverages[places], curve.risks[places], "Model", theme.MODEL, width=2.5)
-    line.line.shape = "hv"
-    line.customdata = curve.confidences[places]
-    line.hovertemplate = "decided %{x:.0%}<br>wrong %{y:.1%}<br>at least %{customdata:.3f} from the threshold"
+    hover = "decided %{x:.0%}<br>wrong %{y:.1%}<br>at least %{customdata:.3f} from the threshold"
+    look = {"line_shape": "hv", "customdata": curve.confidences[places], "hovertemplate": hover}
+    add_line(drawn, curve.coverages[places], curve.risks[places], "Model", theme.MODEL, width=2.5, **look)
     add_reference(drawn, "Deciding every video", everything, everything)
     theme.shares(drawn, "Coverage (share of videos decided, the surest first)", "Risk (share of these decided wrongly)")
     return drawn.update_layout(legend={"x": 0.02, "y": 0.98}, yaxis={"range": [-0.01, top + 0.03]})
 
 
-def _risk_at(curve: RiskCoverage, coverages: FloatArray) -> FloatArray:
+def _risk_at(curve: calibration.RiskCoverage, coverages: FloatArray) -> FloatArray:
     """Return the risk of the smallest decided set that covers at least each of ``coverages``."""
-    index = np.searchsorted(curve.coverages, coverages - 1e-9)
+    index = np.searchsorted(curve.coverages, coverages - _SAME)
     return curve.risks[np.minimum(index, curve.risks.size - 1)]
 
 
 # --- Panels of the dashboard
 
 
-def _scored(selection: Selection) -> pl.DataFrame:
-    return of_folds(selection, read_predictions([selection.detailed]).frame)
-
-
 def _declare(name: str, at: int, draw: Callable[..., go.Figure]) -> None:
     @PANELS.register_panel(name, at=at, follows=("folds",), tasks=("video",))
     def shown(selection: Selection) -> Shown:
-        return draw(_scored(selection), replicates=QUICK_REPLICATES)
+        return draw(of_folds(selection, read_predictions([selection.detailed]).frame), replicates=QUICK_REPLICATES)
 
 
-for _number, (_name, _draw) in enumerate(
-    {"roc": roc_figure, "pr": pr_figure, "calibration": calibration_figure}.items()
-):
-    _declare(_name, 41 + _number, _draw)
+_declare("roc", 41, roc_figure)
+_declare("pr", 42, pr_figure)
+_declare("calibration", 43, calibration_figure)

@@ -1,6 +1,7 @@
 """Verdicts on files: their scores and those of known reals and fakes. ``table`` is VERDICTS."""
 
 from pathlib import Path
+from typing import Any
 
 import plotly.graph_objects as go
 import polars as pl
@@ -22,7 +23,7 @@ def ruler_figure(table: pl.DataFrame, tested: pl.DataFrame) -> go.Figure:
     shown = scored.head(_MOST_VIDEOS)
     if shown.is_empty():
         return theme.nothing_to_show("Scores", "No file has one.")
-    decided = shown.filter(pl.col("verdict") != "undecided").height
+    decided = (shown["verdict"] != "undecided").sum()
     more = scored.height - shown.height
     drawn = theme.figure(
         f"Scores of {count_text(shown.height, 'video')}, {decided} of them decided, under those of the run's own",
@@ -32,16 +33,21 @@ def ruler_figure(table: pl.DataFrame, tested: pl.DataFrame) -> go.Figure:
     )
     for label, color in theme.LABEL_COLORS.items():
         scores = tested.filter(label=label)["score"].to_list()
-        ticks = theme.add_line(drawn, scores, [f"known {label}s"] * len(scores), label, color, mode="markers")
         line = {"width": 1.5, "color": theme.translucent(color, 0.6)}
-        ticks.marker = {"symbol": "line-ns", "size": 14, "line": line}
-    for number, row in enumerate(shown.iter_rows(named=True), start=1):
-        score, verdict = row["score"], row["verdict"]
-        low, high = (score if row[name] is None else row[name] for name in ("score_low", "score_high"))
-        tick = figure_text(f"{number} {theme.shortened(Path(row['path']).name, 22)}")
-        point = theme.add_line(drawn, [score], [tick], verdict, _COLORS[verdict], mode="markers", cliponaxis=False)
-        point.marker = {"symbol": _SYMBOLS[verdict], "size": 11, "color": _COLORS[verdict]}
-        point.error_x = theme.error_bar([score], [low], [high], _COLORS[verdict])
+        look = {"mode": "markers", "marker": {"symbol": "line-ns", "size": 14, "line": line}}
+        theme.add_line(drawn, scores, [f"known {label}s"] * len(scores), label, color, **look)
+    ends = [pl.col(name).fill_null(pl.col("score")) for name in ("score_low", "score_high")]
+    for number, (path, verdict, score, low, high) in enumerate(
+        shown.select("path", "verdict", "score", *ends).iter_rows(), start=1
+    ):
+        color, tick = _COLORS[verdict], figure_text(f"{number} {theme.shortened(Path(path).name, 22)}")
+        bar: dict[str, Any] = {
+            "mode": "markers",
+            "cliponaxis": False,
+            "error_x": theme.error_bar([score], [low], [high], color),
+        }
+        mark = {"symbol": _SYMBOLS[verdict], "size": 11, "color": color}
+        theme.add_line(drawn, [score], [tick], verdict, color, marker=mark, **bar)
     drawn.update_yaxes(autorange="reversed", showgrid=False, type="category")
     drawn.update_xaxes(title_text="score (0 real, 1 fake)", range=[-0.03, 1.03])
     return drawn.update_layout(showlegend=False)
