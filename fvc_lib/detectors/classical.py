@@ -283,7 +283,7 @@ _register("forensic_lightgbm", LIGHTGBM, _GBM, _GBM_BIBTEX, packages=("lightgbm"
 
 def _of_trunk(name: str) -> DetectorSpec:
     trunk = name.partition(":")[2]
-    spec = DETECTORS.load(trunk)
+    spec = DETECTORS.get(trunk)
     if spec.build_trunk is None:
         raise UsageError(
             f"model {name!r}: {trunk} has no trunk whose features could be used. Choose a published network: "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from fvc_lib.engine.training_state import weights_digest
+from fvc_lib.services.checkpoint_files import weights_digest
 from fvc_lib.services.errors import UsageError
 
 # By weights and rank: a training builds its network several times, and a decomposition takes up to a second.

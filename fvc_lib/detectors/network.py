@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fvc_lib.detectors.effort import adapt
 from fvc_lib.detectors.heads.temporal import HEADS, Mean
 from fvc_lib.detectors.weights import BEGUN_WITH, LoadedWeights, load_weights
-from fvc_lib.engine.training_state import weights_digest
+from fvc_lib.services.checkpoint_files import weights_digest
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.config_fields import TUNE, TUNE_WORDS, local_weights
 from fvc_lib.services.errors import UsageError, did_you_mean

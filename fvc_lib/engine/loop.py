@@ -28,7 +28,7 @@ from fvc_lib.engine.ranks import Ranks, is_usable, refuse_unequal_ranks
 from fvc_lib.engine.step import BatchGradients, BatchTransaction, MemoryExhaustedError, StepLostError, Stepper
 from fvc_lib.engine.task import Accumulator, Batch, LossMean, LossSum, Outputs, SampleSet, Task
 from fvc_lib.engine.training_state import EpochRecord, MetricSink, TrainingCheckpoints, TrainingState, TrainingWatch
-from fvc_lib.services.checkpoint_files import CheckpointFolder
+from fvc_lib.services.checkpoint_files import CheckpointFolder, weights_digest
 from fvc_lib.services.errors import DataError, FvcError, StoppedError
 from fvc_lib.services.memory.policy import MemoryObserver, MemoryPolicy, memory_advice
 
@@ -229,13 +229,13 @@ class Engine:
         )
         if self._ranks.size > 1:
             self._begin_alike()
-        self.initial_weights = training_state.weights_digest(self._model.state_dict())
+        self.initial_weights = weights_digest(self._model.state_dict())
         if self._restored():
             return
         self._enter(TrainingState(MicroBatchPlan(settings.micro_batch)))
         if device.type != "cpu":
             self.state.inexact_because.append(f"on {device.type} sums may round otherwise from run to run")
-        self._save(epoch_ended=False)  # so that a folder that refuses writes ends the training before its first step
+        self._save()  # so that a folder that refuses writes ends the training before its first step
 
     def _begin_alike(self) -> None:
         """Every rank with rank 0's weights, and with random draws of its own."""
@@ -252,8 +252,12 @@ class Engine:
         self._enter(saved)
         return True
 
-    def _save(self, *, epoch_ended: bool) -> None:
-        self._checkpoints.save(self._model, self._stepper, self.state, epoch_ended=epoch_ended)
+    def keep_result(self) -> None:
+        """Keep history and best model of the finished training, and no state to train on from."""
+        self._checkpoints.keep_result(self.state)
+
+    def _save(self) -> None:
+        self._checkpoints.save(self._model, self._stepper, self.state)
 
     def _restore_checkpoint(self, event: OutOfMemory) -> None:
         """Out of memory while weights were changed: what they are now is not known, the last checkpoint's are."""
@@ -380,7 +384,7 @@ class Engine:
         state.finished = self._is_last_epoch()
         self._watch.epoch_metrics("train", {"epoch_loss": train_loss})
         self._watch.epoch_metrics("validation", metrics)
-        self._save(epoch_ended=True)
+        self._save()
 
     def _evaluate(
         self,
@@ -464,7 +468,7 @@ class Engine:
 
     def _stop_if_asked(self) -> None:
         if any(wish for (wish,) in self._ranks.meet("boundary", self._stop())):
-            self._save(epoch_ended=False)
+            self._save()
             raise StoppedError(
                 f"stopped as asked after step {self.state.step} of {self._total_steps}; the state is saved: resume the "
                 "run to go on."
@@ -472,7 +476,7 @@ class Engine:
 
     def _save_if_possible(self) -> None:
         try:
-            self._save(epoch_ended=False)
+            self._save()
         except (RuntimeError, MemoryError) as error:
             if not oom_detection.is_out_of_memory(error):
                 raise

@@ -1,6 +1,5 @@
 """Where a training stands: into a checkpoint and back, all random states included, and told to the world meanwhile."""
 
-import hashlib
 import logging
 import math
 import time
@@ -181,7 +180,7 @@ class TrainingCheckpoints:
         self._numerics = numerics(compute, ranks.size)
         self._saved_at = time.monotonic()
 
-    def save(self, model: nn.Module, stepper: Stepper, state: TrainingState, *, epoch_ended: bool) -> None:
+    def save(self, model: nn.Module, stepper: Stepper, state: TrainingState) -> None:
         """Write a checkpoint; rank 0 alone writes.
 
         Raises:
@@ -192,21 +191,22 @@ class TrainingCheckpoints:
         random_state, *others = self._random_states()
         if self._ranks.rank:
             return
-        everything = {
-            "model": model.state_dict(),
-            **stepper.state_dict(),
-            "training": state.to_document(),
-            "numerics": self._numerics,
-            "random_state": random_state,
-            "other_ranks_random_states": others,
-        }
+        progress = {"random_state": random_state, "other_ranks_random_states": others}
+        self._write(state, {"model": model.state_dict(), **stepper.state_dict(), **progress})
+
+    def keep_result(self, state: TrainingState) -> None:
+        """Replace the checkpoints of a finished training by one without optimizer and last weights; rank 0 writes."""
+        if not self._ranks.rank:
+            self._write(state, {})
+            self._folder.drop_previous()
+
+    def _write(self, state: TrainingState, progress: Mapping[str, Any]) -> None:
         self._folder.save(
-            everything,
+            {**progress, "training": state.to_document(), "numerics": self._numerics},
             epoch=state.epochs_done,
             step=state.step,
             best_epoch=state.best_epoch,
             best_model=state.best_model,
-            epoch_ended=epoch_ended,
         )
 
     def _random_states(self) -> list[dict[str, Tensor]]:
@@ -240,6 +240,8 @@ class TrainingCheckpoints:
         if checkpoint is None:
             return None
         saved = checkpoint["state"]
+        if "model" not in saved:  # of a finished training, whose best model is its result
+            return TrainingState.from_document(saved["training"], checkpoint["best_model"], micro_batches)
         _refuse_another_model(model, saved["model"], checkpoint["path"])
         model.load_state_dict(saved["model"])
         stepper.load_state_dict(saved)
@@ -276,16 +278,6 @@ def _refuse_another_model(model: nn.Module, saved: Mapping[str, Tensor], path: s
             f"{path!r} is of another model: {len(differing)} tensors differ, {examples}. Resume with the model it was "
             "made with, or start a new run."
         )
-
-
-def weights_digest(weights: Mapping[str, Tensor]) -> str:
-    """Hex SHA-256 over names, shapes, types and bits of a model's state, on any device."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(weights.items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        if tensor.numel():  # of nothing there are no bytes to look at
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 class MetricSink(Protocol):

@@ -331,7 +331,7 @@ class RunConfig(BaseModel):
         of_videos = self.task == DEFAULT_TASK
         seen: dict[str, Any] = {"clips": self.clips_per_video, "crop": self.crop} if of_videos else {}
         seen["margin"] = CROP_MARGIN if seen.get("crop") else 0.0
-        return DETECTORS.load(self.model).clips(self.num_frames, self.fixed_size, self.frame_sampling, **seen)
+        return DETECTORS.get(self.model).clips(self.num_frames, self.fixed_size, self.frame_sampling, **seen)
 
     @property
     def of_features(self) -> str:
@@ -343,7 +343,7 @@ class RunConfig(BaseModel):
         """Whether a trunk with given weights sees the clips and no fold trains any of it, so that features are kept."""
         if self.task != DEFAULT_TASK or self.of_features == "forensic" or DETECTORS.file_of(self.model) is not None:
             return False
-        spec = DETECTORS.load(self.model)
+        spec = DETECTORS.get(self.model)
         given = bool(self.model_weights) or spec.brings_weights
         return bool((spec.build_trunk or spec.trunk) and (self.tune or spec.tune) == "head" and given)
 

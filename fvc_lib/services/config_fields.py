@@ -189,7 +189,7 @@ class NameIn:
     def load(self, value: Any) -> None:
         """Import the files that register ``value``; raise ``UsageError`` with the file and its error."""
         for name in self._names(value):
-            self.registry.load(name)
+            self.registry.get(name)
 
     def identity(self, value: Any) -> Any:
         """Return what ``value`` counts as: with the content of a user's file."""

@@ -1,9 +1,10 @@
 """Registries of items that can be chosen by name.
 
 A file registers its items when it is imported. A registry imports the files of its folder, and other packages' entry
-points, when an item is first needed: adding an item means adding one file, and services import no other room.
+points, when an item is first needed. Adding an item means adding one file, and services import no other room.
 """
 
+import ast
 import hashlib
 import importlib
 import importlib.util
@@ -12,15 +13,15 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from fvc_lib.services.atomic_files import write_text
+from fvc_lib.services.atomic_files import content_digest, sha256_of_json, write_text
 from fvc_lib.services.clip_settings import ClipSettings, View
-from fvc_lib.services.code.user_files import UserCode, code_of_file, digest_of_file, know_beside
 from fvc_lib.services.errors import UsageError, did_you_mean
 from fvc_lib.services.run_paths import beside_the_code
 
@@ -61,8 +62,7 @@ class Registry(Generic[T]):
         """Register ``item`` under ``name``; return a decorator if there is no item.
 
         Args:
-            name: the name, or an item with a ``name`` and perhaps ``aliases``; ``timm:NAME`` stands for all after the
-                colon.
+            name: the name, or an item with a ``name`` and perhaps ``aliases``; ``timm:NAME`` stands for a family.
             item: the item.
 
         Raises:
@@ -72,63 +72,55 @@ class Registry(Generic[T]):
         source = (frame.f_code.co_filename, frame.f_lineno, str(frame.f_globals.get("__name__")))
         if not isinstance(name, str):
             return self._put(name.name, name, getattr(name, "aliases", ()), source)
-        if item is not None:
-            return self._put(name, item, (), source)
-        return lambda decorated: self._put(name, decorated, (), source)
+        put = partial(self._put, name, aliases=(), source=source)
+        return put if item is None else put(item)
 
     def _put(self, name: str, item: T, aliases: Sequence[str], source: tuple[str, int, str]) -> T:
-        for each in (name, *aliases):
-            # The same line again is a reloaded module; a user's file may have been edited.
-            file, line, module = self._sources.get(each, source)
-            of_users = module.startswith(_USER) and source[2].startswith(_USER)
-            if (file, line, module) != source and not of_users:
+        for label in (name, *aliases):
+            known = self._sources.get(label, source)
+            # The same line again is a reloaded module. A user's file may have been edited.
+            if known != source and not (known[2].startswith(_USER) and source[2].startswith(_USER)):
                 raise UsageError(
-                    f"{self.kind} {each!r} is registered twice: in {file}, line {line}, and in {source[0]}, line "
-                    f"{source[1]}. Rename one of them."
+                    f"{self.kind} {label!r} is registered twice: in {known[0]}, line {known[1]}, and in {source[0]}, "
+                    f"line {source[1]}. Rename one of them."
                 )
-        for each in (name, *aliases):
-            self._sources[each] = source
+        self._sources.update(dict.fromkeys((name, *aliases), source))
         self._items[name] = self._of_modules[source[2], name] = item
         self._aliases.update(dict.fromkeys(aliases, name))
         return item
 
     def get(self, name: str) -> T:
-        """Return the item called ``name``; of ``timm:resnet50`` the family ``timm:NAME``.
+        """Return the item called ``name``; for ``timm:resnet50`` the family ``timm:NAME``.
+
+        Import only the files that register ``name``; import all if none of them does.
 
         Raises:
-            UsageError: no such item; the message has the nearest name, all names, and what could not be imported.
+            UsageError: no such item, or its file cannot be imported; the message has the nearest name and all names.
         """
-        if self._canonical(name) not in self._items:
+        canonical = self._aliases.get(name, _family(name))
+        if canonical not in self._items:
+            for module in self.declared_in(name):
+                try:
+                    importlib.import_module(module)
+                except Exception as error:
+                    path = getattr(importlib.util.find_spec(module), "origin", None) or module
+                    raise UsageError(
+                        f"{self.kind} {name!r}: its file {path} cannot be imported: {type(error).__name__}: {error}. "
+                        "Mend it, or choose another."
+                    ) from error
+            canonical = self._aliases.get(name, canonical)
+        if canonical not in self._items:
             self._fill()
-        canonical = self._canonical(name)
+            canonical = self._aliases.get(name, canonical)
         if canonical in self._items:
             return self._items[canonical]
-        for module in self.declared_in(name):
-            if module in self.broken:
-                raise self._cannot_import(name, module, self.broken[module])
-        failed = "".join(f" Not loaded: {each} ({reason})." for each, reason in self.broken.items())
+        failed = "".join(f" Not loaded: {module} ({reason})." for module, reason in self.broken.items())
         near = did_you_mean(name, [*self._items, *self._aliases])
         raise UsageError(f"{self.kind} {name!r}: unknown.{near} Known: {', '.join(self._items) or 'none'}.{failed}")
 
-    def load(self, name: str) -> T:
-        """Return the item called ``name``, and import no file but those that register it; errors as of ``get``."""
-        for module in () if self._canonical(name) in self._items else self.declared_in(name):
-            try:
-                importlib.import_module(module)
-            except Exception as error:
-                raise self._cannot_import(name, module, f"{type(error).__name__}: {error}") from error
-        return self.get(name)
-
-    def _cannot_import(self, name: str, module: str, reason: str) -> UsageError:
-        path = getattr(importlib.util.find_spec(module), "origin", None) or module
-        return UsageError(
-            f"{self.kind} {name!r}: its file {path} cannot be imported: {reason}. Mend it, or choose another."
-        )
-
     def check(self, name: str) -> str:
         """Return ``name`` if a file of the folder or an entry point has it, without an import; errors as of ``get``."""
-        here = self._canonical(name) in self._items or any(name == point.name for point in self._entry_points())
-        if not here and not self.declared_in(name):
+        if not self.declared_in(name) and not any(name == point.name for point in self._entry_points()):
             self.get(name)
         return name
 
@@ -146,42 +138,34 @@ class Registry(Generic[T]):
             r"\n +(?=\S+:)",
         )
         declared = re.compile(f'({"|".join(before)})"{re.escape(_family(name))}"')
-        return [module for module, text in self._files() if declared.search(text)]
+        return [module for module, text in self._texts.items() if declared.search(text)]
 
     def names(self) -> list[str]:
         """Return the names of all items, without aliases."""
-        self._fill()
-        return list(self._items)
+        return [name for name, _ in self.items()]
 
     def items(self) -> list[tuple[str, T]]:
         """Return names and items."""
         self._fill()
         return list(self._items.items())
 
-    def _canonical(self, name: str) -> str:
-        return self._aliases.get(name, _family(name))
-
     def _fill(self) -> None:
         """Import every file that registers items; log one that fails, keep it in ``broken``, and go on."""
         if self._filled:
             return
+        sources: dict[str, Callable[[], object]] = {
+            module: partial(importlib.import_module, module)
+            for module, text in self._texts.items()
+            if ".register" in text
+        }
+        sources.update({point.name: partial(self._load, point) for point in self._entry_points()})
+        for name, load in sources.items():
+            try:
+                load()
+            except Exception as error:  # noqa: BLE001 - a broken plug-in must not stop the others, whatever it raises
+                self.broken[name] = f"{type(error).__name__}: {error}"
+                _logger.warning("%s %s is left out: %s", self.kind, name, self.broken[name])
         self._filled = True
-        try:
-            for module, text in self._files():
-                if ".register" in text:
-                    self._attempt(module, lambda module=module: importlib.import_module(module))  # type: ignore[misc]
-            for point in self._entry_points():
-                self._attempt(point.name, lambda point=point: self._load(point))  # type: ignore[misc]
-        except BaseException:  # stopped or interrupted: a kernel may go on, and asks again
-            self._filled = False
-            raise
-
-    def _attempt(self, name: str, load: Callable[[], object]) -> None:
-        try:
-            load()
-        except Exception as error:  # noqa: BLE001 - one broken plug-in must not stop the others, whatever it raises
-            self.broken[name] = f"{type(error).__name__}: {error}"
-            _logger.warning("%s %s is left out: %s", self.kind, name, self.broken[name])
 
     def _load(self, point: "EntryPoint") -> None:
         loaded = point.load()
@@ -191,26 +175,156 @@ class Registry(Generic[T]):
     def _entry_points(self) -> Sequence["EntryPoint"]:
         if not self._group:
             return ()
-        from importlib.metadata import entry_points  # 3 MB, of workers too, which ask for none
+        from importlib.metadata import entry_points  # 3 MB, which workers need not have
 
         return tuple(entry_points(group=self._group))
 
-    def _files(self) -> Iterator[tuple[str, str]]:
-        """Yield the dotted name and text of each file of the folder, sorted."""
+    @cached_property
+    def _texts(self) -> Mapping[str, str]:
+        """The text of each file of the folder by dotted name, sorted."""
         spec = importlib.util.find_spec(self._folder) if self._folder else None
         if spec is None:
-            return
+            return {}
         if spec.submodule_search_locations is None:
-            yield self._folder, Path(spec.origin or "").read_text(encoding="utf-8")
-        for folder in spec.submodule_search_locations or ():
-            for path in sorted(Path(folder).rglob("[!_]*.py")):
-                dotted = (self._folder, *path.relative_to(folder).with_suffix("").parts)
-                yield ".".join(dotted), path.read_text(encoding="utf-8")
+            return {self._folder: Path(spec.origin or "").read_text(encoding="utf-8")}
+        return {
+            ".".join((self._folder, *path.relative_to(folder).with_suffix("").parts)): path.read_text(encoding="utf-8")
+            for folder in spec.submodule_search_locations
+            for path in sorted(Path(folder).rglob("[!_]*.py"))
+        }
 
 
 def _family(name: str) -> str:
     family, colon, _ = name.partition(":")
     return f"{family}:NAME" if colon else name
+
+
+_IN_A_FILE = re.compile(r"(?P<path>.+\.py):(?P<item>[A-Za-z_]\w*)")
+
+
+class FileRegistry(Registry[T]):
+    """A registry that also knows what a user's own file holds (``my_net.py:MyNet``)."""
+
+    holds = "class"
+
+    def file_of(self, name: str) -> Path | None:
+        """Return the path of the user's file in ``name``, whether or not it exists; None without one."""
+        match = _IN_A_FILE.fullmatch(name)
+        return Path(match["path"]) if match else None
+
+    def check(self, name: str) -> str:
+        """Return ``name``, with the absolute path of a user's file; see ``Registry.check``."""
+        if name.endswith(".py"):
+            example = f"{name}:{'MyNet' if self.holds == 'class' else 'find'}"
+            wanted = f"Add :{self.holds.upper()}, such as {example}."
+            raise UsageError(f"{self.kind} {name!r}: a file, and no {self.holds} of it. {wanted}")
+        path = self.file_of(name)
+        return super().check(name) if path is None else f"{path.expanduser().absolute()}:{name.rpartition(':')[2]}"
+
+    def identity(self, name: str) -> str:
+        """Return the name with a digest of the user's file and the modules next to it that it imports."""
+        path = self.file_of(name)
+        return name if path is None else f"{path.name}:{name.rpartition(':')[2]}@{_digest_of_file(path)}"
+
+    def code_files(self, name: str) -> dict[str, Path]:
+        """Return the user's file in ``name`` and what it imports from its folder, by relative path."""
+        path = self.file_of(name)
+        return {} if path is None else {relative: path.parent / relative for relative in _code_of_file(path)}
+
+    def declared_in(self, name: str) -> list[str]:
+        """Return the files that register ``name``; none for a user's file, whose content is in its identity."""
+        return [] if self.file_of(name) else super().declared_in(name)
+
+    def _of_file(self, name: str) -> Any:
+        """Return the item of a user's file; None if ``name`` names no file.
+
+        Raises:
+            UsageError: the file is missing, cannot be imported, or has no such item.
+        """
+        path, item = self.file_of(name), name.rpartition(":")[2]
+        if path is None:
+            return None
+        if not path.is_file():
+            wanted = f"path/to/FILE.py:{self.holds.upper()}"
+            raise UsageError(f"{self.kind} {name!r}: no file {str(path)!r}. Give {wanted}.")
+        try:
+            module = _import_file(path)
+        except Exception as error:
+            raise UsageError(
+                f"{self.kind} {name!r}: {str(path)!r} cannot be imported: {type(error).__name__}: {error}. "
+                "Mend it. A cell with a network needs all its imports."
+            ) from error
+        chosen: Any = self._of_modules.get((module.__name__, item)) or getattr(module, item, None)
+        if not callable(chosen) and not isinstance(chosen, DetectorSpec):
+            near = did_you_mean(item, [label for label, value in vars(module).items() if callable(value)])
+            raise UsageError(f"{self.kind} {name!r}: {path.name} has no {self.holds} {item}.{near}")
+        return chosen
+
+
+def _code_of_file(path: Path) -> dict[str, str]:
+    """Return the SHA-256 of a user's file and of the modules of its folder that it imports, by relative path.
+
+    A package counts as a whole. The digest of a file that cannot be read is empty.
+    """
+    digests: dict[Path, str] = {}
+    todo = [path]
+    while todo:
+        file = todo.pop()
+        if file in digests:
+            continue
+        digests[file] = content_digest(file)
+        try:
+            nodes = list(ast.walk(ast.parse(file.read_bytes())))
+        except (OSError, SyntaxError, ValueError):
+            continue
+        names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+        for name in {name.partition(".")[0] for name in names} - {"", "fvc_lib"}:  # ours counts stage by stage
+            local = path.parent / name
+            todo += [local.with_suffix(".py")] if local.with_suffix(".py").is_file() else sorted(local.rglob("*.py"))
+    return {str(file.relative_to(path.parent)): digests[file] for file in sorted(digests)}
+
+
+def _digest_of_file(path: Path) -> str:
+    code = _code_of_file(path)
+    return sha256_of_json(code) if len(code) > 1 else code[path.name]
+
+
+_LOCAL_MODULES: dict[str, dict[str, str]] = {}  # digests of what was imported from users' folders, by top-level name
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Import a user's file once per content; what it imports from its folder keeps its plain name.
+
+    Raises:
+        ImportError: a module of the folder has the name of another module that this process has imported.
+    """
+    name = f"{_USER}{path.stem}_{_digest_of_file(path)[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    local: dict[str, dict[str, str]] = {}
+    for relative, digest in _code_of_file(path).items():
+        if relative != path.name:
+            local.setdefault(Path(relative).parts[0].removesuffix(".py"), {})[relative] = digest
+    is_new = any(_LOCAL_MODULES.get(top) != digests for top, digests in local.items())
+    for top in local.keys() & sys.modules.keys() if is_new else ():
+        places = [getattr(sys.modules[top], "__file__", None) or "", *getattr(sys.modules[top], "__path__", ())]
+        if not any(place and Path(place).parent == path.parent.absolute() for place in places):
+            raise ImportError(f"another module {top!r} is imported already, from {places[-1]}. Rename one of them")
+        for loaded in [key for key in sys.modules if f"{key}.".startswith(f"{top}.")]:  # one of them was edited
+            del sys.modules[loaded]
+    _LOCAL_MODULES.update(local)
+    if (folder := str(path.parent.absolute())) not in sys.path:
+        sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    spec: Any = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 @dataclass(frozen=True)
@@ -249,16 +363,16 @@ class DetectorSpec:
     build_trunk: Callable[[TrunkOptions], Any] | None = None
     aliases: tuple[str, ...] = ()  # further names
     bibtex: str = ""  # the entry or entries of its paper
-    weights: str = ""  # where its published weights are: a hub id, or a package and what it calls them
+    weights: str = ""  # where its published weights are: a hub id, or a package and its name for them
     weights_licence: str = ""  # theirs
     brings_weights: bool = False  # whether they come with the installation, and are taken where none are named
-    packages: tuple[str, ...] = ()  # that it needs beside the default installation
+    packages: tuple[str, ...] = ()  # that it needs besides the default installation
     head: str = "mean"  # over the trunk's features, one of ``detectors/heads``
     tune: str = "all"  # what is trained: head, norms, last:N, effort or all
     l2_normalise: bool = False  # whether each feature vector is brought to length 1
-    of_name: Callable[[str], "DetectorSpec"] | None = None  # of a family: what one of its names declares
-    # What a model sees in place of clips: ``forensic`` (the table of stage 03b) or ``embedding`` (what a frozen trunk
-    # gives of the clips); then ``build`` gives a ``detectors.classical.ClassicalModel``. Empty: it is a network.
+    of_name: Callable[[str], "DetectorSpec"] | None = None  # of a family: the declaration of one of its names
+    # The input in place of clips: ``forensic`` (the table of stage 03b) or ``embedding`` (a frozen trunk's features);
+    # then ``build`` gives a ``detectors.classical.ClassicalModel``. Empty: it is a network.
     of_features: str = ""
     trunk: str = ""  # of ``embedding``: the network whose trunk that is
 
@@ -268,99 +382,25 @@ class DetectorSpec:
         return ClipSettings(num_frames or self.num_frames, side or self.side, seen)
 
 
-class FileRegistry(Registry[T]):
-    """A registry that also knows what a user's own file holds (``my_net.py:MyNet``)."""
-
-    holds = "class"
-
-    def load(self, name: str) -> T:
-        """Return the item; see ``Registry.load``."""
-        return self.get(name) if _IN_A_FILE.fullmatch(name) else super().load(name)
-
-    def check(self, name: str) -> str:
-        """Return ``name``, with the absolute path of a user's file; see ``Registry.check``."""
-        if name.endswith(".py"):
-            raise UsageError(
-                f"{self.kind} {name!r}: a file, and no {self.holds} of it. Add :{self.holds.upper()}, such as "
-                f"{name}:{'MyNet' if self.holds == 'class' else 'find'}."
-            )
-        match = _IN_A_FILE.fullmatch(name)
-        if match is None:
-            return super().check(name)
-        return f"{Path(match['path']).expanduser().absolute()}:{match['item']}"
-
-    def identity(self, name: str) -> str:
-        """Return the name with a digest of the user's file and the modules next to it that it imports."""
-        match = _IN_A_FILE.fullmatch(name)
-        if match is None:
-            return name
-        path = Path(match["path"])
-        return f"{path.name}:{match['item']}@{digest_of_file(path)}"
-
-    def file_of(self, name: str) -> Path | None:
-        """Return the path of the user's file in ``name``, whether or not it exists; None without one."""
-        match = _IN_A_FILE.fullmatch(name)
-        return Path(match["path"]) if match else None
-
-    def code_files(self, name: str) -> dict[str, Path]:
-        """Return the user's file in ``name`` and what it imports from its folder, by relative path."""
-        path = self.file_of(name)
-        return {} if path is None else {relative: path.parent / relative for relative in code_of_file(path)}
-
-    def declared_in(self, name: str) -> list[str]:
-        """Return the files that register ``name``; none for a user's file, whose content is in its identity."""
-        return [] if _IN_A_FILE.fullmatch(name) else super().declared_in(name)
-
-    def _of_file(self, name: str) -> Any:
-        """Return the item of a user's file; None if ``name`` names no file.
-
-        The module is imported once per content, so that an edited file is another item. Modules of its folder are
-        imported for it alone, because another file's may have the same names.
-
-        Raises:
-            UsageError: the file is missing, cannot be imported, or has no such item.
-        """
-        match = _IN_A_FILE.fullmatch(name)
-        if match is None:
-            return None
-        path, item = Path(match["path"]), match["item"]
-        digest = digest_of_file(path)
-        module_name = f"{_USER}{path.stem}_{digest[:16]}"
-        if module_name not in sys.modules:
-            spec = importlib.util.spec_from_file_location(module_name, path, loader=UserCode(module_name, str(path)))
-            if not digest or spec is None or spec.loader is None:
-                wanted = f"path/to/FILE.py:{self.holds.upper()}"
-                raise UsageError(f"{self.kind} {name!r}: no file {str(path)!r}. Give {wanted}.")
-            module = importlib.util.module_from_spec(spec)
-            sys.modules[module_name] = module
-            know_beside(module_name, path)
-            sys.path.insert(0, str(path.parent))  # for what it imports by names that are not in its code
-            try:
-                spec.loader.exec_module(module)
-            except Exception as error:
-                del sys.modules[module_name]
-                raise UsageError(
-                    f"{self.kind} {name!r}: {str(path)!r} cannot be imported: {type(error).__name__}: {error}. "
-                    "Mend it. A cell with a network needs all its imports."
-                ) from error
-            finally:
-                sys.path.remove(str(path.parent))
-        found: Any = self._of_modules.get((module_name, item)) or getattr(sys.modules[module_name], item, None)
-        if not callable(found) and not isinstance(found, DetectorSpec):
-            names = [each for each, value in vars(sys.modules[module_name]).items() if callable(value)]
-            raise UsageError(
-                f"{self.kind} {name!r}: {path.name} has no {self.holds} {item}.{did_you_mean(item, names)}"
-            )
-        return found
+# Attributes of a user's class that its declaration takes, and their defaults.
+_OF_CLASS: Mapping[str, Any] = {
+    "paper": "not stated",
+    "bibtex": "",
+    "licence": "not stated",
+    "num_frames": 6,
+    "side": 112,
+    "micro_batch": 2,
+    "frame_sampling": "uniform",
+    "frame_fit": "letterbox",
+}
 
 
 class DetectorRegistry(FileRegistry[DetectorSpec]):
     """The registry of networks, with families (``timm:resnet50``) and users' files (``my_net.py:MyNet``).
 
     A user's class with the attribute ``num_features`` is an encoder, to which a head is added: frames uint8
-    (B, T, 3, H, W) to features (B, F) or (B, T, F). Any other returns logits (B,). ``num_frames``, ``side``,
-    ``frame_sampling``, ``frame_fit``, ``micro_batch``, ``paper``, ``bibtex`` and ``licence`` may be attributes of the
-    class.
+    (B, T, 3, H, W) to features (B, F) or (B, T, F). Any other returns logits (B,). ``_OF_CLASS`` lists further
+    attributes of the class.
 
     A notebook's cell that registers a network is written to a file in the cache and known by that file, because ranks
     and other processes cannot see into a notebook.
@@ -369,32 +409,37 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
     def __init__(self, kind: str, folder: str = "", entry_points: str = "") -> None:
         super().__init__(kind, folder, entry_points)
         self._of_cells: dict[str, str] = {}  # the file of the cell that registered a name last
-        self._sees: dict[str, str] = {}  # results of ``of_features``
 
     def _put(self, name: str, item: DetectorSpec, aliases: Sequence[str], source: tuple[str, int, str]) -> DetectorSpec:
         file = source[0]
         if not ("ipykernel" in file or file.startswith("<ipython-input")):
             return super()._put(name, item, aliases, source)
-        taken = self.declared_in(name) or not self._sources.get(name, ("", 0, _USER))[2].startswith(_USER)
-        if taken or not name.isidentifier():
+        if self.declared_in(name) or not name.isidentifier():
             raise UsageError(
                 f"{self.kind} {name!r}: a cell's network needs a name of letters, digits and underscores that no other "
                 "network has. Choose another name."
             )
         code = "".join(linecache.getlines(file))
-        path = cells_folder() / f"{name}_{hashlib.sha256(code.encode()).hexdigest()[:12]}.py"
+        cells = Path(os.environ.get("FVC_CACHE_DIR") or beside_the_code("cache")).absolute() / "cells"
+        path = cells / f"{name}_{hashlib.sha256(code.encode()).hexdigest()[:12]}.py"
         write_text(path, code)
         self._of_cells[name] = str(path)
         return item
 
     def get(self, name: str) -> DetectorSpec:
         """Return the declaration of a network; see ``Registry.get``."""
-        if (found := self._of_file(name)) is not None:
-            return found if isinstance(found, DetectorSpec) else declared_by_class(found, name)
-        spec = super().get(name)
-        if isinstance(spec, type):  # a class that was registered by itself
-            return declared_by_class(spec, name)
-        return spec if spec.of_name is None else spec.of_name(name)
+        spec: Any = self._of_file(name) or super().get(name)
+        if isinstance(spec, DetectorSpec):
+            return spec if spec.of_name is None else spec.of_name(name)
+        kind, encoder = spec, hasattr(spec, "num_features")  # a user's class
+        return DetectorSpec(
+            name=name,
+            family="user",
+            normalisation="the network's own",
+            build=None if encoder else kind,
+            build_trunk=(lambda _: kind()) if encoder else None,
+            **{attribute: getattr(kind, attribute, default) for attribute, default in _OF_CLASS.items()},
+        )
 
     def declared_in(self, name: str) -> list[str]:
         """Return the files that register ``name``; of a model on a trunk's features also those of the trunk."""
@@ -405,44 +450,13 @@ class DetectorRegistry(FileRegistry[DetectorSpec]):
 
     def of_features(self, name: str) -> str:
         """Return ``DetectorSpec.of_features`` of ``name`` without importing a network's or a user's file."""
-        if name not in self._sees:
-            ours = self.declared_in(name)
-            is_model = f"{self._folder}.classical" in ours
-            is_others = not ours and any(name == point.name for point in self._entry_points())
-            self._sees[name] = self.load(name).of_features if is_model or is_others else ""
-        return self._sees[name]
+        ours = self.declared_in(name)
+        is_network = self.file_of(name) is not None or (ours and f"{self._folder}.classical" not in ours)
+        return "" if is_network else self.get(name).of_features
 
     def check(self, name: str) -> str:
         """Return ``name``, with the file of a network from a cell; see ``FileRegistry.check``."""
         return f"{self._of_cells[name]}:{name}" if name in self._of_cells else super().check(name)
-
-
-def cells_folder() -> Path:
-    """Return the folder of the cache for the code of cells that register networks."""
-    return Path(os.environ.get("FVC_CACHE_DIR") or beside_the_code("cache")).absolute() / "cells"
-
-
-_IN_A_FILE = re.compile(r"(?P<path>.+\.py):(?P<item>[A-Za-z_]\w*)")
-
-
-def declared_by_class(kind: Callable[[], Any], name: str) -> DetectorSpec:
-    """Return the declaration of a user's class, from its attributes."""
-    encoder = hasattr(kind, "num_features")
-    return DetectorSpec(
-        name=name,
-        family="user",
-        paper=getattr(kind, "paper", "not stated"),
-        bibtex=getattr(kind, "bibtex", ""),
-        licence=getattr(kind, "licence", "not stated"),
-        num_frames=getattr(kind, "num_frames", 6),
-        side=getattr(kind, "side", 112),
-        normalisation="the network's own",
-        micro_batch=getattr(kind, "micro_batch", 2),
-        frame_sampling=getattr(kind, "frame_sampling", "uniform"),
-        frame_fit=getattr(kind, "frame_fit", "letterbox"),
-        build=None if encoder else kind,
-        build_trunk=(lambda _: kind()) if encoder else None,
-    )
 
 
 @dataclass(frozen=True)
@@ -455,7 +469,7 @@ class Crop:
 
     name: str
     find: Callable[[Any], Any]
-    packages: tuple[str, ...] = ()  # that it needs beside the default installation; their versions count
+    packages: tuple[str, ...] = ()  # that it needs besides the default installation; their versions count
     code: str = ""  # dotted name of its module
     remedy: str = ""  # how to get the packages
 
@@ -466,13 +480,9 @@ class CropRegistry(FileRegistry[Crop]):
     holds = "function"
 
     def get(self, name: str) -> Crop:
-        """Return the crop; see ``Registry.get``."""
-        found = self._of_file(name)
-        return super().get(name) if found is None else Crop(name, found)
-
-    def load(self, name: str) -> Crop:
         """Return the crop; raise ``UsageError`` if it needs a package that is not installed."""
-        crop = super().load(name)
+        function = self._of_file(name)
+        crop = super().get(name) if function is None else Crop(name, function)
         missing = [package for package in crop.packages if importlib.util.find_spec(package) is None]
         if missing:
             raise UsageError(f"{self.kind} {name!r} needs {', '.join(missing)}, not installed. {crop.remedy}")
@@ -495,14 +505,14 @@ class BackboneRegistry(Registry[Callable[[str], Any]]):
 
     def is_own(self, name: str) -> bool:
         """Return whether ``name`` is a network on pictures alone."""
-        return self._canonical(name) in self._items or bool(self._own_files(name))
+        return _family(name) in self._items or bool(self._own_files(name))
 
     def _own_files(self, name: str) -> list[str]:
-        return [module for module, text in self._files() if f'BACKBONES.register("{_family(name)}"' in text]
+        return [module for module, text in self._texts.items() if f'BACKBONES.register("{_family(name)}"' in text]
 
-    def load(self, name: str) -> Any:
+    def get(self, name: str) -> Any:
         """Return the backbone, or the declaration of a detector."""
-        return super().load(name) if self.is_own(name) else DETECTORS.load(name)
+        return super().get(name) if self.is_own(name) else DETECTORS.get(name)
 
     def check(self, name: str) -> str:
         """Return ``name``, as ``DETECTORS`` knows it if it is no backbone; raise ``UsageError`` if neither does."""
@@ -524,5 +534,5 @@ class BackboneRegistry(Registry[Callable[[str], Any]]):
         return self._own_files(name) or DETECTORS.declared_in(name)
 
 
-# Each builds a backbone from what stands behind the colon of "torchvision:resnet50", or nothing.
+# Each builds a backbone from the text after the colon of "torchvision:resnet50", or from nothing.
 BACKBONES = BackboneRegistry("backbone", "fvc_lib.detectors")

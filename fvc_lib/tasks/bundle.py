@@ -58,7 +58,7 @@ _LEFT_OUT = frozenset({"corpus", "more_corpora", "target_corpora", "label_map", 
 _KEPT = frozenset({"amp", "batch_size", "device"})
 _FILES = re.compile(
     rf"({MEMBERS}/\d+/)?({RECORD}|{DIGESTS}|{CARD}|[a-z_]+\.(json|parquet|safetensors)"
-    rf"|{WEIGHTS}/(fold_\d+|final|network)\.safetensors(\.sha256)?"
+    rf"|{WEIGHTS}/(fold_\d+|final|network)\.safetensors"
     rf"|({BEGUN_WITH}|{_TEXT_ENCODER})/[\w-][\w.-]*\.(json|txt|safetensors)|(network|crop)/(\w+/)*\w+\.py)",
     re.ASCII,
 )
@@ -269,7 +269,7 @@ class Bundle:
             raise refused(folder, f"got format {found!r}, and this version of FVC ({__version__}) reads {FORMAT}")
         record = parsed(BundleRecord, folder, (folder / RECORD).read_bytes())
         stems = {file.name.partition(".")[0] for file in (folder / WEIGHTS).glob("*")}
-        wanted = [f"{stem}.safetensors{end}" for stem in record.weights for end in ("", ".sha256")]
+        wanted = [f"{stem}.safetensors" for stem in record.weights]
         if stems != record.weights.keys() or not all((folder / WEIGHTS / name).is_file() for name in wanted):
             raise refused(folder, f"{WEIGHTS}/ has not the networks of {RECORD}")
         return cls(folder, record, _config_of(folder, record.params, allow_code=allow_code), allow_code)

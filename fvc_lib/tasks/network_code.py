@@ -13,7 +13,6 @@ from types import FunctionType
 from torch import nn
 
 from fvc_lib.services.atomic_files import sha256_of_json
-from fvc_lib.services.code.user_files import module_of
 
 _MOST_NAMED = 5
 _USER_FILE = re.compile(r"fvc_user_(\w+)_[0-9a-f]{16}")  # where it lies does not count
@@ -23,7 +22,7 @@ def functions_of(network: nn.Module) -> dict[str, str]:
     """Return a digest of each function of the network's classes and their base classes, by dotted name."""
     found = {}
     for kind in {base for part in network.modules() for base in type(part).__mro__}:
-        module = _USER_FILE.sub(r"\1", module_of(kind))
+        module = _USER_FILE.sub(r"\1", kind.__module__)
         for name, function in vars(kind).items():
             if inspect.isfunction(function) and "site-packages" not in function.__code__.co_filename:
                 found[f"{module}.{kind.__qualname__}.{name}"] = _digest(function)

@@ -18,9 +18,9 @@ from torch import nn
 from fvc_lib.corpus.corpus_files import Kind
 from fvc_lib.engine.device import resolve_device
 from fvc_lib.engine.random_state import forked_random_state
-from fvc_lib.engine.training_state import TrainingRecord, weights_digest
+from fvc_lib.engine.training_state import TrainingRecord
 from fvc_lib.services.atomic_files import path_to_text, sha256_of_json
-from fvc_lib.services.checkpoint_files import BEST, load_weights
+from fvc_lib.services.checkpoint_files import BEST, load_weights, weights_digest
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import FvcError, UsageError, command_text
 from fvc_lib.services.parameters import run_config

@@ -24,15 +24,15 @@ from fvc_lib.engine.memory import planned_micro_batch, training_memory
 from fvc_lib.engine.random_state import forked_random_state
 from fvc_lib.engine.ranks import Launch, RankEndedError, Ranks, run_ranks
 from fvc_lib.engine.task import Accumulator, SampleSet, Task
-from fvc_lib.engine.training_state import NAN_AS_TEXT, MetricSink, TrainingRecord, TrainingState, weights_digest
+from fvc_lib.engine.training_state import NAN_AS_TEXT, MetricSink, TrainingRecord, TrainingState
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
 from fvc_lib.services.checkpoint_files import (
     CheckpointBinding,
     CheckpointFolder,
     CheckpointMismatchError,
     other_network,
+    weights_digest,
 )
-from fvc_lib.services.code.user_files import module_of
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.isolated_workers import available_cores
@@ -97,7 +97,7 @@ class TrainedClass:
         notes = tuple(note for part in model.modules() if isinstance(part, Trunk) for note in part.notes)
         found = functions_of(model)
         trained = cls(
-            f"{module_of(kind)}.{kind.__qualname__}", file, own_code(found), number, frozen, notes=notes,
+            f"{kind.__module__}.{kind.__qualname__}", file, own_code(found), number, frozen, notes=notes,
             functions=found,
         )  # fmt: skip
         if loaded is None:
@@ -488,7 +488,10 @@ def train(
         write_text(outcome_file, text)
         return text
 
-    return outcome_from_json(ranks.from_leader("outcome", written_outcome), record)
+    outcome = outcome_from_json(ranks.from_leader("outcome", written_outcome), record)
+    for network in trained:
+        network.engine.keep_result()
+    return outcome
 
 
 def _finished(outcome_file: Path, training: Training[R], kind: TrainedClass, record: type[R], anew: str) -> str:

@@ -10,8 +10,7 @@ import torch
 
 from fvc_lib.detectors import classical
 from fvc_lib.detectors.classical import fit_scaling, scaled
-from fvc_lib.engine.training_state import weights_digest
-from fvc_lib.services.checkpoint_files import load_weights, write_weights_with_digest
+from fvc_lib.services.checkpoint_files import load_weights, weights_digest, write_weights_with_digest
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.registry import DETECTORS
 

@@ -1,7 +1,6 @@
 """Detectors put together: heads, what is trained, weights from files, and networks in a user's own file."""
 
 import argparse
-import sys
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from fvc_lib.detectors.network import (
     tune,
 )
 from fvc_lib.detectors.weights import read_weights
-from fvc_lib.services.code.user_files import module_of
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.registry import DETECTORS
@@ -188,49 +186,47 @@ def test_what_a_users_file_imports_from_its_folder_counts_and_is_read_anew(tmp_p
 
 
 TWO_WITH_HELPERS = """
-import helper, parts.deep as deep
-from parts import deep as again
+import helpful, pieces.deep as deep
+from pieces import deep as again
 from torch import nn
 
 class Net(nn.Module):
-    num_frames = helper.NUMBER
+    num_frames = helpful.NUMBER
 
     def __init__(self):
         super().__init__()
-        from parts.deep import Block
+        from pieces.deep import Block
         from later import WIDTH
         assert again is deep and Block is deep.Block
-        self.head = Block(helper.NUMBER, WIDTH)
+        self.head = Block(helpful.NUMBER, WIDTH)
 
     def forward(self, frames):
         return self.head(frames.float().mean((2, 3, 4))).mean(1)
 """
 
 
-def test_equally_named_modules_beside_two_users_files_are_each_ones_own(tmp_path):
+def test_modules_next_to_a_users_file_are_imported_and_an_equal_name_elsewhere_is_refused(tmp_path):
     networks, codes = [], []
     for number in (3, 5, 3):
         folder = tmp_path / f"of_{len(networks)}"
-        (folder / "parts").mkdir(parents=True)
+        (folder / "pieces").mkdir(parents=True)
         (folder / "net.py").write_text(TWO_WITH_HELPERS)
-        (folder / "helper.py").write_text(f"NUMBER = {number}\n")
+        (folder / "helpful.py").write_text(f"NUMBER = {number}\n")
         (folder / "later.py").write_text(f"WIDTH = {number * 2}\n")
-        (folder / "parts" / "deep.py").write_text("from torch import nn\nfrom .wide import Wide as Block\n")
+        (folder / "pieces" / "deep.py").write_text("from torch import nn\nfrom .wide import Wide as Block\n")
         wide = f"from torch import nn\nclass Wide(nn.Linear):\n    def number(self):\n        return {number}\n"
-        (folder / "parts" / "wide.py").write_text(wide)
+        (folder / "pieces" / "wide.py").write_text(wide)
         networks.append(f"{folder}/net.py:Net")
-        assert DETECTORS.get(networks[-1]).num_frames == number
-    for name, number in zip(networks, (3, 5, 3), strict=True):  # what is imported while it is built, too
+    for name in (networks[0], networks[2]):  # a copy elsewhere is the same code
         network = DETECTORS.get(name).build()
-        assert (network.head.in_features, network.head.out_features, network.head.number()) == (
-            number,
-            2 * number,
-            number,
-        )
-        assert module_of(type(network.head)) == "parts.wide"
+        assert (network.head.in_features, network.head.out_features, network.head.number()) == (3, 6, 3)
         codes.append(functions_of(network))
-    assert codes[0] == codes[2] != codes[1]
-    assert not {"helper", "later", "parts", "parts.deep"} & sys.modules.keys()
+    assert codes[0] == codes[1]
+    with pytest.raises(UsageError, match=r"another module '\w+' is imported already, from .*Rename one of them"):
+        DETECTORS.get(networks[1])
+    edited = tmp_path / "of_0"
+    (edited / "helpful.py").write_text("NUMBER = 40\n")
+    assert DETECTORS.get(networks[0]).build().head.in_features == 40
 
 
 def test_an_edited_file_that_registers_its_network_gives_the_new_one(tmp_path):

@@ -53,7 +53,6 @@ def test_a_checkpoint_with_nan_is_passed_over_for_the_one_before(tmp_path: Path,
         parts = {"model": whole, "best_model": whole} | ({part: NAN} if epoch == 2 else {})
         folder.save(
             {"model": parts["model"]}, epoch=epoch, step=epoch, best_epoch=1, best_model=parts["best_model"],
-            epoch_ended=True,
         )  # fmt: skip
     found = CheckpointFolder(tmp_path, CheckpointBinding({}, "data"), report=reports.append).load()
     assert found is not None

@@ -20,17 +20,16 @@ from tests.execution.conftest import PARAMETERS, WRITE, Project, build_project, 
 
 ONE = "output('one', f'seed {seed}')"
 TRAIN = """
-import hashlib, json
+import json
 def save(path, text):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    path.with_name(path.name + ".sha256").write_text(f"{hashlib.sha256(text.encode()).hexdigest()}  {path.name}\\n")
 for part in ("", "control"):
     checkpoints = Path(run_dir) / "checkpoints" / f"fold_{fold}" / part
     latest = checkpoints / "latest_checkpoint.pt"
     weights = (latest.read_text() if latest.exists() else "") + f"epochs {epochs};"
     save(latest, weights)
-    save(checkpoints / "checkpoint_epoch_001.pt", weights)
+    save(checkpoints / "previous_checkpoint.pt", weights)
     save(checkpoints / "best_model.safetensors", weights)
     (checkpoints / ".half.1234.tmp").write_text("half")
 metrics = Path(run_dir) / "metrics" / f"folds_fold_{fold}.jsonl"
@@ -140,7 +139,7 @@ def test_a_training_that_was_stopped_goes_on_in_a_fork_that_changes_what_is_repo
     ancestor = stopped(ancestor, tmp_path, folds=[1])
     forked, run = fork(ancestor, project, bootstrap_replicates=100)
     assert {path.name for path in run.fold_checkpoints(1).iterdir()} == {
-        LATEST, f"{LATEST}.sha256", "checkpoint_epoch_001.pt", "checkpoint_epoch_001.pt.sha256", "code.json", "control",
+        LATEST, "previous_checkpoint.pt", "code.json", "control",
     }  # fmt: skip
     assert not (run.tables / "folds_1.txt").exists()
     code, status, shown = forked.execute(run)

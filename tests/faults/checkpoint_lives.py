@@ -32,39 +32,38 @@ def best_of(epoch: int) -> dict[str, Tensor]:
     return {"weight": torch.arange(900.0).reshape(30, 30) - epoch} if epoch else {}
 
 
-def save(folder: CheckpointFolder, epoch: int, step: int, best_epoch: int, *, epoch_ended: bool) -> None:
+def save(folder: CheckpointFolder, epoch: int, step: int, best_epoch: int) -> None:
     """To the disk."""
     folder.save(
-        state_of(step), epoch=epoch, step=step, best_epoch=best_epoch, best_model=best_of(best_epoch),
-        epoch_ended=epoch_ended,
+        state_of(step), epoch=epoch, step=step, best_epoch=best_epoch, best_model=best_of(best_epoch)
     )  # fmt: skip
 
 
 def three_epochs(path: Path) -> None:
-    """As a training leaves it: the best of three epochs is the second, and two of them are kept."""
+    """Leave the checkpoints of three epochs, of which the second is the best."""
     folder = CheckpointFolder(path, BINDING)
-    save(folder, 0, 0, 0, epoch_ended=False)
+    save(folder, 0, 0, 0)
     for epoch, best in ((1, 1), (2, 2), (3, 2)):
-        save(folder, epoch, 10 * epoch, best, epoch_ended=True)
+        save(folder, epoch, 10 * epoch, best)
 
 
 def first_save(path: Path) -> None:
     """Before the first step, into a folder that is not there yet."""
-    save(CheckpointFolder(path, BINDING), 0, 0, 0, epoch_ended=False)
+    save(CheckpointFolder(path, BINDING), 0, 0, 0)
 
 
 def save_in_mid_epoch(path: Path) -> None:
     """As ``Engine.fit`` does it: what is there is loaded, then comes the next."""
     folder = CheckpointFolder(path, BINDING)
     folder.load()
-    save(folder, 3, 35, 2, epoch_ended=False)
+    save(folder, 3, 35, 2)
 
 
 def save_a_better_epoch(path: Path) -> None:
-    """At an epoch's end, with a new best model and an old epoch to drop."""
+    """Save at an epoch's end, with a new best model."""
     folder = CheckpointFolder(path, BINDING)
     folder.load()
-    save(folder, 4, 40, 4, epoch_ended=True)
+    save(folder, 4, 40, 4)
 
 
 def repair_the_best_model(path: Path) -> None:

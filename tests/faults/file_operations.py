@@ -101,11 +101,11 @@ class FileOperations:
     def _opened(self, file: Any, mode: str = "r", buffering: int = -1, *arguments: Any, **options: Any) -> Any:
         if mode == "rb" or isinstance(file, int) or not self._is_mine(file):
             return self._open(file, mode, buffering, *arguments, **options)
-        if mode != "wb":
+        if mode not in ("wb", "ab"):
             assert not set(mode) & set("wax+"), f"a mode nobody watches: {mode}"
             return self._open(file, mode, buffering, *arguments, **options)
         self.count("open", file)
-        raw = _WatchedFile(file, "w")
+        raw = _WatchedFile(file, mode[0])
         raw.operations = self
         return raw if buffering == 0 else io.BufferedWriter(raw)
 

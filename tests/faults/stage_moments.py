@@ -133,7 +133,7 @@ def at_each_step(stage: str, whole: RunPaths) -> list[AtStep]:
         ("in mid-epoch", (trains, reads("train", chance.randrange(9, 20)))),
         ("evaluating the first epoch", (trains, reads("validation", chance.randrange(1, 6)))),
         ("between the latest checkpoint and the best model", (renamed("best_model.safetensors"),)),
-        ("at the second epoch's end", (renamed("checkpoint_epoch_002.pt"),)),
+        ("at the second epoch's end", (renamed("best_model.safetensors"), renamed("latest_checkpoint.pt"))),
         ("evaluating the test part", (trains, reads("test", chance.randrange(1, 8)))),
         *((f"writing {name}", (renamed(name),)) for name in outputs),
         ("after the outcome", (renamed("outcome.json"), NEXT_FILE)),

@@ -31,7 +31,8 @@ from fvc_lib.engine.oom_detection import is_out_of_memory
 from fvc_lib.engine.preflight import StepRequest, preflight
 from fvc_lib.engine.ranks import ProcessRanks
 from fvc_lib.engine.task import sent_ahead, stack_samples
-from fvc_lib.engine.training_state import TrainingState, weights_digest
+from fvc_lib.engine.training_state import TrainingState
+from fvc_lib.services.checkpoint_files import weights_digest
 from fvc_lib.services.errors import StoppedError, UsageError
 from fvc_lib.services.isolated_workers import available_cores
 from fvc_lib.services.memory import budget as memory_budget

@@ -98,11 +98,10 @@ def test_a_broken_file_of_the_item_asked_for_is_named_and_no_other_is_imported(f
     write(folder / "broken.py", "raise OSError('no ruler')", 'SHAPES.register("disc", 1)')
     write(folder / "oval.py", "import no_such_package", 'SHAPES.register("oval", 1)')
     write(folder / "square.py", 'SHAPES.register("square", 4)')
-    assert shapes().load("square") == 4
+    assert shapes().get("square") == 4
     assert shapes().broken == {}
-    for ask in (shapes().load, shapes().get):
-        with pytest.raises(UsageError, match=r"shape 'oval': its file .*oval\.py cannot be imported: ModuleNotFound"):
-            ask("oval")
+    with pytest.raises(UsageError, match=r"shape 'oval': its file .*oval\.py cannot be imported: ModuleNotFound"):
+        shapes().get("oval")
 
 
 def test_a_broken_file_is_named_and_stops_no_other(folder, caplog):
@@ -116,19 +115,18 @@ def test_a_broken_file_is_named_and_stops_no_other(folder, caplog):
         shapes().get("disc")
 
 
-@pytest.mark.parametrize("way", ["get", "load"])
-def test_a_signal_in_an_import_stops_and_is_not_called_a_broken_file(folder, way, monkeypatch):
+def test_a_signal_in_an_import_stops_and_is_not_called_a_broken_file(folder, monkeypatch):
     def stop():
         raise StoppedError("stopped by SIGUSR1")
 
     write(folder / "slow.py", "import builtins", "builtins.in_the_import()", 'SHAPES.register("slow", 3)')
     monkeypatch.setattr("builtins.in_the_import", stop, raising=False)
     with pytest.raises(StoppedError):
-        getattr(shapes(), way)("slow")
+        shapes().get("slow")
     assert shapes().broken == {}
 
     monkeypatch.setattr("builtins.in_the_import", lambda: None)
-    assert getattr(shapes(), way)("slow") == 3
+    assert shapes().get("slow") == 3
 
 
 def test_a_name_is_checked_without_importing_what_has_it(folder):

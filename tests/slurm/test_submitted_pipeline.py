@@ -72,7 +72,7 @@ def test_a_run_from_the_command_line_scores_as_one_that_ran_here_although_a_fold
     there, here = tmp_path / "there", tmp_path / "here"
     asked = [*parameters(corpus, num_ranks=2), "--executor", "slurm"]
     mark = tmp_path / "mark"
-    point = Point("os.rename", r"/fold_1/checkpoint_epoch_001\.pt$")
+    point = Point("os.rename", r"/fold_1/best_model\.safetensors$")
     shown = shown_by(start(there, *asked, FVC_SITE=str(site), **watching(tmp_path, (point,), f"hold {mark}")))
     beside = start(here, *parameters(corpus))
     (run,) = list_runs(there / "runs")

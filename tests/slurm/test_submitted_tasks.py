@@ -98,7 +98,7 @@ def assert_same(run: RunPaths, here: RunPaths) -> None:
 @pytest.mark.parametrize("task", ["image"])
 def test_a_stage_requeued_in_mid_training_ends_as_one_that_ran_here(cluster, place, task, tmp_path, monkeypatch):
     mark = tmp_path / "mark"
-    for name, value in watching(tmp_path, (renamed("checkpoint_epoch_001.pt"),), f"hold {mark}").items():
+    for name, value in watching(tmp_path, (renamed("best_model.safetensors"),), f"hold {mark}").items():
         monkeypatch.setenv(name, value)
     folders = {name: str(place.folder / name) for name in ("runs_dir", "cache_dir", "data_dir")}
     config = resolve_config({**place.values, **folders, "corpus": str(place.corpus)}, environ={})
@@ -120,7 +120,7 @@ def test_a_training_over_two_nodes_that_loses_one_is_requeued_and_ends_as_one_on
 ):
     """Everything on the node is killed, SLURM's own processes as well; later it is back."""
     mark = tmp_path / "mark"
-    held = watching(tmp_path, (renamed("checkpoint_epoch_002.pt"),), f"hold {mark}")
+    held = watching(tmp_path, (renamed("best_model.safetensors"), renamed("latest_checkpoint.pt")), f"hold {mark}")
     folders = {name: str(place.folder / name) for name in ("runs_dir", "cache_dir", "data_dir")}
     values = {**place.values, **folders, "corpus": str(place.corpus), "num_ranks": 2}
     config, site = resolve_config(values, environ={}), read_site(site_file(place, ranks_per_node=1, memory=2900))

@@ -17,9 +17,7 @@ from click.testing import CliRunner
 from fvc_lib import load_detector
 from fvc_lib.command_line.main import main
 from fvc_lib.detectors.network import weights_path
-from fvc_lib.engine.training_state import weights_digest
-from fvc_lib.services.atomic_files import sha256_of_file
-from fvc_lib.services.checkpoint_files import write_weights_with_digest
+from fvc_lib.services.checkpoint_files import weights_digest, write_weights_with_digest
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.records.digests import write_document
 from fvc_lib.services.run_paths import RunPaths
@@ -136,7 +134,7 @@ def test_tables_of_a_bundle_are_the_run_without_paths_and_names(run, bundle):
 @pytest.mark.fault(45)
 def test_a_flipped_bit_in_any_file_is_refused_by_name(copy):
     files = [file for file in copy.rglob("*") if file.is_file()]
-    assert len(files) == 9
+    assert len(files) == 7
     for file in files:
         content = bytearray(file.read_bytes())
         content[len(content) // 2] ^= 1
@@ -186,8 +184,7 @@ def test_a_pickle_in_place_of_weights_is_refused_and_not_run(copy, tmp_path, mon
     weights = copy / "model" / "fold_0.safetensors"
     for content in (pickle.dumps(Bomb()), b"PK\x03\x04" + bytes(64)):
         weights.write_bytes(content)
-        weights.with_name("fold_0.safetensors.sha256").write_text(f"{sha256_of_file(weights)}  fold_0.safetensors\n")
-        with pytest.raises(FvcError, match=r"fold_0.safetensors.* holds no weights"):
+        with pytest.raises(FvcError, match=r"fold_0.safetensors.* cannot be loaded safely"):
             load_detector(sealed(copy)).networks.check()
     assert not (tmp_path / "exploded").exists()
 
@@ -331,8 +328,7 @@ def test_ranges_that_no_export_writes_are_refused(copy, old, new, why):
 def test_what_is_declared_larger_than_it_is_fills_no_memory(copy):
     weights = copy / "model" / "fold_0.safetensors"
     weights.write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
-    weights.with_name("fold_0.safetensors.sha256").write_text(f"{sha256_of_file(weights)}  fold_0.safetensors\n")
-    with pytest.raises(FvcError, match=r"fold_0.safetensors.* holds no weights"):
+    with pytest.raises(FvcError, match=r"fold_0.safetensors.* cannot be loaded safely"):
         load_detector(sealed(copy)).networks.check()
     with (copy / "bundle.json").open("ab") as stream:
         stream.truncate(1 << 30)

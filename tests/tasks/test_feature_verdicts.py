@@ -55,7 +55,7 @@ def test_run_and_bundle_judge_a_new_file_alike_and_name_a_bad_one(run, home):
     write_video(new, enlarged(draw_clip("another", 0, True), 4))
     bad.write_bytes(b"no video")
     write_bundle(predictor_of(run, STANDING), home / "bundle", "---\n---\n")
-    assert {path.suffix for path in (home / "bundle" / "model").iterdir()} == {".safetensors", ".sha256"}
+    assert {path.suffix for path in (home / "bundle" / "model").iterdir()} == {".safetensors"}
     assert described_in(home / "bundle" / "model" / "fold_0.safetensors")["features"]
     by_run = load_detector(run.root).predict([new, bad])
     by_bundle = load_detector(home / "bundle").predict([new, bad])

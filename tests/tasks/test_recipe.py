@@ -13,8 +13,8 @@ from torch import nn
 from fvc_lib.engine.oom_detection import MicroBatchChange
 from fvc_lib.engine.random_state import forked_random_state, stable_seed
 from fvc_lib.engine.task import LossSum, Sample
-from fvc_lib.engine.training_state import EpochRecord, TrainingRecord, weights_digest
-from fvc_lib.services.checkpoint_files import CheckpointMismatchError
+from fvc_lib.engine.training_state import EpochRecord, TrainingRecord
+from fvc_lib.services.checkpoint_files import CheckpointMismatchError, weights_digest
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, UsageError, command_text
 from fvc_lib.services.parameters import resolve_config

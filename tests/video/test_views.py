@@ -319,6 +319,6 @@ def test_another_fit_is_refused(text):
 
 
 def test_the_crop_for_faces_says_what_it_needs():
-    crop = CROPS.get("face")
+    crop = dict(CROPS.items())["face"]
     assert "facenet_pytorch" in crop.packages
     assert "--no-deps" in crop.remedy

@@ -46,7 +46,7 @@ from fvc_lib.services.tasks import CONTROL_TRAININGS, DEFAULT_TASK, STAGES, TASK
 
 # As in services.checkpoint_files, which may not be imported here: this room must not load torch.
 LATEST = "latest_checkpoint.pt"
-_CHECKPOINTS = (LATEST, "checkpoint_epoch_*.pt")
+_CHECKPOINTS = (LATEST, "previous_checkpoint.pt")
 
 Change = tuple[object, object]
 
@@ -110,7 +110,6 @@ def take_over(ancestor: RunPaths, fork: RunPaths, taken: Inheritance) -> None:
         controls = [folder / name for name in CONTROL_TRAININGS] if task.fold is not None else []
         checkpoints = [path for each in (folder, *controls) for path in _checkpoints(each)]
         paths += [*files_of_note(folder), ancestor.metrics(task.stage.name, task.fold), *checkpoints]
-        paths += [path.with_name(f"{path.name}.sha256") for path in checkpoints]
         # Attempts go on counting: of two lines of one step in the metric log the later attempt's counts.
         status.stage(task.key).attempts = before.stage(task.key).attempts
     for path in paths:
@@ -145,7 +144,7 @@ def _obstacle(
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(path for pattern in _CHECKPOINTS for path in folder.glob(pattern))
+    return [folder / name for name in _CHECKPOINTS if (folder / name).is_file()]
 
 
 @dataclass(frozen=True)

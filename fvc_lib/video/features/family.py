@@ -184,4 +184,4 @@ def families_named(names: str) -> tuple[FeatureFamily, ...]:
     if wanted == ["all"] and FEATURES.broken:
         name, reason = next(iter(FEATURES.broken.items()))
         raise UsageError(f"feature family {name} cannot be imported: {reason}. Mend it, or name families without it.")
-    return tuple(FEATURES.load(name) for name in sorted(set(chosen)))
+    return tuple(FEATURES.get(name) for name in sorted(set(chosen)))

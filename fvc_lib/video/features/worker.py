@@ -67,7 +67,7 @@ def measure_item(item: dict[str, Any]) -> dict[str, Any]:
         ``measured``: code and values of each family in the order of its columns, None where a value cannot be
         measured. Or ``video_error``: the reason.
     """
-    families = [FEATURES.load(name) for name in item["families"]]
+    families = [FEATURES.get(name) for name in item["families"]]
     try:
         path: Path = as_indexed(item)
         found = measure_video(reencoded(path, *item["encoded"]) if item["encoded"] else path, families)

@@ -25,11 +25,11 @@ from fvc_lib.corpus.folds import make_folds, most_folds
 from fvc_lib.detectors import classical
 from fvc_lib.detectors.classical import Arrays, ClassicalModel
 from fvc_lib.engine.random_state import stable_seed
-from fvc_lib.engine.training_state import MetricSink, weights_digest
+from fvc_lib.engine.training_state import MetricSink
 from fvc_lib.metrics.calibration import probabilities
 from fvc_lib.metrics.classification import FloatArray, IntArray, balanced_accuracy, decide, roc_auc
 from fvc_lib.services.atomic_files import sha256_of_json, write_text
-from fvc_lib.services.checkpoint_files import BEST, write_weights_with_digest
+from fvc_lib.services.checkpoint_files import BEST, weights_digest, write_weights_with_digest
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import StoppedError, command_text
 from fvc_lib.services.memory.budget import peak_rss_bytes
