@@ -8,8 +8,7 @@ Megabytes are 1e6 bytes. Each figure has one definition:
 - The predicted peak is the preflight's, for training and validation; it is compared with the peak of these phases.
 """
 
-import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +16,14 @@ import numpy as np
 import polars as pl
 from scipy import stats
 
-from fvc_lib.analysis.read.logs import read_events
-from fvc_lib.analysis.read.queries import memory_samples
-from fvc_lib.analysis.read.records import log_files
-from fvc_lib.analysis.read.sql import ask
+from fvc_lib.analysis.read.queries import ask, memory_events, memory_samples
 from fvc_lib.analysis.wording import count_text, megabytes_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tasks import CONTROL_TRAININGS
 
 PROCESS = "process"  # the place of main memory; an accelerator's is its name, such as ``cuda:0``
 NEAR_LIMIT_PERCENT = 90.0
-_WHOLE_STAGE = "whole_stage"  # the phase of a stage that reports none
 _STAGE = ("run_id", "stage", "fold")
-_TRAINED = r"^([a-z]+_)?(train|validation)$"
 
 MIN_EPOCHS = 5  # with one warm-up epoch left out; fewer orders could be chance more often than once in twenty times
 MIN_MB_PER_EPOCH = 2.0
@@ -40,7 +34,6 @@ LEAK_RULE = (
     f"more than {MIN_GROWN_SHARE:.0%} of the peak over all epochs, in the first and the second half as well, with a p "
     f"value under {SIGNIFICANCE:g} (Kendall's tau)"
 )
-_MOST_POINTS = 1000  # all pairs of a thousand points are half a million slopes
 
 
 @dataclass(frozen=True)
@@ -65,21 +58,23 @@ class MemoryFindings:
 
     @property
     def peak(self) -> dict[str, Any] | None:
-        """The row of ``peaks`` nearest to its budget, or the highest where no budget is known."""
+        """The highest row of ``peaks`` in the place that came nearest to its budget."""
         by_usage = pl.col("usage_percent").fill_null(-1)
         rows = self.peaks.sort(by_usage, "used_mb", descending=True, maintain_order=True)
-        return rows.row(0, named=True) if rows.height else None
+        own = rows.filter(pl.col("place") == pl.col("place").first()).sort("used_mb", descending=True)
+        return own.row(0, named=True) if own.height else None
 
     @property
-    def leaks(self) -> pl.DataFrame:
-        """The rows of ``growth`` that are leaks, steepest first."""
-        return self.growth.filter(pl.col("verdict") == "leak").sort("slope_mb", descending=True)
+    def out_of_memory(self) -> pl.DataFrame:
+        """Every out-of-memory, with the micro-batch after it and the file in ``memory/oom/`` that describes it."""
+        columns = ("stage", "fold", "phase", "epoch", "global_step", "happened_in", "asked_mb", "micro_batch")
+        rows = self.events.filter(pl.col("kind") == "out_of_memory")
+        return rows.select(*columns, "micro_batch_next", "context_file")
 
 
 def run_memory(run: RunPaths, *, leave_out: Collection[str] = (), folds: Collection[int] = ()) -> MemoryFindings:
     """Return the findings of a run, without the stages ``leave_out``, of ``folds`` alone if given."""
-    samples = memory_samples([run])
-    events = read_events(log_files(run, "memory/events"), samples.frame)
+    samples, events = memory_samples([run]), memory_events([run])
     chosen = ~pl.col("stage").is_in(list(leave_out))
     chosen = chosen & pl.col("fold").is_in(list(folds)) if folds else chosen
     usage, happened = memory_usage(samples.frame.filter(chosen)), events.frame.filter(chosen)
@@ -122,7 +117,7 @@ def memory_usage(samples: pl.DataFrame) -> pl.DataFrame:
     """
     usage = ask(query, {"samples": samples})
     phaseless = (pl.col("phase") == "setup").all().over(_STAGE) & pl.col("fold").is_null()
-    return usage.with_columns(phase=pl.when(phaseless).then(pl.lit(_WHOLE_STAGE)).otherwise("phase"))
+    return usage.with_columns(phase=pl.when(phaseless).then(pl.lit("whole_stage")).otherwise("phase"))
 
 
 def phase_peaks(usage: pl.DataFrame) -> pl.DataFrame:
@@ -141,13 +136,10 @@ def phase_peaks(usage: pl.DataFrame) -> pl.DataFrame:
 
 def epoch_medians(usage: pl.DataFrame) -> pl.DataFrame:
     """Return the median memory of each training epoch: ``run_id stage fold attempt place phase epoch used_mb``."""
-    training = (
-        pl.col("phase").is_in(["train", *(f"{name}_train" for name in CONTROL_TRAININGS)])
-        & pl.col("epoch").is_not_null()
-        & ~pl.col("between")
-    )
+    trains = pl.col("phase").is_in(["train", *(f"{name}_train" for name in CONTROL_TRAININGS)])
     keys = [*_STAGE, "attempt", "place", "phase", "epoch"]
-    return usage.filter(training).group_by(keys, maintain_order=True).agg(pl.col("used_mb").median()).sort(keys)
+    rows = usage.filter(trains, ~pl.col("between")).drop_nulls("epoch")
+    return rows.group_by(keys, maintain_order=True).agg(pl.col("used_mb").median()).sort(keys)
 
 
 def epoch_growth(usage: pl.DataFrame) -> pl.DataFrame:
@@ -174,21 +166,17 @@ def judged_growth(epochs: Numbers, used_mb: Numbers) -> tuple[int, float | None,
     Returns:
         Number of epochs, slope in MB per epoch, fitted level at epoch 0, and "leak", "no leak" or "too few epochs".
     """
-    if epochs.size < 3:
-        return epochs.size, None, None, "too few epochs"
-    chosen = np.unique(np.linspace(1, epochs.size - 1, _MOST_POINTS).round().astype(int))
-    x, y = epochs[chosen], used_mb[chosen]
-    slope = float(stats.theilslopes(y, x).slope)
-    level = float(np.median(y - slope * x))
     if epochs.size < MIN_EPOCHS:
-        return epochs.size, slope, level, "too few epochs"
+        return epochs.size, None, None, "too few epochs"
+    x, y = epochs[1:], used_mb[1:]
+    slope = float(stats.theilslopes(y, x).slope)
     enough = max(MIN_MB_PER_EPOCH, MIN_GROWN_SHARE * float(np.max(used_mb)) / float(epochs[-1] - epochs[0]))
-    middle = x.size // 2
     # A single step grows as a whole, but one of its halves is flat.
+    middle = x.size // 2
     halves = (slice(0, x.size - middle), slice(middle, None))
     steady = slope > enough and all(stats.theilslopes(y[half], x[half]).slope > enough for half in halves)
     leaks = steady and stats.kendalltau(x, y, alternative="greater").pvalue < SIGNIFICANCE
-    return epochs.size, slope, level, "leak" if leaks else "no leak"
+    return epochs.size, slope, float(np.median(y - slope * x)), "leak" if leaks else "no leak"
 
 
 def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
@@ -198,52 +186,18 @@ def predictions(usage: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     A training on an accelerator is compared with the accelerator's memory. Measured is null before training begins.
     """
     keys = [*_STAGE, "attempt"]
-    predicted = events.filter((pl.col("kind") == "preflight") & pl.col("predicted_peak_mb").is_not_null())
+    predicted = events.filter(pl.col("kind") == "preflight").drop_nulls("predicted_peak_mb")
     predicted = predicted.group_by(keys, maintain_order=True).agg(predicted_mb=pl.col("predicted_peak_mb").last())
-    trained = usage.filter(pl.col("phase").str.contains(_TRAINED))
+    trained = usage.filter(pl.col("phase").str.contains(r"^([a-z]+_)?(train|validation)$"))
     measured = trained.group_by([*keys, "place"]).agg(measured_mb=pl.col("used_mb").max())
-    # An accelerator that was sampled is the one that was meant.
+    # If an accelerator was sampled, the prediction is about it.
     measured = measured.sort(pl.col("place") == PROCESS, "place").unique(keys, keep="first")
     error = 100 * (pl.col("predicted_mb") - pl.col("measured_mb")) / pl.col("measured_mb")
     joined = predicted.join(measured, on=keys, how="left", nulls_equal=True).with_columns(error_percent=error)
     return joined.select(*keys, "place", "predicted_mb", "measured_mb", "error_percent").sort(keys)
 
 
-# --- Tables and sentences of figures, notebook, report and dashboard
-
-_NO_SAMPLES = "No memory samples are recorded"
-
-
-def predictions_table(found: MemoryFindings) -> pl.DataFrame:
-    """Return columns ``stage attempt predicted measured off_by``, as text with units."""
-    rows = [
-        (where_text(row), row["attempt"], megabytes_text(row["predicted_mb"]), megabytes_text(row["measured_mb"]),
-         "" if row["error_percent"] is None else f"{row['error_percent']:+.0f}%")
-        for row in found.predictions.iter_rows(named=True)
-    ]  # fmt: skip
-    return _text_table(rows, "stage", "attempt", "predicted", "measured", "off_by")
-
-
-def out_of_memory_table(found: MemoryFindings) -> pl.DataFrame:
-    """Return columns ``stage phase epoch step happened_in asked_for next_micro_batch context_file``, as text."""
-    folder = "memory/oom/"
-    rows = [
-        (where_text(row), phase_text(row["phase"]), row["epoch"], row["global_step"], row["happened_in"],
-         megabytes_text(row["asked_mb"]), row["micro_batch_next"], f"{folder}{row['context_file']}")
-        for row in _out_of_memory(found).iter_rows(named=True)
-    ]  # fmt: skip
-    return _text_table(
-        rows, "stage", "phase", "epoch", "step", "happened_in", "asked_for", "next_micro_batch", "context_file"
-    )
-
-
-def _text_table(rows: Sequence[tuple[object, ...]], *names: str) -> pl.DataFrame:
-    shown = [["" if value is None else str(value) for value in row] for row in rows]
-    return pl.DataFrame(shown, dict.fromkeys(names, pl.String), orient="row")
-
-
-def _out_of_memory(found: MemoryFindings) -> pl.DataFrame:
-    return found.events.filter(pl.col("kind") == "out_of_memory")
+# --- Sentences of figures, notebook, report and dashboard
 
 
 def where_text(row: Mapping[str, Any]) -> str:
@@ -261,88 +215,71 @@ def peak_sentence(found: MemoryFindings) -> str:
     """Return the peak, its share of the budget, and where it was."""
     peak = found.peak
     if peak is None:
-        return _NO_SAMPLES
+        return "No memory samples are recorded"
     whose = "Memory" if peak["place"] == PROCESS else f"Memory of {peak['place']}"
-    text = megabytes_text(peak["used_mb"])
-    if peak["budget_mb"] is not None and peak["usage_percent"] is not None:
-        text += f" of {megabytes_text(peak['budget_mb'])} allowed ({peak['usage_percent']:.1f}%)"
-    highest = found.peaks.filter(pl.col("place") == peak["place"])["used_mb"].max()
-    how = "peaks at" if peak["used_mb"] == highest else "is nearest to its budget at"
-    return f"{whose} {how} {text}, in {where_text(peak)}, {phase_text(peak['phase'])}"
+    budget = "" if peak["usage_percent"] is None else (
+        f" of {megabytes_text(peak['budget_mb'])} allowed ({peak['usage_percent']:.1f}%)"
+    )  # fmt: skip
+    where = f"in {where_text(peak)}, {phase_text(peak['phase'])}"
+    return f"{whose} peaks at {megabytes_text(peak['used_mb'])}{budget}, {where}"
 
 
 def limit_sentence(found: MemoryFindings) -> str:
     """Return whether memory came close to its budget, and in which stages."""
-    over = found.peaks.filter(pl.col("usage_percent") > NEAR_LIMIT_PERCENT)
     if found.peaks["usage_percent"].is_null().all():
         return "Whether memory came close to a limit is not known: no budget is recorded"
-    if over.is_empty():
-        return f"Memory was never above {NEAR_LIMIT_PERCENT:.0f}% of its budget"
-    stages = dict.fromkeys(map(where_text, over.iter_rows(named=True)))
-    return f"Memory went above {NEAR_LIMIT_PERCENT:.0f}% of its budget in {'; '.join(stages)}"
+    over = found.peaks.filter(pl.col("usage_percent") > NEAR_LIMIT_PERCENT)
+    stages = "; ".join(dict.fromkeys(map(where_text, over.iter_rows(named=True))))
+    verb = f"went above {NEAR_LIMIT_PERCENT:.0f}% of its budget in {stages}"
+    return f"Memory {verb}" if stages else f"Memory was never above {NEAR_LIMIT_PERCENT:.0f}% of its budget"
 
 
 def growth_sentence(found: MemoryFindings) -> str:
     """Return whether memory grows from epoch to epoch."""
-    leaks = found.leaks
-    if leaks.height:
-        worst = leaks.row(0, named=True)
-        others = f"; so do {leaks.height - 1} more" if leaks.height > 1 else ""
-        return (
-            f"Memory leaks: {worst['slope_mb']:.1f} MB more with every epoch in {where_text(worst)}, "
-            f"{phase_text(worst['phase'])}{others}"
-        )
-    judged = found.growth.filter(pl.col("verdict") != "too few epochs")
+    judged = found.growth.drop_nulls("slope_mb").sort(pl.col("verdict") == "leak", "slope_mb", descending=True)
     if judged.is_empty():
-        most = max(found.growth["num_epochs"].to_list(), default=0)
-        return f"Growth cannot be judged yet: that needs {MIN_EPOCHS} epochs, and {most} are recorded"
-    steepest = judged.sort("slope_mb", descending=True).row(0, named=True)
-    return f"Memory does not leak: at most {steepest['slope_mb']:+.1f} MB per epoch, in {where_text(steepest)}"
+        return f"Growth cannot be judged yet: that needs {MIN_EPOCHS} epochs"
+    steepest = judged.row(0, named=True)
+    where = f"{where_text(steepest)}, {phase_text(steepest['phase'])}"
+    if steepest["verdict"] == "leak":
+        return f"Memory leaks: {steepest['slope_mb']:.1f} MB more with every epoch in {where}"
+    return f"Memory does not leak: at most {steepest['slope_mb']:+.1f} MB per epoch, in {where}"
 
 
 def out_of_memory_sentence(found: MemoryFindings) -> str:
     """Return how often memory ran out, and the micro-batch after it."""
-    rows = _out_of_memory(found)
+    rows = found.out_of_memory
     if rows.is_empty():
         return "Memory never ran out"
-    after = rows.filter(pl.col("micro_batch_next") < pl.col("micro_batch"))
-    text = ""
-    if after.height:
-        first, last = max(after["micro_batch"].to_list()), min(after["micro_batch_next"].to_list())
-        text = f": the micro-batch went from {first} down to {last}"
-    stages = count_text(rows.select(_STAGE).n_unique(), "stage")
-    return f"Memory ran out {count_text(rows.height, 'time')} in {stages}{text}"
+    halved = rows.drop_nulls("micro_batch_next")
+    first, last = max(halved["micro_batch"].to_list(), default=0), min(halved["micro_batch_next"].to_list(), default=0)
+    text = f": the micro-batch went from {first} down to {last}"
+    stages = count_text(rows.select("stage", "fold").n_unique(), "stage")
+    return f"Memory ran out {count_text(rows.height, 'time')} in {stages}{text if halved.height else ''}"
 
 
 def prediction_sentence(found: MemoryFindings) -> str:
     """Return how far the preflight's prediction is from the measured peak."""
-    worst = _worst_prediction(found)
-    if worst is None:
-        return "Prediction and measurement cannot be compared: no training was predicted and sampled"
-    return f"The prediction is at most {_off_text(worst)}, in {where_text(worst)}"
-
-
-def _worst_prediction(found: MemoryFindings) -> dict[str, Any] | None:
     rows = found.predictions.drop_nulls("error_percent").sort(pl.col("error_percent").abs(), descending=True)
-    return rows.row(0, named=True) if rows.height else None
-
-
-def _off_text(prediction: Mapping[str, Any]) -> str:
-    error = prediction["error_percent"]
-    return f"{math.ceil(abs(error))}% {'above' if error > 0 else 'below'} the measured peak"
+    if rows.is_empty():
+        return "Prediction and measurement cannot be compared: no training was predicted and sampled"
+    worst = rows.row(0, named=True)
+    side = "above" if worst["error_percent"] > 0 else "below"
+    return (
+        f"The prediction is at most {abs(worst['error_percent']):.0f}% {side} the measured peak, in {where_text(worst)}"
+    )
 
 
 def memory_facts(found: MemoryFindings) -> tuple[tuple[str, str], ...]:
     """Return name and text of the facts about memory at the head of a report; empty where nothing is recorded."""
-    facts, peak = [], found.peak
-    if peak is not None and peak["budget_mb"] is not None:
-        place = "" if peak["place"] == PROCESS else f" on {peak['place']}"
-        used = f"{peak['usage_percent']:.1f}% used at most{place}"
+    peak, facts = found.peak, []
+    if peak is not None and peak["usage_percent"] is not None:
+        used = f"{peak['usage_percent']:.1f}% used at most on {peak['place']}"
         facts.append(("Memory budget", f"{megabytes_text(peak['budget_mb'])}, {used}"))
-    if worst := _worst_prediction(found):
-        facts.append(("Predicted peak", f"{megabytes_text(worst['predicted_mb'])}, {_off_text(worst)}"))
-    if not _out_of_memory(found).is_empty():
-        facts.append(("Out of memory", out_of_memory_sentence(found).removeprefix("Memory ran out ")))
-    if found.leaks.height:
-        facts.append(("Leak", growth_sentence(found).removeprefix("Memory leaks: ")))
+    if found.predictions["error_percent"].is_not_null().any():
+        facts.append(("Predicted peak", prediction_sentence(found)))
+    if found.out_of_memory.height:
+        facts.append(("Out of memory", out_of_memory_sentence(found)))
+    if (found.growth["verdict"] == "leak").any():
+        facts.append(("Leak", growth_sentence(found)))
     return tuple(facts)

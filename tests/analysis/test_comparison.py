@@ -1,3 +1,5 @@
+"""Runs and detectors compared: who is refused, what a difference is, and what may be called best."""
+
 import json
 import shutil
 from collections.abc import Callable
@@ -6,27 +8,41 @@ import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read.comparison import compare, lines, p_text
+from fvc_lib.analysis.figures.comparisons import cost_figure
+from fvc_lib.analysis.read import comparison_tables
+from fvc_lib.analysis.read.comparison import (
+    BEST,
+    HIGHEST,
+    JudgedRun,
+    compare,
+    compare_detectors,
+    judged_runs,
+    lines,
+    replicates_of,
+    runs_to_compare,
+)
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import METRICS, within_folds
 from fvc_lib.metrics.intervals import group_interval
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_json, write_text
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import UsageError, command_text
+from fvc_lib.services.errors import DataError, UsageError
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table, write_table
 from fvc_lib.tasks.video.results import kfold_results
 
 MakeRun = Callable[..., RunPaths]
+Change = Callable[[pl.DataFrame], pl.DataFrame]
 
 
 def predictions_of(run: RunPaths) -> pl.DataFrame:
     return pl.concat([read_table(run.predictions(fold), tables.PREDICTIONS) for fold in range(5)]).sort("video_id")
 
 
-def change_predictions(run: RunPaths, changed: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
-    """What 04 would have written, had it predicted something else; folds follow, so the run agrees with itself."""
+def change_predictions(run: RunPaths, changed: Change) -> None:
+    """Write what notebook 04 would have written with other predictions; the folds follow them."""
     predictions = changed(predictions_of(run))
     for fold in range(5):
         write_table(predictions.filter(pl.col("fold") == fold), tables.PREDICTIONS, run.predictions(fold))
@@ -43,81 +59,44 @@ def three_runs(two_runs: list[RunPaths], make_run: MakeRun) -> list[RunPaths]:
     return [*two_runs, make_run(name="run_c", seed=1, skill=0.8)]
 
 
-def test_the_difference_is_that_of_the_runs_numbers_second_minus_first(two_runs: list[RunPaths]) -> None:
-    comparison = compare(two_runs, replicates=300, seed=4)
-    (pair,) = comparison.pairs
+# --- Pairs of runs
+
+
+def test_a_difference_is_that_of_the_runs_numbers_and_shown_with_its_p(two_runs):
+    found = compare(two_runs, replicates=300, seed=4)
+    (pair,) = found.pairs
     frames = [predictions_of(run) for run in two_runs]
     labels = (frames[0]["label"] == "fake").to_numpy().astype(int)
-    folds = frames[0]["fold"].to_numpy()
+    within = within_folds(roc_auc, frames[0]["fold"].to_numpy())
     alone = [
-        group_interval(
-            labels, frame["score"].to_numpy(), frame["group_id"].to_list(), within_folds(roc_auc, folds),
-            replicates=300, seed=4,
-        )
+        group_interval(labels, frame["score"].to_numpy(), frame["group_id"].to_list(), within, replicates=300, seed=4)
         for frame in frames
-    ]  # fmt: skip
-    assert list(comparison.values.values()) == alone
-    assert (pair.first, pair.second) == ("run_a", "run_b")
+    ]
+    assert list(found.values.values()) == alone
     assert pair.difference.value == pytest.approx(alone[1].value - alone[0].value)
-    assert (pair.difference.num_rows, pair.difference.num_groups) == (96, 24)
-
-
-def test_a_fork_that_keeps_its_trainings_is_not_compared_with_the_run_it_comes_from(
-    two_runs: list[RunPaths],
-) -> None:
-    fork = RunPaths(shutil.copytree(two_runs[0].root, two_runs[0].root.with_name("run_fork")))
-    write_text(fork.params_yaml, RunConfig(model="frame_cnn", operating_point="fpr=0.1").to_yaml())
-    change_predictions(fork, lambda predictions: predictions.with_columns(threshold=pl.lit(0.9)))
-    found = compare([*two_runs, fork], replicates=300)
-    assert {(pair.first, pair.second) for pair in found.pairs} == {("run_a", "run_b"), ("run_b", "run_fork")}
-    assert [refusal.runs for refusal in found.refusals] == [("run_a", "run_fork")]
-
-
-def test_of_a_trial_no_difference_is_shown(two_runs: list[RunPaths]) -> None:
-    assert compare(two_runs, replicates=300).pairs[0].is_shown
+    assert (pair.difference.num_rows, pair.difference.num_groups, pair.is_shown) == (96, 24, True)
+    assert "run_b is above run_a" in pair.finding
+    (turned,) = compare(two_runs[::-1], replicates=300, seed=4).pairs
+    assert turned.difference.value == pytest.approx(-pair.difference.value)
+    assert "run_a is below run_b" in turned.finding
     two_runs[0].params_yaml.write_text(RunConfig(dev_groups=20).to_yaml())
-    (pair,) = compare(two_runs, replicates=300).pairs
-    assert (pair.is_shown, "is above" in pair.finding) == (False, False)
-    assert "run_a is a trial on 20 groups" in pair.finding
+    (tried,) = compare(two_runs, replicates=300).pairs
+    assert not tried.is_shown
+    assert "run_a is a trial on 20 groups: no difference is claimed" in tried.finding
 
 
-def test_a_shown_difference_is_said_with_its_interval_and_p(two_runs: list[RunPaths]) -> None:
-    (pair,) = compare(two_runs).pairs
-    assert pair.is_shown
-    value, low, high = pair.difference.value, pair.difference.low, pair.difference.high
-    assert low > 0
-    told = f"run_b is above run_a by {value:.3f} [{low:.3f}, {high:.3f}] ROC AUC, Holm p {p_text(pair.holm_p_value)}."
-    assert pair.finding == told
-    (turned,) = compare(two_runs[::-1]).pairs
-    assert turned.finding == told
-    assert turned.difference.value == pytest.approx(-value)
-
-
-def test_no_difference_shown_is_not_called_equality(two_runs: list[RunPaths], make_run: MakeRun) -> None:
-    copy = make_run(name="run_copy", skill=0.8)
-    change_predictions(copy, lambda predictions: predictions.with_columns(pl.col("score") * 0.999))
-    (pair,) = compare([two_runs[0], copy], replicates=200).pairs
-    assert not pair.is_shown
-    assert pair.finding == (
-        "No difference in ROC AUC is shown between run_a and run_copy: +0.000 [+0.000, +0.000], Holm p 1.000."
-    )
-    assert "equal" not in "\n".join(lines(compare([two_runs[0], copy], replicates=200)))
-
-
-def test_p_values_are_adjusted_for_all_pairs(three_runs: list[RunPaths]) -> None:
+def test_p_values_are_adjusted_for_all_pairs(three_runs):
     pairs = compare(three_runs, replicates=400).pairs
     assert [(pair.first, pair.second) for pair in pairs] == [("run_a", "run_b"), ("run_a", "run_c"), ("run_b", "run_c")]
-    raw, adjusted = ([getattr(pair, name) for pair in pairs] for name in ("difference", "holm_p_value"))
-    raw = [difference.p_value for difference in raw]
-    assert min(adjusted) == pytest.approx(3 * min(raw))
-    assert all(after >= before for before, after in zip(raw, adjusted, strict=True))
+    raw = [pair.difference.p_value for pair in pairs]
+    assert min(pair.holm_p_value for pair in pairs) == pytest.approx(3 * min(raw))
     # The same pair alone has the same difference and needs no adjustment.
     (alone,) = compare(three_runs[:2], replicates=400).pairs
     assert alone.difference == pairs[0].difference
     assert alone.holm_p_value == alone.difference.p_value
 
 
-def test_results_and_comparison_give_a_run_the_same_number(two_runs: list[RunPaths]) -> None:
+def test_results_and_comparison_give_a_run_the_same_number(two_runs):
     run = two_runs[0]
     predictions = predictions_of(run).with_columns(control_score=None, control_label=None)
     predictions = predictions.cast({"control_score": pl.Float64, "control_label": pl.String})
@@ -131,71 +110,30 @@ def test_results_and_comparison_give_a_run_the_same_number(two_runs: list[RunPat
         np.testing.assert_allclose([found.value, found.low, found.high], written[metric], atol=1e-12)
 
 
+def set_where(column: str, value: pl.Expr, **where: str) -> Change:
+    return lambda frame: frame.with_columns(pl.when(**where).then(value).otherwise(column).alias(column))
+
+
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "fact"),
     [
-        (lambda frame: frame.filter(pl.col("video_id") > f"{2:016x}"), "3 of 96 videos only in run_a"),
-        (
-            lambda frame: frame.with_columns(
-                label=pl.when(pl.col("group_id") == "group_000").then(pl.lit("fake")).otherwise("label")
-            ),
-            "4 videos with another label",
-        ),
-        (
-            lambda frame: frame.with_columns(
-                group_id=pl.when(pl.col("video_id") == f"{5:016x}").then(pl.lit("alone")).otherwise("group_id")
-            ),
-            "1 video with another group (for example '0000000000000005')",
-        ),
-        (
-            lambda frame: frame.with_columns(
-                fold=pl.when(pl.col("group_id") == "group_003").then((pl.col("fold") + 1) % 5).otherwise("fold")
-            ),
-            "4 videos with another fold (for example '000000000000000c')",
-        ),
+        (lambda frame: frame.filter(pl.col("video_id") > f"{2:016x}"), "3 videos only in run_a"),
+        (set_where("label", pl.lit("fake"), group_id="group_000"), "4 videos with another label"),
+        (set_where("group_id", pl.lit("alone"), video_id=f"{5:016x}"), "1 video with another group"),
+        (set_where("fold", (pl.col("fold") + 1) % 5, group_id="group_003"), "4 videos with another fold"),
     ],
-    ids=["videos", "labels", "groups", "folds"],
 )
-def test_runs_on_other_data_are_refused_with_what_differs_and_a_remedy(
-    changed: Callable[[pl.DataFrame], pl.DataFrame], told: str, two_runs: list[RunPaths]
-) -> None:
-    change_predictions(two_runs[1], changed)
-    comparison = compare(two_runs, replicates=100)
-    assert comparison.pairs == ()
-    (refusal,) = comparison.refusals
-    assert refusal.runs == ("run_a", "run_b")
-    assert told in refusal.reason
-    assert "(for example '" in refusal.reason
-    assert f"{command_text('--resume', two_runs[0].root)} --fork" in refusal.reason
-
-
-def test_runs_that_fit_are_compared_beside_one_that_does_not(three_runs: list[RunPaths]) -> None:
-    change_predictions(three_runs[1], lambda frame: frame.filter(pl.col("video_id") > f"{2:016x}"))
-    comparison = compare(three_runs, replicates=100)
-    assert [(pair.first, pair.second) for pair in comparison.pairs] == [("run_a", "run_c")]
-    (refusal,) = comparison.refusals
-    assert refusal.reason.startswith("run_b and run_a, run_c were not judged on the same videos and folds: 3 of 96")
-    assert set(comparison.values) == {"run_a", "run_c"}
-
-
-def test_a_run_being_trained_is_refused_and_the_others_are_compared(
-    three_runs: list[RunPaths], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    status = json.loads(three_runs[0].status_json.read_text())
-    status["stages"]["04_fold_training_fold_2"]["state"] = "running"
-    write_json(three_runs[0].status_json, status)
-    monkeypatch.setattr("fvc_lib.analysis.read.records.is_held", lambda lock: True)
-    comparison = compare(three_runs, replicates=100)
-    (refusal,) = comparison.refusals
-    assert "it is being trained (04_fold_training_fold_2)" in refusal.reason
-    assert len(comparison.pairs) == 1
-
-
-def test_a_run_whose_later_stages_run_is_compared(two_runs: list[RunPaths]) -> None:
-    status = json.loads(two_runs[0].status_json.read_text())
-    status["state"] = status["stages"]["05_kfold_results"]["state"] = "running"
-    write_json(two_runs[0].status_json, status)
-    assert len(compare(two_runs, replicates=100).pairs) == 1
+def test_a_run_on_other_data_is_refused_and_the_others_are_compared(changed, fact, three_runs):
+    change_predictions(three_runs[1], changed)
+    found = compare(three_runs, replicates=100)
+    assert [(pair.first, pair.second) for pair in found.pairs] == [("run_a", "run_c")]
+    (refusal,) = found.refusals
+    assert refusal.runs == ("run_b",)
+    assert fact in refusal.reason
+    assert f"--resume {three_runs[0].root} --fork" in refusal.reason
+    shown = lines(found)
+    assert any("(96 videos in 24 groups)" in line for line in shown)
+    assert any(refusal.reason in line for line in shown)
 
 
 def end_badly(run: RunPaths, state: str) -> None:
@@ -206,7 +144,6 @@ def end_badly(run: RunPaths, state: str) -> None:
 
 def without_predictions(run: RunPaths) -> None:
     run.predictions(1).unlink()
-    run.predictions(3).unlink()
     run.status_json.unlink()
 
 
@@ -221,15 +158,12 @@ def turn_labels(run: RunPaths) -> None:
     write_table(read_table(run.folds, tables.FOLDS).with_columns(label=turned), tables.FOLDS, run.folds)
 
 
-GO_ON = "--resume {run}"
-
-
 @pytest.mark.parametrize(
     ("spoil", "facts"),
     [
-        (lambda run: end_badly(run, "failed"), ["04_fold_training_fold_4: failed", GO_ON]),
-        (lambda run: end_badly(run, "running"), ["04_fold_training_fold_4: stopped without a word", GO_ON]),
-        (without_predictions, ["fold 1, 3 of 5", GO_ON]),
+        (lambda run: end_badly(run, "failed"), ["04_fold_training_fold_4: failed", "--resume {run}"]),
+        (lambda run: end_badly(run, "running"), ["04_fold_training_fold_4", "--resume {run}"]),
+        (without_predictions, ["fold 1 of 5", "--resume {run}"]),
         (lambda run: run.folds.unlink(), ["folds.parquet"]),
         (lambda run: run.params_yaml.write_text(RunConfig(shuffle_labels=True).to_yaml()), ["shuffle_labels"]),
         (leak, ["1 of 24 groups in more than one fold."]),
@@ -237,9 +171,7 @@ GO_ON = "--resume {run}"
         (lambda run: run.predictions(2).write_bytes(b"PAR1 torn"), ["predictions_fold_2.parquet"]),
     ],
 )
-def test_a_run_that_cannot_be_compared_is_refused_with_the_reason(
-    spoil: Callable[[RunPaths], object], facts: list[str], two_runs: list[RunPaths]
-) -> None:
+def test_a_run_that_cannot_be_compared_is_refused_with_the_reason(spoil, facts, two_runs):
     spoil(two_runs[1])
     compared = compare(two_runs)
     assert compared.pairs == ()
@@ -248,43 +180,200 @@ def test_a_run_that_cannot_be_compared_is_refused_with_the_reason(
     assert [fact for fact in facts if fact.format(run=two_runs[1].root) not in refusal.reason] == []
 
 
-def test_one_run_or_one_twice_has_nothing_to_be_compared_with(two_runs: list[RunPaths]) -> None:
+def test_nothing_is_claimed_of_one_run_too_few_groups_or_an_undefined_metric(two_runs):
     for runs in ([], two_runs[:1], [two_runs[0], two_runs[0]]):
-        comparison = compare(runs)
-        assert (comparison.pairs, comparison.refusals, comparison.values) == ((), (), {})
-        assert lines(comparison) == ("There is no pair of runs to compare: give two or more.",)
-
-
-def test_an_undefined_metric_and_too_few_groups_are_said(two_runs: list[RunPaths]) -> None:
-    for run in two_runs:  # one group of fakes is left
-        change_predictions(
-            run, lambda frame: frame.filter((pl.col("label") == "real") | (pl.col("group_id") == "group_001"))
-        )
-    (pair,) = compare(two_runs).pairs
-    assert "without an interval, since fewer than two groups hold one of the classes" in pair.finding
-    assert not pair.is_shown
-    for run in two_runs:
-        change_predictions(run, lambda frame: frame.filter(pl.col("label") == "real"))
-    comparison = compare(two_runs)
-    assert comparison.pairs[0].finding == "ROC AUC is undefined for run_a or run_b: nothing to compare."
-    assert any("undefined" in line for line in lines(comparison))
-
-
-def test_the_lines_hold_numbers_pairs_findings_refusals_and_what_they_are_not_about(
-    three_runs: list[RunPaths], make_run: MakeRun
-) -> None:
-    odd = make_run(name="run_\n\x1b[31m<b>'d'")
-    odd.predictions(0).unlink()
-    shown = lines(compare([*three_runs, odd], replicates=200))
-    assert shown[0] == "ROC AUC with 95% interval; higher is better"
-    assert shown[1].startswith("  run_a  0.")
-    assert "(96 videos in 24 groups)" in shown[1]
-    assert sum("Holm p" in line for line in shown) == 3
-    assert any(line.startswith("Not compared: run_ \\x1b[31m<b>'d': there are no predictions") for line in shown)
-    assert any("not of other trainings" in line for line in shown)
-    assert all(line.isprintable() for line in shown)
-
-
-def test_an_unknown_metric_is_refused_with_the_one_that_was_meant(two_runs: list[RunPaths]) -> None:
+        assert compare(runs).pairs == ()
+        assert len(lines(compare(runs))) == 1
     with pytest.raises(UsageError, match="Did you mean 'roc_auc'"):
         compare(two_runs, metric="rocauc")
+    for run in two_runs:  # one group of fakes is left
+        change_predictions(run, lambda frame: frame.filter((pl.col("label") == "real") | (group == "group_001")))
+    (pair,) = compare(two_runs).pairs
+    assert (pair.is_shown, "without an interval" in pair.finding) == (False, True)
+    for run in two_runs:
+        change_predictions(run, lambda frame: frame.filter(pl.col("label") == "real"))
+    assert "is undefined" in compare(two_runs).pairs[0].finding
+
+
+group = pl.col("group_id")
+
+
+# --- Detectors: means over seeds
+
+
+@pytest.fixture
+def make_one(make_run: MakeRun) -> MakeRun:
+    def make(name: str, skill: float, drawn: int = 0, **parameters: object) -> RunPaths:
+        run = make_run(name=name, seed=drawn, skill=skill)
+        write_text(run.params_yaml, resolve_config({"model": "frame_cnn", **parameters}, environ={}).to_yaml())
+        return run
+
+    return make
+
+
+@pytest.fixture
+def runs(make_one: MakeRun) -> list[RunPaths]:
+    """A weak detector of two seeds and a strong one of two."""
+    return [
+        make_one("run_a0", 0.4, drawn=1),
+        make_one("run_a1", 0.6, drawn=2, seed=1, folds_seed=0),
+        make_one("run_b0", 4.0, drawn=3, model="r2plus1d_small"),
+        make_one("run_b1", 3.0, drawn=4, model="r2plus1d_small", seed=1, folds_seed=0),
+    ]
+
+
+def auc(judged: JudgedRun) -> float:
+    return float(replicates_of([judged], "roc_auc", replicates=1, seed=0).values[0])
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_detector_with_a_mean_and_a_spread(runs):
+    found = compare_detectors(runs, replicates=300)
+    assert [detector.name for detector in found.detectors] == ["frame_cnn", "r2plus1d_small"]
+    single = list(map(auc, judged_runs(runs)[0]))
+    for detector, values in zip(found.detectors, (single[:2], single[2:]), strict=True):
+        assert detector.intervals["roc_auc"].value == pytest.approx(np.mean(values))
+        assert detector.spread["roc_auc"] == pytest.approx((min(values), max(values)))
+        assert detector.cost["peak_rss_bytes"] > 0
+    (pair,) = found.differences
+    assert pair.difference.value == pytest.approx(np.mean(single[2:]) - np.mean(single[:2]))
+    assert pair.is_shown
+    assert compare_detectors(runs, reference=runs[2], replicates=50).detectors[0].name == "r2plus1d_small"
+    alone = compare_detectors(runs[:2], replicates=50)
+    assert (alone.differences, alone.detectors[0].marks["roc_auc"]) == ((), "")
+
+
+def test_the_best_value_is_marked_as_best_only_above_its_controls_and_all_others(runs, make_one):
+    found = compare_detectors(runs, replicates=300)
+    assert [detector.marks["roc_auc"] for detector in found.detectors] == ["", BEST]
+    assert BEST in comparison_tables.metric_table(found)["roc_auc"][1]
+    assert r"$\star$ &" in comparison_tables.paper_table(found)
+
+    results = read_table(runs[3].results, tables.RESULTS)
+    write_table(results.filter(pl.col("source") != "shuffled_labels"), tables.RESULTS, runs[3].results)
+    without = compare_detectors(runs, replicates=300)
+    assert without.detectors[1].marks["roc_auc"] == HIGHEST
+    assert comparison_tables.detector_table(without)["above_controls"][1] == "1 of 2 runs"
+    assert not without.differences[0].is_shown
+    assert "only 1 of 2 runs" in without.differences[0].finding
+
+    twin = make_one("run_c0", 4.0, drawn=3, model="r2plus1d_small", epochs=7)
+    close = compare_detectors([*runs[:3], twin], replicates=300)
+    assert BEST not in [detector.marks["roc_auc"] for detector in close.detectors]
+    assert [detector.name for detector in close.detectors][1:] == [f"r2plus1d_small, epochs {n}" for n in (20, 7)]
+
+
+def other_folds(run: RunPaths) -> None:
+    change_predictions(run, lambda frame: frame.with_columns((pl.col("fold") + 1) % 5))
+
+
+def other_predictions(run: RunPaths) -> None:
+    one = read_table(run.predictions(0), tables.PREDICTIONS)
+    write_table(one.with_columns((1 - pl.col("score")).alias("score")), tables.PREDICTIONS, run.predictions(0))
+
+
+def unfinished(run: RunPaths) -> None:
+    run.status_json.write_text(run.status_json.read_text().replace('"done"', '"failed"', 1))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (other_folds, "not judged on the same videos and folds"),
+        (other_predictions, "its results are not those of its predictions"),
+        (lambda run: run.results.write_bytes(b"torn"), "run_b1"),
+        (unfinished, "--resume"),
+        (lambda run: run.results.unlink(), "missing"),
+    ],
+)
+def test_a_run_that_cannot_be_judged_is_left_out_by_name_and_as_reference_refused(runs, spoil, words):
+    spoil(runs[3])
+    found = compare_detectors(runs, replicates=50)
+    assert [run.name for run in found.detectors[1].runs] == ["run_b0"]
+    (row,) = comparison_tables.left_out_table(found).iter_rows(named=True)
+    assert row["run_id"] == "run_b1"
+    assert words in row["why"]
+    if spoil is not other_folds:
+        with pytest.raises(DataError, match="the reference cannot be compared"):
+            compare_detectors(runs, reference=runs[3], replicates=50)
+
+
+def test_a_training_given_twice_counts_once_and_missing_combinations_are_listed(runs, make_one):
+    again = make_one("run_b9", 4.0, drawn=3, model="r2plus1d_small")
+    failed = ("model big", "model big: no run; exit code 2")
+    found = compare_detectors([*runs, again], replicates=50, without_run=[failed])
+    assert [run.name for run in found.detectors[1].runs] == ["run_b9", "run_b1"]
+    left_out = comparison_tables.left_out_table(found)
+    assert left_out["run_id"].to_list() == ["model big", "run_b0"]
+    assert "exit code 2" in left_out["why"][0]
+    with pytest.raises(DataError, match="nothing to compare it with"):
+        compare_detectors(runs[:1], replicates=50)
+    for run in runs:
+        unfinished(run)
+    with pytest.raises(DataError, match=r"no run can be compared.*run_a0"):
+        compare_detectors(runs, replicates=50)
+
+
+@pytest.mark.parametrize("kept", [{"confidence": 0.9}, {"batch_size": 4}, {"real_source_control": False}])
+def test_a_fork_that_keeps_its_trainings_counts_in_place_of_its_run(runs, kept):
+    fork = RunPaths(shutil.copytree(runs[0].root, runs[0].root.with_name("run_fork")))
+    write_text(fork.params_yaml, resolve_config({"model": "frame_cnn", **kept}, environ={}).to_yaml())
+    compared = compare_detectors([*runs, fork], replicates=50)
+    assert len(compared.detectors) == 2
+    assert [refusal.runs for refusal in compared.left_out] == [("run_a0",)]
+
+
+@pytest.mark.parametrize("field", ["model", "crop"])
+def test_a_users_file_counts_by_what_it_held_when_it_was_trained_with(make_one, tmp_path, field):
+    file = tmp_path / "mine.py"
+    file.write_text("class Mine: pass")
+    asked = f"{file}:Mine"
+    runs = [make_one(name, skill, **{field: asked}) for name, skill in (("run_a", 1.0), ("run_b", 2.0))]
+    for run, digest in zip(runs, ("1", "2"), strict=True):
+        path = run.stage_checkpoint("04_fold_training", 0)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"fingerprint": {"parameters": {field: f"mine.py:Mine@{digest}"}}}))
+    found = compare_detectors(runs, replicates=50)
+    name = asked if field == "model" else "frame_cnn"
+    assert [detector.name for detector in found.detectors] == [f"{name} of run_a", f"{name} of run_b"]
+
+
+def test_the_files_hold_numbers_latex_and_each_publication_once(runs, tmp_path):
+    measured = {"num_parameters": 1000, "num_trained": 10, "milliseconds_per_clip": 2.5}
+    found = compare_detectors(
+        runs, replicates=50,
+        measure_costs=lambda parts: [measured if part.model == "frame_cnn" else {} for part in parts],
+    )  # fmt: skip
+    files = {path.name: path for path in comparison_tables.write_tables(found, tmp_path / "comparison")}
+    numbers = pl.read_csv(files["detectors.csv"])
+    assert numbers["num_parameters"].to_list() == [1000, None]
+    assert numbers["roc_auc"][1] == pytest.approx(found.detectors[1].intervals["roc_auc"].value)
+    assert set(pl.read_csv(files["runs.csv"])["run_id"]) == {run.run_id for run in runs}
+    latex = files["detectors.tex"].read_text()
+    assert r"r2plus1d\_small~\cite{tran2018closer}" in latex
+    assert all(line.count("&") in (0, 8) for line in latex.splitlines())
+    bibliography = files["references.bib"].read_text()
+    assert bibliography.count("@inproceedings{tran2018closer,") == 1
+    assert bibliography.count("% corpus clips") == 1
+    assert [trace.name for trace in cost_figure(found).data if trace.name] == ["frame_cnn"]
+
+
+def test_of_detectors_tried_on_a_part_of_the_corpus_nothing_is_claimed_anywhere(make_one, tmp_path):
+    runs = [make_one("run_a", 0.4, drawn=1, dev_groups=20),
+            make_one("run_b", 4.0, drawn=3, dev_groups=20, model="r2plus1d_small")]  # fmt: skip
+    found = compare_detectors(runs, replicates=300)
+    (pair,) = found.differences
+    assert not pair.is_shown
+    assert "frame_cnn is a trial on 20 groups and r2plus1d_small is a trial on 20 groups" in pair.finding
+    assert BEST not in [detector.marks["roc_auc"] for detector in found.detectors]
+    assert any("trial on 20 groups" in caution for caution in found.cautions)
+    files = {path.name: path for path in comparison_tables.write_tables(found, tmp_path / "comparison")}
+    for name in ("detectors.csv", "runs.csv"):
+        assert pl.read_csv(files[name])["trial"].to_list() == ["trial on 20 groups"] * 2
+    assert files["detectors.tex"].read_text().count("trial on 20 groups") == 1
+
+
+def test_without_names_the_runs_of_the_newest_runs_experiment_are_compared(runs, make_one, tmp_path):
+    image = make_one("run_a2", 0.5)
+    write_text(image.params_yaml, resolve_config({"task": "image"}, environ={}).to_yaml())
+    assert [run.run_id for run in runs_to_compare([], tmp_path / "runs")] == [run.run_id for run in runs]
+    assert runs_to_compare(["run_b0"], tmp_path / "runs")[0].run_id == "run_b0"

@@ -55,7 +55,8 @@ def members(found: comparison.Members) -> list[combine.Member]:
 def made_of(runs: list[RunPaths], folder: Path) -> tuple[RunPaths, EnsembleRecord, pl.DataFrame]:
     """What notebook 11 does."""
     found, made = comparison.read_members(runs), RunPaths(folder)
-    of, config = members(found), found.config(100, 0.95)
+    of = members(found)
+    config = found.runs[0].config.model_copy(update={"bootstrap_replicates": 100, "confidence": 0.95})
     rules = make.rules_of(of, "mean")
     predictions = combine.combined(of, rules, "mean")
     make.write_predictions(made, of, predictions, config)
@@ -131,29 +132,27 @@ def test_the_difference_from_the_best_member_is_paired_and_claims_no_more_than_c
     assert best.difference.value == pytest.approx(values[comparison.ENSEMBLE] - values[best.first])
     assert any(pair.is_shown for pair in compared.pairs)
     below = replace(headline, verdict=replace(headline.verdict, standing="not shown", sentence="Why not."))
-    told = comparison.against_members(folder, found, below, replicates=300).pairs
-    assert not any(pair.is_shown for pair in told)
-    assert any(pair.finding.endswith("That claims nothing of fakes: Why not.") for pair in told)
+    pairs = comparison.against_members(folder, found, below, replicates=300).pairs
+    assert not any(pair.is_shown for pair in pairs if pair.difference.value > 0)
+    assert any(pair.finding.endswith("That claims nothing of fakes: Why not.") for pair in pairs)
 
 
 def test_a_comparison_lists_an_ensemble_beside_its_runs_with_the_costs_of_all_its_networks(ensemble):
     above = ensemble.folder.root.parents[1]
     listed = comparison.runs_to_compare([], above)
     assert listed == [*ensemble.runs, ensemble.folder]
-    found = comparison.compare_detectors(listed, replicates=50, metrics=["roc_auc"])
+    found = comparison.compare_detectors(
+        listed, replicates=50, measure_costs=lambda parts: [{"num_parameters": 10 + len(part.model)} for part in parts]
+    )
     assert found.left_out == ()
     assert [each.name for each in found.detectors] == ["frame_cnn", "r2plus1d_small", ensemble_text(ensemble.folder)]
+    assert [each.cost["num_parameters"] for each in found.detectors] == [19, 24, 19 + 19 + 24]
     whole = found.detectors[2]
     assert whole.models == ("frame_cnn", "r2plus1d_small")
     stored = read_table(ensemble.folder.results, tables.RESULTS)
     value = stored.filter(source="model", scope="all", metric="roc_auc")["value"][0]
     assert whole.intervals["roc_auc"].value == pytest.approx(value)
-    found = found.with_costs(lambda configs: [{"num_parameters": 10 + len(each.model)} for each in configs])
-    assert [each.cost["num_parameters"] for each in found.detectors] == [19, 24, 19 + 19 + 24]
     assert comparison_tables.run_table(found)["run_id"].to_list()[-1] == "ensemble_mean_1"
-    assert comparison_tables.detector_table(found)["over_seeds"][2] == "an ensemble"
-    assert not any(", seed" in caution for caution in found.cautions if caution.startswith(whole.name))
-    assert comparison_tables.number_table(found)["model"][2] == "frame_cnn + r2plus1d_small"
 
 
 def test_a_control_that_one_member_lacks_is_missing_and_nothing_is_claimed(runs, tmp_path):
@@ -187,30 +186,15 @@ def change_tables(run: RunPaths, change: Callable[[pl.DataFrame], pl.DataFrame])
     write_table(predictions.select("video_id", "group_id", "label", "fold"), tables.FOLDS, run.folds)
 
 
-def regrouped(run: RunPaths) -> None:
-    alone = pl.when(pl.col("video_id") == f"{5:016x}").then(pl.lit("alone")).otherwise("group_id")
-    change_tables(run, lambda frame: frame.with_columns(group_id=alone))
-
-
-def other_point(run: RunPaths) -> None:
-    write_text(
-        run.params_yaml, run.params_yaml.read_text().replace("operating_point: best", "operating_point: fpr=0.1")
-    )
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (regrouped, "1 video with another group (for example '0000000000000005')"),
-        (other_point, "other operating points, best and fpr=0.1"),
-    ],
-)
-def test_a_run_that_does_not_fit_is_refused_and_what_differs_is_named(runs, spoil, words):
-    spoil(runs[1])
-    with pytest.raises(DataError) as refused:
+def test_a_run_on_other_data_or_with_another_operating_point_is_refused(runs):
+    asked = runs[1].params_yaml.read_text()
+    write_text(runs[1].params_yaml, asked.replace("operating_point: best", "operating_point: fpr=0.1"))
+    with pytest.raises(DataError, match=r"run_a1 fpr=0\.1"):
         comparison.read_members(runs)
-    assert words in str(refused.value)
-    assert "run_a1" in str(refused.value)
+    alone = pl.when(pl.col("video_id") == f"{5:016x}").then(pl.lit("alone")).otherwise("group_id")
+    change_tables(runs[1], lambda frame: frame.with_columns(group_id=alone))
+    with pytest.raises(DataError, match=r"run_a1.*1 video with another group"):
+        comparison.read_members(runs)
 
 
 def test_a_score_that_its_logit_does_not_give_is_no_prediction(runs):
@@ -228,14 +212,3 @@ def test_one_run_the_same_training_twice_or_an_ensemble_is_no_member(runs, ensem
         comparison.read_members([*runs, RunPaths(shutil.copytree(runs[2].root, runs[2].root.with_name("run_b9")))])
     with pytest.raises(UsageError, match="is an ensemble itself"):
         comparison.read_members([*runs, ensemble.folder])
-
-
-@pytest.mark.parametrize("kept", [{"confidence": 0.9}, {"batch_size": 4}, {"real_source_control": False}])
-def test_a_fork_that_keeps_its_trainings_has_no_vote_beside_the_run_it_comes_from(runs, kept):
-    fork = RunPaths(shutil.copytree(runs[0].root, runs[0].root.with_name("run_fork")))
-    write_text(fork.params_yaml, resolve_config({"model": "frame_cnn", **kept}, environ={}).to_yaml())
-    with pytest.raises(UsageError, match="run_a0 and run_fork"):
-        comparison.read_members([*runs, fork])
-    compared = comparison.compare_detectors([*runs, fork], replicates=100)
-    assert len(compared.detectors) == 2
-    assert [refusal.runs for refusal in compared.left_out] == [("run_a0",)]

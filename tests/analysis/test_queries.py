@@ -1,3 +1,4 @@
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -9,23 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from fvc_lib.analysis.read import queries
-from fvc_lib.analysis.read.sql import ask_user_query
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import path_to_text
 from fvc_lib.services.errors import UsageError
 from fvc_lib.services.run_paths import RunPaths, list_runs
 from fvc_lib.services.stage_logs import JsonLines, MetricLog
-
-
-def test_learning_curves_hold_every_logged_value_in_step_order(run: RunPaths) -> None:
-    answer = queries.learning_curves([run])
-    assert answer.notes == ()
-    assert answer.frame.height == 5 * (60 * 2 + 10 * 2)
-    curve = answer.frame.filter((pl.col("fold") == 2) & (pl.col("phase") == "train") & (pl.col("metric") == "loss"))
-    assert curve["step"].to_list() == list(range(1, 61))
-    assert curve["run_id"].unique().to_list() == [run.run_id]
-    assert curve["stage"].unique().to_list() == ["04_fold_training"]
-
 
 LOGGED = st.tuples(
     st.integers(1, 3),
@@ -92,14 +81,6 @@ def test_fold_table_is_the_results_turned_round(run: RunPaths) -> None:
         assert row["num_videos"] == same["num_videos"][0]
 
 
-def test_predictions_are_all_folds_in_order_and_nothing_else(run: RunPaths) -> None:
-    (run.tables / "predictions_fold_7.parquet.bak").write_bytes(b"not a table of this run")
-    answer = queries.predictions([run])
-    assert answer.notes == ()
-    assert answer.frame.height == 96
-    assert answer.frame["fold"].is_sorted()
-
-
 def test_index_counts_agree_with_counting_by_hand(run: RunPaths) -> None:
     index = tables.read_table(run.index, tables.INDEX)
     for by in ("codec", "platform", "size"):
@@ -154,7 +135,7 @@ def test_a_folder_that_is_copied_or_linked_in_appears_and_a_dangling_one_does_no
 
 def test_two_runs_of_one_id_are_never_counted_as_one(make_run: Callable[..., RunPaths]) -> None:
     first, second = make_run(experiment="one"), make_run(experiment="two", seed=1)
-    names = [f"one/{first.run_id}", f"two/{second.run_id}"]
+    names = [str(first.root), str(second.root)]
     assert queries.fold_table([first, second]).frame["run_id"].to_list() == [name for name in names for _ in range(5)]
     for read in (*queries.SQL_TABLES.values(), queries.memory_peaks):
         rows = read([first, second]).frame
@@ -201,7 +182,7 @@ def test_run_folders_with_hostile_names_are_read_like_any_other(make_run: Callab
     frames = {name: read(runs).frame for name, read in queries.SQL_TABLES.items()}
     query = " UNION ALL ".join(f"SELECT count(*) FROM metrics WHERE run_id = $n{n}" for n in range(len(shown)))
     names = {f"n{n}": name for n, name in enumerate(shown)}
-    assert ask_user_query(query, frames, names).to_series().to_list() == [700] * len(shown)
+    assert queries.ask(query, frames, names).to_series().to_list() == [700] * len(shown)
     for rows, each in ((queries.predictions(runs).frame, 96), (queries.memory_peaks(runs).frame, 5)):
         assert dict(rows.group_by("run_id").len().iter_rows()) == dict.fromkeys(shown, each)
 
@@ -228,3 +209,59 @@ def test_sql_reads_the_files_that_are_named_and_nothing_else_of_the_disk(run: Ru
     for name in ("gone.csv", "a.txt"):
         with pytest.raises(UsageError, match=name):
             queries.ask_sql([], "SELECT 1", files={"a": tmp_path / name})
+
+
+# --- Logs, line by line
+
+
+def metric_line(step: int = 1, **changes: object) -> bytes:
+    row = {"run_id": "r", "ts": 1.5, "step": step, "epoch": 0, "phase": "train", "metric": "loss", "value": 0.25}
+    return json.dumps({**row, "flag": None, "fold": 0, "attempt": 1, **changes}).encode()
+
+
+BROKEN = [
+    metric_line()[:40], b"\0" * 300, metric_line(2) + metric_line(3), b"\0\0" + metric_line(4), b"[1, 2]", b'"text"',
+    b"null", b"{}", b"\xff\xfe{", metric_line(5, value=None), metric_line(6, phase=None),
+]  # fmt: skip
+ODD = [metric_line(7, flag="nan", value=None), b"   \t ", b""]
+
+
+@given(st.lists(st.one_of(st.sampled_from([*BROKEN, *ODD]), st.integers(8, 10**12).map(metric_line)), max_size=12))
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_good_lines_are_kept_and_bad_ones_counted(tmp_path: Path, written: list[bytes]) -> None:
+    run = RunPaths(tmp_path / "e" / "run_x")
+    run.metrics("stage").parent.mkdir(parents=True, exist_ok=True)
+    run.metrics("stage").write_bytes(b"\n".join(written))
+    answer = queries.learning_curves([run])
+    good = {json.loads(line)["step"] for line in written if line.strip() and line not in BROKEN}
+    assert answer.frame["step"].to_list() == sorted(good)
+    bad = sum(line in BROKEN for line in written)
+    assert [note.split(" ")[0] for note in answer.notes] == ([str(bad)] if bad else [])
+
+
+def test_the_writers_values_come_back_exactly(tmp_path: Path) -> None:
+    run = RunPaths(tmp_path / "e" / "run_x")
+    values = {"bad": float("nan"), "loss": 0.1 + 0.2, "worse": float("-inf")}
+    with MetricLog(run.metrics("stage", 3), run_id="x", fold=3, attempt=2) as log:
+        log.log(step=5, epoch=1, phase="train", metrics=values)
+    answer = queries.learning_curves([run])
+    assert answer.notes == ()
+    assert answer.frame.select("stage", "fold", "step", "metric", "value", "flag", "attempt").rows() == [
+        ("stage", 3, 5, "bad", None, "nan", 2),
+        ("stage", 3, 5, "loss", 0.1 + 0.2, None, 2),
+        ("stage", 3, 5, "worse", None, "-inf", 2),
+    ]
+
+
+NASTY = ("a[1]*?.jsonl", 'it\'s "q".jsonl', "'); DROP TABLE lines; --.jsonl", "<script>.jsonl", "n\nl.jsonl")
+
+
+@pytest.mark.parametrize("name", [*NASTY, "\U0001f3ac.jsonl", os.fsdecode(b"bytes\xff\xfe.jsonl")])
+def test_any_file_name_is_just_a_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "e" / "run_x" / "metrics" / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(metric_line(1) + b"\n{torn")
+    answer = queries.learning_curves([RunPaths(path.parents[1])])
+    assert answer.frame.select("run_id", "step").rows() == [("run_x", 1)]
+    (note,) = answer.notes
+    note.encode()

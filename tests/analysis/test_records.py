@@ -31,9 +31,8 @@ def test_a_missing_or_torn_record_is_an_empty_one(tmp_path: Path, content: bytes
 
 
 def test_a_run_is_called_by_as_little_as_tells_it_from_the_others(tmp_path: Path) -> None:
-    one, two, other = (RunPaths(tmp_path / folder / "run_a") for folder in ("x/e", "x/f", "y/e"))
+    one, two = (RunPaths(tmp_path / folder / "run_a") for folder in ("x/e", "x/f"))
     lone = RunPaths(tmp_path / "x" / "e" / "run_b")
     assert run_names([one, lone]) == ["run_a", "run_b"]
-    assert run_names([two, one, lone]) == ["f/run_a", "e/run_a", "run_b"]
-    assert run_names([one, two, other]) == [str(one.root), "f/run_a", str(other.root)]
+    assert run_names([two, one, lone]) == [str(two.root), str(one.root), "run_b"]
     assert run_names([one, one]) == ["run_a", "run_a"]

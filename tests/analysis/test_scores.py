@@ -7,11 +7,9 @@ from collections.abc import Callable
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.pages import report
 from fvc_lib.analysis.pages.report import PAGE_ROWS, videos_html
 from fvc_lib.analysis.read.cautions import run_cautions
 from fvc_lib.analysis.read.scores import latex_results, runs_of_other_seeds, score_table, write_results
-from fvc_lib.analysis.wording import clean_text
 from fvc_lib.services import tables
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import RunConfig
@@ -72,17 +70,6 @@ def test_the_report_has_all_of_them_harmless_whatever_a_path_is_called(run: RunP
     assert f"{PAGE_ROWS} on a page; 2 videos have frames" in html
 
 
-def test_the_table_of_very_many_videos_is_of_the_first_and_says_so(
-    run: RunPaths, scores: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(report, "MOST_VIDEOS", 10)
-    write_table(scores, tables.SCORES, run.scores)
-    html = str(videos_html(run))
-    rows = json.loads(re.search(r'id="videos-data">(.*?)</script>', html, re.DOTALL)[1])["rows"]
-    assert [row[0] for row in rows] == [clean_text(path) for path in scores["path"].head(10)]
-    assert f"the first 10 of {scores.height} videos" in html
-
-
 def test_what_a_trial_writes_for_other_programs_says_so(run: RunPaths, scores: pl.DataFrame) -> None:
     results = read_table(run.results, tables.RESULTS)
     write_results(run, results, 0.95)
@@ -115,11 +102,3 @@ def test_results_for_other_programs_are_the_same_numbers(run: RunPaths) -> None:
     text = latex_results(pl.concat([results, *at]), 0.95)
     assert "the mean over 2 targets, which follow." in text
     assert text.index(r"Model, 50\% \& a\_b &") < text.index("Model, {[}x] &")
-
-
-def test_a_damaged_table_of_pictures_or_scores_is_named_on_the_page(run: RunPaths, scores: pl.DataFrame) -> None:
-    write_table(scores, tables.SCORES, run.scores)
-    run.video_frames.write_bytes(b"no parquet")
-    assert run.video_frames.name in str(videos_html(run))
-    run.scores.write_bytes(b"no table")
-    assert run.scores.name in str(videos_html(run))

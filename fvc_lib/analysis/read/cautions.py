@@ -1,11 +1,17 @@
 """Cautions: sentences that a reader needs next to a run's number, on its data, its intervals and its leaks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from fvc_lib.analysis.read.naming import run_parameters, run_task, trial_text
-from fvc_lib.analysis.read.protocols import official_leaks
+from fvc_lib.analysis.read.naming import (
+    TARGET_SCOPE,
+    protocol_name,
+    protocol_text,
+    run_parameters,
+    run_task,
+    trial_text,
+)
 from fvc_lib.analysis.read.records import Answer, read_tables
 from fvc_lib.analysis.wording import clean_text, count_text, number_text
 from fvc_lib.services.atomic_files import path_to_text
@@ -14,35 +20,10 @@ from fvc_lib.services.config import RESCALE_RATE
 from fvc_lib.services.records.digests import run_damage
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import IMAGES, INDEX, LEAKAGE_AUDIT
-from fvc_lib.services.tasks import TASKS
+from fvc_lib.services.tasks import KFOLD, OFFICIAL, PROTOCOLS, TASKS
 
-_MOST_CLASSES = 12  # named in a sentence
-# Parameter, value and caution.
-_OF_PARAMETERS = (
-    ("shuffle_labels", True, "Labels were shuffled by group on purpose: anything but chance would be a leak."),
-    ("canonical", True, "Every video was re-encoded by one recipe before it was decoded or measured."),
-)
-
-
-def parameter_cautions(parameters: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the cautions that follow from the run's parameters."""
-    cautions = [sentence for name, value, sentence in _OF_PARAMETERS if parameters.get(name) == value]
-    if parameters.get("corpus") == "":
-        what, more = TASKS[run_task(parameters)].synthetic, parameters.get("more_corpora")
-        whole = "The corpus is synthetic: the number shows that the pipeline works, not how well"
-        part = "Part of the videos is the synthetic sample corpus, which shows nothing of how well"
-        cautions.insert(0, f"{part if more else whole} {what}.")
-    rows = parameters.get("rescale")
-    if isinstance(rows, int) and rows > 0:
-        size = f"{rows} rows and {RESCALE_RATE} frames a second"
-        cautions.append(f"Every video was brought to {size} before it was decoded or measured.")
-    return tuple(cautions)
-
-
-def trial_caution(parameters: Mapping[str, object]) -> tuple[str, ...]:
-    """Return the caution of a trial run on part of its corpus; nothing for other runs."""
-    trial = trial_text(parameters)
-    return (f"This is a {trial}: it claims nothing of the corpus.",) if trial else ()
+_MOST_NAMED = 12  # classes or targets in a sentence
+_OFFICIAL_LEAKS = "official_split_leaks"  # of tables.LEAKAGE_AUDIT
 
 
 def run_cautions(run: RunPaths) -> tuple[str, ...]:
@@ -56,71 +37,117 @@ def run_cautions(run: RunPaths) -> tuple[str, ...]:
     leaks = official_leaks(asked, leakage_audit_of(run).frame)
     mixed = mixed_code(sorted(run.root.glob("checkpoints/fold_*")))
     code = f"The folds were trained by different code: {mixed}." if mixed else ""
-    damage = run_damage(run.root)
-    cautions = (*trial_caution(asked), *damage, *audit, leaks, code, *parameter_cautions(asked), *fake_voices(run))
-    return tuple(dict.fromkeys(filter(None, cautions)))
+    cautions = (trial_caution(asked), *run_damage(run.root), *audit, leaks, code, *parameter_cautions(asked))
+    return tuple(dict.fromkeys(filter(None, (*cautions, fake_voices(run)))))
+
+
+def parameter_cautions(parameters: Mapping[str, object]) -> list[str]:
+    """Return the cautions that follow from the run's parameters."""
+    cautions, rows = [], parameters.get("rescale")
+    if parameters.get("corpus") == "":
+        what = TASKS[run_task(parameters)].synthetic
+        whole = "The corpus is synthetic: the number shows that the pipeline works, not how well"
+        part = "Part of the videos is the synthetic sample corpus, which shows nothing of how well"
+        cautions.append(f"{part if parameters.get('more_corpora') else whole} {what}.")
+    if parameters.get("shuffle_labels") is True:
+        cautions.append("Labels were shuffled by group on purpose: anything but chance would be a leak.")
+    if parameters.get("canonical") is True:
+        cautions.append("Every video was re-encoded by one recipe before it was decoded or measured.")
+    if isinstance(rows, int) and rows > 0:
+        size = f"{rows} rows and {RESCALE_RATE} frames a second"
+        cautions.append(f"Every video was brought to {size} before it was decoded or measured.")
+    return cautions
+
+
+def trial_caution(parameters: Mapping[str, object]) -> str:
+    """Return the caution of a trial run on part of its corpus; empty for other runs."""
+    trial = trial_text(parameters)
+    return f"This is a {trial}: it claims nothing of the corpus." if trial else ""
 
 
 def interval_cautions(value: float | None, low: float | None, high: float | None) -> tuple[str, ...]:
     """Return the caution of an interval without width or of a one-sided bound; nothing for other intervals."""
-    if low is None or high is None:
-        return ()
-    if low == high:
+    if low is not None and low == high:
         return ("An interval without width is no certainty: no draw of these groups changes the number, others may.",)
-    if value in (low, high):
+    if value is not None and value in (low, high):
         return ("No mistake was seen, so the interval is a one-sided bound: it follows from the number of groups.",)
     return ()
 
 
-def weaker_than_one_answer(results_frame: pl.DataFrame, operating_point: str = "") -> tuple[str, ...]:
-    """Return cautions where the model's decisions (RESULTS) are worse than one answer to every video.
-
-    They name ``operating_point`` unless it is the default, ``best``.
-    """
-    at = f" at the operating point {clean_text(operating_point)}" if operating_point not in ("", "best") else ""
-    rows = results_frame.filter(scope="all").select("source", "metric", "value").drop_nulls().rows()
+def weaker_than_one_answer(results: pl.DataFrame, operating_point: str) -> list[str]:
+    """Return cautions if the model's decisions (RESULTS) are worse than one answer to every video."""
+    at = "" if operating_point == "best" else f" at the operating point {clean_text(operating_point)}"
+    rows = results.filter(scope="all").drop_nulls("value").select("source", "metric", "value").rows()
     known = {(source, metric): value for source, metric, value in rows}
+    one_label = known.get(("constant", "accuracy"), 0.0)  # the constant control's answer may be the rarer label
     cautions = []
-    f1, always_fake = known.get(("model", "f1")), known.get(("constant", "f1"))
-    if f1 is not None and always_fake is not None and f1 < always_fake:
-        cautions.append(
-            f"F1 {number_text(f1)}{at} is below that of calling every video fake ({number_text(always_fake)})."
-        )
-    accuracy, of_constant = known.get(("model", "accuracy")), known.get(("constant", "accuracy"))
-    if accuracy is not None and of_constant is not None:
-        one_label = max(of_constant, 1 - of_constant)  # the constant control gives one answer, which may be the rarer
-        if accuracy < one_label:
-            usual = f"always giving the more frequent label ({number_text(one_label)})"
-            cautions.append(f"Accuracy {number_text(accuracy)}{at} is below that of {usual}.")
-    return tuple(cautions)
+    for metric, name, floor, answer in (
+        ("f1", "F1", known.get(("constant", "f1"), 0.0), "calling every video fake"),
+        ("accuracy", "Accuracy", max(one_label, 1 - one_label), "always giving the more frequent label"),
+    ):
+        value = known.get(("model", metric))
+        if value is not None and ("constant", metric) in known and value < floor:
+            cautions.append(f"{name} {number_text(value)}{at} is below that of {answer} ({number_text(floor)}).")
+    return cautions
 
 
-def fake_voices(run: RunPaths) -> tuple[str, ...]:
-    """Return the caution that audio is not judged, if the corpus marks some of it as fake."""
+def fake_voices(run: RunPaths) -> str:
+    """Return the caution that audio is not judged, if the corpus marks some of it as fake; else empty."""
     index = read_tables([(path_to_text(run.run_id), run.index)], INDEX, without=["perceptual_hash"]).frame
     marked = index.filter(pl.col("attributes").str.json_path_match("$.audio").str.to_lowercase() == "fake")
-    if marked.is_empty():
-        return ()
     real = marked.filter(label="real").height
-    caution = f"Audio is not judged: {count_text(marked.height, 'video')} of the corpus have a fake voice"
-    return (f"{caution}; {real} of them count as real, because what is seen is." if real else f"{caution}.",)
+    counted = f"{count_text(marked.height, 'video')} of the corpus have a fake voice; {real} of them count as real"
+    return f"Audio is not judged: {counted}, because what is seen is." if marked.height else ""
 
 
-def untested_classes(run: RunPaths) -> tuple[str, ...]:
+def untested_classes(run: RunPaths) -> list[str]:
     """Return the caution that names classes without a tested image; nothing if every class has one."""
     images = read_tables([(path_to_text(run.run_id), run.images)], IMAGES).frame.drop_nulls("class_label")
     classes = set(images["class_label"])
     untested = sorted(classes - set(images.filter(part="test")["class_label"]))
     if not untested:
+        return []
+    named = _some_of(list(map(clean_text, untested)))
+    number = f"{len(untested)} of {count_text(len(classes), 'class', 'classes')}"
+    others = f"the number is of the other {len(classes) - len(untested)}, and no overall figure is meant."
+    return [f"{number} were never tested ({named}): {others}"]
+
+
+def _some_of(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(names[:_MOST_NAMED]) + more
+
+
+# --- Protocols: what a number is the mean of, and the leaks of an official split
+
+
+def protocol_cautions(
+    parameters: Mapping[str, object], results: pl.DataFrame, metric: str, corpora: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """Return the caution that explains the protocol and gives each target's number; nothing for ``kfold``."""
+    name = protocol_name(parameters)
+    if name == KFOLD:
         return ()
-    named = ", ".join(map(clean_text, untested[:_MOST_CLASSES]))
-    named += f" and {len(untested) - _MOST_CLASSES} more" if len(untested) > _MOST_CLASSES else ""
-    were = "was" if len(untested) == 1 else "were"
-    caution = (
-        f"{len(untested)} of {count_text(len(classes), 'class', 'classes')} {were} never tested ({named}): the number "
-        f"is of the other {len(classes) - len(untested)}, and no overall figure is meant."
-    )
-    return (caution,)
+    rows = results.filter(pl.col("scope").str.starts_with(TARGET_SCOPE), source="model", metric=metric)
+    known = rows.sort("value", "scope", nulls_last=True).select("scope", "value").rows()
+    numbers = [f"{clean_text(scope.removeprefix(TARGET_SCOPE))} {number_text(value)}" for scope, value in known]
+    counted = f"The number is the plain mean over {count_text(len(numbers), 'target')}, the worst first"
+    mean = f" {counted}: {_some_of(numbers)}." if numbers else ""
+    text = protocol_text(parameters, corpora)
+    return (f"Protocol {text if ' trained on ' in text else f'{name}: {PROTOCOLS[name].meaning}'}.{mean}",)
+
+
+def official_leaks(parameters: Mapping[str, object], audit: pl.DataFrame) -> str:
+    """Return a sentence on the leaks of the official split that a run trained on; empty if there are none."""
+    if protocol_name(parameters) != OFFICIAL:
+        return ""
+    rows = audit.filter(check=_OFFICIAL_LEAKS).select("count", "finding").rows()
+    if not rows:
+        return "What the official split leaks is not recorded."
+    return str(rows[0][1]) if rows[0][0] else ""
+
+
+# --- The leakage audit
 
 
 def leakage_audit_of(run: RunPaths) -> Answer:
@@ -136,8 +163,7 @@ def audit_failures(run: RunPaths) -> list[str]:
 
 def audit_facts(run: RunPaths) -> tuple[tuple[str, str], ...]:
     """Return the number of passed leakage checks as a report's fact; nothing if none is recorded."""
-    judged = leakage_audit_of(run).frame.filter(pl.col("passed").is_not_null())
-    if judged.is_empty():
+    passed = leakage_audit_of(run).frame["passed"].drop_nulls()
+    if passed.is_empty():
         return ()
-    passed = int(judged["passed"].sum())
-    return (("Leakage audit", f"{passed} of {count_text(judged.height, 'check')} passed"),)
+    return (("Leakage audit", f"{passed.sum()} of {count_text(passed.len(), 'check')} passed"),)

@@ -1,8 +1,7 @@
 """Compare runs, detectors, ensembles and seeds on the same videos.
 
 Runs are compared only if they predicted the same videos with the same labels, groups and folds. All are judged on the
-same half-samples of the groups, so that only the difference between the models remains. A run that cannot be compared
-is refused with a reason. A difference that is not shown is not equality.
+same half-samples of the groups. A run that cannot be compared is refused with a reason.
 """
 
 import itertools
@@ -18,16 +17,34 @@ import polars as pl
 from fvc_lib.analysis.read import naming
 from fvc_lib.analysis.read.cautions import audit_failures, run_cautions
 from fvc_lib.analysis.read.headline import ReportHeadline, run_headline
-from fvc_lib.analysis.read.naming import ensemble_text, run_parameters, run_task, trial_text
-from fvc_lib.analysis.read.protocols import protocol_name, protocol_text
+from fvc_lib.analysis.read.naming import (
+    ensemble_text,
+    protocol_name,
+    protocol_text,
+    run_parameters,
+    run_task,
+    trial_text,
+)
 from fvc_lib.analysis.read.queries import memory_peaks, training_summary
 from fvc_lib.analysis.read.records import run_status
-from fvc_lib.analysis.wording import clean_text, count_text, interval_text, metric_name, number_text
+from fvc_lib.analysis.wording import (
+    clean_text,
+    count_text,
+    interval_text,
+    metric_name,
+    number_text,
+)
 from fvc_lib.metrics.cross_validation import METRICS, measure_over_folds
 from fvc_lib.metrics.declaration import direction
 from fvc_lib.metrics.intervals import Interval, ReplicateValues, intervals_of, replicate_values
 from fvc_lib.metrics.paired_difference import PairedDifference, holm, paired_difference
-from fvc_lib.services.atomic_files import AnyPath, as_mapping, path_to_text, read_json_object, sha256_of_json
+from fvc_lib.services.atomic_files import (
+    AnyPath,
+    as_mapping,
+    path_to_text,
+    read_json_object,
+    sha256_of_json,
+)
 from fvc_lib.services.config import DECLARED, RunConfig
 from fvc_lib.services.errors import DataError, FvcError, UsageError, command_text, did_you_mean
 from fvc_lib.services.parameters import run_config
@@ -44,24 +61,19 @@ from fvc_lib.services.tables import FOLDS, PREDICTIONS, PROTOCOL, read_table
 from fvc_lib.services.tasks import DEFAULT_TASK, FOLD_TRAINING, KFOLD
 
 MAIN_METRIC = "roc_auc"
+ENSEMBLE = "the ensemble"
+_DATA = ("video_id", "group_id", "label", "fold")  # runs must share these columns to be compared
 
 # --- Which runs can be compared: trained to the end, on true labels, without a leak, with whole predictions
 
-_DATA = ("video_id", "group_id", "label", "fold")
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class JudgedRun:
     """A run or an ensemble with its predictions of all folds (``tables.PREDICTIONS``), ordered by ``video_id``."""
 
     name: str
     run: RunPaths
     predictions: pl.DataFrame
-
-    @property
-    def data(self) -> pl.DataFrame:
-        """The columns that runs must share to be compared: ``video_id group_id label fold``."""
-        return self.predictions.select(_DATA)
 
     @cached_property
     def config(self) -> RunConfig:
@@ -70,7 +82,7 @@ class JudgedRun:
 
     @cached_property
     def headline(self) -> ReportHeadline:
-        """The run's number and where it stands."""
+        """The run's number and its verdict against the controls."""
         return run_headline(self.run)
 
     @cached_property
@@ -84,7 +96,7 @@ class JudgedRun:
     def detector(self) -> str:
         """A digest that is equal for runs that differ in their seeds alone.
 
-        The content of a user's files counts as it was at training time, by the training's record.
+        A user's file counts with the content that the training recorded.
         """
         if is_ensemble(self.run.root):
             return sha256_of_json({**read_json_object(self.run.root / ENSEMBLE_RECORD), "name": ""})
@@ -102,23 +114,24 @@ class Refusal:
     reason: str
 
 
-def judged_runs(runs: Sequence[RunPaths], *, finished: bool = False) -> list[JudgedRun | Refusal]:
-    """Read different runs for a comparison, each as ``read_judged_run``; a run given twice counts once."""
+def judged_runs(runs: Sequence[RunPaths], *, finished: bool = False) -> tuple[list[JudgedRun], list[Refusal]]:
+    """Read different runs for a comparison; a run given twice counts once.
+
+    With ``finished`` a run must have ended, with results that follow from its predictions.
+    """
     different = list({run.root.resolve(): run for run in runs}.values())
-    names = [clean_text(path_to_text(name)) for name in naming.run_names(different)]
-    return [read_judged_run(run, name, finished=finished) for run, name in zip(different, names, strict=True)]
-
-
-def read_judged_run(run: RunPaths, name: str, *, finished: bool = False) -> JudgedRun | Refusal:
-    """Read one run for a comparison; with ``finished`` it must have ended, with results of these predictions."""
-    try:
-        _refuse_unfit(run)
-        judged = JudgedRun(name, run, _predictions(run))
-        if finished:
-            _refuse_unfinished(judged)
-    except (FvcError, OSError) as error:
-        return Refusal((name,), f"{name}: {clean_text(error)}")
-    return judged
+    judged, refusals = [], []
+    for run, given in zip(different, naming.run_names(different), strict=True):
+        name = clean_text(path_to_text(given))
+        try:
+            _refuse_unfit(run)
+            judgement = JudgedRun(name, run, _predictions(run))
+            if finished:
+                _refuse_unfinished(judgement)
+            judged.append(judgement)
+        except (FvcError, OSError) as error:
+            refusals.append(Refusal((name,), f"{name}: {clean_text(error)}"))
+    return judged, refusals
 
 
 def _refuse_unfit(run: RunPaths) -> None:
@@ -127,26 +140,24 @@ def _refuse_unfit(run: RunPaths) -> None:
         raise DataError(f"its task is {run_task(asked)}, and only runs of task {DEFAULT_TASK} are compared.")
     for key, stage in run_status(run)["stages"].items():
         state = as_mapping(stage).get("state")
-        if key.startswith(FOLD_TRAINING) and state == "running":
-            raise DataError(f"it is being trained ({key}). Compare it when its training has ended.")
         if key.startswith(FOLD_TRAINING) and state != "done":
-            raise DataError(f"its training has not ended ({key}: {state}). {_go_on(run)}")
+            raise DataError(f"its training has not ended ({key}: {state}). {_resume(run)}")
     if asked.get("shuffle_labels") is True:
         raise DataError("its labels were shuffled on purpose (shuffle_labels). Compare runs on true labels.")
     if leaks := audit_failures(run):
-        raise DataError(f"its leakage audit did not pass: {leaks[0]} Mend the cause, and run it again.")
+        raise DataError(f"its leakage audit did not pass: {leaks[0]} Remove the cause, and run it again.")
 
 
 def _predictions(run: RunPaths) -> pl.DataFrame:
     folds = read_table(run.folds, FOLDS)
     numbers = sorted(folds["fold"].unique().to_list())
     if missing := [str(fold) for fold in numbers if not run.predictions(fold).is_file()]:
-        raise DataError(f"there are no predictions of fold {', '.join(missing)} of {len(numbers)}. {_go_on(run)}")
+        raise DataError(f"there are no predictions of fold {', '.join(missing)} of {len(numbers)}. {_resume(run)}")
     predictions = pl.concat([read_table(run.predictions(fold), PREDICTIONS) for fold in numbers]).sort("video_id")
     strange = predictions.join(folds, on=list(_DATA), how="anti")["video_id"]
     if predictions.is_empty() or strange.len() or predictions["video_id"].is_duplicated().any():
-        example = f"; {strange.len()} do not fit, for example {strange.min()!r}" if strange.len() else ""
-        raise DataError(f"its predictions are not those of its own folds{example}. Run {FOLD_TRAINING} again.")
+        example = f"{strange.len()} do not fit, for example {strange.min()!r}"
+        raise DataError(f"its predictions are not those of its own folds; {example}. Run {FOLD_TRAINING} again.")
     if not protocol_text(run_parameters(run)):
         return predictions
     tested = read_table(run.protocol, PROTOCOL).filter(part="test").select("video_id", "target")
@@ -154,62 +165,53 @@ def _predictions(run: RunPaths) -> pl.DataFrame:
 
 
 def _refuse_unfinished(judged: JudgedRun) -> None:
-    headline, run = judged.headline, judged.run
-    score = headline.model_score
+    headline, score = judged.headline, judged.headline.model_score
     if headline.notes:
         raise DataError(" ".join(headline.notes))
-    if headline.earlier:
-        raise DataError(f"its numbers are {headline.earlier}. {_go_on(run)}")
-    if score is None or score.value is None:
-        raise DataError(f"it has no results. {_go_on(run)}")
-    if not is_ensemble(run.root) and headline.state not in ("done", "interactive", "running"):
-        raise DataError(f"it is not finished ({headline.state}). {_go_on(run)}")
+    if score is None or headline.earlier:
+        raise DataError(f"its numbers are {headline.earlier or 'missing'}. {_resume(judged.run)}")
+    if not is_ensemble(judged.run.root) and headline.state not in ("done", "interactive", "running"):
+        raise DataError(f"it is not finished ({headline.state}). {_resume(judged.run)}")
     value = replicates_of([judged], MAIN_METRIC, replicates=1, seed=0).values[0]
-    if not math.isclose(value, score.value, abs_tol=1e-9):
-        again = command_text("--only", "05", "--resume", run.root)
+    if not math.isclose(value, score.value or 0.0, abs_tol=1e-9):
+        again = command_text("--only", "05", "--resume", judged.run.root)
         raise DataError(f"its results are not those of its predictions. Compute them again: {again}")
 
 
-def _go_on(run: RunPaths) -> str:
-    return f"Go on with it: {command_text('--resume', path_to_text(run.root))}"
+def _resume(run: RunPaths) -> str:
+    return f"Resume it: {command_text('--resume', path_to_text(run.root))}"
 
 
-def alike(runs: Sequence[JudgedRun]) -> tuple[list[list[JudgedRun]], list[Refusal]]:
-    """Return sets of runs judged on the same data, in the order given, and a refusal for every set but the first."""
-    sets: list[list[JudgedRun]] = []
+def with_data_of_first(runs: Sequence[JudgedRun]) -> tuple[list[JudgedRun], list[Refusal]]:
+    """Return the runs that were judged on the same data as the first, and a refusal for each other run."""
+    alike, refusals = [], []
     for run in runs:
-        fitting = next((together for together in sets if together[0].data.equals(run.data)), None)
-        if fitting is None:
-            sets.append(fitting := [])
-        fitting.append(run)
-    refusals = []
-    for others in sets[1:]:
-        first = sets[0][0]
-        names = [", ".join(run.name for run in together) for together in (others, sets[0])]
-        fork = command_text("--resume", path_to_text(first.run.root), "--fork", "-p", "NAME", "VALUE")
-        reason = (
-            f"{names[0]} and {names[1]} were not judged on the same videos and folds: "
-            f"{_difference_of_data(first, others[0])}. A fork keeps videos and folds: {clean_text(fork)}"
-        )
-        refusals.append(Refusal(tuple(run.name for run in (*sets[0], *others)), reason))
-    return sets, refusals
+        if differs := _difference_of_data(runs[0], run):
+            fork = command_text("--resume", path_to_text(runs[0].run.root), "--fork", "-p", "NAME", "VALUE")
+            reason = f"{run.name} and {runs[0].name} were not judged on the same videos and folds: {differs}."
+            refusals.append(Refusal((run.name,), f"{reason} A fork keeps videos and folds: {clean_text(fork)}"))
+        else:
+            alike.append(run)
+    return alike, refusals
 
 
 def _difference_of_data(first: JudgedRun, second: JudgedRun) -> str:
-    """Return how the data differ that two runs were judged on, with counts and examples."""
-    differences = []
-    for run, other in ((first, second), (second, first)):
-        only = run.data.join(other.data, on="video_id", how="anti")["video_id"]
-        if only.len():
-            counted = f"{only.len():,} of {count_text(run.data.height, 'video')} only in {run.name}"
-            differences.append(f"{counted} (for example {clean_text(only.min())!r})")
-    both = first.data.join(second.data, on="video_id", suffix="_other")
-    for column, what in (("label", "another label"), ("group_id", "another group"), ("fold", "another fold")):
-        changed = both.filter(pl.col(column) != pl.col(f"{column}_other"))["video_id"]
-        if changed.len():
-            counted = f"{count_text(changed.len(), 'video')} with {what}"
-            differences.append(f"{counted} (for example {clean_text(changed.min())!r})")
-    return "; ".join(differences)
+    """Return counts and examples of how the data of two runs differ; empty if they do not."""
+    data = [run.predictions.select(_DATA) for run in (first, second)]
+    both = data[0].join(data[1], on="video_id", how="full", suffix="_other", coalesce=True)
+    cases = {
+        f"only in {second.name}": pl.col("label").is_null(),
+        f"only in {first.name}": pl.col("label_other").is_null(),
+        "with another label": pl.col("label") != pl.col("label_other"),
+        "with another group": pl.col("group_id") != pl.col("group_id_other"),
+        "with another fold": pl.col("fold") != pl.col("fold_other"),
+    }
+    videos = {case: both.filter(differs)["video_id"] for case, differs in cases.items()}
+    return "; ".join(
+        f"{count_text(ids.len(), 'video')} {case} (for example {clean_text(ids.min())!r})"
+        for case, ids in videos.items()
+        if ids.len()
+    )
 
 
 # --- Differences between two, on the same half-samples of the groups
@@ -248,56 +250,19 @@ class PairComparison:
     finding: str
 
 
-def compared_pairs(
-    names: Sequence[str],
-    drawn: ReplicateValues,
-    pairs: Sequence[tuple[int, int]],
-    metric: str,
-    confidence: float,
-    trials: Sequence[str] = (),
-) -> tuple[PairComparison, ...]:
-    """Compare ``pairs`` of the measures in ``drawn``, with Holm's adjustment over all of them.
-
-    Args:
-        names: of the measures.
-        drawn: their values.
-        pairs: numbers of two measures each.
-        metric: name of the metric.
-        confidence: of the intervals, in (0, 1).
-        trials: of each measure how small a trial it is from (``naming.trial_text``); no trial claims a difference.
-    """
-    differences = [paired_difference(drawn, one, other, confidence=confidence) for one, other in pairs]
-    adjusted = holm([each.p_value for each in differences]).tolist()
-    compared = []
-    for (one, other), difference, p_value in zip(pairs, differences, adjusted, strict=True):
-        # A share of 1 in 20 is 0.05, not 0.050000000000000044.
-        pair = PairComparison(names[one], names[other], difference, p_value, p_value <= round(1 - confidence, 12), "")
-        tried = [f"{names[each]} is a {trials[each]}" for each in (one, other) if trials and trials[each]]
-        finding = _finding(pair, metric)
-        if tried:
-            numbers = f"{difference_text(pair)}, Holm p {p_text(p_value)}"
-            finding = f"{' and '.join(tried)}: no difference is claimed ({pair.second} minus {pair.first}: {numbers})."
-        compared.append(replace(pair, is_shown=pair.is_shown and not tried, finding=finding))
-    return tuple(compared)
-
-
 def _finding(pair: PairComparison, metric: str) -> str:
-    name, difference = metric_name(metric), pair.difference
-    if math.isnan(difference.value):
+    name, value = metric_name(metric), pair.difference.value
+    numbers = f"{difference_text(pair)}, Holm p {p_text(pair.holm_p_value)}"
+    if math.isnan(value):
         return f"{name} is undefined for {pair.first} or {pair.second}: nothing to compare."
     if math.isnan(pair.holm_p_value):
         few = "fewer than two groups hold one of the classes"
         return f"{pair.second} minus {pair.first}: {difference_text(pair)} {name}; without an interval, since {few}."
     if not pair.is_shown:
-        numbers = f"{difference_text(pair)}, Holm p {p_text(pair.holm_p_value)}"
         return f"No difference in {name} is shown between {pair.first} and {pair.second}: {numbers}."
-    rises = difference.value > 0
-    high, low = (pair.second, pair.first) if rises else (pair.first, pair.second)
-    ends = (difference.low, difference.high) if rises else (-difference.high, -difference.low)
-    numbers = f"{interval_text(abs(difference.value), *ends)} {name}, Holm p {p_text(pair.holm_p_value)}"
-    if direction(metric) == "lower":
-        return f"{low} is below {high} by {numbers}; lower is better."
-    return f"{high} is above {low} by {numbers}."
+    side = "above" if value > 0 else "below"
+    better = "; lower is better" if direction(metric) == "lower" else ""
+    return f"{pair.second} is {side} {pair.first} in {name}: {numbers}{better}."
 
 
 def difference_text(pair: PairComparison) -> str:
@@ -312,28 +277,82 @@ def p_text(p_value: float) -> str:
     return "<0.001" if p_value < 0.001 else number_text(p_value)
 
 
-# --- Runs, pair by pair
-
-
 @dataclass(frozen=True)
 class Comparison:
-    """The outcome of ``compare``.
+    """Differences in one metric.
 
     Attributes:
         metric: that was compared.
         confidence: of the intervals; a difference is shown if its Holm p is at most 1 - confidence.
-        replicates: half-samples of the groups.
-        values: the metric of each run that another is compared with.
-        pairs: all pairs judged on the same data.
+        values: the metric by name of a run or detector.
+        pairs: of these names.
+        spread: by name the smallest and the largest value of a single run.
         refusals: runs that are not compared.
     """
 
     metric: str
     confidence: float
-    replicates: int
-    values: dict[str, Interval] = field(default_factory=dict)
+    values: Mapping[str, Interval] = field(default_factory=dict)
     pairs: tuple[PairComparison, ...] = ()
+    spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     refusals: tuple[Refusal, ...] = ()
+
+
+def _compare(
+    named: Mapping[str, Sequence[JudgedRun]],
+    pairs: Sequence[tuple[int, int]],
+    metric: str,
+    *,
+    replicates: int,
+    seed: int,
+    confidence: float,
+) -> Comparison:
+    """Compare ``pairs`` (places in ``named``) by the mean over a name's runs, with Holm's adjustment.
+
+    No difference is claimed for a trial.
+    """
+    runs = [run for several in named.values() for run in several]
+    drawn = replicates_of(runs, metric, replicates=replicates, seed=seed)
+    parts = np.split(np.arange(len(runs)), np.cumsum([len(several) for several in named.values()])[:-1])
+    means = replace(
+        drawn,
+        values=np.array([drawn.values[part].mean() for part in parts]),
+        replicates=np.array([drawn.replicates[part].mean(0) for part in parts]),
+        bounds=drawn.bounds[: len(parts)],
+        is_distance=drawn.is_distance[: len(parts)],
+    )
+    differences = [paired_difference(means, one, other, confidence=confidence) for one, other in pairs]
+    adjusted = holm([difference.p_value for difference in differences]).tolist()
+    names, asked = list(named), [run_parameters(several[0].run) for several in named.values()]
+    found = []
+    for places, difference, p_value in zip(pairs, differences, adjusted, strict=True):
+        tried = [f"{names[place]} is a {trial_text(asked[place])}" for place in places if trial_text(asked[place])]
+        # A share of 1 in 20 is 0.05, not 0.050000000000000044.
+        is_shown = p_value <= round(1 - confidence, 12) and not tried
+        pair = PairComparison(names[places[0]], names[places[1]], difference, p_value, is_shown, "")
+        finding = f"{' and '.join(tried)}: no difference is claimed. " if tried else ""
+        finding += _finding(pair, metric)
+        protocols = [protocol_text(asked[place]) or KFOLD for place in places]
+        if protocols[0] != protocols[1]:
+            finding += f" They were trained by different protocols: {', '.join(protocols)}."
+        found.append(replace(pair, finding=finding))
+    values = dict(zip(names, intervals_of(means, confidence), strict=True))
+    ends = [(float(drawn.values[part].min()), float(drawn.values[part].max())) for part in parts]
+    return Comparison(metric, confidence, values, tuple(found), dict(zip(names, ends, strict=True)))
+
+
+def _limited(pairs: Sequence[PairComparison], limits: Mapping[str, str]) -> tuple[PairComparison, ...]:
+    """Take back a shown difference in favour of a name in ``limits``, with the sentence there."""
+    limited = []
+    for pair in pairs:
+        limit = limits.get(pair.second if pair.difference.value > 0 else pair.first)
+        if limit and pair.is_shown:
+            pair = replace(pair, is_shown=False, finding=f"{pair.finding} {limit}")
+        limited.append(pair)
+    return tuple(limited)
+
+
+# --- Runs, pair by pair
 
 
 def compare(
@@ -344,58 +363,39 @@ def compare(
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Comparison:
-    """Compare every two of ``runs`` that were judged on the same videos, labels, groups and folds.
+    """Compare every two of ``runs`` that were judged on the same videos, labels, groups and folds as the first.
 
-    The metric is that of the results over all folds. Intervals and p-values speak of other videos, not of other
-    trainings: each run was trained once. Two runs with equal scores hold one training and make no pair.
+    Intervals and p-values speak of other videos, not of other trainings: each run was trained once.
 
     Raises:
         UsageError: an unknown metric.
     """
     if metric not in METRICS:
         raise UsageError(f"metric: got {metric!r}.{did_you_mean(metric, METRICS)} Known: {', '.join(METRICS)}.")
-    read = judged_runs(runs)
-    sets, not_alike = alike([run for run in read if isinstance(run, JudgedRun)])
-    refusals = [*(run for run in read if isinstance(run, Refusal)), *not_alike]
-    values: dict[str, Interval] = {}
-    pairs: list[PairComparison] = []
-    for together in (runs_alike for runs_alike in sets if len(runs_alike) > 1):
-        names, asked = [run.name for run in together], [run_parameters(run.run) for run in together]
-        drawn = replicates_of(together, metric, replicates=replicates, seed=seed)
-        values |= dict(zip(names, intervals_of(drawn, confidence), strict=True))
-        numbers = []
-        for one, other in itertools.combinations(range(len(together)), 2):
-            if together[one].predictions["score"].equals(together[other].predictions["score"]):
-                reason = f"{names[one]} and {names[other]} gave every video the same score: they hold one training."
-                refusals.append(Refusal((names[one], names[other]), f"{reason} Compare it with another detector."))
-            else:
-                numbers.append((one, other))
-        compared = compared_pairs(names, drawn, numbers, metric, confidence, list(map(trial_text, asked)))
-        for (one, other), pair in zip(numbers, compared, strict=True):
-            first, second = (protocol_text(asked[number]) or KFOLD for number in (one, other))
-            differ = "" if first == second else f" They were trained by different protocols: {first}, {second}."
-            pairs.append(replace(pair, finding=pair.finding + differ))
-    return Comparison(metric, confidence, replicates, values, tuple(pairs), tuple(refusals))
+    judged, refusals = judged_runs(runs)
+    alike, of_other_data = with_data_of_first(judged)
+    if len(alike) < 2:
+        return Comparison(metric, confidence, refusals=(*refusals, *of_other_data))
+    pairs = list(itertools.combinations(range(len(alike)), 2))
+    named = {run.name: [run] for run in alike}
+    found = _compare(named, pairs, metric, replicates=replicates, seed=seed, confidence=confidence)
+    return replace(found, refusals=(*refusals, *of_other_data))
 
 
 def lines(comparison: Comparison) -> tuple[str, ...]:
     """Return ``comparison`` as plain text: each run's number, findings on the pairs, and refusals."""
-    shown = []
-    if comparison.values:
-        better, width = direction(comparison.metric), max(map(len, comparison.values))
-        interval = f"{comparison.confidence:.0%} interval"
-        shown.append(f"{metric_name(comparison.metric)} with {interval}; {better} is better")
-        for name, value in comparison.values.items():
-            counted = f"{count_text(value.num_rows, 'video')} in {count_text(value.num_groups, 'group')}"
-            shown.append(f"  {name:<{width}}  {interval_text(value.value, value.low, value.high)}  ({counted})")
+    shown, width = [], max(map(len, comparison.values), default=0)
+    for name, value in comparison.values.items():
+        counted = f"{count_text(value.num_rows, 'video')} in {count_text(value.num_groups, 'group')}"
+        shown.append(f"  {name:<{width}}  {interval_text(value.value, value.low, value.high)}  ({counted})")
+    if shown:
+        better = f"{comparison.confidence:.0%} interval; {direction(comparison.metric)} is better"
+        shown.insert(0, f"{metric_name(comparison.metric)} with {better}")
     shown += [pair.finding for pair in comparison.pairs]
     shown += [f"Not compared: {refusal.reason}" for refusal in comparison.refusals]
     if comparison.pairs:
-        shown.append(f"Intervals and p: {comparison.replicates:,} half-samples of the groups, the same for both.")
-        shown.append("This speaks of other videos, not of other trainings: each run was trained once.")
-    elif not comparison.refusals:
-        shown.append("There is no pair of runs to compare: give two or more.")
-    return tuple(shown)
+        shown.append("Intervals and p speak of other videos, not of other trainings: each run was trained once.")
+    return tuple(shown or ["There is no pair of runs to compare: give two or more."])
 
 
 # --- Detectors: runs that differ in their seeds alone, taken together
@@ -407,14 +407,13 @@ MARKS = (
     f"metric), and all its runs are above their controls. {HIGHEST}: the best value, but one of these does not hold: "
     "call it no winner."
 )
-
-
 COSTS = (
     "num_parameters", "num_trained",
     "milliseconds_per_clip",  # one forward pass of one clip on this machine
     "peak_rss_bytes", "peak_device_bytes",  # of the trainings' processes, the largest
     "training_seconds",  # of all folds of the model, mean over runs
 )  # fmt: skip
+MeasureCosts = Callable[[Sequence[RunConfig]], Sequence[Mapping[str, float]]]
 
 
 @dataclass(frozen=True)
@@ -424,21 +423,20 @@ class Detector:
     Attributes:
         name: unique within the comparison.
         runs: ordered by seed.
+        num_above_controls: the number of runs that are above every control.
         intervals: by metric the mean over its runs, with an interval over groups.
         spread: by metric the smallest and the largest value of a run.
         cost: known ones of ``COSTS``.
+        marks: by metric ``BEST`` or ``HIGHEST``, where its value is the best.
     """
 
     name: str
     runs: tuple[JudgedRun, ...]
+    num_above_controls: int
     intervals: Mapping[str, Interval]
     spread: Mapping[str, tuple[float, float]]
     cost: Mapping[str, float]
-
-    @property
-    def is_ensemble(self) -> bool:
-        """Whether several networks judge each video."""
-        return len(self.runs[0].parts) > 1
+    marks: Mapping[str, str]
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -446,27 +444,16 @@ class Detector:
         return tuple(dict.fromkeys(part.model for part in self.runs[0].parts))
 
     @property
-    def trial(self) -> str:
-        """``trial on 20 groups``, or empty."""
-        return trial_text(vars(self.runs[0].config))
-
-    @property
-    def num_above_controls(self) -> int:
-        """The number of its runs that are above every control."""
-        return sum(run.headline.verdict.standing == "above control" for run in self.runs)
-
-    @property
     def is_above_controls(self) -> bool:
         """Whether every one of its runs is above every control."""
         return self.num_above_controls == len(self.runs)
 
-    def spread_text(self, metric: str = MAIN_METRIC) -> str:
+    def spread_text(self) -> str:
         """Return ``0.81 to 0.86 over 3 seeds``, ``one seed`` or ``an ensemble``."""
-        low, high = self.spread[metric]
-        if self.is_ensemble:
-            return "an ensemble"
-        several = f"{number_text(low)} to {number_text(high)} over {len(self.runs)} seeds"
-        return "one seed" if len(self.runs) == 1 else several
+        low, high = self.spread[MAIN_METRIC]
+        if len(self.runs) > 1:
+            return f"{number_text(low)} to {number_text(high)} over {len(self.runs)} seeds"
+        return "an ensemble" if len(self.runs[0].parts) > 1 else "one seed"
 
 
 @dataclass(frozen=True)
@@ -476,7 +463,6 @@ class DetectorComparison:
     Attributes:
         detectors: the reference first.
         differences: of every other detector from the reference, by ``MAIN_METRIC``.
-        best: by metric the name of the detector with the best value, and whether that is shown (``MARKS``).
         left_out: runs that are not compared.
         cautions: sentences on the whole and on single runs.
         confidence: of the intervals.
@@ -485,36 +471,16 @@ class DetectorComparison:
 
     detectors: tuple[Detector, ...]
     differences: tuple[PairComparison, ...]
-    best: Mapping[str, tuple[str, bool]]
     left_out: tuple[Refusal, ...]
     cautions: tuple[str, ...]
     confidence: float
     of_runs: tuple[str, ...] = ()
 
-    def with_costs(self, measure: Callable[[Sequence[RunConfig]], Sequence[Mapping[str, Any]]]) -> "DetectorComparison":
-        """Return the same with the costs that ``measure`` finds for networks, summed over a detector's networks."""
-        detectors = []
-        for detector in self.detectors:
-            measured = measure(detector.runs[0].parts)
-            summed = {name: sum(each[name] for each in measured) for name in set.intersection(*map(set, measured))}
-            detectors.append(replace(detector, cost={**detector.cost, **summed}))
-        return replace(self, detectors=tuple(detectors))
-
-    def mark(self, detector: Detector, metric: str) -> str:
-        """Return ``BEST``, ``HIGHEST`` or nothing. A detector alone is the best of nothing."""
-        name, is_shown = self.best.get(metric, ("", False))
-        if len(self.detectors) < 2 or name != detector.name:
-            return ""
-        return BEST if is_shown else HIGHEST
-
 
 def runs_to_compare(names: Sequence[str], runs_dir: AnyPath) -> list[RunPaths]:
     """Return the runs and ensembles called ``names``; without names all video runs of the newest run's experiment.
 
-    These come oldest first, followed by the experiment's ensembles.
-
-    Raises:
-        UsageError: a name fits no run, or there is none.
+    These come oldest first, followed by the experiment's ensembles. A name that fits no run raises ``UsageError``.
     """
     if names:
         return [find_run_or_ensemble(runs_dir, name) for name in names]
@@ -528,169 +494,126 @@ def compare_detectors(
     *,
     reference: RunPaths | None = None,
     replicates: int = 2000,
-    seed: int = 0,
     confidence: float = 0.95,
-    metrics: Sequence[str] = DETECTOR_METRICS,
-    without_run: Sequence[Sequence[str]] = (),
+    without_run: Sequence[tuple[str, str]] = (),
+    measure_costs: MeasureCosts | None = None,
 ) -> DetectorComparison:
     """Compare the detectors of ``runs`` with that of ``reference``, by default the first that can be compared.
 
-    Differences are those of the means over a detector's runs; their intervals and p-values speak of other videos. The
-    spread over runs speaks of other trainings. ``without_run`` are names of combinations that have no run, each with
-    the reason; they are listed as left out.
+    Intervals and p-values speak of other videos; the spread over runs speaks of other trainings.
+
+    Args:
+        runs: finished runs and ensembles.
+        reference: a run of the detector that the others are compared with.
+        replicates: half-samples of the groups.
+        confidence: of every interval.
+        without_run: names of combinations that have no run, each with the reason; they are listed as left out.
+        measure_costs: returns known ones of ``COSTS`` for each network; a detector's are summed over its networks.
 
     Raises:
         DataError: ``reference`` cannot be compared, or nothing is left to compare.
     """
-    readings = judged_runs([*([reference] if reference else []), *runs], finished=True)
-    first = readings[0] if readings else None
-    if reference and isinstance(first, Refusal):
-        raise DataError(f"the reference cannot be compared. {first.reason}")
-    left_out = [Refusal((name,), why) for name, why in without_run]
-    left_out += [reading for reading in readings if isinstance(reading, Refusal)]
-    usable = _newest_of_each([reading for reading in readings if isinstance(reading, JudgedRun)], left_out)
-    sets, others = alike(usable)
-    chosen = sets[0] if sets else []
-    names_chosen = {run.name for run in chosen}
-    for refusal in others:
-        left_out.append(replace(refusal, runs=tuple(name for name in refusal.runs if name not in names_chosen)))
-    grouped: dict[str, list[JudgedRun]] = {}
+    judged, refusals = judged_runs([*([reference] if reference else []), *runs], finished=True)
+    if reference and (not judged or judged[0].run.root != reference.root):
+        raise DataError(f"the reference cannot be compared. {refusals[0].reason}")
+    left_out = [*(Refusal((name,), why) for name, why in without_run), *refusals]
+    # Counted twice, a training would look certain: of several runs of one training the newest counts.
+    newest: dict[tuple[str, int], JudgedRun] = {}
+    for run in judged:
+        other = newest.setdefault((run.detector, run.config.seed), run)
+        newest[run.detector, run.config.seed] = max(other, run, key=lambda judged: judged.run.run_id)
+    doubles = [run for run in judged if run not in newest.values()]
+    left_out += [Refusal((run.name,), f"{run.name}: a newer run has its parameters and seed.") for run in doubles]
+    chosen, of_other_data = with_data_of_first(list(newest.values()))
+    left_out += of_other_data
+    by_detector: dict[str, list[JudgedRun]] = {}
     for run in chosen:
-        grouped.setdefault(run.detector, []).append(run)
-    if len(grouped) < 2 and (left_out or len(usable) < 2):  # one detector trained several times shows its spread
+        by_detector.setdefault(run.detector, []).append(run)
+    if len(by_detector) < 2 and (left_out or len(chosen) < 2):  # one detector trained several times shows its spread
         reasons = " ".join(refusal.reason for refusal in left_out)
-        what = "there is one detector, and nothing to compare it with." if grouped else "no run can be compared."
+        what = "there is one detector, and nothing to compare it with." if by_detector else "no run can be compared."
         raise DataError(f"{what} {reasons}".strip())
-    of_detectors = [sorted(each, key=lambda run: run.config.seed) for each in grouped.values()]
-    drawn = {metric: _means(of_detectors, metric, replicates, seed) for metric in metrics}
-    intervals = {metric: intervals_of(means, confidence) for metric, (means, _) in drawn.items()}
-    detectors = tuple(
+    together = [sorted(several, key=lambda run: run.config.seed) for several in by_detector.values()]
+    named = dict(zip(names_of([several[0] for several in together]), together, strict=True))
+    above = {
+        name: sum(run.headline.verdict.standing == "above control" for run in several)
+        for name, several in named.items()
+    }
+    limits = {
+        name: f"But only {above[name]} of {count_text(len(several), 'run')} of {name} lie above every control."
+        for name, several in named.items()
+        if above[name] < len(several)
+    }
+    how: dict[str, Any] = {"replicates": replicates, "seed": 0, "confidence": confidence}
+    pairs = list(itertools.combinations(range(len(named)), 2))
+    compared = {metric: _compare(named, pairs, metric, **how) for metric in DETECTOR_METRICS}
+    from_reference = _compare(named, [(0, place) for place in range(1, len(named))], MAIN_METRIC, **how)
+    detectors = [
         Detector(
             name,
-            tuple(together),
-            {metric: each[number] for metric, each in intervals.items()},
-            {metric: (min(values[number]), max(values[number])) for metric, (_, values) in drawn.items()},
-            _training_cost([run.run for run in together]),
+            tuple(several),
+            above[name],
+            {metric: found.values[name] for metric, found in compared.items()},
+            {metric: found.spread[name] for metric, found in compared.items()},
+            _costs(several, measure_costs),
+            {metric: _mark(found, name, limits) for metric, found in compared.items()},
         )
-        for number, (name, together) in enumerate(
-            zip(names_of([r[0] for r in of_detectors]), of_detectors, strict=True)
-        )
-    )
-    names, trials = [each.name for each in detectors], [each.trial for each in detectors]
-    from_reference = [(0, number) for number in range(1, len(detectors))]
-    differences = compared_pairs(names, drawn[metrics[0]][0], from_reference, metrics[0], confidence, trials)
-    cautions = _cautions(detectors)
-    if isinstance(first, Refusal):
-        cautions.insert(0, f"{first.runs[0]}, the first run, is left out: the reference is {names[0]}.")
+        for name, several in named.items()
+    ]
     return DetectorComparison(
-        detectors,
-        tuple(_with_controls(pair, detectors) for pair in differences),
-        {metric: _best(detectors, metric, means, confidence) for metric, (means, _) in drawn.items()},
+        tuple(detectors),
+        _limited(from_reference.pairs, limits),
         tuple(left_out),
-        tuple(dict.fromkeys(cautions)),
+        tuple(_cautions(chosen)),
         confidence,
         tuple(dict.fromkeys(caution for run in chosen for caution in run_cautions(run.run))),
     )
 
 
-def _newest_of_each(runs: Sequence[JudgedRun], left_out: list[Refusal]) -> list[JudgedRun]:
-    """Return the newest of several runs of one training; counted twice, a training would look certain."""
-    newest: dict[tuple[str, int], JudgedRun] = {}
-    for run in runs:
-        other = newest.setdefault((run.detector, run.config.seed), run)
-        if other is not run:
-            older, newer = sorted((other, run), key=lambda each: each.run.run_id)
-            newest[run.detector, run.config.seed] = newer
-            why = f"{older.name}: {newer.name} has the same training parameters and seed and is newer."
-            left_out.append(Refusal((older.name,), why))
-    return list(newest.values())
-
-
 def names_of(runs: Sequence[JudgedRun]) -> list[str]:
     """Return a name for each run's detector: its model and the parameters that differ among them, or the ensemble's."""
-    singles = [run for run in runs if not ensemble_text(run.run)]
-    values = {run.name: run.config.values_of(lambda declared: declared.hashed) for run in singles}
+    singles = {run.name: run.config for run in runs if not ensemble_text(run.run)}
+    values = {name: config.values_of(lambda declared: declared.hashed) for name, config in singles.items()}
     fields = [name for name in DECLARED if name not in {"seed", "folds_seed", "model"}]
-    differing = [name for name in fields if len({str(each.get(name)) for each in values.values()}) > 1]
+    differing = [name for name in fields if len({str(known.get(name)) for known in values.values()}) > 1]
     names = []
     for run in runs:
-        marks = [
-            f"{name} {clean_text(values[run.name].get(name)) or 'default'}" for name in differing if run in singles
-        ]
+        known = values.get(run.name, {})
+        marks = [f"{name} {clean_text(known.get(name)) or 'default'}" for name in differing]
         names.append(ensemble_text(run.run) or ", ".join([clean_text(run.config.model), *marks]))
     return [name if names.count(name) == 1 else f"{name} of {run.name}" for name, run in zip(names, runs, strict=True)]
 
 
-def _means(
-    detectors: Sequence[Sequence[JudgedRun]], metric: str, replicates: int, seed: int
-) -> tuple[ReplicateValues, list[list[float]]]:
-    """Return the mean over each detector's runs on the same draws, and the values of the runs one by one."""
-    drawn = replicates_of([run for runs in detectors for run in runs], metric, replicates=replicates, seed=seed)
-    ends = np.cumsum([len(runs) for runs in detectors])
-    parts = [np.arange(end - len(runs), end) for end, runs in zip(ends, detectors, strict=True)]
-    means = replace(
-        drawn,
-        values=np.array([drawn.values[part].mean() for part in parts]),
-        replicates=np.array([drawn.replicates[part].mean(0) for part in parts]),
-        bounds=drawn.bounds[: len(parts)],
-        is_distance=drawn.is_distance[: len(parts)],
-    )
-    return means, [drawn.values[part].tolist() for part in parts]
-
-
-def _training_cost(runs: Sequence[RunPaths]) -> dict[str, float]:
-    seconds = training_summary(runs).frame.filter(trained="model")["seconds"].sum() / len(runs)
+def _costs(judged: Sequence[JudgedRun], measure: MeasureCosts | None) -> dict[str, float]:
+    runs, measured = [run.run for run in judged], measure(judged[0].parts) if measure else [{}]
     peaks = memory_peaks(runs).frame.filter(stage=FOLD_TRAINING)
-    highest = {name: peaks[name].max() for name in ("peak_rss_bytes", "peak_device_bytes")}
-    return {name: value for name, value in {**highest, "training_seconds": seconds}.items() if value}  # type: ignore[misc]
+    costs = {name: peaks[name].max() for name in ("peak_rss_bytes", "peak_device_bytes")}
+    costs["training_seconds"] = training_summary(runs).frame.filter(trained="model")["seconds"].sum() / len(runs)
+    costs |= {name: sum(network[name] for network in measured) for name in set.intersection(*map(set, measured))}
+    return {name: value for name, value in costs.items() if value}  # type: ignore[misc]
 
 
-def _with_controls(pair: PairComparison, detectors: Sequence[Detector]) -> PairComparison:
-    """Limit a difference in favour of a detector that is not above its controls."""
-    name = pair.second if pair.difference.value > 0 else pair.first
-    better = next(each for each in detectors if each.name == name)
-    if not pair.is_shown or better.is_above_controls:
-        return pair
-    number, runs = better.num_above_controls, count_text(len(better.runs), "run")
-    limit = f"only {number} of {runs} of {name} {'is' if number == 1 else 'are'} above every control."
-    return replace(pair, finding=f"{pair.finding} But {limit}")
+def _cautions(runs: Sequence[JudgedRun]) -> Iterator[str]:
+    """Yield each caution once, with the names of its runs unless all have it."""
+    for caution in dict.fromkeys(caution for run in runs for caution in run.headline.cautions):
+        having = [run.name for run in runs if caution in run.headline.cautions]
+        yield caution if len(having) == len(runs) else f"{', '.join(having)}: {caution}"
 
 
-def _cautions(detectors: Sequence[Detector]) -> list[str]:
-    """Return the cautions of all runs first, then those of single runs."""
-    runs = [(each, run) for each in detectors for run in each.runs]
-    shared = [
-        caution for caution in runs[0][1].headline.cautions
-        if all(caution in run.headline.cautions for _, run in runs)
-    ]  # fmt: skip
-    own = [
-        f"{each.name}{'' if each.is_ensemble else f', seed {run.config.seed}'}: {caution}"
-        for each, run in runs
-        for caution in run.headline.cautions
-        if caution not in shared
-    ]
-    return shared + own
+def _mark(compared: Comparison, name: str, limits: Mapping[str, str]) -> str:
+    """Return ``BEST`` or ``HIGHEST`` if ``name`` has the best value of several, else nothing.
 
-
-def _best(detectors: Sequence[Detector], metric: str, drawn: ReplicateValues, confidence: float) -> tuple[str, bool]:
-    """Return the detector with the best value, and whether it is above its controls and shown to beat each other.
-
-    It was chosen for its value, so the p-values are corrected for all pairs.
+    It was chosen for its value, so the p-values are corrected for all pairs. A name with a limit is no ``BEST``.
     """
-    sign = 1.0 if direction(metric) == "higher" else -1.0
-    values = [sign * each.intervals[metric].value for each in detectors]
-    if not any(map(math.isfinite, values)):
-        return "", False
-    best, names = int(np.nanargmax(values)), [each.name for each in detectors]
-    pairs = list(itertools.combinations(range(len(detectors)), 2))
-    compared = zip(pairs, compared_pairs(names, drawn, pairs, metric, confidence), strict=True)
-    is_shown = all(pair.is_shown for numbers, pair in compared if best in numbers)
-    return names[best], is_shown and detectors[best].is_above_controls
+    sign = 1 if direction(compared.metric) == "higher" else -1
+    values = [sign * interval.value for interval in compared.values.values() if math.isfinite(interval.value)]
+    if len(values) < 2 or sign * compared.values[name].value != max(values):
+        return ""
+    own = [pair.is_shown for pair in compared.pairs if name in (pair.first, pair.second)]
+    return BEST if all(own) and name not in limits else HIGHEST
 
 
 # --- Ensembles: runs that can be one detector together, and whether that is better than the best of them
-
-ENSEMBLE = "the ensemble"
 
 
 @dataclass(frozen=True)
@@ -711,11 +634,6 @@ class Members:
         """Yield each run with the number of its detector."""
         return zip(self.runs, self.detectors, strict=True)
 
-    def config(self, replicates: int, confidence: float) -> RunConfig:
-        """Return the first run's configuration with these settings of intervals."""
-        changed = {"bootstrap_replicates": replicates, "confidence": confidence}
-        return self.runs[0].config.model_copy(update=changed)
-
 
 def read_members(runs: Sequence[RunPaths]) -> Members:
     """Read ``runs`` and check that they can be one ensemble.
@@ -726,37 +644,27 @@ def read_members(runs: Sequence[RunPaths]) -> Members:
     """
     if inner := next((run for run in runs if is_ensemble(run.root)), None):
         raise UsageError(f"{inner.run_id} is an ensemble itself. Name its runs.")
-    readings = judged_runs(runs, finished=True)
-    if len(readings) < 2:
-        raise UsageError(f"got {count_text(len(readings), 'run')}, and an ensemble is of two or more.")
-    if refused := [each.reason for each in readings if isinstance(each, Refusal)]:
-        raise DataError(f"no ensemble is made: {' '.join(refused)}")
-    members = [each for each in readings if isinstance(each, JudgedRun)]
-    places: dict[str, int] = {}
-    detectors = tuple(places.setdefault(each.detector, len(places)) for each in members)
-    seen: dict[tuple[int, int], str] = {}
-    for each, place in zip(members, detectors, strict=True):
-        if why := _no_fit(members[0], each):
-            raise DataError(f"no ensemble is made of {members[0].name} and {each.name}: {why}")
-        before = seen.setdefault((place, each.config.seed), each.name)
-        if before != each.name:
-            same = f"{before} and {each.name} have the same training parameters and seed"
-            raise UsageError(f"{same}: counted twice, one training would have two votes. Name one of them.")
-    firsts = [members[detectors.index(place)] for place in range(len(places))]
-    return Members(tuple(members), detectors, tuple(names_of(firsts)))
-
-
-def _no_fit(first: JudgedRun, other: JudgedRun) -> str:
-    """Return the first difference in what two runs were trained and judged on; empty where there is none."""
-    if not first.data.equals(other.data):
-        return f"they were not judged on the same videos and folds: {_difference_of_data(first, other)}."
-    protocols = [protocol_name(run_parameters(each.run)) for each in (first, other)]
-    if protocols[0] != protocols[1]:
-        return f"their protocols differ, {' and '.join(protocols)}, so they were not trained on the same videos."
-    points = [each.config.operating_point for each in (first, other)]
-    if points[0] != points[1]:
-        return f"their thresholds are of other operating points, {' and '.join(points)}. Fork one to the other's."
-    return ""
+    members, refusals = judged_runs(runs, finished=True)
+    refusals += with_data_of_first(members)[1]
+    if refusals:
+        raise DataError(f"no ensemble is made: {' '.join(refusal.reason for refusal in refusals)}")
+    if len(members) < 2:
+        raise UsageError(f"got {count_text(len(members), 'run')}, and an ensemble is of two or more.")
+    for name, values in (
+        ("protocols", [protocol_name(run_parameters(run.run)) for run in members]),
+        ("operating points", [run.config.operating_point for run in members]),
+    ):
+        if len(set(values)) > 1:
+            named = ", ".join(f"{run.name} {value}" for run, value in zip(members, values, strict=True))
+            raise DataError(f"no ensemble is made of runs whose {name} differ: {named}.")
+    trainings = [(run.detector, run.config.seed) for run in members]
+    if twice := [run.name for run, known in zip(members, trainings, strict=True) if trainings.count(known) > 1]:
+        same = f"{' and '.join(twice)} have the same training parameters and seed"
+        raise UsageError(f"{same}: counted twice, one training would have two votes. Name one of them.")
+    firsts = {run.detector: run for run in members[::-1]}
+    distinct = list(dict.fromkeys(run.detector for run in members))
+    detectors = tuple(distinct.index(run.detector) for run in members)
+    return Members(tuple(members), detectors, tuple(names_of([firsts[detector] for detector in distinct])))
 
 
 def against_members(
@@ -764,41 +672,30 @@ def against_members(
     members: Members,
     headline: ReportHeadline,
     *,
-    metric: str = MAIN_METRIC,
     replicates: int = 2000,
     seed: int = 0,
     confidence: float = 0.95,
 ) -> Comparison:
     """Compare the ensemble in ``folder`` with each member, the best first, on the same draws.
 
-    The best member is chosen on these very videos, which favours it. An ensemble that is not above its own controls
-    claims nothing.
+    Choosing the best member on these videos favours it. An ensemble that is not above its controls claims nothing.
 
     Raises:
         DataError: the folder's tables are missing or damaged.
     """
-    judged = read_judged_run(folder, ENSEMBLE)
-    if isinstance(judged, Refusal):
-        raise DataError(judged.reason)
-    runs = [judged, *members.runs]
-    names, trials = [run.name for run in runs], [trial_text(run_parameters(run.run)) for run in runs]
-    drawn = replicates_of(runs, metric, replicates=replicates, seed=seed)
-    intervals = intervals_of(drawn, confidence)
-    order = sorted(range(1, len(runs)), key=lambda number: -intervals[number].value)
-    pairs = compared_pairs(names, drawn, [(number, 0) for number in order], metric, confidence, trials)
-    if headline.verdict.standing != "above control":
-        limit = f"That claims nothing of fakes: {headline.verdict.sentence}"
-        pairs = tuple(
-            replace(pair, is_shown=False, finding=f"{pair.finding} {limit}") if pair.is_shown else pair
-            for pair in pairs
-        )
-    return Comparison(metric, confidence, replicates, {names[each]: intervals[each] for each in (0, *order)}, pairs)
+    runs = [JudgedRun(ENSEMBLE, folder, _predictions(folder)), *members.runs]
+    values = replicates_of(runs, MAIN_METRIC, replicates=1, seed=seed).values
+    order = [0, *sorted(range(1, len(runs)), key=lambda place: -values[place])]
+    named, pairs = {runs[place].name: [runs[place]] for place in order}, [(place, 0) for place in range(1, len(runs))]
+    found = _compare(named, pairs, MAIN_METRIC, replicates=replicates, seed=seed, confidence=confidence)
+    limit = f"That claims nothing of fakes: {headline.verdict.sentence}"
+    limits = {} if headline.verdict.standing == "above control" else {ENSEMBLE: limit}
+    return replace(found, pairs=_limited(found.pairs, limits))
 
 
 def answer(comparison: Comparison, headline: ReportHeadline) -> list[str]:
-    """Return sentences: the ensemble's number, whether it beats its best member, and where it stands."""
-    best, value = comparison.pairs[0], comparison.values[ENSEMBLE]
-    member = comparison.values[best.first]
-    number = interval_text(value.value, value.low, value.high)
-    own = interval_text(member.value, member.low, member.high)
+    """Return sentences: the ensemble's number, whether it beats its best member, and its verdict."""
+    best = comparison.pairs[0]
+    values = (comparison.values[name] for name in (ENSEMBLE, best.first))
+    number, own = (interval_text(interval.value, interval.low, interval.high) for interval in values)
     return [f"ROC AUC {number}; its best member, {best.first}, has {own}.", best.finding, *headline.sentences]

@@ -1,29 +1,189 @@
 """Questions to any number of runs, answered as polars frames.
 
-Each query reads what the runs have recorded, also while they run. Its notes name what could not be read. ``run_id`` is
-the name from ``naming.run_names``.
+Each query reads what the runs have recorded, also while they run and after a crash. Its notes name what could not be
+read. ``run_id`` is the name from ``naming.run_names``. DuckDB sees the frames that it is given, and no file, network or
+extension.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pandera.polars as pa
 import polars as pl
 
-from fvc_lib.analysis.read.logs import METRIC_LINES, curves, read_events, read_log_lines, read_samples
 from fvc_lib.analysis.read.naming import run_names
-from fvc_lib.analysis.read.records import Answer, LogFile, log_files, read_tables
-from fvc_lib.analysis.read.sql import MAX_ROWS, ask, ask_user_query
+from fvc_lib.analysis.read.records import Answer, read_tables
+from fvc_lib.analysis.wording import count_text
 from fvc_lib.services import tables
-from fvc_lib.services.atomic_files import as_mapping, path_to_text, read_json_object
+from fvc_lib.services.atomic_files import as_mapping, message_text, path_to_text, read_json_object
 from fvc_lib.services.config import NOT_HASHED
 from fvc_lib.services.errors import FvcError, UsageError
 from fvc_lib.services.parameters import read_params_file
 from fvc_lib.services.records.digests import damage_of
 from fvc_lib.services.run_paths import CHECKPOINT_FOLDERS, RunPaths
 from fvc_lib.services.tasks import CONTROL_TRAININGS, FOLD_TRAINING
+
+# --- SQL over frames
+
+MAX_ROWS = 100_000  # of a user's query
+_CLOSED: dict[str, str | bool | int | float | list[str]] = {
+    "enable_external_access": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "python_enable_replacements": "false",
+    "temp_directory": "",
+}
+_LIMITS: dict[str, str | bool | int | float | list[str]] = {"memory_limit": "2GB", "max_execution_time": 60_000}  # ms
+
+
+def ask(
+    query: str,
+    frames: Mapping[str, pl.DataFrame],
+    parameters: Mapping[str, object] | None = None,
+    *,
+    limits: Mapping[str, str | bool | int | float | list[str]] | None = None,
+) -> pl.DataFrame:
+    """Return the first ``MAX_ROWS`` + 1 rows of a query over ``frames``; all of them without ``limits``.
+
+    The query can read or write nothing else.
+
+    Raises:
+        ValueError: the query returns no rows, or a column has a type that polars lacks.
+        duckdb.Error: the query is wrong or exceeded a limit.
+    """
+    with duckdb.connect(":memory:", config={**_CLOSED, **(limits or {})}) as connection:
+        # ``enable_external_access`` leaves names such as ":memory:.wal" open. Opening a connection needs the file
+        # system, so it is disabled only now.
+        connection.execute("SET disabled_filesystems = 'LocalFileSystem'")
+        connection.execute("SET lock_configuration = true")
+        for name, frame in frames.items():
+            connection.register(name, frame.to_arrow())
+        relation = connection.sql(query, params=dict(parameters or {}))
+        if relation is None:
+            raise ValueError(f"query: got {query!r}, which returns no rows; wanted a SELECT.")
+        try:
+            rows: pl.DataFrame = (relation.limit(MAX_ROWS + 1) if limits else relation).pl()
+        except pl.exceptions.PolarsError as error:
+            raise ValueError(f"query: a column cannot be shown, cast it to VARCHAR: {error}") from error
+    return rows
+
+
+@dataclass(frozen=True)
+class SqlExample:
+    """A question in words and the SQL that answers it over ``SQL_TABLES``."""
+
+    name: str
+    question: str
+    sql: str
+
+
+# Each query in the file follows a comment "-- Name: question".
+SQL_EXAMPLES = tuple(
+    SqlExample(name, question, sql.strip())
+    for name, question, sql in re.findall(
+        r"^-- (.+?): (.+)\n((?:(?!-- ).*\n)+)",
+        Path(__file__).with_name("examples.sql").read_text("utf-8"),
+        re.MULTILINE,
+    )
+)
+
+# --- Logs
+
+
+@dataclass(frozen=True)
+class LineFormat:
+    """The columns of a log with their DuckDB types, and the SQL condition of a good line."""
+
+    columns: Mapping[str, str]
+    good: str
+
+
+_METRIC_LINES = LineFormat(
+    {
+        "ts": "DOUBLE", "step": "BIGINT", "epoch": "BIGINT", "phase": "VARCHAR", "metric": "VARCHAR",
+        "value": "DOUBLE", "flag": "VARCHAR", "fold": "BIGINT", "attempt": "BIGINT",
+    },
+    good="step IS NOT NULL AND phase IS NOT NULL AND metric IS NOT NULL AND (isfinite(value) OR flag IS NOT NULL)",
+)  # fmt: skip
+
+_MEMORY_LINES = LineFormat(
+    {
+        "timestamp": "DOUBLE", "elapsed_seconds": "DOUBLE", "phase": "VARCHAR", "epoch": "BIGINT",
+        "batch_idx": "BIGINT", "global_step": "BIGINT", "allocated_mb": "DOUBLE", "reserved_mb": "DOUBLE",
+        "max_allocated_mb": "DOUBLE", "total_memory_mb": "DOUBLE", "usage_percent": "DOUBLE", "free_mb": "DOUBLE",
+        "device": "VARCHAR", "rank": "BIGINT", "rss_mb": "DOUBLE",
+    },
+    good="timestamp IS NOT NULL AND elapsed_seconds IS NOT NULL AND (rss_mb IS NOT NULL OR allocated_mb IS NOT NULL)",
+)  # fmt: skip
+
+_EVENT_LINES = LineFormat(
+    {
+        "timestamp": "DOUBLE", "elapsed_seconds": "DOUBLE", "phase": "VARCHAR", "epoch": "BIGINT",
+        "batch_idx": "BIGINT", "global_step": "BIGINT", "kind": "VARCHAR", "message": "VARCHAR", "details": "JSON",
+    },
+    good="kind IS NOT NULL AND timestamp IS NOT NULL AND elapsed_seconds IS NOT NULL",
+)  # fmt: skip
+
+# Columns from the details of memory events.
+_EVENT_DETAILS = {
+    "where": ("VARCHAR", "happened_in"), "context_file": ("VARCHAR", "context_file"), "device": ("VARCHAR", "device"),
+    **{name: ("DOUBLE", name) for name in (
+        "asked_mb", "used_mb", "budget_mb", "predicted_peak_mb", "measured_step_mb", "baseline_mb", "usage_percent",
+    )},
+    **{name: ("BIGINT", name) for name in (
+        "micro_batch", "micro_batch_before", "micro_batch_next", "micro_batch_planned", "to_step", "lost_steps",
+    )},
+}  # fmt: skip
+
+
+def _read_log_lines(runs: Sequence[RunPaths], folder: str, line_format: LineFormat) -> Answer:
+    """Return the good lines of the JSONL files in ``folder`` of ``runs``, in file and line order.
+
+    A good line is one JSON object that satisfies ``line_format``. Torn, NUL-filled and glued lines are left out and
+    counted in the notes. Columns: ``file_number name run_id stage file_fold line`` and those of the format; ``line``
+    counts from 1. Stage and fold come from file names, since folders get copied.
+    """
+    rows: list[tuple[int, str, str, list[str]]] = []
+    notes = []
+    for run, run_id in zip(runs, _names(runs), strict=True):
+        for path in sorted((run.root / folder).glob("*.jsonl")):
+            text = ""
+            try:
+                if damage := damage_of(path):
+                    notes.append(f"{message_text(damage)} Its good lines are shown and may be wrong.")
+                text = path.read_bytes().decode("utf-8", "replace")
+            except OSError as error:
+                notes.append(f"{path_to_text(path)} could not be read: {error.strerror}.")
+            rows.append((len(rows), path_to_text(path.stem), run_id, text.split("\n")))
+    columns: list[tuple[str, Any]] = [("file_number", pl.Int64), ("name", pl.String), ("run_id", pl.String)]
+    columns.append(("text", pl.List(pl.String)))
+    files = pl.DataFrame(rows, schema=columns, orient="row").with_columns(
+        stage=pl.col("name").str.replace(r"_fold_\d+$", ""),
+        file_fold=pl.col("name").str.extract(r"_fold_(\d+)$").cast(pl.Int64),
+        line=pl.int_ranges(1, pl.col("text").list.len() + 1),
+    )
+    # DuckDB parses a table of lines, so that the names of files never reach SQL.
+    query = f"""
+        SELECT file_number, name, run_id, stage, file_fold, line,
+               {", ".join(f"fields.{name} AS {name}" for name in line_format.columns)},
+               coalesce({line_format.good}, false) AS good
+        FROM (SELECT *, TRY(from_json(text, '{json.dumps(dict(line_format.columns))}')) AS fields FROM lines)
+        WHERE good OR NOT regexp_full_match(text, '\\s*')
+    """
+    parsed = ask(query, {"lines": files.explode("text", "line")})
+    bad = parsed.filter(~pl.col("good")).group_by("run_id", "name", maintain_order=True).agg("line")
+    for run_id, name, lines in bad.rows():
+        first = ", ".join(map(str, lines[:3]))
+        notes.append(
+            f"{count_text(len(lines), 'line')} of {run_id}/{name}.jsonl could not be read, the first: {first}."
+        )
+    return Answer(parsed.filter("good").drop("good"), tuple(notes))
 
 
 def learning_curves(
@@ -35,104 +195,78 @@ def learning_curves(
     ``value`` is null where ``flag`` is nan, inf or -inf. A step that was logged again after a resume appears once, with
     the last attempt's last line.
     """
-    lines = read_log_lines(_logs(runs, "metrics"), METRIC_LINES)
+    lines = _read_log_lines(runs, "metrics", _METRIC_LINES)
+    curve = ["run_id", "stage", "fold", "phase", "metric", "step", "file_number"]
+    texts = dict.fromkeys(("run_id", "stage", "phase", "metric"), pl.String)
+    frame = lines.frame.with_columns(
+        pl.coalesce("fold", "file_fold").alias("fold"),
+        pl.when(pl.col("value").is_finite()).then("value").alias("value"),
+        pl.col("attempt").fill_null(1),
+        # Sorting a million texts takes three times as long as sorting their numbers.
+        *(pl.col(name).cast(pl.Enum(lines.frame[name].unique().sort())) for name in texts),
+    ).sort(*curve, "attempt", "line", nulls_last=True)
+    is_last = pl.any_horizontal(pl.col(name).ne_missing(pl.col(name).shift(-1)) for name in curve)
+    columns = ["run_id", "stage", "fold", "phase", "metric", "step", "epoch", "value", "flag", "attempt", "ts"]
+    rows = frame.filter(is_last | (pl.int_range(pl.len()) == pl.len() - 1)).select(columns).cast(texts)  # type: ignore[arg-type]
     wanted = {"metric": metrics, "phase": phases, "fold": folds}
     chosen = [pl.col(column).is_in(list(values)) for column, values in wanted.items() if values]
-    frame = curves(lines.frame)
-    return Answer(frame.filter(*chosen) if chosen else frame, lines.notes)
-
-
-_PYTHON_TYPES: Mapping[pl.DataType, Any] = {pl.String(): str, pl.Int64(): int, pl.Float64(): float | int}
-_TRAININGS = pl.Schema(
-    {
-        "run_id": pl.String(), "stage": pl.String(), "fold": pl.Int64(), "trained": pl.String(), "model": pl.String(),
-        "device": pl.String(), "epochs": pl.Int64(), "best_epoch": pl.Int64(), "threshold": pl.Float64(),
-        "temperature": pl.Float64(), "steps": pl.Int64(), "nonfinite_steps": pl.Int64(), "micro_batch": pl.Int64(),
-        "seconds": pl.Float64(), "num_train_samples": pl.Int64(), "num_validation_samples": pl.Int64(),
-        "num_test_samples": pl.Int64(), "peak_rss_bytes": pl.Int64(), "peak_device_bytes": pl.Int64(),
-    }
-)  # fmt: skip
-
-
-def training_summary(runs: Sequence[RunPaths]) -> Answer:
-    """Return one row per finished training, the controls' trainings included: the columns of ``_TRAININGS``.
-
-    ``trained`` is ``model`` or the name of a control. Samples are videos, images, or pairs of a video and a text.
-    Values that are missing or of another type are null.
-    """
-    rows, notes = [], []
-    stages = {folder: stage for stage, folder in CHECKPOINT_FOLDERS.items()}
-    for run, run_id in zip(runs, _names(runs), strict=True):
-        outcomes = (run.root / "checkpoints").glob("*/outcome.json")
-        for path in sorted(outcomes, key=lambda path: path.parent.name.removeprefix("fold_").zfill(9)):
-            if damage := damage_of(path):
-                notes.append(damage)
-                continue
-            outcome = read_json_object(path)
-            trainings = {"model": outcome.get("training"), **{name: outcome.get(name) for name in CONTROL_TRAININGS}}
-            if not isinstance(trainings["model"], dict):
-                notes.append(f"{path_to_text(path)} holds no finished training.")
-                continue
-            name = path_to_text(path.parent.name)
-            fold = name.removeprefix("fold_")
-            place = (
-                {"stage": FOLD_TRAINING, "fold": int(fold)} if fold.isdecimal() else {"stage": stages.get(name, name)}
-            )
-            for trained, record in trainings.items():
-                if isinstance(record, dict):
-                    known = {**outcome, **record, **place, "run_id": run_id, "trained": trained}
-                    for part in ("train", "validation", "test"):
-                        known[f"num_{part}_samples"] = known.get(f"num_{part}_videos", known.get(f"num_{part}"))
-                    known["epochs"] = len(known["history"]) if isinstance(known.get("history"), list) else None
-                    values = ((name, known.get(name), _PYTHON_TYPES[kind]) for name, kind in _TRAININGS.items())
-                    rows.append({name: value if isinstance(value, kind) else None for name, value, kind in values})
-    return Answer(pl.DataFrame(rows, schema=_TRAININGS), tuple(notes))
-
-
-_PARAMETERS = {"parameter": pl.String, "run_id": pl.String, "value": pl.String, "changes_numbers": pl.Boolean}
-
-
-def read_parameters(runs: Sequence[RunPaths]) -> Answer:
-    """Return every parameter of every run, in the order of ``params.yaml``: ``parameter run_id value changes_numbers``.
-
-    ``value`` is null for a run that lacks the parameter. ``changes_numbers`` is false for parameters that only say
-    where and how to work, such as folders.
-    """
-    notes, values = [], {}
-    for run, run_id in zip(runs, _names(runs), strict=True):
-        try:
-            values[run_id] = read_params_file(run.params_yaml) if run.params_yaml.is_file() else None
-        except (FvcError, OSError) as error:
-            notes.append(f"{path_to_text(run.params_yaml)} was left out: {error}")
-    known = {run_id: as_mapping(each) for run_id, each in values.items() if each is not None}
-    names = dict.fromkeys(name for each in known.values() for name in each)
-    rows = [
-        (name, run_id, _value_text(each[name]) if name in each else None, name not in NOT_HASHED)
-        for name in names
-        for run_id, each in known.items()
-    ]
-    return Answer(pl.DataFrame(rows, schema=_PARAMETERS, orient="row"), tuple(notes))
-
-
-def _value_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
-    """Return the rows of ``read_parameters`` whose values are not the same in all ``runs``."""
-    parameters = read_parameters(runs)
-    differing = pl.col("value").n_unique().over("parameter") > 1
-    return Answer(parameters.frame.filter(differing), parameters.notes)
+    return Answer(rows.filter(*chosen) if chosen else rows, lines.notes)
 
 
 def memory_samples(runs: Sequence[RunPaths]) -> Answer:
-    """Return the memory samples of ``runs``, with the columns of ``logs.read_samples``."""
-    return read_samples(_logs(runs, "memory"))
+    """Return the memory samples of ``runs`` in file and line order.
+
+    Columns: ``run_id stage fold attempt seconds line`` and those of the log. ``attempt`` counts the starts of a stage
+    from 1: its monotonic clock restarts at zero. ``seconds`` is the time at work in all attempts; pauses between them
+    do not count.
+    """
+    lines = _read_log_lines(runs, "memory", _MEMORY_LINES)
+    query = f"""
+        WITH steps AS (
+            SELECT *, lag(elapsed_seconds) OVER (PARTITION BY file_number ORDER BY line) AS before FROM lines
+        ), moved AS (
+            SELECT *, before IS NULL OR elapsed_seconds < before AS starts,
+                   elapsed_seconds - CASE WHEN elapsed_seconds >= before THEN before ELSE 0 END AS moved
+            FROM steps
+        )
+        SELECT run_id, stage, file_fold AS fold, count(*) FILTER (starts) OVER so_far AS attempt,
+               sum(moved) OVER so_far AS seconds, line, {", ".join(_MEMORY_LINES.columns)}
+        FROM moved WINDOW so_far AS (PARTITION BY file_number ORDER BY line)
+        ORDER BY run_id, stage, fold, file_number, line
+    """
+    return Answer(ask(query, {"lines": lines.frame}), lines.notes)
 
 
 def memory_events(runs: Sequence[RunPaths]) -> Answer:
-    """Return the memory events of ``runs``, with the columns of ``logs.read_events``."""
-    return read_events(_logs(runs, "memory/events"), memory_samples(runs).frame)
+    """Return the memory events of ``runs`` on the clock of ``memory_samples``.
+
+    An event belongs to the attempt whose clock started at the same time. Columns: ``run_id stage fold attempt seconds
+    line phase epoch batch_idx global_step kind message details`` and those of ``_EVENT_DETAILS``; ``details`` is JSON
+    text.
+    """
+    lines = _read_log_lines(runs, "memory/events", _EVENT_LINES)
+    fields = [f"try_cast(details->>'$.{name}' AS {kind}) AS {to}" for name, (kind, to) in _EVENT_DETAILS.items()]
+    query = f"""
+        WITH clocks AS (
+            SELECT run_id, stage, fold, attempt, min(timestamp - elapsed_seconds) AS began_at,
+                   min(seconds - elapsed_seconds) AS seconds_before
+            FROM samples GROUP BY ALL
+        ), matched AS (
+            SELECT lines.*, clocks.attempt, seconds_before
+            FROM lines LEFT JOIN clocks ON lines.run_id = clocks.run_id AND lines.stage = clocks.stage
+                                       AND lines.file_fold IS NOT DISTINCT FROM clocks.fold
+            QUALIFY row_number() OVER (
+                PARTITION BY file_number, line
+                ORDER BY abs(timestamp - elapsed_seconds - began_at) NULLS LAST, clocks.attempt DESC
+            ) = 1
+        )
+        SELECT run_id, stage, file_fold AS fold, coalesce(attempt, 1) AS attempt,
+               elapsed_seconds + coalesce(seconds_before, 0) AS seconds,
+               line, phase, epoch, batch_idx, global_step, kind, coalesce(message, '') AS message,
+               CAST(details AS VARCHAR) AS details, {", ".join(fields)}
+        FROM matched ORDER BY run_id, stage, fold, file_number, line
+    """
+    return Answer(ask(query, {"lines": lines.frame, "samples": memory_samples(runs).frame}), lines.notes)
 
 
 def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
@@ -153,37 +287,113 @@ def memory_peaks(runs: Sequence[RunPaths]) -> Answer:
     return Answer(peaks, samples.notes)
 
 
-def results(runs: Sequence[RunPaths]) -> Answer:
-    """Return the results of ``runs``: ``tables.RESULTS`` with ``run_id`` in front."""
-    return _stored("results")(runs)
+# --- Records
+
+_TRAININGS = {
+    "run_id": pl.String, "stage": pl.String, "fold": pl.Int64, "trained": pl.String, "model": pl.String,
+    "device": pl.String, "epochs": pl.Int64, "best_epoch": pl.Int64, "threshold": pl.Float64,
+    "temperature": pl.Float64, "steps": pl.Int64, "nonfinite_steps": pl.Int64, "micro_batch": pl.Int64,
+    "seconds": pl.Float64, "num_train_samples": pl.Int64, "num_validation_samples": pl.Int64,
+    "num_test_samples": pl.Int64, "peak_rss_bytes": pl.Int64, "peak_device_bytes": pl.Int64,
+}  # fmt: skip
 
 
-def task_results(runs: Sequence[RunPaths]) -> Answer:
-    """Return the results of runs without folds: ``tables.TASK_RESULTS`` with ``run_id`` in front."""
-    return _stored("task_results")(runs)
+def training_summary(runs: Sequence[RunPaths]) -> Answer:
+    """Return one row per finished training, the controls' trainings included: the columns of ``_TRAININGS``.
+
+    ``trained`` is ``model`` or the name of a control. Samples are videos, images, or pairs of a video and a text.
+    Values that are missing or of another type are null.
+    """
+    rows, notes = [], []
+    stages = {folder: stage for stage, folder in CHECKPOINT_FOLDERS.items()}
+    for run, run_id in zip(runs, _names(runs), strict=True):
+        outcomes = (run.root / "checkpoints").glob("*/outcome.json")
+        for path in sorted(outcomes, key=lambda path: path.parent.name.removeprefix("fold_").zfill(9)):
+            outcome = read_json_object(path)
+            if (damage := damage_of(path)) or not isinstance(outcome.get("training"), dict):
+                notes.append(damage or f"{path_to_text(path)} holds no finished training.")
+                continue
+            name = path_to_text(path.parent.name)
+            fold = int(name.removeprefix("fold_")) if name.removeprefix("fold_").isdecimal() else None
+            place = {"run_id": run_id, "stage": stages.get(name, name) if fold is None else FOLD_TRAINING, "fold": fold}
+            samples = {
+                f"num_{part}_samples": outcome.get(f"num_{part}_videos", outcome.get(f"num_{part}"))
+                for part in ("train", "validation", "test")
+            }
+            for trained, record in {"model": "training", **{name: name for name in CONTROL_TRAININGS}}.items():
+                if training := as_mapping(outcome.get(record)):
+                    epochs = len(training["history"]) if isinstance(training.get("history"), list) else None
+                    rows.append({**outcome, **samples, **training, **place, "trained": trained, "epochs": epochs})
+    columns = {
+        name: pl.Series([row.get(name) for row in rows], dtype=kind, strict=False) for name, kind in _TRAININGS.items()
+    }
+    return Answer(pl.DataFrame(columns), tuple(notes))
+
+
+_PARAMETERS = {"parameter": pl.String, "run_id": pl.String, "value": pl.String, "changes_numbers": pl.Boolean}
+
+
+def read_parameters(runs: Sequence[RunPaths]) -> Answer:
+    """Return every parameter of every run, in the order of ``params.yaml``: ``parameter run_id value changes_numbers``.
+
+    ``value`` is null for a run that lacks the parameter. ``changes_numbers`` is false for parameters that only say
+    where and how to work, such as folders.
+    """
+    notes, known = [], {}
+    for run, run_id in zip(runs, _names(runs), strict=True):
+        try:
+            if run.params_yaml.is_file():
+                known[run_id] = read_params_file(run.params_yaml)
+        except (FvcError, OSError) as error:
+            notes.append(f"{path_to_text(run.params_yaml)} was left out: {error}")
+    rows = []
+    for name in dict.fromkeys(name for values in known.values() for name in values):
+        for run_id, values in known.items():
+            value = values.get(name)
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            rows.append((name, run_id, text if name in values else None, name not in NOT_HASHED))
+    return Answer(pl.DataFrame(rows, schema=_PARAMETERS, orient="row"), tuple(notes))
+
+
+def parameter_differences(runs: Sequence[RunPaths]) -> Answer:
+    """Return the rows of ``read_parameters`` whose values are not the same in all ``runs``."""
+    parameters = read_parameters(runs)
+    differing = pl.col("value").n_unique().over("parameter") > 1
+    return Answer(parameters.frame.filter(differing), parameters.notes)
+
+
+# --- Tables
+
+
+def _stored(name: str, schema: str = "") -> Callable[[Sequence[RunPaths]], Answer]:
+    """Return a reader of the table ``RunPaths.<name>``, whose schema is ``tables.<SCHEMA>``."""
+    wanted: pa.DataFrameSchema = getattr(tables, (schema or name).upper())
+    return lambda runs: read_tables(zip(_names(runs), (getattr(run, name) for run in runs), strict=True), wanted)
+
+
+def _names(runs: Sequence[RunPaths]) -> list[str]:
+    return list(map(path_to_text, run_names(runs)))
+
+
+results = _stored("results")  # tables.RESULTS with ``run_id`` in front
+task_results = _stored("task_results")  # likewise
 
 
 def fold_table(runs: Sequence[RunPaths]) -> Answer:
     """Return the model's metrics by run and fold: ``run_id fold num_videos num_groups`` and a column per metric."""
     stored = results(runs)
-    rows = stored.frame.filter(source="model").with_columns(
-        fold=pl.col("scope").str.extract(r"^fold_([0-9]+)$").cast(pl.Int64)
-    )
-    rows = rows.drop_nulls("fold")
-    metrics = rows["metric"].unique(maintain_order=True).to_list()
+    fold = pl.col("scope").str.extract(r"^fold_([0-9]+)$").cast(pl.Int64)
+    rows = stored.frame.filter(source="model").with_columns(fold=fold).drop_nulls("fold")
     keys = ["run_id", "fold", "num_videos", "num_groups"]
-    wide = rows.pivot("metric", index=keys, values="value", on_columns=metrics)
-    return Answer(wide.sort("run_id", "fold"), stored.notes)
+    return Answer(rows.pivot("metric", index=keys, values="value").sort("run_id", "fold"), stored.notes)
 
 
 def predictions(runs: Sequence[RunPaths]) -> Answer:
     """Return the outer-fold predictions of ``runs``, folds in order: ``tables.PREDICTIONS`` with ``run_id``."""
     files = []
     for run_id, run in zip(_names(runs), runs, strict=True):
-        numbers = (
-            path.stem.removeprefix("predictions_fold_") for path in run.tables.glob("predictions_fold_*.parquet")
-        )
-        files += [(run_id, run.predictions(fold)) for fold in sorted(int(each) for each in numbers if each.isdecimal())]
+        found = run.tables.glob("predictions_fold_*.parquet")
+        files += [(run_id, path) for path in sorted(found, key=lambda path: (len(path.name), path.name))]
     return read_tables(files, tables.PREDICTIONS)
 
 
@@ -231,6 +441,25 @@ def augmentation_counts(run: RunPaths) -> Answer:
     return Answer(ask(query, {"clips": clips.frame}), clips.notes)
 
 
+SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {
+    "metrics": learning_curves,
+    "memory": memory_samples,
+    "memory_events": memory_events,
+    "training": training_summary,
+    "parameters": read_parameters,
+    "predictions": predictions,
+    "videos": _stored("index"),
+    "clips": _stored("augmented_metadata", "augmented"),
+    **{name: _stored(name) for name in (
+        "results", "slices", "leakage_audit", "folds", "rejected", "group_links", "annotations", "task_results",
+        "images", "image_targets", "image_predictions", "target_predictions", "video_texts", "retrieval_ranks",
+        "captions",
+    )},
+}  # fmt: skip
+
+
+# --- A user's SQL
+
 _READERS: Mapping[str, Callable[[Path], pl.DataFrame]] = {
     ".parquet": pl.read_parquet, ".feather": pl.read_ipc, ".jsonl": pl.read_ndjson,
     # Ids of digits stay text, as in the runs' tables.
@@ -269,38 +498,7 @@ def ask_sql(
             raise UsageError(f"files: got {str(path)!r}, wanted a file that ends in {', '.join(_READERS)}.") from None
         except (OSError, pl.exceptions.PolarsError) as error:
             raise UsageError(f"files: {path_to_text(str(path))} cannot be read: {error}") from error
-    rows = ask_user_query(query, frames, parameters)
+    rows = ask(query, frames, parameters, limits=_LIMITS)
     notes = dict.fromkeys(note for answer in answers.values() for note in answer.notes)
     cut = [f"Only the first {MAX_ROWS:,} rows are shown."] if rows.height > MAX_ROWS else []
     return Answer(rows.head(MAX_ROWS), (*notes, *cut))
-
-
-def _logs(runs: Sequence[RunPaths], folder: str) -> list[LogFile]:
-    return [file for run, name in zip(runs, run_names(runs), strict=True) for file in log_files(run, folder, name)]
-
-
-def _stored(name: str, schema: str = "") -> Callable[[Sequence[RunPaths]], Answer]:
-    """Return a reader of the table ``RunPaths.<name>``, whose schema is ``tables.<SCHEMA>``."""
-    wanted: pa.DataFrameSchema = getattr(tables, (schema or name).upper())
-    return lambda runs: read_tables(zip(_names(runs), (getattr(run, name) for run in runs), strict=True), wanted)
-
-
-def _names(runs: Sequence[RunPaths]) -> list[str]:
-    return list(map(path_to_text, run_names(runs)))
-
-
-SQL_TABLES: Mapping[str, Callable[[Sequence[RunPaths]], Answer]] = {
-    "metrics": learning_curves,
-    "memory": memory_samples,
-    "memory_events": memory_events,
-    "training": training_summary,
-    "parameters": read_parameters,
-    "predictions": predictions,
-    **{name: _stored(name) for name in ("results", "slices", "leakage_audit", "folds")},
-    "videos": _stored("index"),
-    **{name: _stored(name) for name in ("rejected", "group_links", "annotations")},
-    "clips": _stored("augmented_metadata", "augmented"),
-    **{name: _stored(name) for name in ("task_results", "images", "image_targets", "image_predictions")},
-    **{name: _stored(name) for name in ("target_predictions", "video_texts")},
-    **{name: _stored(name) for name in ("retrieval_ranks", "captions")},
-}

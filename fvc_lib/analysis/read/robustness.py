@@ -62,20 +62,17 @@ def robustness_results(
             numbers = {metric: {name: each[name] for name in _OWN} for metric, each in numbers.items()}
         rows += [{**shared, "metric": metric, **numbers.get(metric, {}), **counts} for metric in METRICS]
     table = pl.DataFrame(rows, schema=column_types(ROBUSTNESS_RESULTS))
-    for metric in METRICS:
-        tested = (pl.col("metric") == metric) & ~pl.col("level").is_in([UNDISTURBED, WITHOUT_LOSS])
-        p_values = table.filter(tested)["p_value"].fill_null(np.nan).to_numpy()
-        adjusted = dict(zip(table.filter(tested)["level"], holm(p_values).tolist(), strict=True))
-        table = table.with_columns(
-            pl.when(tested)
-            .then(pl.col("level").replace_strict(adjusted, default=None, return_dtype=pl.Float64).fill_nan(None))
-            .otherwise("holm_p_value")
-            .alias("holm_p_value")
-        )
-    worst = dict(table.filter(metric=MAIN_METRIC).select("level", "value").iter_rows())
-    ordered = sorted(worst, key=lambda name: (name != UNDISTURBED, worst[name] is None, worst[name] or 0.0))
-    place = pl.col("level").replace_strict({name: number for number, name in enumerate(ordered)})
-    return check_table(table.sort(place, maintain_order=True), ROBUSTNESS_RESULTS, "robustness results")
+    tested = ~pl.col("level").is_in([UNDISTURBED, WITHOUT_LOSS])
+    adjusted = pl.concat(
+        part.with_columns(holm_p_value=pl.Series(holm(part["p_value"].fill_null(np.nan).to_numpy())).fill_nan(None))
+        for part in table.filter(tested).partition_by("metric")
+    )
+    worst = pl.when(metric=MAIN_METRIC).then("value").max().over("level")
+    table = pl.concat([adjusted, table.filter(~tested)])
+    table = table.sort(
+        pl.col("level") != UNDISTURBED, worst, "metric", descending=[False, False, True], nulls_last=True
+    )
+    return check_table(table, ROBUSTNESS_RESULTS, "robustness results")
 
 
 def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) -> dict[str, dict[str, float | None]]:
@@ -106,7 +103,6 @@ def _numbers(both: pl.DataFrame, replicates: int, seed: int, confidence: float) 
 
 def level_table(results: pl.DataFrame) -> pl.DataFrame:
     """Return one row per level, worst first, with intervals as text."""
-    main = results.filter(pl.col("level") != UNDISTURBED, metric=MAIN_METRIC)
     decided = {row["level"]: row for row in results.filter(metric="balanced_accuracy").iter_rows(named=True)}
     rows = [
         {
@@ -119,17 +115,14 @@ def level_table(results: pl.DataFrame) -> pl.DataFrame:
             "num_videos": row["num_videos"],
             "num_failed": row["num_failed"],
         }
-        for row in main.iter_rows(named=True)
+        for row in results.filter(pl.col("level") != UNDISTURBED, metric=MAIN_METRIC).iter_rows(named=True)
     ]
     return pl.DataFrame(rows, infer_schema_length=None)
 
 
 def _difference(row: Mapping[str, object]) -> str | None:
-    if row["difference"] is None:
-        return None
-    value, low, high = (row[name] for name in ("difference", "difference_low", "difference_high"))
-    shown = f"{value:+z.3f}"
-    return shown if low is None or high is None else f"{shown} [{low:+z.3f}, {high:+z.3f}]"
+    value, low, high = row["difference"], row["difference_low"], row["difference_high"]
+    return None if value is None or low is None else f"{value:+z.3f} [{low:+z.3f}, {high:+z.3f}]"
 
 
 def findings(results: pl.DataFrame, confidence: float = 0.95, run: RunPaths | None = None) -> list[str]:
@@ -138,51 +131,31 @@ def findings(results: pl.DataFrame, confidence: float = 0.95, run: RunPaths | No
     If ``run`` is given, its cautions come first.
     """
     main, name = results.filter(metric=MAIN_METRIC), metric_name(MAIN_METRIC)
-    before, levels = main.filter(level=UNDISTURBED), main.filter(pl.col("level") != UNDISTURBED)
+    levels = main.filter(pl.col("level") != UNDISTURBED)
     sentences = [] if run is None else list(run_cautions(run))
-    sentences += [
-        f"Undisturbed: {name} {interval_text(row['value'], row['low'], row['high'])}, "
-        f"{count_text(row['num_videos'], 'video')} in {count_text(row['num_groups'], 'group')}."
-        for row in before.iter_rows(named=True)
-    ]
-    known = levels.drop_nulls("value")
-    if known.height:
-        worst = known.row(0, named=True)
-        sentences.append(
-            f"Worst: {worst['kind']}, {worst['strength']}: {name} "
-            f"{interval_text(worst['value'], worst['low'], worst['high'])}, "
-            f"{_difference(worst)} against the same videos undisturbed."
-        )
-    else:
-        sentences.append(f"{name} is not defined at any level: a class is missing.")
+    for row in main.filter(level=UNDISTURBED).iter_rows(named=True):
+        counted = f"{count_text(row['num_videos'], 'video')} in {count_text(row['num_groups'], 'group')}"
+        sentences.append(f"Undisturbed: {name} {interval_text(row['value'], row['low'], row['high'])}, {counted}.")
+        if row["low"] is None or row["low"] <= 0.5:
+            sentences.append("Its interval does not lie above 0.5: such a detector has nothing to lose.")
+    for row in levels.drop_nulls("value").head(1).iter_rows(named=True):
+        number = interval_text(row["value"], row["low"], row["high"])
+        paired = f"{_difference(row)} against the same videos undisturbed"
+        sentences.append(f"Worst: {row['kind']}, {row['strength']}: {name} {number}, {paired}.")
     disturbing = levels.filter(pl.col("level") != WITHOUT_LOSS)
     shown = disturbing.filter((pl.col("difference") < 0) & (pl.col("holm_p_value") <= round(1 - confidence, 12)))
-    below = disturbing.filter(pl.col("difference_high") < 0).height
-    of = count_text(disturbing.height, "level")
-    lower = f"is the {name} shown to be lower than on the undisturbed videos"
     sentences.append(
-        f"At {f'{shown.height} of {of}' if shown.height else f'none of {of}'} {lower} ({confidence:.0%}, corrected for "
-        f"their number by Holm's method); each looked at alone, without that correction, at {below or 'none'}. A loss "
-        "that is not shown may be there all the same."
+        f"At {shown.height} of {count_text(disturbing.height, 'level')} a loss of {name} is shown ({confidence:.0%}, "
+        "corrected for their number by Holm's method). A loss that is not shown may be there all the same."
     )
-    control = levels.filter(level=WITHOUT_LOSS)
-    if control.height and control["difference"][0] is not None:
-        sentences.append(
-            f"Control: written anew without loss, the {name} changes by {control['difference'][0]:+z.4f}; what the "
-            "levels lose beyond that is theirs."
-        )
-    if not control.height:
-        sentences.append(
-            f"Not scored: the control ({WITHOUT_LOSS}), so what writing a file anew alone changes is not known."
-        )
-    chance = [row for row in before.iter_rows(named=True) if row["low"] is None or row["low"] <= 0.5]
-    if chance:
-        sentences.append(
-            f"The {name} undisturbed is not above 0.5 by its interval: a detector that tells nothing has nothing to "
-            "lose, and small losses here are no robustness."
-        )
-    failed = levels.filter(pl.col("num_failed") > 0)
-    if failed.height:
-        listed = ", ".join(f"{row['level']} {row['num_failed']}" for row in failed.iter_rows(named=True))
+    control = levels.filter(level=WITHOUT_LOSS)["difference"].drop_nulls()
+    sentences.append(
+        f"Control, written again without loss: {name} changes by {control[0]:+z.4f}."
+        if control.len()
+        else f"The control ({WITHOUT_LOSS}) was not scored, so the effect of writing a file again is not known."
+    )
+    failed = levels.filter(pl.col("num_failed") > 0).select("level", "num_failed").rows()
+    if failed:
+        listed = ", ".join(f"{level} {number}" for level, number in failed)
         sentences.append(f"Videos without a score, left out on both sides: {listed}.")
     return sentences

@@ -4,16 +4,15 @@ from collections.abc import Sequence
 
 import polars as pl
 
+from fvc_lib.analysis.read import queries
 from fvc_lib.analysis.read.cautions import run_cautions
 from fvc_lib.analysis.read.headline import DISHONEST_CONTROLS
-from fvc_lib.analysis.read.naming import run_parameters, trial_text
-from fvc_lib.analysis.read.protocols import TARGET_SCOPE
+from fvc_lib.analysis.read.naming import TARGET_SCOPE, run_parameters, trial_text
 from fvc_lib.analysis.wording import count_text, interval_text, latex_table, latex_text, source_name
 from fvc_lib.services.atomic_files import write_text
 from fvc_lib.services.config import NEUTRAL, NOT_HASHED
-from fvc_lib.services.errors import DataError
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import PREDICTIONS, SCORES, check_table, csv_for_people, read_table
+from fvc_lib.services.tables import SCORES, check_table, csv_for_people
 
 
 def score_table(
@@ -50,24 +49,17 @@ def _trial_column(run: RunPaths | None) -> pl.Expr:
 def runs_of_other_seeds(run: RunPaths) -> list[pl.DataFrame]:
     """Return the predictions of the finished runs of this experiment that differ from ``run`` in the seed alone.
 
-    Their folds may differ: no network has seen the group that it scored.
+    Their folds may differ: no network has seen the group that it scored. Of several runs of a seed the latest counts.
     """
     found = {}
     own = {**NEUTRAL, **run_parameters(run)}
-    for folder in sorted(run.root.parent.glob("run_*")):
-        other = RunPaths(folder)
-        if folder == run.root or not other.results.is_file():
-            continue
+    for other in map(RunPaths, sorted(run.root.parent.glob("run_*"))):
         asked = {**NEUTRAL, **run_parameters(other)}
         differing = {name for name in {*own, *asked} - NOT_HASHED if own.get(name) != asked.get(name)}
-        if differing != {"seed"}:
-            continue
-        try:
-            parts = [read_table(path, PREDICTIONS) for path in sorted(other.tables.glob("predictions_fold_*.parquet"))]
-        except DataError:  # its own report says so
-            continue
-        if parts:
-            found[asked.get("seed")] = pl.concat(parts)  # a seed counts once: the latest run of it
+        if other.results.is_file() and differing == {"seed"}:
+            scored = queries.predictions([other])
+            if scored.frame.height and not scored.notes:  # else its own report says so
+                found[asked.get("seed")] = scored.frame.drop("run_id")
     return list(found.values())
 
 
@@ -92,27 +84,22 @@ def latex_results(results: pl.DataFrame, confidence: float, cautions: Sequence[s
 
     The targets of a protocol follow, for the network alone. The caption ends with the ``cautions``.
     """
-    known = {(row["scope"], row["source"], row["metric"]): row for row in results.iter_rows(named=True)}
-    model = known.get(("all", "model", "roc_auc"))
-    counted = "" if model is None else (
-        f"{count_text(model['num_videos'], 'video')} in {count_text(model['num_groups'], 'group')}; "
+    text = pl.when(pl.col("value").is_null()).then(pl.lit("--")).otherwise(
+        pl.struct("value", "low", "high").map_elements(lambda row: interval_text(*row.values()), pl.String)
     )  # fmt: skip
+    cells = {(row[0], row[1], row[2]): row[3] for row in results.select("scope", "source", "metric", text).rows()}
     scopes = results.filter(pl.col("scope").str.starts_with(TARGET_SCOPE), source="model")["scope"].unique().sort()
+    rows = [
+        (f"{latex_text(source_name(source))}{'*' * (source in DISHONEST_CONTROLS)}", "all", source)
+        for source in results.filter(scope="all")["source"].unique(maintain_order=True)
+    ]
+    rows += [(latex_text(f"Model, {scope.removeprefix(TARGET_SCOPE)}"), scope, "model") for scope in scopes]
+    body = [[name, *(cells.get((*key, metric), "--") for metric in _FOR_A_PAPER)] for name, *key in rows]
+    model = results.filter(scope="all", source="model").select("num_videos", "num_groups").head(1).rows()
+    counted = "".join(f"{count_text(videos, 'video')} in {count_text(groups, 'group')}; " for videos, groups in model)
     mean = f"; the mean over {len(scopes)} targets, which follow" if len(scopes) > 1 else ""
     caption = (
         rf"{counted}{100 * confidence:g}\% intervals over groups{mean}. "
         r"--: undefined, or not resolved by the number of reals. *: the claim of a split by row."
     )
-
-    def row(name: str, scope: str, source: str) -> list[str]:
-        values = (known.get((scope, source, metric), {"value": None}) for metric in _FOR_A_PAPER)
-        cells = (
-            "--" if each["value"] is None else interval_text(each["value"], each["low"], each["high"])
-            for each in values
-        )  # fmt: skip
-        return [latex_text(name) + "*" * (source in DISHONEST_CONTROLS), *cells]
-
-    sources = results.filter(scope="all")["source"].unique(maintain_order=True)
-    of_targets = [row(f"Model, {each.removeprefix(TARGET_SCOPE)}", each, "model") for each in scopes]
-    parts = [[row(source_name(each), "all", each) for each in sources], *([of_targets] if of_targets else [])]
-    return latex_table(" ".join([caption, *map(latex_text, cautions)]), ["Scored by", *_FOR_A_PAPER.values()], parts)
+    return latex_table(" ".join([caption, *map(latex_text, cautions)]), ["Scored by", *_FOR_A_PAPER.values()], [body])

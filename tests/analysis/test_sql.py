@@ -1,15 +1,21 @@
-"""A query reads the frames it is given, and that is all it can do."""
+"""A query reads the frames it is given, and that is all it can do; every example answers its question."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read import sql
-from fvc_lib.analysis.read.sql import ask, ask_user_query
+from fvc_lib.analysis.read import queries
+from fvc_lib.analysis.read.queries import MAX_ROWS, SQL_EXAMPLES, ask, ask_sql
+from fvc_lib.services import tables
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.run_paths import RunPaths
+from tests.analysis.task_runs import write_image_run, write_video_text_run
 
 FRAMES = {"numbers": pl.DataFrame({"n": [1, 2, 3], "text": ["a", None, "<script>'"]})}
+OF_OTHER_TASKS = {"image_predictions", "target_predictions", "retrieval_ranks", "video_texts"}
 
 READING = (
     "SELECT * FROM read_csv('{secret}')",
@@ -84,7 +90,7 @@ def test_no_query_reaches_a_file_the_network_or_a_setting(
     secret.write_text("a\n1\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises((duckdb.Error, ValueError)):
-        ask_user_query(query.format(secret=secret, folder=tmp_path), FRAMES)
+        ask(query.format(secret=secret, folder=tmp_path), FRAMES)
     assert [path.name for path in tmp_path.iterdir()] == ["secret.csv"]
     assert secret.read_text() == "a\n1\n"
     del some_python_variable
@@ -104,22 +110,46 @@ def test_no_query_reaches_a_file_the_network_or_a_setting(
     ],
 )  # fmt: skip
 def test_every_way_to_read_gives_a_frame(query: str) -> None:
-    assert ask_user_query(query, FRAMES).height
+    assert ask(query, FRAMES).height
 
 
 def test_parameters_are_values_whatever_they_hold() -> None:
     for text in ("' OR 1=1 --", "<script>'", "'); DROP VIEW numbers; --"):
-        rows = ask_user_query("SELECT n, $text AS shown FROM numbers WHERE text = $text", FRAMES, {"text": text})
+        rows = ask("SELECT n, $text AS shown FROM numbers WHERE text = $text", FRAMES, {"text": text})
         assert rows.rows() == ([(3, text)] if text == "<script>'" else [])
 
 
 def test_a_query_is_stopped_at_its_limits_and_the_next_one_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert ask_user_query("SELECT range AS n FROM range(200000)", {}).height == sql.MAX_ROWS + 1
-    monkeypatch.setattr(sql, "_LIMITS", {"max_execution_time": 200, "memory_limit": "30MB"})
-    with pytest.raises(duckdb.Error, match="maximum execution time"):
-        ask_user_query("SELECT count(*) FROM range(1000000000000)", {})
-    with pytest.raises(duckdb.Error, match="Out of Memory"):
-        ask_user_query("SELECT list(range) FROM range(100000000)", {})
-    with pytest.raises(ValueError, match="VARCHAR"):
-        ask_user_query("SELECT INTERVAL 1 DAY AS i", {})
-    assert ask("SELECT 1 AS a", {}).item() == 1
+    answer = ask_sql([], "SELECT range AS n FROM range(200000)")
+    assert (answer.frame.height, len(answer.notes)) == (MAX_ROWS, 1)
+    monkeypatch.setattr(queries, "_LIMITS", {"max_execution_time": 200, "memory_limit": "30MB"})
+    for query, error, message in (
+        ("SELECT count(*) FROM range(1000000000000)", duckdb.Error, "maximum execution time"),
+        ("SELECT list(range) FROM range(100000000)", duckdb.Error, "Out of Memory"),
+        ("SELECT INTERVAL 1 DAY AS i", ValueError, "VARCHAR"),
+    ):
+        with pytest.raises(error, match=message):
+            ask_sql([], query)
+    assert ask_sql([], "SELECT 1 AS a").frame.item() == 1
+
+
+def test_every_example_answers_its_question_over_real_runs(make_run: Callable[..., RunPaths], tmp_path: Path) -> None:
+    run, other = make_run(), make_run(name="run_20250305_000000_abcdef02", seed=4)
+    other.params_yaml.write_text(RunConfig(experiment="demo", epochs=3).to_yaml())
+    schema = {name: column.dtype.type for name, column in tables.REJECTED.columns.items()}
+    rejected = pl.DataFrame([("a.mp4", None, 1, "real", "unreadable", "truncated")], schema=schema, orient="row")
+    tables.write_table(rejected, tables.REJECTED, run.rejected)
+    of_other_tasks = [write_image_run(tmp_path), write_video_text_run(tmp_path)]
+    runs = {name: [run, other, *(of_other_tasks if name in OF_OTHER_TASKS else ())] for name in queries.SQL_TABLES}
+    frames = {name: read(runs[name]).frame for name, read in queries.SQL_TABLES.items()}
+    answers = {each.name: ask(each.sql, frames) for each in SQL_EXAMPLES}
+    empty = [name for name, rows in answers.items() if rows.is_empty()]
+    assert set(empty) <= {"What training chose"}  # these runs keep no outcome.json
+    predictions = frames["predictions"]
+    wrong = predictions.filter((pl.col("score") >= pl.col("threshold")) != (pl.col("label") == "fake"))
+    assert answers["Worst mistakes"].height == min(20, wrong.height)
+    assert answers["Calibration"]["num_videos"].sum() == predictions.height
+    confused = frames["image_predictions"].filter(pl.col("class_label") != pl.col("predicted_label"))
+    assert answers["Confused classes"]["num_images"].sum() == confused.height
+    assert answers["Furthest off"].group_by("target").len().sort("target").rows() == [("calories", 5), ("mass", 5)]
+    assert answers["Found last"]["rank"].max() == answers["Found last"]["rank"][0] == 5
