@@ -76,9 +76,9 @@ class Notebooks:
     def trunk_features(self) -> int:
         """How many clips' features there are to begin with; all, when it ends."""
         config, seen = self.config, list[int]()
-        source = open_clips(config, read_table(self.run.augmented_metadata, AUGMENTED))
+        made = read_table(self.run.augmented_metadata, AUGMENTED)
         with_features(
-            source, made_clips(self.run), config, torch.device("cpu"), begin=0.0, stop=lambda: False,
+            open_clips(config, made), made_clips(made), config, torch.device("cpu"), begin=0.0, stop=lambda: False,
             progress=lambda done, _total: seen.append(done),
         )  # fmt: skip
         return seen[0]

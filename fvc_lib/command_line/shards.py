@@ -117,8 +117,9 @@ def _compute_features(config: RunConfig, run: RunPaths, shard: Shard, at_work: S
     from fvc_lib.tasks.video.data import made_clips, open_clips
     from fvc_lib.tasks.video.features import with_features
 
-    source = open_clips(config, read_table(run.augmented_metadata, AUGMENTED))
-    mine = [each for each in made_clips(run) if shard.has(each[0])]
+    made = read_table(run.augmented_metadata, AUGMENTED)
+    source = open_clips(config, made)
+    mine = [clip for clip in made_clips(made) if shard.has(clip[0])]
     network = trunk_config(config) if config.of_features else config
     device = resolve_device(config.device, config.amp).device
     with_features(source, mine, network, device, begin=0.0, stop=lambda: False, progress=at_work.report)

@@ -11,10 +11,13 @@ import polars as pl
 from fvc_lib.corpus import frame_names
 from fvc_lib.corpus.copies.groups import GroupMember, join_groups
 from fvc_lib.corpus.corpus_files import counts_text, some_of
+from fvc_lib.corpus.index import build_index, used_for
 from fvc_lib.corpus.label_table import GROUP_COLUMNS, MISSING, SPLIT_COLUMNS, LabelTable, read_label_table
 from fvc_lib.corpus.listing import label_map_hint
 from fvc_lib.services.atomic_files import AnyPath, escape_text
+from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, UsageError, did_you_mean
+from fvc_lib.services.tables import INDEX, REJECTED, read_table
 
 _VIDEO_COLUMNS = ("video", "video_id", "path", "video_path", "id", "filename", "file")
 _FACT_COLUMNS = {
@@ -371,3 +374,28 @@ def _places(videos: pl.DataFrame, index: pl.DataFrame, duplicates: Mapping[str, 
             fits = {place for place in fits if labels[place] == label} if len(fits) == 1 else set()
         found.append(min(fits) if len(fits) == 1 else None)
     return found
+
+
+def found_in_corpus(table: ScoreTable, config: RunConfig, folder: Path) -> tuple[ScoreTable, pl.DataFrame]:
+    """Return ``with_corpus`` after indexing ``config.corpus`` as a run does; its tables go to ``folder``.
+
+    Raises:
+        UsageError: it is no corpus.
+        DataError: none of its videos can be read, or none is in the table.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    index_path, rejected_path = folder / "corpus_index.parquet", folder / "corpus_rejected.parquet"
+    build_index(
+        config.corpus,
+        index_path=index_path,
+        rejected_path=rejected_path,
+        group_links_path=folder / "corpus_group_links.parquet",
+        work_dir=Path(config.cache_dir) / "index",
+        near_duplicate_bits=config.near_duplicate_bits,
+        max_rejected_share=1.0,  # what the table does not score may be as broken as it likes
+        workers=config.workers,
+        allow_outside=config.allow_outside,
+        label_map=config.label_map,
+        unused_labels=True,  # some words may be the table's alone
+    )
+    return with_corpus(table, read_table(index_path, INDEX), used_for(read_table(rejected_path, REJECTED)))

@@ -41,7 +41,7 @@ from fvc_lib.services.tables import read_table
 from fvc_lib.services.tasks import TASKS
 from fvc_lib.tasks.predicting import Predictor, Standing, Strict, Trained, predictor_class
 from fvc_lib.tasks.recipe import TrainedClass
-from fvc_lib.tasks.video.classical.judging import described_in
+from fvc_lib.tasks.video.classical import described_in
 
 FORMAT = 7
 RECORD, DIGESTS, CARD = "bundle.json", "digests.json", "README.md"

@@ -67,7 +67,7 @@ def leakage_audit(
         augmented: AUGMENTED schema; None: do not check augmented copies.
         selections: the record of each fold's training (``selection.read_selection``); None: do not check when the
             outer folds were opened.
-        before: openings before these records (``selection.earlier_openings``).
+        before: openings before these records (``results.earlier_openings``).
         protocol: PROTOCOL schema; None: ``kfold``. Other protocols are counted per training; what the corpus's own
             split has in several parts is reported and not judged.
         left_out: ids of videos without a clip (``results.undecoded``).

@@ -15,7 +15,7 @@ from fvc_lib.analysis.figures import audit as figures
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.intervals import group_interval
 from fvc_lib.services.errors import UsageError
-from fvc_lib.tasks.video.table_controls import controls_of_scores
+from fvc_lib.tasks.video.controls import controls_of_scores
 
 HOW = numbers.Settings(replicates=200)
 

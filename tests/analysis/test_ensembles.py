@@ -20,7 +20,7 @@ from fvc_lib.services.parameters import resolve_config
 from fvc_lib.services.records.ensembles import RECORD, EnsembleRecord, find_run_or_ensemble, members_of, read_ensemble
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import read_table, write_table
-from fvc_lib.tasks.video.ensembles import combine, make
+from fvc_lib.tasks.video import ensembles
 
 
 def runs_in(folder: Path, written_run: Callable[[int, float], RunPaths]) -> list[RunPaths]:
@@ -48,8 +48,8 @@ def runs(tmp_path: Path, written_run: Callable[[int, float], RunPaths]) -> list[
     return runs_in(tmp_path / "runs", written_run)
 
 
-def members(found: comparison.Members) -> list[combine.Member]:
-    return [combine.checked_member(each.run, each.predictions, place) for each, place in found]
+def members(found: comparison.Members) -> list[ensembles.Member]:
+    return [ensembles.checked_member(each.run, each.predictions, place) for each, place in found]
 
 
 def made_of(runs: list[RunPaths], folder: Path) -> tuple[RunPaths, EnsembleRecord, pl.DataFrame]:
@@ -57,12 +57,9 @@ def made_of(runs: list[RunPaths], folder: Path) -> tuple[RunPaths, EnsembleRecor
     found, made = comparison.read_members(runs), RunPaths(folder)
     of = members(found)
     config = found.runs[0].config.model_copy(update={"bootstrap_replicates": 100, "confidence": 0.95})
-    rules = make.rules_of(of, "mean")
-    predictions = combine.combined(of, rules, "mean")
-    make.write_predictions(made, of, predictions, config)
-    make.write_results(made, of, predictions, config)
-    make.write_audit(made, of, rules, "mean")
-    record = make.write_record(made, of, [each.config for each, _ in found], found.names, rules, "mean")
+    rules = ensembles.rules_of(of, "mean")
+    predictions = ensembles.combined(of, rules, "mean")
+    _, _, record = ensembles.write_ensemble(made, of, found.names, rules, "mean", predictions, config)
     return made, record, predictions
 
 
@@ -174,7 +171,7 @@ def test_of_several_shuffles_the_one_that_scores_highest_is_the_control(runs):
     telling = of[2].predictions.with_columns(
         control_label=pl.Series(labels), control_score=pl.Series((labels == "fake") * 0.8 + 0.1)
     )
-    found = combine.combined([*of[:2], replace(of[2], predictions=telling)], make.rules_of(of, "mean"), "mean")
+    found = ensembles.combined([*of[:2], replace(of[2], predictions=telling)], ensembles.rules_of(of, "mean"), "mean")
     assert found["control_score"].equals(telling["control_score"])
     assert found["control_label"].equals(telling["control_label"])
 

@@ -10,7 +10,7 @@ import polars as pl
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import FEATURES, FOLDS, INDEX, write_table
-from fvc_lib.tasks.video.classical.table import families_of
+from fvc_lib.tasks.video.results import families_of
 from tests.kits.training import ScoredTables, TinyTraining
 
 

@@ -1,3 +1,7 @@
+"""Controls: what groups, metadata, length and shuffled labels score, for a run's folds and for anyone's scores."""
+
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 
@@ -6,19 +10,18 @@ import polars as pl
 import pytest
 from hypothesis import given, strategies as st
 
+from fvc_lib.analysis.audit.numbers import Settings, audit_scores, group_ids
+from fvc_lib.corpus.listing import read_corpus
+from fvc_lib.corpus.score_table import FACTS, ScoreTable, found_in_corpus
 from fvc_lib.metrics.classification import roc_auc
 from fvc_lib.metrics.cross_validation import within_folds
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
+from fvc_lib.services.parameters import resolve_config
 from fvc_lib.tasks.video import controls
-from fvc_lib.tasks.video.controls import group_recognition
+from tests.faults.small_runs import small_corpus
 
 FVC2018 = Path(__file__).resolve().parents[3] / "shared" / "fvc2018"
-
-
-def without_control(folds: pl.DataFrame) -> pl.DataFrame:
-    nothing = {"control_score": pl.lit(None, pl.Float64), "control_label": pl.lit(None, pl.String)}
-    return folds.with_columns(**nothing)
 
 
 def auc(scored: pl.DataFrame) -> float:
@@ -28,43 +31,27 @@ def auc(scored: pl.DataFrame) -> float:
 @st.composite
 def random_folds(draw: st.DrawFn) -> pl.DataFrame:
     """Any labels, groups within folds or not; at least two folds."""
-    rows = draw(
-        st.lists(
-            st.tuples(st.sampled_from(["real", "fake"]), st.integers(0, 5), st.integers(0, 2)), min_size=4, max_size=30
-        ).filter(lambda rows: len({fold for _, _, fold in rows}) > 1)
-    )
-    return pl.DataFrame(
-        {
-            "video_id": [f"video{number:04d}" for number in range(len(rows))],
-            "group_id": [f"g{group}" for _, group, _ in rows],
-            "label": [label for label, _, _ in rows],
-            "fold": pl.Series([fold for _, _, fold in rows], dtype=pl.Int64),
-        }
-    )
-
-
-def naive_prior(folds: pl.DataFrame, fold: int) -> float:
-    return float(np.mean([row["label"] == "fake" for row in folds.to_dicts() if row["fold"] != fold]))
+    row = st.tuples(st.sampled_from(["real", "fake"]), st.integers(0, 5), st.integers(0, 2))
+    rows = draw(st.lists(row, min_size=4, max_size=30).filter(lambda rows: len({fold for _, _, fold in rows}) > 1))
+    frame = pl.DataFrame(rows, schema={"label": pl.String, "group": pl.Int64, "fold": pl.Int64}, orient="row")
+    return frame.select(
+        pl.format("video{}", pl.int_range(100, pl.len() + 100)).alias("video_id"),
+        pl.format("g{}", "group").alias("group_id"), "label", "fold",
+    )  # fmt: skip
 
 
 @given(random_folds())
-def test_constant_is_the_training_share_of_fakes(folds: pl.DataFrame) -> None:
-    scored = controls.constant(folds)
-    expected = [naive_prior(folds, fold) for fold in folds["fold"]]
-    assert scored.columns == list(controls.SCORED_COLUMNS)
-    np.testing.assert_allclose(scored["score"], expected)
-    np.testing.assert_allclose(scored["threshold"], expected)
-    assert scored.select(folds.columns).equals(folds)
-
-
-@given(random_folds())
-def test_group_lookup_is_the_training_share_of_the_group_or_the_prior(folds: pl.DataFrame) -> None:
-    rows = folds.to_dicts()
-    expected = []
+def test_constant_and_group_lookup_are_training_shares_of_fakes(folds: pl.DataFrame) -> None:
+    rows, priors, lookups = folds.to_dicts(), [], []
     for row in rows:
-        known = [o["label"] == "fake" for o in rows if o["fold"] != row["fold"] and o["group_id"] == row["group_id"]]
-        expected.append(np.mean(known) if known else naive_prior(folds, row["fold"]))
-    np.testing.assert_allclose(controls.group_lookup(folds)["score"], expected, atol=1e-12)
+        training = [other for other in rows if other["fold"] != row["fold"]]
+        known = [other["label"] == "fake" for other in training if other["group_id"] == row["group_id"]]
+        priors.append(np.mean([other["label"] == "fake" for other in training]))
+        lookups.append(np.mean(known) if known else priors[-1])
+    constant = controls.constant(folds)
+    assert constant.select(folds.columns).equals(folds)
+    np.testing.assert_allclose(constant.select("score", "threshold").to_numpy(), np.stack([priors, priors], 1))
+    np.testing.assert_allclose(controls.group_lookup(folds)["score"], lookups, atol=1e-12)
 
 
 @given(random_folds(), st.integers(0, 5), st.randoms(use_true_random=False))
@@ -76,7 +63,7 @@ def test_the_row_wise_split_deals_each_label_out_evenly_in_any_row_order(
     num_folds = folds["fold"].n_unique()
     counts = split.group_by("label", "fold").len()
     for label in split["label"].unique():
-        of_label = counts.filter(pl.col("label") == label)["len"].to_list()
+        of_label = counts.filter(label=label)["len"].to_list()
         of_label += [0] * (num_folds - len(of_label))
         assert max(of_label) - min(of_label) <= 1
     order = list(range(folds.height))
@@ -88,7 +75,6 @@ def test_group_lookup_knows_everything_by_row_and_nothing_by_group(tables: Any) 
     folds = tables.folds()
     assert auc(controls.group_lookup(controls.split_by_row(folds, seed=0))) > 0.95
     assert controls.group_lookup(folds).equals(controls.constant(folds))
-    assert auc(controls.group_lookup(folds)) == 0.5
 
 
 @pytest.mark.skipif(not FVC2018.is_dir(), reason="the FVC-2018 annotation tables are not beside this checkout")
@@ -98,8 +84,8 @@ def test_fvc2018_leaks_by_row_and_not_by_group() -> None:
     videos = labelled.with_row_index("row").select(
         video_id=pl.col("row").cast(pl.String), group_id=pl.col("cascade_id"), label=pl.col("label")
     )
-    assert (videos.height, videos["group_id"].n_unique()) == (5084, 380)
-    found = {row["split"]: row for row in group_recognition(videos, RunConfig(bootstrap_replicates=200)).to_dicts()}
+    recognised = controls.group_recognition(videos, RunConfig(bootstrap_replicates=200))
+    found = {row["split"]: row for row in recognised.to_dicts()}
     assert found["by row"]["value"] == pytest.approx(0.996, abs=0.002)
     assert found["by row"]["low"] > 0.98
     assert [found["by group"][name] for name in ("value", "low", "high")] == [0.5, 0.5, 0.5]
@@ -107,13 +93,14 @@ def test_fvc2018_leaks_by_row_and_not_by_group() -> None:
 
 
 @pytest.mark.parametrize(
-    "column",
-    ["frames_per_second", "size_bytes", "key_distance_mean", "rotation_degrees", "has_audio", "codec", "platform"],
-)
-def test_metadata_finds_any_column_that_gives_the_label_away(tables: Any, column: str) -> None:
+    ("column", "real", "fake"),
+    [
+        ("frames_per_second", 25, 30), ("size_bytes", 25, 30), ("key_distance_mean", 25, 30), ("platform", None, "web"),
+        ("rotation_degrees", 0, 90), ("codec", "h264", "vp9"), ("has_audio", False, True), ("bits_per_second", None, 1),
+    ],
+)  # fmt: skip
+def test_metadata_finds_any_column_that_gives_the_label_away(tables: Any, column: str, real: Any, fake: Any) -> None:
     folds = tables.folds()
-    pair = {"rotation_degrees": (0, 90), "has_audio": (False, True), "codec": ("h264", "vp9"), "platform": ("a", "b")}
-    real, fake = pair.get(column, (25, 30))
     index = tables.index(folds, **{column: [fake if label == "fake" else real for label in folds["label"]]})
     assert auc(controls.metadata_only(index, folds)) == 1.0
 
@@ -121,39 +108,17 @@ def test_metadata_finds_any_column_that_gives_the_label_away(tables: Any, column
 def test_clip_length_alone_is_a_control_of_its_own_that_sees_nothing_else(tables: Any) -> None:
     folds = tables.folds()
     longer = [60 if label == "fake" else 30 for label in folds["label"]]
-    everything = controls.all_controls(tables.index(folds, num_frames=longer), folds, without_control(folds), seed=0)
-    assert auc(everything["length_only"]) == 1.0
-    wider = controls.all_controls(tables.index(folds, width=longer), folds, without_control(folds), seed=0)
-    assert (auc(wider["length_only"]), auc(wider["metadata_only"])) == (0.5, 1.0)
+    length, width = (tables.index(folds, **{name: longer}) for name in ("num_frames", "width"))
+    assert auc(controls.metadata_only(length, folds, controls.LENGTH)) == 1.0
+    assert auc(controls.metadata_only(width, folds, controls.LENGTH)) == 0.5
 
 
-def test_an_index_of_an_earlier_version_has_no_packets_and_says_the_rest(tables: Any) -> None:
-    folds = tables.folds()
-    index = tables.index(folds, width=[60 if label == "fake" else 30 for label in folds["label"]])
-    earlier = index.drop("packet_bytes_mean", "key_distance_mean", "bits_per_second_std")
-    assert controls.metadata_only(earlier, folds).equals(controls.metadata_only(index, folds))
-
-
-@pytest.mark.parametrize("column", ["bits_per_second", "platform"])
-def test_missingness_alone_gives_the_label_away(tables: Any, column: str) -> None:
-    folds = tables.folds()
-    present = "web" if column == "platform" else 1000.0
-    index = tables.index(folds, **{column: [present if label == "fake" else None for label in folds["label"]]})
-    assert auc(controls.metadata_only(index, folds)) == 1.0
-
-
-def test_what_names_the_label_is_not_used(tables: Any) -> None:
+def test_columns_that_name_the_label_are_not_used(tables: Any) -> None:
     folds = tables.folds()
     named = folds["label"].to_list()
-    index = tables.index(
-        folds,
-        manipulation=named,
-        label_source=named,
-        stated_group=named,
-        source_id=named,
-        path=[f"{label}/{number}.mp4" for number, label in enumerate(named)],
-    )
-    assert auc(controls.metadata_only(index, folds)) == 0.5
+    columns = dict.fromkeys(("manipulation", "label_source", "stated_group", "source_id"), named)
+    paths = [f"{label}/{number}.mp4" for number, label in enumerate(named)]
+    assert auc(controls.metadata_only(tables.index(folds, path=paths, **columns), folds)) == 0.5
 
 
 def test_the_labels_of_a_fold_do_not_reach_its_own_scores(tables: Any) -> None:
@@ -168,9 +133,8 @@ def test_the_labels_of_a_fold_do_not_reach_its_own_scores(tables: Any) -> None:
             assert not after.filter(~in_fold)[name].equals(before.filter(~in_fold)[name])
 
 
-def test_all_controls_do_not_depend_on_the_row_order(tables: Any) -> None:
-    folds = tables.folds()
-    generator = np.random.default_rng(5)
+def test_all_controls_do_not_depend_on_the_row_order_and_shuffled_labels_are_judged_by_themselves(tables: Any) -> None:
+    folds, generator = tables.folds(), np.random.default_rng(5)
     index = tables.index(folds, size_bytes=generator.integers(1, 9999, folds.height).tolist())
     predictions = tables.predictions(folds, generator.uniform(size=folds.height))
     first = controls.all_controls(index, folds, predictions, seed=3)
@@ -179,37 +143,23 @@ def test_all_controls_do_not_depend_on_the_row_order(tables: Any) -> None:
     assert list(first) == list(again)
     for name, scored in first.items():
         assert scored.equals(again[name].sort("video_id")), name
-
-
-def test_shuffled_labels_are_judged_by_the_shuffled_labels(tables: Any) -> None:
-    folds = tables.folds()
-    predictions = tables.predictions(folds, np.full(folds.height, 0.5))
-    scored = controls.shuffled_labels(predictions)
-    assert scored is not None
-    assert scored["label"].equals(predictions["control_label"].alias("label"))
-    assert scored["score"].equals(predictions["control_score"].alias("score"))
+    shuffled = first["shuffled_labels"].select(control_label="label", control_score="score")
+    assert shuffled.equals(predictions.select("control_label", "control_score"))
     absent = predictions.with_columns(control_score=pl.lit(None, pl.Float64))
     assert controls.shuffled_labels(absent) is None
 
 
-def test_a_video_the_index_does_not_hold_is_named(tables: Any) -> None:
+def test_missing_videos_are_named_and_many_categories_or_one_class_do_no_harm(tables: Any) -> None:
     folds = tables.folds()
     with pytest.raises(DataError, match="video00000"):
         controls.metadata_only(tables.index(folds)[1:], folds)
-
-
-def test_more_categories_than_the_model_takes(tables: Any) -> None:
-    folds = tables.folds(num_groups=600, per_group=1)
-    index = tables.index(folds, codec=[f"codec\n{row}" for row in range(folds.height)])
-    assert 0.3 < auc(controls.metadata_only(index, folds, rounds=3)) < 0.7
-
-
-def test_training_on_one_class_gives_the_prior(tables: Any) -> None:
-    folds = tables.folds(num_folds=2).with_columns(
-        label=pl.when(pl.col("fold") == 0).then(pl.lit("real")).otherwise("label")
-    )
-    scored = controls.metadata_only(tables.index(folds), folds)
-    assert set(scored.filter(pl.col("fold") == 1)["score"]) == {0.0}
+    many = tables.folds(num_groups=600, per_group=1)
+    index = tables.index(many, codec=[f"codec\n{row}" for row in range(many.height)])
+    assert 0.3 < auc(controls.metadata_only(index, many, rounds=3)) < 0.7
+    label = pl.when(pl.col("fold") == 0).then(pl.lit("real")).otherwise("label")
+    one_class = tables.folds(num_folds=2).with_columns(label=label)
+    scored = controls.metadata_only(tables.index(one_class), one_class)
+    assert set(scored.filter(fold=1)["score"]) == {0.0}
 
 
 def test_under_a_protocol_each_control_learns_what_its_own_training_had(tables: Any) -> None:
@@ -218,38 +168,75 @@ def test_under_a_protocol_each_control_learns_what_its_own_training_had(tables: 
     tested = every.filter(pl.col("fold") < 2)
     parts = [every.filter(fold=number).with_columns(fold=pl.lit(0, pl.Int64)) for number in (2, 3)]
     # Of the first every second fake is left out, of the other every second real: shares of fakes of 1/3 and 2/3.
-    parts = [part[[row for row in range(part.height) if part["label"][row] == kept or row % 2]]
-             for part, kept in zip(parts, ("real", "fake"), strict=True)]  # fmt: skip
+    parts = [
+        part.filter((pl.col("label") == kept) | (pl.int_range(pl.len()) % 2 == 1))
+        for part, kept in zip(parts, ("real", "fake"), strict=True)
+    ]
     # Its first row is of a tested group, with the other label: a lookup by group meets it again.
     met = [tested.filter(fold=number, label="fake")["group_id"][0] for number in (0, 1)]
-    parts = [part.with_columns(group_id=pl.when(pl.int_range(pl.len()) == 0).then(pl.lit(group)).otherwise("group_id"))
-             for part, group in zip(parts, met, strict=True)]  # fmt: skip
+    first = pl.int_range(pl.len()) == 0
+    parts = [
+        part.with_columns(group_id=pl.when(first).then(pl.lit(group)).otherwise("group_id"))
+        for part, group in zip(parts, met, strict=True)
+    ]
     trainings = [
         pl.concat([tested.filter(fold=number), part.with_columns(fold=pl.lit(number + 1, pl.Int64))])
         for number, part in enumerate(parts)
     ]
     is_tested = pl.col("video_id").is_in(tested["video_id"].to_list())
-    frames = every.select(pl.when((pl.col("label") == "fake") == is_tested).then(60).otherwise(30))
-    index = tables.index(every, num_frames=frames.to_series().to_list())
-
-    found = controls.all_controls(index, tested, tables.predictions(tested, np.full(tested.height, 0.5)), seed=0,
-                                  trainings=trainings)  # fmt: skip
-
-    for name in (controls.METADATA_ONLY, controls.LENGTH_ONLY):
-        assert auc(found[name]) == 0.0, name
-    share = [(part["label"] == "fake").mean() for part in parts]
-    assert share[0] < 0.5 < share[1]
-    for number in (0, 1):
+    frames = every.select(pl.when((pl.col("label") == "fake") == is_tested).then(60).otherwise(30)).to_series()
+    predictions = tables.predictions(tested, np.full(tested.height, 0.5))
+    index = tables.index(every, num_frames=frames.to_list())
+    found = controls.all_controls(index, tested, predictions, seed=0, trainings=trainings)
+    assert [auc(found[name]) for name in (controls.METADATA_ONLY, controls.LENGTH_ONLY)] == [0.0, 0.0]
+    for number, part in enumerate(parts):
+        share = (part["label"] == "fake").mean()
         of_fold = {name: scored.filter(fold=number) for name, scored in found.items()}
-        assert set(of_fold[controls.CONSTANT]["score"]) == {share[number]}
-        assert all(set(of_fold[name]["threshold"]) == {share[number]} for name in (
-            controls.CONSTANT, controls.METADATA_ONLY, controls.LENGTH_ONLY, controls.GROUP_LOOKUP_BY_GROUP,
-        ))  # fmt: skip
-        looked_up = of_fold[controls.GROUP_LOOKUP_BY_GROUP]
-        assert set(looked_up.filter(group_id=met[number])["score"]) == {float(parts[number]["label"][0] == "fake")}
-        assert set(looked_up.filter(pl.col("group_id") != met[number])["score"]) == {share[number]}
+        assert set(of_fold[controls.CONSTANT]["score"]) == set(of_fold[controls.METADATA_ONLY]["threshold"]) == {share}
+        lookup = dict(of_fold[controls.GROUP_LOOKUP_BY_GROUP].select("group_id", "score").unique().iter_rows())
+        assert lookup.pop(met[number]) == float(part["label"][0] == "fake")
+        assert set(lookup.values()) == {share}
     by_row = found[controls.GROUP_LOOKUP_BY_ROW]
-    assert by_row.height == tested.height
-    assert by_row["fold"].n_unique() == 5  # what trains is dealt anew together with what is tested
-    recognised = by_row.filter(pl.col("group_id").is_in(met))
-    assert (recognised["score"] < 1).any()  # by the real one in their group, which only trains
+    assert (by_row.height, by_row["fold"].n_unique()) == (tested.height, 5)
+    assert (by_row.filter(pl.col("group_id").is_in(met))["score"] < 1).any()
+
+
+# A table of anyone's scores
+
+
+def table_of(ids: list[str], labels: list[str], groups: list[str | None]) -> ScoreTable:
+    facts = {name: pl.lit(None, pl.String) for name in FACTS if name != "group_id"}
+    columns = [pl.Series("video_id", ids), pl.Series("label", labels), pl.Series("group_id", groups, dtype=pl.String)]
+    videos = pl.DataFrame(columns).with_columns(**facts).select("video_id", "label", *FACTS).sort("video_id")
+    return ScoreTable(videos, pl.DataFrame({"one": np.random.default_rng(0).random(len(ids))}))
+
+
+def test_controls_of_scores_are_in_the_order_of_the_table_and_missing_ones_are_named():
+    ids, groups = [f"v{number:02}" for number in range(40)], [f"g{number // 2}" for number in range(40)]
+    videos = table_of(ids, ["real", "real", "fake", "fake"] * 10, groups).videos
+    found, missing = controls.controls_of_scores(videos, group_ids(videos).tolist())
+    assert set(found) == {"constant", "group_lookup_by_group", "group_lookup_by_row"}
+    assert all(control["video_id"].to_list() == ids for control in found.values())
+    assert ["--corpus" in line for line in missing] == [True]
+    alone = videos.with_columns(group_id=pl.lit(None, pl.String))
+    found, missing = controls.controls_of_scores(alone, group_ids(alone).tolist())
+    assert (set(found), len(missing)) == ({"constant"}, 2)
+
+
+@pytest.mark.long
+def test_with_the_videos_come_groups_metadata_and_clip_length(tmp_path):
+    corpus = small_corpus("video", tmp_path / "corpus")
+    entries = read_corpus(corpus).entries
+    table = table_of([each.path for each in entries], [str(each.label) for each in entries], [None] * len(entries))
+    config = resolve_config({"corpus": str(corpus), "cache_dir": str(tmp_path / "cache")})
+    known, of_corpus = found_in_corpus(table, config, tmp_path / "audit")
+    assert known.videos["group_id"].null_count() < table.videos.height == of_corpus.height
+    groups = group_ids(known.videos).tolist()
+    found, missing = controls.controls_of_scores(known.videos, groups, of_corpus)
+    assert {"metadata_only", "length_only"} <= set(found)
+    assert missing == []
+    audit = audit_scores(known.videos, known.scores, Settings(replicates=100), controls=found)
+    assert audit.controls["value"].is_not_null().all()
+    found, missing = controls.controls_of_scores(known.videos, groups, of_corpus.head(of_corpus.height - 1))
+    assert found["metadata_only"]["score"].null_count() == 1
+    assert "1 of" in missing[-1]

@@ -1,3 +1,5 @@
+"""Clips as samples: rows, weights and priors, several clips of one video, and what identifies a fold."""
+
 import math
 
 import numpy as np
@@ -5,20 +7,19 @@ import polars as pl
 import pytest
 import torch
 
+from fvc_lib.corpus.protocols.protocol import TrainingRows
+from fvc_lib.engine.loading import load_batches
 from fvc_lib.metrics.calibration import expected_calibration_error, probabilities
+from fvc_lib.services.checkpoint_files import BEST, load_weights
 from fvc_lib.services.errors import DataError
-from fvc_lib.tasks.video.data import (
-    ClipDataset,
-    ClipRow,
-    class_weights,
-    clip_rows,
-    prior_logit,
-    require_clips,
-    rows_fingerprint,
-    without_missing_originals,
-)
+from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table
+from fvc_lib.tasks.video.data import ClipDataset, ClipRow, class_weights, clip_rows, fold_clips, prior_logit
+from fvc_lib.tasks.video.task import BinaryScores
+from fvc_lib.tasks.video.training import fold_training, train_fold
+from tests.kits.training import draw_clip
 
 ROWS = (ClipRow("a", 0, 0), ClipRow("a", 1, 0), ClipRow("b", 0, 1))
+CLIPS = 3
 
 
 def test_rows_are_originals_and_copies_in_the_order_of_the_ids():
@@ -40,52 +41,103 @@ def test_a_sample_is_the_clip_as_stored(tiny_training):
 
 def test_class_weights_even_out_the_classes_and_average_to_one():
     real, fake = class_weights(ROWS)
-    assert 2 * real == 1 * fake
-    assert 2 * real + fake == pytest.approx(3)
-
-
-def test_the_prior_makes_the_score_of_a_network_trained_for_equal_classes_a_probability():
-    """A perfect network says log-likelihood ratios, as equal classes teach them; four videos in five are fake."""
-    generator = np.random.default_rng(0)
-    labels = (np.arange(20_000) % 5 > 0).astype(np.int64)
-    values = generator.normal(2.0 * labels, 1.0)  # log N(2, 1) / N(0, 1) = 2 x - 2
-    logits = 2 * values - 2
-    rows = [ClipRow(str(number), 0, int(label)) for number, label in enumerate(labels)]
-    shift = prior_logit(rows, "loss")
-    assert shift == pytest.approx(math.log(4))
-    assert prior_logit(rows, "sampler") == shift
-    assert prior_logit(rows, "none") == 0
-    assert expected_calibration_error(labels, probabilities(logits, 1.0)) > 0.1
-    assert expected_calibration_error(labels, probabilities(logits + shift, 1.0)) < 0.01
-
-
-def test_one_class_is_refused():
+    assert (2 * real, 2 * real + fake) == (fake, pytest.approx(3))
     with pytest.raises(DataError, match="got 2 real and 0 fake clips"):
         class_weights(ROWS[:2])
 
 
-def test_missing_clips_are_named(tiny_training):
-    rows = [ClipRow("video00003", 1, 1), ClipRow("video00003", 7, 1), ClipRow("gone", 0, 1)]
-    with pytest.raises(DataError, match=r"2 clips are not in the clip store: video00003#7, gone#0\. Run 03_aug"):
-        require_clips(tiny_training.store, rows)
-
-
-def test_videos_without_an_original_are_told_apart(tiny_training):
-    videos = pl.DataFrame({"video_id": ["zzz", "video00003", "aaa"]})
-    usable, missing = without_missing_originals(videos, tiny_training.store)
-    assert usable["video_id"].to_list() == ["video00003"]
-    assert missing == ("aaa", "zzz")
+def test_the_prior_makes_the_score_of_a_network_trained_for_equal_classes_a_probability():
+    """A perfect network gives log-likelihood ratios, as equal classes teach them; four videos in five are fake."""
+    labels = (np.arange(20_000) % 5 > 0).astype(np.int64)
+    logits = 2 * np.random.default_rng(0).normal(2.0 * labels, 1.0) - 2  # log N(2, 1) / N(0, 1) = 2 x - 2
+    rows = [ClipRow(str(number), 0, int(label)) for number, label in enumerate(labels)]
+    shift = prior_logit(rows, "loss")
+    assert [shift, prior_logit(rows, "sampler"), prior_logit(rows, "none")] == pytest.approx([math.log(4)] * 2 + [0])
+    assert expected_calibration_error(labels, probabilities(logits, 1.0)) > 0.1
+    assert expected_calibration_error(labels, probabilities(logits + shift, 1.0)) < 0.01
 
 
 def test_the_fingerprint_sees_labels_parts_copies_and_settings(tiny_training):
-    store = tiny_training.store
-    other_store = tiny_training.with_config(augmentations=("noise",))
-    prints = {
-        rows_fingerprint(store, [("train", ROWS), ("test", ())]),
-        rows_fingerprint(store, [("train", ROWS[:2]), ("test", ROWS[2:])]),
-        rows_fingerprint(store, [("train", (*ROWS[:2], ClipRow("b", 0, 0)))]),
-        rows_fingerprint(store, [("train", (*ROWS[:2], ClipRow("b", 1, 1)))]),
-        rows_fingerprint(other_store.store, [("train", ROWS), ("test", ())]),
-    }
-    assert len(prints) == 5
-    assert rows_fingerprint(store, [("train", ROWS), ("test", ())]) in prints
+    folds = read_table(tiny_training.paths.folds, FOLDS)
+    other_labels = folds.with_columns(label=pl.when(pl.col("fold") == 0).then(pl.lit("real")).otherwise("label"))
+
+    def fingerprint(table=folds, fold=0, **changes):
+        tiny = tiny_training.with_config(**changes)
+        return fold_clips(TrainingRows(table), tiny_training.store, tiny.config, fold).fingerprint
+
+    prints = {fingerprint(), fingerprint(other_labels), fingerprint(fold=1), fingerprint(augmentations_per_video=0)}
+    assert len(prints) == 4
+    assert fingerprint(epochs=9) == fingerprint()
+
+
+# Several clips of one video: training draws one, testing averages all, and a result stays one row per video
+
+
+@pytest.fixture
+def several(tiny_training):
+    """The tiny run with three clips of each video, each drawn for itself."""
+    tiny = tiny_training.with_config(clips_per_video=CLIPS, epochs=1, shuffled_label_control=False)
+    for video_id, label in read_table(tiny.paths.folds, FOLDS).select("video_id", "label").iter_rows():
+        for number in (0, 1):
+            clips = [draw_clip(f"{video_id}/{clip}", number, label == "fake") for clip in range(CLIPS)]
+            tiny.store.write(video_id, number, np.concatenate(clips))
+    tiny.note_clips()
+    return tiny
+
+
+def clip_of(sample_id):
+    return int(sample_id.partition("@")[2] or 0)
+
+
+def test_training_draws_one_clip_of_each_row_by_seed_row_and_epoch_alone(several):
+    rows = clip_rows(read_table(several.paths.folds, FOLDS), 1)
+    data = ClipDataset(several.store, rows, clips=CLIPS, draws=True, seed=3)
+    assert len(data) == len(data.classes) == len(rows)
+    drawn = {}
+    for epoch in range(6):
+        order, now, seen = np.random.default_rng(epoch).permutation(len(rows)).tolist(), data.at_epoch(epoch), []
+        for size, workers in ((7, 0), (5, 2)):
+            batches = [order[start : start + size] for start in range(0, len(order), size)]
+            loaded = load_batches(now, batches, num_workers=workers)
+            seen.append({name for batch in loaded for name in batch.sample_ids})
+        assert seen[0] == seen[1]
+        assert {name.partition("@")[0] for name in seen[0]} == {row.clip_id for row in rows}
+        drawn[epoch] = seen[0]
+        sample, row = now[order[0]], rows[order[0]]
+        first = 4 * clip_of(sample.sample_id)
+        stored = several.store.read(row.video_id, row.augmentation_index)[first : first + 4]
+        assert sample.tensors["frames"].numpy().tolist() == stored.tolist()
+    assert drawn[0] != drawn[1]
+    shares = np.bincount([clip_of(name) for names in drawn.values() for name in names], minlength=CLIPS)
+    assert shares.min() > 0.2 * shares.sum()
+
+
+def test_a_result_is_one_row_per_video_with_the_mean_of_its_clips_logits(several, list_log):
+    outcome = train_fold(several.paths, several.config, 0, metric_log=list_log())
+    predictions = read_table(several.paths.predictions(0), PREDICTIONS)
+    tested = read_table(several.paths.folds, FOLDS).filter(fold=0).sort("video_id")
+    assert predictions["video_id"].to_list() == tested["video_id"].to_list()
+    task = fold_training(several.paths, several.config, 0).task
+    model = task.build_model().eval()
+    model.load_state_dict(load_weights(several.paths.fold_checkpoints(0) / BEST))
+    prior = outcome.training.selection.prior_logit
+    for video_id, logit in predictions.select("video_id", "logit").iter_rows():
+        clips = torch.from_numpy(np.array(several.store.read(video_id, 0))).reshape(CLIPS, 4, 3, 24, 24)
+        with torch.inference_mode():
+            assert logit == pytest.approx(model(clips).double().mean().item() + prior, abs=1e-5)
+    parts = [
+        {part[number].sample_id.partition("#")[0] for number in range(len(part))}
+        for part in (task.training_data, task.validation_data)
+    ]
+    assert not parts[0] & parts[1]
+    assert len(task.validation_data) == CLIPS * len(parts[1])
+
+
+def test_scores_average_the_clips_of_a_video_wherever_batches_and_ranks_end():
+    logits, labels = torch.arange(12.0).double(), torch.tensor([0, 0, 0, 1, 1, 1] * 2)
+    one, other = BinaryScores(3), BinaryScores(3)
+    one.add([str(n) for n in range(5)], {"logits": logits[:5], "labels": labels[:5]})
+    other.add([str(n) for n in range(5, 12)], {"logits": logits[5:], "labels": labels[5:]})
+    one.add_document(other.to_document())
+    assert (one.logits.tolist(), one.labels.tolist()) == ([1, 4, 7, 10], [0, 1, 0, 1])
+    assert one.compute()["roc_auc"] == 0.75

@@ -17,11 +17,20 @@ from fvc_lib.corpus.folds import split_for_fold
 from fvc_lib.services.errors import DataError, FvcError, LeakageError, UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import FOLDS, INDEX, PREDICTIONS, VALIDATION_PREDICTIONS, read_table, write_table
+from fvc_lib.services.tables import (
+    FOLDS,
+    INDEX,
+    LEAKAGE_AUDIT,
+    PREDICTIONS,
+    VALIDATION_PREDICTIONS,
+    frame_of,
+    read_table,
+    write_table,
+)
 from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.predicting import Standing, predictor_of
+from fvc_lib.tasks.video import ensembles
 from fvc_lib.tasks.video.controls import fake_labels
-from fvc_lib.tasks.video.ensembles import combine, make, stacking
 from tests.kits.bundle_kit import edited, sealed
 from tests.kits.scored_run import trained_run, write_video
 from tests.kits.training import draw_clip
@@ -40,6 +49,7 @@ def runs(tmp_path_factory) -> list[RunPaths]:
     made = [trained_run(home / model, model) for model in ("frame_cnn", "r2plus1d_small")]
     for run in made:
         run.run_json.write_text("{}")
+        write_table(frame_of([], LEAKAGE_AUDIT), LEAKAGE_AUDIT, run.leakage_audit)
     return made
 
 
@@ -48,19 +58,19 @@ def copies(runs, tmp_path) -> list[RunPaths]:
     return [RunPaths(shutil.copytree(run.root, tmp_path / f"run_{place}")) for place, run in enumerate(runs)]
 
 
-def members_of(runs: list[RunPaths]) -> list[combine.Member]:
+def members_of(runs: list[RunPaths]) -> list[ensembles.Member]:
     tables = [[read_table(run.predictions(fold), PREDICTIONS) for fold in (0, 1)] for run in runs]
     return [
-        combine.checked_member(run, pl.concat(parts).sort("video_id"), place)
+        ensembles.checked_member(run, pl.concat(parts).sort("video_id"), place)
         for place, (run, parts) in enumerate(zip(runs, tables, strict=True))
     ]
 
 
 def ensemble_in(folder: Path, runs: list[RunPaths], method: str) -> RunPaths:
     made, members = RunPaths(folder), members_of(runs)
-    rules, configs = make.rules_of(members, method), [run_config(run) for run in runs]
-    make.write_predictions(made, members, combine.combined(members, rules, method), configs[0])
-    make.write_record(made, members, configs, ["one", "other"], rules, method)
+    rules = ensembles.rules_of(members, method)
+    predictions = ensembles.combined(members, rules, method)
+    ensembles.write_ensemble(made, members, ["one", "other"], rules, method, predictions, members[0].config)
     return made
 
 
@@ -72,7 +82,7 @@ def test_a_training_keeps_the_predictions_of_its_inner_validation_videos(runs):
 
 
 def test_weights_of_a_fold_are_of_its_own_networks_inner_validation_and_nothing_of_the_fold_changes_them(runs, copies):
-    rules = stacking.stacked_rules(members_of(runs))
+    rules = ensembles.rules_of(members_of(runs), "stacking")
     assert all(rule.num_videos == read_table(runs[0].validation_predictions(fold), VALIDATION_PREDICTIONS).height
                for fold, rule in enumerate(rules))  # fmt: skip
     table = read_table(copies[0].predictions(1), PREDICTIONS)
@@ -81,7 +91,7 @@ def test_weights_of_a_fold_are_of_its_own_networks_inner_validation_and_nothing_
     write_table(
         table.with_columns(**{k: pl.Series(v) for k, v in columns.items()}), PREDICTIONS, copies[0].predictions(1)
     )
-    changed = stacking.stacked_rules(members_of(copies))
+    changed = ensembles.rules_of(members_of(copies), "stacking")
     assert [rule.weights for rule in changed] == [rule.weights for rule in rules]
 
 
@@ -95,15 +105,7 @@ def test_predictions_that_repeat_labels_of_what_a_network_was_trained_on_or_test
             planted.select(list(VALIDATION_PREDICTIONS.columns)), VALIDATION_PREDICTIONS, run.validation_predictions(0)
         )
         with pytest.raises(LeakageError, match=words):
-            stacking.stacked_rules(members_of(copies))
-
-
-def test_inner_predictions_that_repeat_labels_are_not_what_the_run_chose_its_temperature_by(copies):
-    path = copies[0].validation_predictions(0)
-    told = pl.when(pl.col("label") == "fake").then(8.0).otherwise(-8.0)
-    write_table(read_table(path, VALIDATION_PREDICTIONS).with_columns(logit=told), VALIDATION_PREDICTIONS, path)
-    with pytest.raises(DataError, match="not those by which its temperature was chosen"):
-        stacking.stacked_rules(members_of(copies))
+            ensembles.rules_of(members_of(copies), "stacking")
 
 
 def test_a_new_file_gets_each_members_score_by_fold_together_and_a_known_one_its_stored_score(runs, tmp_path):

@@ -13,7 +13,7 @@ from fvc_lib.services.parameters import run_config
 from fvc_lib.services.tables import INDEX, PREDICTIONS, read_table
 from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.predicting import Standing, predictor_of
-from fvc_lib.tasks.video.classical.judging import described_in, fitted_model, measured_features
+from fvc_lib.tasks.video.classical import described_in, fitted_model, measured_features
 from fvc_lib.tasks.video.verdicts.evidence import NO_FRAMES, file_evidence
 from fvc_lib.tasks.video.verdicts.rule import KnownVideos
 from fvc_lib.tasks.video.verdicts.scoring import networks_of_run

@@ -15,12 +15,12 @@ from fvc_lib.services.errors import UsageError
 from fvc_lib.services.parameters import run_config
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.stage_logs import MetricLog
-from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, PREDICTIONS, PROTOCOL, frame_of, read_table, write_table
+from fvc_lib.services.tables import FINAL_VALIDATION, INDEX, PREDICTIONS, read_table, write_table
 from fvc_lib.services.tasks import FINAL_TRAINING
 from fvc_lib.tasks.bundle import write_bundle
 from fvc_lib.tasks.predicting import Standing, predictor_of
 from fvc_lib.tasks.video import data
-from fvc_lib.tasks.video.training import train_fold
+from fvc_lib.tasks.video.training import read_fold, train_fold
 from fvc_lib.tasks.video.verdicts.evidence import NO_NETWORK, file_evidence
 from fvc_lib.tasks.video.verdicts.judging import judge_files
 from fvc_lib.tasks.video.verdicts.rule import TAKEN_OVER, WORTH, KnownVideos, agreement_table, rule_of
@@ -69,8 +69,8 @@ def test_all_groups_train_it_or_choose_for_it_and_nothing_tests_it(run):
     config = run_config(run)
     outcome = train(run, config)
     assert outcome.train_anew  # a finished one is not trained again
-    assert data.read_fold(run, config.model_copy(update={"shuffled_label_control": True}), 0)[2]
-    assert not data.read_fold(run, config.model_copy(update={"shuffled_label_control": True}), None)[2]
+    with_control = config.model_copy(update={"shuffled_label_control": True})
+    assert [bool(read_fold(run, with_control, fold)[2]) for fold in (0, None)] == [True, False]
     assert outcome.num_train + outcome.num_validation == NUM_VIDEOS
     assert (outcome.num_test, outcome.control, outcome.sources) == (0, None, None)
     chose = read_table(run.final_validation, FINAL_VALIDATION)
@@ -82,15 +82,11 @@ def test_all_groups_train_it_or_choose_for_it_and_nothing_tests_it(run):
         assert read_table(run.predictions(fold), PREDICTIONS)["fold"].unique().to_list() == [fold]
 
 
-def test_whoever_takes_part_in_any_training_of_a_protocol_takes_part(run, tmp_path):
+def test_videos_of_any_training_of_a_protocol_take_part(run):
     parts = [("a", 0, "train"), ("a", 1, "left_out"), ("b", 0, "test"), ("b", 1, "train"), ("c", 0, "left_out")]
     rows = [(f"video{v}{'x' * 8}", v, "real" if v == "a" else "fake", fold, part) for v, fold, part in parts]
     table = pl.DataFrame(rows, schema=["video_id", "group_id", "label", "fold", "part"], orient="row")
-    other = RunPaths(tmp_path)
-    told = {"protocol": "official", "target": None, "reason": None}
-    columns = {name: table[name].to_list() if name in table.columns else told[name] for name in PROTOCOL.columns}
-    write_table(frame_of(columns, PROTOCOL), PROTOCOL, other.protocol)
-    rows = data.rows_to_train_on(other, run_config(run).model_copy(update={"protocol": "official"}), None)
+    rows = data.rows_to_train_on(table, run_config(run).model_copy(update={"protocol": "official"}), None)
     assert rows.folds["group_id"].to_list() == ["a", "b"]
 
 

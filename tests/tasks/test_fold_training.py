@@ -1,31 +1,23 @@
-import json
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from fvc_lib.corpus.folds import split_for_fold
 from fvc_lib.corpus.protocols.protocol import TrainingRows
 from fvc_lib.services.checkpoint_files import BEST, CheckpointMismatchError, load_weights
 from fvc_lib.services.errors import DataError, StoppedError
 from fvc_lib.services.registry import DETECTORS
-from fvc_lib.services.stage_logs import MetricLog
 from fvc_lib.services.tables import AUGMENTED, FOLDS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks import recipe
 from fvc_lib.tasks.recipe import read_outcome
-from fvc_lib.tasks.video.data import ClipDataset, fold_clips, prior_logit, read_fold
-from fvc_lib.tasks.video.training import TrainingSummary, _task as fold_task, fold_training, train_fold
+from fvc_lib.tasks.video.data import ClipDataset, fold_clips, prior_logit
+from fvc_lib.tasks.video.training import TrainingSummary, fold_training, read_fold, train_fold
 from fvc_lib.video.clips.shards import write_shards
 from tests.kits.selection_kit import recorded_selection
 from tests.kits.training import ListLog, tiny_training_in
-
-ROOT = Path(__file__).parents[2]
 
 
 def run(tiny, log, fold=0, **options):
@@ -59,28 +51,6 @@ def test_a_fold_is_learned_and_its_control_is_not(tiny_training, list_log):
     assert read_outcome(tiny.paths.fold_outcome(0), TrainingSummary) == outcome
 
 
-def test_scores_of_an_uneven_corpus_are_brought_to_its_share_of_fakes(tiny_training, list_log):
-    tiny = tiny_training.with_config(epochs=1, shuffled_label_control=False)
-    folds = read_table(tiny.paths.folds, FOLDS)
-    # All of fold 0, and outside it every fake but only some groups of reals.
-    kept = folds["group_id"].unique().sort().gather_every(2)
-    uneven = folds.filter(
-        (pl.col("fold") == 0) | (pl.col("label") == "fake") | pl.col("group_id").is_in(kept.to_list())
-    )
-    write_table(uneven, FOLDS, tiny.paths.folds)
-    outcome = run(tiny, list_log())
-    table = read_table(tiny.paths.predictions(0), PREDICTIONS)
-    shift = outcome.training.selection.prior_logit
-    _, clips, _ = read_fold(tiny.paths, tiny.config, 0)
-    assert shift == prior_logit(clips.train, "loss") > 0
-    network = DETECTORS.get(tiny.config.model).build().eval()
-    network.load_state_dict(load_weights(tiny.paths.fold_checkpoints(0) / BEST))
-    with torch.inference_mode():
-        for video_id, logit in table.select("video_id", "logit").iter_rows():
-            clip = torch.from_numpy(tiny.store.read(video_id, 0).copy())[None]
-            assert network(clip).item() + shift == pytest.approx(logit, abs=1e-4)
-
-
 @pytest.fixture(scope="module")
 def finished(drawn_tiny_training, tmp_path_factory):
     """Fold 0, trained once: the run, its outcome, its log and what progress said; only looked at."""
@@ -92,14 +62,11 @@ def finished(drawn_tiny_training, tmp_path_factory):
 
 
 def test_a_finished_fold_is_not_trained_again(finished, list_log, monkeypatch):
-    tiny, outcome, _, _ = finished
+    tiny, outcome, *_ = finished
     monkeypatch.setattr(recipe, "Engine", lambda *_, **__: pytest.fail("it trains"))
     log = list_log()
     assert run(tiny, log) == outcome
     assert log.lines == []
-
-
-def test_progress_runs_over_model_and_control(finished):
     *_, seen = finished
     assert seen == sorted(seen)
     assert seen[-1][0] == seen[-1][1] == seen[0][1]
@@ -122,85 +89,12 @@ def test_a_fold_stopped_in_model_and_control_goes_on_and_changes_nothing(tiny_tr
         assert ours.read_bytes() == theirs.read_bytes()
 
 
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-from fvc_lib.tasks.video.training import train_fold
-from fvc_lib.services.config import RunConfig
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.stage_logs import MetricLog
-
-paths, lives = RunPaths(Path(sys.argv[1])), int(sys.argv[3])
-with MetricLog(paths.metrics("04"), run_id="r", fold=0, attempt=int(sys.argv[4])) as log:
-    inner = log.log
-    def log_until_killed(**line):
-        global lives
-        inner(**line)
-        lives -= 1
-        if lives == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-    log.log = log_until_killed
-    train_fold(paths, RunConfig.model_validate_json(sys.argv[2]), 0, metric_log=log)
-"""
-
-
-def spawn(tiny, lives, attempt):
-    given = [str(tiny.paths.root), tiny.config.model_dump_json(), str(lives), str(attempt)]
-    command = [sys.executable, "-c", CHILD, *given]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.fault(3)
-@pytest.mark.long
-@pytest.mark.parametrize("source", ["store", "stream"])
-def test_kill_9_twice_then_to_the_end_equals_the_undisturbed_run(tiny_training, tmp_path, source):
-    """In mid-epoch of the model, then of the control; new processes each time."""
-    if source == "stream":
-        tiny_training = streamed(tiny_training, num_workers=1)
-    assert spawn(tiny_training, 6, 1).returncode == -9
-    assert spawn(tiny_training, 22, 2).returncode == -9
-    last = spawn(tiny_training, -1, 3)
-    assert last.returncode == 0, last.stderr
-    whole = tiny_training.paths
-    killed = read_table(whole.predictions(0), PREDICTIONS)
-    weights = load_file(whole.fold_checkpoints(0) / BEST)
-    lines = deduplicated(whole.metrics("04"))
-    for folder in (whole.fold_checkpoints(0), whole.control_checkpoints(0)):
-        for path in sorted(folder.iterdir(), reverse=True):
-            if path.is_file():
-                path.unlink()
-    with MetricLog(tmp_path / "whole.jsonl", run_id="r", fold=0) as log:
-        run(tiny_training, log)
-    assert killed.equals(read_table(whole.predictions(0), PREDICTIONS))
-    again = load_file(whole.fold_checkpoints(0) / BEST)
-    assert all(again[name].equal(tensor) for name, tensor in weights.items())
-    assert lines == deduplicated(tmp_path / "whole.jsonl")
-
-
-def deduplicated(path: Path) -> dict[tuple[object, ...], object]:
-    """Values by (step, phase, metric); where attempts overlap they must agree."""
-    values = {}
-    for line in path.read_text().splitlines():
-        row = json.loads(line)
-        key = (row["step"], row["epoch"], row["phase"], row["metric"])
-        assert values.setdefault(key, row["value"]) == row["value"]
-    return values
-
-
 @pytest.mark.fault(28)
 def test_other_parameters_are_refused_and_the_machine_s_are_not(finished, list_log):
     tiny = finished[0]
     with pytest.raises(CheckpointMismatchError, match=r"epochs: 2 -> 4"):
         run(tiny.with_config(epochs=4), list_log())
     run(tiny.with_config(batch_size=2, num_workers=2, bootstrap_replicates=100), list_log())
-
-
-def test_loader_processes_and_the_folder_change_no_prediction(tiny_training, finished, list_log, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    moved = tiny_training.with_config(cache_dir="cache", num_workers=2)
-    run(moved, list_log())
-    found, wanted = (read_table(each.paths.predictions(0), PREDICTIONS) for each in (moved, finished[0]))
-    assert found.equals(wanted)
 
 
 @pytest.mark.long
@@ -238,8 +132,8 @@ def streamed(tiny, **changes):
 def test_a_stream_has_the_clips_of_the_store_in_another_order(tiny_training):
     found = {}
     for name, tiny in (("stream", streamed(tiny_training)), ("store", tiny_training)):
-        source, clips, _ = read_fold(tiny.paths, tiny.config, 0)
-        data = fold_task(source, clips, tiny.config).training_data
+        _, clips, _ = read_fold(tiny.paths, tiny.config, 0)
+        data = fold_training(tiny.paths, tiny.config, 0).task.training_data
         batch = data.__getitems__(range(len(data)))
         found[name] = (batch.sample_ids, batch.tensors["frames"], data.classes, clips.fingerprint, data.stream)
     assert found["stream"][:1] + found["stream"][2:4] == found["store"][:1] + found["store"][2:4]
@@ -296,73 +190,6 @@ def test_shuffled_labels_are_trained_and_tested_on(tiny_training, list_log):
     assert not tiny.paths.control_checkpoints(0).exists()
 
 
-def test_training_sees_copies_and_the_rest_originals_only_of_disjoint_groups(tiny_training):
-    clips = fold_clips(
-        TrainingRows(read_table(tiny_training.paths.folds, FOLDS)), tiny_training.store, tiny_training.config, 1
-    )
-    assert {row.augmentation_index for row in clips.train} == {0, 1}
-    outer = clips.test.open(recorded_selection(clips))
-    assert {row.augmentation_index for row in (*clips.validation, *outer.rows)} == {0}
-    split = split_for_fold(
-        read_table(tiny_training.paths.folds, FOLDS),
-        1,
-        inner_validation_share=tiny_training.config.inner_validation_share,
-        seed=tiny_training.config.seed,
-    )
-    for rows, part in ((clips.train, split.train), (clips.validation, split.validation), (outer.rows, split.test)):
-        assert {row.video_id for row in rows} == set(part["video_id"])
-
-
-def test_videos_that_could_not_be_decoded_are_named_and_left_out(tiny_training, list_log, caplog):
-    lost = [f"video{number:05d}" for number in (0, 7, 20)]
-    for video_id in lost:
-        for index in (0, 1):
-            tiny_training.store.clip_path(video_id, index).unlink()
-    tiny_training.note_clips()
-    outcome = run(tiny_training, list_log())
-    assert outcome.missing == tuple(lost)
-    assert "3 videos have no clip and take no part: video00000, video00007, video00020" in caplog.text
-    assert not set(lost) & set(read_table(tiny_training.paths.predictions(0), PREDICTIONS)["video_id"])
-
-
-def test_too_many_of_them_stop_the_fold(tiny_training, list_log):
-    tiny_training.store.clip_path("video00000", 0).unlink()
-    tiny_training.note_clips()
-    with pytest.raises(DataError, match=r"1 of 36 videos have no clip .*video00000.*03_augmentation"):
-        run(tiny_training.with_config(max_rejected_share=0.0), list_log())
-
-
-@pytest.mark.fault(10)
-def test_a_clip_that_was_made_and_is_gone_stops_the_fold(tiny_training, list_log):
-    tiny_training.store.clip_path("video00000", 0).unlink()
-    with pytest.raises(DataError, match=r"clips of 1 videos were made and are gone.*video00000.*--from 03"):
-        run(tiny_training, list_log())
-
-
-def test_unfinished_augmentation_is_named_before_training(tiny_training, list_log, monkeypatch):
-    monkeypatch.setattr(recipe, "Engine", lambda *_, **__: pytest.fail("it trains"))
-    clips = fold_clips(
-        TrainingRows(read_table(tiny_training.paths.folds, FOLDS)), tiny_training.store, tiny_training.config, 0
-    )
-    video_id = clips.train[0].video_id
-    tiny_training.store.clip_path(video_id, 1).unlink()
-    with pytest.raises(DataError, match=f"1 clips are not in the clip store: {video_id}#1"):
-        run(tiny_training, list_log())
-
-
-def test_a_fold_that_is_not_there_is_refused(tiny_training, list_log):
-    with pytest.raises(DataError, match="fold 3: no such fold"):
-        run(tiny_training, list_log(), fold=3)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"model": "r2plus1d"}, {"class_balance": "sampler"}, {"class_balance": "none"}], ids=str
-)
-def test_every_recipe_runs(tiny_training, list_log, changes):
-    outcome = run(tiny_training.with_config(epochs=1, shuffled_label_control=False, **changes), list_log())
-    assert outcome.training.selection.best_epoch == 1
-
-
 @pytest.mark.parametrize("balance", ["batch", "sampler", "loss", "none"])
 def test_with_evenly_drawn_classes_a_partner_s_class_is_drawn_evenly_too(tiny_training, balance, monkeypatch):
     """The prior that is put back afterwards takes both classes for equally frequent in what was trained on."""
@@ -375,3 +202,58 @@ def test_with_evenly_drawn_classes_a_partner_s_class_is_drawn_evenly_too(tiny_tr
     mixed = [few.at_epoch(epoch)[0].tensors["target"].item() for epoch in range(60)]  # a real clip, with any other
     with_fakes = sum(target > 0 for target in mixed) / len(mixed)
     assert (with_fakes < 0.7) == (balance in ("batch", "sampler"))
+
+
+def test_scores_of_an_uneven_corpus_are_brought_to_its_share_of_fakes(tiny_training, list_log):
+    tiny = tiny_training.with_config(epochs=1, shuffled_label_control=False)
+    folds = read_table(tiny.paths.folds, FOLDS)
+    # All of fold 0, and outside it every fake but only some groups of reals.
+    some = pl.col("group_id").is_in(folds["group_id"].unique().sort().gather_every(2).to_list())
+    write_table(folds.filter((pl.col("fold") == 0) | (pl.col("label") == "fake") | some), FOLDS, tiny.paths.folds)
+    shift = run(tiny, list_log()).training.selection.prior_logit
+    assert shift == prior_logit(read_fold(tiny.paths, tiny.config, 0)[1].train, "loss") > 0
+    network = DETECTORS.get(tiny.config.model).build().eval()
+    network.load_state_dict(load_weights(tiny.paths.fold_checkpoints(0) / BEST))
+    table = read_table(tiny.paths.predictions(0), PREDICTIONS)
+    for video_id, logit in table.select("video_id", "logit").iter_rows():
+        clip = torch.from_numpy(tiny.store.read(video_id, 0).copy())[None]
+        with torch.inference_mode():
+            assert network(clip).item() + shift == pytest.approx(logit, abs=1e-4)
+
+
+def test_training_sees_copies_and_the_rest_originals_only_of_disjoint_groups(tiny_training):
+    config, folds = tiny_training.config, read_table(tiny_training.paths.folds, FOLDS)
+    clips = fold_clips(TrainingRows(folds), tiny_training.store, config, 1)
+    assert {row.augmentation_index for row in clips.train} == {0, 1}
+    outer = clips.test.open(recorded_selection(clips))
+    assert {row.augmentation_index for row in (*clips.validation, *outer.rows)} == {0}
+    split = split_for_fold(folds, 1, inner_validation_share=config.inner_validation_share, seed=config.seed)
+    for rows, part in ((clips.train, split.train), (clips.validation, split.validation), (outer.rows, split.test)):
+        assert {row.video_id for row in rows} == set(part["video_id"])
+
+
+def test_videos_that_could_not_be_decoded_are_named_and_left_out_up_to_a_share(tiny_training, list_log):
+    lost = [f"video{number:05d}" for number in (0, 7, 20)]
+    for video_id in lost:
+        for number in (0, 1):
+            tiny_training.store.clip_path(video_id, number).unlink()
+    tiny_training.note_clips()
+    assert run(tiny_training, list_log()).missing == tuple(lost)
+    assert not set(lost) & set(read_table(tiny_training.paths.predictions(0), PREDICTIONS)["video_id"])
+    with pytest.raises(DataError, match=r"3 of 36 videos have no clip .*video00000.*03_augmentation"):
+        run(tiny_training.with_config(max_rejected_share=0.0), list_log())
+
+
+@pytest.mark.fault(10)
+@pytest.mark.parametrize(
+    ("copy", "error"),
+    [(0, r"clips of 1 videos were made and are gone.*{}.*--from 03"), (1, "1 clips are not in the clip store.*{}#1")],
+)
+def test_a_clip_that_is_gone_stops_the_fold_before_training(tiny_training, list_log, monkeypatch, copy, error):
+    monkeypatch.setattr(recipe, "Engine", lambda *_, **__: pytest.fail("it trains"))
+    video_id = read_fold(tiny_training.paths, tiny_training.config, 0)[1].train[0].video_id
+    tiny_training.store.clip_path(video_id, copy).unlink()
+    with pytest.raises(DataError, match=error.format(video_id)):
+        run(tiny_training, list_log())
+    with pytest.raises(DataError, match="fold 3: no such fold"):
+        run(tiny_training, list_log(), fold=3)

@@ -12,7 +12,7 @@ import pytest
 from fvc_lib.services.errors import LeakageError
 from fvc_lib.services.tables import FOLDS, PREDICTIONS, read_table, write_table
 from fvc_lib.tasks.recipe import read_outcome
-from fvc_lib.tasks.video import training as fold_training
+from fvc_lib.tasks.video import summary, training as fold_training
 from fvc_lib.tasks.video.data import ClipRow, SealedFold
 from fvc_lib.tasks.video.selection import SELECTION
 from fvc_lib.tasks.video.training import TrainingSummary, train_fold
@@ -50,7 +50,7 @@ def test_a_sealed_fold_shows_its_number_of_videos_alone(touch):
     assert "outer fold 3" in str(caught.value) or "subscriptable" in str(caught.value)
 
 
-def test_of_what_training_loads_one_module_reads_tables_and_it_is_the_one_that_seals():
+def test_of_the_modules_that_training_loads_the_stage_s_own_read_tables():
     room, loaded, ahead = Path(fold_training.__file__).parent, {}, {"training"}
     while ahead:
         name = ahead.pop()
@@ -58,7 +58,8 @@ def test_of_what_training_loads_one_module_reads_tables_and_it_is_the_one_that_s
         named = re.findall(r"fvc_lib\.tasks\.video(?:\.| import )(\w+)", loaded[name])
         ahead |= {other for other in named if other not in loaded and (room / f"{other}.py").exists()}
     readers = {name for name, text in loaded.items() if re.search("read_table|read_parquet", text)}
-    assert readers == {"data"}
+    assert readers == {"training", "results"}
+    assert not re.search(r"read_table\([^)]*(FOLDS|PROTOCOL|INDEX)\)", loaded["results"])
 
 
 def test_the_record_of_this_very_fold_opens_it_once():
@@ -93,24 +94,21 @@ def test_other_labels_of_the_outer_fold_change_nothing_that_is_chosen(tiny_train
     assert (ours["label"] != theirs["label"]).all()
 
 
-def test_the_log_tells_of_the_selection_before_the_test_and_the_files_hold_it(tiny_training, list_log):
+def test_the_selection_is_logged_before_the_test_and_on_disk(tiny_training, list_log):
     log, paths = list_log(), tiny_training.paths
     outcome = train_fold(paths, tiny_training.with_config(epochs=1).config, 0, metric_log=log)
-    told = [(phase, metric) for _, _, phase, metric, _ in log.lines]
-    first_test = min(told.index(("test", "roc_auc")), told.index(("control", "test_roc_auc")))
-    for selection in (("selection", "threshold"), ("control", "selection_threshold")):
-        assert told.index(selection) < first_test
-    assert [epoch for _, epoch, phase, _, _ in log.lines if phase in ("selection", "test")] == [
-        outcome.training.selection.best_epoch
-    ] * 6
-    for summary, folder in (
+    logged = [line[2:4] for line in log.lines]
+    first_test = min(logged.index(("test", "roc_auc")), logged.index(("control", "test_roc_auc")))
+    assert logged.index(("selection", "threshold")) < first_test
+    assert logged.index(("control", "selection_threshold")) < first_test
+    for found, folder in (
         (outcome.training, paths.fold_checkpoints(0)),
         (outcome.control, paths.control_checkpoints(0)),
     ):
-        assert (summary.recorded.openings, summary.recorded.earlier) == (1, 0)
-        assert summary.selection.num_videos == outcome.num_validation
-        for name in ("best_epoch", "temperature", "threshold"):
-            assert getattr(summary, name) == getattr(summary.selection, name)
+        assert (found.recorded.openings, found.recorded.earlier) == (1, 0)
+        assert found.selection.num_videos == outcome.num_validation
+        chosen = found.selection
+        assert (found.best_epoch, found.threshold) == (chosen.best_epoch, chosen.threshold)
         assert '"openings": 1' in (folder / SELECTION).read_text()
     assert read_outcome(paths.fold_outcome(0), TrainingSummary) == outcome
 
@@ -118,10 +116,7 @@ def test_the_log_tells_of_the_selection_before_the_test_and_the_files_hold_it(ti
 def test_a_training_that_looks_before_it_has_chosen_is_stopped_without_a_prediction(
     tiny_training, list_log, monkeypatch
 ):
-    def choose_by_the_test(trained, source, clips, config):
-        return [row.label for row in clips.test]
-
-    monkeypatch.setattr(fold_training, "choose", choose_by_the_test)
+    monkeypatch.setattr(fold_training, "choose", lambda trained, source, clips, config: list(clips.test))
     tiny = tiny_training.with_config(shuffled_label_control=False, epochs=1)
     with pytest.raises(LeakageError, match="outer fold 0"):
         train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
@@ -131,23 +126,21 @@ def test_a_training_that_looks_before_it_has_chosen_is_stopped_without_a_predict
 
 @pytest.mark.fault(3)
 def test_an_attempt_that_died_after_opening_binds_the_next_one(tiny_training, list_log, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
     tiny = tiny_training.with_config(shuffled_label_control=False, epochs=1)
     with monkeypatch.context() as patched:
-        patched.setattr(fold_training, "probabilities", interrupt)
+        patched.setattr(summary, "probabilities", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
     assert not tiny.paths.fold_outcome(0).exists()
     select = fold_training.select
     monkeypatch.setattr(
-        fold_training, "select", lambda *given, **also: replace(select(*given, **also), threshold=0.987)
+        fold_training, "select", lambda *given, **more: replace(select(*given, **more), threshold=0.987)
     )
     outcome = train_fold(tiny.paths, tiny.config, 0, metric_log=list_log())
     assert outcome.training.selection.threshold != 0.987
     assert outcome.training.recorded.openings == 2
-    assert set(read_table(tiny.paths.predictions(0), PREDICTIONS)["threshold"]) == {
-        outcome.training.selection.threshold
-    }
-
-
-def interrupt(*_):
-    raise KeyboardInterrupt
+    thresholds = read_table(tiny.paths.predictions(0), PREDICTIONS)["threshold"]
+    assert set(thresholds) == {outcome.training.selection.threshold}

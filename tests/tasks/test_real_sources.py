@@ -85,7 +85,7 @@ def test_sources_are_split_by_the_folds_groups_and_not_at_all_where_a_part_lacks
     assert rows.folds.filter(label="real").height == larger.height
     assert rows.folds.drop("label").join(folds, on=["video_id", "group_id", "fold"], how="anti").is_empty()
     gone = larger.join(folds.filter(fold=1), on="video_id")["video_id"].to_list()
-    with pytest.raises(DataError, match="fold 1 tests no real of source"):
+    with pytest.raises(DataError, match="fold 1 does not test reals of both sources"):
         real_sources.of_two_sources(TrainingRows(folds), index, CONFIG, 1, gone)
 
 

@@ -1,22 +1,34 @@
+"""Results next to controls, refused predictions, targets, slices and decisions."""
+
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
-from fvc_lib.analysis.read.headline import Verdict, judge, overall_scores
+from fvc_lib.analysis.read.headline import judge, overall_scores
 from fvc_lib.corpus.protocols.protocol import folds_tested, make_protocol
-from fvc_lib.metrics.classification import balanced_accuracy, brier_score, f1, roc_auc, weighted_metric
-from fvc_lib.metrics.cross_validation import measure_over_folds, within_folds
-from fvc_lib.metrics.intervals import group_interval, replicate_values
+from fvc_lib.metrics.classification import balanced_accuracy, brier_score, f1, roc_auc
+from fvc_lib.metrics.cross_validation import within_folds
+from fvc_lib.metrics.intervals import group_interval
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, LeakageError
 from fvc_lib.services.tables import GROUP_LINKS, PROTOCOL, frame_of
 from fvc_lib.tasks.leakage_audit import leakage_audit
 from fvc_lib.tasks.video import controls
-from fvc_lib.tasks.video.results import METRIC_NAMES, check_predictions, kfold_results, undecoded
+from fvc_lib.tasks.video.results import (
+    ALL_OTHERS,
+    METRIC_NAMES,
+    MOST_VALUES,
+    NOT_KNOWN,
+    SMALL_BELOW_GROUPS,
+    check_predictions,
+    confusion_table,
+    kfold_results,
+    slice_table,
+    undecoded,
+)
 
 CONFIG = RunConfig(bootstrap_replicates=200)
 ALL_CONTROLS = (
@@ -44,159 +56,93 @@ def results(tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame) -> pl.D
     return kfold_results(tables.index(folds), folds, predictions, CONFIG)
 
 
-def verdict(results: pl.DataFrame) -> Verdict:
-    return judge(overall_scores(results))
-
-
 def row(results: pl.DataFrame, source: str, scope: str, metric: str) -> dict:
-    found = results.filter((pl.col("source") == source) & (pl.col("scope") == scope) & (pl.col("metric") == metric))
-    return found.row(0, named=True)
+    return results.filter(source=source, scope=scope, metric=metric).row(0, named=True)
 
 
-def test_every_source_scope_and_metric_stands_there_once(results: pl.DataFrame) -> None:
+def test_every_source_scope_and_metric_stands_there_once_with_controls_at_chance(results: pl.DataFrame) -> None:
     sources = ("model", *ALL_CONTROLS)
     scopes = ("all", "all_by_group", "fold_0", "fold_1", "fold_2", "fold_3")
     uncalibrated = ("brier_score_uncalibrated", "expected_calibration_error_uncalibrated")
     expected = [*itertools.product(sources, scopes, METRIC_NAMES), *itertools.product(["model"], scopes, uncalibrated)]
     assert sorted(results.select("source", "scope", "metric").rows()) == sorted(expected)
     assert results["num_videos"].sum() == (7 * len(METRIC_NAMES) + 2) * (60 + 60 + 60)
+    assert row(results, "group_lookup_by_row", "all", "roc_auc")["value"] > 0.95
+    for source in ("constant", "group_lookup_by_group"):
+        assert {row(results, source, "all_by_group", "roc_auc")[end] for end in ("value", "low", "high")} == {0.5}
+    shuffled = row(results, "shuffled_labels", "all", "roc_auc")
+    assert shuffled["low"] < 0.5 < shuffled["high"]
 
 
-def test_rank_metrics_stay_within_folds_and_decisions_are_counted_together(
+def test_values_are_those_of_the_metrics_within_folds_at_the_folds_thresholds(
     results: pl.DataFrame, predictions: pl.DataFrame
 ) -> None:
-    labels = controls.fake_labels(predictions)
+    labels, scores = controls.fake_labels(predictions), predictions["score"].to_numpy()
     decisions = (predictions["score"] >= predictions["threshold"]).cast(pl.Int64).to_numpy()
-    fixed = (predictions["score"] >= 0.5).cast(pl.Int64).to_numpy()
     expected = {
-        "roc_auc": within_folds(roc_auc, predictions["fold"])(labels, predictions["score"]),
         "f1": f1(labels, decisions),
         "balanced_accuracy": balanced_accuracy(labels, decisions),
-        "brier_score": brier_score(labels, predictions["score"]),
+        "brier_score": brier_score(labels, scores),
+        "brier_score_uncalibrated": brier_score(labels, 1 / (1 + np.exp(-predictions["logit"].to_numpy()))),
     }
     for metric, value in expected.items():
         assert row(results, "model", "all", metric)["value"] == pytest.approx(value, abs=1e-12), metric
-    assert f1(labels, fixed) != pytest.approx(expected["f1"])  # or the thresholds would not have been tested
-
-
-def test_the_interval_is_that_of_the_same_value(results: pl.DataFrame, predictions: pl.DataFrame) -> None:
     interval = group_interval(
-        controls.fake_labels(predictions),
-        predictions["score"],
-        predictions["group_id"].to_list(),
-        within_folds(roc_auc, predictions["fold"]),
-        replicates=200,
+        labels, scores, predictions["group_id"].to_list(), within_folds(roc_auc, predictions["fold"]), replicates=200
     )
-    got = row(results, "model", "all", "roc_auc")
-    assert (got["value"], got["low"], got["high"]) == (interval.value, interval.low, interval.high)
-    overall = results.filter(pl.col("scope") == "all").drop_nulls("low")
-    assert (overall["low"] <= overall["high"]).all()
-    ranked = overall.filter(pl.col("metric") != "expected_calibration_error")  # biased upwards in every replicate
-    assert ((ranked["low"] <= ranked["value"] + 1e-12) & (ranked["value"] <= ranked["high"] + 1e-12)).all()
-    of_folds = results.filter(pl.col("scope").str.starts_with("fold_")).select("low", "high", "fold_mean", "fold_std")
-    assert of_folds.null_count().row(0) == (of_folds.height,) * 4
-    by_group = results.filter(pl.col("scope") == "all_by_group")
-    assert by_group["fold_mean"].null_count() == by_group.height
-    assert by_group.filter(pl.col("value").is_not_null())["low"].null_count() == 0
+    auc = row(results, "model", "all", "roc_auc")
+    assert (auc["value"], auc["low"], auc["high"]) == (interval.value, interval.low, interval.high)
+    parts = [predictions.filter(fold=fold) for fold in range(4)]
+    of_folds = [roc_auc(controls.fake_labels(part), part["score"]) for part in parts]
+    assert [row(results, "model", f"fold_{fold}", "roc_auc")["value"] for fold in range(4)] == of_folds
+    assert (auc["fold_mean"], auc["fold_std"]) == pytest.approx((np.mean(of_folds), np.std(of_folds, ddof=1)))
 
 
 def test_a_group_has_one_vote_however_many_videos_it_has(tables: Any, folds: pl.DataFrame) -> None:
     kept = folds.filter((pl.int_range(pl.len()) % 3 == 0) | (pl.col("group_id").str.contains("[0-4]>")))
     predictions = tables.predictions(kept, good_scores(kept))
     table = kfold_results(tables.index(kept), kept, predictions, CONFIG)
-    squared = predictions.with_columns(
-        error=(pl.col("score") - (pl.col("label") == "fake").cast(pl.Float64)) ** 2,
-        is_right=(pl.col("score") >= pl.col("threshold")) == (pl.col("label") == "fake"),
-    )
-    groups = squared.group_by("group_id", "label").agg(pl.col("error", "is_right").mean())
-    by_label = groups.group_by("label").agg(pl.col("is_right").mean())
+    squared = predictions.with_columns(error=(pl.col("score") - (pl.col("label") == "fake").cast(pl.Float64)) ** 2)
+    groups = squared.group_by("group_id").agg(pl.col("error").mean())
     assert row(table, "model", "all_by_group", "brier_score")["value"] == pytest.approx(groups["error"].mean())
-    assert row(table, "model", "all_by_group", "balanced_accuracy")["value"] == pytest.approx(
-        by_label["is_right"].mean()
-    )
     assert row(table, "model", "all", "brier_score")["value"] == pytest.approx(squared["error"].mean())
     assert groups["error"].mean() != pytest.approx(squared["error"].mean())
 
 
-def test_what_the_temperature_did_is_shown(results: pl.DataFrame, predictions: pl.DataFrame) -> None:
-    labels = controls.fake_labels(predictions)
-    uncalibrated = 1 / (1 + np.exp(-predictions["logit"].to_numpy()))
-    got = row(results, "model", "all", "brier_score_uncalibrated")
-    assert got["value"] == pytest.approx(brier_score(labels, uncalibrated))
-    assert got["value"] != pytest.approx(row(results, "model", "all", "brier_score")["value"])
-
-
-def test_folds_are_described_by_mean_and_deviation(results: pl.DataFrame, predictions: pl.DataFrame) -> None:
-    values = []
-    for fold in range(4):
-        part = predictions.filter(pl.col("fold") == fold)
-        values.append(roc_auc(controls.fake_labels(part), part["score"]))
-        assert row(results, "model", f"fold_{fold}", "roc_auc")["value"] == values[-1]
-        assert row(results, "model", f"fold_{fold}", "roc_auc")["num_groups"] == part["group_id"].n_unique()
-    got = row(results, "model", "all", "roc_auc")
-    assert got["fold_mean"] == pytest.approx(np.mean(values))
-    assert got["fold_std"] == pytest.approx(np.std(values, ddof=1))
-
-
-def test_controls_are_where_they_belong(results: pl.DataFrame) -> None:
-    assert row(results, "constant", "all", "roc_auc")["value"] == 0.5
-    assert row(results, "group_lookup_by_group", "all", "roc_auc")["value"] == 0.5
-    assert row(results, "group_lookup_by_row", "all", "roc_auc")["value"] > 0.95
-    shuffled = row(results, "shuffled_labels", "all", "roc_auc")
-    assert shuffled["low"] < 0.5 < shuffled["high"]
-    constant = row(results, "constant", "all_by_group", "roc_auc")
-    assert (constant["low"], constant["high"]) == (0.5, 0.5)  # nothing about it is uncertain
-
-
-def test_a_fold_of_one_class_is_null_and_does_not_stop_the_rest(tables: Any, folds: pl.DataFrame) -> None:
-    one_class = folds.with_columns(label=pl.when(pl.col("fold") == 2).then(pl.lit("real")).otherwise("label"))
-    predictions = tables.predictions(one_class, good_scores(one_class))
-    results = kfold_results(tables.index(one_class), one_class, predictions, CONFIG)
-    assert row(results, "model", "fold_2", "roc_auc")["value"] is None
-    assert row(results, "model", "fold_2", "f1")["value"] is None
-    assert row(results, "model", "fold_2", "brier_score")["value"] is not None
-    overall = row(results, "model", "all", "roc_auc")
-    assert overall["low"] < overall["value"] <= overall["high"]
-    assert overall["fold_std"] is not None
-
-
-def test_one_group_of_fakes_gives_no_interval_and_so_no_claim(tables: Any) -> None:
+def test_a_fold_of_one_class_is_null_and_one_group_of_fakes_gives_no_interval_and_no_claim(tables: Any) -> None:
+    folds = tables.folds().with_columns(label=pl.when(pl.col("fold") == 2).then(pl.lit("real")).otherwise("label"))
+    found = kfold_results(tables.index(folds), folds, tables.predictions(folds, good_scores(folds)), CONFIG)
+    assert [row(found, "model", "fold_2", name)["value"] for name in ("roc_auc", "f1")] == [None, None]
+    assert row(found, "model", "fold_2", "brier_score")["value"] is not None
+    assert row(found, "model", "all", "roc_auc")["fold_std"] is not None
+    first = pl.col("video_id").is_in(["video00000", "video00001"])
     folds = tables.folds(num_groups=6, num_folds=2).with_columns(
-        label=pl.when(pl.col("video_id").is_in(["video00000", "video00001"]))
-        .then(pl.lit("fake"))
-        .otherwise(pl.lit("real"))
+        label=pl.when(first).then(pl.lit("fake")).otherwise(pl.lit("real"))
     )
-    results = kfold_results(
-        tables.index(folds), folds, tables.predictions(folds, good_scores(folds, separation=9)), CONFIG
-    )
-    auc = row(results, "model", "all", "roc_auc")
-    assert auc["value"] == 1.0
-    assert auc["low"] is None
-    assert verdict(results).standing != "above control"
+    sure = tables.predictions(folds, good_scores(folds, separation=9))
+    found = kfold_results(tables.index(folds), folds, sure, CONFIG)
+    auc = row(found, "model", "all", "roc_auc")
+    assert (auc["value"], auc["low"]) == (1.0, None)
+    assert judge(overall_scores(found)).standing != "above control"
 
 
 def test_a_model_that_only_knows_what_metadata_knows_is_not_above_control(tables: Any, folds: pl.DataFrame) -> None:
     leaky = tables.index(folds, width=[640 if label == "fake" else 320 for label in folds["label"]])
-    told = verdict(kfold_results(leaky, folds, tables.predictions(folds, good_scores(folds)), CONFIG))
-    assert told.best_control is not None
-    assert (told.best_control.source, told.best_control.value) == ("metadata_only", 1.0)
-    assert told.standing == "not above control"
-
-
-def test_good_predictions_pass(folds: pl.DataFrame, predictions: pl.DataFrame) -> None:
-    check_predictions(folds, predictions)
+    verdict = judge(overall_scores(kfold_results(leaky, folds, tables.predictions(folds, good_scores(folds)), CONFIG)))
+    assert (verdict.best_control.source, verdict.best_control.value) == ("metadata_only", 1.0)
+    assert verdict.standing == "not above control"
 
 
 @pytest.mark.parametrize(
     ("spoil", "kind", "named"),
     [
-        (lambda f, p: (f, pl.concat([p, p[:1]])), LeakageError, "more than once: 'video00000'"),
-        (lambda f, p: (f, p[1:]), DataError, "no prediction: 'video00000'"),
+        (lambda f, p: (f, pl.concat([p, p[:1]])), LeakageError, "more than once.*'video00000'"),
+        (lambda f, p: (f, p[1:]), DataError, "no prediction.*'video00000'"),
         (lambda f, p: (f[1:], p), DataError, "not in the folds.*'video00000'"),
-        (lambda f, p: (f, p.with_columns(fold=(pl.col("fold") + 1) % 4)), LeakageError, "another fold.*and 55 more"),
+        (lambda f, p: (f, p.with_columns(fold=(pl.col("fold") + 1) % 4)), LeakageError, "60 videos.*another fold"),
         (lambda f, p: (f, p.with_columns(group_id=pl.lit("g"))), LeakageError, "another fold or group"),
         (lambda f, p: (f, p.with_columns(label=pl.lit("real"))), DataError, "another label"),
-        (lambda f, p: (f, p.with_columns(threshold="score")), DataError, "more than one threshold: 0, 1, 2, 3"),
+        (lambda f, p: (f, p.with_columns(threshold="score")), DataError, "more than one threshold"),
         (lambda f, p: (f, p.with_columns(temperature=1 + pl.col("score"))), DataError, "more than one temperature"),
         (lambda f, p: (f, p.with_columns(temperature=pl.lit(1.9))), DataError, "scores are not sigmoid"),
         (lambda f, p: (f.with_columns(group_id=pl.lit("g")), p), LeakageError, "g"),
@@ -205,6 +151,7 @@ def test_good_predictions_pass(folds: pl.DataFrame, predictions: pl.DataFrame) -
 def test_predictions_that_do_not_fit_the_folds_are_refused(
     folds: pl.DataFrame, predictions: pl.DataFrame, spoil: object, kind: type[DataError], named: str
 ) -> None:
+    check_predictions(folds, predictions)
     spoilt_folds, spoilt = spoil(folds, predictions)
     with pytest.raises(DataError, match=named) as caught:
         check_predictions(spoilt_folds, spoilt)
@@ -214,11 +161,10 @@ def test_predictions_that_do_not_fit_the_folds_are_refused(
 def test_videos_left_out_may_be_missing_and_must_not_be_predicted(
     tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame
 ) -> None:
-    check_predictions(folds, predictions[1:], left_out=["video00000"])
     with pytest.raises(DataError, match="left out"):
         check_predictions(folds, predictions, left_out=["video00000"])
-    results = kfold_results(tables.index(folds), folds, predictions[1:], CONFIG, left_out=["video00000"])
-    assert set(results.filter(pl.col("scope") == "all")["num_videos"]) == {59}
+    found = kfold_results(tables.index(folds), folds, predictions[1:], CONFIG, left_out=["video00000"])
+    assert set(found.filter(scope="all")["num_videos"]) == {59}
 
 
 def test_labels_shuffled_on_purpose_are_those_the_controls_are_judged_by(tables: Any, folds: pl.DataFrame) -> None:
@@ -227,9 +173,11 @@ def test_labels_shuffled_on_purpose_are_those_the_controls_are_judged_by(tables:
     index = tables.index(folds, width=[640 if label == "fake" else 320 for label in shuffled["label"]])
     with pytest.raises(DataError, match="another label"):
         kfold_results(index, folds, predictions, CONFIG)
-    results = kfold_results(index, folds, predictions, RunConfig(bootstrap_replicates=200, shuffle_labels=True))
-    assert row(results, "metadata_only", "all", "roc_auc")["value"] == 1.0
+    found = kfold_results(index, folds, predictions, RunConfig(bootstrap_replicates=200, shuffle_labels=True))
+    assert row(found, "metadata_only", "all", "roc_auc")["value"] == 1.0
 
+
+# Targets
 
 OF_TARGETS = CONFIG.model_copy(update={"protocol": "leave_one_generator_out", "num_folds": 4})
 
@@ -251,97 +199,39 @@ def of_two_targets(folds: pl.DataFrame) -> pl.DataFrame:
 def test_with_targets_the_number_is_the_plain_mean_over_them_and_each_stands_by_itself(
     tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame
 ) -> None:
-    config, protocol = OF_TARGETS, of_two_targets(folds)
-    found = kfold_results(tables.index(folds), folds, predictions, config, protocol=protocol)
-    labels, scores = controls.fake_labels(predictions), predictions["score"].to_numpy()
-    fold = predictions["fold"].to_numpy()
-    pika, sora = fold == 0, fold != 0
-    each = [roc_auc(labels[pika], scores[pika]), within_folds(roc_auc, fold[sora])(labels[sora], scores[sora])]
-    values = {scope: row(found, "model", scope, "roc_auc")["value"] for scope in ("all", "target:pika", "target:sora")}
-    assert values["target:pika"] == pytest.approx(each[0], abs=1e-12)
-    assert values["target:sora"] == pytest.approx(each[1], abs=1e-12)
-    assert values["all"] == pytest.approx(np.mean(each), abs=1e-12)
-    assert values["all"] != pytest.approx(row(kfold_results(
-        tables.index(folds), folds, predictions, CONFIG), "model", "all", "roc_auc")["value"], abs=1e-6)  # fmt: skip
-    for source in ALL_CONTROLS:  # every target has every control, and learned from the same folds here
+    protocol, index = of_two_targets(folds), tables.index(folds)
+    found = kfold_results(index, folds, predictions, OF_TARGETS, protocol=protocol)
+    labels, scores, fold = (controls.fake_labels(predictions), predictions["score"].to_numpy(), predictions["fold"])
+    pika, sora = (fold == 0).to_numpy(), (fold != 0).to_numpy()
+    each = [roc_auc(labels[pika], scores[pika]), within_folds(roc_auc, fold.filter(sora))(labels[sora], scores[sora])]
+    values = [row(found, "model", scope, "roc_auc")["value"] for scope in ("target:pika", "target:sora", "all")]
+    assert values == pytest.approx([*each, np.mean(each)], abs=1e-12)
+    for source in ALL_CONTROLS:
         assert row(found, source, "target:pika", "roc_auc")["num_videos"] == int(pika.sum())
     decisions = (predictions["score"] >= predictions["threshold"]).to_numpy().astype(float)
-    f1_each = [f1(labels[of], decisions[of]) for of in (pika, sora)]
-    assert row(found, "model", "all", "f1")["value"] == pytest.approx(np.mean(f1_each), abs=1e-12)
-
-
-def test_whatever_stands_beside_the_mean_over_targets_is_one_too(tables: Any, tmp_path: Path) -> None:
-    folds = tables.folds(num_groups=160, per_group=1)
-    is_fake, good = controls.fake_labels(folds), (folds["fold"] == 0).to_numpy()
-    from_web = np.arange(folds.height) // 8 % 2 == 0
-    sources = [None if fake else "web" if web else "studio" for fake, web in zip(is_fake, from_web, strict=True)]
-    noise = np.random.default_rng(4).normal(size=folds.height)
-    logits = noise + np.where(good, 3 * is_fake + 2 * from_web, 0.2 * is_fake + from_web)  # every fold leans one way
-    predictions = tables.predictions(folds, 1 / (1 + np.exp(-logits)))
-    protocol, index = of_two_targets(folds), tables.index(folds, real_source=sources)
-    found = kfold_results(index, folds, predictions, OF_TARGETS, protocol=protocol)
-    headline = row(found, "model", "all", "roc_auc")
+    of_both = np.mean([f1(labels[of], decisions[of]) for of in (pika, sora)])
+    assert row(found, "model", "all", "f1")["value"] == pytest.approx(of_both, abs=1e-12)
     audit = leakage_audit(index, folds, predictions, frame_of([], GROUP_LINKS), OF_TARGETS, protocol=protocol)
-    numbers = dict(audit.select("check", "number").iter_rows())
-    assert numbers["auc_by_group"] == headline["value"]
-    reals = ~is_fake.astype(bool)
-    each = [
-        within_folds(roc_auc, folds["fold"].to_numpy()[of])(from_web[of].astype(int), logits[of])
-        for of in (reals & good, reals & ~good)
-    ]
-    assert row(found, "real_source_floor", "all", "roc_auc")["value"] == pytest.approx(np.mean(each), abs=1e-9)
+    assert dict(audit.select("check", "number").iter_rows())["auc_by_group"] == values[2]
 
 
-def test_a_target_without_a_value_leaves_the_mean_over_targets_without_one(
+def test_a_target_of_one_class_leaves_the_mean_over_targets_without_a_value(
     tables: Any, folds: pl.DataFrame, predictions: pl.DataFrame
 ) -> None:
     one_class = folds.with_columns(label=pl.when(pl.col("fold") == 0).then(pl.lit("fake")).otherwise("label"))
-    judged = predictions.drop("label").join(one_class.select("video_id", "label"), on="video_id")
-    judged = judged.select(predictions.columns)
-    index, protocol = tables.index(one_class), of_two_targets(one_class)
-    found = kfold_results(index, one_class, judged, OF_TARGETS, protocol=protocol)
+    judged = predictions.with_columns(one_class["label"])
+    found = kfold_results(tables.index(one_class), one_class, judged, OF_TARGETS, protocol=of_two_targets(one_class))
     assert row(found, "model", "target:sora", "roc_auc")["value"] is not None
     for scope in ("target:pika", "all", "all_by_group"):
         assert [row(found, "model", scope, "roc_auc")[end] for end in ("value", "low", "high")] == [None] * 3
 
 
-def test_what_only_trains_and_has_no_clip_is_left_out_of_the_controls_as_well(tables: Any, folds: pl.DataFrame) -> None:
-    trains_only = folds.filter(pl.col("fold") > 0)["video_id"].to_list()
-    protocol = of_two_targets(folds).filter(pl.col("fold") == 0)
-    tested = folds.filter(pl.col("fold") == 0)
-    clips = folds.filter(~pl.col("video_id").is_in(trains_only[:3]))
-    assert undecoded(tested, clips, protocol) == sorted(trains_only[:3])
-    assert undecoded(tested, clips) == []
-    unused = protocol.with_columns(
-        part=pl.when(pl.col("video_id") == trains_only[0]).then(pl.lit("left_out")).otherwise("part")
-    )
-    assert undecoded(tested, clips, unused) == sorted(trains_only[1:3])
-    index = tables.index(folds, width=[640 if label == "fake" else 320 for label in folds["label"]])
-    config = CONFIG.model_copy(update={"protocol": "cross_corpus"})
-    predictions, links = tables.predictions(tested, good_scores(tested)), frame_of([], GROUP_LINKS)
-    fakes = folds.filter((pl.col("label") == "fake") & pl.col("video_id").is_in(trains_only))["video_id"].to_list()
-    for left_out, carried in (([], 1), (fakes, 0)):  # without a fake to learn from metadata tells nothing
-        audit = leakage_audit(index, tested, predictions, links, config, protocol=protocol, left_out=left_out)
-        assert (audit["check"] == "metadata_carriers").sum() == carried
-
-
-@pytest.mark.parametrize("name", METRIC_NAMES)
-def test_the_mean_over_targets_is_read_from_curves_and_sums_as_by_its_definition(
-    predictions: pl.DataFrame, name: str
-) -> None:
-    targets = np.where(predictions["fold"].to_numpy() < 2, "a", "b")
-    scores, thresholds, fold = (predictions[each].to_numpy() for each in ("score", "threshold", "fold"))
-    metric, values = measure_over_folds(name, scores, thresholds, fold, targets)
-
-    def by_definition(labels: np.ndarray, of: np.ndarray, weights: np.ndarray) -> np.ndarray:
-        return np.asarray(metric(labels, of, weights))
-
-    labels, groups = controls.fake_labels(predictions), predictions["group_id"].to_list()
-    drawn = [
-        replicate_values(labels, [(each, values)], groups, replicates=20, seed=1).replicates
-        for each in (metric, weighted_metric(by_definition))
-    ]
-    np.testing.assert_allclose(*drawn, atol=1e-12)
+def test_videos_that_only_train_and_have_no_clip_are_undecoded_too(folds: pl.DataFrame) -> None:
+    tested, trains = folds.filter(fold=0), folds.filter(pl.col("fold") > 0)["video_id"].to_list()
+    protocol, clips = of_two_targets(folds).filter(fold=0), folds.filter(~pl.col("video_id").is_in(trains[:3]))
+    assert (undecoded(tested, clips, protocol), undecoded(tested, clips)) == (sorted(trains[:3]), [])
+    unused = pl.when(pl.col("video_id") == trains[0]).then(pl.lit("left_out")).otherwise("part")
+    assert undecoded(tested, clips, protocol.with_columns(part=unused)) == sorted(trains[1:3])
 
 
 def test_a_split_of_rows_would_have_recognised_the_groups_of_the_generator_held_out(tables: Any) -> None:
@@ -359,3 +249,112 @@ def test_a_split_of_rows_would_have_recognised_the_groups_of_the_generator_held_
     honest, by_row = (row(found, f"group_lookup_by_{how}", "all", "roc_auc")["value"] for how in ("group", "row"))
     assert honest == 0.5
     assert by_row > 0.9
+
+
+# Slices
+
+
+@pytest.fixture(scope="module")
+def many(tables: Any) -> pl.DataFrame:
+    """90 reals and 90 fakes in 60 groups."""
+    return tables.folds(num_groups=60, per_group=3)
+
+
+@pytest.fixture
+def sliced(tables: Any, many: pl.DataFrame) -> Any:
+    """Slices of an index with given columns, by (column, value, metric), and the predictions."""
+    predictions = tables.predictions(many, good_scores(many, 2, 1.0), threshold_of_fold={1: 0.7})
+
+    def slices(**columns: list[object]) -> tuple[dict[tuple[str, str, str], dict[str, Any]], pl.DataFrame]:
+        table = slice_table(tables.index(many, **columns), predictions, CONFIG)
+        return {(each["slice_by"], each["value"], each["metric"]): each for each in table.to_dicts()}, predictions
+
+    return slices
+
+
+def test_a_slice_s_numbers_are_those_of_its_videos_alone(sliced: Any, many: pl.DataFrame) -> None:
+    codecs = ["h264" if number % 3 else "vp9" for number in range(many.height)]
+    found, predictions = sliced(codec=codecs)
+    part = predictions.filter(pl.Series(codecs) == "vp9")
+    labels, decided = controls.fake_labels(part), (part["score"] >= part["threshold"]).cast(pl.Int64).to_numpy()
+    auc = group_interval(
+        labels, part["score"], part["group_id"].to_list(), within_folds(roc_auc, part["fold"]), replicates=200
+    )
+    got = found["codec", "vp9", "roc_auc"]
+    assert (got["number"], got["low"], got["high"]) == (auc.value, auc.low, auc.high)
+    assert (got["num_videos"], got["num_real"], got["num_fake"], got["num_groups"]) == (60, 30, 30, 60)
+    values = [found["codec", "vp9", name]["number"] for name in ("true_positive_rate", "false_positive_rate")]
+    assert values == [decided[labels == 1].mean(), decided[labels == 0].mean()]
+    assert not got["is_small"]
+    assert {name for name, _, _ in found} == {"codec"}
+    assert sliced()[0] == {}  # everything is the same for all videos, or unknown
+
+
+def test_kinds_of_fakes_and_sources_of_reals_stand_against_all_of_the_other_class(
+    sliced: Any, many: pl.DataFrame
+) -> None:
+    is_fake = (many["label"] == "fake").to_list()
+    manipulation = [f"kind {number % 2}" if fake else None for number, fake in enumerate(is_fake)]
+    found, predictions = sliced(manipulation=manipulation, generator=manipulation)
+    against = predictions.filter((pl.Series(manipulation) == "kind 1") | (pl.col("label") == "real"))
+    expected = within_folds(roc_auc, against["fold"])(controls.fake_labels(against), against["score"])
+    got = found["manipulation", "kind 1", "roc_auc"]
+    assert (got["number"], got["num_real"], got["num_videos"]) == (pytest.approx(expected), 90, against.height)
+    assert {(name, value) for name, value, _ in found} == {("manipulation", "kind 0"), ("manipulation", "kind 1")}
+    generator = [name and f"maker {number % 3}" for number, name in enumerate(manipulation)]
+    found, _ = sliced(manipulation=manipulation, generator=generator)
+    assert found["generator", "maker 1", "roc_auc"]["num_real"] == 90
+    assert ("generator", "maker 1", "false_positive_rate") not in found  # the reals are the same in all of them
+    source = [None if fake else f"site {number % 2}" for number, fake in enumerate(is_fake)]
+    found, _ = sliced(real_source=source)
+    assert found["real_source", "site 0", "roc_auc"]["num_fake"] == 90
+    assert ("real_source", "site 0", "true_positive_rate") not in found
+
+
+def test_bins_are_half_open_and_rare_values_are_put_together(sliced: Any) -> None:
+    lengths = [4.999, 5.0, 15.0, 299.9, 300.0, None] * 30
+    found, _ = sliced(duration_seconds=lengths, width=[640, 360] * 90, height=[360, 640] * 90)
+    counts = {value: each["num_videos"] for (_, value, metric), each in found.items() if metric == "roc_auc"}
+    bins = ["under 5 s", "5 s to 15 s", "15 s to 60 s", "60 s to 300 s", "300 s and more", NOT_KNOWN]
+    assert counts == dict.fromkeys(bins, 30)  # upright and flat pictures have one number of pixels: no slices
+    found, _ = sliced(width=[640, 639] * 90, height=[360, 360] * 90)
+    assert {value for _, value, _ in found} == {"640x360 to 1280x720", "320x240 to 640x360"}
+    found, _ = sliced(platform=[f"site {number % 40}" for number in range(180)])
+    assert len({value for _, value, _ in found}) == MOST_VALUES
+    assert found["platform", ALL_OTHERS, "roc_auc"]["num_videos"] == 180 - (MOST_VALUES - 1) * 5
+
+
+def test_a_slice_of_one_class_has_no_auc_and_few_groups_of_a_class_are_small(sliced: Any, many: pl.DataFrame) -> None:
+    found, _ = sliced(platform=["web" if label == "fake" else "tv" for label in many["label"]])
+    assert (found["platform", "web", "roc_auc"]["number"], found["platform", "web", "roc_auc"]["is_small"]) == (
+        None,
+        True,
+    )
+    share = found["platform", "web", "true_positive_rate"]
+    assert share["low"] < share["number"] < share["high"]
+    assert not share["is_small"]
+    assert found["platform", "web", "false_positive_rate"]["number"] is None
+    few = set(many["group_id"].unique(maintain_order=True)[: 2 * SMALL_BELOW_GROUPS - 2])
+    found, _ = sliced(codec=["vp9" if group in few else "h264" for group in many["group_id"]])
+    assert [found["codec", name, "roc_auc"]["is_small"] for name in ("vp9", "h264")] == [True, False]
+
+
+def test_a_video_that_the_index_does_not_hold_is_named(tables: Any, folds: pl.DataFrame, predictions: Any) -> None:
+    with pytest.raises(DataError, match="video00000"):
+        slice_table(tables.index(folds)[1:], predictions, CONFIG)
+
+
+def test_the_confusion_and_its_shares_are_scikit_learns(tables: Any, folds: pl.DataFrame) -> None:
+    from sklearn.metrics import confusion_matrix, precision_score, recall_score
+
+    truth = controls.fake_labels(folds)
+    scores = np.clip(truth * 0.3 + np.random.default_rng(1).uniform(0, 0.7, truth.size), 0.01, 0.99)
+    predictions = tables.predictions(folds, scores, threshold_of_fold={0: 0.4, 1: 0.6})
+    called = (scores >= predictions["threshold"].to_numpy()).astype(int)
+    fakes, reals, precision = confusion_table(predictions, CONFIG).rows()
+    (tn, fp), (fn, tp) = confusion_matrix(truth, called)
+    assert (fakes[1:3], reals[1:3], precision[1]) == ((tp, fn), (fp, tn), tp + fp)
+    shares = (recall_score(truth, called), fp / (fp + tn), precision_score(truth, called))
+    assert (fakes[3], reals[3], precision[3]) == pytest.approx(shares, abs=1e-12)
+    assert all(low <= share <= high for *_, share, low, high, _ in (fakes, reals, precision))
+    assert (fakes[-1], reals[-1], precision[-1]) == (10, 10, 20)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import polars as pl
 from threadpoolctl import threadpool_limits
 
-from fvc_lib.corpus.folds import make_folds
+from fvc_lib.corpus.folds import make_folds, most_folds
 from fvc_lib.corpus.protocols.matched import Tells
 from fvc_lib.corpus.protocols.protocol import training_rows
 from fvc_lib.metrics.classification import FloatArray, IntArray
@@ -42,10 +42,11 @@ LENGTH = ("num_frames", "duration_seconds")
 SIZE_AND_RATE = ("frames_per_second", "width", "height")
 NUMBERS = (
     *SIZE_AND_RATE, *LENGTH, "bits_per_second", "size_bytes", "rotation_degrees", "has_audio",
-    *(each.name for each in fields(PacketFacts)),
+    *(fact.name for fact in fields(PacketFacts)),
 )  # fmt: skip
 
 _MAX_CATEGORIES = 200  # the boosting takes at most 255 a feature
+_MOST_FOLDS = 5  # of anyone's scores
 
 
 def all_controls(
@@ -69,8 +70,11 @@ def all_controls(
         DataError: fewer than two folds, or a video that the index does not hold.
     """
     folds = folds.sort("video_id")  # sums in floating point, and so the boosting, depend on the order
-    every = folds if trainings is None else _dealt_anew(trainings)
-    by_row = group_lookup(split_by_row(every, seed=seed)).join(folds, on="video_id", how="semi", maintain_order="left")
+    dealt = folds
+    if trainings is not None:  # each video once, in five arbitrary folds
+        dealt = pl.concat(trainings).unique("video_id", keep="first", maintain_order=True).sort("video_id")
+        dealt = dealt.with_columns(fold=(pl.int_range(pl.len()) % 5).cast(pl.Int64))
+    by_row = group_lookup(split_by_row(dealt, seed=seed)).join(folds, on="video_id", how="semi", maintain_order="left")
     controls = {
         CONSTANT: tested(constant, folds, trainings),
         METADATA_ONLY: tested(lambda rows: metadata_only(index, rows), folds, trainings),
@@ -82,12 +86,12 @@ def all_controls(
     return controls if shuffled is None else {**controls, SHUFFLED_LABELS: shuffled}
 
 
-def trainings_of(protocol: pl.DataFrame, config: RunConfig, left_out: Collection[str] = ()) -> Trainings:
+def trainings_of(protocol: pl.DataFrame | None, config: RunConfig, left_out: Collection[str] = ()) -> Trainings:
     """Return FOLDS of each training of a PROTOCOL table, with its labels, without videos that could not be decoded.
 
     None for protocol ``kfold``, where every video is tested and the folds suffice.
     """
-    if config.protocol == KFOLD:
+    if protocol is None or config.protocol == KFOLD:
         return None
     trainings = []
     for number in range(config.num_trainings):
@@ -105,12 +109,6 @@ def tested(control: Callable[[pl.DataFrame], pl.DataFrame], folds: pl.DataFrame,
     if trainings is None:
         return control(folds)
     return pl.concat(control(rows).filter(fold=number) for number, rows in enumerate(trainings)).sort("video_id")
-
-
-def _dealt_anew(trainings: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """Return each video of ``trainings`` once, in five arbitrary folds."""
-    every = pl.concat(trainings).unique("video_id", keep="first", maintain_order=True).sort("video_id")
-    return every.with_columns(fold=(pl.int_range(pl.len()) % 5).cast(pl.Int64))
 
 
 def constant(folds: pl.DataFrame) -> pl.DataFrame:
@@ -148,23 +146,23 @@ def metadata_only(
             "Both must come from one run: run 01_data_index and 02_folds again."
         )
     known = folds.select("video_id").join(index, on="video_id", how="left", maintain_order="left")
+    numbers = known.select(pl.col(name).cast(pl.Float64) for name in NUMBERS if name in names and name in known.columns)
     if further is not None:
-        further = folds.select("video_id").join(further, on="video_id", how="left", maintain_order="left")
-    fold, is_fake = folds["fold"].to_numpy(), fake_labels(folds)
-    scores = _training_priors(folds)
+        more = folds.select("video_id").join(further, on="video_id", how="left", maintain_order="left")
+        numbers = numbers.hstack(more.drop("video_id").cast(pl.Float64))
+    values, categories = numbers.fill_null(np.nan).to_numpy(), [name for name in CATEGORIES if name in names]
+    fold, is_fake, scores = folds["fold"].to_numpy(), fake_labels(folds), _training_priors(folds)
     for number in np.unique(fold):
         test = fold == number
-        if np.unique(is_fake[~test]).size == 2:  # of one class there is nothing to learn but the prior
-            features, num_categories = _metadata_features(known, ~test, names)
-            if further is not None:
-                numbers = further.drop("video_id").cast(pl.Float64).fill_null(np.nan).to_numpy()
-                features = np.hstack([features, numbers[:, ~np.isnan(numbers[~test]).all(0)]])
-            if features.shape[1]:
-                model = _boosting(int((~test).sum()), num_categories, rounds)
-                # Of so few rows threads take a hundred times longer than one, where others want the cores as well.
-                with threadpool_limits(1, user_api="openmp"):
-                    model.fit(features[~test], is_fake[~test])
-                    scores[test] = model.predict_proba(features[test])[:, 1]
+        present = values[:, ~np.isnan(values[~test]).all(0)]  # a number without a value in training cannot be binned
+        features = np.hstack([*(_category_codes(known[name], ~test) for name in categories), present])
+        if np.unique(is_fake[~test]).size < 2 or not features.shape[1]:
+            continue  # there is nothing to learn but the prior
+        model = _boosting(int((~test).sum()), len(categories), rounds)
+        # On so few rows threads take a hundred times longer than one, where other processes want the cores as well.
+        with threadpool_limits(1, user_api="openmp"):
+            model.fit(features[~test], is_fake[~test])
+            scores[test] = model.predict_proba(features[test])[:, 1]
     return _scored(folds, scores)
 
 
@@ -191,13 +189,11 @@ def split_by_row(folds: pl.DataFrame, *, seed: int) -> pl.DataFrame:
     Each class is shuffled and dealt out in turn, the second class where the first stopped. The order of rows does not
     matter.
     """
-    num_folds = folds["fold"].n_unique()
-    ordered = folds.sort("video_id")
-    generator = np.random.default_rng(seed)
+    ordered, generator = folds.sort("video_id"), np.random.default_rng(seed)
     is_fake = fake_labels(ordered)
     dealt = np.concatenate([generator.permutation(np.flatnonzero(is_fake == label)) for label in (0, 1)])
     fold = np.empty(ordered.height, dtype=np.int64)
-    fold[dealt] = np.arange(ordered.height) % num_folds
+    fold[dealt] = np.arange(ordered.height) % folds["fold"].n_unique()
     by_row = ordered.with_columns(fold=pl.Series(fold))
     return folds.select("video_id").join(by_row, on="video_id", how="left", maintain_order="left").select(folds.columns)
 
@@ -207,12 +203,12 @@ def shuffled_labels(predictions: pl.DataFrame, trainings: Trainings = None) -> p
 
     Only videos with both a control score and a control label count.
     """
-    run = predictions.filter(pl.col("control_score").is_not_null() & pl.col("control_label").is_not_null())
+    run = predictions.drop_nulls(["control_score", "control_label"])
     if run.is_empty() or (trainings is None and run["fold"].n_unique() < 2):
         return None
-    judged, scores = run.with_columns(label=pl.col("control_label")), run["control_score"].to_numpy()
+    judged = run.with_columns(label="control_label")
     if trainings is None:
-        return _scored(judged, scores)
+        return _scored(judged, run["control_score"].to_numpy())
     # Shuffling keeps the share of fakes that each was trained on, to a group.
     priors = {n: (rows.filter(pl.col("fold") != n)["label"] == "fake").mean() for n, rows in enumerate(trainings)}
     return judged.select(*SCORED_COLUMNS[:4], score="control_score", threshold=pl.col("fold").replace_strict(priors))
@@ -221,6 +217,11 @@ def shuffled_labels(predictions: pl.DataFrame, trainings: Trainings = None) -> p
 def fake_labels(frame: pl.DataFrame) -> IntArray:
     """Return int64 (N,): 1 if ``label`` is fake, 0 if it is real."""
     return (frame["label"] == "fake").cast(pl.Int64).to_numpy()
+
+
+def targets_of(scored: pl.DataFrame) -> npt.NDArray[Any] | None:
+    """Return the column ``target`` (N,) if ``scored`` has several targets."""
+    return scored["target"].to_numpy() if "target" in scored.columns and scored["target"].n_unique() > 1 else None
 
 
 def _training_priors(folds: pl.DataFrame) -> FloatArray:
@@ -237,37 +238,21 @@ def _training_priors(folds: pl.DataFrame) -> FloatArray:
 
 
 def _scored(folds: pl.DataFrame, scores: FloatArray) -> pl.DataFrame:
-    return folds.with_columns(score=pl.Series(scores), threshold=pl.Series(_training_priors(folds))).select(
-        SCORED_COLUMNS
-    )
-
-
-def _metadata_features(
-    known: pl.DataFrame, training: npt.NDArray[np.bool_], names: Sequence[str]
-) -> tuple[FloatArray, int]:
-    """Return (N, F) of ``names``, and the number of categories, which come first.
-
-    A number without a value in training is left out, because it cannot be binned.
-    """
-    categories = [_category_codes(known[name], training) for name in CATEGORIES if name in names]
-    asked = [name for name in NUMBERS if name in names and name in known.columns]
-    numbers = [known[name].cast(pl.Float64).fill_null(np.nan).to_numpy() for name in asked]
-    present = [values for values in numbers if not np.isnan(values[training]).all()]
-    columns = np.array([*categories, *present], dtype=np.float64).reshape(-1, known.height)
-    return columns.T, len(categories)
+    scored = folds.with_columns(score=pl.Series(scores), threshold=pl.Series(_training_priors(folds)))
+    return scored.select(SCORED_COLUMNS)
 
 
 def _category_codes(column: pl.Series, training: npt.NDArray[np.bool_]) -> FloatArray:
-    """Return (N,) codes, 0 for the most frequent category of the training rows; null is one, an unseen one is NaN."""
+    """Return (N, 1) codes, 0 for the most frequent category of the training rows; null is one, an unseen one is NaN."""
     seen = column.filter(pl.Series(training)).to_frame("value")
     ranked = seen.group_by("value").len().sort(["len", "value"], descending=[True, False])["value"]
     codes = {value: float(code) for code, value in enumerate(ranked.head(_MAX_CATEGORIES))}
-    return np.array([codes.get(value, np.nan) for value in column])
+    return np.array([[codes.get(value, np.nan)] for value in column])
 
 
 def _boosting(num_training: int, num_categories: int, rounds: int) -> Any:
     """Return small trees. With 50 videos the default leaf size of 20 would allow a single split."""
-    from sklearn.ensemble import HistGradientBoostingClassifier  # a second to load, for a stage that only looks up
+    from sklearn.ensemble import HistGradientBoostingClassifier  # takes a second to load
 
     return HistGradientBoostingClassifier(
         learning_rate=0.1,
@@ -286,8 +271,8 @@ def auc_within_folds(scored: pl.DataFrame, unit: str, config: RunConfig) -> Inte
 
     With a column ``target`` of several targets it is the plain mean over them.
     """
-    targets = scored["target"].to_numpy() if "target" in scored.columns and scored["target"].n_unique() > 1 else None
-    metric, scores = measure_over_folds("roc_auc", scored["score"].to_numpy(), 0.5, scored["fold"].to_numpy(), targets)
+    values, fold = scored["score"].to_numpy(), scored["fold"].to_numpy()
+    metric, scores = measure_over_folds("roc_auc", values, 0.5, fold, targets_of(scored))
     return group_interval(
         fake_labels(scored),
         scores,
@@ -301,17 +286,9 @@ def auc_within_folds(scored: pl.DataFrame, unit: str, config: RunConfig) -> Inte
 
 def tells_labels(config: RunConfig) -> Tells:
     """Return the function by which ``protocols.matched`` measures how well index columns alone predict labels."""
-
-    def tells(index: pl.DataFrame, folds: pl.DataFrame, columns: Sequence[str]) -> tuple[float | None, float | None]:
-        return auc_within_folds(metadata_only(index, folds, columns), "group_id", config).row()[:2]
-
-    return tells
-
-
-_RECOGNITION = {
-    "split": pl.String, "value": pl.Float64, "low": pl.Float64, "high": pl.Float64, "num_rows": pl.Int64,
-    "num_groups": pl.Int64,
-}  # fmt: skip
+    return lambda index, folds, columns: auc_within_folds(
+        metadata_only(index, folds, columns), "group_id", config
+    ).row()[:2]
 
 
 def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
@@ -324,17 +301,61 @@ def group_recognition(videos: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
         config: number of folds, replicates, confidence and seed.
 
     Returns:
-        ``split value low high num_rows num_groups``; the value is the AUC within folds, its ends are over
-        groups.
+        ``split value low high num_rows num_groups``; the value is the AUC within folds, its ends are over groups.
 
     Raises:
         DataError: fewer groups with a label than folds.
     """
     folds = make_folds(videos, config.num_folds, config.seed)
     dealt = {"by row": split_by_row(folds, seed=config.seed), "by group": folds}
-    scored = {split: group_lookup(rows) for split, rows in dealt.items()}
-    found = []
-    for split, rows in scored.items():
-        each = auc_within_folds(rows, "group_id", config)
-        found.append((split, *each.row()))
-    return pl.DataFrame(found, schema=_RECOGNITION, orient="row")
+    rows = [(split, *auc_within_folds(group_lookup(each), "group_id", config).row()) for split, each in dealt.items()]
+    return pl.DataFrame(rows, schema=["split", "value", "low", "high", "num_rows", "num_groups"], orient="row")
+
+
+# A table of anyone's scores: what its videos' groups, lengths and containers give away
+
+
+def controls_of_scores(
+    videos: pl.DataFrame, groups: Sequence[str], of_corpus: pl.DataFrame | None = None, *, seed: int = 0
+) -> tuple[dict[str, pl.DataFrame], list[str]]:
+    """Return out-of-fold scores of each control that can be computed, and sentences on missing controls.
+
+    Args:
+        videos: ``video_id label`` in the order of ids.
+        groups: (N,) group of each.
+        of_corpus: INDEX columns of the videos that a corpus has, ``video_id`` as in ``videos``; None: no corpus.
+        seed: of folds and the careless split.
+
+    Returns:
+        By name ``video_id group_id label fold score threshold``, rows as in ``videos``; the last three are null where
+        the corpus has no such video.
+    """
+    rows = videos.select("video_id", "label", group_id=pl.Series("group_id", list(groups), dtype=pl.String))
+    num_folds = min(_MOST_FOLDS, most_folds(rows))
+    if num_folds < 2:
+        return {}, ["No control: a label is in fewer than two groups, so nothing can be learned and tested."]
+    folds = make_folds(rows, num_folds, seed)
+    controls, missing = {CONSTANT: constant(folds)}, []
+    if folds["group_id"].n_unique() < folds.height:
+        controls[GROUP_LOOKUP_BY_GROUP] = group_lookup(folds)
+        controls[GROUP_LOOKUP_BY_ROW] = group_lookup(split_by_row(folds, seed=seed))
+    else:
+        missing.append("No group lookup: every video is a group of its own.")
+    there = rows if of_corpus is None else rows.join(of_corpus, on="video_id", how="semi", maintain_order="left")
+    num_folds = min(_MOST_FOLDS, most_folds(there))
+    if of_corpus is None or num_folds < 2:
+        missing.append(
+            "No metadata and no clip length control: without videos of both labels in a corpus (--corpus) nobody can "
+            "say whether codec, frame size or length give the labels away."
+        )
+        return controls, missing
+    if there.height < rows.height:
+        missing.append(
+            "The metadata and clip length controls, and detectors next to them, are of fewer videos: "
+            f"{rows.height - there.height:,} of {rows.height:,} videos are not in the corpus."
+        )
+    folds = make_folds(there, num_folds, seed)
+    for name, columns in ((METADATA_ONLY, (*CATEGORIES, *NUMBERS)), (LENGTH_ONLY, LENGTH)):
+        scored = metadata_only(of_corpus, folds, columns).drop("group_id", "label")
+        controls[name] = rows.join(scored, on="video_id", how="left", maintain_order="left")
+    return controls, missing

@@ -3,7 +3,7 @@
 import hashlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -16,9 +16,8 @@ from fvc_lib.corpus.protocols.protocol import TrainingRows, all_rows, training_r
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.task import Batch, Sample, Stream
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, LeakageError, command_text
-from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import AUGMENTED, FOLDS, INDEX, LABELS, PROTOCOL, read_table
+from fvc_lib.services.errors import DataError, LeakageError
+from fvc_lib.services.tables import LABELS
 from fvc_lib.services.tasks import CONTROL_TRAININGS, KFOLD, REAL_SOURCES, SHUFFLED_LABELS
 from fvc_lib.tasks.mixing import MixSettings, draw_mix, mixed_pixels, rows_of_classes
 from fvc_lib.tasks.video.features import FeatureSource
@@ -75,8 +74,8 @@ def stream_of(source: ClipSource, clips: Sequence[tuple[str, int]], samples_of_e
     """
     if not isinstance(source, ClipShards) or not source.buffer:
         return None
-    found = np.array([source.place_of(*clip) for clip in clips], np.int64).reshape(-1, 2).repeat(samples_of_each, 0)
-    return Stream(found[:, 0], found[:, 1], source.buffer)
+    places = np.array([source.place_of(*clip) for clip in clips], np.int64).reshape(-1, 2).repeat(samples_of_each, 0)
+    return Stream(places[:, 0], places[:, 1], source.buffer)
 
 
 class ClipDataset:
@@ -87,6 +86,8 @@ class ClipDataset:
     on seed, row and epoch alone.
 
     Args:
+        source: the clips.
+        rows: one per copy of a video.
         clips: N, the number of clips per row.
         draws: True: a row is one sample, a random clip in each epoch; False: all its clips are samples.
         mixing: mixup and cutmix for training; None: clips as they are.
@@ -109,6 +110,8 @@ class ClipDataset:
         self.rows = tuple(rows)
         self._clips, self._per_row = clips, 1 if draws else clips
         self._mixing, self._seed, self._epoch = mixing, seed, epoch
+        num_frames, *pixels = source.shape
+        self._shape = (num_frames // clips, *pixels)  # (T, 3, S, S) of one clip
         labels = np.array([row.label for row in self.rows])
         self._rows_of_class = rows_of_classes(labels) if mixing and mixing.balanced else None
 
@@ -153,20 +156,8 @@ class ClipDataset:
         if self._mixing is None and not draws:
             return self
         return ClipDataset(
-            self._source,
-            self.rows,
-            clips=self._clips,
-            draws=draws,
-            mixing=self._mixing,
-            seed=self._seed,
-            epoch=epoch,
+            self._source, self.rows, clips=self._clips, draws=draws, mixing=self._mixing, seed=self._seed, epoch=epoch
         )
-
-    @property
-    def _shape(self) -> Shape:
-        """Shape (T, 3, S, S) of one clip."""
-        num_frames, *rest = self._source.shape
-        return (num_frames // self._clips, rest[0], rest[1], rest[2])
 
     def _chosen(self, index: int) -> tuple[ClipRow, int]:
         """Return a sample's row and the number of its clip."""
@@ -193,29 +184,11 @@ class ClipDataset:
 
 def clip_rows(videos: pl.DataFrame, augmentations_per_video: int = 0) -> tuple[ClipRow, ...]:
     """Return rows for ``videos`` (``video_id label``): the originals and their augmented copies."""
-    pairs = videos.sort("video_id").select("video_id", "label").iter_rows()
     return tuple(
         ClipRow(video_id, index, LABELS.index(label))
-        for video_id, label in pairs
+        for video_id, label in videos.sort("video_id").select("video_id", "label").iter_rows()
         for index in range(augmentations_per_video + 1)
     )
-
-
-def without_missing_originals(videos: pl.DataFrame, source: ClipSource) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """Return the ``videos`` that have an original clip, and the sorted ids of the others."""
-    present = pl.Series([source.has(video_id, 0) for video_id in videos["video_id"]], dtype=pl.Boolean)
-    return videos.filter(present), tuple(videos.filter(~present)["video_id"].sort())
-
-
-def require_clips(source: ClipSource, rows: Iterable[ClipRow]) -> None:
-    """Raise ``DataError`` if a clip is missing; the error names up to ten."""
-    missing = [row.clip_id for row in rows if not source.has(row.video_id, row.augmentation_index)]
-    if missing:
-        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
-        raise DataError(
-            f"{len(missing)} clips are not in the clip store: {', '.join(missing[:10])}{more}. Run 03_augmentation "
-            "again with the same decode and augmentation parameters."
-        )
 
 
 def class_weights(rows: Sequence[ClipRow]) -> tuple[float, float]:
@@ -245,15 +218,6 @@ def prior_logit(rows: Sequence[ClipRow], class_balance: str) -> float:
         return 0.0
     real, fake = class_weights(rows)
     return math.log(real / fake)
-
-
-def rows_fingerprint(source: ClipSource, parts: Sequence[tuple[str, Sequence[ClipRow]]]) -> str:
-    """Return a hex SHA-256 of the clip settings and of each part's clips and labels."""
-    digest = hashlib.sha256(source.settings_hash.encode())
-    for part, rows in parts:
-        for row in rows:
-            digest.update(f"{part}\x1f{row.clip_id}\x1f{row.label}\n".encode("utf-8", "surrogateescape"))
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -356,75 +320,58 @@ def open_clips(config: RunConfig, made: pl.DataFrame) -> ClipSource:
     return shards
 
 
-def made_clips(paths: RunPaths) -> list[tuple[str, int]]:
-    """Return the sorted (video id, augmentation index) of every clip of the run."""
-    made = read_table(paths.augmented_metadata, AUGMENTED).select("video_id", "augmentation_index")
-    return sorted(set(made.iter_rows()))
+def made_clips(made: pl.DataFrame) -> list[tuple[str, int]]:
+    """Return the sorted (video id, augmentation index) of every clip that ``made`` (AUGMENTED) lists."""
+    return sorted(set(made.select("video_id", "augmentation_index").iter_rows()))
 
 
-def rows_to_train_on(paths: RunPaths, config: RunConfig, fold: int | None) -> TrainingRows:
+def rows_to_train_on(table: pl.DataFrame, config: RunConfig, fold: int | None) -> TrainingRows:
     """Return the rows of training ``fold``, with shuffled labels if the run asks for them.
 
-    Fold None is the network of all groups. Protocol ``kfold`` needs no protocol table.
+    Args:
+        table: FOLDS for protocol ``kfold``, else PROTOCOL.
+        config: protocol, seed, and whether labels are shuffled.
+        fold: None: the network of all groups.
     """
     if config.protocol == KFOLD:
-        rows = TrainingRows(read_table(paths.folds, FOLDS))
+        rows = TrainingRows(table)
     else:
-        table = read_table(paths.protocol, PROTOCOL)
         rows = all_rows(table) if fold is None else training_rows(table, fold)
     # Shuffle by group within each outer fold, so that other folds' labels tell nothing of this one's.
     return rows.shuffled(stable_seed("shuffle_labels", config.seed)) if config.shuffle_labels else rows
 
 
-def read_fold(
-    paths: RunPaths, config: RunConfig, fold: int | None, *, source: Any = None
-) -> tuple[Any, FoldClips, dict[str, FoldClips]]:
-    """Return the clip source of a fold, its parts, and the parts of each control by name.
+def control_clips(
+    rows: TrainingRows, index: Callable[[], pl.DataFrame], source: ClipSource, config: RunConfig, clips: FoldClips
+) -> dict[str, FoldClips]:
+    """Return the parts of each control of a fold by name (``tasks.CONTROL_TRAININGS``).
 
-    A control (``tasks.CONTROL_TRAININGS``) is absent if it is turned off or not possible with these groups. Fold None,
-    the network of all groups, has none.
+    A control is absent if it is turned off or not possible with these groups. The network of all groups has none.
 
     Args:
-        paths: the run.
-        config: its parameters.
-        fold: 0-based; None: the network of all groups.
-        source: used instead of the run's clips.
-
-    Raises:
-        DataError: as ``open_clips`` and ``fold_clips``, or a clip is gone from the store.
+        rows: of the model's own training.
+        index: returns INDEX; called for the control on sources of reals.
+        source: the clips.
+        config: which controls are wanted.
+        clips: the model's parts.
     """
-    rows, known = rows_to_train_on(paths, config, fold), set[str]()
-    if source is None:
-        made = read_table(paths.augmented_metadata, AUGMENTED)
-        known = set(made["video_id"])
-        try:
-            source = open_clips(config, made)
-        except DataError as error:
-            raise DataError(f"{error} That is: {command_text('--from', '03', '--resume', paths.root)}") from error
-    clips = fold_clips(rows, source, config, fold)
-    gone = [video_id for video_id in clips.missing if video_id in known]
-    if gone:  # folds would train on different videos
-        raise DataError(
-            f"clips of {len(gone)} videos were made and are gone from the clip store, the first: "
-            f"{', '.join(gone[:5])}. Make them again: {command_text('--from', '03', '--resume', paths.root)}"
-        )
+    if (fold := clips.fold) is None:
+        return {}
     wanted: dict[str, Callable[[], TrainingRows]] = {}
-    if fold is None:
-        return source, clips, {}
     if config.shuffled_label_control:
         wanted[SHUFFLED_LABELS] = lambda: rows.shuffled(stable_seed("control", config.seed))
     if config.real_source_control:
-        wanted[REAL_SOURCES] = lambda: of_two_sources(rows, read_table(paths.index, INDEX), config, fold, clips.missing)
+        wanted[REAL_SOURCES] = lambda: of_two_sources(rows, index(), config, fold, clips.missing)
     controls = {}
     for name, relabelled in wanted.items():
         try:
             controls[name] = fold_clips(relabelled(), source, config, fold)
         except DataError as error:
             _logger.warning("fold %d has no control on %s: %s", fold, CONTROL_TRAININGS[name], error)
-    return source, clips, controls
+    return controls
 
 
-def fold_clips(rows: TrainingRows, source: ClipSource, config: RunConfig, fold: int | None) -> FoldClips:
+def fold_clips(rows: TrainingRows, source: Any, config: RunConfig, fold: int | None) -> FoldClips:
     """Split ``rows`` for ``fold`` and look up the clips in ``source``.
 
     Videos without an original clip are left out and named.
@@ -433,7 +380,7 @@ def fold_clips(rows: TrainingRows, source: ClipSource, config: RunConfig, fold: 
         DataError: too many videos have no clip, an augmented copy is missing, the fold does not exist, or a part has
             one class only.
     """
-    _, missing = without_missing_originals(rows.folds, source)
+    missing = tuple(sorted(video_id for video_id in rows.folds["video_id"] if not source.has(video_id, 0)))
     if len(missing) > config.max_rejected_share * rows.folds.height:
         raise DataError(
             f"{len(missing)} of {rows.folds.height} videos have no clip in {config.cache_dir!r} (allowed share: "
@@ -444,18 +391,34 @@ def fold_clips(rows: TrainingRows, source: ClipSource, config: RunConfig, fold: 
         _logger.warning("%d videos have no clip and take no part: %s", len(missing), ", ".join(missing))
     share, seed = config.inner_validation_share, config.seed
     split = rows.split(fold, inner_validation_share=share, seed=seed, without=missing)
-    train = clip_rows(split.train, config.augmentations_per_video)
-    validation, test = clip_rows(split.validation), clip_rows(split.test)
-    require_clips(source, train)
-    fingerprint = rows_fingerprint(source, [("train", train), ("validation", validation), ("test", test)])
-    group_of = dict(split.test.select("video_id", "group_id").iter_rows())
+    copies = 0 if config.of_features == "forensic" else config.augmentations_per_video
+    parts = {
+        "train": clip_rows(split.train, copies),
+        "validation": clip_rows(split.validation),
+        "test": clip_rows(split.test),
+    }
+    gone = [row.clip_id for row in parts["train"] if not source.has(row.video_id, row.augmentation_index)]
+    if gone:
+        raise DataError(
+            f"{len(gone)} clips are not in the clip store, the first: {', '.join(gone[:10])}. Run 03_augmentation "
+            "again with the same decode and augmentation parameters."
+        )
+    digest = hashlib.sha256(source.settings_hash.encode())
+    for part, part_rows in parts.items():
+        lines = "".join(f"{part}\x1f{row.clip_id}\x1f{row.label}\n" for row in part_rows)
+        digest.update(lines.encode("utf-8", "surrogateescape"))
+    groups, validation_groups, test_groups = (
+        dict(videos.select("video_id", "group_id").iter_rows())
+        for videos in (split.train, split.validation, split.test)
+    )
+    fingerprint = digest.hexdigest()
     return FoldClips(
         fold=fold,
-        train=train,
-        validation=validation,
-        validation_groups=dict(split.validation.select("video_id", "group_id").iter_rows()),
-        test=SealedFold(f"outer fold {fold}", test, group_of, fingerprint),
+        train=parts["train"],
+        validation=parts["validation"],
+        validation_groups=validation_groups,
+        test=SealedFold(f"outer fold {fold}", parts["test"], test_groups, fingerprint),
         missing=missing,
         fingerprint=fingerprint,
-        groups=dict(split.train.select("video_id", "group_id").iter_rows()),
+        groups=groups,
     )

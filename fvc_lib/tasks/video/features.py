@@ -1,9 +1,9 @@
-"""Features of a frozen trunk: computed once per clip and kept beside the clips, for every fold and control.
+"""Features of a frozen trunk: computed once per clip and kept next to the clips, for every fold and control.
 
-A trunk whose weights are given and not trained says the same of a clip in every epoch, fold and run. Its features lie
-in ``clips/decode_<hash>/features_<hash>/ab/abcd_0.npy``, float32 (T', F), under a hash of the clips' settings, the
+A trunk whose weights are given and not trained computes the same features of a clip in every epoch, fold and run. They
+lie in ``clips/decode_<hash>/features_<hash>/ab/abcd_0.npy``, float32 (T', F), under a hash of the clips' settings, the
 network, its weights, its code and the kind of device. Folds that run side by side share the work without a lock: each
-begins at another place of the list and leaves out what is there.
+begins at another place of the list and leaves out the clips that are already computed.
 """
 
 import importlib.metadata
@@ -11,7 +11,6 @@ import io
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,12 @@ from fvc_lib.services.errors import DataError, StoppedError, UsageError
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings
 from fvc_lib.tasks.network_code import functions_of
-from fvc_lib.video.clips.clip_file import DIGEST_BYTES, Pixels, Shape, check_digest, write_with_digest
+from fvc_lib.video.clips.clip_file import Pixels, Shape, check_digest, write_with_digest
 from fvc_lib.video.clips.store import ClipStore, check_clip_name, note_use
 
 _logger = logging.getLogger(__name__)
 _DETECTORS = "fvc_lib.detectors"
-Clip = tuple[str, int, int]  # video id, augmentation index, and which of the video's clips
+Clip = tuple[str, int, int]  # video id, augmentation index, and the number of the clip within the video
 
 
 @dataclass(frozen=True)
@@ -67,37 +66,21 @@ class FeatureSource:
 
     def path(self, clip: Clip) -> Path:
         """Return the file of a clip's features."""
-        video_id, number, which = clip
-        check_clip_name(video_id, number)
-        return self.folder / video_id[:2] / f"{video_id}_{number}{f'-{which}' if which else ''}.npy"
-
-    def has_features(self, clip: Clip) -> bool:
-        """Return whether a clip's features are complete; a file of another size counts as missing."""
-        try:
-            size_bytes = self.path(clip).stat().st_size
-        except FileNotFoundError:
-            return False
-        content = 128 + 4 * self.feature_shape[0] * self.feature_shape[1]  # numpy's header is 128 bytes
-        return size_bytes == content + DIGEST_BYTES
-
-    @cached_property
-    def _checked(self) -> set[Clip]:
-        """Clips whose file this process has checked, at its first reading."""
-        return set()
+        video_id, copy, number = clip
+        check_clip_name(video_id, copy)
+        return self.folder / video_id[:2] / f"{video_id}_{copy}{f'-{number}' if number else ''}.npy"
 
     def features(self, clips: Sequence[Clip]) -> Tensor:
         """Return float32 (B, T', F); raise ``DataError`` if a file is missing or damaged."""
-        found = np.empty((len(clips), *self.feature_shape), np.float32)
+        stored = np.empty((len(clips), *self.feature_shape), np.float32)
         for number, clip in enumerate(clips):
             path = self.path(clip)
             try:
-                if clip not in self._checked:
-                    check_digest(path)
-                    self._checked.add(clip)
-                found[number] = np.load(path, allow_pickle=False)
+                check_digest(path)
+                stored[number] = np.load(path, allow_pickle=False)
             except (OSError, ValueError) as error:
                 raise DataError(f"features {str(path)!r}: {error}. Delete the file, and resume the run.") from error
-        return torch.from_numpy(found)
+        return torch.from_numpy(stored)
 
 
 def with_features(
@@ -135,21 +118,43 @@ def with_features(
         return source
     with forked_random_state(0, torch.device("cpu")):
         trunk = frozen_trunk(build_detector(config), config)
-    if trunk is None or trunk.weights is None:
+    clips = [(*clip, number) for clip in made if source.has(*clip) for number in range(config.clips_per_video)]
+    if trunk is None or trunk.weights is None or not clips:
         return source
-    weights, trunk = trunk.weights, trunk.eval().to(device)
-    clips = [(*each, number) for each in made if source.has(*each) for number in range(config.clips_per_video)]
-    if not clips:
-        return source
-    shape = tuple(_computed(trunk, source, clips[:1], config.clips.num_frames, device, 1).shape[1:])
+    weights, trunk, num_frames = trunk.weights, trunk.eval().to(device), config.clips.num_frames
+    length, width = _computed(trunk, source, clips[:1], num_frames, device, 1).shape[1:]
     folder = ClipStore.of(config).decode_folder / f"features_{_identity(trunk, source, config, device)[:32]}"
-    featured = FeatureSource(source, folder, (shape[0], shape[1]))
+    featured = FeatureSource(source, folder, (length, width))
     note_use(folder, {"model": config.model, "weights": weights.sha256, "clips": source.settings_hash})
     first = int(begin * len(clips))
+    missing = [clip for clip in [*clips[first:], *clips[:first]] if not featured.path(clip).exists()]
     own = config.batch_size or DETECTORS.get(config.model).micro_batch
-    planned = batch_size(not all(map(featured.has_features, clips))) if batch_size else own
-    num_frames = config.clips.num_frames
-    _compute(featured, trunk, [*clips[first:], *clips[:first]], num_frames, device, planned, stop, progress)
+    size = clips_in_a_pass(device, batch_size(bool(missing)) if batch_size else own)
+    done, there = 0, len(clips) - len(missing)
+    progress(there, len(clips))
+    while done < len(missing):
+        if stop():
+            raise StoppedError(
+                f"stopped as asked with the features of {done} of {len(missing)} clips computed, which stay: resume "
+                "the run to go on."
+            )
+        batch = missing[done : done + size]
+        todo = [clip for clip in batch if not featured.path(clip).exists()]  # another fold may have computed them
+        try:
+            computed = _computed(trunk, source, todo, num_frames, device, size).numpy() if todo else ()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or size == 1:
+                raise
+            size = max(1, size // 2)
+            release_cached_memory(device)
+            continue
+        for clip, features in zip(todo, computed, strict=True):
+            with atomic_output(featured.path(clip)) as temporary, temporary.open("wb") as stream:
+                np.save(content := io.BytesIO(), features, allow_pickle=False)
+                write_with_digest(stream, content.getvalue())
+        done += len(batch)
+        progress(there + done, len(clips))
+    _logger.info("features of the frozen trunk: %d clips, %d of them computed now", len(clips), len(missing))
     release_cached_memory(device)
     return featured
 
@@ -185,55 +190,11 @@ def _identity(trunk: Trunk, source: Any, config: RunConfig, device: torch.device
     packages = ("torch", *DETECTORS.get(config.model).packages)
     versions = [[package, importlib.metadata.version(package)] for package in packages]
     pixels = [trunk.normalised.mean.flatten().tolist(), trunk.normalised.deviation.flatten().tolist()]
-    # Beside its classes also what they call; and devices round otherwise.
-    code = [functions_of(trunk), *(code_hash(each, _DETECTORS) for each in DETECTORS.declared_in(config.model))]
+    # The code of its classes and of what they call. Kinds of devices round differently.
+    code = [functions_of(trunk), *(code_hash(module, _DETECTORS) for module in DETECTORS.declared_in(config.model))]
     return sha256_of_json(
         [source.settings_hash, config.identity("model"), weights, pixels, code, versions, device.type]
     )
-
-
-def _compute(
-    featured: FeatureSource,
-    trunk: Trunk,
-    clips: Sequence[Clip],
-    num_frames: int,
-    device: torch.device,
-    batch_size: int,
-    stop: Callable[[], bool],
-    progress: Callable[[int, int], None],
-) -> None:
-    """Write the missing features in batches of one size, or smaller ones after running out of memory."""
-    batch_size = clips_in_a_pass(device, batch_size)
-    missing = [clip for clip in clips if not featured.has_features(clip)]
-    done = said = 0
-    there = len(clips) - len(missing)
-    progress(there, len(clips))
-    while done < len(missing):
-        if stop():
-            raise StoppedError(
-                f"stopped as asked with the features of {done} of {len(missing)} clips computed, which stay: resume "
-                "the run to go on."
-            )
-        some = missing[done : done + batch_size]
-        todo = [clip for clip in some if not featured.has_features(clip)]  # another fold may have come by
-        try:
-            found = _computed(trunk, featured.clips, todo, num_frames, device, batch_size) if todo else None
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or batch_size == 1:
-                raise
-            batch_size = max(1, batch_size // 2)
-            found = None
-            release_cached_memory(device)
-            continue
-        for clip, features in zip(todo, found.numpy() if found is not None else (), strict=True):
-            with atomic_output(featured.path(clip)) as temporary, temporary.open("wb") as stream:
-                np.save(content := io.BytesIO(), features, allow_pickle=False)
-                write_with_digest(stream, content.getvalue())
-        done += len(some)
-        progress(there + done, len(clips))
-        if done * 10 // len(missing) > said:
-            said = done * 10 // len(missing)
-            _logger.info("features of the frozen trunk: %d of %d clips", done, len(missing))
 
 
 def _computed(
@@ -241,8 +202,8 @@ def _computed(
 ) -> Tensor:
     """Return float32 (B, T', F) on the CPU, for B clips in one pass that is padded to ``batch_size``."""
     frames = np.empty((len(clips), num_frames, *source.shape[1:]), np.uint8)
-    for (video_id, number, which), pixels in zip(clips, frames, strict=True):
-        source.load(video_id, number, pixels, which * num_frames)
+    for (video_id, copy, number), pixels in zip(clips, frames, strict=True):
+        source.load(video_id, copy, pixels, number * num_frames)
     with torch.inference_mode():
         features: Tensor = trunk(filled_up(torch.from_numpy(frames), batch_size).to(device))[: len(clips)]
     return features.float().cpu().contiguous()

@@ -395,7 +395,7 @@ class VideoDetector(Predictor):
 
     def _by_members(self, record: EnsembleRecord, new: list[Finding], workers: int) -> Iterator[Finding]:
         """Yield the findings ``new`` of the leading member with the log odds of all members combined by fold."""
-        from fvc_lib.tasks.video.ensembles.combine import of_ensemble  # loads scikit-learn
+        from fvc_lib.tasks.video.ensembles import of_ensemble  # loads scikit-learn
 
         folds = tuple(range(len(record.folds)))
         odds = np.full((len(new), len(self.members), len(folds)), np.nan)

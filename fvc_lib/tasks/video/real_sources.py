@@ -1,4 +1,4 @@
-"""The real-versus-real floor: how well two sources of real videos can be told apart.
+"""The real-versus-real floor: how well two sources of real videos can be judged apart.
 
 A detector of fakes has no reason to separate them. If it does, it recognises where videos come from, and its AUC of
 reals and fakes, which come from different places, must be read against this floor. There are two such numbers:
@@ -25,7 +25,7 @@ from fvc_lib.metrics.intervals import Interval, group_interval
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import LABELS
-from fvc_lib.tasks.video.controls import auc_within_folds, fake_labels
+from fvc_lib.tasks.video.controls import auc_within_folds, fake_labels, targets_of
 
 REAL_SOURCE_FLOOR = "real_source_floor"
 REAL_SOURCE_CONTROL = "real_source_control"
@@ -38,30 +38,36 @@ def two_largest_sources(reals: pl.DataFrame) -> tuple[str, str]:
     ``reals`` has columns ``real_source group_id``. Raises ``DataError`` if fewer than two sources have 10 groups.
     """
     sizes = reals.drop_nulls("real_source").group_by("real_source").agg(pl.len(), pl.col("group_id").n_unique())
-    large = sizes.filter(pl.col("group_id") >= FEWEST_GROUPS_OF_A_SOURCE).sort(
-        "len", "real_source", descending=[True, False]
-    )
-    if large.height < 2:
-        known = ", ".join(f"{name} ({groups})" for name, _, groups in sizes.sort("real_source").rows()[:5])
+    sizes = sizes.sort("len", "real_source", descending=[True, False])
+    large = sizes.filter(pl.col("group_id") >= FEWEST_GROUPS_OF_A_SOURCE)["real_source"].to_list()
+    if len(large) < 2:
+        known = ", ".join(f"{name} ({groups})" for name, _, groups in sizes.rows()[:5])
         raise DataError(
             f"two sources of reals (column real_source) with {FEWEST_GROUPS_OF_A_SOURCE} groups each are needed; "
             f"groups by source: {known or 'none is known'}"
         )
-    first, second = large["real_source"].to_list()[:2]
-    return first, second
+    return large[0], large[1]
 
 
-def _reals(rows: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
-    if "real_source" not in index.columns:
-        index = index.with_columns(real_source=pl.lit(None, pl.String))
-    reals = rows.filter(pl.col("label") == LABELS[0])
-    return reals.join(index.select("video_id", "real_source"), on="video_id", how="left", maintain_order="left")
+def by_source(rows: pl.DataFrame, index: pl.DataFrame) -> pl.DataFrame:
+    """Return the reals of the two largest sources, those of the larger one labelled real, the others fake.
+
+    ``rows`` has columns ``video_id group_id label``; raises as ``two_largest_sources``.
+    """
+    source = pl.col("real_source") if "real_source" in index.columns else pl.lit(None, pl.String).alias("real_source")
+    reals = rows.filter(label=LABELS[0]).join(
+        index.select("video_id", source), on="video_id", how="left", maintain_order="left"
+    )
+    first, second = two_largest_sources(reals)
+    both = reals.filter(pl.col("real_source").is_in([first, second]))
+    label = pl.when(pl.col("real_source") == second).then(pl.lit(LABELS[1])).otherwise(pl.lit(LABELS[0]))
+    return both.with_columns(label=label)
 
 
 def of_two_sources(
     rows: TrainingRows, index: pl.DataFrame, config: RunConfig, fold: int, without: Collection[str] = ()
 ) -> TrainingRows:
-    """Return the reals of two sources in training ``fold``, those of the larger one labelled real, the others fake.
+    """Return the reals of two sources in training ``fold``, labelled as ``by_source`` does.
 
     Args:
         rows: the rows of the model's own training, with true labels.
@@ -75,20 +81,15 @@ def of_two_sources(
     """
     if config.shuffle_labels:
         raise DataError("labels were shuffled on purpose")
-    reals = _reals(rows.folds.filter(~pl.col("video_id").is_in(sorted(without))), index)
-    first, second = two_largest_sources(reals)
-    both = reals.filter(pl.col("real_source").is_in([first, second]))
-    label = pl.when(pl.col("real_source") == second).then(pl.lit(LABELS[1])).otherwise(pl.lit(LABELS[0]))
-    found = replace(rows, folds=both.with_columns(label=label).select(rows.folds.columns))
-    tested = set(found.folds.filter(pl.col("fold") == fold)["label"])
-    if len(tested) < len(LABELS):
-        lacking = [name for name, each in zip((first, second), LABELS, strict=True) if each not in tested]
-        raise DataError(f"fold {fold} tests no real of source {' and none of '.join(map(repr, lacking))}")
+    sources = by_source(rows.folds.filter(~pl.col("video_id").is_in(sorted(without))), index)
+    relabelled = replace(rows, folds=sources.select(rows.folds.columns))
+    if sources.filter(fold=fold)["label"].n_unique() < len(LABELS):
+        raise DataError(f"fold {fold} does not test reals of both sources")
     try:
-        found.split(fold, inner_validation_share=config.inner_validation_share, seed=config.seed)
+        relabelled.split(fold, inner_validation_share=config.inner_validation_share, seed=config.seed)
     except DataError as error:
-        raise DataError(f"too few reals of {first!r} and {second!r} are trained on: {error}") from error
-    return found
+        raise DataError(f"too few reals of the two sources are trained on: {error}") from error
+    return relabelled
 
 
 def possible_floor(
@@ -102,18 +103,15 @@ def possible_floor(
 
     ``protocol`` is a PROTOCOL table; None: the ``folds``.
     """
-    due, why = [], ""
+    due, why = [folds.clear()], ""
     for fold in folds["fold"].unique().sort():
         rows = TrainingRows(folds) if protocol is None else training_rows(protocol, fold)
         try:
-            of_both = of_two_sources(rows, index, config, fold, left_out).folds
+            due.append(of_two_sources(rows, index, config, fold, left_out).folds.filter(fold=fold))
         except DataError as error:
             why = why or str(error)
-        else:
-            due.append(of_both.filter(pl.col("fold") == fold))
-    if not due:
-        return folds.clear(), why
-    return pl.concat(due).sort("video_id"), ""
+    tested = pl.concat(due).sort("video_id")
+    return tested, "" if tested.height else why
 
 
 def floor_sentence(
@@ -148,9 +146,7 @@ def control_scores(due: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame
             f"the real-source control of {other.height} videos was trained on other sources than the index has now, "
             f"e.g. {other['video_id'][0]!r}. Run 04_fold_training again for these folds."
         )
-    return both.with_columns(score=pl.col("source_score"), threshold=pl.lit(0.5)).select(
-        *due.columns, "score", "threshold"
-    )
+    return both.select(*due.columns, score="source_score", threshold=pl.lit(0.5))
 
 
 def margin_over_floor(
@@ -194,41 +190,32 @@ def real_source_floor(index: pl.DataFrame, predictions: pl.DataFrame, config: Ru
 
     Nothing is trained for it. None if fewer than two sources (``real_source`` of INDEX) have 10 groups.
     """
-    known = _reals(predictions.sort("video_id"), index)
     try:
-        first, second = two_largest_sources(known)
+        judged = by_source(predictions.sort("video_id"), index)
     except DataError:
         return None
-    both = known.filter(pl.col("real_source").is_in([first, second]))
-    is_second = pl.col("real_source") == second
-    told = both.with_columns(label=pl.when(is_second).then(pl.lit("fake")).otherwise(pl.lit("real")))
-    found = auc_within_folds(told, "group_id", config)
-    if found.value < 0.5:
-        found = replace(found, value=1 - found.value, low=1 - found.high, high=1 - found.low)
-    several = "target" in told.columns and told["target"].n_unique() > 1
-    targets = told["target"].to_numpy() if several else None
-    rows = fake_labels(told), told["score"].to_numpy()
-    lean = float(mean_lean(*rows, told["fold"].to_numpy(), targets)[0])
-    if not lean > found.value - 0.5 + 1e-12:  # all folds lean one way, or there is no value
-        return found
-    chance = leans_by_chance(*rows, told["group_id"].to_numpy(), told["fold"].to_numpy(), targets, seed=config.seed)
+    floor = auc_within_folds(judged, "group_id", config)
+    if floor.value < 0.5:
+        floor = replace(floor, value=1 - floor.value, low=1 - floor.high, high=1 - floor.low)
+    targets = targets_of(judged)
+    rows = fake_labels(judged), judged["score"].to_numpy()
+    lean = float(mean_lean(*rows, judged["fold"].to_numpy(), targets)[0])
+    if not lean > floor.value - 0.5 + 1e-12:  # all folds lean one way, or there is no value
+        return floor
+    chance = leans_by_chance(*rows, judged["group_id"].to_numpy(), judged["fold"].to_numpy(), targets, seed=config.seed)
     beyond_chance = math.sqrt(max(0.0, lean**2 - float(chance.mean()) ** 2))
-    if beyond_chance <= found.value - 0.5:
-        return found
-    apart = auc_within_folds(_each_in_its_direction(told), "group_id", config)
+    if beyond_chance <= floor.value - 0.5:
+        return floor
+    # Exchange the labels of the two sources in every fold (of a target) whose AUC is below 0.5.
+    parts = []
+    for part in judged.partition_by([name for name in ("target", "fold") if name in judged.columns]):
+        labels, leans_back = fake_labels(part), False
+        if 0 < labels.sum() < labels.size:
+            leans_back = roc_auc(labels, part["score"].to_numpy()) < 0.5
+        other = pl.col("label").replace_strict({LABELS[0]: LABELS[1], LABELS[1]: LABELS[0]})
+        parts.append(part.with_columns(label=other) if leans_back else part)
+    apart = auc_within_folds(pl.concat(parts), "group_id", config)
     taken = apart.value - 0.5 - beyond_chance
     is_chance = (1 + int((chance >= lean).sum())) / (1 + chance.size) > (1 - config.confidence) / 2
     low = apart.low - taken
     return replace(apart, value=0.5 + beyond_chance, low=min(low, 0.5) if is_chance else low, high=apart.high - taken)
-
-
-def _each_in_its_direction(told: pl.DataFrame) -> pl.DataFrame:
-    """``told`` with the two sources' labels exchanged in every fold (of a target) whose AUC is below 0.5."""
-    cell = [name for name in ("target", "fold") if name in told.columns]
-    parts = []
-    for rows in told.partition_by(cell, maintain_order=True):
-        labels = fake_labels(rows)
-        leans_back = 0 < labels.sum() < labels.size and roc_auc(labels, rows["score"].to_numpy()) < 0.5
-        turned = pl.when(pl.col("label") == LABELS[0]).then(pl.lit(LABELS[1])).otherwise(pl.lit(LABELS[0]))
-        parts.append(rows.with_columns(label=turned) if leans_back else rows)
-    return pl.concat(parts)

@@ -9,11 +9,14 @@ standard deviation is no interval, because folds share training data.
 
 Intervals cover the choice of test groups, not of training runs or of shuffled labels. A control that gives all videos
 the same score has an interval of width zero.
+
+Slices are the result by platform, kind of fake, length, size and codec. They are many and small: some look good or bad
+by chance, and no interval is adjusted for their number. Each kind of fake is set against all reals, since a slice of
+fakes alone has no AUC; so the slices' numbers of videos do not add up to all videos.
 """
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -25,9 +28,10 @@ from fvc_lib.metrics.classification import FloatArray, IntArray, Metric, decide,
 from fvc_lib.metrics.cross_validation import METRICS, PROBABILITY_METRICS, measure_over_folds
 from fvc_lib.metrics.declaration import UNCALIBRATED
 from fvc_lib.metrics.intervals import group_intervals, one_vote_per_group
-from fvc_lib.metrics.operating_points import confusion_at, operating_point
+from fvc_lib.metrics.operating_points import operating_point
+from fvc_lib.services.atomic_files import read_json_object
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, LeakageError
+from fvc_lib.services.errors import DataError, LeakageError, command_text
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (
     AUGMENTED,
@@ -40,8 +44,7 @@ from fvc_lib.services.tables import (
     frame_of,
     read_table,
 )
-from fvc_lib.tasks.video.classical.table import read_features
-from fvc_lib.tasks.video.controls import all_controls, fake_labels, trainings_of
+from fvc_lib.tasks.video.controls import all_controls, fake_labels, targets_of, trainings_of
 from fvc_lib.tasks.video.real_sources import (
     MARGIN,
     REAL_SOURCE_CONTROL,
@@ -51,22 +54,84 @@ from fvc_lib.tasks.video.real_sources import (
     possible_floor,
     real_source_floor,
 )
-from fvc_lib.tasks.video.selection import RecordedSelection
+from fvc_lib.tasks.video.selection import SELECTION, EarlierOpenings, RecordedSelection, read_selection
 from fvc_lib.video.clips.clip_file import Pixels
 from fvc_lib.video.clips.store import ClipStore
+from fvc_lib.video.features.family import families_named
 
 MODEL = "model"
 ALL_FOLDS = "all"
 ALL_BY_GROUP = "all_by_group"
-TARGET_SCOPE = "target:"
-
-
 METRIC_NAMES = tuple(METRICS)
 # Of the model alone: no control has a temperature.
 MODEL_ONLY_NAMES = tuple(name + UNCALIBRATED for name in PROBABILITY_METRICS)
 
 _SCORE_TOLERANCE = 1e-9
 IntervalRow = tuple[float | None, float | None, float | None, int, int]
+Row = tuple[object, ...]
+
+
+# What a run made
+
+
+def families_of(config: RunConfig) -> dict[str, str]:
+    """Return the family of each column of the families that ``config`` names."""
+    return {column: family.name for family in families_named(config.feature_families) for column in family.columns()}
+
+
+def forensic_features(run: RunPaths, config: RunConfig) -> pl.DataFrame:
+    """Return ``video_id group_id`` and float64 features, null where missing, of the videos that have any.
+
+    Raises:
+        DataError: there is no table, it lacks a family that ``config`` names, or no video has a feature.
+    """
+    table, family_of = read_table(run.features, FEATURES).sort("video_id"), families_of(config)
+    names = [name for name in table.columns if name in family_of]
+    values = [pl.col(name).cast(pl.Float64) for name in names]
+    finite = [pl.when(value.is_finite()).then(value).alias(name) for value, name in zip(values, names, strict=True)]
+    measured = table.select("video_id", "group_id", *finite).filter(pl.any_horizontal(pl.col(names).is_not_null()))
+    lacking = sorted(set(family_of.values()) - {family_of[name] for name in names})
+    if lacking or measured.is_empty():
+        remedy = f"Measure them again: {command_text('--from', '03b', '--resume', run.root)}"
+        raise DataError(f"{str(run.features)!r} has no features of the families {', '.join(lacking)}. {remedy}")
+    return measured
+
+
+def made_samples(run: RunPaths, config: RunConfig) -> pl.DataFrame:
+    """Return AUGMENTED, or of a model on forensic features ``video_id group_id augmentation_index``."""
+    if config.of_features != "forensic":
+        return read_table(run.augmented_metadata, AUGMENTED)
+    return forensic_features(run, config).select("video_id", "group_id", augmentation_index=pl.lit(0))
+
+
+def clip_reader(config: RunConfig) -> Callable[[str, int], Pixels] | None:
+    """Return the function that reads a clip of the network; None if the model sees no clips."""
+    return None if config.of_features == "forensic" else ClipStore.of(config).read
+
+
+def undecoded(folds: pl.DataFrame, clips: pl.DataFrame, protocol: pl.DataFrame | None = None) -> list[str]:
+    """Return the sorted ids of videos of ``folds`` or ``protocol`` that have no row in ``clips`` (``made_samples``)."""
+    used = folds if protocol is None else protocol.filter(pl.col("part") != LEFT_OUT)
+    return sorted(set(used["video_id"]) - set(clips["video_id"]))
+
+
+def earlier_openings(run: RunPaths, num_folds: int) -> EarlierOpenings:
+    """Return the openings of outer folds before the run's present selections."""
+    replaced, unknown = 0, 0
+    for fold in range(num_folds):
+        folder = run.fold_checkpoints(fold)
+        now = read_selection(folder)
+        for place in run.superseded.glob(f"*/{folder.relative_to(run.root)}"):
+            before = read_selection(place)
+            if before is not None:
+                replaced += now is None or before.weights != now.weights
+            else:
+                unknown += (place / SELECTION).exists()
+    forked_from = read_json_object(run.run_json).get("forked_from", "")
+    return EarlierOpenings(replaced, forked_from if isinstance(forked_from, str) else "", unknown)
+
+
+# Results
 
 
 def kfold_results(
@@ -99,69 +164,36 @@ def kfold_results(
     check_predictions(folds, predictions, left_out=left_out, labels_were_shuffled=config.shuffle_labels)
     predictions = predictions.sort("video_id")
     judged = predictions.select("video_id", "group_id", "label", "fold")  # with shuffle_labels the shuffled ones
-    trainings = None if protocol is None else trainings_of(protocol, config, left_out)
-    rows = _source_rows(MODEL, with_targets(predictions, protocol), METRIC_NAMES + MODEL_ONLY_NAMES, config)
+    model, trainings = with_targets(predictions, protocol), trainings_of(protocol, config, left_out)
+    rows = _source_rows(MODEL, model, METRIC_NAMES + MODEL_ONLY_NAMES, config)
     for source, scored in all_controls(index, judged, predictions, seed=config.seed, trainings=trainings).items():
         rows += _source_rows(source, with_targets(scored, protocol), METRIC_NAMES, config)
-    rows += _trained_floor_rows(index, folds, predictions, config, left_out, protocol)
-    rows += [] if config.shuffle_labels else _source_floor_rows(index, predictions, config, protocol)
-    return check_table(frame_of(rows, RESULTS), RESULTS, "kfold results")
-
-
-def _source_floor_rows(
-    index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame | None
-) -> list[tuple[object, ...]]:
-    """Return the floor over targets, like the model's value; over all videos if a target lacks a source."""
-    for scored in (with_targets(predictions, protocol), predictions):
+    due, _ = possible_floor(index, folds, config, left_out, protocol)
+    if due.height:
+        rows += _trained_floor_rows(due, predictions, config, protocol)
+    # The floor is over targets, like the model's value; over all videos if a target lacks a source.
+    for scored in () if config.shuffle_labels else (model, predictions):
         floor = real_source_floor(index, scored, config)
         if floor is not None and math.isfinite(floor.value):
             value, low, high, *sizes = floor.row()
-            return [(REAL_SOURCE_FLOOR, ALL_FOLDS, "roc_auc", value, low, high, None, None, *sizes)]
-    return []
-
-
-def made_samples(run: RunPaths, config: RunConfig) -> pl.DataFrame:
-    """Return AUGMENTED, or of a model on forensic features ``video_id group_id augmentation_index``."""
-    if config.of_features != "forensic":
-        return read_table(run.augmented_metadata, AUGMENTED)
-    measured = read_features(run, config).videos
-    rows = read_table(run.features, FEATURES).select("video_id", "group_id", augmentation_index=pl.lit(0))
-    return rows.filter(pl.col("video_id").is_in(measured))
-
-
-def clip_reader(config: RunConfig) -> Callable[[str, int], Pixels] | None:
-    """Return the function that reads a clip of the network; None if the model sees no clips."""
-    return None if config.of_features == "forensic" else ClipStore.of(config).read
-
-
-def undecoded(folds: pl.DataFrame, clips: pl.DataFrame, protocol: pl.DataFrame | None = None) -> list[str]:
-    """Return the sorted ids of videos of ``folds`` or ``protocol`` that have no row in ``clips`` (``made_samples``)."""
-    used = folds if protocol is None else protocol.filter(pl.col("part") != LEFT_OUT)
-    return sorted(set(used["video_id"]) - set(clips["video_id"]))
+            rows.append((REAL_SOURCE_FLOOR, ALL_FOLDS, "roc_auc", value, low, high, None, None, *sizes))
+            break
+    return check_table(frame_of(rows, RESULTS).fill_nan(None), RESULTS, "kfold results")
 
 
 def _trained_floor_rows(
-    index: pl.DataFrame,
-    folds: pl.DataFrame,
-    predictions: pl.DataFrame,
-    config: RunConfig,
-    left_out: Collection[str],
-    protocol: pl.DataFrame | None,
-) -> list[tuple[object, ...]]:
+    due: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig, protocol: pl.DataFrame | None
+) -> list[Row]:
     """Return the rows of the control trained on two sources of reals; null if it is possible and missing."""
-    due, _ = possible_floor(index, folds, config, left_out, protocol)
-    if due.is_empty():
-        return []
     scored = control_scores(due, predictions)
     if scored is None:
         missing = (None, None, None, None, None, due.height, due["group_id"].n_unique())
         return [(REAL_SOURCE_CONTROL, ALL_FOLDS, "roc_auc", *missing)]
-    of_targets = with_targets(scored, protocol)
+    of_targets, judged = with_targets(scored, protocol), with_targets(predictions, protocol)
     metric, values = measured("roc_auc", of_targets)
-    if math.isfinite(metric(fake_labels(of_targets), values)):  # else a target has not both sources: over all together
+    if math.isfinite(metric(fake_labels(of_targets), values)):  # else a target lacks a source: over all together
         scored = of_targets
     rows = [row for row in _source_rows(REAL_SOURCE_CONTROL, scored, ["roc_auc"], config) if row[1] != ALL_BY_GROUP]
-    judged = with_targets(predictions, protocol)
     margin = margin_over_floor((judged, measured("roc_auc", judged)), (scored, measured("roc_auc", scored)), config)
     value, low, high, *sizes = margin.row()
     return [*rows, (REAL_SOURCE_CONTROL, ALL_FOLDS, MARGIN, value, low, high, None, None, *sizes)]
@@ -189,27 +221,28 @@ def check_predictions(
         DataError: videos are missing or unknown; labels differ (unless shuffled on purpose); a fold has several
             thresholds or temperatures; a score does not follow from its logit and temperature.
     """
-    again = "Run 04_fold_training again for these folds."
     check_folds(folds)
-    twice = predictions.filter(pl.col("video_id").is_duplicated())
-    _refuse(twice["video_id"].unique(), LeakageError, "videos are predicted more than once", again)
     due = folds.filter(~pl.col("video_id").is_in(sorted(left_out)))
-    missing = due.join(predictions, on="video_id", how="anti")
-    _refuse(missing["video_id"], DataError, "videos of the folds have no prediction", again)
-    unknown = predictions.join(due, on="video_id", how="anti")
-    _refuse(unknown["video_id"], DataError, "predicted videos are not in the folds (or were left out)", again)
-    both = predictions.join(due, on="video_id", how="inner", suffix="_due")
-    moved = both.filter((pl.col("fold") != pl.col("fold_due")) | (pl.col("group_id") != pl.col("group_id_due")))
-    _refuse(moved["video_id"], LeakageError, "videos are predicted in another fold or group than their own", again)
-    if not labels_were_shuffled:
-        relabelled = both.filter(pl.col("label") != pl.col("label_due"))
-        _refuse(relabelled["video_id"], DataError, "predictions carry another label than the folds", again)
-    for chosen in ("threshold", "temperature"):
-        several = predictions.group_by("fold").agg(pl.col(chosen).n_unique()).filter(pl.col(chosen) > 1)
-        _refuse(several["fold"], DataError, f"folds have more than one {chosen}", again)
+    both = predictions.join(due, on="video_id", suffix="_due")
+    moved = (pl.col("fold") != pl.col("fold_due")) | (pl.col("group_id") != pl.col("group_id_due"))
+    relabelled = both.filter((pl.col("label") != pl.col("label_due")) & (not labels_were_shuffled))
     given = probabilities(predictions["logit"].to_numpy(), predictions["temperature"].to_numpy())
-    other = predictions.filter(pl.Series(np.abs(given - predictions["score"].to_numpy()) > _SCORE_TOLERANCE))
-    _refuse(other["video_id"], DataError, "scores are not sigmoid(logit / temperature)", again)
+    differs = pl.Series(np.abs(given - predictions["score"].to_numpy()) > _SCORE_TOLERANCE)
+    thresholds, temperatures = (pl.col(name).n_unique().over("fold") > 1 for name in ("threshold", "temperature"))
+    for kind, rows, what in (
+        (LeakageError, predictions.filter(pl.col("video_id").is_duplicated()), "videos are predicted more than once"),
+        (DataError, due.join(predictions, on="video_id", how="anti"), "videos of the folds have no prediction"),
+        (DataError, predictions.join(due, on="video_id", how="anti"), "videos are not in the folds (or were left out)"),
+        (LeakageError, both.filter(moved), "videos are predicted in another fold or group than their own"),
+        (DataError, relabelled, "predictions carry another label than the folds"),
+        (DataError, predictions.filter(thresholds), "videos are of folds with more than one threshold"),
+        (DataError, predictions.filter(temperatures), "videos are of folds with more than one temperature"),
+        (DataError, predictions.filter(differs), "scores are not sigmoid(logit / temperature)"),
+    ):
+        if rows.height:
+            ids = rows["video_id"].unique().sort()
+            first = ", ".join(map(repr, ids.head(5)))
+            raise kind(f"{len(ids)} {what}, the first: {first}. Run 04_fold_training again for these folds.")
 
 
 def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
@@ -221,8 +254,8 @@ def measured(name: str, scored: pl.DataFrame) -> tuple[Metric, FloatArray]:
     """
     calibrated = name.removesuffix(UNCALIBRATED)
     scores = scored["score"].to_numpy() if name == calibrated else probabilities(scored["logit"].to_numpy(), 1.0)
-    targets = scored["target"].to_numpy() if "target" in scored.columns and scored["target"].n_unique() > 1 else None
-    return measure_over_folds(calibrated, scores, scored["threshold"].to_numpy(), scored["fold"].to_numpy(), targets)
+    thresholds, folds = scored["threshold"].to_numpy(), scored["fold"].to_numpy()
+    return measure_over_folds(calibrated, scores, thresholds, folds, targets_of(scored))
 
 
 def interval_rows(
@@ -234,7 +267,7 @@ def interval_rows(
         scored: columns ``group_id label``.
         measures: metrics with their arguments (N,); see ``measured``.
         config: replicates, confidence and seed.
-        scope: ``ALL_FOLDS`` or ``ALL_BY_GROUP``.
+        scope: in ``ALL_BY_GROUP`` each group counts once.
     """
     groups = scored["group_id"].to_list()
     intervals = group_intervals(
@@ -246,65 +279,38 @@ def interval_rows(
         seed=config.seed,
         confidence=config.confidence,
     )
-    return [each.row() for each in intervals]
+    return [interval.row() for interval in intervals]
 
 
-def _source_rows(
-    source: str, scored: pl.DataFrame, names: Sequence[str], config: RunConfig
-) -> list[tuple[object, ...]]:
-    per_fold = {
-        int(key[0]): _fold_values(part, names)
-        for key, part in scored.sort("fold").group_by("fold", maintain_order=True)
+def _source_rows(source: str, scored: pl.DataFrame, names: Sequence[str], config: RunConfig) -> list[Row]:
+    """Return the rows of the model or a control: over all folds, by group, by target and by fold."""
+    targets = scored["target"].unique().sort() if "target" in scored.columns else ()
+    of_target = {f"target:{target}": scored.filter(target=target) for target in targets}
+    of_fold = {fold: scored.filter(fold=fold) for fold in scored["fold"].unique().sort()}
+    values = {
+        fold: [METRICS[name.removesuffix(UNCALIBRATED)](fake_labels(part), measured(name, part)[1]) for name in names]
+        for fold, part in of_fold.items()
     }
-    rows: list[tuple[object, ...]] = []
-    measures = [measured(name, scored) for name in names]
-    for scope in (ALL_FOLDS, ALL_BY_GROUP):
-        for name, found in zip(names, interval_rows(scored, measures, config, scope), strict=True):
-            of_folds = [values[name] for values in per_fold.values()] if scope == ALL_FOLDS else []
-            rows.append((source, scope, name, *found[:3], *_mean_and_deviation(of_folds), *found[3:]))
-    for target in scored["target"].unique().sort() if "target" in scored.columns else ():
-        part = scored.filter(pl.col("target") == target)
-        found_here = interval_rows(part, [measured(name, part) for name in names], config)
+    rows: list[Row] = []
+    for scope, part in {ALL_FOLDS: scored, ALL_BY_GROUP: scored, **of_target}.items():
+        intervals = interval_rows(part, [measured(name, part) for name in names], config, scope)
+        for number, (name, (value, low, high, *sizes)) in enumerate(zip(names, intervals, strict=True)):
+            spread: tuple[float | None, float | None] = (None, None)
+            if scope == ALL_FOLDS:
+                defined = np.array([found[number] for found in values.values() if math.isfinite(found[number])])
+                mean = float(defined.mean()) if defined.size else None
+                spread = (mean, float(defined.std(ddof=1)) if defined.size > 1 else None)
+            rows.append((source, scope, name, value, low, high, *spread, *sizes))
+    for fold, part in of_fold.items():
+        sizes = [part.height, part["group_id"].n_unique()]
         rows += [
-            (source, f"{TARGET_SCOPE}{target}", name, *each[:3], None, None, *each[3:])
-            for name, each in zip(names, found_here, strict=True)
-        ]
-    for fold, values in per_fold.items():
-        part = scored.filter(pl.col("fold") == fold)
-        sizes = (part.height, part["group_id"].n_unique())
-        rows += [
-            (source, f"fold_{fold}", name, _or_none(value), None, None, None, None, *sizes)
-            for name, value in values.items()
+            (source, f"fold_{fold}", name, float(value), None, None, None, None, *sizes)
+            for name, value in zip(names, values[fold], strict=True)
         ]
     return rows
 
 
-def _fold_values(part: pl.DataFrame, names: Sequence[str]) -> dict[str, float]:
-    """Return the metrics of one fold."""
-    labels, part = fake_labels(part), part.drop("target", strict=False)
-    return {name: METRICS[name.removesuffix(UNCALIBRATED)](labels, measured(name, part)[1]) for name in names}
-
-
-def _mean_and_deviation(values: list[float]) -> tuple[float | None, float | None]:
-    defined = np.array([value for value in values if math.isfinite(value)])
-    mean = float(defined.mean()) if defined.size else None
-    return mean, float(defined.std(ddof=1)) if defined.size > 1 else None
-
-
-def _or_none(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
-
-
-def _refuse(found: pl.Series, kind: type[DataError], what: str, remedy: str) -> None:
-    if found.len():
-        ids = ", ".join(repr(value) for value in found.sort().head(5).to_list())
-        more = f" and {found.len() - 5} more" if found.len() > 5 else ""
-        raise kind(f"{found.len()} {what}: {ids}{more}. {remedy}")
-
-
-# Slices: the result by platform, kind of fake, length, size and codec. Slices are many and small: some look good or bad
-# by chance, and no interval is adjusted for their number. Each kind of fake is set against all reals, since a slice of
-# fakes alone has no AUC; so the slices' numbers of videos do not add up to all videos.
+# Slices
 
 # Fewer groups of a class make a slice small: with ten, the interval of a share near one half is about 0.6 wide.
 SMALL_BELOW_GROUPS = 10
@@ -316,10 +322,13 @@ MOST_VALUES = 12  # per column; the other values make one slice
 DURATION_EDGES_SECONDS = (5, 15, 60, 300)
 RESOLUTION_EDGES = ((320, 240), (640, 360), (1280, 720), (1920, 1080))
 
-MANIPULATION = "manipulation"
-REAL_SOURCE = "real_source"
-GENERATOR = "generator"
-_CATEGORIES = ("platform", "corpus", "label_source", REAL_SOURCE, MANIPULATION, GENERATOR, "codec")
+# Columns that make slices, and the class whose values they describe: it is set against all of the other class.
+_SLICED = {
+    "platform": "", "corpus": "", "label_source": "", "real_source": "real", "manipulation": "fake",
+    "generator": "fake", "duration": "", "resolution": "", "codec": "",
+}  # fmt: skip
+_OF_BOTH_CLASSES = ("roc_auc", "balanced_accuracy")
+_OF_CLASS = {"fake": "true_positive_rate", "real": "false_positive_rate"}  # fakes found, reals called fake
 
 
 @weighted_metric
@@ -327,20 +336,6 @@ def share_called_fake(labels: IntArray, decisions: FloatArray, weights: FloatArr
     """Return the weighted share of rows that are called fake."""
     del labels
     return divide(weights @ decisions, weights.sum(axis=1))
-
-
-_OF_BOTH_CLASSES = ("roc_auc", "balanced_accuracy")
-_OF_CLASS = {"fake": "true_positive_rate", "real": "false_positive_rate"}  # fakes found, reals called fake
-
-
-@dataclass(frozen=True)
-class _Slice:
-    """The predictions of one slice; shares are measured for ``classes``."""
-
-    slice_by: str
-    value: str
-    rows: pl.DataFrame
-    classes: Sequence[str] = ("fake", "real")
 
 
 def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfig) -> pl.DataFrame:
@@ -359,28 +354,29 @@ def slice_table(index: pl.DataFrame, predictions: pl.DataFrame, config: RunConfi
     Raises:
         DataError: a predicted video that the index does not hold.
     """
-    known = _known_of(index, predictions)
-    rows = [row for part in _slices(known) for row in _rows_of(part, config)]
-    return check_table(frame_of(rows, SLICES), SLICES, "slices")
-
-
-def _known_of(index: pl.DataFrame, predictions: pl.DataFrame) -> pl.DataFrame:
-    """Return the predictions with a text column for each kind of slice."""
     absent = predictions.join(index, on="video_id", how="anti")
     if absent.height:
         raise DataError(
             f"{absent.height} predicted videos are not in the index, e.g. {absent['video_id'].min()!r}. Both must come "
             "from one run: run 01_data_index and what follows it again."
         )
-    seconds = [f"{edge} s" for edge in DURATION_EDGES_SECONDS]
-    pixels, sizes = [w * h for w, h in RESOLUTION_EDGES], [f"{w}x{h}" for w, h in RESOLUTION_EDGES]
-    described = index.select(
-        "video_id",
-        *(pl.col(name) if name in index.columns else pl.lit(None, pl.String).alias(name) for name in _CATEGORIES),
+    seconds, sizes = [f"{edge} s" for edge in DURATION_EDGES_SECONDS], [f"{w}x{h}" for w, h in RESOLUTION_EDGES]
+    described = index.with_columns(
         duration=_binned(pl.col("duration_seconds"), DURATION_EDGES_SECONDS, seconds),
-        resolution=_binned(pl.col("width") * pl.col("height"), pixels, sizes),
-    )
-    return predictions.join(described, on="video_id").sort("video_id")
+        resolution=_binned(pl.col("width") * pl.col("height"), [w * h for w, h in RESOLUTION_EDGES], sizes),
+    ).select("video_id", pl.col("^(" + "|".join(_SLICED) + ")$"))
+    known = predictions.join(described, on="video_id").sort("video_id")
+    rows: list[Row] = []
+    for column, label in _SLICED.items():
+        part = known.filter(label=label) if label else known
+        if column not in known.columns or (
+            column == "generator" and part.filter(pl.col(column) != pl.col("manipulation").fill_null("")).is_empty()
+        ):
+            continue
+        others = known.filter(pl.col("label") != label) if label else known.clear()
+        for value, of_value in _by_value(part, column):
+            rows += _slice_rows(column, value, pl.concat([of_value, others]).sort("video_id"), label, config)
+    return check_table(frame_of(rows, SLICES), SLICES, "slices")
 
 
 def _binned(value: pl.Expr, edges: Sequence[int], names: Sequence[str]) -> pl.Expr:
@@ -391,55 +387,47 @@ def _binned(value: pl.Expr, edges: Sequence[int], names: Sequence[str]) -> pl.Ex
     return pl.coalesce(*below, pl.when(known >= edges[-1]).then(pl.lit(f"{names[-1]} and more")))
 
 
-def _slices(known: pl.DataFrame) -> Iterator[_Slice]:
-    for column in ("platform", "corpus", "label_source"):
-        yield from _by_value(known, column)
-    real, fake = (known.filter(pl.col("label") == label) for label in LABELS)
-    makers = [MANIPULATION]
-    if fake.filter(pl.col(GENERATOR) != pl.col(MANIPULATION).fill_null("")).height:
-        makers.append(GENERATOR)
-    for column, of, others, label in (
-        (REAL_SOURCE, real, fake, "real"),
-        *((each, fake, real, "fake") for each in makers),
-    ):
-        for kind in _by_value(of, column):
-            yield _Slice(column, kind.value, pl.concat([kind.rows, others]).sort("video_id"), classes=(label,))
-    for column in ("duration", "resolution", "codec"):
-        yield from _by_value(known, column)
-
-
-def _by_value(known: pl.DataFrame, column: str) -> Iterator[_Slice]:
-    """Yield a slice for each frequent value, and one for the rest; nothing for a single value."""
-    if known.get_column(column).null_count() == known.height:
-        return
+def _by_value(known: pl.DataFrame, column: str) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Yield each frequent value with its rows, and the rest together; nothing for a single value."""
     filled = known.with_columns(pl.col(column).fill_null(NOT_KNOWN))
     counts = filled.group_by(column).len().sort(["len", column], descending=[True, False])
     if counts.height < 2:
         return
-    values = counts.get_column(column).to_list()
+    values = counts[column].to_list()
     shown = values if len(values) <= MOST_VALUES else values[: MOST_VALUES - 1]
     for value in shown:
-        yield _Slice(column, value, filled.filter(pl.col(column) == value))
+        yield value, filled.filter(pl.col(column) == value)
     if len(shown) < len(values):
-        yield _Slice(column, ALL_OTHERS, filled.filter(~pl.col(column).is_in(shown)))
+        yield ALL_OTHERS, filled.filter(~pl.col(column).is_in(shown))
 
 
-def _rows_of(part: _Slice, config: RunConfig) -> Iterator[tuple[object, ...]]:
-    rows = part.rows
-    groups = {label: rows.filter(pl.col("label") == label)["group_id"].n_unique() for label in LABELS}
-    numbers = [int((rows["label"] == label).sum()) for label in LABELS]
-    sizes = (rows.height, *numbers, rows["group_id"].n_unique())
+def _slice_rows(column: str, value: str, rows: pl.DataFrame, label: str, config: RunConfig) -> Iterator[Row]:
+    """Yield the rows of one slice; the share called fake is that of ``label``, or of both classes."""
+    parts = {name: rows.filter(label=name) for name in LABELS}
+    groups = {name: part["group_id"].n_unique() for name, part in parts.items()}
+    sizes = (rows.height, *(part.height for part in parts.values()), rows["group_id"].n_unique())
     is_small = min(groups.values()) < SMALL_BELOW_GROUPS
-    found = interval_rows(rows, [measured(name, rows) for name in _OF_BOTH_CLASSES], config)
-    for name, ends in zip(_OF_BOTH_CLASSES, found, strict=True):
-        yield (part.slice_by, part.value, name, *ends[:3], *sizes, is_small)
-    for label in part.classes:
-        of_class = rows.filter(pl.col("label") == label)
-        share: Sequence[float | int | None] = (None, None, None)
-        if of_class.height:
-            decisions = measured("balanced_accuracy", of_class)[1]
-            share = interval_rows(of_class, [(share_called_fake, decisions)], config)[0][:3]
-        yield (part.slice_by, part.value, _OF_CLASS[label], *share, *sizes, groups[label] < SMALL_BELOW_GROUPS)
+    intervals = interval_rows(rows, [measured(name, rows) for name in _OF_BOTH_CLASSES], config)
+    for metric, ends in zip(_OF_BOTH_CLASSES, intervals, strict=True):
+        yield (column, value, metric, *ends[:3], *sizes, is_small)
+    for name in [label] if label else _OF_CLASS:
+        ends = _share_called_fake(parts[name], config)
+        yield (column, value, _OF_CLASS[name], *ends[:3], *sizes, groups[name] < SMALL_BELOW_GROUPS)
+
+
+def _share_called_fake(part: pl.DataFrame, config: RunConfig) -> IntervalRow:
+    """Return the share of rows that are called fake as ``interval_rows`` does; nulls for no rows."""
+    if part.is_empty():
+        return None, None, None, 0, 0
+    return interval_rows(part, [(share_called_fake, measured("balanced_accuracy", part)[1])], config)[0]
+
+
+# Decisions
+
+_CONFUSION = {
+    "label": pl.String, "called_fake": pl.Int64, "called_real": pl.Int64, "called_fake_share": pl.Float64,
+    "low_share": pl.Float64, "high_share": pl.Float64, "num_groups": pl.Int64,
+}  # fmt: skip
 
 
 @weighted_metric
@@ -455,52 +443,37 @@ def confusion_table(predictions: pl.DataFrame, config: RunConfig) -> pl.DataFram
     those of all folds (PREDICTIONS). A class with fewer than two groups has no interval. The precision depends on the
     share of fakes in the corpus.
     """
-    labels, scores = fake_labels(predictions), predictions["score"].to_numpy()
-    thresholds = predictions["threshold"].to_numpy()
-    counts = confusion_at(labels, scores, thresholds)
-    rows: list[tuple[object, ...]] = []
-    decisions = decide(scores, thresholds).astype(float)
-    for label, called_fake, called_real in (
-        ("fake", counts.hits, counts.misses),
-        ("real", counts.false_alarms, counts.rejections),
-    ):
-        of_class = (predictions["label"] == label).to_numpy()
-        found: Sequence[float | int | None] = (None, None, None, 0, 0)
-        if of_class.any():
-            part = predictions.filter(pl.Series(of_class))
-            found = interval_rows(part, [(share_called_fake, decisions[of_class])], config)[0]
-        rows.append((label, called_fake, called_real, *found[:3], found[4]))
-    found = interval_rows(predictions, [(precision, decisions)], config)[0]
-    rows.append(("precision", counts.hits + counts.false_alarms, None, *found[:3], found[4]))
-    return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+    decisions = decide(predictions["score"].to_numpy(), predictions["threshold"].to_numpy()).astype(float)
+    decided = predictions.with_columns(called=pl.Series(decisions))
+    rows: list[Row] = []
+    for label in ("fake", "real"):
+        part = decided.filter(label=label)
+        called, ends = int(part["called"].sum()), _share_called_fake(part, config)
+        rows.append((label, called, part.height - called, *ends[:3], ends[4]))
+    ends = interval_rows(predictions, [(precision, decisions)], config)[0]
+    rows.append(("precision", int(decisions.sum()), None, *ends[:3], ends[4]))
+    return pl.DataFrame(rows, schema=_CONFUSION, orient="row")
 
 
 def operating_sentence(predictions: pl.DataFrame, selections: Sequence[RecordedSelection | None]) -> str:
     """Return sentences on the aim of the folds' thresholds, and on whether the reals suffice for it."""
-    chosen = [each.selection for each in selections if each is not None]
-    asked = {each.operating_point for each in chosen}
-    if len(asked) != 1:
+    chosen = [record.selection for record in selections if record is not None]
+    if len({selection.operating_point for selection in chosen}) != 1:
         return "What the thresholds were chosen for is not recorded, or differs between the folds."
-    point = operating_point(asked.pop())
+    point = operating_point(chosen[0].operating_point)
     sentence = f"Thresholds were chosen on inner validation videos for {point.says}."
-    blind = [each.num_real for each in chosen if not point.is_resolved_by(each.num_real)]
+    blind = [selection.num_real for selection in chosen if not point.is_resolved_by(selection.num_real)]
     if blind:
         sentence += (
             f" In {len(blind)} of {len(chosen)} folds that part has too few reals to resolve it (the least {min(blind)}"
             "): the threshold there is one that calls no real fake, which promises less than was asked for."
         )
-    if at_one := [each for each in chosen if each.threshold >= 1]:
-        reals = sum(each.num_real_at_one for each in at_one)
-        where = f"In {len(at_one)} of {len(chosen)} folds the threshold is 1"
-        sentence += f" {where}: only a score of 1 itself is called fake"
-        sentence += f", and {reals} reals of that part have it, so the operating point is not kept." if reals else "."
-    num_real = int((predictions["label"] == "real").sum())
+    if at_one := [selection.num_real_at_one for selection in chosen if selection.threshold >= 1]:
+        sentence += (
+            f" In {len(at_one)} of {len(chosen)} folds the threshold is 1: only a score of 1 itself is called fake. "
+            f"{sum(at_one)} reals of that part have it and are called fake against the operating point."
+        )
+    num_real = predictions.filter(label="real").height
     if not point.is_resolved_by(num_real):
         sentence += f" Nor can the {num_real} reals that were tested show whether it was kept."
     return sentence
-
-
-_SCHEMA = {
-    "label": pl.String, "called_fake": pl.Int64, "called_real": pl.Int64, "called_fake_share": pl.Float64,
-    "low_share": pl.Float64, "high_share": pl.Float64, "num_groups": pl.Int64,
-}  # fmt: skip

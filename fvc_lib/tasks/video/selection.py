@@ -5,11 +5,10 @@ the next one uses the same record: nothing is chosen twice.
 """
 
 import logging
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy.typing as npt
 import polars as pl
@@ -18,15 +17,10 @@ from pydantic import TypeAdapter, ValidationError
 from fvc_lib.metrics.calibration import fit_temperature, probabilities
 from fvc_lib.metrics.classification import balanced_accuracy, check_labels, decide, log_loss
 from fvc_lib.metrics.operating_points import operating_point, threshold_at
-from fvc_lib.services.atomic_files import read_json_object, write_json
+from fvc_lib.services.atomic_files import write_json
 from fvc_lib.services.records.digests import undamaged_content
-from fvc_lib.services.run_paths import RunPaths
-
-if TYPE_CHECKING:
-    from fvc_lib.engine.training_state import EpochRecord
 
 SELECTION = "selection.json"  # in the folder of a training's checkpoints
-_DAMAGED = "selection_damaged.json"  # an unreadable record, renamed
 _logger = logging.getLogger(__name__)
 
 
@@ -70,32 +64,27 @@ class Selection:
     num_candidates: int = 0
     num_real_at_one: int = 0
 
-    @property
-    def is_resolved(self) -> bool:
-        """Whether the inner validation part has enough reals for the requested false positive rate."""
-        return operating_point(self.operating_point).is_resolved_by(self.num_real)
-
     def table(self) -> pl.DataFrame:
         """Return one row per choice: ``chosen value among by reached``."""
         calibrated = f"{self.log_loss:.4f} nats per video (at a temperature of 1: {self.log_loss_uncalibrated:.4f})"
         accuracy = "undefined" if self.balanced_accuracy is None else f"{self.balanced_accuracy:.4f}"
-        likelihood = "likelihood, held back where videos are few"
+        point = operating_point(self.operating_point)
+        aim = point.says
+        if self.num_real_at_one:
+            aim += f", which is not kept: {self.num_real_at_one} reals with a score of 1 are called fake"
+        elif not point.is_resolved_by(self.num_real):
+            aim += f", which {self.num_real} reals cannot resolve: none was"
         first = ("epoch", f"{self.best_epoch}", f"{self.num_epochs} trained", "lowest loss")
         if self.num_candidates:
-            what = settings_text(self.settings)
-            first = ("settings", what, f"{self.num_candidates} candidates", "lowest loss over inner folds of groups")
+            among = f"{self.num_candidates} candidates"
+            first = ("settings", settings_text(self.settings), among, "lowest loss over inner folds of groups")
         rows = [
             (*first, f"{self.validation_loss:.4f}"),
-            ("temperature", f"{self.temperature:.4g}", "0.05 to 20", likelihood, calibrated),
-            ("threshold", f"{self.threshold:.4f}", "all of 0 to 1", self._aim(), accuracy),
-        ]
+            ("temperature", f"{self.temperature:.4g}", "0.05 to 20", "likelihood, held back where videos are few",
+             calibrated),
+            ("threshold", f"{self.threshold:.4f}", "all of 0 to 1", aim, accuracy),
+        ]  # fmt: skip
         return pl.DataFrame(rows, schema=["chosen", "value", "among", "by", "reached"], orient="row")
-
-    def _aim(self) -> str:
-        says = operating_point(self.operating_point).says
-        if self.num_real_at_one:
-            return f"{says}, which is not kept: {self.num_real_at_one} reals with a score of 1 are called fake"
-        return says if self.is_resolved else f"{says}, which {self.num_real} reals cannot resolve: none was"
 
 
 def settings_text(settings: Mapping[str, float]) -> str:
@@ -125,14 +114,11 @@ class RecordedSelection:
 
     def sentence(self) -> str:
         """Return a sentence on the part that chose, and on the openings of the outer fold."""
-        chosen = self.selection
-        opened = "were opened once, after this was recorded"
+        chosen, opened = self.selection, "were opened once, after this was recorded"
         if not self.is_complete:
             opened = "were opened before by a selection whose record is damaged"
-        elif self.earlier:
-            opened = f"were opened {self.openings} times; weights were lost in between, and this was chosen again"
         elif self.openings > 1:
-            opened = f"were opened {self.openings} times, each after this was recorded: an attempt died in between"
+            opened = f"were opened {self.openings} times, for {self.earlier} other selections before"
         return (
             f"Chosen on {chosen.num_videos} inner validation videos of {chosen.num_groups} groups ({chosen.num_real} "
             f"real, {chosen.num_fake} fake); the outer fold's labels {opened}."
@@ -155,37 +141,6 @@ class EarlierOpenings:
 
 
 def select(
-    history: "Sequence[EpochRecord]",
-    best_epoch: int,
-    labels: npt.ArrayLike,
-    logits: npt.ArrayLike,
-    num_groups: int,
-    *,
-    prior_logit: float = 0.0,
-    point: str = "best",
-) -> Selection:
-    """Choose temperature and threshold for the weights of ``best_epoch``.
-
-    Args:
-        history: the training's epochs.
-        best_epoch: 1-based; the engine chose it by the inner validation loss.
-        labels: int (N,) of the inner validation videos; 1 is fake.
-        logits: float (N,), with ``prior_logit`` added.
-        num_groups: groups of these videos.
-        prior_logit: recorded with the selection.
-        point: the operating point.
-
-    Raises:
-        ValueError: no video, or a logit that is not finite.
-    """
-    chosen = select_calibration(
-        labels, logits, num_groups, prior_logit=prior_logit, point=point,
-        validation_loss=history[best_epoch - 1].validation["loss"],
-    )  # fmt: skip
-    return replace(chosen, num_epochs=len(history), best_epoch=best_epoch)
-
-
-def select_calibration(
     labels: npt.ArrayLike,
     logits: npt.ArrayLike,
     num_groups: int,
@@ -193,8 +148,26 @@ def select_calibration(
     validation_loss: float,
     prior_logit: float = 0.0,
     point: str = "best",
+    num_epochs: int = 0,
+    best_epoch: int = 0,
+    **settings: Any,
 ) -> Selection:
-    """Choose temperature and threshold of a model without epochs; arguments and errors as in ``select``."""
+    """Choose temperature and threshold on the inner validation part.
+
+    Args:
+        labels: int (N,) of the inner validation videos; 1 is fake.
+        logits: float (N,), with ``prior_logit`` added.
+        num_groups: groups of these videos.
+        validation_loss: of the chosen epoch or settings.
+        prior_logit: recorded with the selection.
+        point: the operating point.
+        num_epochs: trained epochs of a network.
+        best_epoch: 1-based; the engine chose it by the inner validation loss.
+        settings: ``settings`` and ``num_candidates`` of a model on features.
+
+    Raises:
+        ValueError: no video, or a logit that is not finite.
+    """
     checked = check_labels(labels)
     temperature = fit_temperature(checked, logits)
     scores = probabilities(logits, temperature)
@@ -204,8 +177,8 @@ def select_calibration(
     if threshold > 1:  # no real may be called fake, but tables hold no threshold above 1
         threshold, at_one = 1.0, int((scores[checked == 0] >= 1).sum())
     return Selection(
-        num_epochs=0,
-        best_epoch=0,
+        num_epochs=num_epochs,
+        best_epoch=best_epoch,
         validation_loss=validation_loss,
         prior_logit=prior_logit,
         temperature=temperature,
@@ -219,32 +192,30 @@ def select_calibration(
         num_fake=int((checked == 1).sum()),
         operating_point=point,
         num_real_at_one=at_one,
+        **settings,
     )
 
 
-def record_selection(folder: Path, found: RecordedSelection) -> RecordedSelection:
-    """Write ``found`` to the training's ``folder``, and return the record that counts.
+def record_selection(folder: Path, made: RecordedSelection) -> RecordedSelection:
+    """Write ``made`` to the training's ``folder``, and return the record that counts.
 
     A record of the same weights stays: an attempt after a killed one cannot choose differently, even if it rounds
-    differently. An unreadable record is renamed, and later records are never complete again.
+    differently. After an unreadable record, later records are never complete again.
     """
-    path, kept = folder / SELECTION, found
+    path, kept = folder / SELECTION, made
     before = read_selection(folder)
-    if before is None and os.path.lexists(path):
-        kept = replace(found, openings=2, is_complete=False)
-        aside = path.with_name(_DAMAGED)
-        path.replace(aside)
+    if before is None and path.exists():
+        kept = replace(made, openings=2, is_complete=False)
         _logger.warning(
-            "%s: was damaged and is now %s. Earlier openings of the outer fold are unknown, so the leakage audit will "
-            "not pass; train the fold in a new run.",
-            path, aside.name,
+            "%s: is damaged. Earlier openings of the outer fold are unknown, so the leakage audit will not pass; train "
+            "the fold in a new run.", path
         )  # fmt: skip
     elif before is not None:
-        kept = replace(found, openings=before.openings + 1, earlier=before.earlier, is_complete=before.is_complete)
-        same_point = before.selection.operating_point == found.selection.operating_point
-        if same_point and (before.clips, before.weights) == (found.clips, found.weights):
+        kept = replace(made, openings=before.openings + 1, earlier=before.earlier, is_complete=before.is_complete)
+        same_point = before.selection.operating_point == made.selection.operating_point
+        if same_point and (before.clips, before.weights) == (made.clips, made.weights):
             kept = replace(kept, selection=before.selection)
-        elif before.selection != found.selection:
+        elif before.selection != made.selection:
             kept = replace(kept, earlier=before.earlier + 1)
             _logger.warning("%s: the outer fold was opened before for a selection of other weights", path)
     write_json(path, asdict(kept))
@@ -257,20 +228,3 @@ def read_selection(folder: Path) -> RecordedSelection | None:
         return TypeAdapter(RecordedSelection).validate_json(undamaged_content(folder / SELECTION))
     except (OSError, ValidationError):
         return None
-
-
-def earlier_openings(paths: RunPaths, num_folds: int) -> EarlierOpenings:
-    """Return the openings of outer folds before the run's present selections."""
-    replaced, unknown = 0, 0
-    for fold in range(num_folds):
-        folder = paths.fold_checkpoints(fold)
-        now = read_selection(folder)
-        aside = sorted(paths.superseded.glob(f"*/{folder.relative_to(paths.root)}"))
-        before = [found for found in map(read_selection, aside) if found is not None]
-        replaced += sum(now is None or found.weights != now.weights for found in before)
-        unreadable = [place for place in aside if os.path.lexists(place / SELECTION) and read_selection(place) is None]
-        unknown += len(unreadable)
-        for place in unreadable:
-            _logger.warning("%s: cannot be read; it may have opened this fold", place / SELECTION)
-    forked_from = read_json_object(paths.run_json).get("forked_from", "")
-    return EarlierOpenings(replaced, forked_from if isinstance(forked_from, str) else "", unknown)

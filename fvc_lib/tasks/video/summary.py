@@ -1,20 +1,21 @@
 """The summary of one finished training of an outer fold, and the tables of its predictions."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
 import polars as pl
 import safetensors.torch
 from torch import Tensor
 
 from fvc_lib.engine.training_state import NAN_AS_TEXT, TrainingRecord
-from fvc_lib.metrics.classification import FloatArray
-from fvc_lib.services.config import RunConfig
+from fvc_lib.metrics.calibration import probabilities
+from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide, roc_auc
+from fvc_lib.services.errors import DataError
 from fvc_lib.services.tables import LABELS, PREDICTIONS, VALIDATION_PREDICTIONS, frame_of
 from fvc_lib.services.tasks import REAL_SOURCES, SHUFFLED_LABELS
-from fvc_lib.tasks.video.data import FoldClips, OuterFold
+from fvc_lib.tasks.video.data import ClipRow, FoldClips, OuterFold
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, settings_text
 
 
@@ -86,56 +87,78 @@ class Scored:
     scores: FloatArray
 
 
-def training_parameters(config: RunConfig, fold: int | None) -> dict[str, Any]:
-    """Return the fold and the parameters that its weights depend on, as JSON values."""
-    return {"fold": fold, **config.training_values()}
+def score_outer_fold(
+    summary: TrainingSummary,
+    clips: FoldClips,
+    logits_of: Callable[[Sequence[ClipRow]], FloatArray],
+    log: Callable[[str, Mapping[str, float]], None],
+) -> Scored:
+    """Open the outer fold with the recorded selection, and score its videos once.
+
+    Args:
+        summary: the finished training.
+        clips: the fold.
+        logits_of: returns the model's logits (N,) of rows.
+        log: called with a phase and metrics by name.
+
+    Raises:
+        DataError: a logit of a test video is not finite.
+    """
+    chosen, outer = summary.selection, clips.test.open(summary.recorded)
+    labels, logits = np.array([row.label for row in outer.rows]), logits_of(outer.rows) + summary.selection.prior_logit
+    lost = [row.video_id for row, finite in zip(outer.rows, np.isfinite(logits), strict=True) if not finite]
+    if lost:
+        raise DataError(
+            f"the logits of {len(lost)} test videos are not finite, the first: {', '.join(lost[:5])}. Look at their "
+            "clips, turn amp off, or train with a lower learning_rate."
+        )
+    scores = probabilities(logits, chosen.temperature)
+    accuracy = balanced_accuracy(labels, decide(scores, chosen.threshold))
+    log("test", {"roc_auc": roc_auc(labels, scores), "balanced_accuracy": accuracy})
+    return Scored(summary, outer, logits, scores)
 
 
 def digest_of_state(state: Mapping[str, Tensor]) -> str:
     """Return the hex SHA-256 of weights as safetensors writes them."""
-    return hashlib.sha256(
-        safetensors.torch.save({name: tensor.contiguous() for name, tensor in state.items()})
-    ).hexdigest()
+    contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
+    return hashlib.sha256(safetensors.torch.save(contiguous)).hexdigest()
 
 
 def predictions_table(fold: int, scored: Mapping[str, Scored]) -> pl.DataFrame:
     """Return PREDICTIONS of the outer fold, sorted by video id; ``scored`` has the model ("") and controls by name."""
-    model, control = scored[""], scored.get(SHUFFLED_LABELS)
-    chosen, outer = model.summary.selection, model.outer
-    of_source: dict[str, tuple[float, int]] = {}
-    if REAL_SOURCES in scored:
-        control_of_sources = scored[REAL_SOURCES]
-        of_source = {
-            row.video_id: (float(score), row.label)
-            for row, score in zip(control_of_sources.outer.rows, control_of_sources.scores, strict=True)
-        }
-    sources = [of_source.get(row.video_id, (None, None)) for row in outer.rows]
+    model, shuffled, sources = scored[""], scored.get(SHUFFLED_LABELS), scored.get(REAL_SOURCES)
+    chosen, rows = model.summary.selection, model.outer.rows
+    of_source = dict(zip(sources.outer.rows, sources.scores, strict=True)) if sources else {}
+    by_video = {row.video_id: (float(score), row.label) for row, score in of_source.items()}
     columns = {
-        "video_id": [row.video_id for row in outer.rows],
-        "group_id": [outer.group_of[row.video_id] for row in outer.rows],
-        "label": [LABELS[row.label] for row in outer.rows],
+        "video_id": [row.video_id for row in rows],
+        "group_id": [model.outer.group_of[row.video_id] for row in rows],
+        "label": [LABELS[row.label] for row in rows],
         "fold": fold,
         "score": model.scores,
         "threshold": chosen.threshold,
         "logit": model.logits,
         "temperature": chosen.temperature,
-        "control_score": control.scores if control else None,
-        "control_label": [LABELS[row.label] for row in control.outer.rows] if control else None,
-        "source_score": [score for score, _ in sources],
-        "source_label": [label for _, label in sources],
+        "control_score": shuffled.scores if shuffled else None,
+        "control_label": [LABELS[row.label] for row in shuffled.outer.rows] if shuffled else None,
+        "source_score": [by_video.get(row.video_id, (None, None))[0] for row in rows],
+        "source_label": [by_video.get(row.video_id, (None, None))[1] for row in rows],
     }
     return frame_of(columns, PREDICTIONS)
 
 
-def validation_table(fold: int, clips: FoldClips, logits: FloatArray, recorded: RecordedSelection) -> pl.DataFrame:
-    """Return VALIDATION_PREDICTIONS: the inner validation part with the logits (N,) that ``recorded`` was chosen by."""
+def validation_columns(clips: FoldClips, logits: FloatArray, recorded: RecordedSelection) -> dict[str, object]:
+    """Return the inner validation part with the logits (N,) that ``recorded`` was chosen by, as columns."""
     rows = clips.validation
-    columns = {
+    return {
         "video_id": [row.video_id for row in rows],
         "group_id": [clips.validation_groups[row.video_id] for row in rows],
         "label": [LABELS[row.label] for row in rows],
-        "fold": fold,
         "logit": logits,
         "temperature": recorded.selection.temperature,
     }
-    return frame_of(columns, VALIDATION_PREDICTIONS)
+
+
+def validation_table(fold: int, clips: FoldClips, logits: FloatArray, recorded: RecordedSelection) -> pl.DataFrame:
+    """Return VALIDATION_PREDICTIONS of the columns that ``validation_columns`` returns."""
+    return frame_of({**validation_columns(clips, logits, recorded), "fold": fold}, VALIDATION_PREDICTIONS)

@@ -3,58 +3,65 @@
 ``train_fold`` without a fold trains one network on all groups, which has no test part.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from typing import Any, Unpack
 
-import numpy as np
-
+from fvc_lib.detectors.classical import refuse_random_trunk, refuse_settings, trunk_config
 from fvc_lib.engine.device import clips_in_a_pass, resolve_device
 from fvc_lib.engine.first_step import FirstStep, first_step
 from fvc_lib.engine.memory import planned_micro_batch
 from fvc_lib.engine.random_state import stable_seed
 from fvc_lib.engine.ranks import Ranks
-from fvc_lib.metrics.calibration import probabilities
-from fvc_lib.metrics.classification import FloatArray, balanced_accuracy, decide, roc_auc
+from fvc_lib.metrics.classification import FloatArray
+from fvc_lib.services.atomic_files import sha256_of_json, write_text
 from fvc_lib.services.config import RunConfig
-from fvc_lib.services.errors import DataError, UsageError
-from fvc_lib.services.memory.policy import MemoryObserver, NoObserver
+from fvc_lib.services.errors import DataError, UsageError, command_text
+from fvc_lib.services.memory.budget import peak_rss_bytes
+from fvc_lib.services.memory.policy import NoObserver
 from fvc_lib.services.run_paths import RunPaths
 from fvc_lib.services.tables import (
+    AUGMENTED,
     FINAL_VALIDATION,
-    LABELS,
+    FOLDS,
+    INDEX,
     PREDICTIONS,
+    PROTOCOL,
     VALIDATION_PREDICTIONS,
     frame_of,
+    read_table,
     write_table,
 )
-from fvc_lib.services.tasks import FINAL_TRAINING, FOLD_TRAINING
+from fvc_lib.services.tasks import FINAL_TRAINING, FOLD_TRAINING, KFOLD, REAL_SOURCES, SHUFFLED_LABELS
 from fvc_lib.tasks.mixing import MIX_SHARE, MixSettings
-from fvc_lib.tasks.recipe import Finished, Network, TrainedNetwork, Training, TrainingOptions, TrainingOutcome, train
-from fvc_lib.tasks.video import data
-from fvc_lib.tasks.video.classical.training import FeatureLook, look_at_features, train_on_features
+from fvc_lib.tasks.recipe import (
+    ControlLog,
+    Finished,
+    Network,
+    TrainedNetwork,
+    Training,
+    TrainingOptions,
+    TrainingOutcome,
+    outcome_to_json,
+    read_outcome,
+    train,
+)
+from fvc_lib.tasks.video import classical, data
 from fvc_lib.tasks.video.data import ClipDataset, ClipRow, ClipSource, FoldClips
 from fvc_lib.tasks.video.features import with_features
+from fvc_lib.tasks.video.results import forensic_features
 from fvc_lib.tasks.video.selection import RecordedSelection, Selection, record_selection, select
 from fvc_lib.tasks.video.summary import (
     Scored,
     TrainingSummary,
     digest_of_state,
     predictions_table,
-    training_parameters,
+    score_outer_fold,
+    validation_columns,
     validation_table,
 )
 from fvc_lib.tasks.video.task import BinaryScores, VideoTask, engine_settings
-
-
-@dataclass(frozen=True)
-class FeatureWork:
-    """How to compute a frozen trunk's features: when to stop, who watches memory, and the ranks that share the work."""
-
-    stop: Callable[[], bool]
-    memory: MemoryObserver
-    ranks: Ranks
 
 
 def train_fold(
@@ -75,116 +82,151 @@ def train_fold(
     if config.of_features:
         if fold is None:
             raise UsageError(f"train_final: {config.model} sees features, and one network of all groups sees clips.")
-        return train_on_features(paths, config, fold, **options)
-    stop = options.get("stop") or (lambda: False)
-
-    memory = options.get("memory") or NoObserver()
+        return _train_on_features(paths, config, fold, **options)
+    stage, table = (
+        (FINAL_TRAINING, paths.final_validation) if fold is None else (FOLD_TRAINING, paths.predictions(fold))
+    )
     begins_ranks = config.num_ranks > 1 and options.get("ranks") is None  # then each rank calls this again
 
     def read(ranks: Ranks) -> Training[TrainingSummary]:
-        outcome = paths.training_checkpoints(_stage(fold), fold) / "outcome.json"
-        finished = outcome.exists() and _table(paths, fold).exists()
-        features = None if finished or begins_ranks else FeatureWork(stop, memory, ranks)
-        return fold_training(paths, config, fold, features=features)
+        source, clips, controls = read_fold(paths, config, fold)
+        peak_bytes, outcome = None, paths.training_checkpoints(stage, fold) / "outcome.json"
+        if not (begins_ranks or (outcome.exists() and table.exists())):
+            source, peak_bytes = _with_features(paths, source, clips, config, ranks, options)
+        return _training(paths, config, source, {"": clips, **controls}, peak_bytes)
 
-    return train(_stage(fold), fold, paths, config, read, TrainingSummary, **options)
-
-
-def _stage(fold: int | None) -> str:
-    return FINAL_TRAINING if fold is None else FOLD_TRAINING
+    return train(stage, fold, paths, config, read, TrainingSummary, **options)
 
 
-def _table(paths: RunPaths, fold: int | None) -> Path:
-    """Return the table that is written last."""
-    return paths.final_validation if fold is None else paths.predictions(fold)
-
-
-def first_look(paths: RunPaths, config: RunConfig, fold: int) -> FirstStep | FeatureLook:
+def first_look(paths: RunPaths, config: RunConfig, fold: int) -> FirstStep | classical.FeatureLook:
     """Return the inputs and outputs of one real step, or the features that a model sees; raises as ``train_fold``."""
     if config.of_features:
-        return look_at_features(paths, config, fold)
+        return classical.look_at_features(config, *_read_features(paths, config, fold, {})[:2])
     return first_step(fold_training(paths, config, fold).task, config)
 
 
-def fold_training(
-    paths: RunPaths, config: RunConfig, fold: int | None = None, *, features: FeatureWork | None = None
-) -> Training[TrainingSummary]:
-    """Return the training of one outer fold, or of all groups; raises as ``train_fold``.
+def fold_training(paths: RunPaths, config: RunConfig, fold: int | None = None) -> Training[TrainingSummary]:
+    """Return the training of one outer fold, or of all groups, on clips; raises as ``train_fold``."""
+    source, clips, controls = read_fold(paths, config, fold)
+    return _training(paths, config, source, {"": clips, **controls})
 
-    With ``features``, a frozen trunk's features of all clips are computed first and replace the clips.
+
+def read_fold(paths: RunPaths, config: RunConfig, fold: int | None) -> tuple[Any, FoldClips, dict[str, FoldClips]]:
+    """Return the source of a fold, its parts, and the parts of each control by name (``data.control_clips``).
+
+    The source is the run's clips, or a ``FeatureTable`` of a model on forensic features.
+
+    Raises:
+        DataError: as ``data.open_clips``, ``data.fold_clips`` and ``forensic_features``, or a clip is gone.
     """
-    source, clips, controls = data.read_fold(paths, config, fold)
-    peak_bytes = None
-    if features is not None:
-        source, peak_bytes = _with_features(paths, source, clips, config, features)
-    every = {"": clips, **controls}
-    networks = [Network(_task(source, each, config), each.fingerprint, name) for name, each in every.items()]
+    table = read_table(paths.folds, FOLDS) if config.protocol == KFOLD else read_table(paths.protocol, PROTOCOL)
+    rows, known = data.rows_to_train_on(table, config, fold), set[str]()
+    again = f"Make them again: {command_text('--from', '03', '--resume', paths.root)}"
+    source: Any = None
+    if config.of_features == "forensic":
+        source = classical.FeatureTable(forensic_features(paths, config), config)
+    else:
+        made = read_table(paths.augmented_metadata, AUGMENTED)
+        known = set(made["video_id"])
+        try:
+            source = data.open_clips(config, made)
+        except DataError as error:
+            raise DataError(f"{error} {again}") from error
+    clips = data.fold_clips(rows, source, config, fold)
+    if gone := [video_id for video_id in clips.missing if video_id in known]:  # folds would train on different videos
+        raise DataError(
+            f"clips of {len(gone)} videos were made and are gone from the clip store, the first: "
+            f"{', '.join(gone[:5])}. {again}"
+        )
+    return source, clips, data.control_clips(rows, lambda: read_table(paths.index, INDEX), source, config, clips)
+
+
+# Networks
+
+
+def _training(
+    paths: RunPaths, config: RunConfig, source: Any, parts: dict[str, FoldClips], peak_bytes: int | None = None
+) -> Training[TrainingSummary]:
+    """Return the training of the model ("") and its controls on ``parts``."""
+    clips, number = parts[""], config.clips_per_video
+    fold = clips.fold
 
     def finish(trained: Sequence[TrainedNetwork]) -> Finished[TrainingSummary]:
-        parts = every.values()
-        judged = [choose(each, source, of, config) for each, of in zip(trained, parts, strict=True)]
-        chosen = [recorded for recorded, _ in judged]
+        chosen = [choose(network, source, of, config) for network, of in zip(trained, parts.values(), strict=True)]
+        summaries = [_summary(network, each[0]) for network, each in zip(trained, chosen, strict=True)]
         if fold is None:
-            return _finish_final(paths, trained[0], *judged[0], clips)
+            own = frame_of(validation_columns(clips, chosen[0][1], chosen[0][0]), FINAL_VALIDATION)
+            return Finished(summaries, lambda: write_table(own, FINAL_VALIDATION, paths.final_validation))
         # Open the outer folds only after every choice is on disk.
-        scored = [score(*each, source, config.clips_per_video) for each in zip(trained, parts, chosen, strict=True)]
-        table = predictions_table(fold, dict(zip(every, scored, strict=True)))
+        scored = {
+            name: score(network, summary, parts[name], source, number)
+            for name, network, summary in zip(parts, trained, summaries, strict=True)
+        }
+        table, inner = predictions_table(fold, scored), validation_table(fold, clips, chosen[0][1], chosen[0][0])
 
         def write() -> None:
-            inner = validation_table(fold, clips, judged[0][1], chosen[0])
             write_table(inner, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
             write_table(table, PREDICTIONS, paths.predictions(fold))
 
-        return Finished([each.summary for each in scored], write)
+        return Finished(summaries, write)
 
     return Training(
-        stage=_stage(fold),
+        stage=FINAL_TRAINING if fold is None else FOLD_TRAINING,
         fold=fold,
         model_name=config.model,
         settings=engine_settings(config, fold),
-        parameters=training_parameters(config, fold),
-        networks=networks,
-        sizes={
-            "num_train": len({row.video_id for row in clips.train}),
-            "num_train_samples": len(clips.train),
-            "num_validation": len(clips.validation),
-            "num_test": len(clips.test),
-            "missing": clips.missing,
-        },
+        parameters={"fold": fold, **config.training_values()},
+        networks=[Network(_task(source, of, config), of.fingerprint, name) for name, of in parts.items()],
+        sizes=_sizes(clips),
         finish=finish,
-        outputs=[_table(paths, fold)],
+        outputs=[paths.final_validation if fold is None else paths.predictions(fold)],
         peak_bytes_before=peak_bytes,
     )
 
 
+def _sizes(clips: FoldClips) -> dict[str, Any]:
+    """Return the sizes of the parts, as an outcome states them."""
+    return {
+        "num_train": len({row.video_id for row in clips.train}),
+        "num_train_samples": len(clips.train),
+        "num_validation": len(clips.validation),
+        "num_test": len(clips.test),
+        "missing": clips.missing,
+    }
+
+
 def _with_features(
-    paths: RunPaths, source: ClipSource, clips: FoldClips, config: RunConfig, work: FeatureWork
+    paths: RunPaths, source: ClipSource, clips: FoldClips, config: RunConfig, ranks: Ranks, options: TrainingOptions
 ) -> tuple[Any, int | None]:
     """Return ``with_features`` and the predicted peak in bytes; None if nothing was predicted.
 
     The batch size is the one that the memory plan allows for a training step on clips.
     """
-    compute, ranks, fold = resolve_device(config.device, config.amp), work.ranks, clips.fold or 0
-    peaks: list[int | None] = []
+    compute, peaks = resolve_device(config.device, config.amp), list[int | None]()
+    stop, memory = options.get("stop") or (lambda: False), options.get("memory") or NoObserver()
 
     def planned() -> int:
         task, settings = _task(source, clips, config), engine_settings(config, clips.fold)
         settings = replace(settings, micro_batch=clips_in_a_pass(compute.device, settings.micro_batch))
-        plan = planned_micro_batch(config, task, settings, compute, work.memory, num_ranks=ranks.size, stop=work.stop)
-        peaks.append(plan[1])
-        return plan[0]
+        size, peak = planned_micro_batch(config, task, settings, compute, memory, num_ranks=ranks.size, stop=stop)
+        peaks.append(peak)
+        return size
 
     featured = with_features(
         source,
-        data.made_clips(paths),
+        data.made_clips(read_table(paths.augmented_metadata, AUGMENTED)),
         config,
         compute.device,
-        # Folds, ranks and the runs of a sweep begin at different clips, and so share the work.
-        begin=((fold + ranks.rank / ranks.size) / config.num_trainings + stable_seed(paths.run_id) / 2**63) % 1,
-        stop=work.stop,
+        begin=_place(paths, config, (clips.fold or 0) + ranks.rank / ranks.size),
+        stop=stop,
         batch_size=lambda missing: ranks.from_leader("features", lambda: planned() if missing else 1),
     )
-    return featured, max((peak for peak in peaks if peak is not None), default=None)
+    return featured, next(iter(peaks), None)
+
+
+def _place(paths: RunPaths, config: RunConfig, fold: float) -> float:
+    """Return where in the list of clips to begin, in [0, 1): folds, ranks and the runs of a sweep share the work."""
+    return (fold / config.num_trainings + stable_seed(paths.run_id) / 2**63) % 1
 
 
 def _task(source: ClipSource, clips: FoldClips, config: RunConfig) -> VideoTask:
@@ -213,41 +255,25 @@ def choose(
 
     def recorded() -> dict[str, Any]:
         chosen = select(
-            state.history, state.best_epoch, validation.labels, logits, clips.num_validation_groups,
-            prior_logit=prior, point=config.operating_point,
+            validation.labels, logits, clips.num_validation_groups, prior_logit=prior, point=config.operating_point,
+            validation_loss=state.history[state.best_epoch - 1].validation["loss"], num_epochs=len(state.history),
+            best_epoch=state.best_epoch,
         )  # fmt: skip
         weights = digest_of_state(state.best_model)
         return asdict(record_selection(trained.checkpoints, RecordedSelection(chosen, clips.fingerprint, weights)))
 
     document = trained.ranks.from_leader("selection", recorded)
     kept = RecordedSelection(**{**document, "selection": Selection(**document["selection"])})
-    chosen = asdict(kept.selection)
-    trained.log("selection", {name: chosen[name] for name in ("best_epoch", "temperature", "threshold", "log_loss")})
+    names = ("best_epoch", "temperature", "threshold", "log_loss")
+    trained.log("selection", {name: document["selection"][name] for name in names})
     return kept, logits
 
 
 def score(
-    trained: TrainedNetwork, clips: FoldClips, recorded: RecordedSelection, source: ClipSource, num_clips: int = 1
+    trained: TrainedNetwork, summary: TrainingSummary, clips: FoldClips, source: ClipSource, num_clips: int = 1
 ) -> Scored:
-    """Open the outer fold with its recorded selection, and score ``num_clips`` clips of each video.
-
-    Raises:
-        DataError: a logit of a test video is not finite.
-    """
-    chosen, outer = recorded.selection, clips.test.open(recorded)
-    test = _scores(trained, source, outer.rows, num_clips)
-    lost = [row.video_id for row, finite in zip(outer.rows, np.isfinite(test.logits), strict=True) if not finite]
-    if lost:
-        raise DataError(
-            f"the logits of {len(lost)} test videos are not finite, the first: {', '.join(lost[:5])}. Look at their "
-            "clips, turn amp off, or train with a lower learning_rate."
-        )
-    logits = test.logits + chosen.prior_logit
-    scores = probabilities(logits, chosen.temperature)
-    decisions = decide(scores, chosen.threshold)
-    measured = {"roc_auc": roc_auc(test.labels, scores), "balanced_accuracy": balanced_accuracy(test.labels, decisions)}
-    trained.log("test", measured)
-    return Scored(_summary(trained, recorded), outer, logits, scores)
+    """Score ``num_clips`` clips of each video of the outer fold; opens and raises as ``score_outer_fold``."""
+    return score_outer_fold(summary, clips, lambda rows: _scores(trained, source, rows, num_clips).logits, trained.log)
 
 
 def _summary(trained: TrainedNetwork, recorded: RecordedSelection) -> TrainingSummary:
@@ -260,22 +286,82 @@ def _summary(trained: TrainedNetwork, recorded: RecordedSelection) -> TrainingSu
     )
 
 
-def _finish_final(
-    paths: RunPaths, trained: TrainedNetwork, recorded: RecordedSelection, logits: FloatArray, clips: FoldClips
-) -> Finished[TrainingSummary]:
-    """Return the table of the network of all groups: its ``logits`` of its inner validation videos."""
-    columns = {
-        "video_id": [row.video_id for row in clips.validation],
-        "group_id": [clips.validation_groups[row.video_id] for row in clips.validation],
-        "label": [LABELS[row.label] for row in clips.validation],
-        "logit": logits,
-        "temperature": recorded.selection.temperature,
-    }
-    table = frame_of(columns, FINAL_VALIDATION)
-    return Finished([_summary(trained, recorded)], lambda: write_table(table, FINAL_VALIDATION, paths.final_validation))
-
-
 def _scores(trained: TrainedNetwork, source: ClipSource, rows: Sequence[ClipRow], clips: int) -> BinaryScores:
     scores = BinaryScores(clips)
     trained.predict(ClipDataset(source, rows, clips=clips), scores)
     return scores
+
+
+# Models on features
+
+
+def _read_features(
+    paths: RunPaths, config: RunConfig, fold: int, options: TrainingOptions
+) -> tuple[classical.Source, FoldClips, dict[str, FoldClips]]:
+    """Return the features and parts of a fold; compute the trunk's features that are missing.
+
+    Raises:
+        StoppedError: asked to stop; computed features stay in the cache.
+        UsageError: settings that a model on features has no use for, or a trunk without weights.
+    """
+    refuse_settings(config)
+    if config.of_features == "embedding":
+        refuse_random_trunk(config)
+    source, clips, controls = read_fold(paths, config, fold)
+    if config.of_features == "forensic":
+        return source, clips, controls
+    made = data.made_clips(read_table(paths.augmented_metadata, AUGMENTED))
+    device, stop = resolve_device(config.device, "off").device, options.get("stop") or (lambda: False)
+    begin = _place(paths, config, fold)
+    featured = with_features(source, made, trunk_config(config), device, begin=begin, stop=stop)
+    return classical.EmbeddedClips(featured, config), clips, controls
+
+
+def _train_on_features(
+    paths: RunPaths, config: RunConfig, fold: int, **options: Unpack[TrainingOptions]
+) -> TrainingOutcome[TrainingSummary]:
+    """Fit and test a model on features; files and errors as of ``train_fold``."""
+    log, memory = options["metric_log"], options.get("memory") or NoObserver()
+    stop, progress = options.get("stop") or (lambda: False), options.get("progress") or (lambda _done, _total: None)
+    memory.at("setup")
+    source, clips, controls = _read_features(paths, config, fold, options)
+    folder = paths.training_checkpoints(FOLD_TRAINING, fold)
+    fingerprint = sha256_of_json([{"fold": fold, **config.training_values()}, clips.fingerprint])
+    finished = read_outcome(folder / "outcome.json", TrainingSummary)
+    if finished is not None and finished.fingerprint == fingerprint and paths.predictions(fold).exists():
+        return replace(finished, train_anew=command_text("--force", FOLD_TRAINING[:2], "--resume", paths.root))
+    paths.stage_checkpoint(FOLD_TRAINING, fold).unlink(missing_ok=True)  # it lists files that are written from here on
+    parts, fitted = {"": clips, **controls}, dict[str, classical.Fitted]()
+    logs = {name: ControlLog(log, name) if name else log for name in parts}
+    memory.at("train", epoch=1)
+    for name, of in parts.items():
+        progress(len(fitted), len(parts))
+        fitted[name] = classical.fit(config, source, of, folder / name, logs[name], stop)
+    # Open the outer folds only after every choice is on disk.
+    memory.at("test")
+    scored = {name: classical.score(config, source, of, fitted[name], logs[name]) for name, of in parts.items()}
+    progress(len(parts), len(parts))
+    memory.at("report")
+    model, summaries = fitted[""], {name: each.summary for name, each in scored.items()}
+    inner = validation_table(fold, clips, model.validation_logits, model.recorded)
+    write_table(inner, VALIDATION_PREDICTIONS, paths.validation_predictions(fold))
+    write_table(predictions_table(fold, scored), PREDICTIONS, paths.predictions(fold))
+    network = classical.trained_class(config, source, model.arrays)
+    outcome = TrainingOutcome(
+        fold=fold,
+        model=config.model,
+        num_parameters=network.num_parameters,
+        device="cpu",
+        training=summaries[""],
+        control=summaries.get(SHUFFLED_LABELS),
+        sources=summaries.get(REAL_SOURCES),
+        predicted_peak_bytes=None,
+        peak_rss_bytes=peak_rss_bytes(),
+        peak_device_bytes=None,
+        fingerprint=fingerprint,
+        finished_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        network=network,
+        **_sizes(clips),
+    )
+    write_text(folder / "outcome.json", outcome_to_json(outcome))
+    return outcome

@@ -20,10 +20,8 @@ from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError, command_text
 from fvc_lib.services.registry import DETECTORS
 from fvc_lib.services.run_paths import RunPaths
-from fvc_lib.services.tables import FEATURES, read_table
-from fvc_lib.tasks.video.classical.table import read_features
 from fvc_lib.tasks.video.controls import fake_labels, metadata_only, tested, trainings_of
-from fvc_lib.tasks.video.results import measured, with_targets
+from fvc_lib.tasks.video.results import families_of, forensic_features, measured, with_targets
 from fvc_lib.tasks.video.selection import read_selection
 
 _REPEATS = 10  # permutations of a family
@@ -52,14 +50,14 @@ class FeatureResults:
 
     def sentences(self) -> str:
         """Return one sentence for each row of ``beyond``."""
-        return " ".join(_gain_sentence(*row) for row in self.beyond.select("compared", "gain", "low", "high").rows())
-
-
-def _gain_sentence(name: str, gain: float | None, low: float | None, high: float | None) -> str:
-    if gain is None or low is None or high is None:
-        return f"{name}: the AUC of one of the two is undefined."
-    relation = "is above" if low > 0 else "is below" if high < 0 else "is not shown to differ from"
-    return f"{name} {relation} metadata alone: AUC {gain:+.3f} [{low:+.3f}, {high:+.3f}]."
+        sentences = []
+        for name, gain, low, high in self.beyond.select("compared", "gain", "low", "high").rows():
+            if low is None:
+                sentences.append(f"{name}: the gain over metadata alone has no interval.")
+                continue
+            relation = "is above" if low > 0 else "is below" if high < 0 else "is not shown to differ from"
+            sentences.append(f"{name} {relation} metadata alone: AUC {gain:+.3f} [{low:+.3f}, {high:+.3f}].")
+        return " ".join(sentences)
 
 
 def feature_results(
@@ -86,22 +84,18 @@ def feature_results(
     """
     if not config.of_features:
         return None
-    scored = with_targets(predictions.sort("video_id"), protocol)
-    trainings = None if protocol is None else trainings_of(protocol, config, left_out)
+    scored, trainings = with_targets(predictions.sort("video_id"), protocol), trainings_of(protocol, config, left_out)
     judged = scored.select("video_id", "group_id", "label", "fold")
-    compared = {"The model": scored}
     metadata = with_targets(tested(lambda rows: metadata_only(index, rows), judged, trainings), protocol)
-    families = pl.DataFrame(schema=_FAMILIES)
+    compared, families = {"The model": scored}, pl.DataFrame(schema=_FAMILIES)
     if config.of_features == "forensic":
-        families = _family_importance(paths, config, scored)
-        names = read_features(paths, config).names
-        table = read_table(paths.features, FEATURES).select("video_id", *names)
+        table = forensic_features(paths, config).drop("group_id")
+        families = _family_importance(paths, config, scored, table)
         joint = tested(lambda rows: metadata_only(index, rows, further=table), judged, trainings)
         compared["Metadata with features"] = with_targets(joint, protocol)
-    measures = [measured("roc_auc", each) for each in (metadata, *compared.values())]
     drawn = replicate_values(
-        fake_labels(scored), measures, scored["group_id"].to_list(), replicates=config.bootstrap_replicates,
-        seed=config.seed,
+        fake_labels(scored), [measured("roc_auc", each) for each in (metadata, *compared.values())],
+        scored["group_id"].to_list(), replicates=config.bootstrap_replicates, seed=config.seed,
     )  # fmt: skip
     rows = []
     for number, name in enumerate(compared, start=1):
@@ -111,37 +105,38 @@ def feature_results(
     return FeatureResults(pl.DataFrame(rows, schema=_BEYOND, orient="row").fill_nan(None), families)
 
 
-def _family_importance(paths: RunPaths, config: RunConfig, scored: pl.DataFrame) -> pl.DataFrame:
+def _family_importance(paths: RunPaths, config: RunConfig, scored: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     """Return the permutation importance of each family over all folds, with intervals over groups."""
-    table, model = read_features(paths, config), DETECTORS.get(config.model).build()  # type: ignore[misc]
-    values, families = table.of_videos(scored["video_id"].to_list()), np.array(table.families)
+    model = DETECTORS.get(config.model).build()  # type: ignore[misc]  # a model on features has it
+    values = scored.select("video_id").join(table, on="video_id", how="left", maintain_order="left").drop("video_id")
+    families, features = np.array([families_of(config)[name] for name in values.columns]), values.to_numpy()
     folds = []
     for fold in scored["fold"].unique().sort():
         folder = paths.fold_checkpoints(fold)
         recorded = read_selection(folder)
         if recorded is None or not (folder / BEST).is_file():
             raise DataError(f"{str(folder)!r}: fold {fold} has no model, or no record of its choices.")
-        arrays = {name: each.numpy() for name, each in load_weights(folder / BEST).items()}
+        arrays = {name: tensor.numpy() for name, tensor in load_weights(folder / BEST).items()}
         folds.append((np.flatnonzero(scored["fold"] == fold), arrays, recorded.selection))
 
-    def scores_of(values: FloatArray) -> FloatArray:
-        scores = np.empty(len(values))
+    def scores_of(features: FloatArray) -> FloatArray:
+        scores = np.empty(len(features))
         for rows, arrays, chosen in folds:
-            logits = model.logits(arrays, values[rows]) + chosen.prior_logit
+            logits = model.logits(arrays, features[rows]) + chosen.prior_logit
             scores[rows] = probabilities(logits, chosen.temperature)
         return scores
 
-    whole, generator = scores_of(values), np.random.default_rng([config.seed, 1])
+    whole, generator = scores_of(features), np.random.default_rng([config.seed, 1])
     if not np.allclose(whole, scored["score"].to_numpy(), atol=1e-6):
         remedy = command_text("--force", "04", "--resume", paths.root)
         raise DataError(f"the stored models do not give the stored predictions. Fit them again: {remedy}")
     result = []
-    for family in dict.fromkeys(table.families):
+    for family in dict.fromkeys(families.tolist()):
         columns, scores = np.flatnonzero(families == family), [whole]
         for _ in range(_REPEATS):
-            permuted = values.copy()
+            permuted = features.copy()
             for rows, _, _ in folds:
-                permuted[np.ix_(rows, columns)] = values[np.ix_(generator.permutation(rows), columns)]
+                permuted[np.ix_(rows, columns)] = features[np.ix_(generator.permutation(rows), columns)]
             scores.append(scores_of(permuted))
         drawn = replicate_values(
             fake_labels(scored), [measured("roc_auc", scored.with_columns(score=pl.Series(each))) for each in scores],

@@ -1,0 +1,398 @@
+"""Models on features: where the features of a fold come from, one training, and new files judged by it.
+
+Parts, seal, controls, calibration and tables are those of a network (``tasks/video/training.py``). Candidate settings
+take the place of epochs. Each candidate is fitted to inner folds of the training part, with groups kept together. The
+one with the lowest loss is fitted to the whole training part. The inner validation part then chooses temperature and
+threshold. A training takes seconds, so a stopped one starts over.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from fvc_lib.corpus.folds import make_folds, most_folds
+from fvc_lib.detectors import classical
+from fvc_lib.detectors.classical import Arrays, ClassicalModel, trunk_config
+from fvc_lib.detectors.network import Detector, build_detector
+from fvc_lib.engine.random_state import stable_seed
+from fvc_lib.engine.training_state import MetricSink
+from fvc_lib.metrics.classification import FloatArray, IntArray
+from fvc_lib.services.checkpoint_files import BEST, weights_digest, write_weights_with_digest
+from fvc_lib.services.config import RunConfig
+from fvc_lib.services.errors import StoppedError, UsageError, command_text
+from fvc_lib.services.registry import DETECTORS
+from fvc_lib.services.tables import LABELS
+from fvc_lib.tasks.recipe import TrainedClass
+from fvc_lib.tasks.video import data
+from fvc_lib.tasks.video.data import ClipRow, FoldClips
+from fvc_lib.tasks.video.features import FeatureSource
+from fvc_lib.tasks.video.results import families_of
+from fvc_lib.tasks.video.selection import RecordedSelection, record_selection, select, settings_text
+from fvc_lib.tasks.video.summary import Candidate, Scored, TrainingSummary, digest_of_state, score_outer_fold
+from fvc_lib.video.features.family import families_named
+from fvc_lib.video.features.measuring import measure_files
+from fvc_lib.video.features.worker import code_of
+
+INNER_FOLDS = 3
+_logger = logging.getLogger(__name__)
+
+
+# Features of a fold's videos
+
+
+class FeatureTable:
+    """Forensic features of a run's videos.
+
+    Args:
+        measured: ``video_id`` and F float64 columns, null where missing (``results.forensic_features``).
+        config: names the families.
+
+    Attributes:
+        names: the F columns, in order.
+        families: (F,) the family of each column.
+    """
+
+    def __init__(self, measured: pl.DataFrame, config: RunConfig) -> None:
+        family_of, values = families_of(config), measured.drop("video_id", "group_id")
+        self.names, self.families = tuple(values.columns), tuple(family_of[name] for name in values.columns)
+        self._values = dict(zip(measured["video_id"], values.to_numpy(), strict=True))
+
+    @cached_property
+    def settings_hash(self) -> str:
+        """Hash of the columns and values: other features are other data."""
+        digest = hashlib.sha256("\n".join([*self.names, "", *self._values]).encode("utf-8", "surrogateescape"))
+        digest.update(np.ascontiguousarray(np.stack(list(self._values.values()))).data)
+        return digest.hexdigest()
+
+    def has(self, video_id: str, augmentation_index: int) -> bool:
+        """Return whether the video was measured; augmented copies never are."""
+        return augmentation_index == 0 and video_id in self._values
+
+    def of(self, rows: Sequence[ClipRow]) -> FloatArray:
+        """Return float64 (N, F) of ``rows``; NaN where missing."""
+        return np.stack([self._values[row.video_id] for row in rows])
+
+
+@dataclass(frozen=True)
+class EmbeddedClips:
+    """Features that a frozen trunk computed for a run's clips."""
+
+    features: FeatureSource
+    config: RunConfig
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """(F,) the trunk, as the family of each feature."""
+        return (DETECTORS.get(self.config.model).trunk,) * self.features.feature_shape[1]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """(F,) numbered names."""
+        return tuple(f"{trunk}_{number}" for number, trunk in enumerate(self.families))
+
+    def of(self, rows: Sequence[ClipRow]) -> FloatArray:
+        """Return float64 (N, F): the mean over the frames of a clip and over the clips of a video."""
+        number = self.config.clips_per_video
+        clips = [(row.video_id, row.augmentation_index, clip) for row in rows for clip in range(number)]
+        means = self.features.features(clips).numpy().astype(np.float64).mean(1)
+        return np.asarray(means.reshape(len(rows), number, -1).mean(1))
+
+
+Source = FeatureTable | EmbeddedClips
+
+
+@dataclass(frozen=True)
+class FeatureLook:
+    """The features and candidates of a training, before it; the counterpart of a network's ``FirstStep``."""
+
+    text: str
+    families: pl.DataFrame
+    candidates: pl.DataFrame
+    setup: tuple[str, ...] = ("a model on features: no steps, micro-batches or accelerator, so no memory is planned",)
+    batch: None = None
+
+    def sentence(self) -> str:
+        """Return the model, its features and the number of rows that it is fitted to."""
+        return self.text
+
+    def network_table(self) -> pl.DataFrame:
+        """Return ``family features missing_share`` of the training part."""
+        return self.families
+
+    def tensor_table(self) -> pl.DataFrame:
+        """Return ``settings``, one row per candidate."""
+        return self.candidates
+
+
+def look_at_features(config: RunConfig, source: Source, clips: FoldClips) -> FeatureLook:
+    """Describe a training before anything is fitted."""
+    missing = np.isnan(source.of(clips.train)).mean(0)
+    columns = pl.DataFrame({"family": source.families, "missing": missing})
+    families = columns.group_by("family", maintain_order=True).agg(features=pl.len(), missing_share=pl.mean("missing"))
+    settings = [settings_text(each) for each in model_of(config).candidates]
+    text = f"{config.model} on {len(clips.train)} rows. {trained_class(config, source).sentences()}"
+    return FeatureLook(text, families, pl.DataFrame({"settings": settings}))
+
+
+def model_of(config: RunConfig) -> ClassicalModel:
+    """Return the estimator of ``config``."""
+    model: ClassicalModel = DETECTORS.get(config.model).build()  # type: ignore[misc]  # a model on features has it
+    return model
+
+
+def trained_class(config: RunConfig, source: Source, arrays: Arrays | None = None) -> TrainedClass:
+    """Return the estimator, its features and the package that fits it, as an outcome records a network.
+
+    The number of parameters includes the numbers that fill in and scale features.
+    """
+    packages = (DETECTORS.get(config.model).packages if config.of_features == "forensic" else ()) or ("scikit-learn",)
+    fitter = ", ".join(f"{name} {version(name)}" for name in packages)
+    families = ", ".join(dict.fromkeys(source.families))
+    note = f"{len(source.names):,} features of {families}; fitted by {fitter} in one piece, on the CPU"
+    learned = sum(array.size for array in (arrays or {}).values() if array.dtype.kind == "f")
+    return TrainedClass(f"{classical.__name__}:{config.model}", str(classical.__file__), "", learned, notes=(note,))
+
+
+# One training
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted model with its recorded choices, before the outer fold is opened."""
+
+    arrays: Arrays
+    candidates: tuple[Candidate, ...]
+    recorded: RecordedSelection
+    validation_logits: FloatArray  # (V,) of the inner validation part, with the prior
+    seconds: float
+
+
+def fit(
+    config: RunConfig, source: Source, clips: FoldClips, folder: Path, log: MetricSink, stop: Callable[[], bool]
+) -> Fitted:
+    """Choose settings, fit the training part, calibrate on the inner validation part; write model and record.
+
+    Raises:
+        StoppedError: ``stop`` returned True between two candidates.
+    """
+    began, model = time.monotonic(), model_of(config)
+    values, labels = source.of(clips.train), labels_of(clips.train)
+    class_weights = np.array(data.class_weights(clips.train) if config.class_balance == "loss" else (1.0, 1.0))
+    weights, folds, candidates = class_weights[labels], _inner_folds(config, clips), list[Candidate]()
+    for number, settings in enumerate(model.candidates):
+        if stop():
+            raise StoppedError("stopped as requested before the model was fitted: resume the run to fit it.")
+        loss = _inner_loss(model, settings, values, labels, weights, folds)
+        candidates.append(Candidate(dict(settings), loss))
+        log.log(step=number + 1, epoch=1, phase="candidates", metrics={"inner_loss": loss})
+    # Take the first, simplest candidate if several are equal or no loss is known.
+    losses = [each.inner_loss if math.isfinite(each.inner_loss) else math.inf for each in candidates]
+    settings = model.candidates[int(np.argmin(losses))]
+    arrays = model.fit(values, labels, weights, settings)
+    state = _tensors(arrays)
+    write_weights_with_digest(folder / BEST, state, description(config, settings, source.names))
+    inner = labels_of(clips.validation)
+    raw, prior = model.logits(arrays, source.of(clips.validation)), data.prior_logit(clips.train, config.class_balance)
+    chosen = select(
+        inner, raw + prior, clips.num_validation_groups, validation_loss=_loss(inner, raw, class_weights[inner]),
+        prior_logit=prior, point=config.operating_point, settings=dict(settings), num_candidates=len(candidates),
+    )  # fmt: skip
+    recorded = record_selection(folder, RecordedSelection(chosen, clips.fingerprint, digest_of_state(state)))
+    logged = asdict(recorded.selection)
+    log.log(step=0, epoch=1, phase="validation", metrics={"loss": chosen.validation_loss})
+    names = ("temperature", "threshold", "log_loss")
+    log.log(step=0, epoch=1, phase="selection", metrics={name: logged[name] for name in names})
+    return Fitted(arrays, tuple(candidates), recorded, raw + prior, time.monotonic() - began)
+
+
+def score(config: RunConfig, source: Source, clips: FoldClips, fitted: Fitted, log: MetricSink) -> Scored:
+    """Open the outer fold with the recorded selection, and score it; raises as ``score_outer_fold``."""
+    chosen, model = fitted.recorded.selection, model_of(config)
+    summary = TrainingSummary(
+        history=(),
+        best_epoch=0,
+        steps=0,
+        nonfinite_steps=0,
+        micro_batch=0,
+        micro_batch_schedule=(),
+        inexact_because=(),
+        seconds=fitted.seconds,
+        best_weights=weights_digest(_tensors(fitted.arrays)),
+        temperature=chosen.temperature,
+        threshold=chosen.threshold,
+        recorded=fitted.recorded,
+        candidates=fitted.candidates,
+        seen=tuple(source.names),
+    )
+    return score_outer_fold(
+        summary,
+        clips,
+        lambda rows: model.logits(fitted.arrays, source.of(rows)),
+        lambda phase, metrics: log.log(step=0, epoch=1, phase=phase, metrics=metrics),
+    )
+
+
+def labels_of(rows: Sequence[ClipRow]) -> IntArray:
+    """Return int64 (N,): 1 is fake."""
+    return np.array([row.label for row in rows])
+
+
+def _tensors(arrays: Arrays) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+
+def _inner_folds(config: RunConfig, clips: FoldClips) -> IntArray | None:
+    """Return the inner fold (N,) of each training row; None if a class has fewer than two groups."""
+    videos = {row.video_id: LABELS[row.label] for row in clips.train}
+    groups = [clips.groups[video_id] for video_id in videos]
+    frame = pl.DataFrame({"video_id": list(videos), "group_id": groups, "label": list(videos.values())})
+    num_folds = min(INNER_FOLDS, most_folds(frame))
+    if num_folds < 2:
+        return None
+    folds = make_folds(frame, num_folds, stable_seed("inner folds", config.seed) % 2**32)
+    fold_of = dict(folds.select("video_id", "fold").iter_rows())
+    return np.array([fold_of[row.video_id] for row in clips.train])
+
+
+def _inner_loss(
+    model: ClassicalModel,
+    settings: Mapping[str, float],
+    values: FloatArray,
+    labels: IntArray,
+    weights: FloatArray,
+    folds: IntArray | None,
+) -> float:
+    """Return the loss of ``settings`` on inner folds that the model was not fitted to; NaN without inner folds."""
+    if folds is None:
+        return math.nan
+    logits = np.empty(len(labels))
+    for fold in range(int(folds.max()) + 1):
+        fitted, held_out = folds != fold, folds == fold
+        arrays = model.fit(values[fitted], labels[fitted], weights[fitted], settings)
+        logits[held_out] = model.logits(arrays, values[held_out])
+    return _loss(labels, logits, weights)
+
+
+def _loss(labels: IntArray, logits: FloatArray, weights: FloatArray) -> float:
+    """Return the weighted mean cross-entropy in nats of log odds (N,)."""
+    return float(np.average(np.logaddexp(0, np.where(labels == 1, -logits, logits)), weights=weights))
+
+
+# New files
+
+
+def description(config: RunConfig, settings: Mapping[str, float], names: Sequence[str]) -> dict[str, Any]:
+    """Return what is stored with a fitted model: settings, its features' names, and their families' code."""
+    stored: dict[str, Any] = {"settings": dict(settings)}
+    if config.of_features == "forensic":
+        families = families_named(config.feature_families)
+        stored |= {"features": list(names), "families": {family.name: code_of(family) for family in families}}
+    return stored
+
+
+def described_in(path: Path) -> dict[str, Any]:
+    """Return the ``description`` in the file ``path``."""
+    with safetensors.safe_open(path, "numpy") as opened:
+        return dict(json.loads((opened.metadata() or {}).get("fvc", "{}")))
+
+
+@dataclass(frozen=True)
+class FittedModel:
+    """A fitted model on forensic features; ``names`` are the columns that it sees."""
+
+    model: ClassicalModel
+    arrays: Arrays
+    names: tuple[str, ...]
+
+    def logits(self, measured: Sequence[Mapping[str, float]]) -> FloatArray:
+        """Return float64 (N,) of the features of N videos by name; absent ones are missing."""
+        rows = [[features.get(name, np.nan) for name in self.names] for features in measured]
+        return self.model.logits(self.arrays, np.array(rows, np.float32).astype(np.float64))
+
+
+def fitted_model(path: Path, state: Mapping[str, Tensor], config: RunConfig) -> FittedModel:
+    """Return the model with the arrays ``state``, read from the file ``path``.
+
+    Raises:
+        UsageError: the model sees features that this installation does not measure.
+    """
+    stored, families = described_in(path), families_named(config.feature_families)
+    names, known = tuple(stored.get("features", ())), families_of(config)
+    lacking = [name for name in names if name not in known]
+    if lacking or not names:
+        raise UsageError(
+            f"{str(path)!r}: the model sees features that are not measured here, such as {' '.join(lacking[:1])}. Judge "
+            f"with the version that fitted it, or fit it again: {command_text('--force', '04', '--resume', 'RUN')}"
+        )
+    then = stored["families"]
+    if changed := [family.name for family in families if then.get(family.name, "") != code_of(family)]:
+        _logger.warning(
+            "%s: %s are measured by other code or package versions than when the model was fitted: scores may differ "
+            "a little", path, ", ".join(changed),
+        )  # fmt: skip
+    return FittedModel(model_of(config), {name: tensor.numpy() for name, tensor in state.items()}, names)
+
+
+def measured_features(
+    config: RunConfig, recipe: str, files: Sequence[tuple[Path, str]]
+) -> Iterator[tuple[int, dict[str, float], str]]:
+    """Measure the forensic features of ``files`` as the run's were, each file in a worker process.
+
+    Args:
+        config: the run's.
+        recipe: by which each file is re-encoded first; empty: none.
+        files: paths with content hashes; an empty hash is not compared.
+
+    Yields:
+        Position, features by column, and the reason why there are none (else empty).
+    """
+    columns = {family.name: family.columns() for family in families_named(config.feature_families)}
+    wanted = [(path, content, list(columns)) for path, content in files]
+    with closing(measure_files(wanted, recipe, Path(config.cache_dir))) as measurements:
+        for position, measured, failure in measurements:
+            pairs = [
+                pair
+                for name in columns
+                if name in measured
+                for pair in zip(columns[name], measured[name][1], strict=True)
+            ]
+            features = {column: np.nan if value is None else float(value) for column, value in pairs}
+            yield position, features, f"features: {failure}" if failure else ""
+
+
+class _Line(nn.Module):
+    """A fitted logistic regression as the head of a trunk."""
+
+    weight: Tensor
+    offset: Tensor
+
+    def __init__(self, arrays: Arrays) -> None:
+        super().__init__()
+        weight = arrays["weight"] / arrays["scale"]  # a trunk's features are never missing: no column is an indicator
+        offset = arrays["intercept"][0] - arrays["mean"] @ weight
+        self.register_buffer("weight", torch.from_numpy(weight))
+        self.register_buffer("offset", torch.tensor(float(offset), dtype=torch.float64))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return logits float64 (B,) of features (B, T, F)."""
+        return features.mean(1).to(self.weight.dtype) @ self.weight + self.offset
+
+
+def probe(config: RunConfig, arrays: Arrays) -> nn.Module:
+    """Return the frozen trunk of ``config`` with the fitted line as its head: a network on clips like others."""
+    return Detector(build_detector(trunk_config(config)).trunk, _Line(arrays))

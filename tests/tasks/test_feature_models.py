@@ -1,0 +1,198 @@
+"""Models on features: inner groups choose, the outer fold stays sealed, controls train alike, results name families."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+
+from fvc_lib.analysis.figures.features import importance_figures
+from fvc_lib.detectors import classical as estimators
+from fvc_lib.metrics.classification import roc_auc
+from fvc_lib.services.checkpoint_files import BEST, load_weights
+from fvc_lib.services.errors import DataError, LeakageError, StoppedError, UsageError
+from fvc_lib.services.tables import FEATURES, FOLDS, GROUP_LINKS, INDEX, PREDICTIONS, frame_of, read_table, write_table
+from fvc_lib.tasks.leakage_audit import leakage_audit
+from fvc_lib.tasks.recipe import read_outcome
+from fvc_lib.tasks.video import classical
+from fvc_lib.tasks.video.controls import auc_within_folds, fake_labels, split_by_row
+from fvc_lib.tasks.video.feature_results import feature_results
+from fvc_lib.tasks.video.results import check_predictions
+from fvc_lib.tasks.video.selection import read_selection
+from fvc_lib.tasks.video.summary import TrainingSummary
+from fvc_lib.tasks.video.training import read_fold, train_fold
+from tests.kits.feature_kit import feature_run
+from tests.kits.training import ListLog
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run of logistic regression with all folds trained, and its log and outcomes."""
+    tiny, log = feature_run(tmp_path_factory.mktemp("features")), ListLog()
+    outcomes = [train_fold(tiny.paths, tiny.config, fold, metric_log=log) for fold in range(3)]
+    return tiny, log, outcomes
+
+
+def trained(tiny) -> pl.DataFrame:
+    """Train all folds; return PREDICTIONS."""
+    for fold in range(3):
+        train_fold(tiny.paths, tiny.config, fold, metric_log=ListLog())
+    return pl.concat([read_table(tiny.paths.predictions(fold), PREDICTIONS) for fold in range(3)])
+
+
+def auc_of(predictions: pl.DataFrame) -> float:
+    return roc_auc(fake_labels(predictions), predictions["score"].to_numpy())
+
+
+def test_folds_are_learned_and_shuffled_labels_are_not(finished, monkeypatch):
+    tiny, log, outcomes = finished
+    monkeypatch.setattr(classical, "fit", lambda *_: pytest.fail("fitted again"))  # a finished fold is not
+    predictions = trained(tiny)
+    assert auc_of(predictions) > 0.9
+    assert 0.2 < auc_of(predictions.with_columns(label="control_label", score="control_score")) < 0.8
+    check_predictions(pl.read_parquet(tiny.paths.folds), predictions)
+    outcome = outcomes[0]
+    assert (outcome.control is None, outcome.sources, outcome.device) == (False, None, "cpu")
+    assert read_outcome(tiny.paths.fold_outcome(0), TrainingSummary) == outcome
+    training = outcome.training
+    assert (training.history, training.steps, training.best_epoch) == ((), 0, 0)
+    assert min(training.candidates, key=lambda each: each.inner_loss).settings == training.selection.settings
+    assert training.best_sentence().count("penalty") == 1 + training.selection.num_candidates == 6
+    assert training.selection.table()["chosen"].to_list() == ["settings", "temperature", "threshold"]
+    assert len(log.values("candidates", "inner_loss")) == len(log.values("control", "candidates_inner_loss")) == 15
+    columns = set(read_table(tiny.paths.features, FEATURES).columns)
+    assert set(training.seen) == columns - {"video_id", "group_id", "label"}
+
+
+def test_a_fitted_model_is_stored_in_a_format_that_runs_no_code(finished):
+    tiny, _, outcomes = finished
+    for fold, outcome in enumerate(outcomes):
+        folder = tiny.paths.fold_checkpoints(fold)
+        assert {path.suffix for path in folder.rglob("*") if path.is_file()} <= {".safetensors", ".json"}
+        assert load_weights(folder / BEST)["weight"].shape[0] >= len(outcome.training.seen)
+        assert read_selection(folder).openings == 1
+
+
+@pytest.mark.parametrize("model", ["forensic_svm", "forensic_boosting"])
+def test_other_models_learn_too(tmp_path, model):
+    tiny = feature_run(tmp_path, model=model, shift=3.0, shuffled_label_control=False)
+    assert train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog()).control is None
+    assert auc_of(read_table(tiny.paths.predictions(0), PREDICTIONS)) > 0.85
+
+
+def test_settings_are_chosen_on_inner_folds_of_whole_groups_without_validation_and_test(tmp_path, monkeypatch):
+    """Videos of a group have nearly equal features, so the first column shows which groups a fit has seen."""
+    tiny, seen, fit = feature_run(tmp_path, shuffled_label_control=False), [], estimators.LOGISTIC.fit
+
+    def watching(values, labels, weights, settings):
+        seen.append({round(value, 1) for value in values[:, 0] if np.isfinite(value)})
+        return fit(values, labels, weights, settings)
+
+    model = replace(estimators.LOGISTIC, candidates=({"penalty": 30.0},), fit=watching)
+    monkeypatch.setattr(classical, "model_of", lambda config: model)
+    source, clips, _ = read_fold(tiny.paths, tiny.config, 0)
+    with pytest.raises(LeakageError, match="sealed"):
+        list(clips.test)
+    train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog())
+    *inner, whole = seen
+    assert len(inner) == classical.INNER_FOLDS
+    train, validation = (
+        {round(value, 1) for value in source.of(part)[:, 0]} for part in (clips.train, clips.validation)
+    )
+    assert whole <= train
+    assert not whole & (validation - train)
+    left_out = [whole - part for part in inner]
+    assert all(left_out)
+    assert set().union(*left_out) <= whole
+
+
+def test_a_stopped_fold_starts_over_and_gives_the_same_bits(tmp_path, finished):
+    tiny, answers, steps = feature_run(tmp_path), iter([False, False, True]), []
+    with pytest.raises(StoppedError):
+        train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog(), stop=lambda: next(answers))
+    outcome = train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog(), progress=lambda *at: steps.append(at))
+    assert steps == [(0, 2), (1, 2), (2, 2)]
+    same = finished[2][0].training
+    assert (outcome.training.best_weights, outcome.training.candidates) == (same.best_weights, same.candidates)
+    assert tiny.paths.predictions(0).read_bytes() == finished[0].paths.predictions(0).read_bytes()
+
+
+def test_videos_without_features_are_named_and_so_are_families_that_were_not_measured(tmp_path):
+    tiny = feature_run(tmp_path)
+    table = read_table(tiny.paths.features, FEATURES)
+    lost, names = table["video_id"][5], table.columns[3:]
+    some = table.with_columns(pl.when(pl.col("video_id") != lost).then(pl.col(name)).alias(name) for name in names)
+    write_table(some, FEATURES, tiny.paths.features)
+    assert train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog()).missing == (lost,)
+    write_table(table.drop(name for name in names if name.startswith("spectrum_")), FEATURES, tiny.paths.features)
+    with pytest.raises(DataError, match="families spectrum"):
+        train_fold(tiny.paths, tiny.config, 0, metric_log=ListLog())
+    config = tiny.config.model_copy(update={"feature_families": "sharpness"})
+    outcome = train_fold(tiny.paths, config, 0, metric_log=ListLog())
+    assert {name.partition("_")[0] for name in outcome.training.seen} == {"sharpness"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"class_balance": "sampler"}, "class_balance"),
+        ({"num_ranks": 2}, "num_ranks"),
+        ({"device": "cuda"}, "device"),
+        ({"crop": "face"}, "crop"),
+        ({"feature_families": "shapness"}, "sharpness"),
+    ],
+)
+def test_settings_of_a_network_alone_are_refused(finished, changes, field):
+    tiny, _, _ = finished
+    with pytest.raises(UsageError, match=field):
+        train_fold(tiny.paths, tiny.config.model_copy(update=changes), 0, metric_log=ListLog())
+
+
+def test_shuffled_labels_score_chance_by_group_and_nine_tenths_by_row_of_copies(tmp_path, monkeypatch):
+    """The honest negative: boosting recognises copies where a careless split lets it, and the audit shows both."""
+    boosting = replace(estimators.BOOSTING, candidates=({"rounds": 40.0, "leaves": 8.0},))
+    monkeypatch.setattr(classical, "model_of", lambda config: boosting)
+    tiny = feature_run(
+        tmp_path / "by_group", model="forensic_boosting", shift=0.0, num_groups=20, per_group=6, shuffle_labels=True,
+        shuffled_label_control=False, real_source_control=False,
+    )  # fmt: skip
+    by_group = trained(tiny)
+    folds = read_table(tiny.paths.folds, FOLDS)
+    audit = leakage_audit(read_table(tiny.paths.index, INDEX), folds, by_group, frame_of([], GROUP_LINKS), tiny.config)
+    claims = dict(audit.select("check", "number").iter_rows())
+    assert 0.3 < claims["auc_by_group"] < 0.7
+    assert claims["auc_claimed_by_row"] > 0.85
+
+    careless = feature_run(tmp_path / "by_row", **tiny.config.model_dump(include={"model", "real_source_control"}))
+    relabelled = folds.drop("label").join(by_group.select("video_id", "label"), on="video_id").select(folds.columns)
+    by_row = split_by_row(relabelled, seed=0).with_columns(group_id=pl.col("video_id"))
+    write_table(by_row, FOLDS, careless.paths.folds)
+    for name in ("features", "index"):
+        shutil.copy(getattr(tiny.paths, name), getattr(careless.paths, name))
+    config = careless.config.model_copy(update={"shuffled_label_control": False})
+    auc = auc_within_folds(trained(replace(careless, config=config)), "video_id", config).value
+    assert abs(auc - claims["auc_claimed_by_row"]) < 0.1
+    assert auc > 0.85
+
+
+def test_the_informative_family_matters_and_beats_metadata(tmp_path):
+    tiny = feature_run(
+        tmp_path, num_groups=48, per_group=1, shift=1.5, shuffled_label_control=False, real_source_control=False
+    )
+    predictions, index = trained(tiny), read_table(tiny.paths.index, INDEX)
+    results = feature_results(tiny.paths, tiny.config, index, predictions)
+    assert results.families["family"].to_list() == ["sharpness", "spectrum"]
+    assert results.families["low"][0] > 0.05
+    assert results.families["low"][1] <= 0
+    assert results.beyond["compared"].to_list() == ["The model", "Metadata with features"]
+    assert (results.beyond["low"] > 0).all()
+    assert "The model is above metadata alone" in results.sentences()
+    assert len(importance_figures(results.families)) == 1
+    reversed_scores = predictions.with_columns(score=1 - pl.col("score"))
+    with pytest.raises(DataError, match="do not give the stored predictions"):
+        feature_results(tiny.paths, tiny.config, index, reversed_scores)
+    network = tiny.config.model_copy(update={"model": "frame_cnn"})
+    assert feature_results(tiny.paths, network, index, predictions) is None
