@@ -336,7 +336,7 @@ def fitted_model(path: Path, state: Mapping[str, Tensor], config: RunConfig) -> 
     lacking = [name for name in names if name not in known]
     if lacking or not names:
         raise UsageError(
-            f"{str(path)!r}: the model sees features that are not measured here, such as {' '.join(lacking[:1])}. Judge "
+            f"{str(path)!r}: the model sees features not measured here, such as {' '.join(lacking[:1])}. Judge "
             f"with the version that fitted it, or fit it again: {command_text('--force', '04', '--resume', 'RUN')}"
         )
     then = stored["families"]
