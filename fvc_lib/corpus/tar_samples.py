@@ -8,7 +8,7 @@ the samples before the cut.
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -99,87 +99,83 @@ def tar_samples(
 
 
 def _samples_of(tar: str, contents: Contents, rejections: Rejections, *, pictures: bool) -> Iterator[TarSample]:
-    videos, texts = (defaultdict[str, dict[str, FilePart | str]](dict) for _ in range(2))
+    videos, texts = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)  # names of members by key
     with_video = {_key_of(name)[0] for name in contents.members if is_named_as("video", name)}
     for name, member in contents.members.items():
         key, kind = _key_of(name)
         if any(part.startswith(".") for part in name.split("/") if part != os.pardir):
-            continue  # never meant: macOS puts ._clip.mp4 next to clip.mp4
+            continue  # hidden: macOS puts ._clip.mp4 next to clip.mp4
         if is_named_as("video", name) or (pictures and is_picture(name) and key not in with_video):
-            videos[key][name] = member
+            videos[key].append(name)
         elif kind in _TEXTS:
-            texts[key][kind] = "is there more than once, as .CLS next to .cls" if kind in texts[key] else member
+            texts[key].append(name)
         else:
-            refusal = Refusal(
+            refusal = _member_refusal(tar, name, member) or Refusal(
                 "unknown_extension", f"{name!r} in {tar} was refused unread: no video, .json, .cls, .txt."
             )
-            refusal = _refused(tar, name, member) if isinstance(member, str) else refusal
             rejections.add_file(path_to_text(f"{tar}/{name.lstrip('/')}"), refusal)
-    cut = _key_of(contents.last)[0] if contents.damage else None
+    cut = _key_of(contents.last)[0] if contents.damage else ""
     # Pictures share the texts of their folder, and its fate where the tar is cut.
-    folder_of = {key: key.rpartition("/")[0] for key, names in videos.items() if is_picture(next(iter(names)))}
-    used, cut_too = set(folder_of.values()), {cut, cut and cut.rpartition("/")[0]} - {""}
-    for key in list(dict.fromkeys((*videos, *(key for key in texts if key not in used)))):
+    folder_of = {key: key.rpartition("/")[0] for key, names in videos.items() if is_picture(names[0])}
+    for key in dict.fromkeys((*videos, *(key for key in texts if key not in folder_of.values()))):
         folder = folder_of.get(key, "")
-        is_cut = key == cut or folder in cut_too
-        yield from _samples_of_key(tar, key, videos[key], texts[key] or texts[folder], is_cut=is_cut)
+        of_key: Refusal | None = None
+        content, cells = dict[str, str](), dict[str, str]()
+        try:
+            content, cells = _read_texts(contents, texts[key] or texts[folder])
+        except (ValueError, RecursionError, OSError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+            detail = f"{key!r} in {tar}: its texts cannot be read: {error}. Write UTF-8 and JSON, each once."
+            of_key = Refusal("malformed_row", detail)
+        if cut and (key == cut or (folder and folder in (cut, cut.rpartition("/")[0]))):
+            detail = f"{key!r} in {tar}: the tar is cut or damaged within it. Fetch the tar again."
+            of_key = Refusal("truncated", detail)
+        if not videos[key]:
+            detail = f"{key!r} in {tar} has {', '.join(texts[key])} and no video. Fetch it again."
+            of_key = of_key or Refusal("missing_video", detail)
+        links = [f"sample {tar}/{key}"] if len(videos[key]) > 1 else []
+        if cells.get("url") and {"key", "status"} <= cells.keys():  # clips that video2dataset cut from one video
+            links.append(f"url {cells['url']}")
+        for name in videos[key] or [key]:
+            path, refused = path_to_text(f"{tar}/{name}"), of_key
+            if videos[key]:
+                refused = of_key or _member_refusal(tar, name, contents.members[name])
+            label, text = content.get("cls", ""), content.get("txt", "")
+            yield TarSample(path, cells, label, text, tuple(map(path_to_text, links)), refused)
 
 
-def _samples_of_key(
-    tar: str, key: str, videos: Mapping[str, FilePart | str], texts: Mapping[str, FilePart | str], *, is_cut: bool
-) -> Iterator[TarSample]:
-    """Yield a sample for each video of a key, or one that is refused."""
-    content, cells, refusal = dict[str, str](), dict[str, str](), None
-    try:
-        content, cells = _read_texts(texts)
-    except (ValueError, RecursionError, OSError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        detail = f"{key!r} in {tar}: its texts cannot be read: {error}. Write UTF-8 and JSON, each once."
-        refusal = Refusal("malformed_row", detail)
-    if is_cut:
-        refusal = Refusal("truncated", f"{key!r} in {tar}: the tar is cut or damaged within it. Fetch the tar again.")
-    if not videos:
-        kinds = ", ".join(f".{kind}" for kind in texts)
-        refusal = refusal or Refusal("missing_video", f"{key!r} in {tar} has {kinds} and no video. Fetch it again.")
-    links = [f"sample {tar}/{key}"] if len(videos) > 1 else []
-    if cells.get("url") and {"key", "status"} <= cells.keys():  # video2dataset's: clips of one video share it
-        links.append(f"url {cells['url']}")
-    for name, member in videos.items() or [(key, None)]:
-        path, shared = path_to_text(f"{tar}/{name}"), tuple(map(path_to_text, links))
-        refused = refusal or (_refused(tar, name, member) if isinstance(member, str) else None)
-        yield TarSample(path, cells, content.get("cls", ""), content.get("txt", ""), shared, refused)
-
-
-def _read_texts(texts: Mapping[str, FilePart | str]) -> tuple[dict[str, str], dict[str, str]]:
+def _read_texts(contents: Contents, names: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
     """Return the texts by kind, and the scalars of the ``json`` by name in lower case.
 
     Raises:
         ValueError: a text is too long, is no UTF-8 or JSON, or is given twice.
     """
     content = dict[str, str]()
-    for kind, member in texts.items():
-        if isinstance(member, str):
-            raise ValueError(f"the .{kind} {member}")
+    for name in names:
+        kind, member = _key_of(name)[1], contents.members[name]
+        if isinstance(member, str) or kind in content:
+            raise ValueError(f"the .{kind} {member if isinstance(member, str) else 'is there more than once'}")
         if member.size_bytes > _TEXTS[kind]:
             raise ValueError(f"the .{kind} has {member.size_bytes:,} bytes, wanted at most {_TEXTS[kind]:,}")
         content[kind] = member.read().decode("utf-8-sig").strip()
-    document = json.loads(content.get("json", "{}"), object_pairs_hook=_each_once)
+    document = json.loads(content.get("json", "{}"), object_pairs_hook=_in_lower_case)
     if not isinstance(document, dict):
         raise ValueError("the .json holds no object")
-    plain = [(name.lower(), str(value)) for name, value in document.items() if isinstance(value, str | int | float)]
-    cells = _each_once(plain)
+    cells = {name: str(value) for name, value in document.items() if isinstance(value, str | int | float)}
     "".join((*cells, *cells.values())).encode()  # half of a pair such as "\\ud800" is no text
     return content, cells
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
+def _in_lower_case(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name.lower() for name, _ in pairs]
     if len(set(names)) < len(names):
         raise ValueError(f"{max(names, key=names.count)!r} is in the .json more than once")
-    return dict(pairs)
+    return dict(zip(names, (value for _, value in pairs), strict=True))
 
 
-def _refused(tar: str, name: str, why: str) -> Refusal:
-    return Refusal("not_a_file", f"{name!r} in {tar} was refused unread: it {why}. Pack plain files, each once.")
+def _member_refusal(tar: str, name: str, member: FilePart | str) -> Refusal | None:
+    if isinstance(member, FilePart):
+        return None
+    return Refusal("not_a_file", f"{name!r} in {tar} was refused unread: it {member}. Pack plain files, each once.")
 
 
 def _key_of(name: str) -> tuple[str, str]:

@@ -5,9 +5,8 @@ texts join nothing, since a text may belong to many videos: a note counts the te
 """
 
 import unicodedata
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from fvc_lib.corpus.corpus_files import (
     refuse_lost,
     written_when_refused,
 )
-from fvc_lib.corpus.folds import PartSplit, groups_text, split_parts
+from fvc_lib.corpus.folds import groups_text, split_parts
 from fvc_lib.corpus.index import video_ids
 from fvc_lib.corpus.probing import VIDEO_FILES, ProbeResult, probe_files
 from fvc_lib.corpus.samples.captions import generate_sample_captions
@@ -33,7 +32,7 @@ from fvc_lib.corpus.tar_samples import tar_files, tar_samples, tars_in
 from fvc_lib.services.atomic_files import AnyPath
 from fvc_lib.services.config import RunConfig
 from fvc_lib.services.errors import DataError
-from fvc_lib.services.tables import PARTS, VIDEO_TEXTS, check_table, frame_of
+from fvc_lib.services.tables import PARTS, VIDEO_TEXTS, check_table
 
 # --- The manifest: any separator, one row per pair.
 
@@ -147,6 +146,12 @@ def _text_refusal(text: str) -> Refusal | None:
     return None
 
 
+_ROWS = {
+    "row": pl.Int64, "path": pl.String, "text": pl.String, "part": pl.String, "stated_group": pl.String,
+    "content_sha256": pl.String, "num_frames": pl.Int64, "duration_seconds": pl.Float64,
+}  # fmt: skip
+
+
 def _notes(pairs: pl.DataFrame, listing: PairListing, merges: Sequence[Merge]) -> Iterator[str]:
     """Yield notes with counts on a VIDEO_TEXTS table."""
     texts, videos = pairs["text_id"].n_unique(), pairs["video_id"].n_unique()
@@ -249,125 +254,72 @@ def _index(listing: PairListing, probes: Mapping[str, ProbeResult], config: RunC
     rejections, rows = listing.rejections, []
     for row in listing.rows:
         result = probes[row.path]
-        if result.probe is not None:
-            rows.append(row)
-        else:
+        if result.probe is None:
             rejections.add_file(row.path, Refusal(result.reason, result.detail), row=row.row)
-    videos = {path: probes[path] for path in sorted({row.path for row in rows})}
+        else:
+            probe = result.probe
+            rows.append((*astuple(row), result.content_sha256, probe.num_frames, probe.duration_seconds))
     # Before rows that are only repeated, or are copies across the split, are rejected: those are no loss.
     refuse_lost(listing.root, "pair", rejections.frame(), len(rows), config.max_rejected_share)
-    contents = {path: found.content_sha256 for path, found in videos.items()}
-    hashes = [found.perceptual_hash for found in videos.values()]
-    near = near_copies([*contents.values()], hashes, config.near_duplicate_bits)
-    members = [GroupMember(path, path, content) for path, content in contents.items()]
-    grouping = join_groups(members, near, listing.memberships)
-    group_of = dict(zip(videos, grouping.group_ids, strict=True))
-    rows = _without_copies_across_the_split(rows, group_of, rejections)
-    rows.sort(key=lambda row: (contents[row.path], row.text, row.path, row.row))
+    table = pl.DataFrame(rows, schema=_ROWS, orient="row").sort("content_sha256", "text", "path", "row")
+    videos = table.unique("path").sort("path")
+    paths, contents = videos["path"].to_list(), videos["content_sha256"].to_list()
+    near = near_copies(contents, [probes[path].perceptual_hash for path in paths], config.near_duplicate_bits)
+    grouping = join_groups(list(map(GroupMember, paths, paths, contents)), near, listing.memberships)
+    groups = pl.DataFrame({"path": paths, "group_id": grouping.group_ids}, schema={"path": str, "group_id": str})
+    table = _without_copies_across(table.join(groups, on="path", maintain_order="left"), rejections)
+    stated = pl.col("part").fill_null(pl.col("part").drop_nulls().min().over("group_id"))
     split = split_parts(
-        [group_of[row.path] for row in rows], [None] * len(rows), _official_parts(rows, group_of),
-        seed=config.seed,
-    )  # fmt: skip
+        table["group_id"].to_list(), [None] * table.height, table.select(stated)["part"].to_list(), seed=config.seed
+    )
     if split.empty_parts:
         raise DataError(
             f"split: no pair is left for {' and '.join(split.empty_parts)}; "
-            f"got {groups_text(len(set(group_of.values())))}, "
-            f"wanted some in each of {', '.join(PARTS)}. Add videos that are not of one group, or change the "
-            "manifest's split."
+            f"got {groups_text(len(set(grouping.group_ids)))}, wanted some in each of {', '.join(PARTS)}. Add videos "
+            "that are not of one group, or change the manifest's split."
         )
-    pairs = _table(_distinct(rows, contents, rejections), rows, videos, group_of, split)
+    table = table.with_columns(
+        # A content is called by the first path of its files.
+        pl.col("path").min().over("content_sha256"),
+        own_path="path",
+        part=pl.Series(split.parts, dtype=pl.String),
+        split_source=pl.Series(split.sources, dtype=pl.String),
+        used=pl.col("row").first().over("content_sha256", "text"),
+    )
+    for row_number, own_path, used in table.filter(pl.col("row") != pl.col("used"))["row", "own_path", "used"].rows():
+        detail = f"row {row_number}: the same video and text as row {used}, which is used."
+        rejections.add_file(own_path, Refusal("duplicate_pair", detail), row=row_number)
+    table = table.filter(pl.col("row") == pl.col("used"))
+    hashes = [sha256(text.encode()).hexdigest() for text in table["text"]]
+    text_ids, content_ids = video_ids(hashes), video_ids(table["content_sha256"])
+    table = table.with_columns(
+        text_id=pl.Series([text_ids[each] for each in hashes], dtype=pl.String),
+        video_id=pl.col("content_sha256").replace_strict(content_ids, return_dtype=pl.String),
+    ).with_columns(pair_id=pl.col("video_id") + "_" + pl.col("text_id"))
+    pairs = check_table(table.select(*VIDEO_TEXTS.columns).sort("pair_id"), VIDEO_TEXTS, "the pairs")
     notes = (*_notes(pairs, listing, grouping.merges), *split.notes)
     return VideoTextIndex(pairs, rejections.frame(), listing.root, notes)
 
 
-def _without_copies_across_the_split(
-    rows: Sequence[PairRow], group_of: Mapping[str, str], rejections: Rejections
-) -> list[PairRow]:
+def _without_copies_across(rows: pl.DataFrame, rejections: Rejections) -> pl.DataFrame:
     """Leave out training rows whose footage is in the stated test or validation part as another file.
 
     A split that divides a stated group or one file contradicts its own manifest: those stay, for the split to refuse.
     """
-    parts: defaultdict[str, set[str]] = defaultdict(set)
-    stated_of: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-    for row in rows:
-        if row.part is not None:
-            parts[group_of[row.path]].add(row.part)
-            stated_of["path", row.path].add(row.part)
-            if row.stated_group is not None:
-                stated_of["group", row.stated_group].add(row.part)
-    contradicted = {
-        group_of[row.path]
-        for row in rows
-        if len(stated_of["path", row.path]) > 1 or len(stated_of["group", row.stated_group or ""]) > 1
-    }
-    remaining = []
-    for row in rows:
-        group = group_of[row.path]
-        last = max(parts[group], key=PARTS.index, default=row.part)
-        if row.part in {None, last} or group in contradicted:
-            remaining.append(row)
-            continue
+    several, rank = pl.col("part").drop_nulls().n_unique(), {part: place for place, part in enumerate(PARTS)}
+    rows = rows.with_columns(
+        last=pl.col("part").replace_strict(rank, return_dtype=pl.Int64).max().over("group_id"),
+        contradicted=(
+            (several.over("path") > 1) | (pl.col("stated_group").is_not_null() & (several.over("stated_group") > 1))
+        ).any().over("group_id"),
+    )  # fmt: skip
+    is_copy = pl.col("part").replace_strict(rank, return_dtype=pl.Int64) < pl.col("last")
+    is_copy = (is_copy & ~pl.col("contradicted")).fill_null(value=False)
+    for row in rows.filter(is_copy).iter_rows(named=True):
         detail = (
-            f"row {row.row}: is in {row.part}, but the {last} part shows the same footage (group {group!r}). "
-            "Leave it out, or put both into one part; where they only look alike, lower near_duplicate_bits (0: off)."
+            f"row {row['row']}: is in {row['part']}, but the {PARTS[row['last']]} part shows the same footage (group "
+            f"{row['group_id']!r}). Leave it out, or put both into one part; where they only look alike, lower "
+            "near_duplicate_bits (0: off)."
         )
-        rejections.add_file(row.path, Refusal("copy_across_split", detail), row=row.row)
-    return remaining
-
-
-def _official_parts(rows: Sequence[PairRow], group_of: Mapping[str, str]) -> list[str | None]:
-    """Return the stated part of each row, or of another row of its group."""
-    stated: defaultdict[str, set[str]] = defaultdict(set)
-    for row in rows:
-        if row.part is not None:
-            stated[group_of[row.path]].add(row.part)
-    return [row.part or min(stated[group_of[row.path]], default=None) for row in rows]
-
-
-def _distinct(rows: Sequence[PairRow], contents: Mapping[str, str], rejections: Rejections) -> list[int]:
-    """Return positions of the first row of each pair of a content and a text."""
-    first: dict[tuple[str, str], PairRow] = {}
-    positions = []
-    for position, row in enumerate(rows):
-        used = first.setdefault((contents[row.path], row.text), row)
-        if used is row:
-            positions.append(position)
-        else:
-            detail = f"row {row.row}: the same video and text as row {used.row}, which is used."
-            rejections.add_file(row.path, Refusal("duplicate_pair", detail), row=row.row)
-    return positions
-
-
-def _table(
-    used: Sequence[int],
-    rows: Sequence[PairRow],
-    videos: Mapping[str, ProbeResult],
-    group_of: Mapping[str, str],
-    split: PartSplit,
-) -> pl.DataFrame:
-    """Return VIDEO_TEXTS of the rows at the positions ``used``; all ``rows`` are in ``split``."""
-    remaining = [rows[position] for position in used]
-    files = [videos[row.path] for row in remaining]
-    # What the video of each content is called by: the first path of its files.
-    first_path: dict[str, str] = {}
-    for path in sorted({row.path for row in rows}):
-        first_path.setdefault(videos[path].content_sha256, path)
-    hashes = {row.text: sha256(row.text.encode()).hexdigest() for row in remaining}
-    name_of_text = video_ids(hashes.values())
-    name_of_video = video_ids(file.content_sha256 for file in files)
-    text_id = [name_of_text[hashes[row.text]] for row in remaining]
-    video_id = [name_of_video[file.content_sha256] for file in files]
-    columns = {
-        "pair_id": [f"{video}_{text}" for video, text in zip(video_id, text_id, strict=True)],
-        "video_id": video_id,
-        "path": [first_path[file.content_sha256] for file in files],
-        "text_id": text_id,
-        "text": [row.text for row in remaining],
-        "group_id": [group_of[row.path] for row in remaining],
-        "part": [split.parts[position] for position in used],
-        "split_source": [split.sources[position] for position in used],
-        "num_frames": [file.probe.num_frames for file in files if file.probe],
-        "duration_seconds": [file.probe.duration_seconds for file in files if file.probe],
-        "content_sha256": [file.content_sha256 for file in files],
-    }
-    return check_table(frame_of(columns, VIDEO_TEXTS).sort("pair_id"), VIDEO_TEXTS, "the pairs")
+        rejections.add_file(row["path"], Refusal("copy_across_split", detail), row=row["row"])
+    return rows.filter(~is_copy)

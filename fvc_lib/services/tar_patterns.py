@@ -5,9 +5,10 @@ exists is no pattern.
 """
 
 import glob
+import math
 import os
 import re
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 from fvc_lib.services.errors import UsageError
@@ -39,12 +40,9 @@ def tars_of(corpus: str | os.PathLike[str]) -> list[Path]:
     """
     pattern = os.fspath(corpus)
     named = _expanded(pattern)
-    found, missing = set[str](), list[str]()
-    for each in named:
-        matches = [each] if os.path.exists(each) else glob.glob(each, recursive=True)  # noqa: PTH110, PTH207 - text
-        found.update(matches)
-        missing += [] if matches else [each]
-    if missing:
+    matches = {name: [name] if os.path.exists(name) else glob.glob(name, recursive=True) for name in named}  # noqa: PTH110, PTH207 - text
+    found = {path for paths in matches.values() for path in paths}
+    if missing := [name for name, paths in matches.items() if not paths]:
         what = f"{len(missing):,} of {len(named):,} named tars do not exist: {', '.join(map(repr, missing[:5]))}"
         folder = fixed_folder(pattern)
         raise UsageError(
@@ -65,22 +63,23 @@ def _expanded(pattern: str) -> list[str]:
     Raises:
         UsageError: braces within braces, without an end or without a choice, or more than a million names.
     """
-    pieces, choices, number = _BRACES.split(pattern), list[list[str]](), 1
-    for inner in pieces[1::2]:
-        if match := _RANGE.fullmatch(inner):
-            first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
-            is_padded = any(len(end) > 1 and end.startswith("0") for end in match.groups()[:2])
-            width = max(len(match[1]), len(match[2])) if is_padded else 0
-            count = (last - first) // step + 1 if step else 0
-            one = [f"{value:0{width}}" for value in range(first, last + 1, step)] if 0 < count <= _MOST else []
-        else:
-            one = inner.split(",") if "," in inner else []
-            count = len(one)
-        choices.append(one)
-        number *= count
-    if any(mark in piece for piece in pieces[::2] for mark in "{}") or not all(choices) or number > _MOST:
+    pieces = _BRACES.split(pattern)
+    choices = [_choices(inner) for inner in pieces[1::2]]
+    is_open = any(mark in piece for piece in pieces[::2] for mark in "{}")
+    if is_open or not 0 < math.prod(map(len, choices)) <= _MOST:
         raise UsageError(
             f"corpus {pattern!r}: its braces cannot be read. Wanted {{000..099}}, a range upwards, or {{real,fake}}, "
             f"not one in another, at most {_MOST:,} names."
         )
     return ["".join(map(str.__add__, pieces[::2], (*chosen, ""))) for chosen in product(*choices)]
+
+
+def _choices(inner: str) -> list[str]:
+    match = _RANGE.fullmatch(inner)
+    if match is None:
+        return inner.split(",") if "," in inner else []
+    first, last, step = match[1], match[2], int(match[3] or 1)
+    is_padded = any(len(end) > 1 and end.startswith("0") for end in (first, last))
+    width = max(len(first), len(last)) if is_padded else 0
+    numbers = range(int(first), int(last) + 1, step or _MOST)
+    return [f"{value:0{width}}" for value in islice(numbers, _MOST + 1)]

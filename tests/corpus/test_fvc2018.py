@@ -89,7 +89,7 @@ def test_one_table_alone_or_without_its_columns_is_refused(tmp_path: Path) -> No
     with pytest.raises(UsageError, match="wanted a column 'cascade_id', found 'cascade'"):
         read_corpus(corpus)
     (corpus / "FVC_dup.csv").unlink()
-    with pytest.raises(UsageError, match=r"has FVC\.csv but not FVC_dup\.csv"):
+    with pytest.raises(UsageError, match=r"wanted FVC\.csv and FVC_dup\.csv"):
         read_corpus(corpus)
 
 

@@ -6,8 +6,8 @@ verified user-generated videos", Online Information Review 43(1), 2019.
 """
 
 import re
+from collections.abc import Collection
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 from fvc_lib.corpus import listing
 from fvc_lib.corpus.corpus_files import CorpusFiles, Entry, Refusal, Rejections, is_named_as
@@ -16,38 +16,26 @@ from fvc_lib.corpus.listing import CorpusLoader, Listing
 from fvc_lib.services.atomic_files import AnyPath, escape_text, path_to_text
 from fvc_lib.services.registry import CORPORA
 
-SEED_TABLE = "FVC.csv"
-DUPLICATE_TABLE = "FVC_dup.csv"
+TABLES = ("FVC.csv", "FVC_dup.csv")  # seed videos, and their near-duplicates
 VIDEOS_FOLDER = "videos"
 
-_PLATFORM_ID = re.compile(r"[A-Za-z0-9_-]+")
-_HOSTS = {
-    "youtube.com": "youtube", "youtube-nocookie.com": "youtube", "youtu.be": "youtube",
-    "facebook.com": "facebook", "fb.com": "facebook", "fb.watch": "facebook",
-    "twitter.com": "twitter", "x.com": "twitter",
-}  # fmt: skip
-# The path segment that stands before the id.
+_QUERY = r"[^?#]*\?(?:[^#]*&)?v="
+# What stands before the id, by platform. facebook.com/PAGE/videos/vb.PAGE_ID/ID/ has one more segment than usual.
 _BEFORE_ID = {
-    "youtube": {"embed", "shorts", "v", "live", "e"},
-    "facebook": {"videos", "reel"},
-    "twitter": {"status", "statuses"},
+    "youtube": rf"(?:youtube(?:-nocookie)?\.com/(?:{_QUERY}|(?:embed|shorts|v|live|e)/)|youtu\.be/)",
+    "facebook": rf"(?:(?:facebook|fb)\.com/(?:{_QUERY}|[^?#]*(?:videos/(?:vb\.[^/]+/)?|reel/))|fb\.watch/)",
+    "twitter": r"(?:twitter|x)\.com/[^?#]*status(?:es)?/",
+}
+_URLS = {
+    platform: re.compile(rf"(?:https?:)?(?://)?(?:(?:www|m|mobile)\.)?{before}([\w-]+)(?:[/?#&].*)?", re.ASCII | re.I)
+    for platform, before in _BEFORE_ID.items()
 }
 
 
 def parse_video_url(url: str) -> tuple[str, str] | None:
     """Return ``(platform, platform id)`` of a YouTube, Facebook or Twitter video URL, else None."""
-    text = url.strip()
-    try:
-        parts = urlsplit(text if "//" in text else f"//{text}")
-        host = (parts.hostname or "").removeprefix("www.").removeprefix("m.").removeprefix("mobile.")
-    except ValueError:  # an unbalanced bracket in the host
-        return None
-    platform = _HOSTS.get(host)
-    if platform is None:
-        return None
-    segments = [segment for segment in parts.path.split("/") if segment]
-    candidate = parse_qs(parts.query).get("v", [""])[0] or _id_of_segments(platform, host, segments)
-    return (platform, candidate) if _PLATFORM_ID.fullmatch(candidate) else None
+    matches = ((platform, pattern.fullmatch(url.strip())) for platform, pattern in _URLS.items())
+    return next(((platform, match[1]) for platform, match in matches if match), None)
 
 
 def read_fvc2018(folder: AnyPath) -> Listing:
@@ -60,15 +48,24 @@ def read_fvc2018(folder: AnyPath) -> Listing:
         UsageError: a table is missing, unreadable or lacks ``cascade_id``, ``video_url`` or ``label``.
     """
     folder = Path(folder)
-    files = CorpusFiles(folder)
-    rejections = Rejections()
-    rows = [row for name in (SEED_TABLE, DUPLICATE_TABLE) for row in _label_rows(folder / name, rejections)]
-    videos = _videos_by_id(files, rejections)
-    listed = {row.source_id for row in rows}
-    for platform_id, path in videos.items():
-        if platform_id not in listed:
-            detail = f"no row of {SEED_TABLE} or {DUPLICATE_TABLE} has this platform id."
-            rejections.add_file(path_to_text(path), Refusal("not_listed", detail))
+    files, rejections, rows = CorpusFiles(folder), Rejections(), list[Entry]()
+    for table in (read_label_table(folder / name) for name in TABLES):
+        columns = [table.require((name,)) for name in ("cascade_id", "video_url", "label")]
+        for number, cells in table.records(columns, rejections):
+            # Each unknown URL is a source of its own: "n/a" in two cascades does not make them one.
+            platform, source_id = parse_video_url(cells["video_url"]) or (None, f"{table.name} row {number}")
+            rows.append(
+                Entry(
+                    path=f"{VIDEOS_FOLDER}/{source_id}" if platform else escape_text(cells["video_url"]),
+                    label=listing.stated_label(cells["label"]),
+                    source_id=source_id,
+                    stated_group=cell_text(cells, "cascade_id"),
+                    platform=platform,
+                    row=number,
+                    origin=table.name,
+                )
+            )
+    videos = _videos_by_id(files, {row.source_id for row in rows}, rejections)
     places = [_locate(row, videos.get(row.source_id), files) for row in rows]
     return listing.listing_of_rows(files, "fvc2018", rows, places, rejections)
 
@@ -83,70 +80,42 @@ def _locate(row: Entry, path: str | None, files: CorpusFiles) -> str | Refusal:
     return files.check(path) or path_to_text(path)
 
 
-def _id_of_segments(platform: str, host: str, segments: list[str]) -> str:
-    if host in {"youtu.be", "fb.watch"} and segments:
-        return segments[0]
-    for place, segment in enumerate(segments[:-1]):
-        if segment in _BEFORE_ID[platform]:
-            # facebook.com/<page>/videos/vb.<page id>/<id>/ has one more segment than the usual form
-            is_set = platform == "facebook" and segments[place + 1].startswith("vb.")
-            return segments[-1] if is_set else segments[place + 1]
-    return ""
-
-
-def _label_rows(path: Path, rejections: Rejections) -> list[Entry]:
-    table = read_label_table(path)
-    columns = [table.require((name,)) for name in ("cascade_id", "video_url", "label")]
-    rows = []
-    for number, cells in table.records(columns, rejections):
-        parsed = parse_video_url(cells["video_url"])
-        # Each unknown URL is a source of its own: "n/a" in two cascades does not make them one.
-        platform, source_id = parsed or (None, f"{table.name} row {number}")
-        rows.append(
-            Entry(
-                path=f"{VIDEOS_FOLDER}/{source_id}" if parsed else escape_text(cells["video_url"]),
-                label=listing.stated_label(cells["label"]),
-                source_id=source_id,
-                stated_group=cell_text(cells, "cascade_id"),
-                platform=platform,
-                row=number,
-                origin=table.name,
-            )
-        )
-    return rows
-
-
-def _videos_by_id(files: CorpusFiles, rejections: Rejections) -> dict[str, str]:
+def _videos_by_id(files: CorpusFiles, listed: Collection[str], rejections: Rejections) -> dict[str, str]:
     """Map platform ids, the case-sensitive file names up to the extension, to paths below the root."""
-    folder = files.root / VIDEOS_FOLDER
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    videos: dict[str, str] = {}
-    for name in names:
+    folder, videos = files.root / VIDEOS_FOLDER, dict[str, str]()
+    for name in sorted(path.name for path in folder.iterdir()) if folder.is_dir() else ():
+        path, platform_id = f"{VIDEOS_FOLDER}/{name}", Path(name).stem
         if name.startswith("."):
             continue
-        path = f"{VIDEOS_FOLDER}/{name}"
         if not is_named_as("video", name):
             detail = f"{name!r} has no video extension; a download that was not finished keeps its .part."
-            rejections.add_file(path_to_text(path), Refusal("unknown_extension", detail))
-        elif Path(name).stem in videos:
-            detail = f"a second file for one platform id; {videos[Path(name).stem]!r} is used."
-            rejections.add_file(path_to_text(path), Refusal("surplus_file", detail))
+            refusal = Refusal("unknown_extension", detail)
+        elif platform_id in videos:
+            detail = f"a second file for one platform id; {videos[platform_id]!r} is used."
+            refusal = Refusal("surplus_file", detail)
+        elif platform_id not in listed:
+            refusal = Refusal("not_listed", f"no row of {' or '.join(TABLES)} has this platform id.")
         else:
-            videos[Path(name).stem] = path
+            videos[platform_id] = path
+            continue
+        rejections.add_file(path_to_text(path), refusal)
     return videos
 
 
-def _missing(folder: Path) -> list[str]:
-    return [name for name in (SEED_TABLE, DUPLICATE_TABLE) if not (folder / name).is_file()]
-
-
 def _lacks(folder: Path) -> str:
-    missing = _missing(folder)
-    there = {SEED_TABLE, DUPLICATE_TABLE}.difference(missing)
-    return f"has {there.pop()} but not {missing[0]}." if len(missing) == 1 else ""
+    there = [name for name in TABLES if (folder / name).is_file()]
+    return f"has {there[0]}, wanted {' and '.join(TABLES)}." if there else ""
 
 
-_BIBTEX = """@article{papadopoulou2019corpus,
+CORPORA.register(
+    CorpusLoader(
+        name="fvc2018",
+        accepted=f"a folder with FVC-2018's {', '.join(TABLES)} and '{VIDEOS_FOLDER}/'",
+        recognises=lambda path: all((path / name).is_file() for name in TABLES),
+        read=read_fvc2018,
+        lacks=_lacks,
+        corpus="FVC-2018",
+        bibtex="""@article{papadopoulou2019corpus,
   author = {Papadopoulou, Olga and Zampoglou, Markos and Papadopoulos, Symeon and Kompatsiaris, Ioannis},
   title = {A corpus of debunked and verified user-generated videos},
   journal = {Online Information Review},
@@ -155,16 +124,6 @@ _BIBTEX = """@article{papadopoulou2019corpus,
   pages = {72--88},
   doi = {10.1108/OIR-03-2018-0101},
   year = {2019}
-}"""
-
-CORPORA.register(
-    CorpusLoader(
-        name="fvc2018",
-        accepted=f"a folder with FVC-2018's {SEED_TABLE}, {DUPLICATE_TABLE} and '{VIDEOS_FOLDER}/'",
-        recognises=lambda path: not _missing(path),
-        read=read_fvc2018,
-        lacks=_lacks,
-        corpus="FVC-2018",
-        bibtex=_BIBTEX,
+}""",
     )
 )

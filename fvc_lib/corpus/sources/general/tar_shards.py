@@ -54,15 +54,12 @@ def read_tar_shards(corpus: Path) -> Listing:
             "KEY.cls or as 'label' into KEY.json (or 'is_fake', true or false); or put a manifest.csv next to the "
             f"tars, with paths like 000.tar/KEY.mp4. {listing.label_map_hint(others)}"
         )
-    if others:
-        unused = f"labelled neither real nor fake ({counts_text(others)}) and not used"
-        notes += (f"{len(others):,} videos are {unused}. {listing.label_map_hint(others)}",)
     rows, places, joined = join_frames(files, rows, places, words, rejections)
     return listing.listing_of_rows(files, "tar_shards", rows, places, rejections, (*notes, *joined))
 
 
 def _words(sample: TarSample) -> dict[str, str]:
-    """Return the labels in words or numbers, which ``label_map`` applies to, by their place."""
+    """Return the labels that ``label_map`` applies to, by their place."""
     cells = {f"{name!r} in KEY.json": cell_text(sample.cells, name) for name in _WORDS}
     return {where: word for where, word in {"KEY.cls": sample.label, **cells}.items() if word}
 
@@ -73,13 +70,15 @@ def _label(sample: TarSample) -> tuple[str | None, Refusal | None]:
     for name in _FLAGS:
         if (flag := cell_text(sample.cells, name)) is not None:
             stated[f"{name!r} in KEY.json"] = _FLAG_MEANS.get(flag.lower(), f"{flag}, not true or false")
-    if len(set(stated.values())) == 1:
-        return next(iter(stated.values())), None
-    if stated:
-        both = " and ".join(f"{where} says {word!r}" for where, word in stated.items())
-        return None, Refusal("conflicting_labels", f"{sample.path}: {both}. Keep one of them, or use label_map.")
-    fields = ", ".join(map(repr, (*_WORDS, *_FLAGS)))
-    return None, Refusal("label_not_used", f"{sample.path}: no label: neither KEY.cls nor one of {fields} in KEY.json.")
+    labels = list(set(stated.values()))
+    if len(labels) == 1:
+        return labels[0], None
+    if not labels:
+        fields = ", ".join(map(repr, (*_WORDS, *_FLAGS)))
+        detail = f"{sample.path}: no label: neither KEY.cls nor one of {fields} in KEY.json."
+        return None, Refusal("label_not_used", detail)
+    both = " and ".join(f"{where} is {word!r}" for where, word in stated.items())
+    return None, Refusal("conflicting_labels", f"{sample.path}: {both}. Keep one of them, or use label_map.")
 
 
 CORPORA.register(
